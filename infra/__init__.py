@@ -1,0 +1,1 @@
+"""The Pulumi program that makes what a lab shares."""
