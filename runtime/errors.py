@@ -1,0 +1,156 @@
+"""The failures we explain: each has a type, the facts, and a next step.
+
+RuntimeFailure                      what the command line prints; `exit_code`, `facts`, `hint`
+├── RequestRefused        exit 2    what was asked is wrong, or refused for a reason we can name
+│   ├── UnknownName                 no such stack, queue, workflow …; says which exist
+│   ├── InvalidValue                a duration, size, range or option that cannot be read
+│   ├── InvalidTask                 a task that cannot be parsed; goes to the dead letters
+│   ├── InvalidContract             a stack's contract that this release cannot use
+│   ├── MissingExtra                a library of an extra that is not installed
+│   └── NotPossible                 a state or a backend rules it out
+├── WorkFailed            exit 1    the work itself failed
+├── InfrastructureFailure exit 3    a service, disk or network failed; `retryable` says if again may help
+│   ├── QueueUnavailable
+│   ├── StoreUnavailable
+│   └── StoreUnsafe                 a store that broke its promise, such as create-only
+├── LeaseLost             exit 3    another holds the task now, or its record exists
+└── RecordExists          exit 3    the first commit won and it was not ours
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from runtime.records.base import Record
+
+
+class RuntimeFailure(Exception):
+    """Base of everything the command line explains instead of showing a traceback."""
+
+    exit_code = 3
+    retryable = False
+
+    def __init__(self, message: str, *, facts: Iterable[str] = (), hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        """What could not be done, naming the thing in backticks; lower case, no full stop."""
+        self.facts = tuple(facts)
+        """What was seen, what was expected or allowed, what was left behind; a line each."""
+        self.hint = hint
+        """The next command or edit."""
+
+    def render(self) -> str:
+        """The text that goes to stderr, readable without colour."""
+        lines = [f"error: {self.message}", *(f"  {fact}" for fact in self.facts)]
+        if self.hint:
+            lines.append(f"hint: {self.hint}")
+        return "\n".join(lines)
+
+
+class RequestRefused(RuntimeFailure):
+    exit_code = 2
+
+
+class UnknownName(RequestRefused):
+    """`kind` has no member called `name`; the known ones and the nearest are said."""
+
+    def __init__(
+        self, kind: str, name: str, known: Iterable[str], *, where: str = "", hint: str | None = None
+    ) -> None:
+        self.kind, self.name, self.known = kind, name, sorted(known)
+        nearest = difflib.get_close_matches(name, self.known, n=1)
+        shown = ", ".join(self.known[:20]) + (f", and {len(self.known) - 20} more" if len(self.known) > 20 else "")
+        super().__init__(
+            f"no {kind} named `{name}`" + (f" {where}" if where else ""),
+            facts=[f"known {kind}s: {shown or 'none'}"],
+            hint=f"did you mean `{nearest[0]}`?" if nearest else hint,
+        )
+
+
+class InvalidValue(RequestRefused):
+    """A value that cannot be read; `allowed` says what would have been."""
+
+    def __init__(self, field: str, value: object, allowed: str, *, hint: str | None = None) -> None:
+        self.field, self.value, self.allowed = field, value, allowed
+        super().__init__(f"`{value}` is no valid {field}", facts=[f"allowed: {allowed}"], hint=hint)
+
+
+class InvalidTask(RequestRefused):
+    """A task that cannot be parsed. `field` is the path of what is wrong, `line` its place in the input."""
+
+    def __init__(self, field: str, problem: str, *, line: int | None = None, hint: str | None = None) -> None:
+        self.field, self.problem, self.line = field, problem, line
+        place = f" on line {line}" if line is not None else ""
+        super().__init__(
+            f"task{place} is malformed: `{field}` {problem}",
+            hint=hint or "docs/task-format.md has every field with an example",
+        )
+
+
+class InvalidContract(RequestRefused):
+    pass
+
+
+class MissingExtra(RequestRefused):
+    """`what` needs the extra `extra`, whose library is not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        self.what, self.extra = what, extra
+        super().__init__(
+            f"{what} needs an extra that is not installed", hint=f"pip install 'research-runtime[{extra}]'"
+        )
+
+
+class NotPossible(RequestRefused):
+    pass
+
+
+class WorkFailed(RuntimeFailure):
+    exit_code = 1
+
+
+class InfrastructureFailure(RuntimeFailure):
+    """A service, a disk or the network failed."""
+
+    def __init__(
+        self, message: str, *, facts: Iterable[str] = (), hint: str | None = None, retryable: bool = True
+    ) -> None:
+        super().__init__(message, facts=facts, hint=hint)
+        self.retryable = retryable
+
+
+class QueueUnavailable(InfrastructureFailure):
+    pass
+
+
+class StoreUnavailable(InfrastructureFailure):
+    pass
+
+
+class StoreUnsafe(InfrastructureFailure):
+    pass
+
+
+class LeaseLost(RuntimeFailure):
+    """The lease is another's now. Nothing was written for it and the caller drops its result."""
+
+    def __init__(self, task_id: str, holder: str | None) -> None:
+        self.task_id, self.holder = task_id, holder
+        super().__init__(
+            f"lease on task `{task_id}` passed to " + (f"worker `{holder}`" if holder else "nobody: it is settled"),
+            facts=["result discarded, nothing written"],
+        )
+
+
+class RecordExists(RuntimeFailure):
+    """Another attempt's record was first; `record` is that one."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        super().__init__(
+            f"task `{record.task_id}` already has a record: {record.state}",
+            facts=[f"generation {record.generation}, by worker `{record.worker}`", "result discarded, nothing written"],
+        )

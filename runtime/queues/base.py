@@ -1,0 +1,174 @@
+"""What every queue promises: tasks go in, leases come out, and a settled lease has its record.
+
+A queue delivers; the record store that it settles into is the truth. Delivery may come twice or late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final, Protocol
+
+from runtime.records.base import EndedNote, Mark, Record, RecordStore
+from runtime.tasks import Task
+
+DEFAULT_QUEUE: Final = "default"
+DEFAULT_LEASE: Final = timedelta(seconds=30)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTraits:
+    """What this kind of queue can do; the conformance suite holds each to it."""
+
+    kind: str
+    tracks_holders: bool
+    """It knows who holds a lease and notices a dead holder, so attempts need no started mark."""
+    remote: bool
+    """Calls cross a network: the worker makes them off its loop."""
+    priorities: bool
+    knows_depth: bool
+    max_message_bytes: int | None = None
+
+
+class InvalidMessage:
+    """What was delivered and cannot be parsed; its lease is settled as a dead letter."""
+
+    __slots__ = ("problem", "raw", "task_id")
+
+    def __init__(self, task_id: str, raw: str, problem: str) -> None:
+        self.task_id, self.raw, self.problem = task_id, raw, problem
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """The right to run one task until it is no longer renewed."""
+
+    task: Task
+    token: str
+    """Names the attempt: its record, its notes and its folder bear it."""
+    body: str = ""
+    """The task's wire text as delivered; empty where it must be encoded again."""
+    tries: int = 0
+    """Attempts of this generation that are known to have ended before; 0 proves nothing on a remote queue."""
+    suspect: bool = False
+    """It was held before and came back unstarted or unexplained: start it only where that start is on file."""
+    alone: bool = False
+    """To be run with no other attempt beside it."""
+    invalid: InvalidMessage | None = None
+    handle: Any = None
+    """The queue's own key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """A lease and the record that ends its task; `mark` goes first where the task did not succeed."""
+
+    lease: Lease
+    record: Record
+    mark: Mark | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A lease given back: to be run again not before a time.
+
+    `note` says how the attempt ended; None if it never started, which counts in no budget.
+    """
+
+    lease: Lease
+    not_before: datetime | None = None
+    note: EndedNote | None = None
+    alone: bool = False
+    """Run the next attempt with no other beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A settlement that came second. `holder` has the task now; `record` exists already. Nothing was written."""
+
+    lease: Lease
+    holder: str | None = None
+    record: Record | None = None
+
+
+@dataclass(slots=True)
+class Settled:
+    leases: list[Lease] = field(default_factory=list)
+    """Claimed in the same step."""
+    refused: list[Refused] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    new: int
+    known: int
+    """Already queued, leased or recorded, so not put again; 0 where the queue cannot tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    ready: int
+    delayed: int
+    leased: int
+
+    @property
+    def total(self) -> int:
+        return self.ready + self.delayed + self.leased
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What an idle worker may still expect."""
+
+    next_due: timedelta | None = None
+    """Until the next delayed task; None if there is none or it cannot be known."""
+    suspect_leases: bool = False
+    """A holder missed a renewal: its tasks may come back soon."""
+
+
+class Queue(Protocol):
+    """Safe to call again after any failure. `QueueUnavailable` means retried with backoff, and given up."""
+
+    name: str
+    traits: QueueTraits
+    records: RecordStore
+    """Where settled tasks are recorded."""
+
+    def put(self, tasks: Sequence[Task]) -> PutResult:
+        """Durable on return. A task whose id and generation are known here is not put twice where that can be told."""
+
+    def lease(self, n: int, *, worker: str, ttl: timedelta) -> list[Lease]:
+        """At most `n` tasks that are due, without waiting for more; may be empty though tasks exist."""
+
+    def renew(self, leases: Sequence[Lease], ttl: timedelta) -> list[Lease]:
+        """Confirm the leases for `ttl` from now; returns those that are lost."""
+
+    def settle(self, settlements: Sequence[Settlement], *, claim_next: int = 0) -> Settled:
+        """Mark, record and end each lease, and claim up to `claim_next` more for the same worker.
+
+        Settling twice with the same lease and record changes nothing. A settlement that came second is in
+        `refused`; the others stand.
+        """
+
+    def release(self, releases: Sequence[Release]) -> None:
+        """Give leases back. One that is lost already is passed over."""
+
+    def tend(self) -> None:
+        """Upkeep on the worker's clock (about each half second): leases of the dead go back, due tasks come up."""
+
+    def outlook(self) -> Outlook: ...
+    def doorbell(self) -> int | None:
+        """A descriptor that turns readable when tasks may have arrived; `hush` empties it."""
+
+    def hush(self) -> None: ...
+    def depth(self) -> Depth | None: ...
+    def peek(self, n: int) -> list[Task]:
+        """The next tasks, without leasing; raises `NotPossible` where the service cannot."""
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def purge(self) -> int | None:
+        """Cancel everything queued and not leased; returns how many where that can be told."""
+
+    def close(self) -> None: ...

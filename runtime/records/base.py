@@ -1,0 +1,259 @@
+"""What every record store promises, and the values that lie in it.
+
+The store is the truth about tasks: one create-only record ends each generation of a task, notes say how earlier
+attempts ended, marks list what did not succeed, and manifests list what was submitted. docs/records.md has the
+layout that people read with plain tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final, Protocol
+
+from runtime.reasons import EndReason
+from runtime.tasks import Task, TaskState
+
+INLINE_BYTES: Final = 64 * 1024
+"""Logs and values up to this size lie in the record itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """How a generation of a task ended, for good. Whoever creates it first has won."""
+
+    task_id: str
+    generation: int
+    experiment: str
+    state: TaskState
+    """Terminal."""
+    token: str
+    """The attempt that committed it, or a random token of the command that did (cancel, expire)."""
+    reason: EndReason
+    ended_at: datetime
+    started_at: datetime | None = None
+    message: str | None = None
+    """A readable sentence for what did not succeed; its last line is what status shows."""
+    worker: str | None = None
+    attempts: int = 1
+    """Attempts of this generation that ended, this one included."""
+    exit_code: int | None = None
+    value: Any = None
+    """What the function returned, JSON, or None; larger than `INLINE_BYTES` it lies at `value_url`."""
+    value_url: str | None = None
+    log: str = ""
+    """Standard output and error as they came; of a longer log its end, the whole at `log_url`."""
+    log_url: str | None = None
+    outputs_url: str | None = None
+    """The attempt's folder, where it wrote one."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    code: str | None = None
+    """Content id of the snapshot, or commit or digest of the code that the worker ran."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedNote:
+    """How an attempt ended that settled nothing; create-only by its token."""
+
+    token: str
+    reason: EndReason
+    ended_at: datetime
+    started_at: datetime | None = None
+    """None if it is not known to have started."""
+    worker: str | None = None
+    message: str | None = None
+    alone: bool = False
+    """No other attempt ran on that worker."""
+    progressed: bool = False
+    """It reported progress or left a new checkpoint."""
+    exit_code: int | None = None
+    log: str = ""
+    """The end of its log, at most 8 KiB."""
+
+    @property
+    def ran_for(self) -> timedelta | None:
+        return None if self.started_at is None else self.ended_at - self.started_at
+
+
+@dataclass(frozen=True, slots=True)
+class StartedMark:
+    """An attempt began on `worker`; written where the queue itself does not know its holders."""
+
+    token: str
+    worker: str
+    started_at: datetime
+    alone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What is known of the earlier attempts of one generation."""
+
+    ended: tuple[EndedNote, ...] = ()
+    """Oldest first."""
+    open: tuple[StartedMark, ...] = ()
+    """Began and left no word of their end: running elsewhere, or lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A generation that ended otherwise than by success; failed ones are the dead letters."""
+
+    task_id: str
+    generation: int
+    experiment: str
+    state: TaskState
+    marked_at: datetime
+    reason: EndReason
+    message: str | None
+    task: Task | None
+    """What redrive publishes again; None for what could not be parsed."""
+    raw: str | None = None
+    """The message as it came, where it could not be parsed."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ManifestPart:
+    """A create-only list of submitted tasks; name and count are all that status needs."""
+
+    experiment: str
+    name: str
+    """`<index>-<count>-<digest>`"""
+    count: int
+    sent: bool = False
+    """Published to the queue, all of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """What workers of a queue are told; they read it every 10 s."""
+
+    paused: bool = False
+    purged_before: datetime | None = None
+    """Tasks submitted before are cancelled instead of run."""
+    cancelled_before: Mapping[str, datetime] = field(default_factory=dict)
+    """By experiment: its tasks submitted before that time are cancelled."""
+    cancelled_tasks: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSeen:
+    """What a worker says of itself every 30 s, and a last time when it leaves."""
+
+    worker: str
+    host: str
+    queue: str
+    seen_at: datetime
+    started_at: datetime
+    slots: int
+    running: tuple[str, ...] = ()
+    """Ids of the tasks it runs now."""
+    done: int = 0
+    failed: int = 0
+    rate_per_s: float = 0
+    left: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+    declined: Mapping[str, str] = field(default_factory=dict)
+    """Task id → why no slot of this worker can hold it; at most 20."""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Tasks of an experiment by state, as of a time."""
+
+    counts: Mapping[TaskState, int]
+    as_of: datetime
+    exact: bool
+    """Counted from records, not from what workers last reported."""
+
+    @property
+    def submitted(self) -> int:
+        return sum(self.counts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentSeen:
+    name: str
+    created_at: datetime | None
+    queue: str | None = None
+
+
+class RecordStore(Protocol):
+    """Where the truth lies. Every method may be called again after any failure.
+
+    Failures of the service are `StoreUnavailable`, already retried with backoff.
+    """
+
+    url: str
+    holds_tasks: bool
+    """The queue's own file: what is put is already durable and listed, and needs no manifest."""
+
+    def check(self) -> None:
+        """Prove once that create-only holds here. Raises `StoreUnsafe`."""
+
+    # records
+    def commit(self, record: Record) -> None:
+        """Make it the one record of its generation; durable on return.
+
+        Raises `RecordExists` if another token's record was first. Its own token's means it has won: a
+        conditional write that was retried loses to itself.
+        """
+
+    def find(self, task_id: str, generation: int) -> Record | None: ...
+    def find_all(self, task_id: str) -> list[Record]:
+        """The records of all generations, oldest first; a unique prefix of the id will not do."""
+
+    def resolve(self, prefix: str, limit: int = 10) -> list[str]:
+        """Task ids that begin with `prefix`, among recorded, marked and (where it holds them) queued ones."""
+
+    def records(self, experiment: str) -> Iterator[Record]:
+        """All of them, in no order; a read for each unless it is the queue's own file."""
+
+    # attempts
+    def note_started(self, task: Task, started: StartedMark) -> None: ...
+    def note_ended(self, task: Task, note: EndedNote) -> None:
+        """Create-only by token; a second one of the same token changes nothing."""
+
+    def history(self, task_id: str, generation: int) -> History: ...
+
+    # what did not succeed
+    def mark(self, mark: Mark) -> None: ...
+    def unmark(self, task_id: str, generation: int, state: TaskState) -> None: ...
+    def marks(self, experiment: str | None = None, state: TaskState | None = None) -> Iterator[Mark]:
+        """Newest generation of each; a mark whose record says otherwise is skipped."""
+
+    # what was submitted
+    def put_experiment(self, experiment: str, *, queue: str | None) -> None: ...
+    def experiments(self) -> list[ExperimentSeen]: ...
+    def put_part(self, experiment: str, index: int, lines: Sequence[str]) -> ManifestPart: ...
+    def parts(self, experiment: str) -> list[ManifestPart]: ...
+    def read_part(self, part: ManifestPart) -> list[str]: ...
+    def mark_sent(self, part: ManifestPart) -> None: ...
+
+    # payloads and values beyond a message's or record's size
+    def put_blob(self, data: bytes, *, prefix: str = "payloads") -> str:
+        """Content-addressed; returns a reference that `get_blob` takes and people can read."""
+
+    def get_blob(self, reference: str) -> bytes: ...
+
+    # control and what workers report
+    def control(self, queue: str) -> Control: ...
+    def set_control(self, queue: str, control: Control) -> None: ...
+    def put_worker(self, seen: WorkerSeen) -> None: ...
+    def workers(self, *, newer_than: timedelta = timedelta(days=1)) -> list[WorkerSeen]: ...
+    def put_counters(self, worker: str, counters: Mapping[str, Mapping[TaskState, int]]) -> None:
+        """By experiment: the records that this worker has committed since it started."""
+
+    def totals(self, experiment: str, *, exact: bool = False) -> Totals:
+        """Without `exact` never a request per task, and none per worker."""
+
+    # files
+    def outputs_url(self, task_id: str, token: str) -> str:
+        """Where an attempt's outputs belong: a folder's path, or a bucket's URL."""
+
+    def append_log(self, task_id: str, token: str, data: bytes) -> str:
+        """Add to an attempt's long log and return its URL."""
+
+    def read_log(self, url: str) -> Iterator[bytes]: ...
+    def close(self) -> None: ...

@@ -1,0 +1,83 @@
+"""Durations (`90s`, `2h`) and sizes (`16GiB`) as people write them."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from runtime.errors import InvalidValue
+
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
+_MILLIS = re.compile(r"(\d+(?:\.\d+)?)ms")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]i?)?B?")
+_SCALE = {
+    None: 1,
+    **{f"{letter}i": 1024**power for power, letter in enumerate("KMGTP", 1)},
+    **{letter: 1000**power for power, letter in enumerate("KMGTP", 1)},
+}
+
+
+def parse_duration(text: str, *, field: str = "duration") -> timedelta:
+    """`90s`, `1h30m`, `2d`, `250ms`, or a bare number of seconds."""
+    stripped = text.strip()
+    if millis := _MILLIS.fullmatch(stripped):
+        return timedelta(milliseconds=float(millis[1]))
+    try:
+        seconds = float(stripped)
+        if 0 <= seconds < 1e9:
+            return timedelta(seconds=seconds)
+    except ValueError:
+        matched = _DURATION.fullmatch(stripped) if stripped else None
+        if matched and any(matched.groups()):
+            days, hours, minutes, seconds = (float(part or 0) for part in matched.groups())
+            return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+    raise InvalidValue(field, text, "such as 90s, 5m, 2h, 1d or 1h30m")
+
+
+def parse_size(text: str, *, field: str = "size") -> int:
+    """Bytes of `16GiB` (1024-based), `500MB` (1000-based) or a bare number of bytes."""
+    matched = _SIZE.fullmatch(text.strip())
+    if not matched:
+        raise InvalidValue(field, text, "such as 512MiB, 16GiB or 2TB")
+    return int(float(matched[1]) * _SCALE[matched[2]])
+
+
+def format_duration(span: timedelta | float) -> str:
+    """At most two units: `850ms`, `12.3s`, `4m10s`, `2h5m`, `3d4h`."""
+    seconds = span.total_seconds() if isinstance(span, timedelta) else span
+    if seconds < 1:
+        return f"{seconds * 1000:.0f}ms"
+    if seconds < 60:
+        return f"{seconds:.1f}".rstrip("0").rstrip(".") + "s"
+    for size, unit, smaller_size, smaller in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if seconds >= size:
+            major, rest = divmod(int(seconds), size)
+            minor = rest // smaller_size
+            return f"{major}{unit}" + (f"{minor}{smaller}" if minor else "")
+    raise AssertionError(seconds)
+
+
+def format_size(size: float) -> str:
+    """`512B`, `1.5KiB`, `16GiB`."""
+    unit = "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if size < 1024 or unit == "PiB":
+            break
+        size /= 1024
+    return f"{size:.1f}".rstrip("0").rstrip(".") + unit
+
+
+def format_time(at: datetime) -> str:
+    """RFC 3339 in UTC with milliseconds, as records and messages carry it."""
+    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def parse_time(text: str, *, field: str = "time") -> datetime:
+    """An RFC 3339 time; a zone is required."""
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        at = None
+    if at is None or at.tzinfo is None:
+        raise InvalidValue(field, text, "RFC 3339 with a zone, such as 2026-01-31T12:00:00Z")
+    return at.astimezone(UTC)
