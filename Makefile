@@ -1,0 +1,65 @@
+# `make` alone lists what there is. Needs git, make and Python 3.11 or newer; everything else is set up on first use.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help quickstart test check lint types fast services goldens bench lock clean
+
+# More words for the command behind a target, such as `make test ARGS='-k lease'`.
+ARGS ?=
+PY := .venv/bin/python
+SOURCES := $(shell find runtime infra examples -name '*.py' -not -path '*/.*' 2>/dev/null)
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-20s %s\n", $$1, $$2}'
+
+quickstart: .venv/.compiled ## set up, then run the main job end to end on this machine
+	@.venv/bin/runtime quickstart $(ARGS)
+
+test: .venv/.compiled ## set up, then run every test; what needs a missing component is skipped and says why
+	$(PY) -m pytest tests $(ARGS)
+
+check: lint types fast ## format, lint, types and the fast tests, offline
+
+lint: .venv/.ready
+	$(PY) -m ruff format --check --quiet .
+	$(PY) -m ruff check --quiet .
+
+types: .venv/.ready
+	$(PY) -m mypy --no-error-summary
+
+fast: .venv/.compiled
+	$(PY) -m pytest -q -m 'not service and not slow' $(wildcard tests/unit tests/conformance tests/golden) $(ARGS)
+
+services: ## install the real components the service tests need (Debian, Ubuntu)
+	@scripts/services
+
+goldens: .venv/.ready ## rewrite the golden files; review the diff
+	$(PY) -m pytest -q -m golden --update-goldens tests $(ARGS)
+
+bench: .venv-bench/.ready .venv/.compiled ## measure against the peers and print the table of ratios
+	.venv-bench/bin/python -m benchmarks $(ARGS)
+
+lock: .venv-lock/.ready ## write locks/ again; ARGS=--upgrade takes newer versions
+	@scripts/lock .venv-lock/bin/python $(ARGS)
+
+clean: ## remove everything that make has made
+	rm -rf .venv .venv-bench .venv-lock .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+.venv/.ready: locks/dev.txt pyproject.toml scripts/set-up
+	@scripts/set-up .venv locks/dev.txt --with-project
+	@touch $@
+
+# Python skips writing byte code where PYTHONDONTWRITEBYTECODE is set; each start would then compile again.
+.venv/.compiled: .venv/.ready $(SOURCES)
+	@$(PY) -m compileall -q $(wildcard runtime infra examples)
+	@touch $@
+
+.venv-bench/.ready: locks/bench.txt pyproject.toml scripts/set-up
+	@scripts/set-up .venv-bench locks/bench.txt --with-project
+	@touch $@
+
+.venv-lock/.ready: locks/lock.txt scripts/set-up
+	@scripts/set-up .venv-lock locks/lock.txt
+	@touch $@
