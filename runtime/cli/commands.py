@@ -1,0 +1,286 @@
+"""The tree of commands, each loaded when it is used.
+
+To add a command, write `runtime/cli/<verb>.py` and one line in `SECTIONS`: nothing else is touched, and `runtime --help`
+imports none of the command modules. A command module exposes one of
+
+- a function named like the verb (`-` as `_`), whose typed signature is the command line and whose docstring its help:
+
+      def cancel(ids: Annotated[list[str], typer.Argument(metavar="ID...")], yes: YesOption = False) -> None:
+          \"\"\"Cancel tasks, experiments or jobs.
+
+          \\b
+          Examples:
+            runtime cancel t-41
+            runtime cancel sweep --yes
+          \"\"\"
+
+  (`\\b` on a line of its own keeps the paragraph below it as it is written.) Where the module has a dictionary
+  `CONTEXT_SETTINGS` too, the command gets it: `{"ignore_unknown_options": True, "allow_extra_args": True}` leaves what
+  is not ours in `ctx.args`, for `runtime run PROJECT WORKFLOW ARGS…` and the like;
+
+- or `app = new_app("help")`, for a group such as `runtime queue …` with `@app.command()` for each verb in it.
+
+A command returns None or its exit code, raises a `RuntimeFailure` for what it explains, prints data to stdout and says
+everything else on stderr (`runtime.cli.show`). Two commands do without this tree: `--version`, and `worker`, for which
+`runtime.cli.worker` has `main(argv) -> int` and `build_parser()` on `runtime.cli.arguments.Parser`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import _click
+from typer._click import exceptions as click_exceptions  # the usage errors have no public name in this typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.main import get_command
+
+from runtime.cli.show import Output
+from runtime.errors import NotPossible, RequestRefused, UnknownName
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from typer._click.shell_completion import CompletionItem
+
+    from runtime.errors import RuntimeFailure
+
+SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "Start here": {
+        "quickstart": (
+            "runtime.cli.quickstart",
+            "The main job end to end on this machine, in 20 s.",
+        ),
+    },
+    "Run work": {
+        "run": ("runtime.cli.run", "Run one workflow here and now."),
+        "submit": ("runtime.cli.submit", "Put tasks into a queue."),
+        "worker": ("runtime.cli.worker", "Serve a queue: lease tasks and run them."),
+    },
+    "See": {
+        "status": ("runtime.cli.status", "What runs, what waits and why, what failed."),
+        "logs": ("runtime.cli.logs", "What a task printed."),
+        "explain": ("runtime.cli.explain", "Why something waits or failed, and the next step."),
+    },
+    "Act": {
+        "cancel": ("runtime.cli.cancel", "Stop tasks and experiments."),
+        "retry": ("runtime.cli.retry", "Run failed tasks once more, with new budgets."),
+    },
+    "Look after": {
+        "queue": ("runtime.cli.queue", "Pause, purge or repair queues; redrive dead letters."),
+        "stack": ("runtime.cli.stack", "Choose the stack that commands use, and show what it offers."),
+        "completion": ("runtime.cli.completion", "Print the completion script of a shell."),
+    },
+}
+"""Section of `runtime --help` → command → its module and its line there."""
+
+COMMANDS = {name: entry for commands in SECTIONS.values() for name, entry in commands.items()}
+
+OutputOption = Annotated[
+    Output, typer.Option("--output", "-o", help="`text` for people, `json` for programs.", show_default=False)
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+StackOption = Annotated[
+    str | None,
+    typer.Option("--stack", envvar="RUNTIME_STACK", metavar="NAME", help="Stack to use.", show_default=False),
+]
+
+_LEAN: dict[str, Any] = {
+    "add_completion": False,
+    "rich_markup_mode": None,
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["--help", "-h"], "max_content_width": 110},
+}
+
+
+class CommandGroup(TyperGroup):
+    """A group that explains a misspelt command and prints its help when none is named."""
+
+    def resolve_command(
+        self, ctx: _click.Context, args: list[str]
+    ) -> tuple[str | None, _click.Command | None, list[str]]:
+        known = self.list_commands(ctx)
+        if args[0] in known:
+            return args[0], self.get_command(ctx, args[0]), args[1:]
+        if ctx.resilient_parsing:
+            return None, None, args[1:]
+        if args[0].startswith("-"):
+            raise click_exceptions.NoSuchOption(args[0], ctx=ctx)
+        raise UnknownName("command", args[0], known, hint=f"`{ctx.command_path} --help` says what each does")
+
+
+class RootGroup(CommandGroup):
+    """The tree's root. It knows the commands by `SECTIONS` and imports one only to use it."""
+
+    def list_commands(self, ctx: _click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: _click.Context, cmd_name: str) -> _click.Command | None:
+        return load_command(cmd_name) if cmd_name in COMMANDS else None
+
+    def format_commands(self, ctx: _click.Context, formatter: _click.HelpFormatter) -> None:
+        widest = max(map(len, COMMANDS))
+        for section, commands in SECTIONS.items():
+            with formatter.section(section):
+                formatter.write_dl([(name.ljust(widest), line) for name, (_, line) in commands.items()])
+
+    def shell_complete(self, ctx: _click.Context, incomplete: str) -> list[CompletionItem]:
+        from typer._click.shell_completion import CompletionItem
+
+        names = [CompletionItem(name, help=COMMANDS[name][1]) for name in COMMANDS if name.startswith(incomplete)]
+        return names + _click.Command.shell_complete(self, ctx, incomplete)
+
+
+def new_app(help_text: str, **settings: Any) -> typer.Typer:
+    """A typer app for a group of commands, as lean as the root: no rich, no completion options, our errors."""
+    return typer.Typer(**{**_LEAN, "cls": CommandGroup, "no_args_is_help": True, "help": help_text, **settings})
+
+
+def load_command(name: str) -> _click.Command:
+    """Import the module of the command `name` and build its command line."""
+    if name == "worker":
+        return _worker_command()
+    module = importlib.import_module(COMMANDS[name][0])
+    app = getattr(module, "app", None)
+    if app is None:
+        app = typer.Typer(**_LEAN)
+        function = getattr(module, name.replace("-", "_"))
+        app.command(name, context_settings=_context_settings(getattr(module, "CONTEXT_SETTINGS", {})))(function)
+    command = get_command(app)
+    command.name = name
+    return command
+
+
+def run(args: Sequence[str]) -> int:
+    """Parse `args`, run the command they name and return its exit code. Errors are raised for `main` to print."""
+    root = _build_root()
+    if instruction := os.environ.get("_RUNTIME_COMPLETE"):
+        from typer._completion_classes import completion_init
+        from typer.completion import shell_complete
+
+        completion_init()
+        return shell_complete(root, {}, "runtime", "_RUNTIME_COMPLETE", instruction)
+    try:
+        with root.make_context("runtime", list(args)) as ctx:
+            returned = root.invoke(ctx)
+    except typer.Exit as done:
+        return done.exit_code
+    return returned if isinstance(returned, int) else 0
+
+
+def explain_usage(problem: BaseException) -> RuntimeFailure | None:
+    """Our error for what typer found wrong with a command line; None if `problem` is not about that."""
+    if isinstance(problem, typer.Abort):
+        return NotPossible(
+            "not confirmed, nothing was done", hint="answer `y`, or pass `--yes` where nobody can answer"
+        )
+    if not isinstance(problem, click_exceptions.ClickException):
+        return None
+    ctx = getattr(problem, "ctx", None)
+    command = ctx.command_path if ctx else "runtime"
+    if isinstance(problem, click_exceptions.NoArgsIsHelpError):
+        return RequestRefused(f"`{command}` needs a command", facts=_command_lines(ctx), hint=f"`{command} --help`")
+    if isinstance(problem, click_exceptions.NoSuchOption):
+        return _explain_option(problem, command)
+    facts = [ctx.command.get_usage(ctx).replace("Usage:", "usage:", 1)] if ctx else []
+    return RequestRefused(
+        _usage_message(problem, command), facts=facts, hint=f"`{command} --help` explains each of them"
+    )
+
+
+def _explain_option(problem: click_exceptions.NoSuchOption, command: str) -> RuntimeFailure:
+    known = []
+    if problem.ctx:
+        options = [param for param in problem.ctx.command.get_params(problem.ctx) if isinstance(param, TyperOption)]
+        known = [name for option in options if not option.hidden for name in (*option.opts, *option.secondary_opts)]
+    if problem.option_name == "--debug":
+        return RequestRefused(
+            f"`{command}` has no option `--debug`", hint="it goes before the command: `runtime --debug …`"
+        )
+    return UnknownName("option", problem.option_name, known, where=f"in `{command}`", hint=f"`{command} --help`")
+
+
+def _usage_message(problem: click_exceptions.ClickException, command: str) -> str:
+    """`problem` in our words: `--slots` of `runtime worker`: 'x' is not a valid integer."""
+    ctx = getattr(problem, "ctx", None)
+    param = getattr(problem, "param", None)
+    if isinstance(problem, click_exceptions.MissingParameter) and param is not None:
+        return f"`{command}` needs {_name_of(param, ctx)}"
+    text = problem.message.rstrip(".").replace("'", "`")
+    text = text[:1].lower() + text[1:]
+    if isinstance(problem, click_exceptions.BadParameter) and param is not None:
+        return f"{_name_of(param, ctx)} of `{command}`: {text}"
+    return f"`{command}`: {text}"
+
+
+def _name_of(param: _click.Parameter, ctx: Any) -> str:
+    shown = param.opts[0] if isinstance(param, TyperOption) else param.make_metavar(ctx)
+    return f"`{shown}`"
+
+
+def _command_lines(ctx: Any) -> list[str]:
+    names = ctx.command.list_commands(ctx)
+    return [f"commands: {', '.join(names)}"]
+
+
+def _context_settings(more: dict[str, Any]) -> dict[str, Any]:
+    return {**_LEAN["context_settings"], **more}
+
+
+def _build_root() -> TyperGroup:
+    app = typer.Typer(cls=RootGroup, **_LEAN)
+    app.callback(invoke_without_command=True)(_root)
+    root = get_command(app)
+    assert isinstance(root, TyperGroup)
+    root.name = "runtime"
+    root.subcommand_metavar = "COMMAND …"
+    return root
+
+
+def _root(
+    ctx: typer.Context,
+    # Both are taken by `main` before typer loads; here they are for the help and for completion.
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print tracebacks with errors.")] = False,
+) -> None:
+    """Run a lab's work: tasks in queues, workers that any machine can start.
+
+    \b
+    Examples:
+      runtime quickstart                              see the whole thing in 20 seconds
+      runtime submit --grid seed=0:10 my.project train
+      runtime worker --slots auto                     on any machine, as many as you like
+      runtime status                                  what runs, waits and failed
+    """
+    if ctx.invoked_subcommand is None:
+        sys.stdout.write(ctx.get_help() + "\n")
+
+
+def _worker_command() -> _click.Command:
+    """Stands in for the worker, which has its own parser, where the tree is walked: in help and in completion."""
+
+    class Worker(TyperCommand):
+        def shell_complete(self, ctx: _click.Context, incomplete: str) -> list[CompletionItem]:
+            from typer._click.shell_completion import CompletionItem
+
+            from runtime.cli.worker import build_parser
+
+            return [
+                CompletionItem(option, help=action.help)
+                for action in build_parser()._actions
+                for option in action.option_strings
+                if option.startswith(incomplete) and incomplete
+            ]
+
+    def serve(ctx: typer.Context) -> int:
+        from runtime.cli.worker import main
+
+        return main(ctx.args)
+
+    app = typer.Typer(**_LEAN)
+    passed_on = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+    app.command("worker", cls=Worker, context_settings=passed_on)(serve)
+    return get_command(app)

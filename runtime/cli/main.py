@@ -1,0 +1,159 @@
+"""Entry point of `runtime`: what is dispatched before typer loads, exit codes, and the one place that prints errors.
+
+`runtime --version` and `runtime worker` never import typer: a fleet starts the worker often, and argparse costs a third.
+Everything else goes to the tree in `runtime.cli.commands`. Exit codes: 0 done, 1 the work failed, 2 the request was
+wrong or refused, 3 infrastructure failed or we did, 124 timed out, 130 interrupted; and 141, as the shell has it, when
+the reader of a pipe went away first.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from runtime.errors import RuntimeFailure
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 (pathlib costs 3 ms)
+
+INTERRUPTED = 130
+READER_LEFT = 141
+
+_EXTRA_OF = {
+    "beaker": "beaker",
+    "boto3": "ec2",
+    "botocore": "ec2",
+    "google": "gcp",
+    "kubernetes": "kubernetes",
+    "obstore": "gcp",
+    "pulumi": "infra",
+    "pulumi_gcp": "infra",
+    "pulumi_kubernetes": "infra",
+    "ray": "ray",
+}
+# What a machine refuses, as opposed to what a program gets wrong: no room, no right, no handle left.
+_MACHINE_ERRNOS = {"EACCES", "EDQUOT", "EIO", "EMFILE", "ENFILE", "ENOMEM", "ENOSPC", "EPERM", "EROFS"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. Errors have been printed to stderr by then."""
+    try:
+        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except BaseException as ended:
+        return _end(ended)
+
+
+def _dispatch(args: list[str]) -> int:
+    while args[:1] == ["--debug"]:
+        os.environ["RUNTIME_DEBUG"] = "1"
+        del args[0]
+    if args[:1] == ["--version"]:
+        from runtime import __version__
+
+        sys.stdout.write(f"runtime {__version__}\n")
+        return 0
+    if args[:1] == ["worker"] and "_RUNTIME_COMPLETE" not in os.environ:
+        from runtime.cli.worker import main as run_worker
+
+        return run_worker(args[1:])
+    from runtime.cli.commands import run
+
+    return run(args)
+
+
+def _end(ended: BaseException) -> int:
+    if isinstance(ended, SystemExit):
+        if isinstance(ended.code, str):
+            _write(ended.code)
+            return 1
+        return ended.code or 0
+    if isinstance(ended, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(ended, BrokenPipeError) and _reader_left():
+        # Whatever is still buffered would fail again when the interpreter closes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_LEFT
+    failure = explain(ended)
+    if os.environ.get("RUNTIME_DEBUG") == "1":
+        import traceback
+
+        _write("".join(traceback.format_exception(ended)).rstrip())
+    _write(failure.render())
+    return failure.exit_code
+
+
+def explain(problem: BaseException) -> RuntimeFailure:
+    """What the user is told about `problem`: itself where it is one of ours, else what it means or that we are at fault."""
+    from runtime.errors import InfrastructureFailure, MissingExtra, RuntimeFailure
+
+    if isinstance(problem, RuntimeFailure):
+        return problem
+    if isinstance(problem, ModuleNotFoundError) and (extra := _EXTRA_OF.get((problem.name or "").partition(".")[0])):
+        return MissingExtra(f"library `{problem.name}`", extra)
+    if isinstance(problem, OSError) and _errno_name(problem) in _MACHINE_ERRNOS:
+        where = f"cannot use `{problem.filename}`" if problem.filename else "the machine refused"
+        return InfrastructureFailure(f"{where}: {os.strerror(problem.errno or 0).lower()}")
+    if "typer" in sys.modules:
+        from runtime.cli.commands import explain_usage
+
+        if (refused := explain_usage(problem)) is not None:
+            return refused
+    return _own_fault(problem)
+
+
+def _own_fault(problem: BaseException) -> RuntimeFailure:
+    import traceback
+
+    from runtime import __version__
+    from runtime.errors import RuntimeFailure
+
+    frames = traceback.extract_tb(problem.__traceback__)
+    ours = [frame for frame in frames if frame.filename.startswith(_PACKAGE)] or frames
+    text = str(problem).strip().partition("\n")[0]
+    return RuntimeFailure(
+        f"unexpected {type(problem).__name__}" + (f": {text}" if text else ""),
+        facts=[
+            *(f"in `{frame.name}`, {frame.filename}:{frame.lineno}" for frame in ours[-1:]),
+            f"this is a bug in research-runtime {__version__}, not in your request",
+        ],
+        hint="run it again as `runtime --debug …` for the traceback, and report both",
+    )
+
+
+def _errno_name(problem: OSError) -> str | None:
+    import errno
+
+    return errno.errorcode.get(problem.errno or 0)
+
+
+def _reader_left() -> bool:
+    """Whether nobody reads our stdout any more, as against a broken pipe to somewhere else."""
+    import select
+
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), 0)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
+    except (OSError, ValueError):
+        return False
+
+
+def _write(text: str) -> None:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        pass
+    try:
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+    except OSError:
+        pass
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,307 @@
+"""How commands print: data on stdout (a table, plain lines, or JSON), words for people and progress on stderr.
+
+On a terminal a list is an aligned table with a header. Anywhere else it is one line a row, fields separated by tabs and
+no header, so that `cut`, `awk` and `while read` take it as it is. With `-o json` it is one array.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+import unicodedata
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from enum import Enum, StrEnum
+from pathlib import PurePath
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+from runtime.units import format_duration, format_size, format_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+__all__ = [
+    "Output",
+    "Progress",
+    "confirm",
+    "format_ago",
+    "format_cell",
+    "format_count",
+    "format_duration",
+    "format_size",
+    "is_terminal",
+    "note",
+    "paint",
+    "print_json",
+    "print_list",
+    "progress",
+]
+
+_STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
+
+
+class Output(StrEnum):
+    """What `-o` takes."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def is_terminal(stream: IO[str] | None = None) -> bool:
+    """Whether a person watches `stream` (stdout by default) in a terminal that can move its cursor."""
+    return (stream or sys.stdout).isatty() and os.environ.get("TERM") != "dumb"
+
+
+def paint(text: str, style: str, stream: IO[str] | None = None) -> str:
+    """`text` in a colour or in bold where `stream` is a terminal and `NO_COLOR` is unset."""
+    if not is_terminal(stream) or os.environ.get("NO_COLOR"):
+        return text
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
+
+
+def note(text: str) -> None:
+    """Say something to the person on stderr, where it does not mix with data."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def print_json(value: object) -> None:
+    """Print one JSON document. Iterators become arrays and are written as they come."""
+    if hasattr(value, "__next__"):
+        _write_array(value)  # type: ignore[arg-type]
+    elif isinstance(value, list | tuple):
+        _write_array(iter(value))
+    else:
+        sys.stdout.write(json.dumps(value, default=encode, indent=2, ensure_ascii=False) + "\n")
+
+
+def print_list(
+    rows: Iterable[object], columns: Mapping[str, Callable[[Any], object]], output: Output = Output.TEXT
+) -> None:
+    """Print `rows`: all they hold as a JSON array, or the `columns` (header → cell of a row) for people and for pipes."""
+    if output is Output.JSON:
+        print_json(iter(rows))
+    elif is_terminal():
+        cells = [[format_cell(cell(row)) for cell in columns.values()] for row in rows]
+        sys.stdout.write(render_table(list(columns), cells, _terminal_width()))
+    else:
+        for row in rows:
+            sys.stdout.write("\t".join(format_cell(cell(row)) for cell in columns.values()) + "\n")
+
+
+def render_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
+    """An aligned table, numbers to the right, cut to `width` columns at the widest cells."""
+    if not rows:
+        return ""
+    widths = [max(_width(line[column]) for line in (header, *rows)) for column in range(len(header))]
+    numeric = [all(_is_number(row[column]) for row in rows) for column in range(len(header))]
+    while sum(widths) + 2 * (len(widths) - 1) > width and max(widths) > 12:
+        widths[widths.index(max(widths))] -= 1
+    lines = [paint(_line(header, widths, numeric), "bold"), *(_line(row, widths, numeric) for row in rows)]
+    return "".join(line.rstrip() + "\n" for line in lines)
+
+
+def format_cell(value: object) -> str:
+    """`value` on one line: `-` for nothing, a duration, an age, a number with its thousands, or its text."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and not isinstance(value, Enum):
+        return format_count(value) if is_terminal() else str(value)
+    if isinstance(value, timedelta):
+        return format_duration(value)
+    if isinstance(value, datetime):
+        return format_ago(value) if is_terminal() else format_time(value)
+    return " ".join(str(value).split())
+
+
+def format_count(number: float) -> str:
+    """`1,234,567`."""
+    return f"{number:,}"
+
+
+def format_ago(at: datetime, now: datetime | None = None) -> str:
+    """`4m10s ago`, `in 30s` for what is to come."""
+    seconds = ((now or datetime.now(UTC)) - at).total_seconds()
+    if abs(seconds) < 1:
+        return "now"
+    return f"{format_duration(seconds)} ago" if seconds > 0 else f"in {format_duration(-seconds)}"
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Return if the person agrees or `yes` was passed; otherwise raise, so that nothing is done."""
+    from runtime.errors import NotPossible
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise NotPossible(f"{question}: nobody is there to answer", hint="pass `--yes` to go on")
+    sys.stderr.write(f"{question}? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise NotPossible("not confirmed, nothing was done", hint="answer `y`, or pass `--yes`")
+
+
+def encode(value: object) -> object:
+    """JSON for what the standard encoder does not know; for `json.dumps(default=encode)`."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, datetime):
+        return format_time(value)
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    raise TypeError(f"no JSON for {type(value).__name__}")
+
+
+class Progress(Protocol):
+    """A bar, or lines now and then, for work whose amount may be unknown."""
+
+    def advance(self, steps: int = 1) -> None: ...
+
+    def set(self, *, done: int | None = None, total: int | None = None) -> None:
+        """Put the bar where the count is, for work that is watched and not done here."""
+
+
+@contextmanager
+def progress(label: str, total: int | None = None, unit: str = "tasks", *, every: float = 5.0) -> Iterator[Progress]:
+    """Show on stderr how far a piece of work is: a bar on a terminal, elsewhere a line every `every` seconds.
+
+    The last line always says where it ended, also when the work was interrupted.
+    """
+    if is_terminal(sys.stderr):
+        with _bar(label, total, unit) as bar:
+            yield bar
+        return
+    lines = ProgressLines(label, total, unit, every=every)
+    try:
+        yield lines
+    finally:
+        lines.finish()
+
+
+class ProgressLines:
+    """Progress as plain lines for logs: `submitting: 120,000 of 1,000,000 tasks, 12 %, 35,000/s, 25s left`."""
+
+    def __init__(
+        self,
+        label: str,
+        total: int | None,
+        unit: str,
+        *,
+        every: float,
+        clock: Callable[[], float] = time.monotonic,
+        write: Callable[[str], None] = note,
+    ) -> None:
+        self._label, self._total, self._unit = label, total, unit
+        self._every, self._clock, self._write = every, clock, write
+        self._done, self._said = 0, -1
+        self._started = self._last = clock()
+
+    def advance(self, steps: int = 1) -> None:
+        self.set(done=self._done + steps)
+
+    def set(self, *, done: int | None = None, total: int | None = None) -> None:
+        self._done = self._done if done is None else done
+        self._total = self._total if total is None else total
+        now = self._clock()
+        if now - self._last >= self._every:
+            self._last = now
+            self._say(now)
+
+    def finish(self) -> None:
+        if self._said != self._done:
+            self._say(self._clock())
+
+    def _say(self, now: float) -> None:
+        self._said = self._done
+        parts = [f"{format_count(self._done)} {self._unit}"]
+        rate = self._done / (now - self._started) if now > self._started else 0.0
+        if self._total:
+            parts = [
+                f"{format_count(self._done)} of {format_count(self._total)} {self._unit}",
+                f"{100 * self._done // self._total} %",
+            ]
+        if rate:
+            parts.append(f"{format_count(round(rate))}/s" if rate >= 10 else f"{rate:.2g}/s")
+        if rate and self._total and self._total > self._done:
+            parts.append(f"{format_duration((self._total - self._done) / rate)} left")
+        self._write(f"{self._label}: {', '.join(parts)}")
+
+
+@contextmanager
+def _bar(label: str, total: int | None, unit: str) -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = [
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    ]
+    with RichProgress(*columns, console=Console(stderr=True), refresh_per_second=8) as rich_progress:
+        yield _RichBar(rich_progress, rich_progress.add_task(label, total=total))
+
+
+class _RichBar:
+    def __init__(self, rich_progress: Any, task: Any) -> None:
+        self._progress, self._task = rich_progress, task
+
+    def advance(self, steps: int = 1) -> None:
+        self._progress.advance(self._task, steps)
+
+    def set(self, *, done: int | None = None, total: int | None = None) -> None:
+        # rich takes None as "unchanged" for both.
+        self._progress.update(self._task, completed=done, total=total)
+
+
+def _write_array(items: Iterator[object]) -> None:
+    before = "[\n"
+    for item in items:
+        sys.stdout.write(before + "  " + json.dumps(item, default=encode, ensure_ascii=False))
+        before = ",\n"
+    sys.stdout.write("[]\n" if before == "[\n" else "\n]\n")
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) -> str:
+    fitted = (_fit(cell, width, right) for cell, width, right in zip(cells, widths, numeric, strict=True))
+    return "  ".join(fitted)
+
+
+def _fit(cell: str, width: int, right: bool) -> str:
+    while _width(cell) > width:
+        cell = cell.removesuffix("…")[:-1] + "…"
+    padding = " " * (width - _width(cell))
+    return padding + cell if right else cell + padding
+
+
+def _width(text: str) -> int:
+    """Terminal columns of `text`: two for East Asian wide characters, none for combining ones."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(char) else 2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text
+    )
+
+
+def _is_number(cell: str) -> bool:
+    return cell == "-" or cell.replace(",", "").replace(".", "", 1).removesuffix("%").strip().isdigit()
+
+
+def _terminal_width() -> int:
+    import shutil
+
+    return shutil.get_terminal_size().columns
