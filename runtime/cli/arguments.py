@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
             known = re.findall(r"'(.*?)'", choice["known"]) or choice["known"].split(", ")
             raise UnknownName("choice", choice["value"], known, where=f"for `{choice['option']}`", hint=hint)
         text = re.sub(r"^argument (\S+): ", lambda found: f"`{found[1].split('/')[0]}` of `{self.prog}`: ", message)
-        raise RequestRefused(text, facts=[self._usage_line()], hint=hint)
+        raise RequestRefused(text.replace("'", "`"), facts=[self._usage_line()], hint=hint)
 
     def _known_options(self) -> list[str]:
         return [name for action in self._actions if action.help != argparse.SUPPRESS for name in action.option_strings]

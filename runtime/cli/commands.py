@@ -204,7 +204,7 @@ def _explain_option(problem: click_exceptions.NoSuchOption, command: str) -> Run
 
 
 def _usage_message(problem: click_exceptions.ClickException, command: str) -> str:
-    """`problem` in our words: `--slots` of `runtime worker`: 'x' is not a valid integer."""
+    """`problem` in our words: `--slots` of `runtime worker`: `x` is not a valid int."""
     ctx = getattr(problem, "ctx", None)
     param = getattr(problem, "param", None)
     if isinstance(problem, click_exceptions.MissingParameter) and param is not None:

@@ -1,0 +1,123 @@
+"""Fixtures that every suite may use: real components, golden files, and a clean environment."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.services_support import MotoServer, PubsubEmulator, RedisServer, find_emulator_jar, require
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+GOLDEN_FOLDER = Path(__file__).parent / "golden"
+
+INSTALL_SERVICES = "make services"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-goldens", action="store_true", help="rewrite the golden files instead of comparing")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "golden: compares with a golden file (set by the `golden` fixture)")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by the fixtures they use, so that none is forgotten: services as `service`, golden files as `golden`."""
+    services = {"pubsub_server", "pubsub_emulator", "moto_process", "moto_server", "redis_server"}
+    for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if fixtures & services:
+            item.add_marker(pytest.mark.service)
+        if "golden" in fixtures:
+            item.add_marker(pytest.mark.golden)
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_of_the_developer(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tests see neither the developer's stack nor their data folder, and cannot write to it."""
+    for name in list(os.environ):
+        if name.startswith("RUNTIME_") and name != "RUNTIME_REQUIRE_SERVICES":
+            monkeypatch.delenv(name)
+    home = tmp_path_factory.getbasetemp() / "home"
+    monkeypatch.setenv("XDG_DATA_HOME", str(home / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
+
+
+@pytest.fixture(scope="session")
+def pubsub_server() -> Iterator[PubsubEmulator]:
+    """The running Pub/Sub emulator; sets no environment. Most tests want `pubsub_emulator`."""
+    jar = find_emulator_jar()
+    require("the Pub/Sub emulator", jar, INSTALL_SERVICES)
+    require("a Java runtime", shutil.which("java"), INSTALL_SERVICES)
+    emulator = PubsubEmulator(jar).start()
+    yield emulator
+    emulator.stop()
+
+
+@pytest.fixture
+def pubsub_emulator(pubsub_server: PubsubEmulator, monkeypatch: pytest.MonkeyPatch) -> PubsubEmulator:
+    """The Pub/Sub emulator, empty, with PUBSUB_EMULATOR_HOST set for this test and its children."""
+    if pubsub_server.pid is None:
+        pubsub_server.start()
+    pubsub_server.reset()
+    for name, value in pubsub_server.environment.items():
+        monkeypatch.setenv(name, value)
+    return pubsub_server
+
+
+@pytest.fixture(scope="session")
+def moto_process() -> Iterator[MotoServer]:
+    """The running moto server; sets no environment. Most tests want `moto_server`."""
+    require("moto", importlib.util.find_spec("moto"), "make test")
+    server = MotoServer().start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def moto_server(moto_process: MotoServer, monkeypatch: pytest.MonkeyPatch) -> MotoServer:
+    """moto's S3 and EC2, empty, with endpoint and credentials in the environment of this test and its children."""
+    moto_process.reset()
+    for name, value in moto_process.environment.items():
+        monkeypatch.setenv(name, value)
+    return moto_process
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """A running Redis that keeps nothing on disk."""
+    require("Redis", shutil.which("redis-server"), INSTALL_SERVICES)
+    server = RedisServer().start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden("slurm/array.sh", text)` compares with `tests/golden/slurm/array.sh`; `make goldens` rewrites it."""
+    return GoldenFiles(GOLDEN_FOLDER, update=request.config.getoption("--update-goldens")).check
+
+
+class GoldenFiles:
+    """Files that rendered text must equal, byte for byte."""
+
+    def __init__(self, folder: Path, *, update: bool) -> None:
+        self._folder, self._update = folder, update
+
+    def check(self, name: str, text: str) -> None:
+        path = self._folder / name
+        if self._update:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            return
+        if not path.exists():
+            pytest.fail(f"no golden file {path.name}; write it with `make goldens` and review it", pytrace=False)
+        assert text == path.read_text(), f"{name} differs; if that is meant, run `make goldens` and review the diff"

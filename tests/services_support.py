@@ -1,0 +1,242 @@
+"""Real components for tests and benchmarks: how each is found, started on a free port, and stopped.
+
+Nothing here needs pytest but `require`, so the benchmarks start their services with the same code.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+REQUIRE_VARIABLE = "RUNTIME_REQUIRE_SERVICES"
+
+_EMULATOR_FOLDERS = (
+    "/usr/lib/google-cloud-sdk",
+    "/usr/share/google-cloud-sdk",
+    "~/google-cloud-sdk",
+    "/opt/google-cloud-sdk",
+)
+# Fast start and a small heap: the emulator of a test lives for seconds.
+_JVM_FLAGS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m")
+
+
+def require(component: str, found: object, install: str) -> None:
+    """Return if `component` was found; otherwise skip the test with the reason and the command that installs it.
+
+    Under RUNTIME_REQUIRE_SERVICES=1, which CI sets, the test fails instead.
+    """
+    import pytest
+
+    if found:
+        return
+    reason = f"{component} is not installed; install it with `{install}`"
+    if os.environ.get(REQUIRE_VARIABLE) == "1":
+        pytest.fail(f"{reason} ({REQUIRE_VARIABLE}=1 makes this a failure)", pytrace=False)
+    pytest.skip(reason)
+
+
+def find_emulator_jar() -> Path | None:
+    """The Pub/Sub emulator of an installed Google Cloud CLI, wherever that is."""
+    gcloud = shutil.which("gcloud")
+    roots = [Path(gcloud).resolve().parent.parent] if gcloud else []
+    roots += [Path(folder).expanduser() for folder in _EMULATOR_FOLDERS]
+    jars = (jar for root in roots for jar in sorted(root.glob("platform/pubsub-emulator/lib/*.jar"), reverse=True))
+    return next(jars, None)
+
+
+class Service:
+    """A child process that listens on a port of 127.0.0.1 and dies with us."""
+
+    name = "service"
+
+    def __init__(self) -> None:
+        self.port = find_free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def start(self, *, timeout_s: float = 30) -> Self:
+        """Start on the same port as before and return when it answers. Raises RuntimeError with its output if it dies."""
+        # A test run that is killed must leave no JVM behind. setpriv is part of every Debian; elsewhere we do without.
+        tied_to_us = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+        # A file and not a pipe: nobody reads while the service runs, and a chatty one would block.
+        with tempfile.TemporaryFile() as output:
+            self._process = subprocess.Popen(
+                [*tied_to_us, *self._command()], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            )
+            deadline = time.monotonic() + timeout_s
+            while not self._is_ready():
+                code = self._process.poll()
+                if code is not None or time.monotonic() > deadline:
+                    self.kill()
+                    output.seek(0)
+                    said = output.read()[-2000:].decode(errors="replace")
+                    raise RuntimeError(f"{self.name} did not start (exit code {code}): {said}")
+                time.sleep(0.02)
+        return self
+
+    def stop(self) -> None:
+        """End it with SIGTERM; stopping twice changes nothing."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it with SIGKILL, as a crash would."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """Stop and start on the same port; what it held in memory is gone."""
+        self.kill()
+        self.start()
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(number)
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def _command(self) -> list[str]:
+        raise NotImplementedError
+
+    def _is_ready(self) -> bool:
+        raise NotImplementedError
+
+
+class PubsubEmulator(Service):
+    """Google's Pub/Sub emulator, without gcloud's wrapper, which would leave the JVM behind.
+
+    It keeps everything in memory and forgets it when restarted. Clients need `environment` and any project name.
+    """
+
+    name = "Pub/Sub emulator"
+
+    def __init__(self, jar: Path | None = None) -> None:
+        super().__init__()
+        self.jar = jar or find_emulator_jar()
+        self._projects = 0
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"PUBSUB_EMULATOR_HOST": self.address}
+
+    def new_project(self) -> str:
+        """A project name that no test has used yet, so that topics of two tests never meet."""
+        self._projects += 1
+        return f"test-project-{self._projects}"
+
+    def reset(self) -> None:
+        """Forget every topic and subscription; clients stay connected."""
+        _request("POST", self.port, "/reset")
+
+    def _command(self) -> list[str]:
+        return ["java", *_JVM_FLAGS, "-jar", str(self.jar), "--host=127.0.0.1", f"--port={self.port}"]
+
+    def _is_ready(self) -> bool:
+        return "Ok" in (_request("GET", self.port, "/") or "")
+
+
+class MotoServer(Service):
+    """S3 and EC2 as moto serves them. Clients need `environment`, which holds made-up credentials."""
+
+    name = "moto server"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+            "AWS_REGION": "us-east-1",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def reset(self) -> None:
+        """Forget every bucket and machine."""
+        _request("POST", self.port, "/moto-api/reset")
+
+    def _command(self) -> list[str]:
+        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+
+    def _is_ready(self) -> bool:
+        return _request("GET", self.port, "/moto-api/data.json") is not None
+
+
+class RedisServer(Service):
+    """Redis without persistence."""
+
+    name = "Redis"
+
+    @property
+    def url(self) -> str:
+        return f"redis://{self.address}/0"
+
+    def _command(self) -> list[str]:
+        return ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+
+    def _is_ready(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
+                connection.sendall(b"PING\r\n")
+                return connection.recv(16).startswith(b"+PONG")
+        except OSError:
+            return False
+
+
+def find_free_port() -> int:
+    """A TCP port of 127.0.0.1 that nothing listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_until(condition: Callable[[], bool], *, timeout_s: float = 10, every_s: float = 0.02) -> bool:
+    """Whether `condition` came true in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(every_s)
+    return True
+
+
+def _request(method: str, port: int, path: str) -> str | None:
+    # http.client and not urllib: a proxy of the environment must not come between us and 127.0.0.1.
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request(method, path)
+        response = connection.getresponse()
+        body = response.read().decode(errors="replace")
+        return body if response.status < 400 else None
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()

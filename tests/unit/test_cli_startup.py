@@ -1,0 +1,132 @@
+"""What the command line loads and costs before a command does anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from runtime import __version__
+from runtime.cli.commands import COMMANDS, load_command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HEAVY = {
+    "beaker", "boto3", "botocore", "google", "jsonargparse", "kubernetes", "obstore", "pulumi", "pydantic", "ray", "rich",
+}  # fmt: skip
+HELP_CPU_S = 0.15
+
+
+def run_cli(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "runtime", *args],
+        env={**os.environ, "COLUMNS": "100", **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def loaded_by(code: str) -> set[str]:
+    """Every module that `code` leaves imported, in an interpreter of its own."""
+    script = f"import sys, json\n{code}\nsys.stderr.write(json.dumps(list(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    return set(json.loads(done.stderr))
+
+
+def heavy_of(modules: set[str]) -> set[str]:
+    return {module.partition(".")[0] for module in modules} & HEAVY
+
+
+@pytest.mark.parametrize(
+    "module", ["runtime", "runtime.cli", "runtime.cli.main", "runtime.cli.commands", "runtime.cli.show"]
+)
+def test_import_loads_no_cloud_library(module: str) -> None:
+    assert heavy_of(loaded_by(f"import {module}")) == set()
+
+
+def test_heavy_import_is_noticed() -> None:
+    assert heavy_of(loaded_by("import rich.text")) == {"rich"}
+
+
+def test_help_loads_no_command_and_no_cloud_library() -> None:
+    modules = loaded_by("from runtime.cli.main import main\nassert main(['--help']) == 0")
+
+    assert heavy_of(modules) == set()
+    assert modules & {module for module, _ in COMMANDS.values()} == set()
+
+
+def test_version_loads_no_typer() -> None:
+    modules = loaded_by("from runtime.cli.main import main\nassert main(['--version']) == 0")
+
+    assert modules & {"typer", "argparse"} == set()
+
+
+def test_worker_is_dispatched_without_typer() -> None:
+    stand_in = "import types; worker = types.ModuleType('worker'); worker.main = lambda argv: len(argv)"
+    register = "sys.modules['runtime.cli.worker'] = worker"
+    modules = loaded_by(
+        f"{stand_in}; {register}\nfrom runtime.cli.main import main\nassert main(['worker', '--slots', '2']) == 2"
+    )
+
+    assert "typer" not in modules
+
+
+def test_version_is_printed() -> None:
+    done = run_cli("--version")
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"runtime {__version__}\n", "")
+
+
+def test_help_reads_as_reviewed(golden: Callable[[str, str], None]) -> None:
+    done = run_cli("--help")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    golden("cli/help.txt", done.stdout)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_loads_and_has_a_help(name: str) -> None:
+    command = load_command(name)
+
+    assert command.name == name
+    assert run_cli(name, "--help").returncode == 0
+
+
+def test_no_command_prints_help() -> None:
+    assert run_cli().stdout == run_cli("--help").stdout
+
+
+def test_help_stays_within_its_cpu_time() -> None:
+    assert min(cpu_s("--help") for _ in range(5)) <= HELP_CPU_S
+
+
+def cpu_s(*args: str) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    run_cli(*args)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_completion_offers_commands_and_options() -> None:
+    commands = run_cli(_RUNTIME_COMPLETE="complete_bash", COMP_WORDS="runtime sta", COMP_CWORD="1")
+    options = run_cli(_RUNTIME_COMPLETE="complete_bash", COMP_WORDS="runtime completion --h", COMP_CWORD="2")
+
+    assert commands.stdout.split() == ["status", "stack"]
+    assert options.stdout.split() == ["--help"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_script_calls_us_back(shell: str) -> None:
+    done = run_cli("completion", shell)
+
+    assert done.returncode == 0
+    assert f"_RUNTIME_COMPLETE=complete_{shell}" in done.stdout

@@ -1,0 +1,66 @@
+"""The checkers of the test suite itself: each is fed what it must refuse."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conftest import GoldenFiles
+from tests.services_support import REQUIRE_VARIABLE, Service, require
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_require_found_component_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(REQUIRE_VARIABLE, "1")
+
+    require("Redis", "/usr/bin/redis-server", "make services")
+
+
+def test_require_missing_component_skips_with_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(REQUIRE_VARIABLE, raising=False)
+
+    with pytest.raises(pytest.skip.Exception) as skipped:
+        require("Redis", None, "make services")
+
+    assert str(skipped.value) == "Redis is not installed; install it with `make services`"
+
+
+def test_require_missing_component_fails_where_services_are_demanded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(REQUIRE_VARIABLE, "1")
+
+    with pytest.raises(pytest.fail.Exception) as failed:
+        require("Redis", None, "make services")
+
+    assert "make services" in str(failed.value)
+
+
+def test_service_that_dies_at_start_is_reported_with_its_output() -> None:
+    class Broken(Service):
+        name = "broken service"
+
+        def _command(self) -> list[str]:
+            return ["sh", "-c", "echo no room for me; exit 7"]
+
+        def _is_ready(self) -> bool:
+            return False
+
+    service = Broken()
+
+    with pytest.raises(RuntimeError, match=r"broken service did not start \(exit code 7\): no room for me"):
+        service.start()
+
+    assert service.pid is None
+
+
+def test_golden_that_differs_or_is_missing_fails_and_update_writes_it(tmp_path: Path) -> None:
+    compare, update = GoldenFiles(tmp_path, update=False), GoldenFiles(tmp_path, update=True)
+
+    with pytest.raises(pytest.fail.Exception):
+        compare.check("a/script.sh", "one\n")
+    update.check("a/script.sh", "one\n")
+    compare.check("a/script.sh", "one\n")
+    with pytest.raises(AssertionError):
+        compare.check("a/script.sh", "two\n")
