@@ -1,0 +1,171 @@
+"""What a user sets: the project's file and the environment, as frozen dataclasses.
+
+The only module that reads environment variables for settings. The project's file is the nearest, going up from the
+working directory, of a `runtime.toml` and a `pyproject.toml` that has a `[tool.runtime]` table.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+
+from runtime.errors import InvalidValue, NotPossible, RequestRefused, UnknownName
+
+APP: Final = "research-runtime"
+Durability = Literal["full", "normal"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Project:
+    """The table `[tool.runtime]` of pyproject.toml, or all of runtime.toml."""
+
+    root: Path
+    """Folder of the file; relative paths in it start here. The working directory where there is no file."""
+    file: Path | None = None
+    stack: str | None = None
+    queue: str | None = None
+    outputs: str | None = None
+    """Path or URL of a published contract."""
+    workflow_packages: tuple[str, ...] = ()
+    """Packages under which a project is looked for, after its name as given."""
+    workflow_setup: str | None = None
+    """`module:function`, called once in each process that runs workflows."""
+    env_files: tuple[str, ...] = ()
+    """Dotenv files loaded before that; variables that are already set stay."""
+    targets: Mapping[str, Any] = field(default_factory=dict)
+    """Named places to launch, as written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All that is set for this user, this machine and this project."""
+
+    project: Project
+    data_dir: Path
+    """The local stack's file and output folder."""
+    cache_dir: Path
+    config_dir: Path
+    stack: str | None = None
+    queue: str | None = None
+    outputs: str | None = None
+    """Path or URL of a published contract; the environment's wins over the project's."""
+    durability: Durability = "full"
+
+    @property
+    def default_stack_file(self) -> Path:
+        """Holds the stack that `runtime stack use` chose."""
+        return self.config_dir / "default-stack"
+
+
+def load_settings(environ: Mapping[str, str] | None = None, folder: Path | None = None) -> Settings:
+    """Read everything once. Raises `RequestRefused` for what cannot be understood, naming file and key."""
+    env = os.environ if environ is None else environ
+    project = load_project(folder)
+    config_dir = _user_folder(env, "XDG_CONFIG_HOME", ".config")
+    stack = env.get("RUNTIME_STACK") or project.stack or _read_line(config_dir / "default-stack")
+    return Settings(
+        project=project,
+        data_dir=Path(env.get("RUNTIME_DATA_DIR") or _user_folder(env, "XDG_DATA_HOME", ".local/share")).expanduser(),
+        cache_dir=_user_folder(env, "XDG_CACHE_HOME", ".cache"),
+        config_dir=config_dir,
+        stack=stack,
+        queue=env.get("RUNTIME_QUEUE") or project.queue,
+        outputs=env.get("RUNTIME_OUTPUTS") or project.outputs,
+        durability=check_durability(env.get("RUNTIME_DURABILITY") or "full"),
+    )
+
+
+def check_durability(value: str) -> Durability:
+    if value not in ("full", "normal"):
+        raise InvalidValue("durability", value, "full, or normal to let a power cut undo the last settlements")
+    return cast(Durability, value)
+
+
+def load_project(folder: Path | None = None) -> Project:
+    """The nearest project file at or above `folder`, or the defaults where there is none."""
+    start = (folder or Path.cwd()).absolute()
+    for each in (start, *start.parents):
+        for name in ("runtime.toml", "pyproject.toml"):
+            table = _read_table(each / name)
+            if table is not None:
+                return _parse_project(table, each / name)
+    return Project(root=start)
+
+
+def _user_folder(env: Mapping[str, str], variable: str, fallback: str) -> Path:
+    base = env.get(variable)
+    # The XDG specification has relative paths ignored.
+    folder = Path(base) if base and Path(base).is_absolute() else Path.home() / fallback
+    return folder / APP
+
+
+def _read_line(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8").strip() or None
+    except OSError:
+        return None
+
+
+def _read_table(path: Path) -> Mapping[str, Any] | None:
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    in_pyproject = path.name == "pyproject.toml"
+    # Most pyproject files have no such table; a look at the bytes saves loading a TOML parser for them.
+    if in_pyproject and b"runtime" not in data:
+        return None
+    import tomllib
+
+    try:
+        table = tomllib.loads(data.decode())
+    except ValueError as problem:
+        raise RequestRefused(f"`{path}` cannot be read: {problem}", hint="correct the file there") from None
+    if not in_pyproject:
+        return table
+    found = table.get("tool", {}).get("runtime")
+    return found if isinstance(found, dict) else None
+
+
+_SETTABLE: Final = tuple(each.name for each in fields(Project) if each.name not in ("root", "file"))
+_LISTS: Final = ("workflow_packages", "env_files")
+
+
+def _parse_project(table: Mapping[str, Any], file: Path) -> Project:
+    where = f"in `{file}`"
+    values: dict[str, Any] = {}
+    for name, value in table.items():
+        if name not in _SETTABLE:
+            hint = "settings stand at the top level of runtime.toml" if name == "tool" else None
+            raise UnknownName("setting", name, _SETTABLE, where=where, hint=hint)
+        if name == "targets":
+            values[name] = _checked(value, dict, f"{name} {where}", "a table for each target")
+        elif name in _LISTS:
+            allowed = 'a list of strings, such as ["rslp"]'
+            items = _checked(value, list, f"{name} {where}", allowed)
+            values[name] = tuple(_checked(item, str, f"{name} {where}", allowed) for item in items)
+        else:
+            values[name] = _checked(value, str, f"{name} {where}", "a string")
+    return Project(root=file.parent, file=file, **values)
+
+
+def _checked(value: object, kind: type, what: str, allowed: str) -> Any:
+    if not isinstance(value, kind) or value == "":
+        raise InvalidValue(what, value, allowed)
+    return value
+
+
+def remember_stack(name: str, settings: Settings) -> Path:
+    """Make `name` the stack of commands that name none; returns the file that says so."""
+    path = settings.default_stack_file
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name + "\n", encoding="utf-8")
+    except OSError as problem:
+        raise NotPossible(
+            f"cannot remember the stack in `{path}`: {problem.strerror}", hint="set RUNTIME_STACK instead"
+        ) from problem
+    return path
