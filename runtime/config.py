@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, cast
 from runtime.errors import InvalidValue, NotPossible, RequestRefused, UnknownName
 
 APP: Final = "research-runtime"
+DEFAULT_STACK_FILE: Final = "default-stack"
 Durability = Literal["full", "normal"]
 
 
@@ -57,7 +58,7 @@ class Settings:
     @property
     def default_stack_file(self) -> Path:
         """Holds the stack that `runtime stack use` chose."""
-        return self.config_dir / "default-stack"
+        return self.config_dir / DEFAULT_STACK_FILE
 
 
 def load_settings(environ: Mapping[str, str] | None = None, folder: Path | None = None) -> Settings:
@@ -65,17 +66,26 @@ def load_settings(environ: Mapping[str, str] | None = None, folder: Path | None 
     env = os.environ if environ is None else environ
     project = load_project(folder)
     config_dir = _user_folder(env, "XDG_CONFIG_HOME", ".config")
-    stack = env.get("RUNTIME_STACK") or project.stack or _read_line(config_dir / "default-stack")
+    outputs = env.get("RUNTIME_OUTPUTS") or project.outputs
     return Settings(
         project=project,
         data_dir=Path(env.get("RUNTIME_DATA_DIR") or _user_folder(env, "XDG_DATA_HOME", ".local/share")).expanduser(),
         cache_dir=_user_folder(env, "XDG_CACHE_HOME", ".cache"),
         config_dir=config_dir,
-        stack=stack,
+        stack=_choose_stack(env, project, config_dir / DEFAULT_STACK_FILE),
         queue=env.get("RUNTIME_QUEUE") or project.queue,
-        outputs=env.get("RUNTIME_OUTPUTS") or project.outputs,
+        outputs=outputs,
         durability=check_durability(env.get("RUNTIME_DURABILITY") or "full"),
     )
+
+
+def _choose_stack(env: Mapping[str, str], project: Project, remembered: Path) -> str | None:
+    """Nearest wins: the environment, the project, the user's choice; a contract named at one level hides those below."""
+    if env.get("RUNTIME_STACK") or env.get("RUNTIME_OUTPUTS"):
+        return env.get("RUNTIME_STACK") or None
+    if project.stack or project.outputs:
+        return project.stack
+    return _read_line(remembered)
 
 
 def check_durability(value: str) -> Durability:

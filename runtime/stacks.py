@@ -1,0 +1,571 @@
+"""Finds a stack's outputs and opens its queues and records.
+
+Where outputs are looked for, in this order: the `pulumi` CLI where a stack is named and it is installed; a published
+copy (`RUNTIME_OUTPUTS`, a path or URL); the cache of what was last read; and where nothing is configured, the built-in
+stack `local`: one embedded file in the user's data folder.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from runtime.config import Settings, load_settings
+from runtime.errors import (
+    InvalidContract,
+    InvalidValue,
+    MissingExtra,
+    NotPossible,
+    RequestRefused,
+    RuntimeFailure,
+    StoreUnavailable,
+    UnknownName,
+)
+from runtime.outputs import (
+    OUTPUT_NAME,
+    OtherQueueOutput,
+    PubSubQueueOutput,
+    QueueOutput,
+    RecordsOutput,
+    SqliteQueueOutput,
+    StackOutputs,
+    decode_outputs,
+    outputs_fields,
+    parse_outputs,
+)
+from runtime.queues.base import DEFAULT_QUEUE
+from runtime.units import format_duration, format_time, parse_time
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from runtime.queues.base import Queue
+    from runtime.records.base import RecordStore
+
+LOCAL: Final = "local"
+PULUMI_PATIENCE_S: Final = 60
+
+log = logging.getLogger(__name__)
+
+
+class PulumiFailed(RequestRefused):
+    """The `pulumi` CLI could not tell a stack's outputs; `reason` is one line."""
+
+    def __init__(self, stack: str, reason: str, *, hint: str) -> None:
+        self.stack, self.reason = stack, reason
+        super().__init__(f"outputs of stack `{stack}` cannot be read: {reason}", hint=hint)
+
+
+class StackNotFound(UnknownName):
+    """No source has the stack; `tried` says what each one answered."""
+
+    def __init__(self, name: str, known: list[str], tried: list[str], *, hint: str) -> None:
+        super().__init__("stack", name, known, hint=hint)
+        self.tried = tried
+        self.facts = (*self.facts, *tried)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundStack:
+    outputs: StackOutputs
+    source: str
+    """`built-in`, `pulumi`, or the path or URL it was read from."""
+    read_at: datetime
+    cached: bool = False
+    """From the cache: the source itself did not answer now."""
+
+    @property
+    def name(self) -> str:
+        return self.outputs.stack
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedStack:
+    name: str
+    source: str
+    default: bool
+    """Commands that name no stack use it."""
+    read_at: datetime | None = None
+
+
+def local_outputs(settings: Settings) -> StackOutputs:
+    """The built-in stack: queue and records in one file of the user's data folder."""
+    path = str(settings.data_dir / "local.db")
+    return StackOutputs(
+        stack=LOCAL,
+        records=RecordsOutput(url=f"sqlite:{path}"),
+        queues={DEFAULT_QUEUE: SqliteQueueOutput(path=path)},
+    )
+
+
+def find_stack(name: str | None = None, *, settings: Settings | None = None) -> FoundStack:
+    """Read the outputs of `name`, or of the configured stack, or of `local` where none is configured.
+
+    What is read is kept in the cache; where only the cache answers, a warning says how old it is. Raises
+    `StackNotFound` with what each source said, `InvalidContract` for a contract that cannot be used.
+    """
+    settings = settings or load_settings()
+    name = name or settings.stack
+    if name == LOCAL or (name is None and settings.outputs is None):
+        return FoundStack(outputs=local_outputs(settings), source="built-in", read_at=datetime.now(UTC))
+    if name is None:
+        return _find_published(settings)
+    return _find_named(name, settings)
+
+
+def pull_stack(source: str, *, settings: Settings | None = None) -> FoundStack:
+    """Read a stack from its source now, never from the cache, and keep it there. `source` is a name, path or URL."""
+    settings = settings or load_settings()
+    if is_location(source):
+        return _remember(_parse_published(source), settings)
+    if source == LOCAL:
+        raise NotPossible("stack `local` is built in: there is nothing to pull", hint="`runtime stack show local`")
+    return _find_named(source, settings, allow_cache=False)
+
+
+def list_stacks(*, settings: Settings | None = None) -> list[ListedStack]:
+    """Every stack that can be named here: the built-in one, Pulumi's, the published copy, and the cached ones."""
+    settings = settings or load_settings()
+    chosen = settings.stack
+    found: dict[str, ListedStack] = {}
+
+    def add(name: str, source: str, read_at: datetime | None = None) -> None:
+        default = name == (chosen or (LOCAL if settings.outputs is None else None))
+        if name not in found:
+            found[name] = ListedStack(name=name, source=source, default=default, read_at=read_at)
+
+    add(LOCAL, "built-in")
+    for name in _pulumi_stacks():
+        add(name, "pulumi")
+    for cached in _cached_stacks(settings):
+        add(cached.name, cached.source, cached.read_at)
+    if settings.outputs is not None:
+        published = _try_published(settings.outputs)
+        if isinstance(published, FoundStack):
+            found.pop(published.name, None)
+            default = chosen in (None, published.name)
+            found[published.name] = ListedStack(
+                name=published.name, source=published.source, default=default, read_at=published.read_at
+            )
+    return sorted(found.values(), key=lambda stack: (stack.name != LOCAL, stack.name))
+
+
+def is_location(text: str) -> bool:
+    """Whether `text` is a path or URL rather than the name of a stack."""
+    return "://" in text or text.startswith(("file:", "/", "./", "../", "~")) or text.endswith(".json")
+
+
+# sources
+
+
+def _find_named(name: str, settings: Settings, *, allow_cache: bool = True) -> FoundStack:
+    tried: list[str] = []
+    hint = f"`runtime stack pull URL` reads a published copy; `pulumi up --stack {name}` makes the stack"
+    first: RuntimeFailure | None = None
+    if shutil.which("pulumi"):
+        try:
+            return _remember(_read_pulumi(name), settings, name)
+        except PulumiFailed as problem:
+            tried.append(f"pulumi: {problem.reason}")
+            hint, first = problem.hint or hint, problem
+    else:
+        tried.append("pulumi: not installed here")
+    if settings.outputs is None:
+        tried.append("RUNTIME_OUTPUTS: not set")
+    else:
+        published = _try_published(settings.outputs)
+        if isinstance(published, RuntimeFailure):
+            tried.append(f"RUNTIME_OUTPUTS: {published.message}")
+            first = first or published
+        elif published.name == name or name.endswith(f"/{published.name}"):
+            return _remember(published, settings, name)
+        else:
+            tried.append(f"RUNTIME_OUTPUTS: `{settings.outputs}` holds stack `{published.name}`")
+    cached = _read_cache(name, settings)
+    if cached is not None and allow_cache:
+        return _say_cached(cached, tried[0] if shutil.which("pulumi") else tried[-1])
+    if cached is not None and is_location(cached.source):
+        return _remember(_parse_published(cached.source), settings)
+    tried.append(f"cache: no copy in `{_cache_folder(settings)}`")
+    known = [LOCAL, *(stack.name for stack in _cached_stacks(settings)), *_pulumi_stacks()]
+    raise StackNotFound(name, sorted(set(known)), tried, hint=hint) from first
+
+
+def _find_published(settings: Settings) -> FoundStack:
+    assert settings.outputs is not None
+    published = _try_published(settings.outputs)
+    if isinstance(published, FoundStack):
+        return _remember(published, settings)
+    for cached in _cached_stacks(settings):
+        if cached.source == settings.outputs:
+            return _say_cached(cached, published.message)
+    raise published
+
+
+def _say_cached(cached: FoundStack, why: str) -> FoundStack:
+    age = format_duration(datetime.now(UTC) - cached.read_at)
+    log.warning("using outputs of stack `%s` as read %s ago from %s (%s)", cached.name, age, cached.source, why)
+    return cached
+
+
+def _try_published(source: str) -> FoundStack | StoreUnavailable | RequestRefused:
+    """A contract that is there and cannot be used is raised; one that cannot be reached is returned as the reason."""
+    try:
+        return _parse_published(source)
+    except InvalidContract:
+        raise
+    except (StoreUnavailable, RequestRefused) as problem:
+        return problem
+
+
+def _parse_published(source: str) -> FoundStack:
+    outputs = decode_outputs(read_location(source), source=source)
+    return FoundStack(outputs=outputs, source=source, read_at=datetime.now(UTC))
+
+
+def read_location(source: str) -> bytes:
+    """The bytes at a path or a `file:`, `https://`, `gs://` or `s3://` URL; `StoreUnavailable` if they cannot be read."""
+    scheme = source.partition(":")[0] if "://" in source or source.startswith("file:") else ""
+    if scheme in ("", "file"):
+        path = Path(unquote(urlsplit(source).path) if scheme else source).expanduser()
+        try:
+            return path.read_bytes()
+        except OSError as problem:
+            raise StoreUnavailable(
+                f"cannot read `{path}`: {(problem.strerror or str(problem)).lower()}",
+                hint="check RUNTIME_OUTPUTS, or `runtime stack list`",
+                retryable=False,
+            ) from problem
+    if scheme in ("http", "https"):
+        return _read_web(source)
+    if scheme in ("gs", "s3"):
+        return _read_bucket(source, scheme)
+    raise InvalidValue("location", source, "a path or a file:, https://, gs:// or s3:// URL")
+
+
+def _read_web(url: str) -> bytes:
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            data: bytes = answer.read()
+            return data
+    except OSError as problem:
+        raise StoreUnavailable(f"cannot read `{url}`: {problem}", hint="check the URL and the network") from problem
+
+
+def _read_bucket(url: str, scheme: str) -> bytes:
+    folder, _, name = url.rpartition("/")
+    try:
+        from obstore.exceptions import BaseError
+        from obstore.store import from_url
+    except ModuleNotFoundError:
+        raise MissingExtra(f"reading `{url}`", "gcp" if scheme == "gs" else "ec2") from None
+    try:
+        return bytes(from_url(folder).get(name).bytes())
+    except (BaseError, OSError, ValueError) as problem:
+        text = str(problem).strip().partition("\n")[0]
+        login = "gcloud auth application-default login" if scheme == "gs" else "aws sso login, or set AWS_PROFILE"
+        raise StoreUnavailable(
+            f"cannot read `{url}`: {text}", hint=f"check the URL and your login: {login}"
+        ) from problem
+
+
+# pulumi
+
+
+def _read_pulumi(name: str) -> FoundStack:
+    answer = _run_pulumi("stack", "output", OUTPUT_NAME, "--json", "--stack", name)
+    if answer is None:
+        raise PulumiFailed(
+            name, f"pulumi did not answer within {PULUMI_PATIENCE_S} s", hint="try it by hand: pulumi whoami"
+        )
+    if answer.returncode:
+        raise _explain_pulumi(name, answer.stderr)
+    try:
+        value = json.loads(answer.stdout)
+    except ValueError:
+        raise PulumiFailed(
+            name, "pulumi printed no JSON", hint=f"see what `pulumi stack output --json --stack {name}` prints"
+        ) from None
+    outputs = parse_outputs(value, source="pulumi")
+    return FoundStack(outputs=outputs, source="pulumi", read_at=datetime.now(UTC))
+
+
+def _explain_pulumi(stack: str, stderr: str) -> PulumiFailed:
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    text = " ".join(lines).lower()
+    said = next(
+        (line for line in reversed(lines) if "error" in line.lower()), lines[-1] if lines else "no reason given"
+    )
+    said = said.partition("error: ")[2] or said
+    if "passphrase" in text:
+        return PulumiFailed(
+            stack,
+            "pulumi needs the stack's passphrase, though the contract holds no secret",
+            hint="set PULUMI_CONFIG_PASSPHRASE or PULUMI_CONFIG_PASSPHRASE_FILE, or read the published copy: RUNTIME_OUTPUTS=URL",
+        )
+    if "does not have output property" in text:
+        return PulumiFailed(stack, f"the stack exports no `{OUTPUT_NAME}`", hint=f"run `pulumi up --stack {stack}`")
+    if "no stack named" in text or "no pulumi.yaml" in text or "no pulumi project" in text:
+        return PulumiFailed(
+            stack,
+            said,
+            hint="run it in the folder that holds Pulumi.yaml, or name the stack as ORGANISATION/PROJECT/STACK",
+        )
+    if "pulumi login" in text or "access token" in text:
+        return PulumiFailed(stack, "pulumi is not logged in", hint="pulumi login")
+    return PulumiFailed(stack, said, hint=f"see what `pulumi stack output --stack {stack}` says")
+
+
+def _pulumi_stacks() -> list[str]:
+    answer = _run_pulumi("stack", "ls", "--json") if shutil.which("pulumi") else None
+    if answer is None or answer.returncode:
+        return []
+    try:
+        return [str(stack["name"]) for stack in json.loads(answer.stdout)]
+    except (ValueError, KeyError, TypeError):
+        return []
+
+
+def _run_pulumi(*args: str) -> subprocess.CompletedProcess[str] | None:
+    """The answer of the CLI, None if it took too long. It never asks: there may be nobody."""
+    try:
+        return subprocess.run(
+            ["pulumi", *args, "--non-interactive"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PULUMI_SKIP_UPDATE_CHECK": "true"},
+            timeout=PULUMI_PATIENCE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+
+
+# cache
+
+
+def _cache_folder(settings: Settings) -> Path:
+    return settings.cache_dir / "stacks"
+
+
+def _cache_path(name: str, settings: Settings) -> Path:
+    # A full Pulumi name has slashes.
+    return _cache_folder(settings) / f"{name.replace('/', '%2F')}.json"
+
+
+def _remember(found: FoundStack, settings: Settings, name: str | None = None) -> FoundStack:
+    """Keep it, as `name` where it was asked for by another, for when no source answers.
+
+    A cache that cannot be written stops nobody.
+    """
+    path = _cache_path(name or found.name, settings)
+    content = {
+        "source": found.source,
+        "read_at": format_time(found.read_at),
+        OUTPUT_NAME: outputs_fields(found.outputs),
+    }
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError as problem:
+        log.debug("cannot cache the outputs of stack %s: %s", found.name, problem)
+    return found
+
+
+def _read_cache(name: str, settings: Settings) -> FoundStack | None:
+    path = _cache_path(name, settings)
+    try:
+        content: dict[str, Any] = json.loads(path.read_bytes())
+        read_at, source = parse_time(content["read_at"]), str(content["source"])
+        contract = content[OUTPUT_NAME]
+    except (OSError, ValueError, KeyError, TypeError, RequestRefused):
+        return None
+    return FoundStack(outputs=parse_outputs(contract, source=str(path)), source=source, read_at=read_at, cached=True)
+
+
+def _cached_stacks(settings: Settings) -> Iterator[FoundStack]:
+    for path in sorted(_cache_folder(settings).glob("*.json")):
+        try:
+            found = _read_cache(path.stem.replace("%2F", "/"), settings)
+        except InvalidContract:
+            continue
+        if found is not None:
+            yield found
+
+
+# opening
+
+
+def open_stack(
+    name: str | None = None,
+    *,
+    queue: str | None = None,
+    durability: str | None = None,
+    settings: Settings | None = None,
+) -> OpenStack:
+    """The stack's queues and records, each opened on first use; see `find_stack` for how it is found.
+
+    `queue` is the queue that commands mean when they name none: one of the stack's, or a URL (`sqlite:/path.db#name`,
+    `pubsub:projects/P/subscriptions/S?topic=T`), whose records are then the stack's records too.
+    """
+    settings = settings or load_settings()
+    return OpenStack(find_stack(name, settings=settings), settings, queue=queue, durability=durability)
+
+
+class OpenStack:
+    """What work on a stack needs. Closing it closes what was opened."""
+
+    def __init__(
+        self, found: FoundStack, settings: Settings, *, queue: str | None = None, durability: str | None = None
+    ) -> None:
+        self.found = found
+        self.outputs = found.outputs
+        self.settings = settings
+        self.default_queue = queue or settings.queue or DEFAULT_QUEUE
+        self._durability = durability or settings.durability
+        self._queues: dict[str, Queue] = {}
+        self._records: RecordStore | None = None
+
+    @property
+    def name(self) -> str:
+        return self.outputs.stack
+
+    @property
+    def records(self) -> RecordStore:
+        """The store that the default queue settles into."""
+        if self._records is None:
+            if _is_queue_url(self.default_queue) or self._sqlite_output(self.default_queue):
+                self._records = self.queue().records
+            else:
+                self._records = self._open_records(f"stack `{self.name}`")
+        return self._records
+
+    def queue(self, name: str | None = None) -> Queue:
+        """The queue called `name`, or the default one; the same object each time.
+
+        Raises `UnknownName`, and `NotPossible` for a queue that has no record store beside it.
+        """
+        name = name or self.default_queue
+        if name not in self._queues:
+            self._queues[name] = self._open_queue(name)
+        return self._queues[name]
+
+    def queue_names(self) -> list[str]:
+        """The stack's queues; of the local stack the default one, though any name makes another."""
+        return sorted(self.outputs.queues)
+
+    def close(self) -> None:
+        queues = list(self._queues.values())
+        self._queues.clear()
+        records = [*(queue.records for queue in queues), *([self._records] if self._records else [])]
+        self._records = None
+        for each in [*queues, *{id(store): store for store in records}.values()]:
+            each.close()
+
+    def __enter__(self) -> OpenStack:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open_queue(self, name: str) -> Queue:
+        if _is_queue_url(name):
+            return self._open_queue_url(name)
+        output = self.outputs.queues.get(name)
+        if output is None and self.name == LOCAL:
+            # A queue of the embedded file comes into being when it is named.
+            output = self.outputs.queues[DEFAULT_QUEUE]
+        if output is None:
+            raise UnknownName("queue", name, self.outputs.queues, where=f"in stack `{self.name}`")
+        return self._open_output(name, output)
+
+    def _open_output(self, name: str, output: QueueOutput) -> Queue:
+        match output:
+            case SqliteQueueOutput(path=path):
+                return self._open_sqlite(Path(path), name)
+            case PubSubQueueOutput():
+                return self._open_pubsub(name, output, self._records or self._open_records(f"queue `{name}`"))
+            case OtherQueueOutput(kind=kind):
+                raise NotPossible(
+                    f"queue `{name}` of stack `{self.name}` is of kind `{kind}`",
+                    facts=["this release opens pubsub and sqlite queues"],
+                    hint="pip install --upgrade research-runtime",
+                )
+
+    def _open_queue_url(self, url: str) -> Queue:
+        kind, _, rest = url.partition(":")
+        if kind == "sqlite":
+            path, _, name = rest.partition("#")
+            if not path:
+                raise InvalidValue("queue", url, "sqlite:/path/to/file.db, or sqlite:/path/to/file.db#name")
+            return self._open_sqlite(Path(path).expanduser(), name or DEFAULT_QUEUE)
+        subscription, _, query = rest.partition("?")
+        values = dict(parse_qsl(query))
+        topic = values.pop("topic", "")
+        records_url = values.pop("records", None)
+        parts = subscription.split("/")
+        if len(parts) != 4 or parts[0] != "projects" or parts[2] != "subscriptions" or not topic or values:
+            raise InvalidValue(
+                "queue",
+                url,
+                "pubsub:projects/P/subscriptions/S?topic=T, and &records=URL where the stack has no records",
+            )
+        output = PubSubQueueOutput(
+            topic=topic if "/" in topic else f"projects/{parts[1]}/topics/{topic}", subscription=subscription
+        )
+        return self._open_pubsub(parts[3], output, self._open_records(f"queue `{url}`", records_url))
+
+    def _open_sqlite(self, path: Path, name: str) -> Queue:
+        from runtime.queues.sqlite import open_sqlite
+
+        queue, _ = open_sqlite(path, queue=name, durability=self._durability)
+        return queue
+
+    def _open_pubsub(self, name: str, output: PubSubQueueOutput, records: RecordStore) -> Queue:
+        try:
+            from runtime.queues.pubsub import open_pubsub
+        except ModuleNotFoundError as problem:
+            if (problem.name or "").startswith("google"):
+                raise MissingExtra(f"queue `{name}` on Pub/Sub", "gcp") from problem
+            raise
+        self._records = records
+        return open_pubsub(output, name=name, records=records)
+
+    def _open_records(self, needed_by: str, url: str | None = None) -> RecordStore:
+        """A folder or bucket: a queue elsewhere cannot settle into an embedded file."""
+        url = url or (self.outputs.records.url if self.outputs.records else None)
+        if url is None or url.startswith("sqlite:"):
+            problem = "exports no `records`" if url is None else "keeps its records in an embedded file"
+            raise NotPossible(
+                f"stack `{self.name}` {problem}, and {needed_by} needs a folder or bucket for them",
+                facts=["the queue only delivers; what became of each task lies in the record store"],
+                hint=f"run `pulumi up --stack {self.name}` with a record bucket"
+                if self.name != LOCAL
+                else "add `&records=gs://BUCKET/PATH` or `&records=file:/FOLDER` to the queue's URL",
+            )
+        from runtime.records.keyed import open_records
+
+        return open_records(url)
+
+    def _sqlite_output(self, name: str) -> bool:
+        return self.name == LOCAL or isinstance(self.outputs.queues.get(name), SqliteQueueOutput)
+
+
+def _is_queue_url(text: str) -> bool:
+    return text.startswith(("sqlite:", "pubsub:"))
