@@ -17,7 +17,7 @@ quickstart: .venv/.compiled ## set up, then run the main job end to end on this 
 	@.venv/bin/runtime quickstart $(ARGS)
 
 test: .venv/.compiled ## set up, then run every test; what needs a missing component is skipped and says why
-	$(PY) -m pytest tests $(ARGS)
+	$(PY) -m pytest $(ARGS)
 
 check: lint types fast ## format, lint, types and the fast tests, offline
 
@@ -35,7 +35,7 @@ services: ## install the real components the service tests need (Debian, Ubuntu)
 	@scripts/services
 
 goldens: .venv/.ready ## rewrite the golden files; review the diff
-	$(PY) -m pytest -q -m golden --update-goldens tests $(ARGS)
+	$(PY) -m pytest -q -m golden --update-goldens $(ARGS)
 
 bench: .venv-bench/.ready .venv/.compiled ## measure against the peers and print the table of ratios
 	.venv-bench/bin/python -m benchmarks $(ARGS)
