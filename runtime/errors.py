@@ -8,6 +8,7 @@ RuntimeFailure                      what the command line prints; `exit_code`, `
 │   ├── InvalidContract             a stack's contract that this release cannot use
 │   ├── MissingExtra                a library of an extra that is not installed
 │   └── NotPossible                 a state or a backend rules it out
+│       └── PartTaken               other tasks were submitted at that place of the experiment
 ├── WorkFailed            exit 1    the work itself failed
 ├── InfrastructureFailure exit 3    a service, disk or network failed; `retryable` says if again may help
 │   ├── QueueUnavailable
@@ -106,6 +107,18 @@ class MissingExtra(RequestRefused):
 
 class NotPossible(RequestRefused):
     pass
+
+
+class PartTaken(NotPossible):
+    """Part `index` of the experiment's manifest lists other tasks; nothing was written."""
+
+    def __init__(self, experiment: str, index: int) -> None:
+        self.experiment, self.index = experiment, index
+        super().__init__(
+            f"part {index} of experiment `{experiment}` lists other tasks",
+            facts=["the tasks differ from those that were submitted there before", "nothing was submitted"],
+            hint="submit the unchanged file again, or choose another name with `--experiment`",
+        )
 
 
 class WorkFailed(RuntimeFailure):

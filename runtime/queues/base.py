@@ -138,6 +138,16 @@ class Queue(Protocol):
     def put(self, tasks: Sequence[Task]) -> PutResult:
         """Durable on return. A task whose id and generation are known here is not put twice where that can be told."""
 
+    def join(self, worker: str) -> int | None:
+        """Begin to hold leases as `worker`.
+
+        Returns the descriptor whose lock says that the worker lives, where the queue tracks its holders; the guardian
+        keeps it open until the worker's attempts are gone.
+        """
+
+    def mark_running(self, tokens: Sequence[str]) -> None:
+        """Say which attempts run at this moment, so that a sudden death blames no others; cheap."""
+
     def lease(self, n: int, *, worker: str, ttl: timedelta) -> list[Lease]:
         """At most `n` tasks that are due, without waiting for more; may be empty though tasks exist."""
 

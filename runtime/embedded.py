@@ -1,0 +1,272 @@
+"""The one SQLite file of the local stack: its schema, its lock, and the moves that queue and records share.
+
+Every write, checkpoint and close happens under an exclusive flock on a file beside the database. It hands over in
+order, where SQLite's own busy handler lets one writer starve, and it keeps clear of the corruption that SQLite
+3.7.0 to 3.51.2 risks when a WAL reset races with a writer (https://www.sqlite.org/wal.html#walresetbug). Readers
+open read-only.
+
+A task's current generation is in exactly one of `ready`, `delayed`, `leases` and (as a record) `records`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Literal
+
+from runtime.errors import InfrastructureFailure, NotPossible, StoreUnavailable
+from runtime.tasks import TaskState
+
+Durability = Literal["full", "normal"]
+
+SCHEMA_VERSION: Final = 1
+
+# `ready` holds what can be claimed now and nothing else, in the order of claiming: a claim reads its first rows
+# however many tasks wait or are finished. It stands for the partial index of a state column, with one write less.
+_SCHEMA = """
+CREATE TABLE queues(id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, paused INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE experiments(
+  id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, queue INTEGER NOT NULL, created REAL NOT NULL,
+  queued INTEGER NOT NULL DEFAULT 0, leased INTEGER NOT NULL DEFAULT 0, succeeded INTEGER NOT NULL DEFAULT 0,
+  failed INTEGER NOT NULL DEFAULT 0, cancelled INTEGER NOT NULL DEFAULT 0, expired INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE tasks(
+  seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, experiment INTEGER NOT NULL, generation INTEGER NOT NULL,
+  queue INTEGER NOT NULL, rank INTEGER NOT NULL, due REAL, body TEXT NOT NULL);
+CREATE TABLE ready(
+  queue INTEGER NOT NULL, rank INTEGER NOT NULL, seq INTEGER NOT NULL, tries INTEGER NOT NULL,
+  flags INTEGER NOT NULL, PRIMARY KEY(queue, rank, seq)) WITHOUT ROWID;
+CREATE TABLE delayed(
+  due REAL NOT NULL, seq INTEGER NOT NULL, tries INTEGER NOT NULL, flags INTEGER NOT NULL,
+  PRIMARY KEY(due, seq)) WITHOUT ROWID;
+CREATE UNIQUE INDEX delayed_seq ON delayed(seq);
+CREATE TABLE holders(
+  id INTEGER PRIMARY KEY, worker TEXT NOT NULL UNIQUE, boot TEXT NOT NULL, deadline REAL NOT NULL);
+CREATE TABLE leases(
+  seq INTEGER PRIMARY KEY, holder INTEGER NOT NULL, token TEXT NOT NULL, tries INTEGER NOT NULL,
+  flags INTEGER NOT NULL, leased REAL NOT NULL);
+CREATE TABLE records(
+  rid INTEGER PRIMARY KEY, state TEXT NOT NULL, token TEXT NOT NULL, reason TEXT NOT NULL, worker TEXT,
+  started REAL, ended REAL NOT NULL, attempts INTEGER NOT NULL, message TEXT, value TEXT, log BLOB, rest TEXT);
+CREATE INDEX records_failed ON records(rid) WHERE state <> 'succeeded';
+CREATE TABLE notes(
+  token TEXT PRIMARY KEY, seq INTEGER NOT NULL, generation INTEGER NOT NULL, ended REAL NOT NULL,
+  note TEXT NOT NULL) WITHOUT ROWID;
+CREATE INDEX notes_by_task ON notes(seq, generation, ended);
+CREATE TABLE objects(key TEXT PRIMARY KEY, value BLOB NOT NULL, modified REAL NOT NULL) WITHOUT ROWID;
+"""
+
+# A record's row id joins the task's number and the generation, so that records are appended in order and one
+# integer key says both.
+_GENERATION_BITS = 20
+
+_NETWORK_FILESYSTEMS = frozenset(
+    "nfs nfs4 cifs smb3 smbfs lustre gpfs beegfs ceph afs 9p glusterfs fuse.sshfs fuse.glusterfs fuse.gcsfuse "
+    "fuse.s3fs fuse.juicefs fuse.weka wekafs pvfs2 orangefs virtiofs".split()
+)
+
+
+def record_id(seq: int, generation: int) -> int:
+    return seq << _GENERATION_BITS | generation
+
+
+def split_record_id(rid: int) -> tuple[int, int]:
+    """The task's number and the generation."""
+    return rid >> _GENERATION_BITS, rid & ((1 << _GENERATION_BITS) - 1)
+
+
+class EmbeddedFile:
+    """An open database file. Safe to share between threads; one object per process and path is enough."""
+
+    def __init__(self, path: Path, *, durability: Durability = "full") -> None:
+        self.path = path
+        self.durability: Durability = durability
+        self.workers_folder = path.with_name(path.name + "-workers")
+        self._mutex = threading.RLock()
+        self._writer: sqlite3.Connection | None = None
+        self._reader: sqlite3.Connection | None = None
+        self._lock_fd = -1
+        refuse_network_filesystem(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock_fd = os.open(
+                path.with_name(path.name + "-lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
+            )
+        except OSError as problem:
+            raise StoreUnavailable(
+                f"cannot open the task file `{path}`: {problem.strerror}",
+                hint="set RUNTIME_DATA_DIR to a folder you can write",
+                retryable=False,
+            ) from problem
+
+    @contextmanager
+    def transaction(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
+        """One write transaction under the file's lock; rolled back whole if the body raises.
+
+        `durable` commits with an fsync also where the file was opened with durability `normal`.
+        """
+        with self._mutex:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+            try:
+                connection = self._writer or self._open_writer()
+                strict = durable and self.durability == "normal"
+                if strict:
+                    connection.execute("PRAGMA synchronous=FULL")
+                connection.execute("BEGIN IMMEDIATE")
+                try:
+                    yield connection
+                    connection.execute("COMMIT")
+                except BaseException:
+                    if connection.in_transaction:
+                        connection.execute("ROLLBACK")
+                    raise
+                finally:
+                    if strict:
+                        connection.execute("PRAGMA synchronous=NORMAL")
+            except sqlite3.OperationalError as problem:
+                raise self._explain(problem) from problem
+            finally:
+                fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A read-only connection; each statement sees one committed state."""
+        with self._mutex:
+            try:
+                yield self._reader or self._open_reader()
+            except sqlite3.OperationalError as problem:
+                raise self._explain(problem) from problem
+
+    def close(self) -> None:
+        """Closing the last connection checkpoints, so it happens under the lock too."""
+        with self._mutex:
+            if self._lock_fd < 0:
+                return
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+            try:
+                for connection in (self._reader, self._writer):
+                    if connection is not None:
+                        connection.close()
+                self._reader = self._writer = None
+            finally:
+                os.close(self._lock_fd)
+                self._lock_fd = -1
+
+    def _open_writer(self) -> sqlite3.Connection:
+        # Called with the lock held.
+        connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=10)
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute(f"PRAGMA synchronous={'FULL' if self.durability == 'full' else 'NORMAL'}")
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            connection.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
+        elif version != SCHEMA_VERSION:
+            connection.close()
+            raise NotPossible(
+                f"the task file `{self.path}` has layout {version}",
+                facts=[f"this release reads layout {SCHEMA_VERSION}"],
+                hint="use the release that made it, or another RUNTIME_DATA_DIR",
+            )
+        self._writer = connection
+        return connection
+
+    def _open_reader(self) -> sqlite3.Connection:
+        if self._writer is None:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+            try:
+                self._open_writer()
+            finally:
+                fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+        connection = sqlite3.connect(
+            f"{self.path.absolute().as_uri()}?mode=ro",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+            timeout=10,
+        )
+        connection.execute("PRAGMA cache_size=-512")
+        self._reader = connection
+        return connection
+
+    def _explain(self, problem: sqlite3.OperationalError) -> InfrastructureFailure:
+        full = "full" in str(problem)
+        return StoreUnavailable(
+            f"the task file `{self.path}` cannot be used: {problem}",
+            hint="free some space on its disk" if full else None,
+            retryable=full or "locked" in str(problem) or "I/O" in str(problem),
+        )
+
+
+def refuse_network_filesystem(path: Path) -> None:
+    """SQLite's locks and shared memory do not hold across machines: raises `NotPossible` there."""
+    kind = filesystem_kind(path)
+    if kind in _NETWORK_FILESYSTEMS:
+        raise NotPossible(
+            f"the task file `{path}` lies on a network file system ({kind})",
+            facts=["SQLite's locks do not hold there, and tasks could run twice or be lost"],
+            hint="set RUNTIME_DATA_DIR to a local disk; several machines share a queue through Pub/Sub",
+        )
+
+
+def filesystem_kind(path: Path) -> str | None:
+    """The type of the file system that `path` lies on or would; None where the system does not say."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return None
+    target = path.absolute()
+    while not target.exists() and target != target.parent:
+        target = target.parent
+    target = target.resolve()
+    best, kind = -1, None
+    for line in mounts:
+        fields, _, tail = line.partition(" - ")
+        mount_point = Path(fields.split()[4].encode().decode("unicode_escape"))
+        depth = len(mount_point.parts)
+        if depth >= best and target.is_relative_to(mount_point):
+            best, kind = depth, tail.split()[0]
+    return kind
+
+
+# The moves that queue and records share; each within a transaction of the caller's.
+
+
+def queue_number(connection: sqlite3.Connection, name: str) -> int:
+    row = connection.execute("SELECT id FROM queues WHERE name=?", (name,)).fetchone()
+    if row is None:
+        row = connection.execute("INSERT INTO queues(name) VALUES(?) RETURNING id", (name,)).fetchone()
+    return int(row[0])
+
+
+def experiment_number(connection: sqlite3.Connection, name: str, queue: int, created: float) -> int:
+    row = connection.execute("SELECT id FROM experiments WHERE name=?", (name,)).fetchone()
+    if row is None:
+        row = connection.execute(
+            "INSERT INTO experiments(name, queue, created) VALUES(?, ?, ?) RETURNING id", (name, queue, created)
+        ).fetchone()
+    return int(row[0])
+
+
+def take_out(connection: sqlite3.Connection, seq: int) -> TaskState | None:
+    """Remove a task from wherever it waits or is held; returns the state it was in, None for a terminal one."""
+    if connection.execute("DELETE FROM leases WHERE seq=?", (seq,)).rowcount:
+        return TaskState.LEASED
+    row = connection.execute("SELECT queue, rank FROM tasks WHERE seq=?", (seq,)).fetchone()
+    if row is None:
+        return None
+    if connection.execute("DELETE FROM ready WHERE queue=? AND rank=? AND seq=?", (*row, seq)).rowcount:
+        return TaskState.QUEUED
+    if connection.execute("DELETE FROM delayed WHERE seq=?", (seq,)).rowcount:
+        return TaskState.QUEUED
+    return None
+
+
+def count(connection: sqlite3.Connection, experiment: int, **changes: int) -> None:
+    """Add to an experiment's counters, which change in the transaction that moves the tasks."""
+    parts = [f"{name}={name}+{change}" for name, change in changes.items() if change]
+    if parts:
+        connection.execute(f"UPDATE experiments SET {','.join(parts)} WHERE id=?", (experiment,))

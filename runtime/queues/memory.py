@@ -1,0 +1,250 @@
+"""A queue in this process's memory, for tests and for trying things out; `Queue` in plain sight.
+
+Nothing survives the process. Leases end by the clock alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+from runtime.clock import Clock, SystemClock
+from runtime.errors import RecordExists
+from runtime.queues.base import (
+    DEFAULT_QUEUE,
+    Depth,
+    Lease,
+    Outlook,
+    PutResult,
+    QueueTraits,
+    Refused,
+    Release,
+    Settled,
+    Settlement,
+)
+from runtime.reasons import EndReason
+from runtime.records.base import EndedNote, Record, RecordStore
+from runtime.tasks import Task, TaskState, new_token
+
+_ALWAYS = datetime.min.replace(tzinfo=UTC)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    task: Task
+    order: int
+    due: datetime = _ALWAYS
+    tries: int = 0
+    suspect: bool = False
+    alone: bool = False
+
+
+@dataclass(slots=True)
+class _Held:
+    waiting: _Waiting
+    token: str
+    worker: str
+    deadline: float
+    leased_at: datetime
+
+
+class MemoryQueue:
+    """`Queue` over dictionaries. Share one object between the threads of a test."""
+
+    traits = QueueTraits(kind="memory", tracks_holders=True, remote=False, priorities=True, knows_depth=True)
+
+    def __init__(self, records: RecordStore, *, name: str = DEFAULT_QUEUE, clock: Clock | None = None) -> None:
+        self.name = name
+        self.records = records
+        self._clock: Clock = clock or SystemClock()
+        self._mutex = threading.RLock()
+        self._waiting: dict[str, _Waiting] = {}
+        self._held: dict[str, _Held] = {}
+        self._known: dict[str, int] = {}
+        """The newest generation of every id ever put."""
+        self._running: dict[str, set[str]] = {}
+        self._worker = ""
+        self._order = 0
+
+    def put(self, tasks: Sequence[Task]) -> PutResult:
+        with self._mutex:
+            new = 0
+            for task in tasks:
+                if self._known.get(task.id, 0) >= task.generation:
+                    continue
+                self._known[task.id] = task.generation
+                self._order += 1
+                self._waiting[task.id] = _Waiting(task, self._order, task.not_before or _ALWAYS)
+                new += 1
+            return PutResult(new, len(tasks) - new)
+
+    def join(self, worker: str) -> None:
+        self._worker = worker
+
+    def mark_running(self, tokens: Sequence[str]) -> None:
+        self._running[self._worker] = set(tokens)
+
+    def lease(self, n: int, *, worker: str, ttl: timedelta) -> list[Lease]:
+        with self._mutex:
+            self._worker = worker
+            if self.records.control(self.name).paused:
+                return []
+            now = self._clock.now()
+            due = [waiting for waiting in self._waiting.values() if waiting.due <= now]
+            due.sort(key=lambda waiting: (-waiting.task.priority, waiting.order))
+            return [self._hold(waiting, worker, ttl) for waiting in due[:n]]
+
+    def _hold(self, waiting: _Waiting, worker: str, ttl: timedelta) -> Lease:
+        task, token = waiting.task, new_token()
+        del self._waiting[task.id]
+        deadline = self._clock.boottime() + ttl.total_seconds()
+        self._held[task.id] = _Held(waiting, token, worker, deadline, self._clock.now())
+        return Lease(
+            task, token, tries=waiting.tries, suspect=waiting.suspect, alone=waiting.alone, handle=ttl
+        )
+
+    def renew(self, leases: Sequence[Lease], ttl: timedelta) -> list[Lease]:
+        with self._mutex:
+            lost = []
+            for lease in leases:
+                held = self._held_by(lease)
+                if held is None:
+                    lost.append(lease)
+                else:
+                    held.deadline = self._clock.boottime() + ttl.total_seconds()
+            return lost
+
+    def settle(self, settlements: Sequence[Settlement], *, claim_next: int = 0) -> Settled:
+        settled = Settled()
+        with self._mutex:
+            for settlement in settlements:
+                self._settle_one(settlement, settled)
+            if claim_next and settlements:
+                ttl: timedelta = settlements[0].lease.handle
+                settled.leases = self.lease(claim_next, worker=self._worker, ttl=ttl)
+        return settled
+
+    def _settle_one(self, settlement: Settlement, settled: Settled) -> None:
+        lease, record = settlement.lease, settlement.record
+        held = self._held_by(lease)
+        if held is None and record.state is not TaskState.SUCCEEDED:
+            existing = self.records.find(record.task_id, record.generation)
+            if existing is None or existing.token != record.token:
+                other = self._held.get(lease.task.id)
+                settled.refused.append(Refused(lease, other.worker if other else None, existing))
+            return
+        try:
+            if settlement.mark is not None:
+                self.records.mark(settlement.mark)
+            self.records.commit(record)
+        except RecordExists as first:
+            if settlement.mark is not None:
+                self.records.unmark(record.task_id, record.generation, record.state)
+            settled.refused.append(Refused(lease, first.record.worker, first.record))
+        if self._known.get(lease.task.id) == record.generation:
+            self._held.pop(lease.task.id, None)
+            self._waiting.pop(lease.task.id, None)
+
+    def release(self, releases: Sequence[Release]) -> None:
+        with self._mutex:
+            for release in releases:
+                held = self._held_by(release.lease)
+                if held is None:
+                    continue
+                task = release.lease.task
+                if release.note is not None:
+                    self.records.note_ended(task, release.note)
+                del self._held[task.id]
+                self._waiting[task.id] = replace(
+                    held.waiting,
+                    due=release.not_before or _ALWAYS,
+                    tries=held.waiting.tries + (release.note is not None),
+                    suspect=held.waiting.suspect or release.note is not None,
+                    alone=release.alone,
+                )
+
+    def tend(self) -> None:
+        with self._mutex:
+            for task_id, held in list(self._held.items()):
+                if self._clock.boottime() <= held.deadline:
+                    continue
+                del self._held[task_id]
+                running = self._running.get(held.worker, set())
+                began = held.token in running
+                if began:
+                    self.records.note_ended(held.waiting.task, self._lost(held, alone=len(running) == 1))
+                self._waiting[task_id] = replace(
+                    held.waiting, due=_ALWAYS, tries=held.waiting.tries + began, suspect=True
+                )
+
+    def _lost(self, held: _Held, *, alone: bool) -> EndedNote:
+        return EndedNote(
+            token=held.token,
+            reason=EndReason.LOST,
+            ended_at=self._clock.now(),
+            started_at=held.leased_at,
+            worker=held.worker,
+            message=f"worker {held.worker} vanished",
+            alone=alone,
+        )
+
+    def _held_by(self, lease: Lease) -> _Held | None:
+        held = self._held.get(lease.task.id)
+        return held if held is not None and held.token == lease.token else None
+
+    def outlook(self) -> Outlook:
+        with self._mutex:
+            now = self._clock.now()
+            due = min((waiting.due for waiting in self._waiting.values()), default=None)
+            late = any(held.deadline < self._clock.boottime() for held in self._held.values())
+            return Outlook(None if due is None else max(timedelta(), due - now) if due > _ALWAYS else timedelta(), late)
+
+    def doorbell(self) -> None:
+        return None
+
+    def hush(self) -> None:
+        return None
+
+    def depth(self) -> Depth:
+        with self._mutex:
+            now = self._clock.now()
+            ready = sum(waiting.due <= now for waiting in self._waiting.values())
+            return Depth(ready, len(self._waiting) - ready, len(self._held))
+
+    def peek(self, n: int) -> list[Task]:
+        with self._mutex:
+            now = self._clock.now()
+            due = [waiting for waiting in self._waiting.values() if waiting.due <= now]
+            due.sort(key=lambda waiting: (-waiting.task.priority, waiting.order))
+            return [waiting.task for waiting in due[:n]]
+
+    def pause(self) -> None:
+        self.records.set_control(self.name, replace(self.records.control(self.name), paused=True))
+
+    def resume(self) -> None:
+        self.records.set_control(self.name, replace(self.records.control(self.name), paused=False))
+
+    def purge(self) -> int:
+        with self._mutex:
+            waiting = list(self._waiting.values())
+            for one in waiting:
+                del self._waiting[one.task.id]
+                self.records.commit(
+                    Record(
+                        task_id=one.task.id,
+                        generation=one.task.generation,
+                        experiment=one.task.experiment,
+                        state=TaskState.CANCELLED,
+                        token=new_token(),
+                        reason=EndReason.CANCELLED,
+                        ended_at=self._clock.now(),
+                        message="purged",
+                        attempts=0,
+                    )
+                )
+            return len(waiting)
+
+    def close(self) -> None:
+        return None

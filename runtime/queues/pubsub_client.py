@@ -1,0 +1,370 @@
+"""Every call to Google Pub/Sub, typed, one method per call; failures come out as ours.
+
+Nothing here decides or retries: `runtime.queues.pubsub` does. The generated clients are used as they are, without
+the high-level library's batching and streaming, which hold messages that nobody asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+from runtime.errors import InvalidContract, MissingExtra, NotPossible, QueueUnavailable
+from runtime.outputs import PubSubQueueOutput
+
+# https://cloud.google.com/pubsub/quotas#resource_limits
+MAX_PUBLISH_MESSAGES: Final = 1_000
+MAX_PULL_MESSAGES: Final = 1_000
+MAX_REQUEST_BYTES: Final = 9_000_000
+"""The service takes 10 MB in a request; the rest is left to the framing."""
+MAX_ACK_IDS: Final = 1_000
+"""Requests of acknowledgement end at 512 KiB, which is some 2,500 ids of the service."""
+MAX_ATTRIBUTE_BYTES: Final = 1_024
+
+MIN_DEADLINE_S: Final = 10
+"""What a subscription may have at least. The emulator takes less, the service does not."""
+MAX_DEADLINE_S: Final = 600
+
+_CALL_TIMEOUT_S: Final = 20.0
+
+
+def check_names(settings: PubSubQueueOutput) -> None:
+    """Raise `InvalidContract` for what cannot be a topic or subscription."""
+    for field, kind in (
+        ("topic", "topics"),
+        ("subscription", "subscriptions"),
+        ("dead_letter_topic", "topics"),
+        ("dead_letter_subscription", "subscriptions"),
+    ):
+        name: str | None = getattr(settings, field)
+        if name is None:
+            continue
+        parts = name.split("/")
+        if len(parts) != 4 or parts[0] != "projects" or parts[2] != kind or not all(parts):
+            raise InvalidContract(
+                f"`{name}` is no `{field}` of a Pub/Sub queue",
+                facts=[f"expected: projects/PROJECT/{kind}/NAME"],
+                hint="run `pulumi up` for the stack, or correct the published contract",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingMessage:
+    data: bytes
+    attributes: Mapping[str, str]
+
+    @property
+    def size(self) -> int:
+        """Bytes in a request, with a margin for the framing of each field."""
+        return len(self.data) + 16 + sum(len(name) + 4 * len(value) + 8 for name, value in self.attributes.items())
+
+
+class ReceivedMessage(NamedTuple):
+    ack_id: str
+    message_id: str
+    data: bytes
+    attributes: dict[str, str]
+    published_at: datetime
+    attempt: int
+    """1 for the first delivery, and so on; 0 where the subscription has no dead-letter policy and nobody counts."""
+
+
+class AckReply(NamedTuple):
+    """What a service with exactly-once delivery refused; both are empty elsewhere, whatever became of the ids."""
+
+    gone: frozenset[str]
+    """Another delivery of the message is newer, or it was acknowledged."""
+    again: frozenset[str]
+    """Failed for now."""
+
+
+_ALL_WELL: Final = AckReply(frozenset(), frozenset())
+
+
+class PubSubUnavailable(QueueUnavailable):
+    """A call that failed. `missing` names the topic or subscription that does not exist."""
+
+    missing: str | None = None
+
+
+class PubSubClient:
+    """The calls. Safe to use from several threads.
+
+    Pulls have a connection of their own, so that `close_pulls` can end the one that waits.
+    """
+
+    def __init__(self, *, emulator: str | None = None) -> None:
+        """`emulator` is `host:port`; without it the variable of Google's own clients decides."""
+        self.emulator = emulator or find_emulator()
+        try:
+            import grpc  # type: ignore[import-untyped]
+            from google.pubsub_v1 import PublisherClient, SubscriberClient, types
+            from google.pubsub_v1.services.publisher.transports import PublisherGrpcTransport
+            from google.pubsub_v1.services.subscriber.transports import SubscriberGrpcTransport
+        except ImportError as problem:
+            raise MissingExtra("a queue on Pub/Sub", "gcp") from problem
+
+        def connect(host: str, *, options: Sequence[tuple[str, Any]] = (), **credentials: Any) -> Any:
+            # A channel that lost its server tries again ever more rarely, by default up to every two minutes.
+            options = [*options, ("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 5_000)]
+            if self.emulator:
+                return grpc.insecure_channel(self.emulator, options=options)
+            return SubscriberGrpcTransport.create_channel(host, options=options, **credentials)
+
+        identity: dict[str, Any] = {}
+        if self.emulator:
+            from google.auth.credentials import AnonymousCredentials
+
+            identity["credentials"] = AnonymousCredentials()  # type: ignore[no-untyped-call]
+        self._types = types
+        self._publisher = PublisherClient(transport=PublisherGrpcTransport(channel=connect, **identity))
+        self._subscriber = SubscriberClient(transport=SubscriberGrpcTransport(channel=connect, **identity))
+        self._puller = SubscriberClient(transport=SubscriberGrpcTransport(channel=connect, **identity))
+        self._message = types.PubsubMessage.pb(types.PubsubMessage()).__class__
+
+    def publish(self, topic: str, messages: Sequence[OutgoingMessage]) -> list[str]:
+        """The ids of the messages, in order, once the service has stored them all."""
+        # The plain protobuf classes: filling their wrappers costs several times the call itself.
+        request = self._types.PublishRequest(topic=topic)
+        self._types.PublishRequest.pb(request).messages.extend(
+            [self._message(data=one.data, attributes=one.attributes) for one in messages]
+        )
+        with _explained("publish to", topic, self.emulator):
+            reply = self._publisher.publish(request=request, retry=None, timeout=_CALL_TIMEOUT_S * 3)
+        ids = list(reply.message_ids)
+        if len(ids) != len(messages):
+            raise PubSubUnavailable(
+                f"topic `{topic}` confirmed {len(ids)} of {len(messages)} messages", hint="run the command again"
+            )
+        return ids
+
+    def pull(self, subscription: str, most: int, *, wait_s: float) -> list[ReceivedMessage]:
+        """Up to `most` messages, or none after `wait_s`; may be none though there are some."""
+        from google.api_core.exceptions import DeadlineExceeded
+
+        request = self._types.PullRequest(subscription=subscription, max_messages=min(most, MAX_PULL_MESSAGES))
+        with _explained("pull from", subscription, self.emulator):
+            try:
+                # The emulator answers an empty pull after a second, the service later or not at all.
+                reply = self._puller.pull(request=request, retry=None, timeout=wait_s)
+            except DeadlineExceeded:
+                return []
+        return [
+            ReceivedMessage(
+                one.ack_id,
+                one.message.message_id,
+                one.message.data,
+                dict(one.message.attributes),
+                one.message.publish_time.ToDatetime(tzinfo=UTC),
+                one.delivery_attempt,
+            )
+            for one in self._types.PullResponse.pb(reply).received_messages
+        ]
+
+    def acknowledge(self, subscription: str, ack_ids: Sequence[str]) -> AckReply:
+        """At most `MAX_ACK_IDS`. A stale id is passed over in silence unless delivery is exactly-once."""
+        return self._confirm(
+            lambda: self._subscriber.acknowledge(
+                subscription=subscription, ack_ids=list(ack_ids), retry=None, timeout=_CALL_TIMEOUT_S
+            ),
+            "acknowledge on",
+            subscription,
+        )
+
+    def modify_deadline(self, subscription: str, ack_ids: Sequence[str], deadline: timedelta) -> AckReply:
+        """At most `MAX_ACK_IDS`; they come back when `deadline` has passed without a further call."""
+        # 0 to 600; 0 would give the message away at once and count as a failed delivery.
+        # https://cloud.google.com/pubsub/docs/reference/rpc/google.pubsub.v1#modifyackdeadlinerequest
+        return self._confirm(
+            lambda: self._subscriber.modify_ack_deadline(
+                subscription=subscription,
+                ack_ids=list(ack_ids),
+                ack_deadline_seconds=deadline_seconds(deadline),
+                retry=None,
+                timeout=_CALL_TIMEOUT_S,
+            ),
+            "renew leases on",
+            subscription,
+        )
+
+    def _confirm(self, call: Any, what: str, subscription: str) -> AckReply:
+        from google.api_core.exceptions import GoogleAPICallError
+
+        with _explained(what, subscription, self.emulator):
+            try:
+                call()
+            except GoogleAPICallError as problem:
+                # With exactly-once delivery the fate of each id is in the error's metadata; ids that it does not
+                # name went well. https://cloud.google.com/pubsub/docs/exactly-once-delivery
+                fates = (problem.metadata or {}) if problem.reason == "EXACTLY_ONCE_ACKID_FAILURE" else {}
+                if not fates:
+                    raise
+                return AckReply(
+                    frozenset(ack_id for ack_id, fate in fates.items() if fate.startswith("PERMANENT_FAILURE")),
+                    frozenset(ack_id for ack_id, fate in fates.items() if fate.startswith("TRANSIENT_FAILURE")),
+                )
+        return _ALL_WELL
+
+    def seek(self, subscription: str, at: datetime) -> None:
+        """Count everything published before `at` as acknowledged."""
+        with _explained("purge", subscription, self.emulator):
+            self._subscriber.seek(
+                request={"subscription": subscription, "time": at}, retry=None, timeout=_CALL_TIMEOUT_S
+            )
+
+    def create_topic(self, topic: str) -> bool:
+        """Whether it is new."""
+        from google.api_core.exceptions import AlreadyExists
+
+        with _explained("create", topic, self.emulator):
+            try:
+                self._publisher.create_topic(name=topic, retry=None, timeout=_CALL_TIMEOUT_S)
+            except AlreadyExists:
+                return False
+        return True
+
+    def create_subscription(self, settings: PubSubQueueOutput) -> bool:
+        """The queue's own subscription as the settings say. Whether it is new."""
+        request: dict[str, Any] = {
+            "name": settings.subscription,
+            "topic": settings.topic,
+            "ack_deadline_seconds": settings.ack_deadline_s,
+            "enable_exactly_once_delivery": bool(settings.exactly_once),
+        }
+        if settings.retention_s:
+            request["message_retention_duration"] = timedelta(seconds=settings.retention_s)
+        if settings.dead_letter_topic:
+            request["dead_letter_policy"] = {
+                "dead_letter_topic": settings.dead_letter_topic,
+                "max_delivery_attempts": settings.max_delivery_attempts or 0,
+            }
+        return self._create_subscription(request)
+
+    def create_plain_subscription(self, subscription: str, topic: str) -> bool:
+        """With the service's defaults, as a dead-letter topic needs it. Whether it is new."""
+        return self._create_subscription({"name": subscription, "topic": topic, "ack_deadline_seconds": 60})
+
+    def _create_subscription(self, request: dict[str, Any]) -> bool:
+        from google.api_core.exceptions import AlreadyExists
+
+        # Never expires by itself; the service's default is 31 days without a puller.
+        request["expiration_policy"] = {}
+        with _explained("create", request["name"], self.emulator):
+            try:
+                self._subscriber.create_subscription(request=request, retry=None, timeout=_CALL_TIMEOUT_S)
+            except AlreadyExists:
+                return False
+        return True
+
+    def close_pulls(self) -> None:
+        """End the pull that waits. What the service was just handing to it comes back after its deadline."""
+        self._puller.transport.close()  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        for client in (self._puller, self._publisher, self._subscriber):
+            client.transport.close()  # type: ignore[no-untyped-call]
+
+
+def find_emulator() -> str | None:
+    """`host:port` of the emulator that Google's own clients would talk to, by the variable that they read."""
+    return os.environ.get("PUBSUB_EMULATOR_HOST") or None
+
+
+def deadline_seconds(deadline: timedelta) -> int:
+    return max(MIN_DEADLINE_S, min(MAX_DEADLINE_S, round(deadline.total_seconds())))
+
+
+def ensure_topics(settings: PubSubQueueOutput, *, emulator: str | None = None) -> list[str]:
+    """Create on an emulator what the settings name and it lacks; returns what is new.
+
+    Elsewhere the stack owns topics and subscriptions, and this raises `NotPossible`. Safe to call again.
+    """
+    client = PubSubClient(emulator=emulator)
+    try:
+        if not client.emulator:
+            raise NotPossible(
+                "topics and subscriptions of a real project belong to its stack",
+                facts=["no emulator is set in PUBSUB_EMULATOR_HOST"],
+                hint="run `pulumi up` for the stack",
+            )
+        made = {settings.topic: client.create_topic(settings.topic)}
+        if dead_topic := settings.dead_letter_topic:
+            made[dead_topic] = client.create_topic(dead_topic)
+            if dead := settings.dead_letter_subscription:
+                made[dead] = client.create_plain_subscription(dead, dead_topic)
+        made[settings.subscription] = client.create_subscription(settings)
+        return [name for name, is_new in made.items() if is_new]
+    finally:
+        client.close()
+
+
+class _explained:  # noqa: N801 - reads as the words of a `with`
+    """Turns the library's errors into ours."""
+
+    def __init__(self, what: str, resource: str, emulator: str | None) -> None:
+        self._what, self._resource, self._emulator = what, resource, emulator
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, _: object) -> None:
+        if isinstance(problem, Exception):
+            raise explain_problem(problem, self._what, self._resource, self._emulator) from problem
+
+
+def explain_problem(problem: Exception, what: str, resource: str, emulator: str | None) -> PubSubUnavailable:
+    """Our error for one of the library's, with whether a further call may help and what to do if not."""
+    from google.api_core import exceptions as api
+    from google.auth import exceptions as auth
+
+    where = f"the emulator at {emulator}" if emulator else "Google Pub/Sub"
+    said = str(getattr(problem, "message", problem)).splitlines()
+    fact = f"{where} said: {type(problem).__name__} {said[0] if said else ''}".rstrip()
+    cannot = f"cannot {what} `{resource}`"
+    if isinstance(problem, api.NotFound):
+        error = PubSubUnavailable(
+            f"{cannot}: it does not exist",
+            facts=[fact],
+            hint="`runtime queue repair` makes it again on an emulator"
+            if emulator
+            else f"run `pulumi up` for its stack, or `{_creating_command(resource)}`",
+            retryable=False,
+        )
+        error.missing = resource
+        return error
+    if isinstance(problem, api.PermissionDenied | api.Unauthenticated | auth.DefaultCredentialsError):
+        return PubSubUnavailable(
+            f"{cannot}: not permitted",
+            facts=[fact, "needed: roles/pubsub.publisher on the topic, roles/pubsub.subscriber on the subscription"],
+            hint="run `gcloud auth application-default login`, or give this identity those roles",
+            retryable=False,
+        )
+    again = isinstance(
+        problem,
+        api.ServiceUnavailable
+        | api.DeadlineExceeded
+        | api.GatewayTimeout
+        | api.BadGateway
+        | api.InternalServerError
+        | api.TooManyRequests
+        | api.Aborted
+        | api.Cancelled
+        | api.Unknown
+        | api.RetryError
+        | auth.TransportError,
+    ) or bool(getattr(problem, "retryable", False))
+    return PubSubUnavailable(
+        cannot,
+        facts=[fact],
+        hint="see https://status.cloud.google.com" if again and not emulator else None,
+        retryable=again,
+    )
+
+
+def _creating_command(resource: str) -> str:
+    _, project, kind, name = resource.split("/")
+    topic = " --topic TOPIC" if kind == "subscriptions" else ""
+    return f"gcloud pubsub {kind} create {name}{topic} --project {project}"

@@ -1,0 +1,764 @@
+"""The embedded queue: many processes of one host on one SQLite file, fair, and quick to notice a dead worker.
+
+A worker that holds leases keeps a file beside the database locked for as long as it, or the guardian that ends its
+attempts, lives. Whoever finds that lock free, or the holder's deadline in boot time passed, or another boot, gives
+the leases back. Which of them had really begun stands in the same file, in memory that outlives a killed process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import mmap
+import os
+import socket
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from runtime.clock import Clock, SystemClock, boot_id
+from runtime.embedded import (
+    Durability,
+    EmbeddedFile,
+    count,
+    experiment_number,
+    queue_number,
+    record_id,
+    take_out,
+)
+from runtime.errors import RecordExists
+from runtime.queues.base import (
+    DEFAULT_QUEUE,
+    Depth,
+    Lease,
+    Outlook,
+    PutResult,
+    QueueTraits,
+    Refused,
+    Release,
+    Settled,
+    Settlement,
+)
+from runtime.reasons import EndReason
+from runtime.records.base import EndedNote, Record, RecordStore
+from runtime.records.sqlite import SqliteRecords, encode_note, insert_record
+from runtime.tasks import Task, TaskState, decode_task, encode_task
+
+_SUSPECT, _ALONE = 1, 2
+
+_ADD = "INSERT OR IGNORE INTO tasks(id, experiment, generation, queue, rank, due, body) VALUES(?, ?, ?, ?, ?, ?, ?)"
+_NEXT = (
+    "SELECT r.rank, r.seq, r.tries, r.flags, t.experiment, t.generation, t.body FROM ready r JOIN tasks t USING(seq) "
+    "WHERE r.queue=? ORDER BY r.rank, r.seq LIMIT ?"
+)
+_TAKE = "DELETE FROM ready WHERE queue=? AND rank=? AND seq=?"
+_HOLD = "INSERT INTO leases(seq, holder, token, tries, flags, leased) VALUES(?, ?, ?, ?, ?, ?)"
+_END = "DELETE FROM leases WHERE seq=? AND token=?"
+
+TOKEN_CHARS: Final = 16
+
+
+class _Held(NamedTuple):
+    """What a lease's `handle` is here."""
+
+    seq: int
+    experiment: int
+
+
+class SqliteQueue:
+    """One named queue of an embedded file; `Queue`."""
+
+    traits = QueueTraits(kind="sqlite", tracks_holders=True, remote=False, priorities=True, knows_depth=True)
+
+    def __init__(
+        self,
+        file: EmbeddedFile,
+        records: RecordStore,
+        *,
+        name: str = DEFAULT_QUEUE,
+        clock: Clock | None = None,
+    ) -> None:
+        self.name = name
+        self.records = records
+        self._file = file
+        self._clock: Clock = clock or SystemClock()
+        self._boot = boot_id()
+        self._fused = isinstance(records, SqliteRecords) and records.file is file
+        self._number: int | None = None
+        self._bells = _Bells(file.workers_folder)
+        self._presence: _Presence | None = None
+        self._holder: int | None = None
+        self._tokens = _tokens()
+
+    # put
+
+    def put(self, tasks: Sequence[Task]) -> PutResult:
+        if not tasks:
+            return PutResult(0, 0)
+        now = self._clock.now().timestamp()
+        with self._file.transaction(durable=True) as connection:
+            queue = self._queue(connection)
+            experiments: dict[str, int] = {}
+            rows, later = [], []
+            for task in tasks:
+                experiment = experiments.get(task.experiment)
+                if experiment is None:
+                    experiment = experiment_number(connection, task.experiment, queue, now)
+                    experiments[task.experiment] = experiment
+                if task.generation > 1:
+                    later.append((task, experiment))
+                    continue
+                due = task.not_before.timestamp() if task.not_before else None
+                rows.append((task.id, experiment, 1, queue, -task.priority, due, encode_task(task)))
+            new = self._add(connection, rows, now)
+            for task, experiment in later:
+                new += self._begin_generation(connection, task, experiment, queue, now)
+        if new:
+            self._bells.ring()
+        return PutResult(new, len(tasks) - new)
+
+    def _add(self, connection: sqlite3.Connection, rows: list[tuple[object, ...]], now: float) -> int:
+        if not rows:
+            return 0
+        last = connection.execute("SELECT coalesce(max(seq), 0) FROM tasks").fetchone()[0]
+        connection.executemany(_ADD, rows)
+        new = 0
+        for experiment, ready, delayed in connection.execute(
+            "SELECT experiment, sum(due IS NULL OR due<=?), sum(due>?) FROM tasks WHERE seq>? GROUP BY experiment",
+            (now, now, last),
+        ).fetchall():
+            added = ready + (delayed or 0)
+            count(connection, experiment, queued=added)
+            new += added
+            if delayed:
+                connection.execute(
+                    "INSERT INTO delayed SELECT due, seq, 0, 0 FROM tasks WHERE seq>? AND experiment=? AND due>?",
+                    (last, experiment, now),
+                )
+        connection.execute(
+            "INSERT INTO ready SELECT queue, rank, seq, 0, 0 FROM tasks WHERE seq>? AND (due IS NULL OR due<=?)",
+            (last, now),
+        )
+        return new
+
+    def _begin_generation(
+        self, connection: sqlite3.Connection, task: Task, experiment: int, queue: int, now: float
+    ) -> int:
+        """Put a later life of a task that may be known; 1 if it is new."""
+        row = connection.execute("SELECT seq, generation FROM tasks WHERE id=?", (task.id,)).fetchone()
+        due = task.not_before.timestamp() if task.not_before else None
+        values = (experiment, task.generation, queue, -task.priority, due, encode_task(task))
+        if row is None:
+            seq = connection.execute(
+                "INSERT INTO tasks(id, experiment, generation, queue, rank, due, body) VALUES(?, ?, ?, ?, ?, ?, ?) "
+                "RETURNING seq",
+                (task.id, *values),
+            ).fetchone()[0]
+        else:
+            seq, known = row
+            if known >= task.generation:
+                return 0
+            if take_out(connection, seq) is None:
+                state = connection.execute(
+                    "SELECT state FROM records WHERE rid=?", (record_id(seq, known),)
+                ).fetchone()
+                if state is not None:
+                    count(connection, experiment, **{state[0]: -1})
+            else:
+                count(connection, experiment, queued=-1)
+            connection.execute(
+                "UPDATE tasks SET experiment=?, generation=?, queue=?, rank=?, due=?, body=? WHERE seq=?",
+                (*values, seq),
+            )
+        self._requeue(connection, seq, queue, -task.priority, due, now, tries=0, flags=0)
+        count(connection, experiment, queued=1)
+        return 1
+
+    def _requeue(
+        self,
+        connection: sqlite3.Connection,
+        seq: int,
+        queue: int,
+        rank: int,
+        due: float | None,
+        now: float,
+        *,
+        tries: int,
+        flags: int,
+    ) -> None:
+        if due is not None and due > now:
+            connection.execute("INSERT INTO delayed VALUES(?, ?, ?, ?)", (due, seq, tries, flags))
+        else:
+            connection.execute("INSERT INTO ready VALUES(?, ?, ?, ?, ?)", (queue, rank, seq, tries, flags))
+
+    # lease, renew, settle, release
+
+    def join(self, worker: str) -> int:
+        """Begin to hold leases as `worker`; returns the descriptor whose lock says that it lives.
+
+        The guardian inherits that descriptor, so that the lock outlives the worker until its attempts are gone.
+        """
+        if self._presence is None:
+            self._presence = _Presence.enter(self._file.workers_folder, worker)
+        return self._presence.lock_fd
+
+    def mark_running(self, tokens: Sequence[str]) -> None:
+        """Say which attempts run now; costs a write to memory."""
+        if self._presence is not None:
+            self._presence.mark(tokens)
+
+    def lease(self, n: int, *, worker: str, ttl: timedelta) -> list[Lease]:
+        self.join(worker)
+        with self._file.reading() as connection:
+            if not self._any_ready(connection):
+                return []
+        with self._file.transaction() as connection:
+            self._hold(connection, worker, ttl)
+            return self._claim(connection, n)
+
+    def renew(self, leases: Sequence[Lease], ttl: timedelta) -> list[Lease]:
+        if not leases or self._presence is None:
+            return []
+        with self._file.transaction() as connection:
+            holder = self._hold(connection, self._presence.worker, ttl)
+            held = {
+                row[0] for row in connection.execute("SELECT token FROM leases WHERE holder=?", (holder,)).fetchall()
+            }
+        return [lease for lease in leases if lease.token not in held]
+
+    def settle(self, settlements: Sequence[Settlement], *, claim_next: int = 0) -> Settled:
+        settled = Settled()
+        recorded = settlements if self._fused else self._record_elsewhere(settlements, settled)
+        with self._file.transaction() as connection:
+            changes: dict[int, dict[str, int]] = {}
+            for settlement in recorded:
+                self._settle_one(connection, settlement, changes, settled)
+            for experiment, change in changes.items():
+                count(connection, experiment, **change)
+            if claim_next and self._holder is not None:
+                settled.leases = self._claim(connection, claim_next)
+        return settled
+
+    def _record_elsewhere(self, settlements: Sequence[Settlement], settled: Settled) -> list[Settlement]:
+        """Mark and commit in the store first; what came second is refused and its lease left alone."""
+        won = []
+        for settlement in settlements:
+            if settlement.record.state is not TaskState.SUCCEEDED and not self._holds(settlement.lease):
+                # A lease that passed on may still commit success; it buries nothing.
+                settled.refused.append(Refused(settlement.lease))
+                continue
+            try:
+                if settlement.mark is not None:
+                    self.records.mark(settlement.mark)
+                self.records.commit(settlement.record)
+                won.append(settlement)
+            except RecordExists as existing:
+                if settlement.mark is not None:
+                    mark = settlement.mark
+                    self.records.unmark(mark.task_id, mark.generation, mark.state)
+                settled.refused.append(Refused(settlement.lease, existing.record.worker, existing.record))
+                won.append(replace(settlement, record=existing.record, mark=None))
+        return won
+
+    def _settle_one(
+        self,
+        connection: sqlite3.Connection,
+        settlement: Settlement,
+        changes: dict[int, dict[str, int]],
+        settled: Settled,
+    ) -> None:
+        lease, record = settlement.lease, settlement.record
+        held: _Held = lease.handle
+        was = "leased"
+        if not connection.execute(_END, (held.seq, lease.token)).rowcount:
+            # Lost. A success may still be the first record; anything else has no say any more.
+            holder = self._holder_of(connection, held.seq)
+            if self._fused:
+                existing = SqliteRecords.find_in(connection, held.seq, record.generation)
+                if existing is not None:
+                    if existing.token != record.token:
+                        settled.refused.append(Refused(lease, existing.worker, existing))
+                    return
+                if record.state is not TaskState.SUCCEEDED:
+                    settled.refused.append(Refused(lease, holder))
+                    return
+            if not self._still(connection, held.seq, record.generation):
+                settled.refused.append(Refused(lease, holder))
+                return
+            state = take_out(connection, held.seq)
+            if state is None:
+                return
+            was = state.value
+        if self._fused:
+            insert_record(connection, held.seq, record)
+        change = changes.get(held.experiment)
+        if change is None:
+            change = changes[held.experiment] = {}
+        change[was] = change.get(was, 0) - 1
+        change[record.state.value] = change.get(record.state.value, 0) + 1
+
+    def _holds(self, lease: Lease) -> bool:
+        with self._file.reading() as connection:
+            return bool(
+                connection.execute(
+                    "SELECT 1 FROM leases WHERE seq=? AND token=?", (lease.handle.seq, lease.token)
+                ).fetchone()
+            )
+
+    def _still(self, connection: sqlite3.Connection, seq: int, generation: int) -> bool:
+        row = connection.execute("SELECT generation FROM tasks WHERE seq=?", (seq,)).fetchone()
+        return row is not None and row[0] == generation
+
+    def _holder_of(self, connection: sqlite3.Connection, seq: int) -> str | None:
+        row = connection.execute(
+            "SELECT h.worker FROM leases l JOIN holders h ON h.id=l.holder WHERE l.seq=?", (seq,)
+        ).fetchone()
+        return row[0] if row else None
+
+    def release(self, releases: Sequence[Release]) -> None:
+        if not releases:
+            return
+        if not self._fused:
+            for release in releases:
+                if release.note is not None:
+                    self.records.note_ended(release.lease.task, release.note)
+        now = self._clock.now().timestamp()
+        with self._file.transaction() as connection:
+            for release in releases:
+                self._release_one(connection, release, now)
+        self._bells.ring()
+
+    def _release_one(self, connection: sqlite3.Connection, release: Release, now: float) -> None:
+        lease = release.lease
+        held: _Held = lease.handle
+        if not connection.execute(_END, (held.seq, lease.token)).rowcount:
+            return
+        if release.note is not None and self._fused:
+            _insert_note(connection, held.seq, lease.task.generation, release.note)
+        queue, rank = connection.execute("SELECT queue, rank FROM tasks WHERE seq=?", (held.seq,)).fetchone()
+        due = release.not_before.timestamp() if release.not_before else None
+        flags = (_ALONE if release.alone else 0) | (_SUSPECT if release.note or lease.suspect else 0)
+        tries = lease.tries + (release.note is not None)
+        self._requeue(connection, held.seq, queue, rank, due, now, tries=tries, flags=flags)
+        count(connection, held.experiment, leased=-1, queued=1)
+
+    def _hold(self, connection: sqlite3.Connection, worker: str, ttl: timedelta) -> int:
+        """This worker's row, its deadline moved on."""
+        deadline = self._clock.boottime() + ttl.total_seconds()
+        if self._holder is not None:
+            updated = connection.execute(
+                "UPDATE holders SET deadline=?, boot=? WHERE id=? AND worker=?",
+                (deadline, self._boot, self._holder, worker),
+            ).rowcount
+            if updated:
+                return self._holder
+        self._holder = int(
+            connection.execute(
+                "INSERT INTO holders(worker, boot, deadline) VALUES(?, ?, ?) "
+                "ON CONFLICT(worker) DO UPDATE SET boot=excluded.boot, deadline=excluded.deadline RETURNING id",
+                (worker, self._boot, deadline),
+            ).fetchone()[0]
+        )
+        return self._holder
+
+    def _any_ready(self, connection: sqlite3.Connection) -> bool:
+        row = connection.execute(
+            "SELECT EXISTS(SELECT 1 FROM ready r WHERE r.queue=q.id), q.paused, "
+            "(SELECT min(due) FROM delayed) FROM queues q WHERE q.name=?",
+            (self.name,),
+        ).fetchone()
+        if row is None or row[1]:
+            return False
+        return bool(row[0]) or (row[2] is not None and row[2] <= self._clock.now().timestamp())
+
+    def _claim(self, connection: sqlite3.Connection, n: int) -> list[Lease]:
+        queue = self._queue(connection)
+        now = self._clock.now().timestamp()
+        self._bring_up(connection, now)
+        rows = connection.execute(_NEXT, (queue, n)).fetchall()
+        if not rows:
+            return []
+        if connection.execute("SELECT paused FROM queues WHERE id=?", (queue,)).fetchone()[0]:
+            return []
+        leases, taken, holds, moved = [], [], [], {}
+        for rank, seq, tries, flags, experiment, generation, body in rows:
+            token = next(self._tokens)
+            task = decode_task(body)
+            if task.generation != generation:
+                task = replace(task, generation=generation)
+            leases.append(
+                Lease(
+                    task,
+                    token,
+                    body,
+                    tries,
+                    bool(flags & _SUSPECT),
+                    bool(flags & _ALONE),
+                    None,
+                    _Held(seq, experiment),
+                )
+            )
+            taken.append((queue, rank, seq))
+            holds.append((seq, self._holder, token, tries, flags, now))
+            moved[experiment] = moved.get(experiment, 0) + 1
+        connection.executemany(_TAKE, taken)
+        connection.executemany(_HOLD, holds)
+        for experiment, moves in moved.items():
+            connection.execute(
+                "UPDATE experiments SET queued=queued-?, leased=leased+? WHERE id=?", (moves, moves, experiment)
+            )
+        return leases
+
+    def _bring_up(self, connection: sqlite3.Connection, now: float) -> None:
+        """Delayed tasks that are due become claimable."""
+        due = connection.execute(
+            "SELECT d.due, d.seq, d.tries, d.flags, t.queue, t.rank FROM delayed d JOIN tasks t USING(seq) "
+            "WHERE d.due<=? LIMIT 1000",
+            (now,),
+        ).fetchall()
+        if due:
+            connection.executemany("DELETE FROM delayed WHERE due=? AND seq=?", [row[:2] for row in due])
+            connection.executemany(
+                "INSERT INTO ready VALUES(?, ?, ?, ?, ?)",
+                [(queue, rank, seq, tries, flags) for _, seq, tries, flags, queue, rank in due],
+            )
+
+    # upkeep
+
+    def tend(self) -> None:
+        """Give back what dead workers held."""
+        with self._file.reading() as connection:
+            holders = connection.execute(
+                "SELECT DISTINCT h.id, h.worker, h.boot, h.deadline FROM leases l JOIN holders h ON h.id=l.holder"
+            ).fetchall()
+        for holder, worker, boot, deadline in holders:
+            if self._presence is not None and worker == self._presence.worker:
+                continue
+            if self._dead(worker, boot, deadline):
+                self._give_back(holder, worker)
+        _Presence.sweep(self._file.workers_folder, keep={row[1] for row in holders})
+
+    def _dead(self, worker: str, boot: str, deadline: float) -> bool:
+        return (
+            boot != self._boot
+            or self._clock.boottime() > deadline
+            or not _Presence.alive(self._file.workers_folder, worker)
+        )
+
+    def _give_back(self, holder: int, worker: str) -> None:
+        running = _Presence.running(self._file.workers_folder, worker)
+        now = self._clock.now()
+        orphans: list[tuple[Task, EndedNote]] = []
+        with self._file.transaction() as connection:
+            row = connection.execute("SELECT boot, deadline FROM holders WHERE id=?", (holder,)).fetchone()
+            if row is None or not self._dead(worker, *row):
+                return  # It renewed in between.
+            rows = connection.execute(
+                "DELETE FROM leases WHERE holder=? RETURNING seq, token, tries, flags, leased", (holder,)
+            ).fetchall()
+            for seq, token, tries, flags, leased in rows:
+                queue, rank, experiment, generation, body = connection.execute(
+                    "SELECT queue, rank, experiment, generation, body FROM tasks WHERE seq=?", (seq,)
+                ).fetchone()
+                if token in running:
+                    note = EndedNote(
+                        token=token,
+                        reason=EndReason.LOST,
+                        ended_at=now,
+                        started_at=datetime.fromtimestamp(leased, UTC),
+                        worker=worker,
+                        message=f"worker {worker} vanished",
+                        alone=len(running) == 1,
+                    )
+                    if self._fused:
+                        _insert_note(connection, seq, generation, note)
+                    else:
+                        orphans.append((replace(decode_task(body), generation=generation), note))
+                    tries += 1
+                self._requeue(connection, seq, queue, rank, None, 0, tries=tries, flags=flags | _SUSPECT)
+                count(connection, experiment, leased=-1, queued=1)
+            connection.execute("DELETE FROM holders WHERE id=?", (holder,))
+        for task, note in orphans:
+            self.records.note_ended(task, note)
+        if rows:
+            self._bells.ring()
+
+    def outlook(self) -> Outlook:
+        with self._file.reading() as connection:
+            due = connection.execute("SELECT min(due) FROM delayed").fetchone()[0]
+            oldest = connection.execute(
+                "SELECT min(h.deadline) FROM leases l JOIN holders h ON h.id=l.holder"
+            ).fetchone()[0]
+        wait = None if due is None else timedelta(seconds=max(0.0, due - self._clock.now().timestamp()))
+        # Renewed each third of its length, a deadline this near means that a renewal was missed.
+        missed = oldest is not None and oldest - self._clock.boottime() < _MISSED_RENEWAL
+        return Outlook(next_due=wait, suspect_leases=missed)
+
+    def doorbell(self) -> int | None:
+        return None if self._presence is None else self._presence.bell_fd
+
+    def hush(self) -> None:
+        if self._presence is not None:
+            self._presence.hush()
+
+    # what people ask
+
+    def depth(self) -> Depth:
+        with self._file.reading() as connection:
+            ready, delayed, leased = connection.execute(
+                "SELECT (SELECT count(*) FROM ready WHERE queue=q.id), "
+                "(SELECT count(*) FROM delayed d JOIN tasks t USING(seq) WHERE t.queue=q.id), "
+                "(SELECT count(*) FROM leases l JOIN tasks t USING(seq) WHERE t.queue=q.id) "
+                "FROM (SELECT coalesce((SELECT id FROM queues WHERE name=?), -1) AS id) q",
+                (self.name,),
+            ).fetchone()
+        return Depth(ready, delayed, leased)
+
+    def peek(self, n: int) -> list[Task]:
+        with self._file.reading() as connection:
+            rows = connection.execute(
+                "SELECT t.body, t.generation FROM ready r JOIN tasks t USING(seq) JOIN queues q ON q.id=r.queue "
+                "WHERE q.name=? ORDER BY r.rank, r.seq LIMIT ?",
+                (self.name, n),
+            ).fetchall()
+        return [replace(decode_task(body), generation=generation) for body, generation in rows]
+
+    def pause(self) -> None:
+        self._set_paused(True)
+
+    def resume(self) -> None:
+        self._set_paused(False)
+        self._bells.ring()
+
+    def _set_paused(self, paused: bool) -> None:
+        control = self.records.control(self.name)
+        self.records.set_control(self.name, replace(control, paused=paused))
+        with self._file.transaction(durable=True) as connection:
+            connection.execute("UPDATE queues SET paused=? WHERE id=?", (paused, self._queue(connection)))
+
+    def purge(self) -> int:
+        """Cancel everything that waits; what runs goes on."""
+        return self.cancel_waiting()
+
+    def cancel_waiting(self, experiment: str | None = None) -> int:
+        """Record `cancelled` for all waiting tasks of this queue, or of one experiment; returns how many."""
+        cancelled = 0
+        now = self._clock.now()
+        while True:
+            with self._file.transaction() as connection:
+                where, values = "t.queue=?", [self._queue(connection)]
+                if experiment is not None:
+                    where += " AND t.experiment=(SELECT id FROM experiments WHERE name=?)"
+                    values.append(experiment)  # type: ignore[arg-type]
+                rows = connection.execute(
+                    "SELECT t.seq, t.id, t.generation, t.experiment, e.name FROM "
+                    "(SELECT seq FROM ready UNION ALL SELECT seq FROM delayed) w "
+                    f"JOIN tasks t USING(seq) JOIN experiments e ON e.id=t.experiment WHERE {where} LIMIT 5000",
+                    values,
+                ).fetchall()
+                for seq, task_id, generation, number, name in rows:
+                    take_out(connection, seq)
+                    if self._fused:
+                        insert_record(connection, seq, _cancelled(task_id, generation, name, now, next(self._tokens)))
+                    count(connection, number, queued=-1, cancelled=1)
+            if not self._fused:
+                for _, task_id, generation, _, name in rows:
+                    with contextlib.suppress(RecordExists):
+                        self.records.commit(_cancelled(task_id, generation, name, now, next(self._tokens)))
+            cancelled += len(rows)
+            if len(rows) < 5000:
+                return cancelled
+
+    def close(self) -> None:
+        if self._presence is not None:
+            self._presence.leave()
+            self._presence = None
+        self._bells.close()
+        self._file.close()
+
+    def _queue(self, connection: sqlite3.Connection) -> int:
+        if self._number is None:
+            self._number = queue_number(connection, self.name)
+        return self._number
+
+
+_MISSED_RENEWAL: Final = 15.0
+"""Seconds: under half of the default lease left although it is renewed with two thirds left."""
+
+
+def open_sqlite(
+    path: Path | str, *, queue: str = DEFAULT_QUEUE, durability: Durability = "full", clock: Clock | None = None
+) -> tuple[SqliteQueue, SqliteRecords]:
+    """A queue and its records in one file, made if absent. Raises `NotPossible` on a network file system."""
+    file = EmbeddedFile(Path(path), durability=durability)
+    records = SqliteRecords(file, clock=clock)
+    return SqliteQueue(file, records, name=queue, clock=clock), records
+
+
+def _cancelled(task_id: str, generation: int, experiment: str, now: datetime, token: str) -> Record:
+    return Record(
+        task_id=task_id,
+        generation=generation,
+        experiment=experiment,
+        state=TaskState.CANCELLED,
+        token=token,
+        reason=EndReason.CANCELLED,
+        ended_at=now,
+        message=f"cancelled by {socket.gethostname()}",
+        attempts=0,
+    )
+
+
+def _insert_note(connection: sqlite3.Connection, seq: int, generation: int, note: EndedNote) -> None:
+    connection.execute(
+        "INSERT OR IGNORE INTO notes(token, seq, generation, ended, note) VALUES(?, ?, ?, ?, ?)",
+        (note.token, seq, generation, note.ended_at.timestamp(), encode_note(note)),
+    )
+
+
+def _tokens() -> Iterator[str]:
+    """Random attempt tokens, many to one call of the system's generator."""
+    while True:
+        pool = os.urandom(TOKEN_CHARS // 2 * 256).hex()
+        for start in range(0, len(pool), TOKEN_CHARS):
+            yield pool[start : start + TOKEN_CHARS]
+
+
+class _Presence:
+    """A worker's place beside the database: a locked file that says it lives and what it runs, and a bell to wake it.
+
+    The file holds a token per line and ends in an empty one, rewritten in shared memory, which a killed process
+    leaves as it was. A pipe serves as the bell because it works at any path length and nobody else can read it.
+    """
+
+    _SIZE = 64 * 1024
+
+    def __init__(self, folder: Path, worker: str, lock_fd: int, bell_fd: int, memory: mmap.mmap) -> None:
+        self.worker = worker
+        self.lock_fd = lock_fd
+        self.bell_fd = bell_fd
+        self._folder = folder
+        self._memory = memory
+
+    @classmethod
+    def enter(cls, folder: Path, worker: str) -> _Presence:
+        folder.mkdir(parents=True, exist_ok=True)
+        bell_path = _bell_path(folder, worker)
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(bell_path, 0o622)
+        # Opened for both ends, so that it never reports end of file; closed in children by exec and by the guardian.
+        bell_fd = os.open(bell_path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        lock_fd = os.open(_lock_path(folder, worker), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fcntl.flock(lock_fd, fcntl.LOCK_EX)
+        os.ftruncate(lock_fd, cls._SIZE)
+        return cls(folder, worker, lock_fd, bell_fd, mmap.mmap(lock_fd, cls._SIZE))
+
+    def mark(self, tokens: Sequence[str]) -> None:
+        # One slice assignment; the terminating newline comes with it, so a reader sees old or new lines, and a torn
+        # line names no token.
+        text = "".join([f"{token}\n" for token in tokens]).encode() + b"\n"
+        self._memory[0 : len(text)] = text
+
+    def hush(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while len(os.read(self.bell_fd, 4096)) == 4096:
+                pass
+
+    def leave(self) -> None:
+        self._memory.close()
+        for path in (_bell_path(self._folder, self.worker), _lock_path(self._folder, self.worker)):
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+        os.close(self.bell_fd)
+        os.close(self.lock_fd)
+
+    @staticmethod
+    def alive(folder: Path, worker: str) -> bool:
+        """Whether the worker, or the guardian that still ends its attempts, holds its lock."""
+        try:
+            fd = os.open(_lock_path(folder, worker), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    @staticmethod
+    def running(folder: Path, worker: str) -> set[str]:
+        """Tokens of the attempts that ran when the worker was last heard of."""
+        try:
+            data = _lock_path(folder, worker).read_bytes()
+        except FileNotFoundError:
+            return set()
+        lines = data.partition(b"\n\n")[0].decode(errors="replace").split("\n")
+        return {line for line in lines if len(line) == TOKEN_CHARS}
+
+    @staticmethod
+    def sweep(folder: Path, *, keep: Iterable[str]) -> None:
+        """Remove the files of dead workers that hold nothing."""
+        kept = set(keep)
+        try:
+            names = os.listdir(folder)
+        except FileNotFoundError:
+            return
+        for name in names:
+            worker = name.removesuffix(".lock")
+            if worker != name and worker not in kept and not _Presence.alive(folder, worker):
+                for path in (_bell_path(folder, worker), _lock_path(folder, worker)):
+                    with contextlib.suppress(FileNotFoundError):
+                        path.unlink()
+
+
+def _lock_path(folder: Path, worker: str) -> Path:
+    return folder / f"{worker}.lock"
+
+
+def _bell_path(folder: Path, worker: str) -> Path:
+    return folder / f"{worker}.bell"
+
+
+class _Bells:
+    """Wakes the workers that wait beside this file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen_at = -1
+        self._fds: dict[str, int] = {}
+
+    def ring(self) -> None:
+        try:
+            changed = os.stat(self._folder).st_mtime_ns
+        except FileNotFoundError:
+            return
+        if changed != self._seen_at:
+            self._look(changed)
+        for name, fd in list(self._fds.items()):
+            try:
+                os.write(fd, b"!")
+            except BlockingIOError:
+                pass  # Full: it will wake as it is.
+            except BrokenPipeError:
+                os.close(self._fds.pop(name))
+
+    def _look(self, changed: int) -> None:
+        names = {name for name in os.listdir(self._folder) if name.endswith(".bell")}
+        for name in self._fds.keys() - names:
+            os.close(self._fds.pop(name))
+        for name in names - self._fds.keys():
+            # Refused where nobody reads: a worker that died without leaving.
+            with contextlib.suppress(OSError):
+                self._fds[name] = os.open(self._folder / name, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._seen_at = changed
+
+    def close(self) -> None:
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds.clear()

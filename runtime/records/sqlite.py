@@ -1,0 +1,372 @@
+"""Records in the queue's own SQLite file: settling a task, recording it and claiming the next are one commit.
+
+Control, payloads and what workers report are rows of one table, laid out like the files of a folder; records, notes,
+totals and what was submitted come from the tables that the queue keeps anyway. Outputs and long logs are files
+beside the database.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from runtime.clock import Clock, SystemClock
+from runtime.embedded import EmbeddedFile, count, record_id, split_record_id, take_out
+from runtime.errors import NotPossible, RecordExists
+from runtime.reasons import EndReason
+from runtime.records.base import (
+    EndedNote,
+    ExperimentSeen,
+    History,
+    ManifestPart,
+    Mark,
+    Record,
+    StartedMark,
+    Totals,
+)
+from runtime.records.blobs import BlobInfo
+from runtime.records.codec import decode_ended, encode_ended
+from runtime.records.keyed import BlobRecords
+from runtime.tasks import Task, TaskState, decode_task
+
+_COLUMNS: Final = "rid, state, token, reason, worker, started, ended, attempts, message, value, log, rest"
+_INSERT: Final = f"INSERT INTO records({_COLUMNS}) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_REST: Final = ("exit_code", "value_url", "log_url", "outputs_url", "code")
+_COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+
+
+def encode_note(note: EndedNote) -> str:
+    return encode_ended(note).decode()
+
+
+def insert_record(connection: sqlite3.Connection, seq: int, record: Record) -> None:
+    """Add the record of task number `seq`; the caller knows that there is none yet."""
+    started = record.started_at
+    rest: dict[str, Any] | None = None
+    for name in _REST:
+        value = getattr(record, name)
+        if value is not None:
+            rest = {} if rest is None else rest
+            rest[name] = value
+    if record.metrics:
+        rest = {} if rest is None else rest
+        rest["metrics"] = dict(record.metrics)
+    connection.execute(
+        _INSERT,
+        (
+            record_id(seq, record.generation),
+            record.state.value,
+            record.token,
+            record.reason.value,
+            record.worker,
+            None if started is None else started.timestamp(),
+            record.ended_at.timestamp(),
+            record.attempts,
+            record.message,
+            None if record.value is None else _COMPACT.encode(record.value),
+            record.log.encode(errors="surrogateescape") if record.log else None,
+            None if rest is None else _COMPACT.encode(rest),
+        ),
+    )
+
+
+class SqliteRecords(BlobRecords):
+    """`RecordStore` in an embedded file."""
+
+    holds_tasks = True
+
+    def __init__(self, file: EmbeddedFile, *, clock: Clock | None = None) -> None:
+        self.file = file
+        self._clock: Clock = clock or SystemClock()
+        super().__init__(SqliteBlobs(file, self._clock))
+
+    def check(self) -> None:
+        """Create-only is the primary key's."""
+
+    # records
+
+    def commit(self, record: Record) -> None:
+        with self.file.transaction(durable=True) as connection:
+            row = connection.execute(
+                "SELECT seq, experiment, generation FROM tasks WHERE id=?", (record.task_id,)
+            ).fetchone()
+            if row is None:
+                raise NotPossible(f"task `{record.task_id}` was never put into `{self.url}`")
+            seq, experiment, generation = row
+            existing = self.find_in(connection, seq, record.generation)
+            if existing is not None:
+                if existing.token != record.token:
+                    raise RecordExists(existing)
+                return
+            insert_record(connection, seq, record)
+            if generation == record.generation:
+                was = take_out(connection, seq)
+                changes = {record.state.value: 1}
+                if was is not None:
+                    changes[was.value] = -1
+                count(connection, experiment, **changes)
+
+    def find(self, task_id: str, generation: int) -> Record | None:
+        with self.file.reading() as connection:
+            row = connection.execute("SELECT seq FROM tasks WHERE id=?", (task_id,)).fetchone()
+            return None if row is None else self.find_in(connection, row[0], generation)
+
+    def find_all(self, task_id: str) -> list[Record]:
+        with self.file.reading() as connection:
+            row = connection.execute("SELECT seq FROM tasks WHERE id=?", (task_id,)).fetchone()
+            if row is None:
+                return []
+            return _read(connection, "r.rid BETWEEN ? AND ?", (record_id(row[0], 0), record_id(row[0] + 1, 0) - 1))
+
+    @staticmethod
+    def find_in(connection: sqlite3.Connection, seq: int, generation: int) -> Record | None:
+        found = _read(connection, "r.rid=?", (record_id(seq, generation),))
+        return found[0] if found else None
+
+    def resolve(self, prefix: str, limit: int = 10) -> list[str]:
+        with self.file.reading() as connection:
+            rows = connection.execute(
+                "SELECT id FROM tasks WHERE id>=? AND id<? ORDER BY id LIMIT ?", (prefix, prefix + "\U0010ffff", limit)
+            ).fetchall()
+        return [row[0] for row in rows]
+
+    def records(self, experiment: str) -> Iterator[Record]:
+        last = -1
+        while True:
+            with self.file.reading() as connection:
+                rows = connection.execute(
+                    "SELECT rid FROM records r JOIN tasks t ON t.seq=(r.rid >> 20) JOIN experiments e "
+                    "ON e.id=t.experiment WHERE e.name=? AND r.rid>? ORDER BY r.rid LIMIT 1000",
+                    (experiment, last),
+                ).fetchall()
+                if not rows:
+                    return
+                found = _read(
+                    connection,
+                    "r.rid BETWEEN ? AND ? AND e.name=?",
+                    (rows[0][0], rows[-1][0], experiment),
+                )
+            last = rows[-1][0]
+            yield from found
+
+    # attempts
+
+    def note_started(self, task: Task, started: StartedMark) -> None:
+        """Nothing to write: the lease says it."""
+
+    def note_ended(self, task: Task, note: EndedNote) -> None:
+        with self.file.transaction(durable=True) as connection:
+            connection.execute(
+                "INSERT OR IGNORE INTO notes(token, seq, generation, ended, note) "
+                "SELECT ?, seq, ?, ?, ? FROM tasks WHERE id=?",
+                (note.token, task.generation, note.ended_at.timestamp(), encode_note(note), task.id),
+            )
+
+    def history(self, task_id: str, generation: int) -> History:
+        with self.file.reading() as connection:
+            ended = connection.execute(
+                "SELECT n.note FROM notes n JOIN tasks t USING(seq) WHERE t.id=? AND n.generation=? ORDER BY n.ended",
+                (task_id, generation),
+            ).fetchall()
+            held = connection.execute(
+                "SELECT l.token, h.worker, l.leased FROM leases l JOIN tasks t USING(seq) JOIN holders h "
+                "ON h.id=l.holder WHERE t.id=? AND t.generation=?",
+                (task_id, generation),
+            ).fetchall()
+        return History(
+            tuple(decode_ended(note.encode()) for (note,) in ended),
+            tuple(StartedMark(token, worker, _time(leased), alone=False) for token, worker, leased in held),
+        )
+
+    # what did not succeed: the records themselves say it
+
+    def mark(self, mark: Mark) -> None:
+        """Nothing to write: the record, in the same transaction, is the mark."""
+
+    def unmark(self, task_id: str, generation: int, state: TaskState) -> None:
+        """Nothing to remove: a newer generation closes it."""
+
+    def marks(self, experiment: str | None = None, state: TaskState | None = None) -> Iterator[Mark]:
+        where, values = "r.state<>'succeeded' AND (r.rid & 1048575)=t.generation", []
+        # A task whose next generation was put is in another table now and its mark is closed.
+        if experiment is not None:
+            where += " AND e.name=?"
+            values.append(experiment)
+        if state is not None:
+            where += " AND r.state=?"
+            values.append(state.value)
+        with self.file.reading() as connection:
+            rows = connection.execute(
+                "SELECT r.rid, r.state, r.reason, r.message, r.ended, e.name, t.body FROM records r "
+                "JOIN tasks t ON t.seq=(r.rid >> 20) JOIN experiments e ON e.id=t.experiment "
+                f"WHERE {where} ORDER BY r.ended DESC",
+                values,
+            ).fetchall()
+        for rid, ended_as, reason, message, ended, name, body in rows:
+            generation = split_record_id(rid)[1]
+            task = replace(decode_task(body), generation=generation)
+            yield Mark(
+                task_id=task.id,
+                generation=generation,
+                experiment=name,
+                state=TaskState(ended_as),
+                marked_at=_time(ended),
+                reason=EndReason(reason),
+                message=message,
+                task=task,
+            )
+
+    # what was submitted: the queue's table is the manifest
+
+    def put_experiment(self, experiment: str, *, queue: str | None) -> None:
+        """Comes into being with its first task."""
+
+    def experiments(self) -> list[ExperimentSeen]:
+        with self.file.reading() as connection:
+            rows = connection.execute(
+                "SELECT e.name, e.created, q.name FROM experiments e JOIN queues q ON q.id=e.queue ORDER BY e.created"
+            ).fetchall()
+        return [ExperimentSeen(name, _time(created), queue) for name, created, queue in rows]
+
+    def put_part(self, experiment: str, index: int, lines: Sequence[str]) -> ManifestPart:
+        raise NotPossible("the embedded file keeps no manifest: what is put there is listed there")
+
+    def parts(self, experiment: str) -> list[ManifestPart]:
+        return []
+
+    def totals(self, experiment: str, *, exact: bool = False) -> Totals:
+        """Always exact: the counters change in the transaction that moves a task."""
+        with self.file.reading() as connection:
+            row = connection.execute(
+                "SELECT queued, leased, succeeded, failed, cancelled, expired FROM experiments WHERE name=?",
+                (experiment,),
+            ).fetchone()
+        counts = dict(zip(TaskState, row or (0,) * len(TaskState), strict=True))
+        return Totals(counts, self._clock.now(), exact=True)
+
+    def put_counters(self, worker: str, counters: Mapping[str, Mapping[TaskState, int]]) -> None:
+        """Nothing to write: totals are exact."""
+
+    def find_task(self, task_id: str) -> tuple[Task, TaskState] | None:
+        """A task as it stands now; None if it was never put."""
+        with self.file.reading() as connection:
+            row = connection.execute("SELECT seq, generation, body FROM tasks WHERE id=?", (task_id,)).fetchone()
+            if row is None:
+                return None
+            seq, generation, body = row
+            task = replace(decode_task(body), generation=generation)
+            if connection.execute("SELECT 1 FROM leases WHERE seq=?", (seq,)).fetchone():
+                return task, TaskState.LEASED
+            record = self.find_in(connection, seq, generation)
+        return task, TaskState.QUEUED if record is None else record.state
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def _read(connection: sqlite3.Connection, where: str, values: Sequence[object]) -> list[Record]:
+    rows = connection.execute(
+        f"SELECT {_COLUMNS}, t.id, e.name FROM records r JOIN tasks t ON t.seq=(r.rid >> 20) "
+        f"JOIN experiments e ON e.id=t.experiment WHERE {where} ORDER BY r.rid",
+        values,
+    ).fetchall()
+    return [_record(row) for row in rows]
+
+
+def _record(row: tuple[Any, ...]) -> Record:
+    rid, state, token, reason, worker, started, ended, attempts, message, value, log, rest, task_id, experiment = row
+    return Record(
+        task_id=task_id,
+        generation=split_record_id(rid)[1],
+        experiment=experiment,
+        state=TaskState(state),
+        token=token,
+        reason=EndReason(reason),
+        worker=worker,
+        started_at=None if started is None else _time(started),
+        ended_at=_time(ended),
+        attempts=attempts,
+        message=message,
+        value=None if value is None else json.loads(value),
+        log="" if log is None else log.decode(errors="surrogateescape"),
+        **({} if rest is None else json.loads(rest)),
+    )
+
+
+def _time(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+class SqliteBlobs:
+    """`Blobs` as rows; logs and other files beside the database."""
+
+    parallel = 1
+
+    def __init__(self, file: EmbeddedFile, clock: Clock) -> None:
+        self.url = f"sqlite:{file.path}"
+        self._file = file
+        self._clock = clock
+        self._folder = file.path.with_name(file.path.name + "-files")
+
+    def create(self, key: str, data: bytes) -> bool:
+        with self._file.transaction(durable=True) as connection:
+            return bool(
+                connection.execute(
+                    "INSERT OR IGNORE INTO objects VALUES(?, ?, ?)", (key, data, self._clock.now().timestamp())
+                ).rowcount
+            )
+
+    def put(self, key: str, data: bytes) -> None:
+        with self._file.transaction() as connection:
+            connection.execute("REPLACE INTO objects VALUES(?, ?, ?)", (key, data, self._clock.now().timestamp()))
+
+    def get(self, key: str) -> bytes | None:
+        with self._file.reading() as connection:
+            row = connection.execute("SELECT value FROM objects WHERE key=?", (key,)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def delete(self, key: str) -> None:
+        with self._file.transaction() as connection:
+            connection.execute("DELETE FROM objects WHERE key=?", (key,))
+
+    def list_keys(self, prefix: str, *, after: str | None = None) -> Iterator[str]:
+        return (info.key for info in self.list_blobs(prefix, after=after))
+
+    def list_blobs(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
+        with self._file.reading() as connection:
+            rows = connection.execute(
+                "SELECT key, length(value), modified FROM objects WHERE key>=? AND key<? AND key>? ORDER BY key",
+                (prefix, prefix + "\U0010ffff", after or ""),
+            ).fetchall()
+        return iter([BlobInfo(key, size, _time(modified)) for key, size, modified in rows])
+
+    def append(self, key: str, data: bytes) -> None:
+        path = self._folder / key
+        try:
+            file = open(path, "ab")
+        except FileNotFoundError:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = open(path, "ab")
+        with file:
+            file.write(data)
+
+    def stream(self, key: str) -> Iterator[bytes]:
+        try:
+            with open(self._folder / key, "rb") as file:
+                while chunk := file.read(1 << 20):
+                    yield chunk
+        except FileNotFoundError:
+            return
+
+    def path(self, key: str) -> Path | None:
+        """Only files have a path; what is looked for here is an attempt's folder or log."""
+        return Path(os.path.abspath(self._folder / key))
+
+    def close(self) -> None:
+        self._file.close()

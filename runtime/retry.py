@@ -1,0 +1,126 @@
+"""Whether a task is tried again: a pure function of how its attempts ended.
+
+Three things are told apart. A *failure* is the task's own doing and spends `max_failures`. A *preemption* or a lost
+machine is not: it spends a budget of its own, and only where the attempt had no time to prove anything. A *crasher*
+kills the worker it runs on: after a first sudden loss the task runs alone, and only losses that happened alone,
+soon and without progress count towards burying it. docs/decisions/retry-budgets.md has the reasons and a simulation.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final, TypeAlias
+
+from runtime.reasons import Budget, EndReason
+from runtime.records.base import EndedNote
+from runtime.tasks import Task
+
+PREEMPTION_BUDGET: Final = 100
+CRASHES_TO_BURY: Final = 3
+PROVEN_AFTER: Final = timedelta(minutes=10)
+"""An attempt that ran this long, or reported progress, was no crasher and spends no preemption."""
+ALONE_FOR: Final = PROVEN_AFTER
+"""How long a suspected crasher keeps others from starting beside it."""
+
+FIRST_DELAY: Final = timedelta(seconds=1)
+LONGEST_DELAY: Final = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Run it once more, not before a time."""
+
+    not_before: datetime
+    alone: bool
+    charged: Budget
+    spent: int
+    """Of that budget, this end included."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Record the failure; it goes to the dead letters."""
+
+    reason: EndReason
+    message: str
+
+
+Decision: TypeAlias = Again | GiveUp
+
+
+def decide(
+    task: Task,
+    ended: Iterable[EndedNote],
+    *,
+    now: datetime,
+    jitter: Callable[[], float] = random.random,
+) -> Decision:
+    """What follows on the last of `ended`, the attempts of this generation that did not succeed, oldest first.
+
+    `jitter` returns 0 to 1 and spreads the delay over half to one and a half times its length.
+    """
+    notes = list(ended)
+    if not notes:
+        return Again(now, alone=False, charged=Budget.NONE, spent=0)
+    last = notes[-1]
+    alone = any(_suspicious(note) for note in notes)
+    match last.reason.budget:
+        case Budget.NEVER:
+            return GiveUp(last.reason, last.message or f"ended as {last.reason}")
+        case Budget.FAILURES:
+            spent = sum(note.reason.budget is Budget.FAILURES for note in notes)
+            if spent >= task.max_failures:
+                return GiveUp(last.reason, last.message or f"ended as {last.reason}")
+        case Budget.PREEMPTIONS:
+            crashes = sum(_crash(note) for note in notes)
+            if crashes >= CRASHES_TO_BURY:
+                return GiveUp(
+                    EndReason.LOST,
+                    f"killed its worker {crashes} times, alone on it, within {PROVEN_AFTER.seconds // 60} minutes "
+                    f"and without progress; last on {last.worker}",
+                )
+            spent = sum(_charged_preemption(note) for note in notes)
+            if spent >= PREEMPTION_BUDGET:
+                return GiveUp(last.reason, f"preempted or lost {spent} times before it could prove anything")
+        case _:
+            spent = sum(note.reason.budget is last.reason.budget for note in notes)
+    return Again(now + backoff(_in_a_row(notes), jitter), alone, last.reason.budget, spent)
+
+
+def backoff(times: int, jitter: Callable[[], float] = random.random) -> timedelta:
+    """1 s, 2 s, 4 s … up to 10 min for the first, second, third … time, spread by jitter; nothing for 0."""
+    if times <= 0:
+        return timedelta()
+    longest = min(LONGEST_DELAY, FIRST_DELAY * 2 ** min(times - 1, 30))
+    return longest * (0.5 + jitter())
+
+
+def _in_a_row(notes: list[EndedNote]) -> int:
+    """How often in a row it ended like this; a machine that was taken away costs no wait the first time."""
+    last = notes[-1].reason.budget
+    count = 0
+    for note in reversed(notes):
+        if note.reason.budget is not last or (last is Budget.PREEMPTIONS and not _charged_preemption(note)):
+            break
+        count += 1
+    return count - 1 if last is Budget.PREEMPTIONS else count
+
+
+def _unproven(note: EndedNote) -> bool:
+    ran_for = note.ran_for
+    return not note.progressed and (ran_for is None or ran_for < PROVEN_AFTER)
+
+
+def _charged_preemption(note: EndedNote) -> bool:
+    return note.reason.budget is Budget.PREEMPTIONS and _unproven(note)
+
+
+def _suspicious(note: EndedNote) -> bool:
+    return note.reason in (EndReason.LOST, EndReason.NODE_FAILED) and _unproven(note)
+
+
+def _crash(note: EndedNote) -> bool:
+    return note.alone and _suspicious(note)

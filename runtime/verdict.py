@@ -1,0 +1,153 @@
+"""What the end of an attempt means for its task: a record, or another try. Pure; the worker acts on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeAlias
+
+from runtime.queues.base import Lease, Release, Settlement
+from runtime.reasons import Budget, EndReason
+from runtime.records.base import EndedNote, History, Mark, Record
+from runtime.retry import Again, GiveUp, decide
+from runtime.tasks import Task, TaskState, new_token
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Record it; `again` is None because nothing follows."""
+
+    settlement: Settlement
+
+
+@dataclass(frozen=True, slots=True)
+class TryAgain:
+    release: Release
+    again: Again
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The lease was lost: nothing is written, another holds the task."""
+
+    why: str
+
+
+Verdict: TypeAlias = Settle | TryAgain | Drop
+
+
+def judge_end(
+    lease: Lease,
+    note: EndedNote,
+    history: History,
+    *,
+    holds: bool,
+    now: datetime,
+    code: str | None,
+    log: str,
+    log_url: str | None,
+    outputs_url: str | None = None,
+    jitter: Callable[[], float],
+) -> Verdict:
+    """For an attempt that did not succeed. `holds` says whether its lease is still confirmed."""
+    if not holds:
+        return Drop(f"its lease had passed on when it ended as {note.reason}")
+    ended = (*history.ended, note)
+    decision = decide(lease.task, ended, now=now, jitter=jitter)
+    if isinstance(decision, Again):
+        return TryAgain(Release(lease, decision.not_before, note, decision.alone), decision)
+    record = failure(lease, decision, note=note, attempts=len(ended), code=code, log=log, log_url=log_url)
+    return Settle(Settlement(lease, record, mark_of(record, lease.task)))
+
+
+def judge_history(lease: Lease, history: History, *, now: datetime, jitter: Callable[[], float]) -> GiveUp | None:
+    """Before a start: whether the earlier attempts already bury the task."""
+    decision = decide(lease.task, history.ended, now=now, jitter=jitter)
+    return decision if isinstance(decision, GiveUp) else None
+
+
+def failure(
+    lease: Lease,
+    given_up: GiveUp,
+    *,
+    note: EndedNote,
+    attempts: int,
+    code: str | None = None,
+    log: str = "",
+    log_url: str | None = None,
+) -> Record:
+    state = TaskState.CANCELLED if given_up.reason is EndReason.CANCELLED else TaskState.FAILED
+    return Record(
+        task_id=lease.task.id,
+        generation=lease.task.generation,
+        experiment=lease.task.experiment,
+        state=state,
+        token=lease.token,
+        reason=given_up.reason,
+        started_at=note.started_at,
+        ended_at=note.ended_at,
+        message=given_up.message,
+        worker=note.worker,
+        attempts=attempts,
+        exit_code=note.exit_code,
+        log=log,
+        log_url=log_url,
+        code=code,
+    )
+
+
+def unstarted(
+    lease: Lease, reason: EndReason, message: str, *, worker: str, now: datetime, attempts: int = 0
+) -> Settlement:
+    """The record of a task that ends without another start: malformed, expired, cancelled or buried."""
+    states = {EndReason.EXPIRED: TaskState.EXPIRED, EndReason.CANCELLED: TaskState.CANCELLED}
+    record = Record(
+        task_id=lease.task.id,
+        generation=lease.task.generation,
+        experiment=lease.task.experiment,
+        state=states.get(reason, TaskState.FAILED),
+        token=lease.token,
+        reason=reason,
+        ended_at=now,
+        message=message,
+        worker=worker,
+        attempts=attempts,
+    )
+    raw = lease.invalid.raw if lease.invalid else None
+    return Settlement(lease, record, mark_of(record, None if lease.invalid else lease.task, raw=raw))
+
+
+def mark_of(record: Record, task: Task | None, *, raw: str | None = None) -> Mark:
+    return Mark(
+        task_id=record.task_id,
+        generation=record.generation,
+        experiment=record.experiment,
+        state=record.state,
+        marked_at=record.ended_at,
+        reason=record.reason,
+        message=record.message,
+        task=task,
+        raw=raw,
+    )
+
+
+def cancelled_record(task: Task, *, now: datetime, by: str) -> Record:
+    """What `cancel` commits for a task that it does not hold."""
+    return Record(
+        task_id=task.id,
+        generation=task.generation,
+        experiment=task.experiment,
+        state=TaskState.CANCELLED,
+        token=new_token(),
+        reason=EndReason.CANCELLED,
+        ended_at=now,
+        message=f"cancelled by {by}",
+        attempts=0,
+    )
+
+
+def counts_against_worker(reason: EndReason) -> bool:
+    """Whether a task that ended so says something about this worker: a malformed or badly called one does not."""
+    return reason.budget is Budget.FAILURES
+
