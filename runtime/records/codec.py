@@ -1,0 +1,303 @@
+"""Records, notes, marks and the rest as JSON that people read with jq: one object, one line, UTF-8.
+
+What has its default value is left out, fields that this release does not know are ignored, and `schema` is a major
+that added fields never bump. NaN and infinities in a value or metric are spelled as Python's json does.
+
+A record's length modulo 4 says its state (`state_of_size`), so that a listing, which has sizes and costs a request
+per 1,000 names, counts states exactly and no record needs to be read: docs/decisions/record-size-says-state.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, Final
+
+from runtime.errors import InvalidTask, InvalidValue, NotPossible, StoreUnsafe
+from runtime.reasons import EndReason
+from runtime.records.base import Control, EndedNote, ExperimentSeen, Mark, Record, StartedMark, WorkerSeen
+from runtime.tasks import TaskState, parse_task, task_fields
+from runtime.units import format_time, parse_time
+
+SCHEMA: Final = 1
+
+_STATES: Final = (TaskState.SUCCEEDED, TaskState.FAILED, TaskState.CANCELLED, TaskState.EXPIRED)
+
+_READABLE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_ASCII = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"))
+
+
+def state_of_size(size: int) -> TaskState:
+    """The state of an encoded record of `size` bytes."""
+    return _STATES[size % 4]
+
+
+def encode_json(fields: Mapping[str, Any]) -> bytes:
+    try:
+        return _READABLE.encode(fields).encode() + b"\n"
+    except UnicodeEncodeError:  # a log may hold bytes that are no UTF-8, carried as lone surrogates
+        return _ASCII.encode(fields).encode() + b"\n"
+
+
+def decode_json(data: bytes, where: str) -> dict[str, Any]:
+    """The object in `data`. Raises `StoreUnsafe` if it is damaged and `NotPossible` if a newer release wrote it."""
+    try:
+        fields = json.loads(data)
+        schema = fields.get("schema", SCHEMA)
+    except (ValueError, AttributeError) as problem:
+        raise damaged(where, problem) from None
+    if schema != SCHEMA:
+        raise NotPossible(
+            f"`{where}` was written by a newer release",
+            facts=[f"found schema {schema!r}, this release reads {SCHEMA}"],
+            hint="pip install --upgrade research-runtime",
+        )
+    return fields  # type: ignore[no-any-return]
+
+
+def damaged(where: str, problem: object) -> StoreUnsafe:
+    return StoreUnsafe(
+        f"`{where}` cannot be read: {problem}",
+        facts=["it was changed or damaged after it was written; what it said is unknown"],
+        hint="move it out of the store to go on without it",
+        retryable=False,
+    )
+
+
+def encode_record(record: Record) -> bytes:
+    fields: dict[str, Any] = {
+        "schema": SCHEMA,
+        "task": record.task_id,
+        "generation": record.generation,
+        "experiment": record.experiment,
+        "state": record.state.value,
+        "reason": record.reason.value,
+        "token": record.token,
+        "attempts": record.attempts,
+        "ended_at": format_time(record.ended_at),
+    }
+    if record.started_at is not None:
+        fields["started_at"] = format_time(record.started_at)
+    for name in ("message", "worker", "exit_code", "code", "value", "value_url", "outputs_url", "log_url"):
+        value = getattr(record, name)
+        if value is not None:
+            fields[name] = value
+    if record.metrics:
+        fields["metrics"] = dict(record.metrics)
+    if record.log:
+        fields["log"] = record.log
+    data = encode_json(fields)
+    padding = (_STATES.index(record.state) - len(data)) % 4
+    return data[:-1] + b" " * padding + b"\n"
+
+
+def decode_record(data: bytes, where: str = "record") -> Record:
+    fields = decode_json(data, where)
+    with _reading(where):
+        return Record(
+            task_id=fields["task"],
+            generation=fields["generation"],
+            experiment=fields["experiment"],
+            state=TaskState(fields["state"]),
+            reason=EndReason(fields["reason"]),
+            token=fields["token"],
+            attempts=fields.get("attempts", 1),
+            ended_at=parse_time(fields["ended_at"]),
+            started_at=_time(fields.get("started_at")),
+            message=fields.get("message"),
+            worker=fields.get("worker"),
+            exit_code=fields.get("exit_code"),
+            value=fields.get("value"),
+            value_url=fields.get("value_url"),
+            log=fields.get("log", ""),
+            log_url=fields.get("log_url"),
+            outputs_url=fields.get("outputs_url"),
+            metrics=fields.get("metrics", {}),
+            code=fields.get("code"),
+        )
+
+
+def encode_ended(note: EndedNote) -> bytes:
+    fields: dict[str, Any] = {
+        "schema": SCHEMA,
+        "token": note.token,
+        "reason": note.reason.value,
+        "ended_at": format_time(note.ended_at),
+    }
+    if note.started_at is not None:
+        fields["started_at"] = format_time(note.started_at)
+    for name in ("worker", "message", "exit_code"):
+        value = getattr(note, name)
+        if value is not None:
+            fields[name] = value
+    for name in ("alone", "progressed", "log"):
+        if value := getattr(note, name):
+            fields[name] = value
+    return encode_json(fields)
+
+
+def decode_ended(data: bytes, where: str = "note") -> EndedNote:
+    fields = decode_json(data, where)
+    with _reading(where):
+        return EndedNote(
+            token=fields["token"],
+            reason=EndReason(fields["reason"]),
+            ended_at=parse_time(fields["ended_at"]),
+            started_at=_time(fields.get("started_at")),
+            worker=fields.get("worker"),
+            message=fields.get("message"),
+            alone=fields.get("alone", False),
+            progressed=fields.get("progressed", False),
+            exit_code=fields.get("exit_code"),
+            log=fields.get("log", ""),
+        )
+
+
+def encode_started(started: StartedMark) -> bytes:
+    return encode_json(
+        {
+            "schema": SCHEMA,
+            "token": started.token,
+            "worker": started.worker,
+            "started_at": format_time(started.started_at),
+            "alone": started.alone,
+        }
+    )
+
+
+def decode_started(data: bytes, where: str = "started mark") -> StartedMark:
+    fields = decode_json(data, where)
+    with _reading(where):
+        return StartedMark(
+            fields["token"], fields["worker"], parse_time(fields["started_at"]), fields.get("alone", False)
+        )
+
+
+def encode_mark(mark: Mark) -> bytes:
+    fields: dict[str, Any] = {
+        "schema": SCHEMA,
+        "task_id": mark.task_id,
+        "generation": mark.generation,
+        "experiment": mark.experiment,
+        "state": mark.state.value,
+        "reason": mark.reason.value,
+        "marked_at": format_time(mark.marked_at),
+    }
+    if mark.message is not None:
+        fields["message"] = mark.message
+    if mark.task is not None:
+        fields["task"] = task_fields(mark.task)
+    if mark.raw is not None:
+        fields["raw"] = mark.raw
+    return encode_json(fields)
+
+
+def decode_mark(data: bytes, where: str = "mark") -> Mark:
+    fields = decode_json(data, where)
+    with _reading(where):
+        task = fields.get("task")
+        return Mark(
+            task_id=fields["task_id"],
+            generation=fields["generation"],
+            experiment=fields["experiment"],
+            state=TaskState(fields["state"]),
+            reason=EndReason(fields["reason"]),
+            marked_at=parse_time(fields["marked_at"]),
+            message=fields.get("message"),
+            task=None if task is None else parse_task(task),
+            raw=fields.get("raw"),
+        )
+
+
+def encode_experiment(seen: ExperimentSeen) -> bytes:
+    fields: dict[str, Any] = {"schema": SCHEMA, "experiment": seen.name}
+    if seen.created_at is not None:
+        fields["created_at"] = format_time(seen.created_at)
+    if seen.queue is not None:
+        fields["queue"] = seen.queue
+    return encode_json(fields)
+
+
+def decode_experiment(data: bytes, where: str = "experiment") -> ExperimentSeen:
+    fields = decode_json(data, where)
+    with _reading(where):
+        return ExperimentSeen(fields["experiment"], _time(fields.get("created_at")), fields.get("queue"))
+
+
+def encode_control(control: Control) -> bytes:
+    fields: dict[str, Any] = {"schema": SCHEMA, "paused": control.paused}
+    if control.purged_before is not None:
+        fields["purged_before"] = format_time(control.purged_before)
+    if control.cancelled_before:
+        fields["cancelled_before"] = {name: format_time(at) for name, at in control.cancelled_before.items()}
+    if control.cancelled_tasks:
+        fields["cancelled_tasks"] = sorted(control.cancelled_tasks)
+    return encode_json(fields)
+
+
+def decode_control(data: bytes, where: str = "control") -> Control:
+    fields = decode_json(data, where)
+    with _reading(where):
+        return Control(
+            paused=fields.get("paused", False),
+            purged_before=_time(fields.get("purged_before")),
+            cancelled_before={name: parse_time(at) for name, at in fields.get("cancelled_before", {}).items()},
+            cancelled_tasks=frozenset(fields.get("cancelled_tasks", ())),
+        )
+
+
+def encode_worker(seen: WorkerSeen) -> bytes:
+    return encode_json(
+        {
+            "schema": SCHEMA,
+            "worker": seen.worker,
+            "host": seen.host,
+            "queue": seen.queue,
+            "seen_at": format_time(seen.seen_at),
+            "started_at": format_time(seen.started_at),
+            "slots": seen.slots,
+            "running": list(seen.running),
+            "done": seen.done,
+            "failed": seen.failed,
+            "rate_per_s": seen.rate_per_s,
+            "left": seen.left,
+            "labels": dict(seen.labels),
+            "declined": dict(seen.declined),
+        }
+    )
+
+
+def decode_worker(data: bytes, where: str = "worker") -> WorkerSeen:
+    fields = decode_json(data, where)
+    with _reading(where):
+        return WorkerSeen(
+            worker=fields["worker"],
+            host=fields["host"],
+            queue=fields["queue"],
+            seen_at=parse_time(fields["seen_at"]),
+            started_at=parse_time(fields["started_at"]),
+            slots=fields["slots"],
+            running=tuple(fields.get("running", ())),
+            done=fields.get("done", 0),
+            failed=fields.get("failed", 0),
+            rate_per_s=fields.get("rate_per_s", 0),
+            left=fields.get("left", False),
+            labels=fields.get("labels", {}),
+            declined=fields.get("declined", {}),
+        )
+
+
+def _time(text: str | None) -> datetime | None:
+    return None if text is None else parse_time(text)
+
+
+@contextmanager
+def _reading(where: str) -> Iterator[None]:
+    try:
+        yield
+    except KeyError as problem:
+        raise damaged(where, f"it has no {problem}") from None
+    except (ValueError, TypeError, AttributeError, InvalidValue, InvalidTask) as problem:
+        raise damaged(where, problem) from None

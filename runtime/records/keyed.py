@@ -1,0 +1,553 @@
+"""A whole record store over named bytes: the layout, the commit, marks, manifests and totals.
+
+Folder, bucket and memory differ only in their `Blobs`. docs/records.md shows the layout with plain tools. Nothing here
+locks: what must happen once is one create-only write, and all else may be written again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+import secrets
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from threading import Lock
+from typing import Final, TypeVar
+from urllib.parse import quote
+
+from runtime.clock import Clock, SystemClock
+from runtime.errors import PartTaken, RecordExists, StoreUnavailable, StoreUnsafe
+from runtime.records import codec
+from runtime.records.base import (
+    INLINE_BYTES,
+    Control,
+    EndedNote,
+    ExperimentSeen,
+    History,
+    ManifestPart,
+    Mark,
+    Record,
+    RecordStore,
+    StartedMark,
+    Totals,
+    WorkerSeen,
+)
+from runtime.records.blobs import Blobs
+from runtime.tasks import Task, TaskState, experiment_digest
+
+NOTE_LOG_BYTES: Final = 8 * 1024
+MARKS_COUNTED: Final = 10_000
+"""Up to here `totals` counts what did not succeed by the names of its marks; beyond, it believes the counters."""
+
+_HEX: Final = "0123456789abcdef"
+_OUR_ID: Final = re.compile(r"t-[0-9a-f]{24}")
+_COUNTER: Final = re.compile(r"(\d+)-s(\d+)-f(\d+)-c(\d+)-x(\d+)")
+_COUNTED: Final = (TaskState.SUCCEEDED, TaskState.FAILED, TaskState.CANCELLED, TaskState.EXPIRED)
+_NAME: Final = re.compile(r"([^./]+)\.g(\d+)\.")
+_PART: Final = re.compile(r"(\d+)-(\d+)-([0-9a-f]+)")
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+_proven: set[str] = set()
+"""URLs whose create-only this process has seen to hold."""
+
+
+class BlobRecords(RecordStore):
+    holds_tasks = False
+
+    def __init__(self, blobs: Blobs, *, clock: Clock | None = None) -> None:
+        self.url = blobs.url
+        self.blobs = blobs
+        self._clock = clock or SystemClock()
+        self._known_experiments: set[str] = set()
+        self._homes: dict[str, str] = {}
+        self._counters: dict[tuple[str, str], str] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._lock = Lock()
+
+    def check(self) -> None:
+        """Prove create-only once for each process and URL.
+
+        The probe stays in the store, so one refused write is the proof from the second process on.
+        """
+        if self.url in _proven:
+            return
+        key = "probe/create-only.json"
+        for _ in range(2):
+            data = codec.encode_json({"schema": codec.SCHEMA, "probe": secrets.token_hex(8)})
+            created = self.blobs.create(key, data)
+            found = self.blobs.get(key)
+            if not created and found is not None and found != data:
+                _proven.add(self.url)
+                return
+            if created and found != data:
+                break
+        raise StoreUnsafe(
+            f"record store `{self.url}` does not keep the first of two writes",
+            facts=[f"`{key}` was created twice, and the second creation was not refused"],
+            hint="use a folder on a file system with hard links, or a bucket of a service with conditional writes",
+            retryable=False,
+        )
+
+    # records
+
+    def commit(self, record: Record) -> None:
+        record = self.fit(record)
+        self._see_experiment(record.experiment)
+        key = self._record_key(record.task_id, record.generation, self._home(record.task_id, record.experiment))
+        try:
+            existing = self._create_or_read(key, codec.encode_record(record))
+        except StoreUnavailable:
+            existing = self._read_back(key)
+            if existing is None:
+                raise
+        if existing is None:
+            return
+        first = codec.decode_record(existing, self._address(key))
+        if first.token == record.token:
+            return
+        if first.state != record.state and record.state is not TaskState.SUCCEEDED:
+            self.unmark(record.task_id, record.generation, record.state)
+        raise RecordExists(first)
+
+    def fit(self, record: Record) -> Record:
+        """The record with its value and log within `INLINE_BYTES`; a larger value goes to `value_url`."""
+        if record.value is not None:
+            encoded = json.dumps(record.value, ensure_ascii=False).encode(errors="surrogatepass")
+            if len(encoded) > INLINE_BYTES:
+                record = replace(record, value=None, value_url=self.put_blob(encoded, prefix="values"))
+        log = _end_of(record.log, INLINE_BYTES)
+        return record if log is record.log else replace(record, log=log)
+
+    def find(self, task_id: str, generation: int) -> Record | None:
+        home = self._find_home(task_id)
+        return None if home is None else self._read_record(self._record_key(task_id, generation, home))
+
+    def find_all(self, task_id: str) -> list[Record]:
+        home = self._find_home(task_id)
+        if home is None:
+            return []
+        keys = self.blobs.list_keys(f"records/{home}/{_shard(task_id)}/{task_id}.g")
+        return sorted(self._read_records(keys), key=lambda record: record.generation)
+
+    def resolve(self, prefix: str, limit: int = 10) -> list[str]:
+        if _OUR_ID.fullmatch(prefix):
+            homes = [prefix[-8:]]
+        else:
+            homes = sorted({key.rpartition("/")[2][:8] for key in self.blobs.list_keys("experiments/")})
+        shards = _shard(prefix) if len(prefix) > 2 else _HEX
+        places = [f"records/{home}/{shard}/{prefix}" for home in homes for shard in shards]
+        places += [f"marks/{home}/{prefix}" for home in homes]
+
+        def ids_under(place: str) -> list[str]:
+            ids = (task_id for _, task_id, _ in _parsed(self.blobs.list_keys(place)))
+            return list(itertools.islice((task_id for task_id, _ in itertools.groupby(ids)), limit))
+
+        found = {task_id for ids in self._in_parallel(ids_under, places) for task_id in ids}
+        return sorted(found)[:limit]
+
+    def records(self, experiment: str) -> Iterator[Record]:
+        return self._read_records(self._record_keys(experiment))
+
+    # attempts
+
+    def note_started(self, task: Task, started: StartedMark) -> None:
+        key = f"attempts/{task.id}/g{task.generation}/{started.token}.started.json"
+        self.blobs.create(key, codec.encode_started(started))
+
+    def note_ended(self, task: Task, note: EndedNote) -> None:
+        note = replace(note, log=_end_of(note.log, NOTE_LOG_BYTES))
+        self.blobs.create(f"attempts/{task.id}/g{task.generation}/{note.token}.ended.json", codec.encode_ended(note))
+
+    def history(self, task_id: str, generation: int) -> History:
+        ended: list[EndedNote] = []
+        started: list[StartedMark] = []
+        for key, data in self._read_all(self.blobs.list_keys(f"attempts/{task_id}/g{generation}/")):
+            if key.endswith(".ended.json"):
+                ended.append(codec.decode_ended(data, self._address(key)))
+            elif key.endswith(".started.json"):
+                started.append(codec.decode_started(data, self._address(key)))
+        closed = {note.token for note in ended}
+        still_open = [mark for mark in started if mark.token not in closed]
+        if still_open and (record := self.find(task_id, generation)):
+            still_open = [mark for mark in still_open if mark.token != record.token]
+        return History(
+            ended=tuple(sorted(ended, key=lambda note: note.ended_at)),
+            open=tuple(sorted(still_open, key=lambda mark: mark.started_at)),
+        )
+
+    # what did not succeed
+
+    def mark(self, mark: Mark) -> None:
+        self._see_experiment(mark.experiment)
+        home = self._home(mark.task_id, mark.experiment)
+        self.blobs.put(_mark_key(home, mark.task_id, mark.generation, mark.state), codec.encode_mark(mark))
+
+    def unmark(self, task_id: str, generation: int, state: TaskState) -> None:
+        home = self._find_home(task_id)
+        if home is not None:
+            self.blobs.delete(_mark_key(home, task_id, generation, state))
+
+    def marks(self, experiment: str | None = None, state: TaskState | None = None) -> Iterator[Mark]:
+        """A mark counts once its record says the same and the next generation has none."""
+        prefix = "marks/" if experiment is None else f"marks/{experiment_digest(experiment)}/"
+        keys = itertools.chain.from_iterable(_newest_of_each(self.blobs.list_keys(prefix)))
+        wanted = (key for key in keys if state is None or key.endswith(f".{state}.json"))
+        return (mark for mark in self._in_parallel(self._confirmed_mark, wanted) if mark is not None)
+
+    def _confirmed_mark(self, key: str) -> Mark | None:
+        [(_, task_id, generation)] = _parsed([key])
+        home = key.split("/")[1]
+        record = self._read_record(self._record_key(task_id, generation, home))
+        if record is None or key != _mark_key(home, task_id, generation, record.state):
+            return None
+        # A redrive that stopped between its two steps left the mark; the task lives on in the next generation.
+        if self.blobs.get(self._record_key(task_id, generation + 1, home)) is not None:
+            return None
+        data = self.blobs.get(key)
+        return None if data is None else codec.decode_mark(data, self._address(key))
+
+    # what was submitted
+
+    def put_experiment(self, experiment: str, *, queue: str | None) -> None:
+        key = f"experiments/{experiment_digest(experiment)}-{_quoted(experiment)[:200]}.json"
+        seen = ExperimentSeen(experiment, self._clock.now(), queue)
+        existing = self._create_or_read(key, codec.encode_experiment(seen))
+        self._known_experiments.add(experiment)
+        if existing is None or queue is None:
+            return
+        known = codec.decode_experiment(existing, self._address(key))
+        if known.queue != queue:
+            self.blobs.put(key, codec.encode_experiment(replace(known, queue=queue)))
+
+    def experiments(self) -> list[ExperimentSeen]:
+        found = self._read_all(self.blobs.list_keys("experiments/"))
+        return sorted(
+            (codec.decode_experiment(data, self._address(key)) for key, data in found), key=lambda seen: seen.name
+        )
+
+    def put_part(self, experiment: str, index: int, lines: Sequence[str]) -> ManifestPart:
+        """Create-only by index: the same lines again are the same part, others raise `PartTaken`."""
+        if any("\n" in line for line in lines):
+            raise ValueError("a manifest line holds a line break")
+        data = "".join(f"{line}\n" for line in lines).encode()
+        name = f"{index:05}-{len(lines)}-{hashlib.sha256(data).hexdigest()[:16]}"
+        digest = experiment_digest(experiment)
+        self._see_experiment(experiment)
+        # The index is claimed first: two submitters of different tasks must not both get it.
+        claimed = self._create_or_read(f"claims/{digest}/{index:05}", name.encode())
+        if claimed is not None and claimed != name.encode():
+            raise PartTaken(experiment, index)
+        self.blobs.create(f"manifests/{digest}/{name}.jsonl", data)
+        sent = claimed is not None and self.blobs.get(f"manifests/{digest}/{name}.sent") is not None
+        return ManifestPart(experiment, name, len(lines), sent=sent)
+
+    def parts(self, experiment: str) -> list[ManifestPart]:
+        names: set[str] = set()
+        sent: set[str] = set()
+        for key in self.blobs.list_keys(f"manifests/{experiment_digest(experiment)}/"):
+            name, _, kind = key.rpartition("/")[2].rpartition(".")
+            (sent if kind == "sent" else names).add(name)
+        matched = sorted((int(found[1]), int(found[2]), name) for name in names if (found := _PART.fullmatch(name)))
+        return [ManifestPart(experiment, name, count, sent=name in sent) for _, count, name in matched]
+
+    def read_part(self, part: ManifestPart) -> list[str]:
+        key = f"manifests/{experiment_digest(part.experiment)}/{part.name}.jsonl"
+        data = self.blobs.get(key)
+        if data is None:
+            raise StoreUnavailable(f"manifest part `{self._address(key)}` is gone", retryable=False)
+        if not part.name.endswith(hashlib.sha256(data).hexdigest()[:16]):
+            raise codec.damaged(self._address(key), "its digest is not the one in its name")
+        return data.decode().split("\n")[:-1]
+
+    def mark_sent(self, part: ManifestPart) -> None:
+        self.blobs.create(f"manifests/{experiment_digest(part.experiment)}/{part.name}.sent", b"")
+
+    # payloads and values
+
+    def put_blob(self, data: bytes, *, prefix: str = "payloads") -> str:
+        key = f"{prefix}/{hashlib.sha256(data).hexdigest()}"
+        self.blobs.create(key, data)
+        return self._address(key)
+
+    def get_blob(self, reference: str) -> bytes:
+        """Only the last two parts of the reference count, so a share that is mounted elsewhere will do."""
+        key = "/".join(reference.split("/")[-2:])
+        data = self.blobs.get(key)
+        if data is None:
+            raise StoreUnavailable(
+                f"`{reference}` is not in record store `{self.url}`",
+                hint="was it removed, or written to another store?",
+                retryable=False,
+            )
+        if hashlib.sha256(data).hexdigest() != key.rpartition("/")[2]:
+            raise codec.damaged(reference, "its content is not what its name says")
+        return data
+
+    # control and workers
+
+    def control(self, queue: str) -> Control:
+        key = f"control/{_quoted(queue)}.json"
+        data = self.blobs.get(key)
+        return Control() if data is None else codec.decode_control(data, self._address(key))
+
+    def set_control(self, queue: str, control: Control) -> None:
+        self.blobs.put(f"control/{_quoted(queue)}.json", codec.encode_control(control))
+
+    def put_worker(self, seen: WorkerSeen) -> None:
+        self.blobs.put(f"workers/{_quoted(seen.worker)}.json", codec.encode_worker(seen))
+
+    def workers(self, *, newer_than: timedelta = timedelta(days=1)) -> list[WorkerSeen]:
+        # The backend's clock only spares reading what is old beyond doubt; `seen_at` decides.
+        surely_old = datetime.now(UTC) - newer_than - timedelta(days=1)
+        recent = (info.key for info in self.blobs.list_blobs("workers/") if info.modified >= surely_old)
+        seen = (codec.decode_worker(data, self._address(key)) for key, data in self._read_all(recent))
+        oldest = self._clock.now() - newer_than
+        return sorted((one for one in seen if one.seen_at >= oldest), key=lambda one: one.worker)
+
+    def put_counters(self, worker: str, counters: Mapping[str, Mapping[TaskState, int]]) -> None:
+        """The numbers are the name, so that `totals` lists and never reads. A worker's name must be of one start."""
+        for experiment, counts in counters.items():
+            folder = f"counters/{experiment_digest(experiment)}/{_quoted(worker)}/"
+            numbers = "-".join(
+                f"{letter}{counts.get(state, 0)}" for letter, state in zip("sfcx", _COUNTED, strict=True)
+            )
+            before = self._counters.get((experiment, worker))
+            stale = list(self.blobs.list_keys(folder)) if before is None else [before]
+            if stale and stale[-1].rpartition("/")[2].partition("-")[2] == numbers:
+                self._counters[experiment, worker] = stale[-1]
+                continue
+            sequence = int(self._clock.now().timestamp() * 1000)
+            if stale:
+                sequence = max(sequence, int(stale[-1].rpartition("/")[2].partition("-")[0]) + 1)
+            name = f"{folder}{sequence:013}-{numbers}"
+            self.blobs.create(name, b"")
+            self._counters[experiment, worker] = name
+            for key in stale:
+                self.blobs.delete(key)
+
+    def totals(self, experiment: str, *, exact: bool = False) -> Totals:
+        """Without `exact` a few listings: manifest names, the newest name of each worker's counter, mark names."""
+        as_of = self._clock.now()
+        digest = experiment_digest(experiment)
+        if exact:
+            submitted = sum(part.count for part in self.parts(experiment))
+            prefixes = [f"records/{digest}/{shard}/" for shard in _HEX]
+            ended: Counter[TaskState] = sum(self._in_parallel(self._count_records, prefixes), Counter())
+        else:
+            counters = self._start(lambda: self._sum_counters(digest))
+            marks = self._start(lambda: self._count_marks(digest))
+            submitted = sum(part.count for part in self.parts(experiment))
+            ended, reported_at = counters.result()
+            as_of = reported_at or as_of
+            if (marked := marks.result()) is not None:
+                ended = Counter({TaskState.SUCCEEDED: ended[TaskState.SUCCEEDED]}) + marked
+        queued = max(0, submitted - ended.total())
+        counts = {state: ended[state] for state in _COUNTED if ended[state]}
+        return Totals({TaskState.QUEUED: queued, **counts}, as_of, exact)
+
+    def _count_records(self, prefix: str) -> Counter[TaskState]:
+        """By state of the newest generation, told from the sizes alone."""
+        counts: Counter[TaskState] = Counter()
+        current, newest = "", 0
+        state = TaskState.SUCCEEDED
+        for info in self.blobs.list_blobs(prefix):
+            for _, task_id, generation in _parsed([info.key]):
+                if task_id != current:
+                    counts[state] += bool(current)
+                    current, newest = task_id, 0
+                if generation > newest:
+                    newest, state = generation, codec.state_of_size(info.size)
+        counts[state] += bool(current)
+        return counts
+
+    def _sum_counters(self, digest: str) -> tuple[Counter[TaskState], datetime | None]:
+        newest: dict[str, tuple[int, ...]] = {}
+        for key in self.blobs.list_keys(f"counters/{digest}/"):
+            folder, _, name = key.rpartition("/")
+            if found := _COUNTER.fullmatch(name):
+                newest[folder] = tuple(map(int, found.groups()))
+        total: Counter[TaskState] = Counter()
+        for _, *numbers in newest.values():
+            total.update(dict(zip(_COUNTED, numbers, strict=True)))
+        latest = max((sequence for sequence, *_ in newest.values()), default=None)
+        return total, None if latest is None else datetime.fromtimestamp(latest / 1000, UTC)
+
+    def _count_marks(self, digest: str) -> Counter[TaskState] | None:
+        """By state of the newest generation; None where there are too many to list."""
+        keys = list(itertools.islice(self.blobs.list_keys(f"marks/{digest}/"), MARKS_COUNTED + 1))
+        if len(keys) > MARKS_COUNTED:
+            return None
+        return Counter(TaskState(newest[-1].rsplit(".", 2)[1]) for newest in _newest_of_each(keys))
+
+    # files
+
+    def outputs_url(self, task_id: str, token: str) -> str:
+        return self._address(f"outputs/{task_id}/{token}")
+
+    def append_log(self, task_id: str, token: str, data: bytes) -> str:
+        key = f"logs/{task_id}/{token}.log"
+        self.blobs.append(key, data)
+        return self._address(key)
+
+    def read_log(self, url: str) -> Iterator[bytes]:
+        return self.blobs.stream("/".join(url.split("/")[-3:]))
+
+    def close(self) -> None:
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
+        self.blobs.close()
+
+    # where things lie
+
+    def _address(self, key: str) -> str:
+        path = self.blobs.path(key)
+        return f"{self.url}/{key}" if path is None else str(path)
+
+    def _record_key(self, task_id: str, generation: int, home: str) -> str:
+        return f"records/{home}/{_shard(task_id)}/{task_id}.g{generation}.json"
+
+    def _record_keys(self, experiment: str) -> Iterator[str]:
+        home = experiment_digest(experiment)
+        for shard in _HEX:
+            yield from self.blobs.list_keys(f"records/{home}/{shard}/")
+
+    def _home(self, task_id: str, experiment: str) -> str:
+        """The digest under which a task's records lie, written down first where its id does not end with it."""
+        if _OUR_ID.fullmatch(task_id):
+            return task_id[-8:]
+        if task_id not in self._homes:
+            said = codec.encode_json({"schema": codec.SCHEMA, "task": task_id, "experiment": experiment})
+            # Create-only: two experiments that use one id still share one record.
+            self._keep_home(task_id, self._create_or_read(_home_key(task_id), said) or said)
+        return self._homes[task_id]
+
+    def _find_home(self, task_id: str) -> str | None:
+        if _OUR_ID.fullmatch(task_id):
+            return task_id[-8:]
+        if task_id not in self._homes:
+            said = self.blobs.get(_home_key(task_id))
+            if said is None:
+                return None
+            self._keep_home(task_id, said)
+        return self._homes[task_id]
+
+    def _keep_home(self, task_id: str, said: bytes) -> None:
+        if len(self._homes) > 10_000:
+            self._homes = {}
+        where = self._address(_home_key(task_id))
+        self._homes[task_id] = experiment_digest(str(codec.decode_json(said, where).get("experiment")))
+
+    def _see_experiment(self, experiment: str) -> None:
+        if experiment not in self._known_experiments:
+            self.put_experiment(experiment, queue=None)
+
+    # reading and writing
+
+    def _create_or_read(self, key: str, data: bytes) -> bytes | None:
+        """None if created now, else what was there first, which may be this call's own data after a retry."""
+        for pause in (0.05, 0.2, 0.5, 1.0, 2.0):
+            if self.blobs.create(key, data):
+                return None
+            existing = self.blobs.get(key)
+            if existing is not None:
+                return existing
+            # S3 refuses while another's conditional write is on its way, and that one may fail yet.
+            time.sleep(pause)
+        raise StoreUnavailable(f"`{self._address(key)}` was refused as existing, yet it is not there")
+
+    def _read_back(self, key: str) -> bytes | None:
+        try:
+            return self.blobs.get(key)
+        except StoreUnavailable:
+            return None
+
+    def _read_record(self, key: str) -> Record | None:
+        data = self.blobs.get(key)
+        return None if data is None else codec.decode_record(data, self._address(key))
+
+    def _read_records(self, keys: Iterable[str]) -> Iterator[Record]:
+        found = self._read_all(key for key, _, _ in _parsed(keys))
+        return (codec.decode_record(data, self._address(key)) for key, data in found)
+
+    def _read_all(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+        """In order; what is gone meanwhile is passed over."""
+        found = self._in_parallel(lambda key: (key, self.blobs.get(key)), keys)
+        return ((key, data) for key, data in found if data is not None)
+
+    def _in_parallel(self, call: Callable[[A], B], items: Iterable[A]) -> Iterator[B]:
+        """`map` with as many calls under way as the backend gains from; a call must not start others this way."""
+        if self.blobs.parallel == 1:
+            yield from map(call, items)
+            return
+        under_way: deque[Future[B]] = deque()
+        for item in items:
+            under_way.append(self._executor().submit(call, item))
+            if len(under_way) >= 2 * self.blobs.parallel:
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()
+
+    def _start(self, call: Callable[[], B]) -> Future[B]:
+        if self.blobs.parallel > 1:
+            return self._executor().submit(call)
+        done: Future[B] = Future()
+        done.set_result(call())
+        return done
+
+    def _executor(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self.blobs.parallel, thread_name_prefix="records")
+            return self._pool
+
+
+def _parsed(keys: Iterable[str]) -> Iterator[tuple[str, str, int]]:
+    """Key, task id and generation of `…/<task>.g<generation>.…`; what people left there is passed over."""
+    for key in keys:
+        if found := _NAME.match(key, key.rfind("/") + 1):
+            yield key, found[1], int(found[2])
+
+
+def _newest_of_each(keys: Iterable[str]) -> Iterator[list[str]]:
+    """For each task the keys of its newest generation; keys of one task lie side by side."""
+    for _, group in itertools.groupby(_parsed(keys), key=lambda parsed: parsed[1]):
+        ours = list(group)
+        newest = max(generation for _, _, generation in ours)
+        yield [key for key, _, generation in ours if generation == newest]
+
+
+def _shard(task_id: str) -> str:
+    """One of 16 folders, so that a listing can go in parallel; told by an id's third letter alone, as prefixes are."""
+    letter = task_id[2:3].lower() or "0"
+    return letter if letter in _HEX else _HEX[ord(letter) % 16]
+
+
+def _home_key(task_id: str) -> str:
+    return f"homes/{_shard(task_id)}/{task_id}.json"
+
+
+def _mark_key(home: str, task_id: str, generation: int, state: TaskState) -> str:
+    return f"marks/{home}/{task_id}.g{generation}.{state}.json"
+
+
+def _quoted(name: str) -> str:
+    """Any text as one part of a key."""
+    quoted = quote(name, safe="@+=")
+    return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
+
+
+def _end_of(text: str, limit_bytes: int) -> str:
+    if len(text) * 4 <= limit_bytes:
+        return text
+    data = text.encode(errors="surrogatepass")
+    return text if len(data) <= limit_bytes else data[-limit_bytes:].decode(errors="replace")
