@@ -40,6 +40,7 @@ _MACHINE_ERRNOS = {"EACCES", "EDQUOT", "EIO", "EMFILE", "ENFILE", "ENOMEM", "ENO
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Errors have been printed to stderr by then."""
+    _prepare_streams()
     try:
         code = _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
@@ -75,8 +76,7 @@ def _end(ended: BaseException) -> int:
     if isinstance(ended, KeyboardInterrupt):
         return INTERRUPTED
     if isinstance(ended, BrokenPipeError) and _reader_left():
-        # Whatever is still buffered would fail again when the interpreter closes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_unwritten()
         return READER_LEFT
     failure = explain(ended)
     if os.environ.get("RUNTIME_DEBUG") == "1":
@@ -125,6 +125,25 @@ def _own_fault(problem: BaseException) -> RuntimeFailure:
     )
 
 
+def _prepare_streams() -> None:
+    """Give a missing stream (`>&-`) a place to go, and print what the terminal's encoding lacks as an escape."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123
+    # A file name that is no UTF-8 becomes `\\udcff`, which is a legal escape in JSON too.
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _drop_unwritten() -> None:
+    """Discard what could not be written, which would fail again, with noise, when the interpreter closes."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        pass
+
+
 def _errno_name(problem: OSError) -> str | None:
     import errno
 
@@ -147,7 +166,7 @@ def _write(text: str) -> None:
     try:
         sys.stdout.flush()
     except OSError:
-        pass
+        _drop_unwritten()
     try:
         sys.stderr.write(text + "\n")
         sys.stderr.flush()

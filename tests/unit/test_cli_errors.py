@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -231,6 +232,35 @@ def test_reader_that_leaves_early_ends_us_quietly() -> None:
         )
 
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")  # noqa: PTH110
+def test_full_disk_under_stdout_is_said_once() -> None:
+    with open("/dev/full", "wb") as full:  # noqa: PTH123
+        done = subprocess.run(
+            [sys.executable, "-m", "runtime", "--version"], stdout=full, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+
+    assert (done.returncode, done.stderr) == (3, b"error: the machine refused: no space left on device\n")
+
+
+def test_closed_stdout_is_no_failure() -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m runtime --version >&-"], capture_output=True, timeout=60, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_name_that_is_no_utf8_is_printed_as_json_escape() -> None:
+    code = (
+        "from runtime.cli.main import _prepare_streams; from runtime.cli.show import print_json\n_prepare_streams()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code + "print_json(['\\udcff'])"], capture_output=True, timeout=60, check=True
+    )
+
+    assert json.loads(done.stdout) == ["\udcff"]
 
 
 def test_confirm_without_a_person_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
