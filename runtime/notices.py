@@ -1,0 +1,326 @@
+"""Preemption notices: the cloud, or an operator, says that this machine will be taken away.
+
+`NoticeWatch` polls in a daemon thread: a file wherever one is named, Google's metadata server where the firmware says
+Compute Engine, Amazon's where it says EC2. On any other machine nothing is asked over the network. Whoever owns the
+watch is woken by a byte on a descriptor, and finds the notice in `NoticeWatch.notice`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+from runtime.errors import InvalidValue
+from runtime.units import parse_time
+
+if TYPE_CHECKING:
+    from email.message import Message
+
+GCE_URL: Final = "http://169.254.169.254"
+EC2_URL: Final = "http://169.254.169.254"
+
+GCE_NOTICE: Final = timedelta(seconds=30)
+"""From the notice to the machine's end. https://cloud.google.com/compute/docs/instances/preemptible"""
+FAILURES_TO_REPORT: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    source: str
+    """`file`, `gce` or `ec2`."""
+    at: datetime
+    """When it was seen."""
+    deadline: datetime | None
+    """When the machine goes, where that is known."""
+    text: str
+    """What was said, one line for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoticeSettings:
+    """Which places to ask, and how often. A URL without a path; None asks only where the firmware says so."""
+
+    file: Path | None = None
+    """Its existence is a notice; its first line is the text."""
+    gce_url: str | None = None
+    ec2_url: str | None = None
+    clouds: tuple[str, ...] = ("gce", "ec2")
+    """Those that may be asked at all."""
+    every: timedelta = timedelta(seconds=5)
+    file_every: timedelta = timedelta(seconds=0.5)
+    timeout: timedelta = timedelta(seconds=2)
+    """Of one request."""
+
+
+def notice_settings_from(environ: Mapping[str, str]) -> NoticeSettings:
+    """What the environment says: RUNTIME_PREEMPTION_FILE, RUNTIME_PREEMPTION_NOTICES=auto|off, and the variables that
+    the clouds' own libraries obey: GCE_METADATA_HOST, AWS_EC2_METADATA_SERVICE_ENDPOINT and AWS_EC2_METADATA_DISABLED.
+    """
+    file = environ.get("RUNTIME_PREEMPTION_FILE")
+    notices = environ.get("RUNTIME_PREEMPTION_NOTICES") or "auto"
+    if notices not in ("auto", "off"):
+        raise InvalidValue("RUNTIME_PREEMPTION_NOTICES", notices, "auto, or off to ask no metadata server")
+    gce_host = environ.get("GCE_METADATA_HOST")
+    ec2_url = environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")
+    clouds: tuple[str, ...] = ("gce", "ec2") if notices == "auto" else ()
+    if environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+        clouds = tuple(cloud for cloud in clouds if cloud != "ec2")
+    return NoticeSettings(
+        file=Path(file) if file else None,
+        gce_url=f"http://{gce_host}" if gce_host else None,
+        ec2_url=ec2_url.rstrip("/") if ec2_url else None,
+        clouds=clouds,
+    )
+
+
+def find_cloud(root: Path = Path("/")) -> str | None:
+    """`gce`, `ec2` or None, by what the firmware calls this machine."""
+    firmware = root / "sys/class/dmi/id"
+    if _read_line(firmware / "product_name") in ("Google Compute Engine", "Google"):
+        return "gce"
+    # Nitro machines say so as the vendor; older Xen ones only in the version of the firmware.
+    if _read_line(firmware / "sys_vendor") == "Amazon EC2" or "amazon" in _read_line(firmware / "bios_version").lower():
+        return "ec2"
+    return None
+
+
+class NoticeWatch:
+    """Watches until the first notice. Inert, and without a thread, where there is nothing to ask.
+
+    On a notice one byte is written to `fd` and `on_notice` is called, once, from the thread. A descriptor that is
+    gone or full is no error.
+    """
+
+    def __init__(
+        self,
+        settings: NoticeSettings,
+        *,
+        fd: int | None = None,
+        on_notice: Callable[[Notice], None] | None = None,
+        root: Path = Path("/"),
+    ) -> None:
+        self.notice: Notice | None = None
+        self.problem: str | None = None
+        """Why a source has not answered three times in a row; None again when it does."""
+        self._settings, self._fd, self._on_notice = settings, fd, on_notice
+        self._sources = _choose_sources(settings, root)
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """What is watched: some of `file`, `gce`, `ec2`."""
+        return tuple(source.name for source in self._sources)
+
+    def start(self) -> None:
+        if self._sources and self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="notices", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Returns at once; a request that is under way ends by its time-out, and its answer is dropped."""
+        self._stop.set()
+
+    def _watch(self) -> None:
+        polls = [_Poll(source) for source in self._sources]
+        while not self._stop.is_set():
+            for poll in polls:
+                notice = poll.ask_if_due(time.monotonic())
+                if notice is not None:
+                    self._say(notice)
+                    return
+            self.problem = next((poll.problem for poll in polls if poll.problem), None)
+            self._stop.wait(max(0, min(poll.due for poll in polls) - time.monotonic()))
+
+    def _say(self, notice: Notice) -> None:
+        if self._stop.is_set():
+            return
+        self.notice = notice
+        if self._fd is not None:
+            try:
+                os.write(self._fd, b"n")
+            except OSError:
+                pass
+        if self._on_notice is not None:
+            self._on_notice(notice)
+
+
+class _Source(Protocol):
+    name: str
+    every: timedelta
+
+    def ask(self) -> Notice | None:
+        """The notice, if there is one; raises OSError or ValueError where no answer can be had."""
+
+
+class _Poll:
+    """A source, when it is asked next, and whether it answers."""
+
+    def __init__(self, source: _Source) -> None:
+        self.source = source
+        self.due = 0.0
+        self.problem: str | None = None
+        self._failures = 0
+
+    def ask_if_due(self, now: float) -> Notice | None:
+        if now < self.due:
+            return None
+        self.due = now + self.source.every.total_seconds()
+        try:
+            notice = self.source.ask()
+        # One bad answer must not end the watch: metadata servers answer 503 while they are updated. HTTPException
+        # is no OSError, and naming it here would import http.client on machines that need none.
+        except Exception as problem:
+            self._failures += 1
+            if self._failures >= FAILURES_TO_REPORT:
+                self.problem = f"no answer about preemption from {self.source.name}: {problem}"
+            return None
+        self._failures, self.problem = 0, None
+        return notice
+
+
+def _choose_sources(settings: NoticeSettings, root: Path) -> list[_Source]:
+    sources: list[_Source] = []
+    if settings.file is not None:
+        sources.append(_FileSource(settings.file, settings.file_every))
+    here = find_cloud(root) if settings.clouds else None
+    if "gce" in settings.clouds and (settings.gce_url or here == "gce"):
+        sources.append(_GceSource(settings.gce_url or GCE_URL, settings))
+    if "ec2" in settings.clouds and (settings.ec2_url or here == "ec2"):
+        sources.append(_Ec2Source(settings.ec2_url or EC2_URL, settings))
+    return sources
+
+
+class _FileSource:
+    name = "file"
+
+    def __init__(self, path: Path, every: timedelta) -> None:
+        self._path, self.every = path, every
+
+    def ask(self) -> Notice | None:
+        try:
+            text = self._path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return None
+        except OSError:
+            # It is there, whatever else it is.
+            text = ""
+        first = text.strip().partition("\n")[0]
+        return Notice("file", datetime.now(UTC), None, first or f"`{self._path}` exists")
+
+
+class _GceSource:
+    """Compute Engine and TPU VMs. https://cloud.google.com/compute/docs/metadata/overview"""
+
+    name = "gce"
+
+    def __init__(self, url: str, settings: NoticeSettings) -> None:
+        self._url, self.every = url, settings.every
+        self._http = _Http(settings.timeout)
+
+    def ask(self) -> Notice | None:
+        at = datetime.now(UTC)
+        if self._read("preempted").upper() == "TRUE":
+            return Notice("gce", at, at + GCE_NOTICE, "Compute Engine preempts this machine")
+        event = self._read("maintenance-event")
+        if event.upper().startswith("TERMINATE"):
+            # A minute ahead, or an hour where the machine has accelerators; the server does not say which.
+            return Notice("gce", at, None, f"Compute Engine ends this machine for maintenance ({event})")
+        return None
+
+    def _read(self, key: str) -> str:
+        url = f"{self._url}/computeMetadata/v1/instance/{key}"
+        status, body, headers = self._http.request("GET", url, {"Metadata-Flavor": "Google"})
+        if status == 404:
+            return ""
+        # A proxy or a captive portal may answer anything; only the server itself sends this header.
+        if status != 200 or headers.get("Metadata-Flavor") != "Google":
+            raise ValueError(f"{url} answered {status}")
+        return body.strip()
+
+
+class _Ec2Source:
+    """Spot instances, by the second version of the service, which asks for a token first.
+
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
+    """
+
+    name = "ec2"
+    _TOKEN_SECONDS = 21600
+
+    def __init__(self, url: str, settings: NoticeSettings) -> None:
+        self._url, self.every = url, settings.every
+        self._http = _Http(settings.timeout)
+        self._token: str | None = None
+
+    def ask(self) -> Notice | None:
+        status, body = self._read("spot/instance-action")
+        if status == 401:
+            # The token aged: get another, once.
+            self._token = None
+            status, body = self._read("spot/instance-action")
+        if status == 404:
+            return None
+        if status != 200:
+            raise ValueError(f"{self._url} answered {status}")
+        return self._parse(body)
+
+    def _read(self, key: str) -> tuple[int, str]:
+        if self._token is None:
+            self._token = self._get_token()
+        headers = {"X-aws-ec2-metadata-token": self._token}
+        status, body, _ = self._http.request("GET", f"{self._url}/latest/meta-data/{key}", headers)
+        return status, body
+
+    def _get_token(self) -> str:
+        headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(self._TOKEN_SECONDS)}
+        status, body, _ = self._http.request("PUT", f"{self._url}/latest/api/token", headers)
+        if status != 200:
+            raise ValueError(f"{self._url} answered {status} when asked for a token")
+        return body
+
+    @staticmethod
+    def _parse(body: str) -> Notice:
+        """An action is a notice even where its details cannot be read."""
+        action, deadline = "take away", None
+        try:
+            said = json.loads(body)
+            action, deadline = str(said["action"]), parse_time(said["time"])
+        except (ValueError, KeyError, TypeError, InvalidValue):
+            pass
+        return Notice("ec2", datetime.now(UTC), deadline, f"EC2 will {action} this machine")
+
+
+class _Http:
+    """Short requests that go straight to the address, whatever proxy the environment names."""
+
+    def __init__(self, timeout: timedelta) -> None:
+        self._timeout = timeout.total_seconds()
+
+    def request(self, method: str, url: str, headers: Mapping[str, str]) -> tuple[int, str, Message]:
+        # Here and not above: it costs 3 MB that only machines of a cloud have to spend.
+        import urllib.error
+        import urllib.request
+
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        request = urllib.request.Request(url, headers=dict(headers), method=method)
+        try:
+            with opener.open(request, timeout=self._timeout) as response:
+                return response.status, response.read(65536).decode("utf-8", "replace"), response.headers
+        except urllib.error.HTTPError as problem:
+            with problem:
+                return problem.code, "", problem.headers
+
+
+def _read_line(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
