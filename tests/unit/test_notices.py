@@ -155,7 +155,8 @@ def test_file_that_appears_is_a_notice(watch: Any, tmp_path: Path) -> None:
     time.sleep(0.06)
     assert watching.notice is None
 
-    path.write_text("node 7 drains\nticket 12\n")
+    (tmp_path / "written").write_text("node 7 drains\nticket 12\n")
+    (tmp_path / "written").rename(path)
 
     notice = notice_of(watching)
     assert (notice.source, notice.deadline, notice.text) == ("file", None, "node 7 drains")
