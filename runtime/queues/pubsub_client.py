@@ -1,19 +1,28 @@
 """Every call to Google Pub/Sub, typed, one method per call; failures come out as ours.
 
-Nothing here decides or retries: `runtime.queues.pubsub` does. The generated clients are used as they are, without
-the high-level library's batching and streaming, which hold messages that nobody asked for.
+The generated clients are used as they are, without the high-level library's batching and streaming, which hold
+messages that nobody asked for. `insist` is the one place where a call is made again.
 """
 
 from __future__ import annotations
 
+import itertools
+import logging
 import os
-from collections.abc import Mapping, Sequence
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from runtime.errors import InvalidContract, MissingExtra, NotPossible, QueueUnavailable
 from runtime.outputs import PubSubQueueOutput
+from runtime.units import format_duration
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 # https://cloud.google.com/pubsub/quotas#resource_limits
 MAX_PUBLISH_MESSAGES: Final = 1_000
@@ -362,6 +371,36 @@ def explain_problem(problem: Exception, what: str, resource: str, emulator: str 
         hint="see https://status.cloud.google.com" if again and not emulator else None,
         retryable=again,
     )
+
+
+def insist(call: Callable[[], T], *, patience_s: float, known: bool = False, stop: threading.Event | None = None) -> T:
+    """What `call` returns, once it succeeds; its last failure where that cannot be or `patience_s` have passed.
+
+    `known` says that topic and subscription were there before: one that is missing now may be on its way back, as
+    after an emulator's restart. `stop` ends the waiting early.
+    """
+    started = time.monotonic()
+    for attempt in itertools.count():
+        try:
+            return call()
+        except PubSubUnavailable as problem:
+            pause = backoff_s(attempt)
+            waited = time.monotonic() - started
+            again = problem.retryable or (known and problem.missing is not None)
+            if not again or waited + pause > patience_s:
+                raise
+            if attempt == 4:
+                log.warning("%s; trying again for up to %s", problem.message, format_duration(patience_s - waited))
+        if stop is None:
+            time.sleep(pause)
+        elif stop.wait(pause):
+            patience_s = 0
+    raise AssertionError
+
+
+def backoff_s(attempt: int) -> float:
+    """0.1 s, doubling to 5 s, each with jitter, so that a fleet does not come back in one moment."""
+    return min(5.0, 0.1 * 2.0 ** min(attempt, 10)) * random.uniform(0.5, 1.0)
 
 
 def _creating_command(resource: str) -> str:

@@ -6,13 +6,13 @@ number of tries, where a large payload lies) is in attributes, so that giving a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum, auto
 from typing import Final
 
-from runtime.errors import InvalidTask, InvalidValue
+from runtime.errors import InfrastructureFailure, InvalidTask, InvalidValue
 from runtime.queues.base import InvalidMessage
 from runtime.queues.pubsub_client import (
     MAX_PUBLISH_MESSAGES,
@@ -93,11 +93,12 @@ class Delivery:
     """By the boot clock: until then the service gives it to nobody else."""
     since: float = 0.0
     """By the boot clock: held since, or last spoken of by its holder."""
+    token: str = ""
+    """The attempt that it was handed out for."""
     lost: bool = False
     """The service said that another delivery is newer."""
-    settled_token: str | None = None
-    unavailable: int = 0
-    """How often the store could not be asked about it."""
+    settled_as: str | None = None
+    """The token of the record that stands for it."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -159,13 +160,9 @@ def read_message(message: ReceivedMessage, get_blob: Callable[[str], bytes]) -> 
     What `get_blob` raises when a store cannot be reached goes through.
     """
     attributes = message.attributes
-    body = message.data
-    payload = attributes.get(PAYLOAD)
-    if payload is not None:
-        body = get_blob(payload)
     ack_ids = {message.message_id: message.ack_id}
     try:
-        text = _decode(body)
+        text = _read_text(message, get_blob)
         task = decode_task(
             text, defaults=TaskDefaults(submitted_at=message.published_at), fallback_key=message.message_id
         )
@@ -190,9 +187,16 @@ def read_message(message: ReceivedMessage, get_blob: Callable[[str], bytes]) -> 
     )
 
 
-def _decode(body: bytes) -> str:
+def _read_text(message: ReceivedMessage, get_blob: Callable[[str], bytes]) -> str:
+    body = message.data
     try:
+        if PAYLOAD in message.attributes:
+            body = get_blob(message.attributes[PAYLOAD])
         return body.decode()
+    except InfrastructureFailure as problem:
+        if problem.retryable:
+            raise
+        raise InvalidTask("payload", f"cannot be read: {problem.message}") from problem
     except UnicodeDecodeError as problem:
         raise InvalidTask("json", f"is no UTF-8: {problem}") from None
 
@@ -258,18 +262,24 @@ class Verdicts:
     """To be published again and acknowledged, before the service counts one delivery too many."""
 
 
-def judge(deliveries: Iterable[Delivery], *, recorded: Iterable[bool], now: datetime, last_attempt: int) -> Verdicts:
-    """Pure. `last_attempt` is the delivery after which the service may move a message to its dead letters."""
+def judge(
+    deliveries: Sequence[Delivery], *, recorded: Sequence[bool], now: datetime, last_attempt: int | None
+) -> Verdicts:
+    """Pure. `last_attempt` is the delivery after which the service may move a message away; None replaces nothing."""
     verdicts = Verdicts()
     for delivery, is_recorded in zip(deliveries, recorded, strict=True):
         due = delivery.task.not_before
         if is_recorded:
             verdicts.finished.append(delivery)
-        elif delivery.attempt >= last_attempt or (delivery.attempt > 1 and delivery.bare and not delivery.invalid):
-            # A bare message has no id but that of its message, which the service changes when it moves it.
+        elif last_attempt is not None and _must_replace(delivery, last_attempt):
             verdicts.replace.append(delivery)
         elif due is not None and due > now:
             verdicts.later.append(delivery)
         else:
             verdicts.ready.append(delivery)
     return verdicts
+
+
+def _must_replace(delivery: Delivery, last_attempt: int) -> bool:
+    # A bare message has no id but its message's, and the service gives it another when it moves it; a copy bears it.
+    return delivery.attempt >= last_attempt or (delivery.attempt > 1 and delivery.bare and not delivery.invalid)

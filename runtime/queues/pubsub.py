@@ -1,0 +1,435 @@
+"""The queue over Google Pub/Sub, which delivers and decides nothing.
+
+The service may deliver twice, late, or after a task is done, and it forgets after its retention. So what counts is
+in the record store: an acknowledgement follows only a record or a confirmed copy, and the commit of the record is
+the only fence. Dead-letter policy and exactly-once delivery of the subscription may be on or off. docs/queues.md
+says what a user sees of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from typing import Final, TypeVar
+
+from runtime.clock import Clock, SystemClock
+from runtime.errors import InfrastructureFailure, NotPossible, RecordExists
+from runtime.outputs import PubSubQueueOutput
+from runtime.queues.base import (
+    DEFAULT_QUEUE,
+    Lease,
+    Outlook,
+    PutResult,
+    QueueTraits,
+    Refused,
+    Release,
+    Settled,
+    Settlement,
+)
+from runtime.queues.pubsub_client import (
+    MAX_ACK_IDS,
+    OutgoingMessage,
+    PubSubClient,
+    PubSubUnavailable,
+    ReceivedMessage,
+    check_names,
+    insist,
+)
+from runtime.queues.pubsub_intake import Intake
+from runtime.queues.pubsub_message import (
+    INLINE_BYTES,
+    Delivery,
+    Holding,
+    read_message,
+    split_requests,
+    write_copy,
+    write_message,
+)
+from runtime.reasons import EndReason
+from runtime.records.base import Mark, Record, RecordStore
+from runtime.tasks import Task, TaskState, new_token
+
+T = TypeVar("T")
+R = TypeVar("R")
+log = logging.getLogger(__name__)
+
+PATIENCE: Final = timedelta(minutes=10)
+"""How long an outage may last before a worker gives up."""
+PUT_PATIENCE_S: Final = 60.0
+"""As above for a submitter, who has somebody waiting."""
+RELEASE_PATIENCE_S: Final = 15.0
+"""Within the grace that a preempted machine gives."""
+PUBLISHES_AT_ONCE: Final = 4
+STORE_CALLS_AT_ONCE: Final = 16
+DRAIN_EVERY_S: Final = 5.0
+
+
+def open_pubsub(output: PubSubQueueOutput, *, name: str = DEFAULT_QUEUE, records: RecordStore) -> PubSubQueue:
+    """The queue that a stack's contract describes. Talks to nobody before it is used."""
+    return PubSubQueue(output, records, name=name)
+
+
+class PubSubQueue:
+    """`Queue` over a topic and a subscription."""
+
+    traits = QueueTraits(
+        kind="pubsub",
+        tracks_holders=False,
+        remote=True,
+        priorities=False,
+        knows_depth=False,
+        max_message_bytes=INLINE_BYTES,
+    )
+
+    def __init__(
+        self,
+        settings: PubSubQueueOutput,
+        records: RecordStore,
+        *,
+        name: str = DEFAULT_QUEUE,
+        clock: Clock | None = None,
+        client: PubSubClient | None = None,
+        patience: timedelta = PATIENCE,
+    ) -> None:
+        check_names(settings)
+        self.name = name
+        self.records = records
+        self._settings = settings
+        self._clock: Clock = clock or SystemClock()
+        self._opened: PubSubClient | None = client
+        self._opening = threading.Lock()
+        self._intake = Intake(settings, records, self._client, queue=name, clock=self._clock, patience=patience)
+        self._stores: ThreadPoolExecutor | None = None
+        self._published = False
+        self._drained_at = float("-inf")
+        self._drain: threading.Thread | None = None
+
+    def _client(self) -> PubSubClient:
+        with self._opening:
+            if self._opened is None:
+                self._opened = PubSubClient()
+            return self._opened
+
+    # submitting
+
+    def put(self, tasks: Sequence[Task]) -> PutResult:
+        """Durable on return. The service cannot tell what it knows already, so `known` is 0."""
+        for task in tasks:
+            check_task(task, queue=self.name)
+        waiting: deque[Future[None]] = deque()
+        with ThreadPoolExecutor(PUBLISHES_AT_ONCE, thread_name_prefix="pubsub-put") as pool:
+            try:
+                for batch in split_requests(write_message(task, self.records.put_blob) for task in tasks):
+                    waiting.append(pool.submit(self._publish, batch))
+                    if len(waiting) >= PUBLISHES_AT_ONCE:
+                        waiting.popleft().result()
+                while waiting:
+                    waiting.popleft().result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return PutResult(len(tasks), 0)
+
+    def _publish(self, batch: Sequence[OutgoingMessage]) -> None:
+        insist(
+            lambda: self._client().publish(self._settings.topic, batch),
+            patience_s=PUT_PATIENCE_S,
+            known=self._published,
+        )
+        self._published = True
+
+    # leasing
+
+    def join(self, worker: str) -> int | None:
+        return None
+
+    def mark_running(self, tokens: Sequence[str]) -> None:
+        self._intake.say_running(tokens)
+
+    def lease(self, n: int, *, worker: str, ttl: timedelta) -> list[Lease]:
+        """What is here and due. A pull for the rest goes out, and the doorbell rings when it brings something.
+
+        Raises `QueueUnavailable` where the subscription cannot be reached for minutes, or never was there.
+        """
+        return [_lease(delivery) for delivery in self._intake.take(n, ttl, wait=True)] if n > 0 else []
+
+    def renew(self, leases: Sequence[Lease], ttl: timedelta) -> list[Lease]:
+        """Confirm the leases for `ttl`, 10 s to 10 minutes; returns those of which the service says they are lost.
+
+        It says so with exactly-once delivery only; without, a stale renewal is accepted in silence. Raises
+        `QueueUnavailable` after a third of `ttl`: the leases may hold, and are not confirmed.
+        """
+        by_delivery = {id(lease.handle): lease for lease in leases}
+        lost = self._intake.renew([lease.handle for lease in leases], ttl)
+        return [by_delivery[id(delivery)] for delivery in lost]
+
+    def settle(self, settlements: Sequence[Settlement], *, claim_next: int = 0) -> Settled:
+        """As promised; the acknowledgements follow within moments, and a lost one is harmless.
+
+        Where the store fails for some, the others are settled before its error is raised.
+        """
+        outcomes = self._each(self._settle_one, settlements)
+        problems = [outcome for outcome in outcomes if isinstance(outcome, InfrastructureFailure)]
+        if problems:
+            raise problems[0]
+        settled = Settled(refused=[outcome for outcome in outcomes if isinstance(outcome, Refused)])
+        if claim_next:
+            settled.leases = [_lease(one) for one in self._intake.take_more(claim_next)]
+        return settled
+
+    def _settle_one(self, settlement: Settlement) -> Refused | InfrastructureFailure | None:
+        lease, record = settlement.lease, settlement.record
+        delivery: Delivery = lease.handle
+        if delivery.settled_as == record.token:
+            return None
+        if delivery.lost and record.state is not TaskState.SUCCEEDED:
+            # Another delivery is newer: it may be running, and only what is done is worth more than that.
+            return Refused(lease, None, self.records.find(record.task_id, record.generation))
+        refused: Refused | None = None
+        try:
+            if settlement.mark is not None:
+                self.records.mark(settlement.mark)
+            self.records.commit(record)
+        except RecordExists as first:
+            if settlement.mark is not None and first.record.state is not record.state:
+                self.records.unmark(record.task_id, record.generation, record.state)
+            refused = Refused(lease, first.record.worker, first.record)
+        except InfrastructureFailure as problem:
+            return problem
+        delivery.settled_as = record.token
+        # Also where another was first: its record ends this generation.
+        self._intake.finish([delivery])
+        return refused
+
+    def release(self, releases: Sequence[Release]) -> None:
+        """Publish a confirmed copy of each task, then acknowledge the original; a nack would spend its budget.
+
+        Raises `QueueUnavailable` or `StoreUnavailable` for those that could not be given back; they keep their
+        leases, may be released again, and come back by themselves when their leases end.
+        """
+        live = [one for one in releases if _is_held(one.lease.handle)]
+        problems = [problem for problem in self._each(self._note_end, live) if problem is not None]
+        if problems:
+            noted = [one for one in live if one.note is None]
+            self._give_back(noted)
+            raise problems[0]
+        if failed := self._give_back(live):
+            raise PubSubUnavailable(
+                f"cannot give {len(failed)} of {len(live)} tasks back to queue `{self.name}`",
+                facts=["they come back when their leases end"],
+            )
+
+    def _note_end(self, release: Release) -> InfrastructureFailure | None:
+        if release.note is None:
+            return None
+        try:
+            self.records.note_ended(release.lease.task, release.note)
+        except InfrastructureFailure as problem:
+            return problem
+        return None
+
+    def _give_back(self, releases: Sequence[Release]) -> list[Delivery]:
+        copies = [(one.lease.handle, _copy_for(one)) for one in releases]
+        return self._intake.give_back(copies, patience_s=RELEASE_PATIENCE_S)
+
+    def _each(self, act: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        if len(items) < 2:
+            return [act(item) for item in items]
+        if self._stores is None:
+            self._stores = ThreadPoolExecutor(STORE_CALLS_AT_ONCE, thread_name_prefix="pubsub-store")
+        return list(self._stores.map(act, items))
+
+    # upkeep
+
+    def tend(self) -> None:
+        """Start a look into the service's dead letters, every five seconds and in the background."""
+        now = self._clock.boottime()
+        if self._settings.dead_letter_subscription is None or now - self._drained_at < DRAIN_EVERY_S:
+            return
+        if self._drain is None or not self._drain.is_alive():
+            self._drained_at = now
+            self._drain = threading.Thread(target=self._drain_quietly, name="pubsub-drain", daemon=True)
+            self._drain.start()
+
+    def _drain_quietly(self) -> None:
+        try:
+            self.drain_dead_letters()
+        except InfrastructureFailure as problem:
+            log.warning("cannot look into the dead letters of queue `%s`: %s", self.name, problem)
+
+    def drain_dead_letters(self) -> int:
+        """Bring back what the service has put aside; returns how many messages it was.
+
+        The service counts deliveries and knows no reasons. A task that has a record is done; any other goes into
+        the queue again, where whoever leases it decides by the attempts on file, which the store has kept.
+        """
+        subscription = self._settings.dead_letter_subscription
+        drained = 0
+        while subscription is not None:
+            # Waits little: a worker asks again in five seconds.
+            received = self._client().pull(subscription, MAX_ACK_IDS, wait_s=2.0)
+            if not received:
+                break
+            copies, handled = [], []
+            for message, delivery in self._read_dead(received):
+                if delivery.invalid is not None:
+                    self._bury(delivery)
+                elif self.records.find(*delivery.key) is None:
+                    copies.append(write_copy(delivery, not_before=delivery.task.not_before, suspect=True))
+                handled.append(message.ack_id)
+            for batch in split_requests(copies):
+                self._intake.publish(batch, patience_s=RELEASE_PATIENCE_S)
+            self._client().acknowledge(subscription, handled)
+            drained += len(handled)
+            log.info(
+                "queue `%s`: %d messages of the service's dead letters, %d queued again",
+                self.name,
+                len(handled),
+                len(copies),
+            )
+        return drained
+
+    def _read_dead(self, received: Iterable[ReceivedMessage]) -> Iterable[tuple[ReceivedMessage, Delivery]]:
+        for message in received:
+            yield message, read_message(message, self.records.get_blob)
+
+    def _bury(self, delivery: Delivery) -> None:
+        assert delivery.invalid is not None
+        now, task = self._clock.now(), delivery.task
+        problem = delivery.invalid.problem
+        self.records.mark(
+            Mark(
+                task_id=task.id,
+                generation=task.generation,
+                experiment=task.experiment,
+                state=TaskState.FAILED,
+                marked_at=now,
+                reason=EndReason.CONFIG_INVALID,
+                message=problem,
+                task=None,
+                raw=delivery.invalid.raw,
+            )
+        )
+        try:
+            self.records.commit(
+                Record(
+                    task_id=task.id,
+                    generation=task.generation,
+                    experiment=task.experiment,
+                    state=TaskState.FAILED,
+                    token=new_token(),
+                    reason=EndReason.CONFIG_INVALID,
+                    ended_at=now,
+                    message=problem,
+                    attempts=0,
+                )
+            )
+        except RecordExists:
+            pass
+
+    def outlook(self) -> Outlook:
+        """What this worker holds for later. What others hold, and whose leases lapse, the service does not say."""
+        return Outlook(next_due=self._intake.next_due())
+
+    def doorbell(self) -> int:
+        return self._intake.doorbell()
+
+    def hush(self) -> None:
+        self._intake.hush()
+
+    def depth(self) -> None:
+        # There is no call for it; the monitoring metric is minutes late and needs a role of its own.
+        # https://cloud.google.com/pubsub/docs/monitoring
+        return None
+
+    def peek(self, n: int) -> list[Task]:
+        raise NotPossible(
+            f"queue `{self.name}` cannot show {n} tasks without leasing them",
+            facts=["Pub/Sub only delivers; what was submitted is in the manifests of the record store"],
+            hint="run `runtime status EXPERIMENT` for what has no record yet",
+        )
+
+    # control
+
+    def pause(self) -> None:
+        """Workers stop leasing within ten seconds."""
+        self._set_paused(True)
+
+    def resume(self) -> None:
+        self._set_paused(False)
+
+    def _set_paused(self, paused: bool) -> None:
+        self.records.set_control(self.name, replace(self.records.control(self.name), paused=paused))
+        self._intake.read_control(fresh=True)
+
+    def purge(self) -> int | None:
+        """Drop what waits at the service, and tell workers to cancel what was submitted before and reaches them still.
+
+        How many that were cannot be told.
+        """
+        now = self._clock.now()
+        self.records.set_control(self.name, replace(self.records.control(self.name), purged_before=now))
+        self._intake.read_control(fresh=True)
+        for subscription in (self._settings.subscription, self._settings.dead_letter_subscription):
+            if subscription is not None:
+                insist(
+                    lambda subscription=subscription: self._client().seek(subscription, now),  # type: ignore[misc]
+                    patience_s=PUT_PATIENCE_S,
+                )
+        self._intake.forget_waiting()
+        return None
+
+    def close(self) -> None:
+        """Return what was not started, confirm what is settled. A lease that was neither comes back when it ends."""
+        self._intake.close()
+        if self._drain is not None:
+            self._drain.join(timeout=5)
+        if self._stores is not None:
+            self._stores.shutdown(wait=False, cancel_futures=True)
+        if self._opened is not None:
+            self._opened.close()
+
+
+def check_task(task: Task, *, queue: str = DEFAULT_QUEUE) -> None:
+    """Raise `NotPossible` for a task that Pub/Sub cannot queue as it asks."""
+    if task.priority:
+        raise NotPossible(
+            f"queue `{queue}` cannot honour priority {task.priority} of task `{task.id}`",
+            facts=["Pub/Sub delivers in no order that a submitter can choose"],
+            hint="leave `--priority` out, or use a queue of its own for what is urgent",
+        )
+
+
+def _lease(delivery: Delivery) -> Lease:
+    return Lease(
+        delivery.task,
+        delivery.token,
+        body=delivery.text,
+        tries=delivery.tries,
+        suspect=delivery.suspect,
+        alone=delivery.alone,
+        invalid=delivery.invalid,
+        handle=delivery,
+    )
+
+
+def _is_held(delivery: Delivery) -> bool:
+    return delivery.holding is Holding.LEASED and not delivery.lost
+
+
+def _copy_for(release: Release) -> OutgoingMessage:
+    delivery: Delivery = release.lease.handle
+    ended = release.note is not None
+    return write_copy(
+        delivery,
+        not_before=release.not_before,
+        tries=delivery.tries + ended,
+        alone=release.alone or (delivery.alone and not ended),
+        # An end on file explains what happened to it; that it never began explains nothing.
+        suspect=delivery.suspect and not ended,
+    )

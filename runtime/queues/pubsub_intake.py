@@ -1,0 +1,651 @@
+"""What a worker has taken from a Pub/Sub subscription and not settled: pulled, looked at, kept, renewed, returned.
+
+One unary pull waits at the service whenever somebody is short of tasks, for just as many as are short: a streaming
+pull hands one worker everything, and a second worker nothing. What arrives is compared with the records, waits
+for its time if it has one, and rings a doorbell. From the first moment all of it is renewed, here as long as it is
+held, by `renew` once it is handed out.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from typing import Final
+
+from runtime.clock import Clock
+from runtime.errors import InfrastructureFailure
+from runtime.outputs import PubSubQueueOutput
+from runtime.queues.base import DEFAULT_LEASE
+from runtime.queues.pubsub_client import (
+    MAX_ACK_IDS,
+    OutgoingMessage,
+    PubSubClient,
+    PubSubUnavailable,
+    ReceivedMessage,
+    backoff_s,
+    deadline_seconds,
+    insist,
+)
+from runtime.queues.pubsub_message import Delivery, Holding, judge, read_message, split_requests, write_copy
+from runtime.records.base import Control, RecordStore
+from runtime.tasks import new_token
+from runtime.units import format_duration
+
+log = logging.getLogger(__name__)
+
+PULL_WAIT_S: Final = 60.0
+"""How long one pull waits; long, because a pull that ends at its deadline may take a message with it for a while."""
+FIRST_WAIT_S: Final = 0.1
+"""How long the first `take` of a hungry worker waits for its own pull, so that a filled queue is not called empty."""
+LOOK_AHEAD_S: Final = 0.25
+MAX_LOOK_AHEAD: Final = 200
+UNCLAIMED_S: Final = 3.0
+"""What was looked ahead and not taken for so long goes back."""
+MAX_LATER: Final = 10_000
+MAX_LATER_BYTES: Final = 64 * 1024 * 1024
+CONTROL_EVERY_S: Final = 10.0
+ACK_DELAY_S: Final = 0.05
+"""Acknowledgements are collected for so long: an early one gains nothing, the record stands already."""
+HOLD_MARGIN_S: Final = 5
+"""What is held here is renewed for this much more than a lease, so that it is handed out with a whole one left."""
+ACK_PATIENCE_S: Final = 60.0
+RETURN_PATIENCE_S: Final = 5.0
+DELIVERIES_WITHOUT_POLICY: Final = 5
+"""The least that a dead-letter policy may allow; assumed where deliveries are counted and no number is known."""
+
+
+class Intake:
+    """Every method may be called from any thread. Threads of its own start with the first `take`."""
+
+    def __init__(
+        self,
+        settings: PubSubQueueOutput,
+        records: RecordStore,
+        client: Callable[[], PubSubClient],
+        *,
+        queue: str,
+        clock: Clock,
+        patience: timedelta,
+    ) -> None:
+        self._settings, self._records, self._client = settings, records, client
+        self._queue, self._clock, self._patience_s = queue, clock, patience.total_seconds()
+        self._changed = threading.Condition()
+        self._stop = threading.Event()
+        self._chores = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._finders: ThreadPoolExecutor | None = None
+        self._bell: tuple[int, int] | None = None
+
+        self._held: dict[tuple[str, int], Delivery] = {}
+        """All that is not done, handed out or not, by task and generation."""
+        self._new: set[Delivery] = set()
+        """Being looked at."""
+        self._ready: deque[Delivery] = deque()
+        self._later: list[tuple[float, int, Delivery]] = []
+        self._later_bytes = 0
+        self._order = itertools.count()
+
+        self._wanted = 0
+        """Asked for and not had."""
+        self._taken: deque[tuple[float, int]] = deque()
+        self._widened = 0
+        self._pulling = False
+        self._pulls = 0
+        self._ttl = DEFAULT_LEASE
+        self._running: frozenset[str] = frozenset()
+        self._control = Control()
+        self._control_read = float("-inf")
+
+        self._reached = False
+        self._problem: InfrastructureFailure | None = None
+        self._failing_since = 0.0
+
+        self._acks: list[str] = []
+        self._acks_changed = threading.Condition()
+
+    # what the worker asks for
+
+    def take(self, n: int, ttl: timedelta, *, wait: bool) -> list[Delivery]:
+        """Up to `n` that are due, now the caller's to renew. What is missing is pulled, and the doorbell rings."""
+        control = self.read_control()
+        with self._changed:
+            self._ttl = ttl
+            if control.paused or self._stop.is_set():
+                self._wanted = 0
+                return []
+            self._start()
+            unasked = not self._pulling and self._shortfall() == 0
+            taken = self._pop(n)
+            if wait and unasked and n and not taken:
+                pulls = self._pulls
+                self._changed.wait_for(
+                    lambda: self._ready or self._problem or self._stop.is_set() or self._pulls > pulls, FIRST_WAIT_S
+                )
+                taken = self._pop(n)
+            if not taken and n and self._given_up():
+                assert self._problem is not None
+                raise self._problem
+        self._extend([one for one in taken if one.confirmed_until < self._clock.boottime() + ttl.total_seconds()])
+        return taken
+
+    def take_more(self, n: int) -> list[Delivery]:
+        """As `take`, at once and without asking anybody; `ttl` is that of the last `take`."""
+        with self._changed:
+            if self._control.paused or self._stop.is_set():
+                return []
+            return self._pop(n)
+
+    def _pop(self, n: int) -> list[Delivery]:
+        now = self._clock.boottime()
+        taken: list[Delivery] = []
+        while self._ready and len(taken) < n:
+            delivery = self._ready.popleft()
+            if delivery.confirmed_until <= now:
+                self._let_go(delivery)
+                continue
+            delivery.holding = Holding.LEASED
+            delivery.token = new_token()
+            delivery.since = now
+            taken.append(delivery)
+        self._wanted = n - len(taken)
+        if taken:
+            self._taken.append((now, len(taken)))
+        self._changed.notify_all()
+        return taken
+
+    def _given_up(self) -> bool:
+        if self._problem is None:
+            return False
+        hopeful = self._problem.retryable or self._reached
+        return not hopeful or self._clock.boottime() - self._failing_since > self._patience_s
+
+    def _shortfall(self) -> int:
+        """How many to pull now."""
+        if self._control.paused or self._stop.is_set():
+            return 0
+        now = self._clock.boottime()
+        while self._taken and now - self._taken[0][0] > LOOK_AHEAD_S:
+            self._taken.popleft()
+        ahead = min(MAX_LOOK_AHEAD, sum(n for _, n in self._taken))
+        missing = self._wanted + ahead - len(self._ready)
+        if missing <= 0 or (self._wanted <= len(self._ready) and missing <= ahead // 2):
+            return 0
+        return max(missing, self._widened)
+
+    def say_running(self, tokens: Iterable[str]) -> None:
+        self._running = frozenset(tokens)
+
+    def renew(self, deliveries: Sequence[Delivery], ttl: timedelta) -> list[Delivery]:
+        """Those that are lost. Raises `QueueUnavailable` where it could not be confirmed in a third of `ttl`."""
+        now = self._clock.boottime()
+        with self._changed:
+            for delivery in deliveries:
+                delivery.since = now
+        live = [one for one in deliveries if one.holding is Holding.LEASED and not one.lost]
+        self._confirm(live, ttl, patience_s=max(2.0, ttl.total_seconds() / 3))
+        return [one for one in deliveries if one.lost]
+
+    def finish(self, deliveries: Iterable[Delivery]) -> None:
+        """Acknowledge: a record or a confirmed copy stands for each."""
+        with self._changed:
+            ack_ids: list[str] = []
+            for delivery in deliveries:
+                if delivery.holding is not Holding.DONE:
+                    self._let_go(delivery)
+                    ack_ids += delivery.ack_ids.values()
+        if not ack_ids:
+            return
+        with self._acks_changed:
+            self._acks += ack_ids
+            self._acks_changed.notify()
+        self._start()
+
+    def drop(self, deliveries: Iterable[Delivery]) -> None:
+        """Let them come back by themselves, when their deadlines have passed."""
+        with self._changed:
+            for delivery in deliveries:
+                self._let_go(delivery)
+
+    def _let_go(self, delivery: Delivery) -> None:
+        delivery.holding = Holding.DONE
+        if self._held.get(delivery.key) is delivery:
+            del self._held[delivery.key]
+
+    def forget_waiting(self) -> None:
+        """Drop all that is held here and not handed out."""
+        with self._changed:
+            waiting = [*self._ready, *(one for _, _, one in self._later)]
+            self._ready.clear()
+            self._later.clear()
+            self._later_bytes = 0
+            self.drop(waiting)
+
+    def next_due(self) -> timedelta | None:
+        with self._changed:
+            if self._ready or self._new:
+                return timedelta()
+            if not self._later:
+                return None
+            return timedelta(seconds=max(0.0, self._later[0][0] - self._clock.now().timestamp()))
+
+    def read_control(self, *, fresh: bool = False) -> Control:
+        """At most ten seconds old; an old one where the store cannot be reached."""
+        if fresh or self._clock.boottime() - self._control_read >= CONTROL_EVERY_S:
+            try:
+                self._control = self._records.control(self._queue)
+            except InfrastructureFailure as problem:
+                log.warning("cannot read the control object of queue `%s`, keeping the last: %s", self._queue, problem)
+            self._control_read = self._clock.boottime()
+        return self._control
+
+    def doorbell(self) -> int:
+        with self._changed:
+            if self._bell is None:
+                self._bell = os.pipe()
+                for end in self._bell:
+                    os.set_blocking(end, False)
+                if self._ready:
+                    self._ring()
+            return self._bell[0]
+
+    def hush(self) -> None:
+        if self._bell is not None:
+            with suppress(BlockingIOError):
+                while os.read(self._bell[0], 4096):
+                    pass
+
+    def _ring(self) -> None:
+        if self._bell is not None:
+            with suppress(BlockingIOError):
+                os.write(self._bell[1], b"\0")
+
+    # pulling
+
+    def _start(self) -> None:
+        with self._changed:
+            if self._threads or self._stop.is_set():
+                return
+            for work in (self._pull_on, self._keep_on, self._acknowledge_on):
+                thread = threading.Thread(target=work, name=f"pubsub-{work.__name__.strip('_')}", daemon=True)
+                self._threads.append(thread)
+        for thread in self._threads:
+            thread.start()
+
+    def _pull_on(self) -> None:
+        failures = 0
+        while True:
+            with self._changed:
+                while not (n := self._shortfall()) and not self._stop.is_set():
+                    self._changed.wait()
+                if self._stop.is_set():
+                    return
+                self._pulling = True
+            try:
+                received = self._client().pull(self._settings.subscription, n, wait_s=PULL_WAIT_S)
+                self._answered()
+                if received:
+                    self._take_in(received, n)
+                failures = 0
+            except InfrastructureFailure as problem:
+                self._failed(problem)
+                failures += 1
+            finally:
+                with self._changed:
+                    self._pulling = False
+                    self._pulls += 1
+                    self._changed.notify_all()
+            if failures:
+                self._stop.wait(backoff_s(failures))
+
+    def _answered(self) -> None:
+        with self._changed:
+            self._reached = True
+            if self._problem is None:
+                return
+            self._problem = None
+            outage_s = self._clock.boottime() - self._failing_since
+        log.warning("queue `%s` answers again after %s; work goes on", self._queue, format_duration(outage_s))
+
+    def _failed(self, problem: InfrastructureFailure) -> None:
+        if self._stop.is_set():
+            return
+        with self._changed:
+            first, self._problem = self._problem is None, problem
+            if first:
+                self._failing_since = self._clock.boottime()
+            self._changed.notify_all()
+        if first:
+            log.warning(
+                "%s; attempts go on, and the queue is asked again for up to %s",
+                "; ".join((problem.message, *problem.facts)),
+                format_duration(self._patience_s),
+            )
+
+    def _take_in(self, received: Sequence[ReceivedMessage], asked: int) -> None:
+        now = self._clock.boottime()
+        fresh: list[Delivery] = []
+        unread: InfrastructureFailure | None = None
+        for message in received:
+            try:
+                delivery = read_message(message, self._records.get_blob)
+            except InfrastructureFailure as problem:
+                unread = problem
+                continue
+            delivery.confirmed_until = now + self._settings.ack_deadline_s
+            delivery.since = now
+            with self._changed:
+                if not self._absorb(delivery):
+                    self._held[delivery.key] = delivery
+                    self._new.add(delivery)
+                    fresh.append(delivery)
+        self._chores.set()
+        # The contract's word on the subscription's deadline may be old, so each is renewed at once; where it should
+        # do for a lease, not before the tasks are on their way.
+        in_time = self._settings.ack_deadline_s >= self._ttl.total_seconds()
+        if not in_time:
+            self._extend(fresh)
+        had_ready, had_later = self._examine(fresh)
+        # A run of tasks that are all due later must not be worked through one by one.
+        self._widened = min(100, 2 * asked) if had_later and not had_ready else 0
+        if in_time:
+            self._extend([one for one in fresh if one.holding is not Holding.DONE])
+        if unread is not None:
+            raise unread
+
+    def _absorb(self, delivery: Delivery) -> bool:
+        """Whether the task is here already: delivered again after an outage, or published twice."""
+        old = self._held.get(delivery.key)
+        if old is None:
+            return False
+        if old.holding is Holding.LEASED and not self._is_spoken_of(old):
+            # Its holder gave it up without a word; nobody would ever renew or settle it.
+            old.lost = True
+            self._let_go(old)
+            return False
+        # With exactly-once delivery only the newest ack id of a message counts.
+        old.ack_ids |= delivery.ack_ids
+        old.attempt = max(old.attempt, delivery.attempt)
+        old.confirmed_until = max(old.confirmed_until, delivery.confirmed_until)
+        old.lost = False
+        return True
+
+    def _is_spoken_of(self, delivery: Delivery) -> bool:
+        silent_s = self._clock.boottime() - delivery.since
+        return delivery.token in self._running or silent_s < max(90.0, 3 * self._ttl.total_seconds())
+
+    def _examine(self, deliveries: Sequence[Delivery]) -> tuple[bool, bool]:
+        """Sort what was delivered or fell due; whether some is ready, and whether some is for later."""
+        if not deliveries:
+            return False, False
+        try:
+            recorded = self._find_recorded(deliveries)
+        except InfrastructureFailure:
+            self._forget_new(deliveries)
+            self.drop(deliveries)
+            raise
+        now = self._clock.now()
+        counted = self._settings.max_delivery_attempts or DELIVERIES_WITHOUT_POLICY
+        verdicts = judge(deliveries, recorded=recorded, now=now, last_attempt=counted - 1)
+        self.finish(verdicts.finished)
+        if verdicts.replace:
+            kept = self.give_back([(one, write_copy(one, not_before=one.task.not_before)) for one in verdicts.replace])
+            more = judge(kept, recorded=[False] * len(kept), now=now, last_attempt=None)
+            verdicts.ready += more.ready
+            verdicts.later += more.later
+        parked = self._keep_for_later(verdicts.later)
+        self._forget_new(deliveries)
+        with self._changed:
+            if verdicts.ready:
+                since = self._clock.boottime()
+                for delivery in verdicts.ready:
+                    delivery.since = since
+                self._ready.extend(verdicts.ready)
+                self._changed.notify_all()
+                self._ring()
+        self._chores.set()
+        self._park(parked)
+        return bool(verdicts.ready), bool(verdicts.later)
+
+    def _forget_new(self, deliveries: Iterable[Delivery]) -> None:
+        with self._changed:
+            self._new.difference_update(deliveries)
+
+    def _find_recorded(self, deliveries: Sequence[Delivery]) -> list[bool]:
+        # A read for each delivery. Without a dead-letter policy the service does not say that it delivers again, and
+        # a copy or a second publication looks like the first; running a finished task again costs far more.
+        def find(delivery: Delivery) -> bool:
+            return self._records.find(*delivery.key) is not None
+
+        if len(deliveries) < 2 or not self._records.url.startswith(("gs:", "s3:")):
+            return [find(delivery) for delivery in deliveries]
+        if self._finders is None:
+            self._finders = ThreadPoolExecutor(16, thread_name_prefix="pubsub-find")
+        return list(self._finders.map(find, deliveries))
+
+    def _keep_for_later(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
+        """Keep what is due later, as far as there is room; those for which there is none."""
+        parked = []
+        with self._changed:
+            for delivery in deliveries:
+                due = delivery.task.not_before
+                assert due is not None
+                if len(self._later) >= MAX_LATER or self._later_bytes + delivery.size > MAX_LATER_BYTES:
+                    parked.append(delivery)
+                    continue
+                heapq.heappush(self._later, (due.timestamp(), next(self._order), delivery))
+                self._later_bytes += delivery.size
+        return parked
+
+    def _park(self, deliveries: Sequence[Delivery]) -> None:
+        """Leave at the service what is too much to hold; it comes back when it is due, or in ten minutes.
+
+        Each return counts as a delivery, which a dead-letter policy adds up; a copy replaces it before the last.
+        """
+        now = self._clock.now()
+        by_delay: dict[int, list[Delivery]] = {}
+        for delivery in deliveries:
+            delay = (delivery.task.not_before or now) - now
+            by_delay.setdefault(deadline_seconds(delay), []).append(delivery)
+        for delay_s, group in by_delay.items():
+            with suppress(PubSubUnavailable):
+                self._confirm(group, timedelta(seconds=delay_s), patience_s=0)
+        self.drop(deliveries)
+
+    # keeping
+
+    def _keep_on(self) -> None:
+        while not self._stop.is_set():
+            self._chores.clear()
+            with self._changed:
+                idle = not (self._ready or self._later or self._new)
+                next_due = self._later[0][0] - self._clock.now().timestamp() if self._later else 1.0
+            self._chores.wait(None if idle else min(0.5, max(0.0, next_due)))
+            if self._stop.is_set():
+                return
+            try:
+                self._keep()
+            except InfrastructureFailure as problem:
+                log.warning("queue `%s` cannot keep what it holds: %s", self._queue, problem)
+                self._stop.wait(1.0)
+
+    def _keep(self) -> None:
+        now, hold_s = self._clock.boottime(), self._hold_s()
+        with self._changed:
+            held = [*self._new, *self._ready, *(one for _, _, one in self._later)]
+            unclaimed = self._pop_unclaimed(now)
+            due = self._pop_due()
+        ageing = [one for one in held if one.confirmed_until - now < hold_s / 2 and one.holding is Holding.HELD]
+        try:
+            self._extend(ageing)
+        finally:
+            self.drop(self.give_back([(one, write_copy(one, not_before=None)) for one in unclaimed]))
+            if due:
+                self._examine(due)
+
+    def _pop_unclaimed(self, now: float) -> list[Delivery]:
+        unclaimed = []
+        while self._ready and now - self._ready[0].since > UNCLAIMED_S:
+            unclaimed.append(self._ready.popleft())
+        if unclaimed:
+            self._wanted = 0
+        return unclaimed
+
+    def _pop_due(self) -> list[Delivery]:
+        due = []
+        moment = self._clock.now().timestamp()
+        while self._later and self._later[0][0] <= moment:
+            delivery = heapq.heappop(self._later)[2]
+            self._later_bytes -= delivery.size
+            if delivery.confirmed_until <= self._clock.boottime():
+                self._let_go(delivery)
+                continue
+            self._new.add(delivery)
+            due.append(delivery)
+        return due
+
+    def _hold_s(self) -> int:
+        return deadline_seconds(self._ttl + timedelta(seconds=HOLD_MARGIN_S))
+
+    def _extend(self, deliveries: Sequence[Delivery]) -> None:
+        """Renew what is held, at the pace of a lease; a failure is left to the next time."""
+        with suppress(PubSubUnavailable):
+            self._confirm(deliveries, timedelta(seconds=self._hold_s()), patience_s=1.0)
+
+    def _confirm(self, deliveries: Sequence[Delivery], span: timedelta, *, patience_s: float) -> None:
+        """Renew for `span`; marks as `lost` those of which the service says so."""
+        owners = {ack_id: one for one in deliveries for ack_id in list(one.ack_ids.values())}
+        failure: PubSubUnavailable | None = None
+        for ack_ids in _chunks(list(owners), MAX_ACK_IDS):
+            sent = self._clock.boottime()
+            try:
+                reply = insist(
+                    lambda ack_ids=ack_ids: self._client().modify_deadline(  # type: ignore[misc]
+                        self._settings.subscription, ack_ids, span
+                    ),
+                    patience_s=patience_s,
+                    known=self._reached,
+                    stop=self._stop,
+                )
+            except PubSubUnavailable as problem:
+                failure = problem
+                continue
+            with self._changed:
+                for ack_id in ack_ids:
+                    if ack_id not in reply.gone and ack_id not in reply.again:
+                        owners[ack_id].confirmed_until = sent + deadline_seconds(span)
+                for ack_id in reply.gone:
+                    self._mark_gone(owners[ack_id], ack_id)
+        if failure is not None:
+            raise failure
+
+    def _mark_gone(self, delivery: Delivery, ack_id: str) -> None:
+        if delivery.holding is Holding.DONE:
+            return
+        for message_id, known in list(delivery.ack_ids.items()):
+            if known == ack_id:
+                del delivery.ack_ids[message_id]
+        if not delivery.ack_ids:
+            delivery.lost = True
+            delivery.confirmed_until = 0.0
+
+    def give_back(
+        self, copies: Sequence[tuple[Delivery, OutgoingMessage]], *, patience_s: float = RETURN_PATIENCE_S
+    ) -> list[Delivery]:
+        """Publish a copy of each and acknowledge it; returns those whose copy is not confirmed.
+
+        Never a nack: each one counts towards the dead-letter policy, whoever was at fault.
+        https://cloud.google.com/pubsub/docs/handling-failures#dead_letter_topic
+        """
+        failed: list[Delivery] = []
+        owners = {id(message): delivery for delivery, message in copies}
+        for batch in split_requests(message for _, message in copies):
+            deliveries = [owners[id(message)] for message in batch]
+            try:
+                self.publish(batch, patience_s=patience_s)
+            except PubSubUnavailable as problem:
+                log.warning(
+                    "cannot give %d tasks back to queue `%s`, they come back when their leases end: %s",
+                    len(batch),
+                    self._queue,
+                    "; ".join((problem.message, *problem.facts)),
+                )
+                failed += deliveries
+            else:
+                self.finish(deliveries)
+        return failed
+
+    def publish(self, batch: Sequence[OutgoingMessage], *, patience_s: float) -> None:
+        """One request's worth, confirmed on return."""
+        insist(lambda: self._client().publish(self._settings.topic, batch), patience_s=patience_s, known=self._reached)
+        self._reached = True
+
+    # acknowledging
+
+    def _acknowledge_on(self) -> None:
+        while not self._stop.is_set():
+            with self._acks_changed:
+                self._acks_changed.wait_for(lambda: self._acks or self._stop.is_set())
+            self._stop.wait(ACK_DELAY_S)
+            self._flush_acks(ACK_PATIENCE_S)
+
+    def _flush_acks(self, patience_s: float) -> None:
+        with self._acks_changed:
+            ack_ids, self._acks = self._acks, []
+        for chunk in _chunks(ack_ids, MAX_ACK_IDS):
+            try:
+                self._acknowledge(chunk, patience_s)
+            except PubSubUnavailable as problem:
+                # Harmless: what comes back is found recorded, or is the twin of a copy.
+                log.warning("%d acknowledgements were lost, those tasks are delivered again: %s", len(chunk), problem)
+
+    def _acknowledge(self, ack_ids: Sequence[str], patience_s: float) -> None:
+        for attempt in range(6):
+            reply = insist(
+                lambda ack_ids=ack_ids: self._client().acknowledge(self._settings.subscription, ack_ids),  # type: ignore[misc]
+                patience_s=patience_s,
+                known=self._reached,
+                stop=self._stop,
+            )
+            ack_ids = list(reply.again)
+            if not ack_ids:
+                return
+            self._stop.wait(backoff_s(attempt))
+
+    def close(self) -> None:
+        """Return what is not handed out, confirm what is acknowledged, and end. What is handed out comes back."""
+        with self._changed:
+            if self._stop.is_set():
+                return
+            self._stop.set()
+            self._changed.notify_all()
+            started = bool(self._threads)
+        self._chores.set()
+        with self._acks_changed:
+            self._acks_changed.notify_all()
+        if started:
+            self._client().close_pulls()
+            for thread in self._threads:
+                thread.join(timeout=10)
+            waiting = [*self._new, *self._ready, *(one for _, _, one in self._later)]
+            waiting = [one for one in waiting if one.holding is Holding.HELD]
+            self.drop(self.give_back([(one, write_copy(one, not_before=one.task.not_before)) for one in waiting]))
+            self._flush_acks(RETURN_PATIENCE_S)
+        if self._finders is not None:
+            self._finders.shutdown(wait=False, cancel_futures=True)
+        if self._bell is not None:
+            for end in self._bell:
+                os.close(end)
+            self._bell = None
+
+
+def _chunks(items: Sequence[str], most: int) -> Iterator[list[str]]:
+    for start in range(0, len(items), most):
+        yield list(items[start : start + most])
