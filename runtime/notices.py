@@ -101,9 +101,9 @@ class NoticeWatch:
     def __init__(
         self,
         settings: NoticeSettings,
+        on_notice: Callable[[Notice], None] | None = None,
         *,
         fd: int | None = None,
-        on_notice: Callable[[Notice], None] | None = None,
         root: Path = Path("/"),
     ) -> None:
         self.notice: Notice | None = None
@@ -118,6 +118,13 @@ class NoticeWatch:
     def sources(self) -> tuple[str, ...]:
         """What is watched: some of `file`, `gce`, `ec2`."""
         return tuple(source.name for source in self._sources)
+
+    def __enter__(self) -> NoticeWatch:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def start(self) -> None:
         if self._sources and self._thread is None:

@@ -164,13 +164,15 @@ def _number(number: float) -> str:
 # Reading the machine
 
 
-def read_machine(environ: Mapping[str, str], *, root: Path = Path("/"), cpus: float | None = None) -> Machine:
+def read_machine(
+    environ: Mapping[str, str] | None = None, *, root: Path = Path("/"), cpus: float | None = None
+) -> Machine:
     """What this process may use now. `root` and `cpus` stand in for the file system and the affinity in tests."""
     limits = _CgroupLimits(root)
     return Machine(
         cpus=min([_usable_cpus() if cpus is None else cpus, *limits.cpus()]),
         memory_bytes=min([_physical_memory(root), *limits.memory()]),
-        gpus=_read_gpus(environ, root),
+        gpus=_read_gpus(os.environ if environ is None else environ, root),
     )
 
 

@@ -358,6 +358,17 @@ def test_find_cloud_by_the_firmware(tmp_path: Path, files: dict[str, str], expec
     assert NoticeWatch(NoticeSettings(clouds=()), root=tmp_path).sources == ()
 
 
+def test_watch_as_a_context_ends_with_it(tmp_path: Path) -> None:
+    settings = NoticeSettings(file=tmp_path / "preempt", **QUICK)
+
+    with NoticeWatch(settings, root=Path("/nonexistent")) as watching:
+        assert watching._thread
+        assert watching._thread.is_alive()
+
+    watching._thread.join(5)
+    assert not watching._thread.is_alive()
+
+
 def test_settings_from_the_environment() -> None:
     assert notice_settings_from({}) == NoticeSettings()
     assert notice_settings_from(
