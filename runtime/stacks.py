@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from runtime.config import Settings, load_settings
+from runtime.config import Durability, Settings, load_settings
 from runtime.errors import (
     InvalidContract,
     InvalidValue,
@@ -414,7 +414,7 @@ def open_stack(
     name: str | None = None,
     *,
     queue: str | None = None,
-    durability: str | None = None,
+    durability: Durability | None = None,
     settings: Settings | None = None,
 ) -> OpenStack:
     """The stack's queues and records, each opened on first use; see `find_stack` for how it is found.
@@ -430,13 +430,13 @@ class OpenStack:
     """What work on a stack needs. Closing it closes what was opened."""
 
     def __init__(
-        self, found: FoundStack, settings: Settings, *, queue: str | None = None, durability: str | None = None
+        self, found: FoundStack, settings: Settings, *, queue: str | None = None, durability: Durability | None = None
     ) -> None:
         self.found = found
         self.outputs = found.outputs
         self.settings = settings
         self.default_queue = queue or settings.queue or DEFAULT_QUEUE
-        self._durability = durability or settings.durability
+        self._durability: Durability = durability or settings.durability
         self._queues: dict[str, Queue] = {}
         self._records: RecordStore | None = None
 
@@ -469,12 +469,16 @@ class OpenStack:
         return sorted(self.outputs.queues)
 
     def close(self) -> None:
-        queues = list(self._queues.values())
+        queues, opened = list(self._queues.values()), self._records
         self._queues.clear()
-        records = [*(queue.records for queue in queues), *([self._records] if self._records else [])]
         self._records = None
-        for each in [*queues, *{id(store): store for store in records}.values()]:
-            each.close()
+        stores = {id(queue.records): queue.records for queue in queues}
+        if opened is not None:
+            stores[id(opened)] = opened
+        for queue in queues:
+            queue.close()
+        for store in stores.values():
+            store.close()
 
     def __enter__(self) -> OpenStack:
         return self

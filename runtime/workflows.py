@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -336,6 +337,9 @@ def _parser_of(function: Callable[..., Any], name: str) -> ArgumentParser:
             facts=[f"it is `{function.__module__}:{function.__qualname__}`"],
             hint="give its parameters types that docs/workflows.md lists",
         ) from problem
+    for group in parser._action_groups:
+        if (group.title or "").startswith("<"):
+            group.title = f"options of {function.__qualname__}"
     if not any("--config" in action.option_strings for action in parser._actions):
         parser.add_argument("--config", action="config", help="File with values for the options, YAML or JSON.")
     return parser
@@ -358,18 +362,33 @@ def _takes_config(parser: ArgumentParser) -> bool:
 
 def _refusal(parser: ArgumentParser, name: str, text: str) -> BadArguments:
     lines = [line.strip() for line in text.strip().splitlines() if line.strip() and not line.startswith("usage:")]
-    first, rest = (lines or ["they cannot be parsed"])[0], lines[1:]
+    lines = [re.sub(r"<(?:class|enum) '(?:\w+\.)*(\w+)'>", r"`\1`", line) for line in lines]
     hint = f"`runtime run {name} --help` lists its options"
+    first, rest = (lines or ["they cannot be parsed"])[0].removeprefix("error: "), lines[1:]
     if first.startswith("unrecognized arguments: "):
         word = first.partition(": ")[2].split()[0].partition("=")[0]
-        known = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+        known = _option_names(parser)
         return BadArguments(
             f"workflow `{name}`",
             f"it has no option `{word}`" if word.startswith("-") else f"it takes no argument `{word}` without a name",
-            facts=[f"its options: {', '.join(sorted(set(known) - {'--help', '--config'}))}"],
+            facts=[f"its options: {', '.join(known) or 'none'}"],
             hint=_nearest(word, known) or hint,
         )
-    return BadArguments(f"workflow `{name}`", first.removeprefix("error: "), facts=rest[:12], hint=hint)
+    if first.startswith("the following arguments are required: "):
+        missing = first.partition(": ")[2].split(", ")
+        return BadArguments(
+            f"workflow `{name}`", " and ".join(f"`--{each}`" for each in missing) + " missing", hint=hint
+        )
+    if (key := re.fullmatch(r'Parser key "([^"]+)":', first)) and rest:
+        reason = rest[0][:1].lower() + rest[0][1:]
+        return BadArguments(f"workflow `{name}`", f"`--{key[1]}`: {reason}", facts=rest[1:12], hint=hint)
+    return BadArguments(f"workflow `{name}`", first, facts=rest[:12], hint=hint)
+
+
+def _option_names(parser: ArgumentParser) -> list[str]:
+    names = {name for action in parser._actions for name in action.option_strings if name.startswith("--")}
+    own = {"--help", "--config", "--print_config", "--print_shtab"}
+    return sorted(name for name in names - own if not name.endswith(("+", ".help")))
 
 
 def _nearest(word: str, known: Sequence[str]) -> str | None:

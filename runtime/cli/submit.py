@@ -1,0 +1,468 @@
+"""`runtime submit`: put tasks into a queue, from the command line, a grid, a file or standard input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from runtime.cli.commands import OutputOption, StackOption, new_app
+from runtime.cli.main import INTERRUPTED
+from runtime.cli.show import Output, format_count, note, print_json, progress
+from runtime.errors import InvalidTask, InvalidValue, RequestRefused
+from runtime.tasks import DEFAULT_EXPERIMENT, DEFAULT_MAX_FAILURES, TaskState
+
+if TYPE_CHECKING:
+    from runtime.grid import Grid
+    from runtime.queues.base import Queue
+    from runtime.submit import Submission, TaskOptions, Waited
+    from runtime.tasks import CommandEntry, Resources, Task, WorkflowEntry
+
+SHOW_PROGRESS_FROM = 2_000
+"""Shorter inputs are over before a bar is read."""
+
+# Marks in the words that `--` stood before them; no argument of a process can hold a NUL.
+_COMMAND = "\0command"
+
+app = new_app("Put tasks into a queue.")
+
+
+class SubmitCommand(TyperCommand):
+    """Keeps what the parser drops: that the words follow `--` and so are a command, not a workflow."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            args = [*args[: at + 1], _COMMAND, *args[at + 1 :]]
+        return super().parse_args(ctx, args)
+
+
+@app.command(
+    "submit",
+    cls=SubmitCommand,
+    context_settings={
+        "help_option_names": ["--help", "-h"],
+        "max_content_width": 110,
+        # What follows PROJECT WORKFLOW belongs to the workflow.
+        "allow_interspersed_args": False,
+    },
+)
+def submit(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="PROJECT WORKFLOW [ARGS]... | -- COMMAND...", help="What one task runs.", show_default=False
+        ),
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option("--from", metavar="FILE|-", help="Task lines (docs/task-format.md), plain or .gz.")
+    ] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--grid", metavar="NAME=VALUES", help="`lr=1e-3,1e-4`, `seed=0:10`; given again, every combination."
+        ),
+    ] = None,
+    experiment: Annotated[
+        str | None,
+        typer.Option("--experiment", "-e", metavar="NAME", help="Name over these tasks; of a file, its own name."),
+    ] = None,
+    queue: Annotated[
+        str | None, typer.Option("--queue", envvar="RUNTIME_QUEUE", metavar="NAME|URL", help="Queue of the stack.")
+    ] = None,
+    stack: StackOption = None,
+    key: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The task's identity, instead of what it runs.")
+    ] = None,
+    timeout: Annotated[str | None, typer.Option(metavar="2h", help="End an attempt after that long.")] = None,
+    max_failures: Annotated[
+        int, typer.Option("--max-failures", min=1, metavar="N", help="Failures until it is given up.")
+    ] = DEFAULT_MAX_FAILURES,
+    expires: Annotated[str | None, typer.Option(metavar="7d", help="Do not start it later than that from now.")] = None,
+    delay: Annotated[
+        str | None, typer.Option(metavar="10m", help="Do not start it earlier than that from now.")
+    ] = None,
+    priority: Annotated[int, typer.Option(metavar="N", help="Higher goes first, where the queue can.")] = 0,
+    resources: Annotated[
+        str | None, typer.Option(metavar="cpus=2,gpus=0.5", help="What an attempt needs, in one option.")
+    ] = None,
+    cpus: Annotated[float | None, typer.Option(metavar="N", show_default=False)] = None,
+    memory: Annotated[str | None, typer.Option(metavar="16GiB", show_default=False)] = None,
+    gpus: Annotated[
+        float | None, typer.Option(metavar="N", help="Whole ones, or a part below 1.", show_default=False)
+    ] = None,
+    outputs: Annotated[
+        list[str] | None, typer.Option("--outputs", metavar="URL", help="A file that proves a task done; may repeat.")
+    ] = None,
+    skip_existing: Annotated[
+        bool, typer.Option("--skip-existing", help="Leave out tasks whose outputs all exist.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when all have ended; 1 if any failed.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the tasks and submit nothing.")] = False,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Put tasks into a queue. Once it returns, every task is durable and will be run.
+
+    Options come before PROJECT or `--`; what follows belongs to the workflow or the command. The same tasks submitted
+    again are not queued twice, so an interrupted submission is simply run again. Prints the task's id, or the
+    experiment's name for more than one.
+
+    \b
+    Examples:
+      runtime submit my.project train --lr=1e-3
+      runtime submit --grid lr=1e-3,1e-4 --grid seed=0:10 --experiment sweep my.project train --epochs=3
+      runtime submit --from tiles.jsonl                     one task a line, in experiment `tiles`
+      generate | runtime submit --from - --experiment tiles
+      runtime submit --gpus 1 --timeout 2h -- python train.py --config a.yaml
+      runtime submit --grid seed=0:4 -- python train.py --seed '{seed}'
+      runtime submit --wait my.project evaluate && echo ok
+
+    Exit codes: 0 submitted (with --wait: all succeeded), 1 with --wait some failed, 2 refused, 3 infrastructure failed,
+    130 interrupted.
+    """
+    from runtime.grid import parse_grid
+
+    request = _Request(
+        words=tuple(words or ()),
+        source=source,
+        grid=parse_grid(grid or []),
+        outputs=tuple(outputs or ()),
+        key=key,
+        experiment=experiment,
+    )
+    request.check()
+    options = _read_options(
+        request.choose_experiment(),
+        key=key,
+        timeout=timeout,
+        max_failures=max_failures,
+        expires=expires,
+        delay=delay,
+        priority=priority,
+        resources=_read_resources(resources, cpus=cpus, memory=memory, gpus=gpus),
+        outputs=request.outputs,
+    )
+    tasks = request.make_tasks(options)
+    if dry_run:
+        return _print_tasks(tasks, output)
+    return _submit(tasks, request, options, queue, stack, skip_existing, wait, output)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """Which tasks were asked for."""
+
+    words: tuple[str, ...]
+    source: str | None
+    grid: Grid
+    outputs: tuple[str, ...]
+    key: str | None
+    experiment: str | None
+
+    def check(self) -> None:
+        if self.source is None:
+            if not self.words or self.words == (_COMMAND,):
+                raise RequestRefused(
+                    "`runtime submit` needs to know what to run",
+                    facts=["one of: PROJECT WORKFLOW ARGS…, -- COMMAND…, --from FILE"],
+                    hint="`runtime submit --help` has an example of each",
+                )
+            return
+        if self.words:
+            raise RequestRefused(
+                f"`--from {self.source}` and `{' '.join(self.words[:2]).replace(_COMMAND, '--')}` both say what to run",
+                hint="leave one of them out; options come before PROJECT",
+            )
+        for option, given in (("--grid", len(self.grid.axes)), ("--key", self.key), ("--outputs", self.outputs)):
+            if given:
+                raise RequestRefused(
+                    f"`{option}` does not go with `--from`: each line says that itself",
+                    hint=f"put `{option.removeprefix('--')}` into the lines"
+                    if option != "--grid"
+                    else "write every combination as a line",
+                )
+
+    def choose_experiment(self) -> str:
+        from runtime.sources import name_experiment
+        from runtime.tasks import check_experiment
+
+        if self.experiment is not None:
+            return check_experiment(self.experiment)
+        return DEFAULT_EXPERIMENT if self.source is None else name_experiment(self.source)
+
+    def count(self) -> int | None:
+        """How many tasks, where that can be told beforehand."""
+        from runtime.sources import count_lines
+
+        return len(self.grid) if self.source is None else count_lines(self.source)
+
+    def make_tasks(self, options: TaskOptions) -> Iterator[Task]:
+        if self.source is not None:
+            from runtime.sources import read_lines, read_tasks
+
+            return read_tasks(read_lines(self.source), options.defaults())
+        entry = self.make_entry()
+        return self._expand(entry, options)
+
+    def make_entry(self) -> WorkflowEntry | CommandEntry:
+        from runtime.grid import check_grid
+        from runtime.tasks import CommandEntry, WorkflowEntry
+
+        entry: WorkflowEntry | CommandEntry
+        if self.words[0] == _COMMAND:
+            entry = CommandEntry(self.words[1:])
+        elif len(self.words) < 2:
+            raise RequestRefused(
+                f"project `{self.words[0]}` needs the name of a workflow",
+                hint=f"runtime submit {self.words[0]} WORKFLOW, or `--` before a command",
+            )
+        else:
+            entry = WorkflowEntry(self.words[0], self.words[1], _without_mark(self.words[2:]))
+            _note_misplaced(entry.args)
+        check_grid(self.grid, entry, key=self.key)
+        return entry
+
+    def _expand(self, entry: WorkflowEntry | CommandEntry, options: TaskOptions) -> Iterator[Task]:
+        from runtime.grid import apply_grid, replace_names
+
+        for values in self.grid:
+            yield options.make_task(
+                apply_grid(entry, values),
+                key=None if self.key is None else replace_names(self.key, values),
+                outputs=tuple(replace_names(url, values) for url in self.outputs),
+            )
+
+
+def _without_mark(args: Sequence[str]) -> tuple[str, ...]:
+    """A `--` among the workflow's own arguments is theirs."""
+    return tuple(arg for arg in args if arg != _COMMAND)
+
+
+def _note_misplaced(args: Sequence[str]) -> None:
+    ours = {"--wait", "--experiment", "--queue", "--stack", "--grid", "--skip-existing", "--dry-run", "--from", "--key"}
+    for arg in args:
+        if (name := arg.partition("=")[0]) in ours:
+            note(f"note: `{name}` follows PROJECT, so it goes to the workflow; options of `runtime submit` come before")
+
+
+def _read_options(
+    experiment: str,
+    *,
+    key: str | None,
+    timeout: str | None,
+    max_failures: int,
+    expires: str | None,
+    delay: str | None,
+    priority: int,
+    resources: Resources,
+    outputs: tuple[str, ...],
+) -> TaskOptions:
+    from runtime.submit import TaskOptions, submitter
+    from runtime.units import parse_duration
+
+    now = datetime.now(UTC)
+    if key == "":
+        raise InvalidValue("key", key, "any text that is not empty")
+    return TaskOptions(
+        experiment=experiment,
+        key=key,
+        timeout=parse_duration(timeout, field="timeout") if timeout else None,
+        max_failures=max_failures,
+        expires_at=now + parse_duration(expires, field="expires") if expires else None,
+        not_before=now + parse_duration(delay, field="delay") if delay else None,
+        priority=priority,
+        resources=resources,
+        outputs=outputs,
+        submitted_by=submitter(),
+        submitted_at=now,
+    )
+
+
+def _read_resources(text: str | None, *, cpus: float | None, memory: str | None, gpus: float | None) -> Resources:
+    from runtime.tasks import parse_resources
+
+    allowed = "cpus=2,memory=16GiB,gpus=0.5"
+    values: dict[str, Any] = {}
+    for pair in (text or "").split(",") if text else ():
+        name, equals, value = pair.partition("=")
+        if not equals or name not in ("cpus", "memory", "gpus"):
+            raise InvalidValue("resources", text, allowed)
+        try:
+            values[name] = value if name == "memory" else float(value)
+        except ValueError:
+            raise InvalidValue("resources", text, allowed) from None
+    given = {"cpus": cpus, "memory": memory, "gpus": gpus}
+    values |= {name: value for name, value in given.items() if value is not None}
+    try:
+        return parse_resources(values)
+    except InvalidTask as problem:
+        raise RequestRefused(f"`{problem.field}` {problem.problem}", hint=f"such as --resources {allowed}") from None
+
+
+def _print_tasks(tasks: Iterator[Task], output: Output) -> int:
+    from runtime.tasks import encode_task, task_fields
+
+    if output is Output.JSON:
+        print_json(task_fields(task) for task in tasks)
+        return 0
+    count = 0
+    for task in tasks:
+        print(encode_task(task))
+        count += 1
+    note(f"dry run: {_tasks(count)}, nothing submitted")
+    return 0
+
+
+def _submit(
+    tasks: Iterator[Task],
+    request: _Request,
+    options: TaskOptions,
+    queue: str | None,
+    stack: str | None,
+    skip_existing: bool,
+    wait: bool,
+    output: Output,
+) -> int:
+    from runtime.stacks import open_stack
+    from runtime.submit import check_priority, submit_tasks
+
+    with open_stack(stack, queue=queue) as opened:
+        target = opened.queue()
+        check_priority(options.priority, target.name, target.traits)
+        dealt_with = 0
+        with ExitStack() as shown:
+            total = request.count()
+            bar = None
+            if total is None or total >= SHOW_PROGRESS_FROM:
+                bar = shown.enter_context(progress(f"submitting {options.experiment}", total))
+
+            def advance(count: int) -> None:
+                nonlocal dealt_with
+                dealt_with += count
+                if bar is not None:
+                    bar.advance(count)
+
+            try:
+                done = submit_tasks(
+                    tasks, target, experiment=options.experiment, skip_existing=skip_existing, progress=advance
+                )
+            except KeyboardInterrupt:
+                shown.close()
+                note(f"interrupted: {_tasks(dealt_with)} dealt with and safe; run the same command again to go on")
+                return INTERRUPTED
+        done = replace(done, stack=opened.name)
+        _say(done, request)
+        if not wait:
+            return _finish(done, output)
+        return _wait(done, target, output)
+
+
+def _finish(done: Submission, output: Output) -> int:
+    if output is Output.JSON:
+        print_json(submission_fields(done))
+    elif done.tasks:
+        print(done.tasks[0][0] if len(done.tasks) == 1 else done.experiment)
+    elif done.count:
+        print(done.experiment)
+    return 0
+
+
+def submission_fields(done: Submission) -> dict[str, Any]:
+    """What `-o json` prints."""
+    return {
+        "experiment": done.experiment,
+        "queue": done.queue,
+        "stack": done.stack,
+        "new": done.new,
+        "known": done.known,
+        "same": done.same,
+        "skipped": done.skipped,
+        "resumed": done.resumed,
+        "ids": None if done.ids is None else list(done.ids),
+    }
+
+
+def _say(done: Submission, request: _Request) -> None:
+    total = done.new + done.known + done.same + done.skipped
+    lines = "lines" if request.source is not None else "tasks"
+    where = f"queue `{done.queue}` of stack `{done.stack}`, experiment `{done.experiment}`"
+    note(f"{_tasks(done.new)} submitted to {where}")
+    if done.known:
+        note("it was already submitted" if total == 1 else f"{_of(done.known, total)} were already submitted")
+    if done.same:
+        note(
+            f"{_of(done.same, total)} {lines} repeat an earlier one: without a `key` of its own, what runs the same is"
+            " one task"
+        )
+    if done.skipped:
+        note(f"{_of(done.skipped, total)} skipped: their outputs exist")
+    if done.resumed:
+        note(f"{_tasks(done.resumed)} of an interrupted submission published")
+    name = done.tasks[0][0] if done.tasks and len(done.tasks) == 1 else done.experiment
+    if done.count:
+        note(f"follow with `runtime status {name}`")
+
+
+def _wait(done: Submission, target: Queue, output: Output) -> int:
+    from runtime.submit import wait
+
+    name = done.tasks[0][0] if done.tasks and len(done.tasks) == 1 else done.experiment
+    with ExitStack() as shown:
+        bar = shown.enter_context(progress(f"waiting for {name}", done.count))
+
+        def look(totals: Mapping[TaskState, int]) -> None:
+            ended = sum(count for state, count in totals.items() if state.terminal)
+            bar.set(done=ended, total=sum(totals.values()))
+
+        try:
+            waited = wait(done, queue=target, progress=look)
+        except KeyboardInterrupt:
+            shown.close()
+            note(f"detached, the work goes on; come back with `runtime status {name}`")
+            return INTERRUPTED
+    if output is Output.JSON:
+        print_json(
+            {
+                **submission_fields(done),
+                "totals": {state.value: waited.totals.get(state, 0) for state in TaskState},
+                "failed": waited.failed,
+            }
+        )
+    else:
+        _finish(done, output)
+    _say_ended(waited, target)
+    return 1 if waited.failed else 0
+
+
+def _say_ended(waited: Waited, target: Queue) -> None:
+    counts = [f"{format_count(count)} {state.value}" for state, count in waited.totals.items() if count]
+    note(", ".join(counts) or "nothing to wait for")
+    if not waited.failed:
+        return
+    if waited.records:
+        failed = [
+            (record.task_id, record.message) for record in waited.records if record.state is not TaskState.SUCCEEDED
+        ]
+    else:
+        failed = []
+        for mark in target.records.marks(waited.experiment):
+            failed.append((mark.task_id, mark.message))
+            if len(failed) == 5:
+                break
+    for identity, message in failed[:5]:
+        last = (message or "").strip().rpartition("\n")[2]
+        note(f"  {identity}: {last or 'no message'}")
+    note(f"see why with `runtime explain {failed[0][0] if failed else waited.experiment}`")
+
+
+def _tasks(count: int) -> str:
+    return f"{format_count(count)} task" + ("" if count == 1 else "s")
+
+
+def _of(part: int, total: int) -> str:
+    return f"{format_count(part)} of {format_count(total)}"

@@ -1,0 +1,749 @@
+"""Submitting: tasks → manifest parts → queue → acknowledged; takes up what was interrupted.
+
+Where the queue's own file holds the tasks, putting them there is all. Elsewhere each part of at most 10,000 tasks is
+written to the experiment's manifest, published, and marked as sent, in that order, and only then acknowledged. So
+whatever was in a manifest can be published again (`repair`), and the same submission run again goes on where it
+stopped: what a manifest lists is not listed a second time.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+import time
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeAlias
+
+from runtime.errors import InvalidTask, NotPossible, PartTaken, RequestRefused
+from runtime.existing import ExistingOutputs
+from runtime.idset import IdSet, task_key
+from runtime.queues.base import Queue, QueueTraits
+from runtime.records.base import ManifestPart, Record, RecordStore
+from runtime.stacks import OpenStack, open_stack
+from runtime.tasks import (
+    DEFAULT_EXPERIMENT,
+    DEFAULT_MAX_FAILURES,
+    NO_RESOURCES,
+    Entry,
+    FunctionEntry,
+    Resources,
+    Task,
+    TaskDefaults,
+    TaskState,
+    WorkflowEntry,
+    canonical_json,
+    check_experiment,
+    decode_task,
+    encode_task,
+    parse_resources,
+    parse_task,
+    task_id,
+)
+from runtime.units import parse_duration
+
+PART_TASKS: Final = 10_000
+PUT_TASKS: Final = 1_000
+"""Put into an embedded file at once; its lock is held for that long."""
+NAMED_TASKS: Final = 100
+"""A submission of up to this many tasks remembers their ids, and is waited for task by task."""
+LIVE_WITHIN: Final = timedelta(minutes=2)
+"""A worker that has not reported for longer holds nothing; they report every 30 s."""
+
+# Parts are numbered from 0. A submission of one task takes the task's own 64 bits for a number instead, so that the
+# experiments that gather single tasks are known from the names of their parts alone.
+_FIRST_OWN_NUMBER: Final = 1 << 32
+_READ_AT_ONCE: Final = 4
+
+Progress: TypeAlias = Callable[[int], None]
+"""Called with the number of tasks that were dealt with since the last call."""
+Work: TypeAlias = Task | Callable[..., Any] | tuple[str, str, Sequence[str]] | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """What a submission came to; every task in it is durable."""
+
+    experiment: str
+    queue: str
+    stack: str | None = None
+    new: int = 0
+    """Submitted now."""
+    known: int = 0
+    """Submitted before, so not again."""
+    same: int = 0
+    """Of the input, identical to an earlier one: they are one task."""
+    skipped: int = 0
+    """Their declared outputs exist already."""
+    resumed: int = 0
+    """Of an earlier submission that was interrupted before it had published them."""
+    tasks: tuple[tuple[str, int], ...] | None = None
+    """Id and generation of each distinct task that was not skipped; None beyond `NAMED_TASKS`."""
+    opened: Queue | None = field(default=None, repr=False, compare=False)
+    """The queue object that the caller passed in, for `wait`."""
+
+    @property
+    def ids(self) -> tuple[str, ...] | None:
+        return None if self.tasks is None else tuple(identity for identity, _ in self.tasks)
+
+    @property
+    def count(self) -> int:
+        """Distinct tasks that were not skipped."""
+        return self.new + self.known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waited:
+    """How the tasks of a submission or an experiment ended."""
+
+    experiment: str
+    totals: Mapping[TaskState, int]
+    records: tuple[Record, ...] = ()
+    """In the order of submission; only where they were waited for task by task."""
+    complete: bool = True
+    """False if the time was up first."""
+
+    @property
+    def failed(self) -> int:
+        """Tasks that ended otherwise than by success."""
+        return sum(self.totals.get(state, 0) for state in TaskState if state.terminal) - self.totals.get(
+            TaskState.SUCCEEDED, 0
+        )
+
+    def values(self) -> list[Any]:
+        """What the tasks returned, in the order of submission; raises `NotPossible` beyond `NAMED_TASKS`."""
+        total = sum(self.totals.values())
+        if len(self.records) != total:
+            raise NotPossible(
+                "only what was waited for task by task has its values at hand",
+                facts=[f"{total} tasks, up to {NAMED_TASKS} are waited for that way"],
+                hint="read them from the stack's records: open_stack().records.records(experiment)",
+            )
+        return [record.value for record in self.records]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repaired:
+    """What `repair` published again, and why it left the rest alone."""
+
+    published: int = 0
+    recorded: int = 0
+    held: int = 0
+    """A live worker says that it runs them."""
+    experiments: tuple[str, ...] = ()
+
+
+# making tasks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOptions:
+    """What one submission says about all of its tasks; a field that a task sets itself goes first."""
+
+    experiment: str = DEFAULT_EXPERIMENT
+    key: str | None = None
+    timeout: timedelta | None = None
+    max_failures: int = DEFAULT_MAX_FAILURES
+    expires_at: datetime | None = None
+    not_before: datetime | None = None
+    priority: int = 0
+    resources: Resources = NO_RESOURCES
+    outputs: tuple[str, ...] = ()
+    snapshot: str | None = None
+    submitted_by: str | None = None
+    submitted_at: datetime | None = None
+
+    def defaults(self) -> TaskDefaults:
+        return TaskDefaults(
+            experiment=self.experiment,
+            max_failures=self.max_failures,
+            timeout=self.timeout,
+            not_before=self.not_before,
+            expires_at=self.expires_at,
+            priority=self.priority,
+            resources=self.resources,
+            snapshot=self.snapshot,
+            submitted_by=self.submitted_by,
+            submitted_at=self.submitted_at,
+        )
+
+    def make_task(self, entry: Entry, *, key: str | None = None, outputs: tuple[str, ...] | None = None) -> Task:
+        key = self.key if key is None else key
+        return Task(
+            id=task_id(self.experiment, key=key, entry=entry),
+            entry=entry,
+            experiment=self.experiment,
+            resources=self.resources,
+            timeout=self.timeout,
+            not_before=self.not_before,
+            expires_at=self.expires_at,
+            max_failures=self.max_failures,
+            outputs=self.outputs if outputs is None else outputs,
+            snapshot=self.snapshot,
+            key=key,
+            priority=self.priority,
+            submitted_by=self.submitted_by,
+            submitted_at=self.submitted_at,
+        )
+
+
+def submitter() -> str:
+    """`user@host` of this process."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        # A container's user may have no name.
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"
+
+
+def function_entry(
+    function: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> FunctionEntry:
+    """The entry that names a callable by its import path.
+
+    Raises `RequestRefused` where a worker could not import it, or for arguments that JSON cannot hold.
+    """
+    module = getattr(function, "__module__", None)
+    name = getattr(function, "__qualname__", None)
+    shown = f"{module}:{name}" if name else repr(function)
+    reason = None
+    if not module or not name:
+        reason = "it has no name of its own"
+    elif "<lambda>" in name:
+        reason = "it is a lambda"
+    elif "<locals>" in name:
+        reason = "it is defined inside another function"
+    elif module == "__main__":
+        reason = "it is defined in the script that runs, which a worker cannot import"
+    if reason:
+        raise RequestRefused(
+            f"function `{shown}` cannot be submitted: {reason}",
+            hint="move it to the top level of a module that workers can import, and submit it from there",
+        )
+    try:
+        canonical_json([list(args), dict(kwargs or {})])
+    except (TypeError, ValueError) as problem:
+        raise RequestRefused(
+            f"arguments of function `{shown}` cannot be submitted: {problem}",
+            facts=["a task is JSON: text, numbers, true, false, null, lists and dictionaries"],
+            hint="pass a path or an id, and load the rest in the function",
+        ) from None
+    return FunctionEntry(shown, tuple(args), dict(kwargs or {}))
+
+
+def make_tasks(
+    work: Work | Iterable[Work],
+    options: TaskOptions,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> Iterator[Task]:
+    """The tasks of whatever `submit` takes, as they are needed."""
+    if _is_one(work):
+        yield _make_task(work, options, args, kwargs)
+        return
+    if options.key is not None:
+        raise RequestRefused("`key` names one task, and this is a list", hint='give each its own: {"key": "…", …}')
+    if args or kwargs:
+        raise RequestRefused("`args` and `kwargs` belong to one function or workflow, and this is a list")
+    if not isinstance(work, Iterable):
+        raise InvalidTask(
+            "work", f"is {type(work).__name__}, expected a task, a function, a workflow or a list of them"
+        )
+    for number, each in enumerate(work, start=1):
+        try:
+            yield _make_task(each, options, (), None)
+        except InvalidTask as problem:
+            raise InvalidTask(problem.field, problem.problem, line=number, hint=problem.hint) from None
+
+
+def _is_one(work: object) -> bool:
+    return isinstance(work, Task | Mapping) or callable(work) or _is_triple(work)
+
+
+def _is_triple(work: object) -> bool:
+    return (
+        isinstance(work, tuple)
+        and len(work) in (2, 3)
+        and all(isinstance(part, str) for part in work[:2])
+        and (len(work) == 2 or isinstance(work[2], list | tuple))
+    )
+
+
+def _make_task(work: Any, options: TaskOptions, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Task:
+    if isinstance(work, Task):
+        if work.experiment != options.experiment:
+            raise InvalidTask("experiment", f"is {work.experiment!r}, and this submission is of `{options.experiment}`")
+        stamped = work if work.submitted_at else replace(work, submitted_at=options.submitted_at)
+        return stamped if work.submitted_by else replace(stamped, submitted_by=options.submitted_by)
+    if isinstance(work, Mapping):
+        task = parse_task(dict(work), defaults=options.defaults())
+        if task.experiment != options.experiment:
+            raise InvalidTask("experiment", f"is {task.experiment!r}, and this submission is of `{options.experiment}`")
+        if options.key is not None and task.key is None and "id" not in work:
+            task = replace(task, key=options.key, id=task_id(task.experiment, key=options.key))
+        return replace(task, outputs=options.outputs) if options.outputs and not task.outputs else task
+    if _is_triple(work):
+        words = [*(work[2] if len(work) == 3 else ()), *args]
+        for index, word in enumerate(words):
+            if not isinstance(word, str):
+                raise InvalidTask(f"args[{index}]", f"is {word!r}, expected text as on a command line")
+        return options.make_task(WorkflowEntry(work[0], work[1], tuple(words)))
+    if callable(work):
+        return options.make_task(function_entry(work, args, kwargs))
+    raise InvalidTask(
+        "work", f"is {work!r:.60}, expected a task, a function, a workflow or an object of the wire format"
+    )
+
+
+# submitting
+
+
+def submit(
+    work: Work | Iterable[Work],
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    experiment: str | None = None,
+    queue: str | Queue | None = None,
+    stack: str | None = None,
+    key: str | None = None,
+    timeout: timedelta | float | str | None = None,
+    max_failures: int = DEFAULT_MAX_FAILURES,
+    expires: timedelta | float | str | None = None,
+    delay: timedelta | float | str | None = None,
+    priority: int = 0,
+    resources: Resources | Mapping[str, Any] | None = None,
+    outputs: Sequence[str] = (),
+    snapshot: str | None = None,
+    skip_existing: bool = False,
+    progress: Progress | None = None,
+) -> Submission:
+    """Put work into a queue; on return every task is durable and will be run.
+
+    `work` is a function of an importable module (with `args` and `kwargs` that JSON can hold), a workflow
+    `(project, name, args)`, a `Task`, an object of the wire format, or an iterable of these, which is read as it is
+    submitted and may be as long as you like. `expires` and `delay` count from now; durations are a `timedelta`,
+    seconds, or text such as "2h". Calling it again with the same work submits nothing twice.
+    """
+    now = datetime.now(UTC)
+    options = TaskOptions(
+        experiment=check_experiment(experiment or _experiment_of(work)),
+        key=key,
+        timeout=_span(timeout, "timeout"),
+        max_failures=max_failures,
+        expires_at=None if expires is None else now + _required(expires, "expires"),
+        not_before=None if delay is None else now + _required(delay, "delay"),
+        priority=priority,
+        resources=_read_resources(resources),
+        outputs=tuple(outputs),
+        snapshot=snapshot,
+        submitted_by=submitter(),
+        submitted_at=now,
+    )
+    tasks = make_tasks(work, options, args=args, kwargs=kwargs)
+    with ExitStack() as undo:
+        target, opened = _open_target(queue, stack, undo)
+        done = submit_tasks(
+            tasks, target, experiment=options.experiment, skip_existing=skip_existing, progress=progress
+        )
+        return replace(done, stack=opened.name if opened else None, opened=None if opened else target)
+
+
+def submit_tasks(
+    tasks: Iterable[Task],
+    queue: Queue,
+    *,
+    experiment: str,
+    skip_existing: bool = False,
+    progress: Progress | None = None,
+) -> Submission:
+    """Submit a stream of tasks of one experiment; memory stays at 16 bytes a task.
+
+    Where a task is refused, those of its part before it are not submitted, earlier parts stand, and the error says
+    so; run again, it goes on where it stopped. Raised alike: `QueueUnavailable`, `StoreUnavailable`.
+    """
+    counted = _Counted(progress or (lambda _: None))
+    sender: _Sender = _Direct(queue) if queue.records.holds_tasks else _ThroughManifest(queue, experiment)
+    existing = ExistingOutputs() if skip_existing else None
+    sender.take_up(counted)
+    for part in _cut(_admitted(tasks, queue, sender.known, counted), sender.part_tasks, counted):
+        wanted = existing.drop_done(part) if existing else part
+        if len(wanted) < len(part):
+            counted.skip(part, wanted)
+        if wanted:
+            sender.send(wanted, counted)
+        counted.advance(len(part))
+    return Submission(
+        experiment=experiment,
+        queue=queue.name,
+        new=counted.new,
+        known=counted.known,
+        same=counted.same,
+        skipped=counted.skipped,
+        resumed=counted.resumed,
+        tasks=None if counted.named is None else tuple(counted.named),
+    )
+
+
+class _Counted:
+    """What has become of the input so far."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.new = self.known = self.same = self.skipped = self.resumed = 0
+        self.named: dict[tuple[str, int], None] | None = {}
+        """The first distinct tasks in their order; None once there are too many to name."""
+        self.advance = progress
+
+    def name(self, task: Task) -> None:
+        if self.named is not None:
+            self.named[task.id, task.generation] = None
+            if len(self.named) > NAMED_TASKS:
+                self.named = None
+
+    def skip(self, part: Sequence[Task], wanted: Sequence[Task]) -> None:
+        self.skipped += len(part) - len(wanted)
+        kept = {(task.id, task.generation) for task in wanted}
+        for task in part if self.named else ():
+            if self.named and (task.id, task.generation) not in kept:
+                self.named.pop((task.id, task.generation), None)
+
+
+def _admitted(tasks: Iterable[Task], queue: Queue, known: IdSet, counted: _Counted) -> Iterator[Task]:
+    """Each task that is neither known nor an earlier one of the input, checked against what the queue can do."""
+    seen = IdSet()
+    for task in tasks:
+        if task.priority:
+            check_priority(task.priority, queue.name, queue.traits)
+        key = task_key(task.id, task.generation)
+        if key in known:
+            counted.known += 1
+        elif seen.add(key):
+            counted.name(task)
+            yield task
+            continue
+        else:
+            counted.same += 1
+        counted.name(task)
+        counted.advance(1)
+
+
+def check_priority(priority: int, queue: str, traits: QueueTraits) -> None:
+    """Raise `NotPossible` where the queue would drop it."""
+    if priority and not traits.priorities:
+        raise NotPossible(
+            f"queue `{queue}` keeps no priorities, and a task asks for {priority}",
+            facts=[f"a {traits.kind} queue delivers in an order of its own"],
+            hint="leave `priority` out, or use a queue of its own for what is urgent",
+        )
+
+
+def _cut(tasks: Iterator[Task], size: int, counted: _Counted) -> Iterator[list[Task]]:
+    """Lists of at most `size`. What refuses a task says what became of those before it."""
+    part: list[Task] = []
+    try:
+        for task in tasks:
+            part.append(task)
+            if len(part) == size:
+                yield part
+                part = []
+    except RequestRefused as problem:
+        stands = counted.new + counted.known
+        problem.facts = (
+            *problem.facts,
+            f"{stands:,} tasks before it are submitted and stand"
+            + (f"; {len(part):,} after those were not submitted" if part else ""),
+        )
+        raise
+    if part:
+        yield part
+
+
+class _Direct:
+    """Into a queue whose file holds the tasks: what is known is told there."""
+
+    part_tasks = PUT_TASKS
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self.known = IdSet()
+
+    def take_up(self, counted: _Counted) -> None:
+        """Nothing can be half done: a put is one transaction."""
+
+    def send(self, tasks: Sequence[Task], counted: _Counted) -> None:
+        result = self._queue.put(tasks)
+        counted.new += result.new
+        counted.known += result.known
+
+
+class _ThroughManifest:
+    """Part by part: listed, published, marked as sent."""
+
+    part_tasks = PART_TASKS
+
+    def __init__(self, queue: Queue, experiment: str) -> None:
+        self._queue = queue
+        self._records = queue.records
+        self._experiment = experiment
+        self._read: set[str] = set()
+        self._next = 0
+        self.known = IdSet()
+        """What the manifest listed when it was last read, without what this submission adds."""
+
+    def take_up(self, counted: _Counted) -> None:
+        """Learn what the manifest lists, and publish what an interrupted submission left in it."""
+        # Named before its first part, so that a running submission can be seen and cancelled.
+        self._records.put_experiment(self._experiment, queue=self._queue.name)
+        fresh = [part for part in self._records.parts(self._experiment) if part.name not in self._read]
+        self._read.update(part.name for part in fresh)
+        in_order = [_number(part) for part in fresh if _number(part) < _FIRST_OWN_NUMBER]
+        self._next = max([self._next, *(number + 1 for number in in_order)])
+        to_read = []
+        for part in fresh:
+            if not part.sent:
+                counted.resumed += self._publish_again(part)
+            elif part.count == 1 and _number(part) >= _FIRST_OWN_NUMBER:
+                self.known.add(_number(part))
+            else:
+                to_read.append(part)
+        for keys in self._read_keys(to_read):
+            for key in keys:
+                self.known.add(key)
+
+    def send(self, tasks: Sequence[Task], counted: _Counted) -> None:
+        own = task_key(tasks[0].id, tasks[0].generation)
+        alone = len(tasks) == 1 and own >= _FIRST_OWN_NUMBER
+        wanted = list(tasks)
+        while wanted:
+            try:
+                self._send_part(own if alone else self._next, wanted)
+            except PartTaken:
+                # Listed by a submission beside this one, or claimed by one that died before it wrote the part.
+                self._next += not alone
+                alone = False
+                self.take_up(counted)
+                wanted = [task for task in tasks if task_key(task.id, task.generation) not in self.known]
+            else:
+                break
+        counted.new += len(wanted)
+        counted.known += len(tasks) - len(wanted)
+
+    def _send_part(self, number: int, tasks: Sequence[Task]) -> None:
+        part = self._records.put_part(self._experiment, number, [encode_task(task) for task in tasks])
+        self._read.add(part.name)
+        if not part.sent:
+            self._queue.put(tasks)
+            self._records.mark_sent(part)
+        if number < _FIRST_OWN_NUMBER:
+            self._next = number + 1
+
+    def _publish_again(self, part: ManifestPart) -> int:
+        tasks = [decode_task(line) for line in self._records.read_part(part)]
+        self._queue.put(tasks)
+        self._records.mark_sent(part)
+        for task in tasks:
+            self.known.add(task_key(task.id, task.generation))
+        return len(tasks)
+
+    def _read_keys(self, parts: Sequence[ManifestPart]) -> Iterator[Sequence[int]]:
+        if not parts:
+            return
+        with ThreadPoolExecutor(_READ_AT_ONCE, thread_name_prefix="manifest") as pool:
+            # A few at a time: what is read waits in memory until it is taken.
+            for start in range(0, len(parts), 4 * _READ_AT_ONCE):
+                yield from pool.map(self._keys_of, parts[start : start + 4 * _READ_AT_ONCE])
+
+    def _keys_of(self, part: ManifestPart) -> Sequence[int]:
+        keys = array("Q")
+        for line in self._records.read_part(part):
+            fields = json.loads(line)
+            keys.append(task_key(fields["id"], fields.get("generation", 1)))
+        return keys
+
+
+_Sender: TypeAlias = _Direct | _ThroughManifest
+
+
+def _number(part: ManifestPart) -> int:
+    return int(part.name.partition("-")[0])
+
+
+def _experiment_of(work: object) -> str:
+    """A task or an object that names its experiment decides where nobody else does."""
+    if isinstance(work, Task):
+        return work.experiment
+    if isinstance(work, Mapping) and isinstance(work.get("experiment"), str):
+        return str(work["experiment"])
+    if isinstance(work, list | tuple) and work and not _is_triple(work):
+        return _experiment_of(work[0])
+    return DEFAULT_EXPERIMENT
+
+
+def _span(value: timedelta | float | str | None, name: str) -> timedelta | None:
+    if value is None or isinstance(value, timedelta):
+        return value
+    return parse_duration(str(value), field=name)
+
+
+def _required(value: timedelta | float | str, name: str) -> timedelta:
+    span = _span(value, name)
+    assert span is not None
+    return span
+
+
+def _read_resources(value: Resources | Mapping[str, Any] | None) -> Resources:
+    if value is None:
+        return NO_RESOURCES
+    return value if isinstance(value, Resources) else parse_resources(value)
+
+
+def _open_target(queue: str | Queue | None, stack: str | None, undo: ExitStack) -> tuple[Queue, OpenStack | None]:
+    if queue is not None and not isinstance(queue, str):
+        return queue, None
+    opened = undo.enter_context(open_stack(stack, queue=queue))
+    return opened.queue(), opened
+
+
+# waiting
+
+
+def wait(
+    what: Submission | str,
+    *,
+    queue: str | Queue | None = None,
+    stack: str | None = None,
+    timeout: timedelta | float | str | None = None,
+    poll: timedelta = timedelta(seconds=0.5),
+    progress: Callable[[Mapping[TaskState, int]], None] | None = None,
+) -> Waited:
+    """Wait until every task of a submission, or of the experiment named, has ended.
+
+    Returns also when `timeout` is over, with `complete` False. A submission of more than `NAMED_TASKS` tasks is
+    waited for with all of its experiment. Interrupting it leaves the work alone.
+    """
+    span = _span(timeout, "timeout")
+    deadline = None if span is None else time.monotonic() + span.total_seconds()
+    submission = what if isinstance(what, Submission) else None
+    with ExitStack() as undo:
+        if submission is not None:
+            queue = queue or submission.opened or submission.queue
+            stack = stack or submission.stack
+        target, _ = _open_target(queue, stack, undo)
+        if submission is not None and submission.tasks is not None:
+            look: _Look = _ByTask(target.records, submission.experiment, submission.tasks)
+        else:
+            look = _ByExperiment(target.records, submission.experiment if submission else str(what))
+        return _poll(look, deadline, poll.total_seconds(), progress)
+
+
+class _ByTask:
+    def __init__(self, records: RecordStore, experiment: str, tasks: Sequence[tuple[str, int]]) -> None:
+        self._records, self._experiment, self._tasks = records, experiment, tasks
+        self._found: dict[tuple[str, int], Record] = {}
+
+    def look(self) -> Waited:
+        for identity in self._tasks:
+            if identity not in self._found and (record := self._records.find(*identity)):
+                self._found[identity] = record
+        totals = dict.fromkeys((record.state for record in self._found.values()), 0)
+        for record in self._found.values():
+            totals[record.state] += 1
+        if open_tasks := len(self._tasks) - len(self._found):
+            totals[TaskState.QUEUED] = open_tasks
+        return Waited(
+            experiment=self._experiment,
+            totals=totals,
+            records=tuple(self._found[identity] for identity in self._tasks if identity in self._found),
+            complete=not open_tasks,
+        )
+
+
+class _ByExperiment:
+    def __init__(self, records: RecordStore, experiment: str) -> None:
+        self._records, self._experiment = records, experiment
+
+    def look(self) -> Waited:
+        totals = self._records.totals(self._experiment)
+        if not self._open(totals.counts) and not totals.exact:
+            # Workers' counters may count a task twice; records do not.
+            totals = self._records.totals(self._experiment, exact=True)
+        return Waited(experiment=self._experiment, totals=dict(totals.counts), complete=not self._open(totals.counts))
+
+    def _open(self, counts: Mapping[TaskState, int]) -> int:
+        return sum(count for state, count in counts.items() if not state.terminal)
+
+
+_Look: TypeAlias = _ByTask | _ByExperiment
+
+
+def _poll(
+    look: _Look,
+    deadline: float | None,
+    poll_s: float,
+    progress: Callable[[Mapping[TaskState, int]], None] | None,
+) -> Waited:
+    pause = min(0.05, poll_s)
+    while True:
+        seen = look.look()
+        if progress:
+            progress(seen.totals)
+        left = None if deadline is None else deadline - time.monotonic()
+        if seen.complete or (left is not None and left <= 0):
+            return seen
+        time.sleep(pause if left is None else min(pause, left))
+        pause = min(pause * 1.5, poll_s)
+
+
+# repair
+
+
+def repair(
+    queue: Queue,
+    records: RecordStore,
+    *,
+    experiment: str | None = None,
+    now: datetime | None = None,
+    progress: Progress | None = None,
+) -> Repaired:
+    """Publish again what a manifest lists, has no terminal record, and no live worker runs.
+
+    For when the queue has forgotten: its retention is over, or it was lost. What still waits in the queue is then
+    there twice, which costs a look at its record and no second run. Safe to call again.
+    """
+    if records.holds_tasks:
+        return Repaired()
+    names = [seen.name for seen in records.experiments() if seen.queue in (None, queue.name)]
+    if experiment is not None:
+        names = [name for name in names if name == experiment]
+    held = {
+        running
+        for worker in records.workers(newer_than=LIVE_WITHIN)
+        if not worker.left and (now or datetime.now(UTC)) - worker.seen_at < LIVE_WITHIN
+        for running in worker.running
+    }
+    published = recorded_count = held_count = 0
+    for name in names:
+        recorded = IdSet()
+        for task_id_, generation in records.recorded(name):
+            recorded.add(task_key(task_id_, generation))
+        for part in records.parts(name):
+            tasks = [decode_task(line) for line in records.read_part(part)]
+            open_tasks = [task for task in tasks if task_key(task.id, task.generation) not in recorded]
+            free = [task for task in open_tasks if task.id not in held]
+            if free:
+                queue.put(free)
+            if not part.sent:
+                records.mark_sent(part)
+            published += len(free)
+            recorded_count += len(tasks) - len(open_tasks)
+            held_count += len(open_tasks) - len(free)
+            if progress:
+                progress(len(tasks))
+    return Repaired(published=published, recorded=recorded_count, held=held_count, experiments=tuple(names))
