@@ -1,0 +1,151 @@
+"""`runtime worker`: serve a queue from this machine. Dispatched without typer, since fleets start it often."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal
+
+from runtime.cli.arguments import Parser
+from runtime.errors import InvalidValue, UnknownName
+from runtime.units import parse_duration
+
+if TYPE_CHECKING:
+    from runtime.worker import EntryKind, WorkerOptions
+
+_DESCRIPTION = "Serve a queue: lease tasks, run each in a process of its own, record how it ended, repeat."
+_EPILOG = """\
+examples:
+  runtime worker                                        one task at a time, until stopped
+  runtime worker --slots auto --idle-timeout 10s        all CPUs; leaves when the queue is empty
+  runtime worker --gpus-per-slot 0.25 --slots 8         eight attempts share two GPUs
+  runtime worker --reuse-process                        warm children, for many small tasks
+  runtime worker --stack marin-us-west4 --queue data    a queue of a stack in the cloud
+
+SIGTERM, Ctrl-C or a preemption notice: attempts are asked to checkpoint, get the grace period, and go back to the
+queue without spending their failure budget. A second signal ends them now.
+Exit codes: 0 drained or asked to stop, 1 too many tasks failed in a row, 2 refused, 3 infrastructure failed.
+"""
+
+
+def build_parser() -> Parser:
+    parser = Parser(prog="runtime worker", description=_DESCRIPTION, epilog=_EPILOG)
+    add = parser.add_argument
+    add("--queue", metavar="NAME", help="queue to serve (default: the stack's `default`)")
+    add("--stack", metavar="NAME", help="stack to use (default: the configured one, else local)")
+    add("--slots", default="1", metavar="N|auto", help="attempts at a time; auto is one per CPU or GPU share (1)")
+    add("--gpus-per-slot", default="0", metavar="F", help="GPUs of each slot: whole ones, or a part of one such as 0.25")
+    add("--idle-timeout", default="never", metavar="TIME", help="leave after so long without work: 10s, 5m, never")
+    add("--wait-for-first", action="store_true", help="count idle time only after the first task came")
+    add("--max-tasks", type=_whole, metavar="N", help="leave after N tasks")
+    add("--once", action="store_true", help="run one task and leave; leaves empty-handed after --idle-timeout (10s)")
+    add(
+        "--max-consecutive-failures",
+        type=int,
+        default=3,
+        metavar="N",
+        help="leave with code 1 when N distinct tasks in a row failed; 0 never does (3)",
+    )
+    add("--lease", default="30s", metavar="TIME", help="how long a silent worker keeps its tasks (30s)")
+    add("--grace", default="30s", metavar="TIME", help="what attempts get to checkpoint when asked to stop (30s)")
+    add("--reuse-process", action="store_true", help="run many functions and workflows in one warm child")
+    add("--accept", metavar="KINDS", help="kinds of tasks to run: workflow,command,function (all)")
+    add("--labels", action="append", default=[], metavar="K=V", help="shown by `runtime status`; may be repeated")
+    add("--metrics-port", type=int, metavar="PORT", help="serve Prometheus metrics; 0 picks a port")
+    add("--metrics-host", default="0.0.0.0", metavar="HOST", help="address to serve them on (all)")
+    add("--durability", choices=["full", "normal"], help="normal: a power cut may undo the last settlements (full)")
+    add("--look-ahead", type=int, metavar="N", help="tasks to hold beyond the slots (default: a second's worth)")
+    add("--log-format", choices=["auto", "human", "json"], default="auto", help="lines on stderr (auto)")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    arguments = build_parser().parse_args(argv)
+    options = _read_options(arguments)
+    from runtime.reporting import Reporter
+    from runtime.stacks import open_stack
+    from runtime.worker import Worker
+
+    with open_stack(arguments.stack, queue=arguments.queue, durability=arguments.durability) as stack:
+        worker = Worker(stack.queue(), options, reporter=Reporter.for_stderr(arguments.log_format))
+        return worker.run().exit_code
+
+
+def _read_options(arguments: object) -> WorkerOptions:
+    from runtime.worker import WorkerOptions
+
+    get = vars(arguments).get
+    idle = _idle_timeout(get("idle_timeout") or "never")
+    once = bool(get("once"))
+    if once and idle is None:
+        idle = timedelta(seconds=10)
+    port = get("metrics_port")
+    return WorkerOptions(
+        slots=_slots(get("slots") or "1"),
+        gpus_per_slot=_gpus(get("gpus_per_slot") or "0"),
+        idle_timeout=idle,
+        wait_for_first=bool(get("wait_for_first")),
+        max_tasks=1 if once else get("max_tasks"),
+        max_consecutive_failures=get("max_consecutive_failures") or 0,
+        lease=_lease(get("lease") or "30s"),
+        grace=parse_duration(get("grace") or "30s", field="grace"),
+        reuse_process=bool(get("reuse_process")),
+        accept=_kinds(get("accept")),
+        labels=dict(_label(text) for text in get("labels") or []),
+        look_ahead=0 if once else get("look_ahead"),
+        metrics_address=None if port is None else (get("metrics_host") or "", port),
+    )
+
+
+def _whole(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise InvalidValue("number of tasks", text, "1 or more")
+    return number
+
+
+def _slots(text: str) -> int | Literal["auto"]:
+    if text == "auto":
+        return "auto"
+    if not text.isdecimal() or int(text) < 1:
+        raise InvalidValue("number of slots", text, "a whole number from 1, or auto")
+    return int(text)
+
+
+def _gpus(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidValue("number of GPUs", text, "a whole number, or a part of one such as 0.25") from None
+
+
+def _idle_timeout(text: str) -> timedelta | None:
+    return None if text == "never" else parse_duration(text, field="idle timeout")
+
+
+def _lease(text: str) -> timedelta:
+    lease = parse_duration(text, field="lease")
+    if lease < timedelta(seconds=1):
+        raise InvalidValue("lease", text, "1s or more: a third of it must be enough for a renewal")
+    return lease
+
+
+def _kinds(text: str | None) -> frozenset[EntryKind]:
+    from runtime.worker import ENTRY_KINDS
+
+    if text is None:
+        return frozenset(ENTRY_KINDS)
+    named = {word.strip() for word in text.split(",")} - {""}
+    for word in sorted(named.difference(ENTRY_KINDS)):
+        raise UnknownName("kind of task", word, ENTRY_KINDS, where="for `--accept`")
+    if not named:
+        raise InvalidValue("list of kinds", text, "some of workflow, command, function")
+    return frozenset(kind for kind in ENTRY_KINDS if kind in named)
+
+
+def _label(text: str) -> tuple[str, str]:
+    matched = re.fullmatch(r"([^=\s]+)=(.*)", text)
+    if not matched:
+        raise InvalidValue("label", text, "key=value")
+    return matched[1], matched[2]

@@ -1,0 +1,1037 @@
+"""The worker: lease, run, settle, repeat; it drains when asked and loses nothing when killed.
+
+One loop on one thread. It never waits on a task, which runs in a child of the guardian, nor on a network: calls to a
+remote queue or store are made by a few threads that hand their results back to the loop. What an end means is decided
+in `verdict`; here it is acted upon.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from runtime import faults
+from runtime.clock import Clock, SystemClock
+from runtime.code_identity import CodeIdentity
+from runtime.crew import Crew, CrewSettings, Ended, Order
+from runtime.errors import RuntimeFailure
+from runtime.heartbeat import Heartbeat
+from runtime.offload import Offload
+from runtime.queues.base import DEFAULT_LEASE, Lease, Queue, Refused, Release, Settled, Settlement
+from runtime.reasons import EndReason
+from runtime.records.base import Control, EndedNote, History, Record, StartedMark, WorkerSeen
+from runtime.reporting import Reporter
+from runtime.retry import ALONE_FOR, backoff
+from runtime.scratch import scratch_root, sweep_scratch
+from runtime.slots import Slot, fits, plan_slots, read_machine
+from runtime.tasks import CommandEntry, FunctionEntry, TaskState, encode_task
+from runtime.verdict import (
+    Drop,
+    Settle,
+    counts_against_worker,
+    judge_end,
+    judge_history,
+    unstarted,
+)
+
+TEND_EVERY_S: Final = 0.4
+CONTROL_EVERY_S: Final = 10.0
+SEEN_EVERY_S: Final = 30.0
+LOG_EVERY_S: Final = 1.0
+REMOTE_LOG_EVERY_S: Final = 15.0
+DUE_SOON: Final = timedelta(seconds=60)
+"""A delayed task due within this keeps an idle worker."""
+LOOK_AHEAD_S: Final = 1.0
+LONGEST_LOOK_AHEAD: Final = 128
+"""Tasks held beyond the free slots: at most a second's worth of recent task time, and at most so many."""
+PIPELINE_BELOW_S: Final = 0.05
+"""Tasks quicker than this are handed to a warm child several at a time."""
+
+EntryKind = Literal["workflow", "command", "function"]
+ENTRY_KINDS: Final[tuple[EntryKind, ...]] = ("workflow", "command", "function")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    slots: int | Literal["auto"] = 1
+    gpus_per_slot: float = 0
+    idle_timeout: timedelta | None = None
+    """Leave after so long without work; None stays."""
+    wait_for_first: bool = False
+    """Do not leave for idleness before the first task came."""
+    max_tasks: int | None = None
+    max_consecutive_failures: int = 3
+    """Distinct tasks that fail in a row before the worker leaves with exit code 1; 0 never does."""
+    lease: timedelta = DEFAULT_LEASE
+    grace: timedelta = timedelta(seconds=30)
+    """Between asking attempts to stop and killing them."""
+    reuse_process: bool = False
+    accept: frozenset[EntryKind] = frozenset(ENTRY_KINDS)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    look_ahead: int | None = None
+    """Tasks held beyond the free slots; None derives it from how long they take."""
+    name: str | None = None
+    metrics_address: tuple[str, int] | None = None
+    watch_notices: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerResult:
+    """What a worker did until it left."""
+
+    exit_code: int
+    succeeded: int
+    failed: int
+    released: int
+    reason: str
+
+
+def new_worker_name() -> str:
+    """`w-` and what makes it unique in the world and sortable by host."""
+    host = "".join(c for c in socket.gethostname().lower() if c.isalnum() or c == "-")[:24].strip("-") or "host"
+    return f"w-{host}-{os.urandom(4).hex()}"
+
+
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    """A lease on its way through the worker."""
+
+    lease: Lease
+    history: History = History()
+    slot: int = -1
+    sent: bool = False
+    stop_reason: EndReason | None = None
+    log_url: str | None = None
+    logged_at: float = 0.0
+    crowded: bool = False
+    """Another attempt ran beside it in its first minutes."""
+    cleanup: str | None = None
+    output_dir: str = ""
+
+
+@dataclass(slots=True)
+class _Due:
+    """When each recurring duty comes up next, in seconds of `time.monotonic`."""
+
+    tend: float = 0.0
+    renew: float = 0.0
+    control: float = 0.0
+    seen: float = 0.0
+    logs: float = 0.0
+    poll: float = 0.0
+
+
+class Worker:
+    def __init__(
+        self,
+        queue: Queue,
+        options: WorkerOptions | None = None,
+        *,
+        clock: Clock | None = None,
+        reporter: Reporter | None = None,
+    ) -> None:
+        self.queue = queue
+        self.records = queue.records
+        self.options = options or WorkerOptions()
+        self.name = self.options.name or new_worker_name()
+        self._clock: Clock = clock or SystemClock()
+        self._say = reporter or Reporter.for_stderr()
+        self._slots: tuple[Slot, ...] = plan_slots(read_machine(), self.options.slots, self.options.gpus_per_slot)
+        self._selector = selectors.DefaultSelector()
+        self._heartbeat = Heartbeat(self.options.lease, self._clock)
+        self._attempts: dict[str, _Attempt] = {}
+        """All that is held, by token."""
+        self._ready: deque[_Attempt] = deque()
+        """Prepared and not given to a slot."""
+        self._settlements: list[Settlement] = []
+        self._releases: list[Release] = []
+        self._retry_at = 0.0
+        self._retries = 0
+        self._busy_io = 0
+        self._leasing = False
+        self._due = _Due()
+        self._counters: dict[str, dict[TaskState, int]] = {}
+        self._declines: dict[str, int] = {}
+        self._declined: dict[str, str] = {}
+        self._failed_tasks: list[str] = []
+        self._pause_until = 0.0
+        self._alone_until = 0.0
+        self._alone_token: str | None = None
+        self._mean_s = 0.1
+        self._taken = 0
+        self._succeeded = self._failed = self._released = 0
+        self._started_at = self._clock.now()
+        self._busy_at = time.monotonic()
+        self._seen_any = False
+        self._control = Control()
+        self._stopping: str | None = None
+        """Why it leaves; None while it serves."""
+        self._exit_code = 0
+        self._kill_at = float("inf")
+        self._signals = 0
+        self._bell: int | None = None
+        self._bell_on = False
+        self._running: list[str] = []
+        local = not queue.traits.remote and (self.records.holds_tasks or self.records.url.startswith("memory:"))
+        self._offload = Offload(inline=local)
+        self._local = local
+
+    # life
+
+    def run(self) -> WorkerResult:
+        """Serve until told to leave. Raises what makes it impossible to begin; afterwards only reports."""
+        self.records.check()
+        hold_fd = self.queue.join(self.name)
+        sweep_scratch()
+        self._scratch = scratch_root(self.name)
+        self._code = CodeIdentity(Path.cwd())
+        self._crew = Crew(
+            selector=self._selector,
+            slots=len(self._slots),
+            settings=CrewSettings(
+                reuse=self.options.reuse_process,
+                hold_fds=tuple(fd for fd in (hold_fd, self._scratch.lock_fd) if fd is not None),
+                adopt_orphans=True,
+            ),
+        )
+        self._crew.start()
+        self._bell = self.queue.doorbell()
+        if self._offload.fd is not None:
+            self._selector.register(self._offload.fd, selectors.EVENT_READ, self._offload)
+        with _Signals(self._on_signal, self._selector), self._watch_notices():
+            self._say.started(self.name, self.queue.name, len(self._slots))
+            try:
+                self._loop()
+            finally:
+                self._leave()
+        return WorkerResult(
+            self._exit_code, self._succeeded, self._failed, self._released, self._stopping or "interrupted"
+        )
+
+    def stop(self, reason: str = "asked to stop") -> None:
+        """Drain and leave; safe from a signal handler. A second call kills what still runs."""
+        self._signals += 1
+        if self._stopping is None:
+            self._stopping = reason
+
+    def _loop(self) -> None:
+        selector, crew = self._selector, self._crew
+        drained = False
+        while True:
+            now = time.monotonic()
+            if self._stopping is not None and not drained:
+                drained = True
+                self._begin_drain(now)
+            if drained and self._signals > 1:
+                self._kill_at = 0.0
+            ended: list[Ended] = []
+            self._watch_bell()
+            for key, _ in selector.select(self._patience(now)):
+                if crew.owns(key):
+                    ended += crew.ready(key)
+                elif key.data is self._offload:
+                    self._offload.collect()
+                elif key.fd == self._bell:
+                    self.queue.hush()
+                    self._due.poll = 0.0
+            now = time.monotonic()
+            deadline = crew.next_deadline()
+            if deadline is not None and now >= deadline:
+                ended += crew.tick()
+            for end in ended:
+                self._conclude(end, now)
+            if self._settlements or self._releases:
+                self._flush(now)
+            self._duties(now)
+            if self._stopping is None:
+                self._fetch(now)
+                self._dispatch(now)
+            elif self._finished(now):
+                return
+            self._note_running()
+
+    def _patience(self, now: float) -> float:
+        """Seconds the loop may sleep."""
+        due = self._due
+        until = min(due.tend, due.renew, due.control, due.seen)
+        deadline = self._crew.next_deadline()
+        if deadline is not None:
+            until = min(until, deadline)
+        if self._settlements or self._releases:
+            until = min(until, self._retry_at)
+        if self._attempts:
+            until = min(until, due.logs)
+        if self._stopping is not None:
+            until = min(until, self._kill_at, now + 0.5)
+        elif self._room() > 0:
+            until = min(until, max(due.poll, self._pause_until))
+        return max(0.0, until - now)
+
+    # leasing
+
+    def _room(self) -> int:
+        """How many more tasks to hold."""
+        if self.options.max_tasks is not None:
+            left = self.options.max_tasks - self._taken
+        else:
+            left = 1 << 30
+        if self._control.paused:
+            return 0
+        return min(left, len(self._slots) + self._look_ahead() - len(self._attempts))
+
+    def _look_ahead(self) -> int:
+        if self.options.look_ahead is not None:
+            return self.options.look_ahead
+        return min(LONGEST_LOOK_AHEAD, int(LOOK_AHEAD_S / max(self._mean_s, 1e-4))) * len(self._slots)
+
+    def _fetch(self, now: float) -> None:
+        """Lease what there is room for, and leave for idleness."""
+        if self._leasing or now < self._due.poll or now < self._pause_until or self._settlements:
+            return
+        room = self._room()
+        if room <= 0:
+            if self.options.max_tasks is not None and self._taken >= self.options.max_tasks and not self._attempts:
+                self._stop_by_itself(f"took {self._taken} tasks")
+            return
+        self._leasing = True
+        self._offload.call(
+            lambda: self.queue.lease(room, worker=self.name, ttl=self.options.lease), self._fetched
+        )
+
+    def _fetched(self, leases: list[Lease] | None, problem: Exception | None) -> None:
+        self._leasing = False
+        now = time.monotonic()
+        if problem is not None:
+            self._say.trouble("leasing", problem)
+            self._retries += 1
+            self._due.poll = now + min(30.0, backoff(self._retries).total_seconds())
+            return
+        self._retries = 0
+        if leases:
+            self._due.poll = 0.0
+            self._take(leases, now)
+            return
+        self._due.poll = now + self._idle_wait(now)
+
+    def _idle_wait(self, now: float) -> float:
+        """Nothing came: how long until the next look, and whether to leave."""
+        outlook = self.queue.outlook()
+        wait = 1.0 if self._bell is not None or self.queue.traits.remote else 0.05
+        if outlook.next_due is not None:
+            wait = min(wait, outlook.next_due.total_seconds() + 0.001)
+        expected = outlook.suspect_leases or (outlook.next_due is not None and outlook.next_due < DUE_SOON)
+        if self._attempts or expected or self._busy_io:
+            self._busy_at = now
+            return wait
+        timeout = self.options.idle_timeout
+        if timeout is None or (self.options.wait_for_first and not self._seen_any):
+            return wait
+        # This look found nothing and the one before the whole time-out did not either; whatever came in between
+        # would have moved `_busy_at`.
+        left = self._busy_at + timeout.total_seconds() - now
+        if left <= 0:
+            self._stop_by_itself(f"idle for {timeout.total_seconds():g} s")
+        return min(wait, max(left, 0.0))
+
+    def _take(self, leases: Sequence[Lease], now: float) -> None:
+        self._seen_any = True
+        self._busy_at = now
+        self._taken += len(leases)
+        began, attempts, ready = self._heartbeat.began, self._attempts, self._ready
+        plain = self._local and self.options.accept == frozenset(ENTRY_KINDS) and not self._has_orders()
+        for lease in leases:
+            attempt = _Attempt(lease)
+            attempts[lease.token] = attempt
+            began(lease.token)
+            if plain and not lease.tries and not lease.suspect and _plain(lease):
+                ready.append(attempt)
+            else:
+                self._prepare(attempt)
+
+    def _has_orders(self) -> bool:
+        control = self._control
+        return bool(control.cancelled_before or control.cancelled_tasks or control.purged_before)
+
+    def _prepare(self, attempt: _Attempt) -> None:
+        """Everything between a lease and its start: what the task asks for, and what its past says."""
+        lease = attempt.lease
+        now = self._clock.now()
+        settle = self._refuse(lease, now)
+        if settle is not None:
+            self._end(attempt, settle)
+            return
+        why = self._cannot_hold(lease)
+        if why is not None:
+            self._decline(attempt, why, now)
+            return
+        if lease.tries or lease.suspect or not self.queue.traits.tracks_holders:
+            self._busy_io += 1
+            self._offload.call(lambda: self._look_back(lease), lambda found, bad: self._looked(attempt, found, bad))
+        else:
+            self._ready.append(attempt)
+
+    def _refuse(self, lease: Lease, now: datetime) -> Settlement | None:
+        """The record of a task that must not start."""
+        task = lease.task
+        if lease.invalid is not None:
+            return unstarted(lease, EndReason.CONFIG_INVALID, lease.invalid.problem, worker=self.name, now=now)
+        if task.expires_at is not None and task.expires_at <= now:
+            message = f"expired at {task.expires_at:%Y-%m-%d %H:%M:%S} UTC before it was started"
+            return unstarted(lease, EndReason.EXPIRED, message, worker=self.name, now=now)
+        if self._is_cancelled(lease):
+            return unstarted(lease, EndReason.CANCELLED, "cancelled before it was started", worker=self.name, now=now)
+        return None
+
+    def _is_cancelled(self, lease: Lease) -> bool:
+        task, control = lease.task, self._control
+        if task.id in control.cancelled_tasks:
+            return True
+        submitted = task.submitted_at
+        before = control.cancelled_before.get(task.experiment)
+        if before is not None and (submitted is None or submitted <= before):
+            return True
+        return control.purged_before is not None and (submitted is None or submitted <= control.purged_before)
+
+    def _cannot_hold(self, lease: Lease) -> str | None:
+        kind = _kind(lease)
+        if kind not in self.options.accept:
+            return f"this worker accepts no {kind} tasks"
+        reasons = [fits(lease.task.resources, slot) for slot in self._slots]
+        return None if None in reasons else reasons[0]
+
+    def _decline(self, attempt: _Attempt, why: str, now: datetime) -> None:
+        """Give it back for other workers, less and less often; said once."""
+        task = attempt.lease.task
+        times = self._declines[task.id] = self._declines.get(task.id, 2) + 1
+        if task.id not in self._declined and len(self._declined) < 20:
+            self._declined[task.id] = why
+        if times == 3:
+            self._say.declined(task, why)
+        self._taken -= 1
+        self._drop(attempt)
+        self._releases.append(Release(attempt.lease, now + backoff(times)))
+
+    def _look_back(self, lease: Lease) -> tuple[Record | None, History]:
+        """What the store knows of earlier deliveries. Runs off the loop where the store is remote."""
+        task = lease.task
+        history = self.records.history(task.id, task.generation)
+        if self.queue.traits.tracks_holders:
+            record = self.records.find(task.id, task.generation) if not self.records.holds_tasks else None
+            return record, replace(history, open=())
+        record = None
+        if history.ended or history.open or lease.suspect:
+            record = self.records.find(task.id, task.generation)
+        if record is None:
+            now = self._clock.now()
+            for mark in history.open:
+                # The lease is ours now, so whoever opened this lost it: a dead worker, or one cut off.
+                note = EndedNote(
+                    token=mark.token,
+                    reason=EndReason.LOST,
+                    ended_at=now,
+                    started_at=mark.started_at,
+                    worker=mark.worker,
+                    message=f"worker {mark.worker} vanished",
+                    alone=mark.alone,
+                )
+                self.records.note_ended(task, note)
+                history = replace(history, ended=(*history.ended, note))
+            alone = len(self._slots) == 1 or lease.alone
+            self.records.note_started(task, StartedMark(lease.token, self.name, now, alone))
+        return record, replace(history, open=())
+
+    def _looked(
+        self, attempt: _Attempt, found: tuple[Record | None, History] | None, problem: Exception | None
+    ) -> None:
+        self._busy_io -= 1
+        lease = attempt.lease
+        if lease.token not in self._attempts:
+            return
+        now = self._clock.now()
+        if found is None:
+            self._say.trouble(f"reading the history of {lease.task.id}", problem)
+            self._drop(attempt)
+            self._releases.append(Release(lease, now + backoff(4)))
+            return
+        record, attempt.history = found
+        if record is not None:
+            # Delivered again after it ended: settling it with the record that stands only ends the delivery.
+            self._end(attempt, Settlement(lease, record))
+            return
+        buried = judge_history(lease, attempt.history, now=now, jitter=random.random)
+        if buried is not None:
+            attempts = len(attempt.history.ended)
+            settlement = unstarted(
+                lease, buried.reason, buried.message, worker=self.name, now=now, attempts=attempts
+            )
+            self._failed += 1
+            self._say.buried(lease.task, buried)
+            self._end(attempt, settlement)
+            return
+        lease.alone = lease.alone or any(note.reason is EndReason.LOST for note in attempt.history.ended[-1:])
+        self._ready.append(attempt)
+
+    # running
+
+    def _dispatch(self, now: float) -> None:
+        if not self._ready:
+            return
+        if self._alone_until > now:
+            return
+        crew = self._crew
+        for slot in self._slots:
+            while self._ready:
+                attempt = self._ready[0]
+                depth = self._depth(attempt, slot.index)
+                queued = crew.outstanding(slot.index)
+                if len(queued) >= depth or crew.room(slot.index) <= 0:
+                    break
+                if attempt.lease.alone:
+                    if any(crew.outstanding(other.index) for other in self._slots):
+                        return
+                    self._alone_until = now + ALONE_FOR.total_seconds()
+                    self._alone_token = attempt.lease.token
+                batch = [self._ready.popleft()]
+                if not attempt.lease.alone:
+                    most = min(depth - len(queued), crew.room(slot.index))
+                    while self._ready and len(batch) < most and self._pipelines(self._ready[0]):
+                        batch.append(self._ready.popleft())
+                if self._fit_later(batch, slot):
+                    continue
+                self._send(batch, slot)
+                if attempt.lease.alone:
+                    return
+
+    def _fit_later(self, batch: list[_Attempt], slot: Slot) -> bool:
+        """Slots differ in no way that a plan of equal shares makes; kept for one that does not fit here."""
+        return False
+
+    def _pipelines(self, attempt: _Attempt) -> bool:
+        lease = attempt.lease
+        return not (lease.alone or lease.suspect)
+
+    def _depth(self, attempt: _Attempt, slot: int) -> int:
+        """How many orders a slot may hold: more than one only for quick tasks on warm children."""
+        if not self.options.reuse_process or self._mean_s >= PIPELINE_BELOW_S or not self._pipelines(attempt):
+            return 1
+        return 1 + min(self._look_ahead(), 32)
+
+    def _send(self, batch: list[_Attempt], slot: Slot) -> None:
+        orders = []
+        environment = slot.environment()
+        others = any(self._crew.outstanding(other.index) for other in self._slots if other.index != slot.index)
+        for attempt in batch:
+            lease = attempt.lease
+            task = lease.task
+            attempt.slot, attempt.sent, attempt.crowded = slot.index, True, others
+            order = Order(
+                token=lease.token,
+                body=lease.body or encode_task(task),
+                task_id=task.id,
+                generation=task.generation,
+                attempt=len(attempt.history.ended) + 1,
+                experiment=task.experiment,
+                env=environment,
+                scratch_root=self._scratch.path,
+            )
+            if task.timeout is not None:
+                order.timeout_s = task.timeout.total_seconds()
+            if task.resources.memory_bytes:
+                order.memory_bytes = task.resources.memory_bytes
+            attempt.output_dir = order.output_dir = self._output_dir(task.id, lease.token)
+            orders.append(order)
+            if not isinstance(task.entry, FunctionEntry):
+                self._say.began(task, slot.index, order.attempt)
+        if others:
+            for token, _ in filter(None, (self._crew.running(other.index) for other in self._slots)):
+                self._attempts[token].crowded = True
+        self._crew.send(slot.index, orders)
+
+    def _output_dir(self, task_id: str, token: str) -> str:
+        url = self.records.outputs_url(task_id, token)
+        return url if "://" not in url else f"{self._scratch.path}/{token}.outputs"
+
+    def _note_running(self) -> None:
+        running = [
+            tokens[0] for tokens in (self._crew.outstanding(slot.index) for slot in self._slots) if tokens
+        ]
+        if running != self._running:
+            self._running = running
+            self.queue.mark_running(running)
+
+    # ends
+
+    def _conclude(self, end: Ended, now: float) -> None:
+        """An attempt ended: record it, give it back, or drop it."""
+        attempt = self._attempts.get(end.token)
+        if attempt is None:
+            return
+        if self._alone_token == end.token:
+            self._alone_until, self._alone_token = 0.0, None
+        lease = attempt.lease
+        if end.not_started:
+            attempt.sent = False
+            if self._stopping is None and attempt.stop_reason is None:
+                self._ready.appendleft(attempt)
+            else:
+                self._drop(attempt)
+                self._released += 1
+                self._releases.append(Release(lease))
+            return
+        self._busy_at = now
+        seconds = end.ended_at - end.started_at
+        self._mean_s += 0.1 * (seconds - self._mean_s)
+        if end.reason is EndReason.SUCCEEDED:
+            self._conclude_success(attempt, end)
+            return
+        log = end.log.decode(errors="surrogateescape")
+        note = EndedNote(
+            token=lease.token,
+            reason=end.reason,
+            ended_at=datetime.fromtimestamp(end.ended_at, UTC),
+            started_at=datetime.fromtimestamp(end.started_at, UTC),
+            worker=self.name,
+            message=end.message,
+            alone=not attempt.crowded,
+            progressed=end.progressed,
+            exit_code=end.exit_code,
+            log=log[-8192:],
+        )
+        verdict = judge_end(
+            lease,
+            note,
+            attempt.history,
+            holds=self._heartbeat.holds(lease.token),
+            now=self._clock.now(),
+            code=self._code_of(lease),
+            log=log,
+            log_url=self._finish_log(attempt, end),
+            jitter=random.random,
+        )
+        self._say.ended(lease.task, end, verdict)
+        if isinstance(verdict, Drop):
+            self._drop(attempt)
+        elif isinstance(verdict, Settle):
+            self._failed += 1
+            self._end(attempt, verdict.settlement)
+        else:
+            self._released += 1
+            self._drop(attempt)
+            self._releases.append(verdict.release)
+        if counts_against_worker(end.reason):
+            self._count_failure(lease.task.id, now)
+
+    def _conclude_success(self, attempt: _Attempt, end: Ended) -> None:
+        lease = attempt.lease
+        task = lease.task
+        record = Record(
+            task_id=task.id,
+            generation=task.generation,
+            experiment=task.experiment,
+            state=TaskState.SUCCEEDED,
+            token=lease.token,
+            reason=EndReason.SUCCEEDED,
+            ended_at=datetime.fromtimestamp(end.ended_at, UTC),
+            started_at=datetime.fromtimestamp(end.started_at, UTC),
+            worker=self.name,
+            attempts=len(attempt.history.ended) + 1,
+            code=self._code_of(lease),
+        )
+        if end.value or end.log_bytes or end.metrics or end.exit_code is not None:
+            record = self._with_results(record, attempt, end)
+        self._succeeded += 1
+        self._failed_tasks.clear()
+        self._say.succeeded(task, end)
+        self._end(attempt, Settlement(lease, record))
+
+    def _with_results(self, record: Record, attempt: _Attempt, end: Ended) -> Record:
+        import json
+
+        return replace(
+            record,
+            value=json.loads(end.value) if end.value else None,
+            log=end.log.decode(errors="surrogateescape"),
+            log_url=self._finish_log(attempt, end),
+            metrics=dict(end.metrics),
+            exit_code=end.exit_code,
+        )
+
+    def _finish_log(self, attempt: _Attempt, end: Ended) -> str | None:
+        """A log that outgrew the record, or was already being written, goes to the store whole."""
+        if attempt.log_url is None and end.log_bytes <= len(end.log):
+            return None
+        try:
+            return self.records.append_log(attempt.lease.task.id, end.token, end.undrained)
+        except RuntimeFailure as problem:
+            self._say.trouble(f"writing the log of {attempt.lease.task.id}", problem)
+            return attempt.log_url
+
+    def _code_of(self, lease: Lease) -> str | None:
+        return lease.task.snapshot or self._code.value
+
+    def _count_failure(self, task_id: str, now: float) -> None:
+        most = self.options.max_consecutive_failures
+        if not most:
+            return
+        if task_id not in self._failed_tasks:
+            self._failed_tasks.append(task_id)
+        failed = len(self._failed_tasks)
+        if failed >= most:
+            self._exit_code = 1
+            self._stop_by_itself(f"{failed} tasks in a row failed")
+            return
+        wait = backoff(failed).total_seconds()
+        self._pause_until = now + wait
+        self._say.paused(failed, most, wait)
+
+    def _end(self, attempt: _Attempt, settlement: Settlement) -> None:
+        self._attempts.pop(attempt.lease.token, None)
+        self._heartbeat.ended(attempt.lease.token)
+        self._settlements.append(settlement)
+
+    def _drop(self, attempt: _Attempt) -> None:
+        self._attempts.pop(attempt.lease.token, None)
+        self._heartbeat.ended(attempt.lease.token)
+
+    # settling
+
+    def _flush(self, now: float) -> None:
+        """Hand what ended to the queue, and claim the next in the same step."""
+        if now < self._retry_at:
+            return
+        releases, self._releases = self._releases, []
+        if releases:
+            self._busy_io += 1
+            self._offload.call(
+                lambda: self.queue.release(releases), lambda _, problem: self._flushed([], releases, None, problem)
+            )
+        settlements, self._settlements = self._settlements, []
+        if settlements:
+            room = 0
+            if self._stopping is None and now >= self._pause_until and not self._leasing:
+                room = max(0, self._room())
+            faults.reach("worker.before_commit")
+            self._busy_io += 1
+            self._offload.call(
+                lambda: self.queue.settle(settlements, claim_next=room),
+                lambda settled, problem: self._flushed(settlements, [], settled, problem),
+            )
+
+    def _flushed(
+        self,
+        settlements: list[Settlement],
+        releases: list[Release],
+        settled: Settled | None,
+        problem: Exception | None,
+    ) -> None:
+        self._busy_io -= 1
+        now = time.monotonic()
+        if problem is not None:
+            # Nothing is lost: they stay here, and their leases, no longer renewed, would come back by themselves.
+            self._settlements = settlements + self._settlements
+            self._releases = releases + self._releases
+            self._retries += 1
+            self._retry_at = now + min(30.0, backoff(self._retries).total_seconds())
+            self._say.trouble("recording", problem)
+            return
+        self._retries = 0
+        if settled is None:
+            return
+        faults.reach("worker.after_commit")
+        refused = {id(one.lease) for one in settled.refused}
+        for one in settled.refused:
+            self._say.refused(one)
+        counters = self._counters
+        for settlement in settlements:
+            if not refused or id(settlement.lease) not in refused:
+                record = settlement.record
+                counts = counters.get(record.experiment)
+                if counts is None:
+                    counts = counters[record.experiment] = {}
+                counts[record.state] = counts.get(record.state, 0) + 1
+        if settled.leases:
+            self._take(settled.leases, now)
+        elif not self._attempts:
+            self._due.poll = 0.0
+
+    # duties
+
+    def _duties(self, now: float) -> None:
+        due = self._due
+        if now >= due.renew:
+            self._renew()
+            due.renew = now + max(0.2, self._heartbeat.due_in())
+        if now >= due.tend:
+            due.tend = now + TEND_EVERY_S
+            self._offload.call(self.queue.tend, self._ignore("upkeep"))
+        if now >= due.control:
+            due.control = now + CONTROL_EVERY_S
+            self._offload.call(lambda: self.records.control(self.queue.name), self._controlled)
+        if now >= due.seen:
+            due.seen = now + SEEN_EVERY_S
+            self._report_in()
+        if self._attempts and now >= due.logs:
+            due.logs = now + LOG_EVERY_S
+            self._write_logs(now)
+
+    def _renew(self) -> None:
+        leases = [attempt.lease for attempt in self._attempts.values()]
+        if not leases:
+            return
+        asked = self._heartbeat.asked()
+        self._offload.call(
+            lambda: self.queue.renew(leases, self.options.lease),
+            lambda lost, problem: self._renewed(leases, lost, problem, asked),
+        )
+
+    def _renewed(
+        self, leases: list[Lease], lost: list[Lease] | None, problem: Exception | None, asked: float
+    ) -> None:
+        if lost is None:
+            self._say.trouble("renewing leases", problem)
+            return
+        gone = {lease.token for lease in lost}
+        self._heartbeat.confirmed((lease.token for lease in leases if lease.token not in gone), asked)
+        for lease in lost:
+            attempt = self._attempts.get(lease.token)
+            if attempt is not None:
+                self._heartbeat.ended(lease.token)
+                self._offload.call(
+                    lambda task=lease.task: self.records.find(task.id, task.generation),  # type: ignore[misc]
+                    lambda record, _, attempt=attempt: self._lost(attempt, record),  # type: ignore[misc]
+                )
+
+    def _lost(self, attempt: _Attempt, record: Record | None) -> None:
+        """Its record exists, so it stops; if only the lease passed on, it may still be the first to succeed."""
+        task = attempt.lease.task
+        cancelled = record is not None and record.state is TaskState.CANCELLED
+        self._say.lost(task, record)
+        if not attempt.sent:
+            if attempt in self._ready:
+                self._ready.remove(attempt)
+            self._drop(attempt)
+        elif record is not None:
+            attempt.stop_reason = EndReason.CANCELLED if cancelled else EndReason.DUPLICATE
+            self._crew.ask_to_stop(attempt.lease.token, attempt.stop_reason)
+
+    def _controlled(self, control: Control | None, problem: Exception | None) -> None:
+        if control is None:
+            self._say.trouble("reading the control object", problem)
+            return
+        changed, self._control = control != self._control, control
+        if not changed or not self._has_orders():
+            return
+        for attempt in list(self._attempts.values()):
+            if not self._is_cancelled(attempt.lease):
+                continue
+            if attempt.sent:
+                attempt.stop_reason = EndReason.CANCELLED
+                self._crew.ask_to_stop(attempt.lease.token, EndReason.CANCELLED)
+            elif attempt in self._ready:
+                self._ready.remove(attempt)
+                settlement = self._refuse(attempt.lease, self._clock.now())
+                if settlement is not None:
+                    self._end(attempt, settlement)
+
+    def _report_in(self, *, left: bool = False) -> None:
+        now = self._clock.now()
+        lived = max(1e-9, (now - self._started_at).total_seconds())
+        seen = WorkerSeen(
+            worker=self.name,
+            host=socket.gethostname(),
+            queue=self.queue.name,
+            seen_at=now,
+            started_at=self._started_at,
+            slots=len(self._slots),
+            running=tuple(
+                self._attempts[token].lease.task.id for token in self._running if token in self._attempts
+            ),
+            done=self._succeeded,
+            failed=self._failed,
+            rate_per_s=round((self._succeeded + self._failed) / lived, 3),
+            left=left,
+            labels=self.options.labels,
+            declined=dict(self._declined),
+        )
+        counters = {name: dict(counts) for name, counts in self._counters.items()}
+
+        def report() -> None:
+            self.records.put_worker(seen)
+            self.records.put_counters(self.name, counters)
+
+        self._offload.call(report, self._ignore("reporting in"))
+
+    def _write_logs(self, now: float) -> None:
+        """Output of attempts that run for a while, so that `runtime logs -f` can follow them."""
+        every = LOG_EVERY_S if self._local else REMOTE_LOG_EVERY_S
+        for token in self._running:
+            attempt = self._attempts.get(token)
+            if attempt is None or now - attempt.logged_at < every:
+                continue
+            if attempt.logged_at == 0.0:
+                attempt.logged_at = now
+                continue
+            attempt.logged_at = now
+            data = self._crew.drain_log(token)
+            if data:
+                task_id = attempt.lease.task.id
+
+                def written(url: str | None, problem: Exception | None, attempt: _Attempt = attempt) -> None:
+                    attempt.log_url = url or attempt.log_url
+                    if problem is not None:
+                        self._say.trouble("writing a log", problem)
+
+                self._offload.call(lambda t=token, i=task_id, d=data: self.records.append_log(i, t, d), written)  # type: ignore[misc]
+
+    def _ignore(self, what: str) -> Callable[[Any, Exception | None], None]:
+        def done(_: Any, problem: Exception | None) -> None:
+            if problem is not None:
+                self._say.trouble(what, problem)
+
+        return done
+
+    def _watch_bell(self) -> None:
+        """Listen to the doorbell only while there is room; when full, every put would wake us for nothing."""
+        if self._bell is None:
+            return
+        wanted = self._stopping is None and self._room() > 0
+        if wanted != self._bell_on:
+            self._bell_on = wanted
+            if wanted:
+                self._selector.register(self._bell, selectors.EVENT_READ)
+            else:
+                self._selector.unregister(self._bell)
+
+    # leaving
+
+    def _stop_by_itself(self, reason: str) -> None:
+        if self._stopping is None:
+            self._stopping = reason
+
+    def _on_signal(self, number: int) -> None:
+        self.stop(f"received {signal.Signals(number).name}")
+
+    def _watch_notices(self) -> Any:
+        import contextlib
+
+        from runtime.notices import NoticeWatch, notice_settings_from
+
+        if not self.options.watch_notices:
+            return contextlib.nullcontext()
+        settings = notice_settings_from(os.environ)
+        return NoticeWatch(settings, lambda notice: self.stop(f"preemption notice: {notice.text}"))
+
+    def _begin_drain(self, now: float) -> None:
+        """Stop leasing, return what has not begun, ask what runs to checkpoint and end."""
+        reason = self._stopping or ""
+        by_itself = not self._signals
+        running = 0
+        for slot in self._slots:
+            for token in self._crew.take_back(slot.index):
+                self._attempts[token].sent = False
+        for attempt in list(self._attempts.values()):
+            if attempt.sent:
+                running += 1
+                attempt.stop_reason = EndReason.PREEMPTED
+                self._crew.ask_to_stop(attempt.lease.token, EndReason.PREEMPTED)
+            else:
+                self._drop(attempt)
+                self._released += 1
+                self._releases.append(Release(attempt.lease))
+        self._ready.clear()
+        self._kill_at = now + self.options.grace.total_seconds()
+        self._say.draining(reason, running, 0.0 if by_itself else self.options.grace.total_seconds())
+
+    def _finished(self, now: float) -> bool:
+        """All attempts ended and all of them handed over."""
+        if self._attempts and now >= self._kill_at:
+            self._kill_at = float("inf")
+            for attempt in self._attempts.values():
+                self._crew.kill(attempt.lease.token, attempt.stop_reason or EndReason.PREEMPTED)
+        if self._attempts or self._leasing or self._busy_io:
+            return False
+        if self._settlements or self._releases:
+            if self._signals > 2:
+                return True
+            self._flush(now)
+            return False
+        return True
+
+    def _leave(self) -> None:
+        """Leave nothing behind: children, scratch, the lock that says we live."""
+        self._crew.close()
+        self._report_in(left=True)
+        self._offload.close()
+        self._scratch.remove()
+        self._selector.close()
+        self._say.left(self._stopping or "interrupted", self._succeeded, self._failed, self._released)
+
+
+def _plain(lease: Lease) -> bool:
+    """Nothing about the task needs a look before it starts."""
+    task = lease.task
+    resources = task.resources
+    return (
+        task.expires_at is None
+        and task.snapshot is None
+        and not resources.gpus
+        and not resources.cpus
+        and not resources.memory_bytes
+        and lease.invalid is None
+    )
+
+
+def _kind(lease: Lease) -> EntryKind:
+    match lease.task.entry:
+        case CommandEntry():
+            return "command"
+        case FunctionEntry():
+            return "function"
+        case _:
+            return "workflow"
+
+
+class _Signals:
+    """SIGTERM and SIGINT wake the loop and are counted; only on the main thread, where handlers can be set."""
+
+    def __init__(self, handle: Callable[[int], None], selector: selectors.BaseSelector) -> None:
+        self._handle = handle
+        self._selector = selector
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        import threading
+
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._previous_fd = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._previous[number] = signal.signal(number, lambda n, _: self._handle(n))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._previous:
+            return
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._previous_fd)
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+
+def run_worker(queue: Queue, options: WorkerOptions | None = None, *, clock: Clock | None = None) -> WorkerResult:
+    """Serve `queue` in this thread until it is drained or told to stop; as `runtime worker` does."""
+    return Worker(queue, options, clock=clock).run()

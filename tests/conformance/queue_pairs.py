@@ -1,0 +1,209 @@
+"""The allowed pairs of queue and record store, each opened as the product opens it.
+
+What a queue cannot promise is named here, once, as a `Limit`; every test says which of them would make it meaningless.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from runtime.queues.base import Lease, Queue, Release, Settlement
+from runtime.queues.memory import MemoryQueue
+from runtime.queues.sqlite import SqliteQueue, open_sqlite
+from runtime.reasons import EndReason
+from runtime.records import open_records
+from runtime.records.base import EndedNote, Record, RecordStore
+from runtime.tasks import Task, TaskState
+from runtime.testing import sample_task
+from runtime.verdict import mark_of
+
+if TYPE_CHECKING:
+    from tests.services_support import PubsubEmulator
+
+TTL = timedelta(seconds=30)
+
+
+class Limit(Enum):
+    """A promise that a kind of queue cannot make, and why."""
+
+    FORGETS_WHAT_WAS_PUT = "a topic keeps no ids: a task put twice is delivered twice, and the record makes that harmless"
+    ANY_ORDER = "messages come in any order"
+    NO_DEPTH = "the service has no call for it; its metrics are minutes old"
+    NO_PEEK = "reading a message leases it"
+    NO_FENCE = "the service accepts stale acknowledgements, so a lost lease shows by time alone"
+    FORGETS_WAITING = "purging moves the subscription's mark; what waited gets no record of its own"
+
+
+LIMITS: dict[str, frozenset[Limit]] = {
+    "memory": frozenset(),
+    "sqlite": frozenset(),
+    "pubsub": frozenset(Limit),
+}
+
+
+@dataclass
+class Pair:
+    """One queue and its store, as several workers see them."""
+
+    open_queue: Callable[[], Queue]
+    records: RecordStore
+    patience_s: float = 0.0
+    """How long a task may take to be delivered."""
+    opened: list[Queue] = field(default_factory=list)
+
+    def worker(self) -> Queue:
+        queue = self.open_queue()
+        self.opened.append(queue)
+        return queue
+
+    def lacks(self, limit: Limit, queue: Queue) -> bool:
+        return limit in LIMITS[queue.traits.kind]
+
+    def lease(self, queue: Queue, n: int = 1, *, worker: str = "w-a", ttl: timedelta = TTL) -> list[Lease]:
+        """`n` leases, or what there is after a while."""
+        deadline = time.monotonic() + self.patience_s
+        leases: list[Lease] = []
+        while True:
+            leases += queue.lease(n - len(leases), worker=worker, ttl=ttl)
+            if len(leases) >= n or time.monotonic() >= deadline:
+                return leases
+            time.sleep(0.05)
+
+    def one(self, queue: Queue, *, worker: str = "w-a", ttl: timedelta = TTL) -> Lease:
+        leases = self.lease(queue, 1, worker=worker, ttl=ttl)
+        assert len(leases) == 1, "no task was delivered"
+        return leases[0]
+
+    def nothing(self, queue: Queue, *, worker: str = "w-b") -> bool:
+        """Whether nothing is delivered, looked at for a while where delivery takes time."""
+        deadline = time.monotonic() + min(self.patience_s, 2.0)
+        while True:
+            leases = queue.lease(5, worker=worker, ttl=TTL)
+            if leases or time.monotonic() >= deadline:
+                return not leases
+            time.sleep(0.1)
+
+    def close(self) -> None:
+        for queue in self.opened:
+            with contextlib.suppress(Exception):
+                queue.close()
+
+
+def succeeded(lease: Lease, *, worker: str = "w-a", value: object = None) -> Settlement:
+    return Settlement(lease, record_for(lease, worker=worker, value=value))
+
+
+def failed(lease: Lease, *, worker: str = "w-a", message: str = "it broke") -> Settlement:
+    record = record_for(lease, state=TaskState.FAILED, reason=EndReason.APP_FAILED, worker=worker, message=message)
+    return Settlement(lease, record, mark_of(record, lease.task))
+
+
+def record_for(
+    lease: Lease,
+    *,
+    state: TaskState = TaskState.SUCCEEDED,
+    reason: EndReason = EndReason.SUCCEEDED,
+    worker: str = "w-a",
+    message: str | None = None,
+    value: object = None,
+) -> Record:
+    now = datetime.now(UTC).replace(microsecond=0)
+    return Record(
+        task_id=lease.task.id,
+        generation=lease.task.generation,
+        experiment=lease.task.experiment,
+        state=state,
+        token=lease.token,
+        reason=reason,
+        started_at=now,
+        ended_at=now,
+        worker=worker,
+        message=message,
+        value=value,
+    )
+
+
+def ended_note(lease: Lease, reason: EndReason = EndReason.APP_FAILED) -> EndedNote:
+    now = datetime.now(UTC).replace(microsecond=0)
+    return EndedNote(
+        token=lease.token, reason=reason, started_at=now, ended_at=now, worker="w-a", message="it broke", alone=True
+    )
+
+
+def give_back(lease: Lease, *, delay_s: float = 0.0, note: EndedNote | None = None, alone: bool = False) -> Release:
+    due = datetime.now(UTC) + timedelta(seconds=delay_s) if delay_s else None
+    return Release(lease, due, note, alone)
+
+
+def tasks(n: int, **fields: object) -> list[Task]:
+    return [sample_task(str(i), **fields) for i in range(n)]
+
+
+PAIRS = [
+    pytest.param("memory+memory", id="memory+memory"),
+    pytest.param("memory+folder", id="memory+folder"),
+    pytest.param("sqlite+sqlite", id="sqlite+sqlite"),
+    pytest.param("sqlite+folder", id="sqlite+folder"),
+    pytest.param("sqlite+s3", id="sqlite+s3", marks=pytest.mark.service),
+    pytest.param("pubsub+folder", id="pubsub+folder", marks=pytest.mark.service),
+    pytest.param("pubsub+s3", id="pubsub+s3", marks=pytest.mark.service),
+]
+
+
+@contextlib.contextmanager
+def open_pair(name: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Pair]:
+    queue, _, store = name.partition("+")
+    records = _open_store(store, folder, request)
+    pair = _open(queue, records, folder, request)
+    try:
+        yield pair
+    finally:
+        pair.close()
+        pair.records.close()
+
+
+def _open_store(store: str, folder: Path, request: pytest.FixtureRequest) -> RecordStore | None:
+    match store:
+        case "sqlite":
+            return None
+        case "memory":
+            return open_records("memory:")
+        case "folder":
+            return open_records(f"file:{folder / 'records'}")
+        case _:
+            import boto3
+
+            moto = request.getfixturevalue("moto_server")
+            bucket = f"records-{abs(hash(folder)) % 10**9}"
+            boto3.client("s3", endpoint_url=moto.url, region_name="us-east-1").create_bucket(Bucket=bucket)
+            return open_records(f"s3://{bucket}/lab")
+
+
+def _open(queue: str, records: RecordStore | None, folder: Path, request: pytest.FixtureRequest) -> Pair:
+    match queue:
+        case "memory":
+            assert records is not None
+            shared = MemoryQueue(records)
+            return Pair(lambda: shared, records)
+        case "sqlite":
+            path = folder / "tasks.db"
+            if records is None:
+                return Pair(lambda: open_sqlite(path)[0], open_sqlite(path)[1])
+            from runtime.embedded import EmbeddedFile
+
+            return Pair(lambda: SqliteQueue(EmbeddedFile(path), records), records)
+        case _:
+            from tests.conformance.pubsub_pairs import open_pubsub
+
+            assert records is not None
+            emulator: PubsubEmulator = request.getfixturevalue("pubsub_emulator")
+            return Pair(open_pubsub(emulator, records), records, patience_s=15.0)

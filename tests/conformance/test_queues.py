@@ -1,0 +1,280 @@
+"""What every queue promises, on every allowed pair of queue and record store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import NotPossible, RecordExists
+from runtime.queues.base import Queue
+from runtime.reasons import EndReason
+from runtime.tasks import Resources, TaskState, WorkflowEntry, next_generation, new_token
+from runtime.testing import sample_task
+from tests.conformance.queue_pairs import (
+    PAIRS,
+    TTL,
+    Limit,
+    Pair,
+    ended_note,
+    failed,
+    give_back,
+    open_pair,
+    record_for,
+    succeeded,
+    tasks,
+)
+
+
+@pytest.fixture(params=PAIRS)
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
+    with open_pair(request.param, tmp_path, request) as opened:
+        yield opened
+
+
+@pytest.fixture
+def queue(pair: Pair) -> Queue:
+    return pair.worker()
+
+
+def test_put_task_is_delivered_whole(pair: Pair, queue: Queue) -> None:
+    task = sample_task(
+        "whole",
+        entry=WorkflowEntry("proj", "flow", ("--text=it's \"quoted\" {braces} \n newline ünï", "--path=/a b/c", "")),
+        resources=Resources(cpus=1, gpus=0.5, memory_bytes=1 << 30),
+        max_failures=7,
+        outputs=("gs://b/o",),
+        extra={"from_the_future": {"nested": [1, None]}},
+    )
+    queue.put([task])
+    assert pair.one(queue).task == task
+
+
+def test_put_200_kb_of_arguments_arrive_verbatim(pair: Pair, queue: Queue) -> None:
+    task = sample_task("large", entry=WorkflowEntry("p", "w", ("x" * 200_000,)))
+    queue.put([task])
+    assert pair.one(queue).task.entry == task.entry
+
+
+def test_lease_of_many_delivers_each_once(pair: Pair, queue: Queue) -> None:
+    queue.put(tasks(25))
+    leases = pair.lease(queue, 25)
+    assert sorted(lease.task.id for lease in leases) == sorted(task.id for task in tasks(25))
+    assert len({lease.token for lease in leases}) == 25
+    assert pair.nothing(pair.worker())
+
+
+def test_lease_while_held_is_exclusive(pair: Pair, queue: Queue) -> None:
+    queue.put(tasks(1))
+    pair.one(queue)
+    assert pair.nothing(pair.worker())
+
+
+def test_lease_of_empty_queue_returns_nothing(pair: Pair, queue: Queue) -> None:
+    assert queue.lease(3, worker="w-a", ttl=TTL) == []
+
+
+def test_lease_in_order_of_priority_then_submission(pair: Pair, queue: Queue) -> None:
+    if not queue.traits.priorities:
+        with pytest.raises(NotPossible):
+            queue.put([sample_task("urgent", priority=5)])
+        return
+    queue.put([sample_task("first"), sample_task("urgent", priority=5), sample_task("second")])
+    assert [lease.task.key for lease in pair.lease(queue, 3)] == ["urgent", "first", "second"]
+
+
+def test_put_known_task_is_not_delivered_again(pair: Pair, queue: Queue) -> None:
+    if pair.lacks(Limit.FORGETS_WHAT_WAS_PUT, queue):
+        pytest.skip(Limit.FORGETS_WHAT_WAS_PUT.value)
+    first = queue.put(tasks(2))
+    again = queue.put(tasks(3))
+    assert (first.new, first.known, again.new, again.known) == (2, 0, 1, 2)
+    assert len(pair.lease(queue, 10)) == 3
+
+
+def test_settle_success_records_and_ends_the_lease(pair: Pair, queue: Queue) -> None:
+    queue.put(tasks(1))
+    lease = pair.one(queue)
+    settlement = succeeded(lease, value={"loss": 0.5})
+    settled = queue.settle([settlement])
+    assert settled.refused == []
+    assert pair.records.find(lease.task.id, 1) == settlement.record
+    assert pair.nothing(queue)
+
+
+def test_settle_twice_changes_nothing(pair: Pair, queue: Queue) -> None:
+    queue.put(tasks(1))
+    settlement = succeeded(pair.one(queue))
+    queue.settle([settlement])
+    assert queue.settle([settlement]).refused == []
+    assert pair.records.find_all(settlement.record.task_id) == [settlement.record]
+
+
+def test_settle_claims_next_in_the_same_step(pair: Pair, queue: Queue) -> None:
+    queue.put(tasks(3))
+    lease = pair.one(queue)
+    claimed = queue.settle([succeeded(lease)], claim_next=2).leases
+    claimed += pair.lease(queue, 2 - len(claimed)) if len(claimed) < 2 else []
+    assert len({one.task.id for one in claimed} - {lease.task.id}) == 2
+
+
+def test_settle_after_another_recorded_is_refused_and_the_first_stands(pair: Pair, queue: Queue) -> None:
+    queue.put(tasks(1))
+    lease = pair.one(queue)
+    first = replace(record_for(lease), token=new_token(), worker="w-other")
+    pair.records.commit(first)
+    settled = queue.settle([succeeded(lease)])
+    assert [refused.record for refused in settled.refused] == [first]
+    assert pair.records.find(lease.task.id, 1) == first
+    assert pair.nothing(queue)
+
+
+def test_settle_failure_marks_a_dead_letter_that_is_not_leased(pair: Pair, queue: Queue) -> None:
+    queue.put(tasks(2))
+    lease, other = pair.lease(queue, 2)
+    queue.settle([failed(lease, message="no such file")])
+    queue.settle([succeeded(other)])
+    marks = list(pair.records.marks("sample", TaskState.FAILED))
+    assert [(mark.task_id, mark.message, mark.reason) for mark in marks] == [
+        (lease.task.id, "no such file", EndReason.APP_FAILED)
+    ]
+    assert marks[0].task == lease.task
+    assert pair.nothing(queue)
+
+
+def test_release_unstarted_comes_back_uncounted(pair: Pair, queue: Queue) -> None:
+    queue.put(tasks(1))
+    lease = pair.one(queue)
+    queue.release([give_back(lease)])
+    again = pair.one(pair.worker(), worker="w-b")
+    assert again.task == lease.task
+    assert again.token != lease.token
+    assert again.tries == 0
+    assert pair.records.history(lease.task.id, 1).ended == ()
+
+
+def test_release_with_note_is_remembered(pair: Pair, queue: Queue) -> None:
+    queue.put(tasks(1))
+    lease = pair.one(queue)
+    note = ended_note(lease)
+    queue.release([give_back(lease, note=note, alone=True)])
+    again = pair.one(pair.worker(), worker="w-b")
+    assert again.task.generation == 1
+    assert again.tries == 1
+    assert again.alone
+    assert pair.records.history(lease.task.id, 1).ended == (note,)
+
+
+def test_release_with_delay_is_not_delivered_before(pair: Pair, queue: Queue) -> None:
+    queue.put(tasks(1))
+    started = time.time()
+    queue.release([give_back(pair.one(queue), delay_s=1.0)])
+    while not (leases := queue.lease(1, worker="w-a", ttl=TTL)):
+        assert time.time() - started < 20, "the delayed task never came back"
+        queue.tend()
+        time.sleep(0.05)
+    assert time.time() - started >= 1.0
+    assert leases[0].task.id == sample_task("0").id
+
+
+def test_release_of_settled_lease_changes_nothing(pair: Pair, queue: Queue) -> None:
+    if pair.lacks(Limit.NO_FENCE, queue):
+        pytest.skip(Limit.NO_FENCE.value)
+    queue.put(tasks(1))
+    lease = pair.one(queue)
+    queue.settle([succeeded(lease)])
+    queue.release([give_back(lease)])
+    assert pair.nothing(queue)
+
+
+def test_renew_keeps_what_is_held(pair: Pair, queue: Queue) -> None:
+    queue.put(tasks(2))
+    leases = pair.lease(queue, 2)
+    assert queue.renew(leases, TTL) == []
+
+
+def test_renew_says_what_is_lost(pair: Pair, queue: Queue) -> None:
+    if pair.lacks(Limit.NO_FENCE, queue):
+        pytest.skip(Limit.NO_FENCE.value)
+    queue.put(tasks(2))
+    lost, held = pair.lease(queue, 2)
+    queue.settle([succeeded(lost)])
+    assert queue.renew([lost, held], TTL) == [lost]
+
+
+def test_next_generation_begins_anew(pair: Pair, queue: Queue) -> None:
+    queue.put(tasks(1))
+    lease = pair.one(queue)
+    queue.release([give_back(lease, note=ended_note(lease))])
+    lease = pair.one(queue)
+    queue.settle([failed(lease)])
+    queue.put([next_generation(lease.task)])
+    second = pair.one(queue)
+    assert second.task == next_generation(lease.task)
+    assert second.tries == 0
+    assert pair.records.history(second.task.id, 2).ended == ()
+    queue.settle([succeeded(second)])
+    found = pair.records.find_all(lease.task.id)
+    assert [(record.generation, record.state) for record in found] == [
+        (1, TaskState.FAILED),
+        (2, TaskState.SUCCEEDED),
+    ]
+    assert list(pair.records.marks("sample", TaskState.FAILED)) == []
+
+
+def test_cancelled_record_of_waiting_task_stands_against_its_attempt(pair: Pair, queue: Queue) -> None:
+    queue.put(tasks(1))
+    lease = pair.one(queue)
+    cancelled = replace(
+        record_for(lease, state=TaskState.CANCELLED, reason=EndReason.CANCELLED), token=new_token(), attempts=0
+    )
+    pair.records.commit(cancelled)
+    refused = queue.settle([succeeded(lease)]).refused
+    assert [one.record for one in refused] == [cancelled]
+    with pytest.raises(RecordExists):
+        pair.records.commit(record_for(lease))
+
+
+def test_pause_stops_leasing_until_resume(pair: Pair, queue: Queue) -> None:
+    queue.pause()
+    queue.put(tasks(1))
+    assert pair.nothing(queue)
+    queue.resume()
+    assert pair.one(queue).task == tasks(1)[0]
+
+
+def test_purge_leaves_nothing_to_lease(pair: Pair, queue: Queue) -> None:
+    queue.put(tasks(3))
+    purged = queue.purge()
+    assert pair.nothing(pair.worker())
+    if pair.lacks(Limit.FORGETS_WAITING, queue):
+        assert purged is None
+        return
+    assert purged == 3
+    assert {pair.records.find(task.id, 1).state for task in tasks(3)} == {TaskState.CANCELLED}  # type: ignore[union-attr]
+
+
+def test_depth_counts_where_it_can(pair: Pair, queue: Queue) -> None:
+    queue.put(tasks(3))
+    lease = pair.one(queue)
+    queue.release([give_back(lease, delay_s=3600)])
+    pair.one(queue)
+    depth = queue.depth()
+    if pair.lacks(Limit.NO_DEPTH, queue):
+        assert depth is None
+        return
+    assert depth is not None
+    assert (depth.ready, depth.delayed, depth.leased) == (1, 1, 1)
+
+
+def test_peek_leases_nothing(pair: Pair, queue: Queue) -> None:
+    queue.put(tasks(3))
+    if pair.lacks(Limit.NO_PEEK, queue):
+        with pytest.raises(NotPossible):
+            queue.peek(2)
+        return
+    assert queue.peek(2) == tasks(2)
+    assert len(pair.lease(queue, 3)) == 3
