@@ -210,6 +210,9 @@ class RecordStore(Protocol):
     def records(self, experiment: str) -> Iterator[Record]:
         """All of them, in no order; a read for each unless it is the queue's own file."""
 
+    def recorded(self, experiment: str) -> Iterator[tuple[str, int]]:
+        """Id and generation of each record, in no order, by listing alone."""
+
     # attempts
     def note_started(self, task: Task, started: StartedMark) -> None: ...
     def note_ended(self, task: Task, note: EndedNote) -> None:

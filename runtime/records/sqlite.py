@@ -155,6 +155,9 @@ class SqliteRecords(BlobRecords):
             last = rows[-1][0]
             yield from found
 
+    def recorded(self, experiment: str) -> Iterator[tuple[str, int]]:
+        return ((record.task_id, record.generation) for record in self.records(experiment))
+
     # attempts
 
     def note_started(self, task: Task, started: StartedMark) -> None:
