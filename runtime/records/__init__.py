@@ -1,0 +1,64 @@
+"""Record stores by URL. A backend is imported on use; others may add schemes through an entry point."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
+
+from runtime.errors import InvalidValue, UnknownName
+
+if TYPE_CHECKING:
+    from runtime.records.base import RecordStore
+
+ENTRY_POINTS: Final = "research_runtime.records"
+"""Group of third parties' stores: the name is the scheme, the object takes the URL and returns the store."""
+
+SCHEMES: Final = ("file", "gs", "memory", "s3", "sqlite")
+
+
+def open_records(url: str) -> RecordStore:
+    """The store at `url`: `file:/folder` or an absolute path, `gs://…`, `s3://…`, `sqlite:/file`, `memory:`.
+
+    Touches the network not at all and the disk only to see that a folder is there; `check` proves what it promises.
+    """
+    if url.startswith("/"):
+        url = f"file:{url}"
+    scheme, colon, rest = url.partition(":")
+    match scheme if colon else "":
+        case "file":
+            from runtime.records.folder import FolderRecords
+
+            return FolderRecords(_local_path(url, rest))
+        case "gs" | "s3":
+            from runtime.records.bucket import BucketRecords
+
+            return BucketRecords(url)
+        case "memory":
+            from runtime.records.memory import MemoryRecords
+
+            return MemoryRecords()
+        case "sqlite":
+            return _open_sqlite(_local_path(url, rest))
+    found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if scheme not in found:
+        known = [f"{name}:" for name in (*SCHEMES, *found)]
+        raise UnknownName("record store", url, known, hint="for a folder write `file:` and its absolute path")
+    store: RecordStore = found[scheme].load()(url)
+    return store
+
+
+def _local_path(url: str, rest: str) -> Path:
+    """Of `file:/a`, `file:///a` and their like; `%20` is read only behind `//`, where URLs are quoted."""
+    path = Path(unquote(rest[2:]) if rest.startswith("//") else rest)
+    if not path.is_absolute():
+        raise InvalidValue("record store", url, "an absolute path behind the colon, such as file:/lab/records")
+    return path
+
+
+def _open_sqlite(path: Path) -> RecordStore:
+    from runtime.embedded import EmbeddedFile
+    from runtime.records.sqlite import SqliteRecords
+
+    return SqliteRecords(EmbeddedFile(path))

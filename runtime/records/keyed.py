@@ -102,12 +102,7 @@ class BlobRecords(RecordStore):
         record = self.fit(record)
         self._see_experiment(record.experiment)
         key = self._record_key(record.task_id, record.generation, self._home(record.task_id, record.experiment))
-        try:
-            existing = self._create_or_read(key, codec.encode_record(record))
-        except StoreUnavailable:
-            existing = self._read_back(key)
-            if existing is None:
-                raise
+        existing = self._create_or_read(key, codec.encode_record(record))
         if existing is None:
             return
         first = codec.decode_record(existing, self._address(key))
@@ -155,6 +150,9 @@ class BlobRecords(RecordStore):
 
     def records(self, experiment: str) -> Iterator[Record]:
         return self._read_records(self._record_keys(experiment))
+
+    def recorded(self, experiment: str) -> Iterator[tuple[str, int]]:
+        return ((task_id, generation) for _, task_id, generation in _parsed(self._record_keys(experiment)))
 
     # attempts
 
@@ -464,12 +462,6 @@ class BlobRecords(RecordStore):
             # S3 refuses while another's conditional write is on its way, and that one may fail yet.
             time.sleep(pause)
         raise StoreUnavailable(f"`{self._address(key)}` was refused as existing, yet it is not there")
-
-    def _read_back(self, key: str) -> bytes | None:
-        try:
-            return self.blobs.get(key)
-        except StoreUnavailable:
-            return None
 
     def _read_record(self, key: str) -> Record | None:
         data = self.blobs.get(key)

@@ -1,0 +1,272 @@
+"""Records in a bucket, `gs://bucket/prefix` or `s3://bucket/prefix`, through obstore.
+
+The library retries what a service says may be retried, with backoff, and may then meet its own write; all that is
+ambiguous ends in reading back. Endpoints and credentials come from the clouds' own environment variables:
+`AWS_ENDPOINT_URL` and `STORAGE_EMULATOR_HOST` (then without credentials) point to another server.
+A process that forks opens its store afterwards: the library has threads of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from runtime.clock import Clock
+from runtime.errors import InvalidValue, MissingExtra, StoreUnavailable
+from runtime.records.blobs import BlobInfo
+from runtime.records.keyed import BlobRecords
+
+REQUEST_TIMEOUT: Final = timedelta(seconds=60)
+RETRY_FOR: Final = timedelta(seconds=60)
+AMBIGUOUS_TRIES: Final = 3
+"""A write whose answer did not come in time is looked for and begun anew this often."""
+PAGE: Final = 1000
+
+_EXTRAS: Final = {"gs": "gcp", "s3": "ec2"}
+_NATIVE_GOOGLE: Final = {"authorized_user", "service_account"}
+_LAST: Final = "~"
+"""Sorts behind every character of a key."""
+
+T = TypeVar("T")
+
+
+class BucketBlobs:
+    parallel = 32
+
+    def __init__(self, url: str, *, timeout: timedelta = REQUEST_TIMEOUT, retry_for: timedelta = RETRY_FOR) -> None:
+        """Contacts nothing yet. Raises `MissingExtra` without the library, `InvalidValue` without a bucket."""
+        scheme, _, rest = url.partition("://")
+        bucket, _, prefix = rest.strip("/").partition("/")
+        if scheme not in _EXTRAS or not bucket:
+            raise InvalidValue("record store", url, "gs://BUCKET/PREFIX or s3://BUCKET/PREFIX")
+        try:
+            import obstore
+        except ModuleNotFoundError:
+            raise MissingExtra(f"record store `{url}`", _EXTRAS[scheme]) from None
+        self.url = f"{scheme}://{bucket}" + (f"/{prefix}" if prefix else "")
+        self._bucket, self._scheme = bucket, scheme
+        self._obstore: Any = obstore
+        self._store = _open_store(
+            scheme,
+            bucket,
+            prefix=prefix or None,
+            client_options={"timeout": timeout, "connect_timeout": timedelta(seconds=5)},
+            retry_config={
+                "max_retries": 8,
+                "retry_timeout": retry_for,
+                "backoff": {
+                    "init_backoff": timedelta(milliseconds=100),
+                    "max_backoff": timedelta(seconds=10),
+                    "base": 2,
+                },
+            },
+        )
+        self._next_chunk: dict[str, int] = {}
+
+    def create(self, key: str, data: bytes) -> bool:
+        for tries_left in reversed(range(AMBIGUOUS_TRIES)):
+            try:
+                self._obstore.put(self._store, key, data, mode="create", use_multipart=False)
+            except self._obstore.exceptions.AlreadyExistsError:
+                return False
+            except (self._obstore.exceptions.BaseError, OSError) as problem:
+                failure = self._explain(problem, key)
+                # It may have been stored though no answer came; the caller sees by what is there whose it is.
+                if not failure.retryable or (self.get(key) is None and not tries_left):
+                    raise failure from problem
+                if self.get(key) is not None:
+                    return False
+            else:
+                return True
+        raise AssertionError(key)
+
+    def put(self, key: str, data: bytes) -> None:
+        for tries_left in reversed(range(AMBIGUOUS_TRIES)):
+            try:
+                self._obstore.put(self._store, key, data, use_multipart=False)
+            except (self._obstore.exceptions.BaseError, OSError) as problem:
+                failure = self._explain(problem, key)
+                if not failure.retryable or not tries_left:
+                    raise failure from problem
+            else:
+                return
+
+    def get(self, key: str) -> bytes | None:
+        try:
+            return self._call(key, lambda: bytes(self._obstore.get(self._store, key).bytes()))
+        except FileNotFoundError:
+            return None
+
+    def delete(self, key: str) -> None:
+        try:
+            self._call(key, lambda: self._obstore.delete(self._store, key))
+        except FileNotFoundError:
+            return
+
+    def list_keys(self, prefix: str, *, after: str | None = None) -> Iterator[str]:
+        return (found["path"] for found in self._list(prefix, after))
+
+    def list_blobs(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
+        for found in self._list(prefix, after):
+            yield BlobInfo(found["path"], found["size"], found["last_modified"])
+
+    def _list(self, prefix: str, after: str | None) -> Iterator[Any]:
+        """The library lists whole folders; a prefix that ends inside a name starts there and stops behind it."""
+        folder, _, start = prefix.rpartition("/")
+        before = f"{prefix[:-1]}{chr(ord(prefix[-1]) - 1)}{_LAST}" if start else None
+        offset = max(filter(None, (before, after)), default=None)
+        pages = self._obstore.list(self._store, folder or None, offset=offset, chunk_size=PAGE)
+        while True:
+            try:
+                page = self._call(prefix, lambda: next(pages, None))
+            except FileNotFoundError as problem:
+                raise self._explain(problem, prefix) from problem
+            if page is None:
+                return
+            for found in page:
+                path = found["path"]
+                if path.startswith(prefix):
+                    if offset is None or path > offset:
+                        yield found
+                elif path > prefix:
+                    return
+
+    def append(self, key: str, data: bytes) -> None:
+        """One create-only object for each call: `t.log` becomes `t.00000.log`, `t.00001.log` …; give it much at once."""
+        stem, _, suffix = key.rpartition(".")
+        number = self._next_chunk.get(key)
+        if number is None:
+            last = max(self.list_keys(f"{stem}."), default=None)
+            number = 0 if last is None else int(last.rsplit(".", 2)[1]) + 1
+        while not self.create(chunk := f"{stem}.{number:05}.{suffix}", data):
+            if self.get(chunk) == data:
+                break
+            number += 1
+        if len(self._next_chunk) > 10_000:
+            self._next_chunk = {}
+        self._next_chunk[key] = number + 1
+
+    def stream(self, key: str) -> Iterator[bytes]:
+        stem = key.rpartition(".")[0]
+        for chunk in self.list_keys(f"{stem}."):
+            if data := self.get(chunk):
+                yield data
+
+    def path(self, key: str) -> Path | None:  # noqa: ARG002  -- nothing in a bucket has a local path
+        return None
+
+    def close(self) -> None:
+        pass
+
+    def _call(self, key: str, call: Callable[[], T]) -> T:
+        """Of an object that is not there it raises `FileNotFoundError`."""
+        for tries_left in reversed(range(AMBIGUOUS_TRIES)):
+            try:
+                return call()
+            except FileNotFoundError as problem:
+                if "NoSuchBucket" in str(problem):
+                    raise self._explain(problem, key) from problem
+                raise
+            except (self._obstore.exceptions.BaseError, OSError) as problem:
+                failure = self._explain(problem, key)
+                if not failure.retryable or not tries_left:
+                    raise failure from problem
+        raise AssertionError(key)
+
+    def _explain(self, problem: Exception, key: str) -> StoreUnavailable:
+        said = str(problem).partition("\n")[0]
+        place = f"at `{self.url}/{key}`"
+        if isinstance(problem, FileNotFoundError) or "404 Not Found" in said:
+            return StoreUnavailable(
+                f"there is no bucket `{self._bucket}`",
+                facts=[place, said],
+                hint="check the stack's `records` url, or run `pulumi up`",
+                retryable=False,
+            )
+        exceptions = self._obstore.exceptions
+        denied = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
+        if isinstance(problem, denied) or "403 Forbidden" in said or "401 Unauthorized" in said:
+            who = "gcloud auth application-default login" if self._scheme == "gs" else "aws sts get-caller-identity"
+            return StoreUnavailable(
+                f"bucket `{self._bucket}` refused us", facts=[place, said], hint=f"`{who}`", retryable=False
+            )
+        return StoreUnavailable(f"bucket `{self._bucket}` did not answer as it should", facts=[place, said])
+
+
+class BucketRecords(BlobRecords):
+    def __init__(self, url: str, *, clock: Clock | None = None) -> None:
+        super().__init__(BucketBlobs(url), clock=clock)
+
+
+def _open_store(scheme: str, bucket: str, *, client_options: dict[str, Any], **options: Any) -> Any:
+    from obstore.store import GCSStore, S3Store
+
+    if scheme == "s3":
+        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+        if endpoint.startswith("http://"):
+            client_options["allow_http"] = True
+        return S3Store(bucket, client_options=client_options, **_aws_credentials(), **options)
+    emulator = os.environ.get("STORAGE_EMULATOR_HOST")
+    if emulator:
+        options["base_url"] = emulator if "://" in emulator else f"http://{emulator}"
+        options["bearer_token"] = "anonymous"
+        client_options["allow_http"] = True
+    else:
+        options |= _google_credentials()
+    return GCSStore(bucket, client_options=client_options, **options)
+
+
+def _aws_credentials() -> dict[str, Any]:
+    """Nothing where the library finds them by itself: in the environment, or from the machine it runs on.
+
+    Profiles and single sign-on of a laptop are read by boto3, which is slow to import and so only asked for those.
+    """
+    by_itself = (
+        "AWS_ACCESS_KEY_ID",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AWS_SKIP_SIGNATURE",
+    )
+    if any(os.environ.get(name) for name in by_itself) or not _has_aws_profile():
+        return {}
+    try:
+        from obstore.auth.boto3 import Boto3CredentialProvider
+    except ModuleNotFoundError:
+        return {}
+    return {"credential_provider": Boto3CredentialProvider()}
+
+
+def _has_aws_profile() -> bool:
+    named = (os.environ.get("AWS_SHARED_CREDENTIALS_FILE"), os.environ.get("AWS_CONFIG_FILE"))
+    usual = (Path.home() / ".aws/credentials", Path.home() / ".aws/config")
+    return any(Path(own or default).exists() for own, default in zip(named, usual, strict=True))
+
+
+def _google_credentials() -> dict[str, Any]:
+    """Nothing where the library can use the default credentials; workload identities go through google-auth."""
+    file = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+    path = Path(file) if file else Path.home() / ".config/gcloud/application_default_credentials.json"
+    try:
+        kind = json.loads(path.read_bytes()).get("type")
+    except (OSError, ValueError, AttributeError):
+        return {}
+    if kind in _NATIVE_GOOGLE:
+        return {}
+    try:
+        import google.auth
+        from google.auth.transport.requests import Request
+    except ModuleNotFoundError:
+        return {}
+    credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/devstorage.read_write"])
+
+    def refresh() -> dict[str, Any]:
+        credentials.refresh(Request())
+        expiry: datetime | None = credentials.expiry
+        return {"token": credentials.token, "expires_at": expiry and expiry.replace(tzinfo=UTC)}
+
+    return {"credential_provider": refresh}

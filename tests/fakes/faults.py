@@ -1,0 +1,180 @@
+"""An HTTP server on 127.0.0.1 that counts what it is asked, and can fail the way a cloud does.
+
+`FaultProxy` stands in front of a real server, `GcsServer` (in gcs.py) answers by itself; both take the same faults.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Self
+
+
+class Fault(StrEnum):
+    STORE_THEN_503 = "store, then answer 503"
+    STORE_THEN_DROP = "store, then close the connection without an answer"
+    STORE_THEN_STALL = "store, then answer late"
+    REFUSE_503 = "answer 503 and store nothing"
+    REFUSE_429 = "answer 429 and store nothing"
+    REFUSE_403 = "answer 403 and store nothing"
+    CONFLICT_409 = "answer 409 as S3 does while another conditional write is under way"
+
+
+@dataclass
+class Request:
+    method: str
+    path: str
+    """With its query."""
+    headers: dict[str, str]
+    """By lower-case name."""
+    body: bytes
+
+    @property
+    def kind(self) -> str:
+        return "LIST" if self.method == "GET" and "list-type=2" in self.path else self.method
+
+
+@dataclass
+class Response:
+    status: int
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+class FaultyServer:
+    """Answers with `answer`. A fault is for the next requests of its kind, one each."""
+
+    stall_s = 3.0
+
+    def __init__(self) -> None:
+        self.requests: Counter[str] = Counter()
+        """By kind: LIST, GET, PUT, DELETE …"""
+        self.log: list[Request] = []
+        self._faults: list[tuple[str, Fault]] = []
+        self._lock = threading.Lock()
+        self._server = _Server(("127.0.0.1", 0), _handler(self))
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def start(self) -> Self:
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def fail_next(self, kind: str, faults: Iterable[Fault]) -> None:
+        with self._lock:
+            self._faults += [(kind, fault) for fault in faults]
+
+    @property
+    def faults_left(self) -> int:
+        return len(self._faults)
+
+    def answer(self, request: Request) -> Response:
+        raise NotImplementedError
+
+    def handle(self, request: Request) -> Response | None:
+        """None closes the connection."""
+        with self._lock:
+            self.requests[request.kind] += 1
+            self.log.append(request)
+            index = next((i for i, (kind, _) in enumerate(self._faults) if kind == request.kind), None)
+            fault = None if index is None else self._faults.pop(index)[1]
+        match fault:
+            case None:
+                return self.answer(request)
+            case Fault.REFUSE_503:
+                return Response(503, body=b"<Error><Code>SlowDown</Code></Error>")
+            case Fault.REFUSE_429:
+                return Response(429, body=b"<Error><Code>TooManyRequests</Code></Error>")
+            case Fault.REFUSE_403:
+                return Response(403, body=b"<Error><Code>AccessDenied</Code></Error>")
+            case Fault.CONFLICT_409:
+                return Response(409, body=b"<Error><Code>ConditionalRequestConflict</Code></Error>")
+            case Fault.STORE_THEN_503:
+                self.answer(request)
+                return Response(503, body=b"<Error><Code>InternalError</Code></Error>")
+            case Fault.STORE_THEN_STALL:
+                stored = self.answer(request)
+                time.sleep(self.stall_s)
+                return stored
+            case Fault.STORE_THEN_DROP:
+                self.answer(request)
+                return None
+
+
+class FaultProxy(FaultyServer):
+    """Hands everything to the server at `host:port` and adds faults on the way."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        self._address = address
+        self._local = threading.local()
+
+    def answer(self, request: Request) -> Response:
+        connection = http.client.HTTPConnection(self._address, timeout=60)
+        try:
+            headers = {name: value for name, value in request.headers.items() if name != "connection"}
+            connection.request(request.method, request.path, body=request.body or None, headers=headers)
+            response = connection.getresponse()
+            body = response.read()
+            kept = {
+                name: value
+                for name, value in response.getheaders()
+                if name.lower() not in ("connection", "content-length", "transfer-encoding", "date", "server")
+            }
+            return Response(response.status, kept, body)
+        finally:
+            connection.close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that hung up is no news."""
+
+
+def _handler(server: FaultyServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+        wbufsize = 1 << 16
+
+        def _serve(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length") or 0))
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            response = server.handle(Request(self.command, self.path, headers, body))
+            if response is None:
+                self.close_connection = True
+                self.connection.shutdown(socket.SHUT_RDWR)
+                return
+            self.send_response_only(response.status)
+            for name, value in response.headers.items():
+                self.send_header(name, value)
+            # A HEAD says how long the body would be and sends none; so does an answer without content.
+            self.send_header("Content-Length", response.headers.get("x-length", str(len(response.body))))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(response.body)
+            self.wfile.flush()
+
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve  # noqa: N815
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    return Handler
