@@ -3,7 +3,7 @@
 Three things are told apart. A *failure* is the task's own doing and spends `max_failures`. A *preemption* or a lost
 machine is not: it spends a budget of its own, and only where the attempt had no time to prove anything. A *crasher*
 kills the worker it runs on: after a first sudden loss the task runs alone, and only losses that happened alone,
-soon and without progress count towards burying it. docs/decisions/retry-budgets.md has the reasons and a simulation.
+soon and without progress count towards burying it. An attempt that proved itself clears both counts. docs/decisions/retry-budgets.md has the reasons and a simulation.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def decide(
     if not notes:
         return Again(now, alone=False, charged=Budget.NONE, spent=0)
     last = notes[-1]
-    alone = any(_suspicious(note) for note in notes)
+    unproven = _since_proven(notes)
+    alone = any(_suspicious(note) for note in unproven)
     match last.reason.budget:
         case Budget.NEVER:
             return GiveUp(last.reason, last.message or f"ended as {last.reason}")
@@ -75,14 +76,14 @@ def decide(
             if spent >= task.max_failures:
                 return GiveUp(last.reason, last.message or f"ended as {last.reason}")
         case Budget.PREEMPTIONS:
-            crashes = sum(_crash(note) for note in notes)
+            crashes = sum(_crash(note) for note in unproven)
             if crashes >= CRASHES_TO_BURY:
                 return GiveUp(
                     EndReason.LOST,
                     f"killed its worker {crashes} times, alone on it, within {PROVEN_AFTER.seconds // 60} minutes "
                     f"and without progress; last on {last.worker}",
                 )
-            spent = sum(_charged_preemption(note) for note in notes)
+            spent = sum(_charged_preemption(note) for note in unproven)
             if spent >= PREEMPTION_BUDGET:
                 return GiveUp(last.reason, f"preempted or lost {spent} times before it could prove anything")
         case _:
@@ -107,6 +108,15 @@ def _in_a_row(notes: list[EndedNote]) -> int:
             break
         count += 1
     return count - 1 if last is Budget.PREEMPTIONS else count
+
+
+def _since_proven(notes: list[EndedNote]) -> list[EndedNote]:
+    """The attempts since the last that ran long enough, or got somewhere: it cleared what was held against the task.
+
+    Without this, machines that live for hours on average would bury a task of many hours by their few early deaths.
+    """
+    proven = [index for index, note in enumerate(notes) if not _unproven(note)]
+    return notes[proven[-1] + 1 :] if proven else notes
 
 
 def _unproven(note: EndedNote) -> bool:

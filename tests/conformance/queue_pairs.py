@@ -178,6 +178,7 @@ def _open_store(store: str, folder: Path, request: pytest.FixtureRequest) -> Rec
         case "memory":
             return open_records("memory:")
         case "folder":
+            (folder / "records").mkdir()
             return open_records(f"file:{folder / 'records'}")
         case _:
             import boto3
