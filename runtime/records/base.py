@@ -110,7 +110,7 @@ class Mark:
     task: Task | None
     """What redrive publishes again; None for what could not be parsed."""
     raw: str | None = None
-    """The message as it came, where it could not be parsed."""
+    """The message as it came, where it could not be parsed. Neither it nor a task: the dead letter was purged."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -223,12 +223,21 @@ class RecordStore(Protocol):
     # what did not succeed
     def mark(self, mark: Mark) -> None: ...
     def unmark(self, task_id: str, generation: int, state: TaskState) -> None: ...
-    def marks(self, experiment: str | None = None, state: TaskState | None = None) -> Iterator[Mark]:
-        """Newest generation of each; a mark whose record says otherwise is skipped."""
+    def marks(
+        self, experiment: str | None = None, state: TaskState | None = None, *, limit: int | None = None
+    ) -> Iterator[Mark]:
+        """Newest generation of each; a mark whose record says otherwise is skipped.
+
+        `limit` bounds what is looked at, and so the requests; fewer may come back.
+        """
+
+    def find_mark(self, task_id: str, generation: int, state: TaskState) -> Mark | None:
+        """That one, if `marks` would list it."""
 
     # what was submitted
     def put_experiment(self, experiment: str, *, queue: str | None) -> None: ...
     def experiments(self) -> list[ExperimentSeen]: ...
+    def find_experiment(self, experiment: str) -> ExperimentSeen | None: ...
     def put_part(self, experiment: str, index: int, lines: Sequence[str]) -> ManifestPart: ...
     def parts(self, experiment: str) -> list[ManifestPart]: ...
     def read_part(self, part: ManifestPart) -> list[str]: ...
@@ -252,6 +261,12 @@ class RecordStore(Protocol):
         """Without `exact` never a request per task, and none per worker."""
 
     # files
+    def record_url(self, task_id: str, generation: int) -> str:
+        """Where a person finds a record that exists."""
+
+    def log_url(self, task_id: str, token: str) -> str:
+        """What `append_log` returns, also before its first call."""
+
     def outputs_url(self, task_id: str, token: str) -> str:
         """Where an attempt's outputs belong: a folder's path, or a bucket's URL."""
 

@@ -101,7 +101,7 @@ class BlobRecords(RecordStore):
     def commit(self, record: Record) -> None:
         record = self.fit(record)
         self._see_experiment(record.experiment)
-        key = self._record_key(record.task_id, record.generation, self._home(record.task_id, record.experiment))
+        key = _record_key(record.task_id, record.generation, self._home(record.task_id, record.experiment))
         existing = self._create_or_read(key, codec.encode_record(record))
         if existing is None:
             return
@@ -123,7 +123,7 @@ class BlobRecords(RecordStore):
 
     def find(self, task_id: str, generation: int) -> Record | None:
         home = self._find_home(task_id)
-        return None if home is None else self._read_record(self._record_key(task_id, generation, home))
+        return None if home is None else self._read_record(_record_key(task_id, generation, home))
 
     def find_all(self, task_id: str) -> list[Record]:
         home = self._find_home(task_id)
@@ -149,10 +149,14 @@ class BlobRecords(RecordStore):
         return sorted(found)[:limit]
 
     def records(self, experiment: str) -> Iterator[Record]:
-        return self._read_records(self._record_keys(experiment))
+        shards = _record_shards(experiment)
+        return self._read_records(itertools.chain.from_iterable(map(self.blobs.list_keys, shards)))
 
     def recorded(self, experiment: str) -> Iterator[tuple[str, int]]:
-        return ((task_id, generation) for _, task_id, generation in _parsed(self._record_keys(experiment)))
+        def listed(shard: str) -> list[tuple[str, int]]:
+            return [(task_id, generation) for _, task_id, generation in _parsed(self.blobs.list_keys(shard))]
+
+        return itertools.chain.from_iterable(self._in_parallel(listed, _record_shards(experiment)))
 
     # attempts
 
@@ -193,21 +197,28 @@ class BlobRecords(RecordStore):
         if home is not None:
             self.blobs.delete(_mark_key(home, task_id, generation, state))
 
-    def marks(self, experiment: str | None = None, state: TaskState | None = None) -> Iterator[Mark]:
+    def marks(
+        self, experiment: str | None = None, state: TaskState | None = None, *, limit: int | None = None
+    ) -> Iterator[Mark]:
         """A mark counts once its record says the same and the next generation has none."""
         prefix = "marks/" if experiment is None else f"marks/{experiment_digest(experiment)}/"
         keys = itertools.chain.from_iterable(_newest_of_each(self.blobs.list_keys(prefix)))
         wanted = (key for key in keys if state is None or key.endswith(f".{state}.json"))
-        return (mark for mark in self._in_parallel(self._confirmed_mark, wanted) if mark is not None)
+        looked_at = itertools.islice(wanted, limit)
+        return (mark for mark in self._in_parallel(self._confirmed_mark, looked_at) if mark is not None)
+
+    def find_mark(self, task_id: str, generation: int, state: TaskState) -> Mark | None:
+        home = self._find_home(task_id)
+        return None if home is None else self._confirmed_mark(_mark_key(home, task_id, generation, state))
 
     def _confirmed_mark(self, key: str) -> Mark | None:
         [(_, task_id, generation)] = _parsed([key])
         home = key.split("/")[1]
-        record = self._read_record(self._record_key(task_id, generation, home))
+        record = self._read_record(_record_key(task_id, generation, home))
         if record is None or key != _mark_key(home, task_id, generation, record.state):
             return None
         # A redrive that stopped between its two steps left the mark; the task lives on in the next generation.
-        if self.blobs.get(self._record_key(task_id, generation + 1, home)) is not None:
+        if self.blobs.get(_record_key(task_id, generation + 1, home)) is not None:
             return None
         data = self.blobs.get(key)
         return None if data is None else codec.decode_mark(data, self._address(key))
@@ -215,7 +226,7 @@ class BlobRecords(RecordStore):
     # what was submitted
 
     def put_experiment(self, experiment: str, *, queue: str | None) -> None:
-        key = f"experiments/{experiment_digest(experiment)}-{_quoted(experiment)[:200]}.json"
+        key = _experiment_key(experiment)
         seen = ExperimentSeen(experiment, self._clock.now(), queue)
         existing = self._create_or_read(key, codec.encode_experiment(seen))
         self._known_experiments.add(experiment)
@@ -230,6 +241,11 @@ class BlobRecords(RecordStore):
         return sorted(
             (codec.decode_experiment(data, self._address(key)) for key, data in found), key=lambda seen: seen.name
         )
+
+    def find_experiment(self, experiment: str) -> ExperimentSeen | None:
+        key = _experiment_key(experiment)
+        data = self.blobs.get(key)
+        return None if data is None else codec.decode_experiment(data, self._address(key))
 
     def put_part(self, experiment: str, index: int, lines: Sequence[str]) -> ManifestPart:
         """Create-only by index: the same lines again are the same part, others raise `PartTaken`."""
@@ -337,8 +353,9 @@ class BlobRecords(RecordStore):
         digest = experiment_digest(experiment)
         if exact:
             submitted = sum(part.count for part in self.parts(experiment))
-            prefixes = [f"records/{digest}/{shard}/" for shard in _HEX]
-            ended: Counter[TaskState] = sum(self._in_parallel(self._count_records, prefixes), Counter())
+            ended: Counter[TaskState] = sum(
+                self._in_parallel(self._count_records, _record_shards(experiment)), Counter()
+            )
         else:
             counters = self._start(lambda: self._sum_counters(digest))
             marks = self._start(lambda: self._count_marks(digest))
@@ -387,11 +404,17 @@ class BlobRecords(RecordStore):
 
     # files
 
+    def record_url(self, task_id: str, generation: int) -> str:
+        return self._address(_record_key(task_id, generation, self._find_home(task_id) or ""))
+
+    def log_url(self, task_id: str, token: str) -> str:
+        return self._address(_log_key(task_id, token))
+
     def outputs_url(self, task_id: str, token: str) -> str:
         return self._address(f"outputs/{task_id}/{token}")
 
     def append_log(self, task_id: str, token: str, data: bytes) -> str:
-        key = f"logs/{task_id}/{token}.log"
+        key = _log_key(task_id, token)
         self.blobs.append(key, data)
         return self._address(key)
 
@@ -410,14 +433,6 @@ class BlobRecords(RecordStore):
     def _address(self, key: str) -> str:
         path = self.blobs.path(key)
         return f"{self.url}/{key}" if path is None else str(path)
-
-    def _record_key(self, task_id: str, generation: int, home: str) -> str:
-        return f"records/{home}/{_shard(task_id)}/{task_id}.g{generation}.json"
-
-    def _record_keys(self, experiment: str) -> Iterator[str]:
-        home = experiment_digest(experiment)
-        for shard in _HEX:
-            yield from self.blobs.list_keys(f"records/{home}/{shard}/")
 
     def _home(self, task_id: str, experiment: str) -> str:
         """The digest under which a task's records lie, written down first where its id does not end with it."""
@@ -528,8 +543,25 @@ def _home_key(task_id: str) -> str:
     return f"homes/{_shard(task_id)}/{task_id}.json"
 
 
+def _record_key(task_id: str, generation: int, home: str) -> str:
+    return f"records/{home}/{_shard(task_id)}/{task_id}.g{generation}.json"
+
+
+def _record_shards(experiment: str) -> list[str]:
+    digest = experiment_digest(experiment)
+    return [f"records/{digest}/{shard}/" for shard in _HEX]
+
+
+def _experiment_key(experiment: str) -> str:
+    return f"experiments/{experiment_digest(experiment)}-{_quoted(experiment)[:200]}.json"
+
+
 def _mark_key(home: str, task_id: str, generation: int, state: TaskState) -> str:
     return f"marks/{home}/{task_id}.g{generation}.{state}.json"
+
+
+def _log_key(task_id: str, token: str) -> str:
+    return f"logs/{task_id}/{token}.log"
 
 
 def _quoted(name: str) -> str:

@@ -190,27 +190,40 @@ class SqliteRecords(BlobRecords):
     # what did not succeed: the records themselves say it
 
     def mark(self, mark: Mark) -> None:
-        """Nothing to write: the record, in the same transaction, is the mark."""
+        """The record, in the same transaction, is the mark; only that its dead letter was purged is written down."""
+        if mark.task is None and mark.raw is None:
+            self.blobs.put(_purged_key(mark.task_id, mark.generation), b"")
 
     def unmark(self, task_id: str, generation: int, state: TaskState) -> None:
         """Nothing to remove: a newer generation closes it."""
 
-    def marks(self, experiment: str | None = None, state: TaskState | None = None) -> Iterator[Mark]:
-        where, values = "r.state<>'succeeded' AND (r.rid & 1048575)=t.generation", []
-        # A task whose next generation was put is in another table now and its mark is closed.
+    def marks(
+        self, experiment: str | None = None, state: TaskState | None = None, *, limit: int | None = None
+    ) -> Iterator[Mark]:
+        """Newest first."""
+        where, values = "", []
         if experiment is not None:
             where += " AND e.name=?"
             values.append(experiment)
         if state is not None:
             where += " AND r.state=?"
             values.append(state.value)
+        return self._marks(where, values, limit)
+
+    def find_mark(self, task_id: str, generation: int, state: TaskState) -> Mark | None:
+        where = " AND t.id=? AND t.generation=? AND r.state=? AND r.rid=((t.seq << 20) | t.generation)"
+        return next(self._marks(where, [task_id, generation, state.value], 1), None)
+
+    def _marks(self, where: str, values: Sequence[object], limit: int | None) -> Iterator[Mark]:
         with self.file.reading() as connection:
             rows = connection.execute(
                 "SELECT r.rid, r.state, r.reason, r.message, r.ended, e.name, t.body FROM records r "
                 "JOIN tasks t ON t.seq=(r.rid >> 20) JOIN experiments e ON e.id=t.experiment "
-                f"WHERE {where} ORDER BY r.ended DESC",
-                values,
+                # A task whose next generation was put is in another table now and its mark is closed.
+                f"WHERE r.state<>'succeeded' AND (r.rid & 1048575)=t.generation{where} ORDER BY r.ended DESC LIMIT ?",
+                (*values, -1 if limit is None else limit),
             ).fetchall()
+        thrown_away = set(self.blobs.list_keys(_purged_key("", None))) if rows else set()
         for rid, ended_as, reason, message, ended, name, body in rows:
             generation = split_record_id(rid)[1]
             task = replace(decode_task(body), generation=generation)
@@ -222,7 +235,7 @@ class SqliteRecords(BlobRecords):
                 marked_at=_time(ended),
                 reason=EndReason(reason),
                 message=message,
-                task=task,
+                task=None if _purged_key(task.id, generation) in thrown_away else task,
             )
 
     # what was submitted: the queue's table is the manifest
@@ -236,6 +249,14 @@ class SqliteRecords(BlobRecords):
                 "SELECT e.name, e.created, q.name FROM experiments e JOIN queues q ON q.id=e.queue ORDER BY e.created"
             ).fetchall()
         return [ExperimentSeen(name, _time(created), queue) for name, created, queue in rows]
+
+    def find_experiment(self, experiment: str) -> ExperimentSeen | None:
+        with self.file.reading() as connection:
+            row = connection.execute(
+                "SELECT e.created, q.name FROM experiments e JOIN queues q ON q.id=e.queue WHERE e.name=?",
+                (experiment,),
+            ).fetchone()
+        return None if row is None else ExperimentSeen(experiment, _time(row[0]), row[1])
 
     def put_part(self, experiment: str, index: int, lines: Sequence[str]) -> ManifestPart:
         raise NotPossible("the embedded file keeps no manifest: what is put there is listed there")
@@ -256,6 +277,10 @@ class SqliteRecords(BlobRecords):
     def put_counters(self, worker: str, counters: Mapping[str, Mapping[TaskState, int]]) -> None:
         """Nothing to write: totals are exact."""
 
+    def record_url(self, task_id: str, generation: int) -> str:
+        """The file that holds them all."""
+        return self.url
+
     def find_task(self, task_id: str) -> tuple[Task, TaskState] | None:
         """A task as it stands now; None if it was never put."""
         with self.file.reading() as connection:
@@ -271,6 +296,11 @@ class SqliteRecords(BlobRecords):
 
     def close(self) -> None:
         self.file.close()
+
+
+def _purged_key(task_id: str, generation: int | None) -> str:
+    """Where it stands that a dead letter was purged; without a task and generation what all such keys begin with."""
+    return "purged/" if generation is None else f"purged/{task_id}.g{generation}"
 
 
 def _read(connection: sqlite3.Connection, where: str, values: Sequence[object]) -> list[Record]:
