@@ -8,6 +8,7 @@ A process that forks opens its store afterwards: the library has threads of its 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -44,12 +45,11 @@ class BucketBlobs:
         if scheme not in _EXTRAS or not bucket:
             raise InvalidValue("record store", url, "gs://BUCKET/PREFIX or s3://BUCKET/PREFIX")
         try:
-            import obstore
+            self._obstore: Any = importlib.import_module("obstore")
         except ModuleNotFoundError:
             raise MissingExtra(f"record store `{url}`", _EXTRAS[scheme]) from None
         self.url = f"{scheme}://{bucket}" + (f"/{prefix}" if prefix else "")
         self._bucket, self._scheme = bucket, scheme
-        self._obstore: Any = obstore
         self._store = _open_store(
             scheme,
             bucket,
@@ -75,11 +75,13 @@ class BucketBlobs:
                 return False
             except (self._obstore.exceptions.BaseError, OSError) as problem:
                 failure = self._explain(problem, key)
-                # It may have been stored though no answer came; the caller sees by what is there whose it is.
-                if not failure.retryable or (self.get(key) is None and not tries_left):
+                if not failure.retryable:
                     raise failure from problem
+                # It may have been stored though no answer came; the caller sees by what is there whose it is.
                 if self.get(key) is not None:
                     return False
+                if not tries_left:
+                    raise failure from problem
             else:
                 return True
         raise AssertionError(key)
@@ -156,7 +158,7 @@ class BucketBlobs:
             if data := self.get(chunk):
                 yield data
 
-    def path(self, key: str) -> Path | None:  # noqa: ARG002  -- nothing in a bucket has a local path
+    def path(self, key: str) -> Path | None:
         return None
 
     def close(self) -> None:
@@ -203,13 +205,12 @@ class BucketRecords(BlobRecords):
 
 
 def _open_store(scheme: str, bucket: str, *, client_options: dict[str, Any], **options: Any) -> Any:
-    from obstore.store import GCSStore, S3Store
-
+    stores: Any = importlib.import_module("obstore.store")
     if scheme == "s3":
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
         if endpoint.startswith("http://"):
             client_options["allow_http"] = True
-        return S3Store(bucket, client_options=client_options, **_aws_credentials(), **options)
+        return stores.S3Store(bucket, client_options=client_options, **_aws_credentials(), **options)
     emulator = os.environ.get("STORAGE_EMULATOR_HOST")
     if emulator:
         options["base_url"] = emulator if "://" in emulator else f"http://{emulator}"
@@ -217,7 +218,7 @@ def _open_store(scheme: str, bucket: str, *, client_options: dict[str, Any], **o
         client_options["allow_http"] = True
     else:
         options |= _google_credentials()
-    return GCSStore(bucket, client_options=client_options, **options)
+    return stores.GCSStore(bucket, client_options=client_options, **options)
 
 
 def _aws_credentials() -> dict[str, Any]:
@@ -235,10 +236,10 @@ def _aws_credentials() -> dict[str, Any]:
     if any(os.environ.get(name) for name in by_itself) or not _has_aws_profile():
         return {}
     try:
-        from obstore.auth.boto3 import Boto3CredentialProvider
+        provider: Any = importlib.import_module("obstore.auth.boto3")
     except ModuleNotFoundError:
         return {}
-    return {"credential_provider": Boto3CredentialProvider()}
+    return {"credential_provider": provider.Boto3CredentialProvider()}
 
 
 def _has_aws_profile() -> bool:
@@ -258,14 +259,14 @@ def _google_credentials() -> dict[str, Any]:
     if kind in _NATIVE_GOOGLE:
         return {}
     try:
-        import google.auth
-        from google.auth.transport.requests import Request
+        google: Any = importlib.import_module("google.auth")
+        transport: Any = importlib.import_module("google.auth.transport.requests")
     except ModuleNotFoundError:
         return {}
-    credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/devstorage.read_write"])
+    credentials, _ = google.default(scopes=["https://www.googleapis.com/auth/devstorage.read_write"])
 
     def refresh() -> dict[str, Any]:
-        credentials.refresh(Request())
+        credentials.refresh(transport.Request())
         expiry: datetime | None = credentials.expiry
         return {"token": credentials.token, "expires_at": expiry and expiry.replace(tzinfo=UTC)}
 
