@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
-from runtime.errors import InvalidValue, MissingExtra, StoreUnavailable
+from runtime.errors import InvalidValue
 from runtime.tasks import Task
+
+if TYPE_CHECKING:
+    from runtime.records.bucket import BucketBlobs
 
 PARALLEL: Final = 32
 """Requests to a bucket at once."""
@@ -19,8 +22,7 @@ class ExistingOutputs:
     """Answers for paths, `file:` URLs and buckets; a bucket is opened once."""
 
     def __init__(self) -> None:
-        self._buckets: dict[str, Any] = {}
-        self._pool: ThreadPoolExecutor | None = None
+        self._buckets: dict[str, BucketBlobs] = {}
 
     def drop_done(self, tasks: Sequence[Task]) -> list[Task]:
         """The tasks that still have something to do: they declare no outputs, or one of them is missing."""
@@ -33,32 +35,23 @@ class ExistingOutputs:
         there = {url for url in urls if not url.startswith(("gs://", "s3://")) and _on_disk(url)}
         if remote:
             for url in remote:
-                self._bucket(url)
-            self._pool = self._pool or ThreadPoolExecutor(PARALLEL, thread_name_prefix="existing")
-            there |= {url for url, found in zip(remote, self._pool.map(self._in_bucket, remote), strict=True) if found}
+                self._open_bucket(url)
+            with ThreadPoolExecutor(PARALLEL, thread_name_prefix="existing") as pool:
+                there |= {url for url, found in zip(remote, pool.map(self._in_bucket, remote), strict=True) if found}
         return there
 
     def _in_bucket(self, url: str) -> bool:
-        from obstore.exceptions import BaseError
+        """An object of that name; of a URL that ends in a slash, any object below it."""
+        key = url.split("/", 3)[3] if url.count("/") > 2 else ""
+        first = next(iter(self._open_bucket(url).list_keys(key)), None)
+        return first is not None and (first == key or key.endswith("/"))
 
-        key = url.split("/", 3)[3:]
-        try:
-            self._bucket(url).head(key[0] if key else "")
-        except FileNotFoundError:
-            return False
-        except (BaseError, OSError) as problem:
-            text = str(problem).strip().partition("\n")[0]
-            raise StoreUnavailable(f"cannot look for output `{url}`: {text}", hint="check your login") from problem
-        return True
+    def _open_bucket(self, url: str) -> BucketBlobs:
+        from runtime.records.bucket import BucketBlobs
 
-    def _bucket(self, url: str) -> Any:
         name = "/".join(url.split("/", 3)[:3])
         if name not in self._buckets:
-            try:
-                from obstore.store import from_url
-            except ModuleNotFoundError:
-                raise MissingExtra(f"looking for `{url}`", "gcp" if url.startswith("gs:") else "ec2") from None
-            self._buckets[name] = from_url(name)
+            self._buckets[name] = BucketBlobs(name)
         return self._buckets[name]
 
 

@@ -12,9 +12,9 @@ _OUR_ID: Final = re.compile(r"t-([0-9a-f]{16})[0-9a-f]{8}")
 _SEGMENT_BITS: Final = 6
 _SEGMENTS: Final = 1 << _SEGMENT_BITS
 _SMALLEST: Final = 8
-# Between these loads a key costs 8 / 0.75 to 8 / 0.58 bytes.
-_FULLEST: Final = 0.75
-_GROWTH: Final = 1.3
+# Between full and just grown a key costs 10 to 12 bytes.
+_FULLEST: Final = 0.8
+_GROWTH: Final = 1.2
 
 
 def task_key(task_id: str, generation: int) -> int:

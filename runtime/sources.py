@@ -48,7 +48,11 @@ def read_lines(source: str, *, stdin: IO[bytes] | None = None) -> Iterator[tuple
 def read_tasks(lines: Iterable[tuple[int, bytes]], defaults: TaskDefaults) -> Iterator[Task]:
     """The task of each line. Raises `InvalidTask` with the line's number and the field."""
     for number, line in lines:
-        task = decode_task(line, defaults=defaults, line=number)
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as problem:
+            raise InvalidTask("json", f"is no UTF-8: {problem.reason} at byte {problem.start}", line=number) from None
+        task = decode_task(text, defaults=defaults, line=number)
         if task.experiment != defaults.experiment:
             raise InvalidTask(
                 "experiment",

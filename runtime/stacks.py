@@ -248,7 +248,7 @@ def read_location(source: str) -> bytes:
     if scheme in ("http", "https"):
         return _read_web(source)
     if scheme in ("gs", "s3"):
-        return _read_bucket(source, scheme)
+        return _read_bucket(source)
     raise InvalidValue("location", source, "a path or a file:, https://, gs:// or s3:// URL")
 
 
@@ -263,21 +263,18 @@ def _read_web(url: str) -> bytes:
         raise StoreUnavailable(f"cannot read `{url}`: {problem}", hint="check the URL and the network") from problem
 
 
-def _read_bucket(url: str, scheme: str) -> bytes:
+def _read_bucket(url: str) -> bytes:
+    from runtime.records.bucket import BucketBlobs
+
     folder, _, name = url.rpartition("/")
+    blobs = BucketBlobs(folder)
     try:
-        from obstore.exceptions import BaseError
-        from obstore.store import from_url
-    except ModuleNotFoundError:
-        raise MissingExtra(f"reading `{url}`", "gcp" if scheme == "gs" else "ec2") from None
-    try:
-        return bytes(from_url(folder).get(name).bytes())
-    except (BaseError, OSError, ValueError) as problem:
-        text = str(problem).strip().partition("\n")[0]
-        login = "gcloud auth application-default login" if scheme == "gs" else "aws sso login, or set AWS_PROFILE"
-        raise StoreUnavailable(
-            f"cannot read `{url}`: {text}", hint=f"check the URL and your login: {login}"
-        ) from problem
+        data = blobs.get(name)
+    finally:
+        blobs.close()
+    if data is None:
+        raise StoreUnavailable(f"no object `{url}`", hint="check the URL, or `runtime stack list`", retryable=False)
+    return data
 
 
 # pulumi
@@ -563,7 +560,7 @@ class OpenStack:
                 if self.name != LOCAL
                 else "add `&records=gs://BUCKET/PATH` or `&records=file:/FOLDER` to the queue's URL",
             )
-        from runtime.records.keyed import open_records
+        from runtime.records import open_records
 
         return open_records(url)
 

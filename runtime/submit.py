@@ -48,7 +48,7 @@ from runtime.tasks import (
 from runtime.units import parse_duration
 
 PART_TASKS: Final = 10_000
-PUT_TASKS: Final = 1_000
+PUT_TASKS: Final = 4_000
 """Put into an embedded file at once; its lock is held for that long."""
 NAMED_TASKS: Final = 100
 """A submission of up to this many tasks remembers their ids, and is waited for task by task."""
@@ -499,6 +499,7 @@ class _ThroughManifest:
 
     def take_up(self, counted: _Counted) -> None:
         """Learn what the manifest lists, and publish what an interrupted submission left in it."""
+        self._records.check()
         # Named before its first part, so that a running submission can be seen and cancelled.
         self._records.put_experiment(self._experiment, queue=self._queue.name)
         fresh = [part for part in self._records.parts(self._experiment) if part.name not in self._read]
