@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 from runtime.records.base import EndedNote, Mark, Record, RecordStore
 from runtime.tasks import Task
@@ -118,6 +118,16 @@ class Depth:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """Where a task stands that nobody holds."""
+
+    ahead: int
+    """Tasks that will be leased before it, as things are; of a delayed one those that are ready."""
+    due: datetime | None = None
+    """When a delayed one will be ready; None if it is."""
+
+
+@dataclass(frozen=True, slots=True)
 class Outlook:
     """What an idle worker may still expect."""
 
@@ -125,6 +135,14 @@ class Outlook:
     """Until the next delayed task; None if there is none or it cannot be known."""
     suspect_leases: bool = False
     """A holder missed a renewal: its tasks may come back soon."""
+
+
+@runtime_checkable
+class FindsWaiting(Protocol):
+    """What a queue is too that can look up a task without leasing."""
+
+    def find_waiting(self, task_id: str) -> Waiting | None:
+        """None if it does not wait here: it is leased, has ended, or was never put."""
 
 
 class Queue(Protocol):

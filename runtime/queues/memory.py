@@ -23,16 +23,18 @@ from runtime.queues.base import (
     Release,
     Settled,
     Settlement,
+    Waiting,
 )
 from runtime.reasons import EndReason
-from runtime.records.base import EndedNote, Record, RecordStore
+from runtime.records.base import EndedNote, RecordStore
 from runtime.tasks import Task, TaskState, new_token
+from runtime.verdict import cancelled_record, mark_of
 
 _ALWAYS = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _Wait:
     task: Task
     order: int
     due: datetime = _ALWAYS
@@ -43,7 +45,7 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Held:
-    waiting: _Waiting
+    waiting: _Wait
     token: str
     worker: str
     deadline: float
@@ -60,7 +62,7 @@ class MemoryQueue:
         self.records = records
         self._clock: Clock = clock or SystemClock()
         self._mutex = threading.RLock()
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, _Wait] = {}
         self._held: dict[str, _Held] = {}
         self._known: dict[str, int] = {}
         """The newest generation of every id ever put."""
@@ -76,7 +78,7 @@ class MemoryQueue:
                     continue
                 self._known[task.id] = task.generation
                 self._order += 1
-                self._waiting[task.id] = _Waiting(task, self._order, task.not_before or _ALWAYS)
+                self._waiting[task.id] = _Wait(task, self._order, task.not_before or _ALWAYS)
                 new += 1
             return PutResult(new, len(tasks) - new)
 
@@ -96,14 +98,12 @@ class MemoryQueue:
             due.sort(key=lambda waiting: (-waiting.task.priority, waiting.order))
             return [self._hold(waiting, worker, ttl) for waiting in due[:n]]
 
-    def _hold(self, waiting: _Waiting, worker: str, ttl: timedelta) -> Lease:
+    def _hold(self, waiting: _Wait, worker: str, ttl: timedelta) -> Lease:
         task, token = waiting.task, new_token()
         del self._waiting[task.id]
         deadline = self._clock.boottime() + ttl.total_seconds()
         self._held[task.id] = _Held(waiting, token, worker, deadline, self._clock.now())
-        return Lease(
-            task, token, tries=waiting.tries, suspect=waiting.suspect, alone=waiting.alone, handle=ttl
-        )
+        return Lease(task, token, tries=waiting.tries, suspect=waiting.suspect, alone=waiting.alone, handle=ttl)
 
     def renew(self, leases: Sequence[Lease], ttl: timedelta) -> list[Lease]:
         with self._mutex:
@@ -220,6 +220,14 @@ class MemoryQueue:
             due.sort(key=lambda waiting: (-waiting.task.priority, waiting.order))
             return [waiting.task for waiting in due[:n]]
 
+    def find_waiting(self, task_id: str) -> Waiting | None:
+        with self._mutex:
+            found = self._waiting.get(task_id)
+            if found is None:
+                return None
+            due = [task.id for task in self.peek(len(self._waiting))]
+            return Waiting(due.index(task_id)) if task_id in due else Waiting(len(due), found.due)
+
     def pause(self) -> None:
         self.records.set_control(self.name, replace(self.records.control(self.name), paused=True))
 
@@ -231,19 +239,9 @@ class MemoryQueue:
             waiting = list(self._waiting.values())
             for one in waiting:
                 del self._waiting[one.task.id]
-                self.records.commit(
-                    Record(
-                        task_id=one.task.id,
-                        generation=one.task.generation,
-                        experiment=one.task.experiment,
-                        state=TaskState.CANCELLED,
-                        token=new_token(),
-                        reason=EndReason.CANCELLED,
-                        ended_at=self._clock.now(),
-                        message="purged",
-                        attempts=0,
-                    )
-                )
+                record = cancelled_record(one.task, now=self._clock.now(), by="purge")
+                self.records.mark(mark_of(record, one.task))
+                self.records.commit(record)
             return len(waiting)
 
     def close(self) -> None:
