@@ -65,8 +65,8 @@ CREATE TABLE objects(key TEXT PRIMARY KEY, value BLOB NOT NULL, modified REAL NO
 _GENERATION_BITS = 20
 
 _NETWORK_FILESYSTEMS = frozenset(
-    "nfs nfs4 cifs smb3 smbfs lustre gpfs beegfs ceph afs 9p glusterfs fuse.sshfs fuse.glusterfs fuse.gcsfuse "
-    "fuse.s3fs fuse.juicefs fuse.weka wekafs pvfs2 orangefs virtiofs".split()
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "afs", "9p", "glusterfs", "wekafs"}
+    | {"fuse.sshfs", "fuse.glusterfs", "fuse.gcsfuse", "fuse.s3fs", "fuse.juicefs", "fuse.weka", "pvfs2", "orangefs"}
 )
 
 
@@ -93,9 +93,7 @@ class EmbeddedFile:
         refuse_network_filesystem(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock_fd = os.open(
-                path.with_name(path.name + "-lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
-            )
+            self._lock_fd = os.open(path.with_name(path.name + "-lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as problem:
             raise StoreUnavailable(
                 f"cannot open the task file `{path}`: {problem.strerror}",

@@ -58,9 +58,7 @@ class RequestRefused(RuntimeFailure):
 class UnknownName(RequestRefused):
     """`kind` has no member called `name`; the known ones and the nearest are said."""
 
-    def __init__(
-        self, kind: str, name: str, known: Iterable[str], *, where: str = "", hint: str | None = None
-    ) -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, where: str = "", hint: str | None = None) -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
         nearest = difflib.get_close_matches(name, self.known, n=1)
         shown = ", ".join(self.known[:20]) + (f", and {len(self.known) - 20} more" if len(self.known) > 20 else "")

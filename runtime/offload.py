@@ -42,6 +42,7 @@ class Offload:
         self._pool.submit(self._work, work, then)
 
     def _work(self, work: Callable[[], Any], then: Callable[[Any, Exception | None], None]) -> None:
+        outcome: tuple[Callable[[Any, Exception | None], None], Any, Exception | None]
         try:
             outcome = (then, work(), None)
         except Exception as problem:

@@ -95,7 +95,7 @@ def backoff(times: int, jitter: Callable[[], float] = random.random) -> timedelt
     """1 s, 2 s, 4 s … up to 10 min for the first, second, third … time, spread by jitter; nothing for 0."""
     if times <= 0:
         return timedelta()
-    longest = min(LONGEST_DELAY, FIRST_DELAY * 2 ** min(times - 1, 30))
+    longest = min(LONGEST_DELAY, FIRST_DELAY * (1 << min(times - 1, 30)))
     return longest * (0.5 + jitter())
 
 

@@ -7,6 +7,7 @@ know are kept in `extra` and passed on.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import secrets
@@ -115,6 +116,7 @@ def new_token() -> str:
     return secrets.token_hex(8)
 
 
+@functools.lru_cache(maxsize=64)
 def experiment_digest(experiment: str) -> str:
     """The eight hex digits that end the id of every task of an experiment."""
     return hashlib.sha256(experiment.encode()).hexdigest()[:8]
@@ -129,9 +131,12 @@ def task_id(experiment: str, *, key: str | None = None, entry: Entry | None = No
     return f"t-{hashlib.sha256(text.encode()).hexdigest()[:16]}{experiment_digest(experiment)}"
 
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
 def canonical_json(value: object) -> str:
     """The one spelling of a JSON value that hashes are taken of."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return _CANONICAL.encode(value)
 
 
 def entry_fields(entry: Entry) -> dict[str, Any]:
@@ -322,7 +327,7 @@ def _parse_entry(fields: dict[str, Any]) -> Entry:
         case "command":
             command = _texts("command", fields["command"])
             if not command:
-                raise InvalidTask("command", "is empty, expected an argv such as [\"echo\", \"hi\"]")
+                raise InvalidTask("command", 'is empty, expected an argv such as ["echo", "hi"]')
             return CommandEntry(command)
         case _:
             function = _text("function", fields["function"])
@@ -338,7 +343,14 @@ def _parse_entry(fields: dict[str, Any]) -> Entry:
 
 
 def _kind(value: object) -> str:
-    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+    names = {
+        dict: "an object",
+        list: "an array",
+        str: "a string",
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+    }
     return "null" if value is None else names.get(type(value), type(value).__name__)
 
 
@@ -395,7 +407,7 @@ def _experiment(name: str, value: object) -> str:
 
 def _resources(name: str, value: object) -> Resources:
     if type(value) is not dict:
-        raise InvalidTask(name, f"is {_kind(value)}, expected an object such as {{\"gpus\": 1}}")
+        raise InvalidTask(name, f'is {_kind(value)}, expected an object such as {{"gpus": 1}}')
     return parse_resources(value, field=name)
 
 
@@ -452,6 +464,3 @@ def check_experiment(name: str) -> str:
         return _experiment("experiment", name)
     except InvalidTask as problem:
         raise InvalidValue("experiment", name, problem.problem.partition("expected ")[2]) from None
-
-
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from datetime import UTC, datetime, timedelta
 
@@ -10,7 +11,7 @@ from runtime.errors import InvalidValue
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 _MILLIS = re.compile(r"(\d+(?:\.\d+)?)ms")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]i?)?B?")
-_SCALE = {
+_SCALE: dict[str | None, int] = {
     None: 1,
     **{f"{letter}i": 1024**power for power, letter in enumerate("KMGTP", 1)},
     **{letter: 1000**power for power, letter in enumerate("KMGTP", 1)},
@@ -67,6 +68,7 @@ def format_size(size: float) -> str:
     return f"{size:.1f}".rstrip("0").rstrip(".") + unit
 
 
+@functools.lru_cache(maxsize=256)
 def format_time(at: datetime) -> str:
     """RFC 3339 in UTC with milliseconds, as records and messages carry it."""
     return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -150,4 +150,3 @@ def cancelled_record(task: Task, *, now: datetime, by: str) -> Record:
 def counts_against_worker(reason: EndReason) -> bool:
     """Whether a task that ended so says something about this worker: a malformed or badly called one does not."""
     return reason.budget is Budget.FAILURES
-

@@ -7,19 +7,20 @@ in `verdict`; here it is acted upon.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import selectors
 import signal
 import socket
-import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from runtime import faults
 from runtime.clock import Clock, SystemClock
@@ -28,12 +29,12 @@ from runtime.crew import Crew, CrewSettings, Ended, Order
 from runtime.errors import RuntimeFailure
 from runtime.heartbeat import Heartbeat
 from runtime.offload import Offload
-from runtime.queues.base import DEFAULT_LEASE, Lease, Queue, Refused, Release, Settled, Settlement
+from runtime.queues.base import DEFAULT_LEASE, Lease, Queue, Release, Settled, Settlement
 from runtime.reasons import EndReason
 from runtime.records.base import Control, EndedNote, History, Record, StartedMark, WorkerSeen
 from runtime.reporting import Reporter
 from runtime.retry import ALONE_FOR, backoff
-from runtime.scratch import scratch_root, sweep_scratch
+from runtime.scratch import open_root, remove_leftovers
 from runtime.slots import Slot, fits, plan_slots, read_machine
 from runtime.tasks import CommandEntry, FunctionEntry, TaskState, encode_task
 from runtime.verdict import (
@@ -44,6 +45,9 @@ from runtime.verdict import (
     judge_history,
     unstarted,
 )
+
+if TYPE_CHECKING:
+    from runtime.notices import Notice
 
 TEND_EVERY_S: Final = 0.4
 CONTROL_EVERY_S: Final = 10.0
@@ -83,7 +87,9 @@ class WorkerOptions:
     """Tasks held beyond the free slots; None derives it from how long they take."""
     name: str | None = None
     metrics_address: tuple[str, int] | None = None
-    watch_notices: bool = True
+    owns_process: bool = False
+    """The process has no business but this worker, as under `runtime worker`: orphans that fall to it are ended, and
+    notices and signals are its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +109,15 @@ def new_worker_name() -> str:
     return f"w-{host}-{os.urandom(4).hex()}"
 
 
+_NO_HISTORY: Final = History()
+
+
 @dataclass(slots=True, eq=False)
 class _Attempt:
     """A lease on its way through the worker."""
 
     lease: Lease
-    history: History = History()
+    history: History = _NO_HISTORY
     slot: int = -1
     sent: bool = False
     stop_reason: EndReason | None = None
@@ -116,7 +125,6 @@ class _Attempt:
     logged_at: float = 0.0
     crowded: bool = False
     """Another attempt ran beside it in its first minutes."""
-    cleanup: str | None = None
     output_dir: str = ""
 
 
@@ -147,7 +155,9 @@ class Worker:
         self.name = self.options.name or new_worker_name()
         self._clock: Clock = clock or SystemClock()
         self._say = reporter or Reporter.for_stderr()
-        self._slots: tuple[Slot, ...] = plan_slots(read_machine(), self.options.slots, self.options.gpus_per_slot)
+        self._slots: tuple[Slot, ...] = plan_slots(
+            read_machine(os.environ), self.options.slots, self.options.gpus_per_slot
+        )
         self._selector = selectors.DefaultSelector()
         self._heartbeat = Heartbeat(self.options.lease, self._clock)
         self._attempts: dict[str, _Attempt] = {}
@@ -185,6 +195,7 @@ class Worker:
         self._running: list[str] = []
         local = not queue.traits.remote and (self.records.holds_tasks or self.records.url.startswith("memory:"))
         self._offload = Offload(inline=local)
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._local = local
 
     # life
@@ -193,24 +204,26 @@ class Worker:
         """Serve until told to leave. Raises what makes it impossible to begin; afterwards only reports."""
         self.records.check()
         hold_fd = self.queue.join(self.name)
-        sweep_scratch()
-        self._scratch = scratch_root(self.name)
-        self._code = CodeIdentity(Path.cwd())
+        self._scratch = open_root(self.name)
         self._crew = Crew(
             selector=self._selector,
             slots=len(self._slots),
             settings=CrewSettings(
                 reuse=self.options.reuse_process,
-                hold_fds=tuple(fd for fd in (hold_fd, self._scratch.lock_fd) if fd is not None),
-                adopt_orphans=True,
+                hold_fds=(self._scratch.fd,) if hold_fd is None else (hold_fd, self._scratch.fd),
+                adopt_orphans=self.options.owns_process,
             ),
         )
         self._crew.start()
+        self._code = CodeIdentity(Path.cwd())
+        # Trees of dead workers may be large; nothing waits for their end.
+        threading.Thread(target=remove_leftovers, name="leftovers", daemon=True).start()
         self._bell = self.queue.doorbell()
         if self._offload.fd is not None:
             self._selector.register(self._offload.fd, selectors.EVENT_READ, self._offload)
-        with _Signals(self._on_signal, self._selector), self._watch_notices():
-            self._say.started(self.name, self.queue.name, len(self._slots))
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        with self._listen():
+            self._say.started(self.name, self.queue.name, self._slots)
             try:
                 self._loop()
             finally:
@@ -220,10 +233,17 @@ class Worker:
         )
 
     def stop(self, reason: str = "asked to stop") -> None:
-        """Drain and leave; safe from a signal handler. A second call kills what still runs."""
+        """Drain and leave; safe from a signal handler and from any thread. A second call kills what still runs."""
         self._signals += 1
         if self._stopping is None:
             self._stopping = reason
+        self._wake()
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_write, b"!")
+        except BlockingIOError:
+            pass  # It is full of wake-ups already.
 
     def _loop(self) -> None:
         selector, crew = self._selector, self._crew
@@ -245,6 +265,8 @@ class Worker:
                 elif key.fd == self._bell:
                     self.queue.hush()
                     self._due.poll = 0.0
+                elif key.fd == self._wake_read:
+                    os.read(self._wake_read, 4096)
             now = time.monotonic()
             deadline = crew.next_deadline()
             if deadline is not None and now >= deadline:
@@ -253,6 +275,7 @@ class Worker:
                 self._conclude(end, now)
             if self._settlements or self._releases:
                 self._flush(now)
+            self._say.tick()
             self._duties(now)
             if self._stopping is None:
                 self._fetch(now)
@@ -272,6 +295,9 @@ class Worker:
             until = min(until, self._retry_at)
         if self._attempts:
             until = min(until, due.logs)
+        unsaid = self._say.due_in()
+        if unsaid is not None:
+            until = min(until, now + unsaid)
         if self._stopping is not None:
             until = min(until, self._kill_at, now + 0.5)
         elif self._room() > 0:
@@ -305,9 +331,7 @@ class Worker:
                 self._stop_by_itself(f"took {self._taken} tasks")
             return
         self._leasing = True
-        self._offload.call(
-            lambda: self.queue.lease(room, worker=self.name, ttl=self.options.lease), self._fetched
-        )
+        self._offload.call(lambda: self.queue.lease(room, worker=self.name, ttl=self.options.lease), self._fetched)
 
     def _fetched(self, leases: list[Lease] | None, problem: Exception | None) -> None:
         self._leasing = False
@@ -367,9 +391,10 @@ class Worker:
         """Everything between a lease and its start: what the task asks for, and what its past says."""
         lease = attempt.lease
         now = self._clock.now()
-        settle = self._refuse(lease, now)
-        if settle is not None:
-            self._end(attempt, settle)
+        settlement = self._refuse(lease, now)
+        if settlement is not None:
+            self._say.unstarted(settlement.record, None if lease.invalid else lease.task)
+            self._end(attempt, settlement)
             return
         why = self._cannot_hold(lease)
         if why is not None:
@@ -472,9 +497,7 @@ class Worker:
         buried = judge_history(lease, attempt.history, now=now, jitter=random.random)
         if buried is not None:
             attempts = len(attempt.history.ended)
-            settlement = unstarted(
-                lease, buried.reason, buried.message, worker=self.name, now=now, attempts=attempts
-            )
+            settlement = unstarted(lease, buried.reason, buried.message, worker=self.name, now=now, attempts=attempts)
             self._failed += 1
             self._say.buried(lease.task, buried)
             self._end(attempt, settlement)
@@ -507,15 +530,9 @@ class Worker:
                     most = min(depth - len(queued), crew.room(slot.index))
                     while self._ready and len(batch) < most and self._pipelines(self._ready[0]):
                         batch.append(self._ready.popleft())
-                if self._fit_later(batch, slot):
-                    continue
                 self._send(batch, slot)
                 if attempt.lease.alone:
                     return
-
-    def _fit_later(self, batch: list[_Attempt], slot: Slot) -> bool:
-        """Slots differ in no way that a plan of equal shares makes; kept for one that does not fit here."""
-        return False
 
     def _pipelines(self, attempt: _Attempt) -> bool:
         lease = attempt.lease
@@ -563,9 +580,7 @@ class Worker:
         return url if "://" not in url else f"{self._scratch.path}/{token}.outputs"
 
     def _note_running(self) -> None:
-        running = [
-            tokens[0] for tokens in (self._crew.outstanding(slot.index) for slot in self._slots) if tokens
-        ]
+        running = [tokens[0] for tokens in (self._crew.outstanding(slot.index) for slot in self._slots) if tokens]
         if running != self._running:
             self._running = running
             self.queue.mark_running(running)
@@ -795,9 +810,7 @@ class Worker:
             lambda lost, problem: self._renewed(leases, lost, problem, asked),
         )
 
-    def _renewed(
-        self, leases: list[Lease], lost: list[Lease] | None, problem: Exception | None, asked: float
-    ) -> None:
+    def _renewed(self, leases: list[Lease], lost: list[Lease] | None, problem: Exception | None, asked: float) -> None:
         if lost is None:
             self._say.trouble("renewing leases", problem)
             return
@@ -842,6 +855,7 @@ class Worker:
                 self._ready.remove(attempt)
                 settlement = self._refuse(attempt.lease, self._clock.now())
                 if settlement is not None:
+                    self._say.unstarted(settlement.record, attempt.lease.task)
                     self._end(attempt, settlement)
 
     def _report_in(self, *, left: bool = False) -> None:
@@ -854,9 +868,7 @@ class Worker:
             seen_at=now,
             started_at=self._started_at,
             slots=len(self._slots),
-            running=tuple(
-                self._attempts[token].lease.task.id for token in self._running if token in self._attempts
-            ),
+            running=tuple(self._attempts[token].lease.task.id for token in self._running if token in self._attempts),
             done=self._succeeded,
             failed=self._failed,
             rate_per_s=round((self._succeeded + self._failed) / lived, 3),
@@ -919,23 +931,31 @@ class Worker:
         if self._stopping is None:
             self._stopping = reason
 
-    def _on_signal(self, number: int) -> None:
-        self.stop(f"received {signal.Signals(number).name}")
-
-    def _watch_notices(self) -> Any:
-        import contextlib
-
+    @contextlib.contextmanager
+    def _listen(self) -> Iterator[None]:
+        """Signals and preemption notices, where the process is the worker's own."""
+        if not self.options.owns_process:
+            yield
+            return
         from runtime.notices import NoticeWatch, notice_settings_from
 
-        if not self.options.watch_notices:
-            return contextlib.nullcontext()
-        settings = notice_settings_from(os.environ)
-        return NoticeWatch(settings, lambda notice: self.stop(f"preemption notice: {notice.text}"))
+        def on_signal(number: int, _: object) -> None:
+            self.stop(f"received {signal.Signals(number).name}")
+
+        def on_notice(notice: Notice) -> None:
+            self._say.notice(notice)
+            self.stop("preemption notice")
+
+        previous = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            with NoticeWatch(notice_settings_from(os.environ), on_notice):
+                yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
     def _begin_drain(self, now: float) -> None:
         """Stop leasing, return what has not begun, ask what runs to checkpoint and end."""
-        reason = self._stopping or ""
-        by_itself = not self._signals
         running = 0
         for slot in self._slots:
             for token in self._crew.take_back(slot.index):
@@ -951,12 +971,13 @@ class Worker:
                 self._releases.append(Release(attempt.lease))
         self._ready.clear()
         self._kill_at = now + self.options.grace.total_seconds()
-        self._say.draining(reason, running, 0.0 if by_itself else self.options.grace.total_seconds())
+        self._say.draining(self._stopping or "", running, self.options.grace.total_seconds() if self._signals else 0.0)
 
     def _finished(self, now: float) -> bool:
         """All attempts ended and all of them handed over."""
         if self._attempts and now >= self._kill_at:
             self._kill_at = float("inf")
+            self._say.killing(len(self._attempts))
             for attempt in self._attempts.values():
                 self._crew.kill(attempt.lease.token, attempt.stop_reason or EndReason.PREEMPTED)
         if self._attempts or self._leasing or self._busy_io:
@@ -973,7 +994,7 @@ class Worker:
         self._crew.close()
         self._report_in(left=True)
         self._offload.close()
-        self._scratch.remove()
+        self._scratch.close()
         self._selector.close()
         self._say.left(self._stopping or "interrupted", self._succeeded, self._failed, self._released)
 
@@ -1000,36 +1021,6 @@ def _kind(lease: Lease) -> EntryKind:
             return "function"
         case _:
             return "workflow"
-
-
-class _Signals:
-    """SIGTERM and SIGINT wake the loop and are counted; only on the main thread, where handlers can be set."""
-
-    def __init__(self, handle: Callable[[int], None], selector: selectors.BaseSelector) -> None:
-        self._handle = handle
-        self._selector = selector
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> _Signals:
-        import threading
-
-        if threading.current_thread() is not threading.main_thread():
-            return self
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._previous_fd = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        self._selector.register(self._wake_read, selectors.EVENT_READ)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._previous[number] = signal.signal(number, lambda n, _: self._handle(n))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if not self._previous:
-            return
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._previous_fd)
-        os.close(self._wake_read)
-        os.close(self._wake_write)
 
 
 def run_worker(queue: Queue, options: WorkerOptions | None = None, *, clock: Clock | None = None) -> WorkerResult:

@@ -35,7 +35,9 @@ def build_parser() -> Parser:
     add("--queue", metavar="NAME", help="queue to serve (default: the stack's `default`)")
     add("--stack", metavar="NAME", help="stack to use (default: the configured one, else local)")
     add("--slots", default="1", metavar="N|auto", help="attempts at a time; auto is one per CPU or GPU share (1)")
-    add("--gpus-per-slot", default="0", metavar="F", help="GPUs of each slot: whole ones, or a part of one such as 0.25")
+    add(
+        "--gpus-per-slot", default="0", metavar="F", help="GPUs of each slot: whole ones, or a part of one such as 0.25"
+    )
     add("--idle-timeout", default="never", metavar="TIME", help="leave after so long without work: 10s, 5m, never")
     add("--wait-for-first", action="store_true", help="count idle time only after the first task came")
     add("--max-tasks", type=_whole, metavar="N", help="leave after N tasks")
@@ -63,12 +65,12 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     arguments = build_parser().parse_args(argv)
     options = _read_options(arguments)
-    from runtime.reporting import Reporter
+    from runtime.reporting import LogFormat, Reporter
     from runtime.stacks import open_stack
     from runtime.worker import Worker
 
     with open_stack(arguments.stack, queue=arguments.queue, durability=arguments.durability) as stack:
-        worker = Worker(stack.queue(), options, reporter=Reporter.for_stderr(arguments.log_format))
+        worker = Worker(stack.queue(), options, reporter=Reporter.for_stderr(LogFormat(arguments.log_format)))
         return worker.run().exit_code
 
 
@@ -94,6 +96,7 @@ def _read_options(arguments: object) -> WorkerOptions:
         accept=_kinds(get("accept")),
         labels=dict(_label(text) for text in get("labels") or []),
         look_ahead=0 if once else get("look_ahead"),
+        owns_process=True,
         metrics_address=None if port is None else (get("metrics_host") or "", port),
     )
 

@@ -8,18 +8,16 @@ the leases back. Which of them had really begun stands in the same file, in memo
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
-import mmap
 import os
 import socket
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from runtime import faults
 from runtime.clock import Clock, SystemClock, boot_id
 from runtime.embedded import (
     Durability,
@@ -42,7 +40,9 @@ from runtime.queues.base import (
     Release,
     Settled,
     Settlement,
+    Waiting,
 )
+from runtime.queues.presence import TOKEN_CHARS, Bells, Presence
 from runtime.reasons import EndReason
 from runtime.records.base import EndedNote, Record, RecordStore
 from runtime.records.sqlite import SqliteRecords, encode_note, insert_record
@@ -58,8 +58,6 @@ _NEXT = (
 _TAKE = "DELETE FROM ready WHERE queue=? AND rank=? AND seq=?"
 _HOLD = "INSERT INTO leases(seq, holder, token, tries, flags, leased) VALUES(?, ?, ?, ?, ?, ?)"
 _END = "DELETE FROM leases WHERE seq=? AND token=?"
-
-TOKEN_CHARS: Final = 16
 
 
 class _Held(NamedTuple):
@@ -89,8 +87,8 @@ class SqliteQueue:
         self._boot = boot_id()
         self._fused = isinstance(records, SqliteRecords) and records.file is file
         self._number: int | None = None
-        self._bells = _Bells(file.workers_folder)
-        self._presence: _Presence | None = None
+        self._bells = Bells(file.workers_folder)
+        self._presence: Presence | None = None
         self._holder: int | None = None
         self._tokens = _tokens()
 
@@ -121,7 +119,7 @@ class SqliteQueue:
             self._bells.ring()
         return PutResult(new, len(tasks) - new)
 
-    def _add(self, connection: sqlite3.Connection, rows: list[tuple[object, ...]], now: float) -> int:
+    def _add(self, connection: sqlite3.Connection, rows: Sequence[tuple[object, ...]], now: float) -> int:
         if not rows:
             return 0
         last = connection.execute("SELECT coalesce(max(seq), 0) FROM tasks").fetchone()[0]
@@ -163,9 +161,7 @@ class SqliteQueue:
             if known >= task.generation:
                 return 0
             if take_out(connection, seq) is None:
-                state = connection.execute(
-                    "SELECT state FROM records WHERE rid=?", (record_id(seq, known),)
-                ).fetchone()
+                state = connection.execute("SELECT state FROM records WHERE rid=?", (record_id(seq, known),)).fetchone()
                 if state is not None:
                     count(connection, experiment, **{state[0]: -1})
             else:
@@ -203,7 +199,7 @@ class SqliteQueue:
         The guardian inherits that descriptor, so that the lock outlives the worker until its attempts are gone.
         """
         if self._presence is None:
-            self._presence = _Presence.enter(self._file.workers_folder, worker)
+            self._presence = Presence.enter(self._file.workers_folder, worker)
         return self._presence.lock_fd
 
     def mark_running(self, tokens: Sequence[str]) -> None:
@@ -232,7 +228,10 @@ class SqliteQueue:
 
     def settle(self, settlements: Sequence[Settlement], *, claim_next: int = 0) -> Settled:
         settled = Settled()
-        recorded = settlements if self._fused else self._record_elsewhere(settlements, settled)
+        recorded = settlements
+        if not self._fused:
+            recorded = self._record_elsewhere(settlements, settled)
+            faults.reach("queue.recorded")
         with self._file.transaction() as connection:
             changes: dict[int, dict[str, int]] = {}
             for settlement in recorded:
@@ -241,6 +240,7 @@ class SqliteQueue:
                 count(connection, experiment, **change)
             if claim_next and self._holder is not None:
                 settled.leases = self._claim(connection, claim_next)
+            faults.reach("queue.mid_commit")
         return settled
 
     def _record_elsewhere(self, settlements: Sequence[Settlement], settled: Settled) -> list[Settlement]:
@@ -384,7 +384,9 @@ class SqliteQueue:
             return []
         if connection.execute("SELECT paused FROM queues WHERE id=?", (queue,)).fetchone()[0]:
             return []
-        leases, taken, holds, moved = [], [], [], {}
+        leases: list[Lease] = []
+        taken, holds = [], []
+        moved: dict[int, int] = {}
         for rank, seq, tries, flags, experiment, generation, body in rows:
             token = next(self._tokens)
             task = decode_task(body)
@@ -440,17 +442,17 @@ class SqliteQueue:
                 continue
             if self._dead(worker, boot, deadline):
                 self._give_back(holder, worker)
-        _Presence.sweep(self._file.workers_folder, keep={row[1] for row in holders})
+        Presence.sweep(self._file.workers_folder, keep={row[1] for row in holders})
 
     def _dead(self, worker: str, boot: str, deadline: float) -> bool:
         return (
             boot != self._boot
             or self._clock.boottime() > deadline
-            or not _Presence.alive(self._file.workers_folder, worker)
+            or not Presence.alive(self._file.workers_folder, worker)
         )
 
     def _give_back(self, holder: int, worker: str) -> None:
-        running = _Presence.running(self._file.workers_folder, worker)
+        running = Presence.running(self._file.workers_folder, worker)
         now = self._clock.now()
         orphans: list[tuple[Task, EndedNote]] = []
         with self._file.transaction() as connection:
@@ -526,6 +528,21 @@ class SqliteQueue:
                 (self.name, n),
             ).fetchall()
         return [replace(decode_task(body), generation=generation) for body, generation in rows]
+
+    def find_waiting(self, task_id: str) -> Waiting | None:
+        with self._file.reading() as connection:
+            row = connection.execute(
+                "SELECT t.queue, t.rank, t.seq, d.due, r.seq FROM tasks t LEFT JOIN delayed d USING(seq) "
+                "LEFT JOIN ready r ON r.queue=t.queue AND r.rank=t.rank AND r.seq=t.seq WHERE t.id=?",
+                (task_id,),
+            ).fetchone()
+            if row is None or (row[3] is None and row[4] is None):
+                return None
+            queue, rank, seq, due, _ = row
+            where = "queue=?" if due is not None else "queue=? AND (rank<? OR rank=? AND seq<?)"
+            values = (queue,) if due is not None else (queue, rank, rank, seq)
+            ahead = connection.execute(f"SELECT count(*) FROM ready WHERE {where}", values).fetchone()[0]
+        return Waiting(ahead, None if due is None else datetime.fromtimestamp(due, UTC))
 
     def pause(self) -> None:
         self._set_paused(True)
@@ -626,139 +643,3 @@ def _tokens() -> Iterator[str]:
         pool = os.urandom(TOKEN_CHARS // 2 * 256).hex()
         for start in range(0, len(pool), TOKEN_CHARS):
             yield pool[start : start + TOKEN_CHARS]
-
-
-class _Presence:
-    """A worker's place beside the database: a locked file that says it lives and what it runs, and a bell to wake it.
-
-    The file holds a token per line and ends in an empty one, rewritten in shared memory, which a killed process
-    leaves as it was. A pipe serves as the bell because it works at any path length and nobody else can read it.
-    """
-
-    _SIZE = 64 * 1024
-
-    def __init__(self, folder: Path, worker: str, lock_fd: int, bell_fd: int, memory: mmap.mmap) -> None:
-        self.worker = worker
-        self.lock_fd = lock_fd
-        self.bell_fd = bell_fd
-        self._folder = folder
-        self._memory = memory
-
-    @classmethod
-    def enter(cls, folder: Path, worker: str) -> _Presence:
-        folder.mkdir(parents=True, exist_ok=True)
-        bell_path = _bell_path(folder, worker)
-        with contextlib.suppress(FileExistsError):
-            os.mkfifo(bell_path, 0o622)
-        # Opened for both ends, so that it never reports end of file; closed in children by exec and by the guardian.
-        bell_fd = os.open(bell_path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        lock_fd = os.open(_lock_path(folder, worker), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        fcntl.flock(lock_fd, fcntl.LOCK_EX)
-        os.ftruncate(lock_fd, cls._SIZE)
-        return cls(folder, worker, lock_fd, bell_fd, mmap.mmap(lock_fd, cls._SIZE))
-
-    def mark(self, tokens: Sequence[str]) -> None:
-        # One slice assignment; the terminating newline comes with it, so a reader sees old or new lines, and a torn
-        # line names no token.
-        text = "".join([f"{token}\n" for token in tokens]).encode() + b"\n"
-        self._memory[0 : len(text)] = text
-
-    def hush(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while len(os.read(self.bell_fd, 4096)) == 4096:
-                pass
-
-    def leave(self) -> None:
-        self._memory.close()
-        for path in (_bell_path(self._folder, self.worker), _lock_path(self._folder, self.worker)):
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
-        os.close(self.bell_fd)
-        os.close(self.lock_fd)
-
-    @staticmethod
-    def alive(folder: Path, worker: str) -> bool:
-        """Whether the worker, or the guardian that still ends its attempts, holds its lock."""
-        try:
-            fd = os.open(_lock_path(folder, worker), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(fd)
-        return False
-
-    @staticmethod
-    def running(folder: Path, worker: str) -> set[str]:
-        """Tokens of the attempts that ran when the worker was last heard of."""
-        try:
-            data = _lock_path(folder, worker).read_bytes()
-        except FileNotFoundError:
-            return set()
-        lines = data.partition(b"\n\n")[0].decode(errors="replace").split("\n")
-        return {line for line in lines if len(line) == TOKEN_CHARS}
-
-    @staticmethod
-    def sweep(folder: Path, *, keep: Iterable[str]) -> None:
-        """Remove the files of dead workers that hold nothing."""
-        kept = set(keep)
-        try:
-            names = os.listdir(folder)
-        except FileNotFoundError:
-            return
-        for name in names:
-            worker = name.removesuffix(".lock")
-            if worker != name and worker not in kept and not _Presence.alive(folder, worker):
-                for path in (_bell_path(folder, worker), _lock_path(folder, worker)):
-                    with contextlib.suppress(FileNotFoundError):
-                        path.unlink()
-
-
-def _lock_path(folder: Path, worker: str) -> Path:
-    return folder / f"{worker}.lock"
-
-
-def _bell_path(folder: Path, worker: str) -> Path:
-    return folder / f"{worker}.bell"
-
-
-class _Bells:
-    """Wakes the workers that wait beside this file."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._seen_at = -1
-        self._fds: dict[str, int] = {}
-
-    def ring(self) -> None:
-        try:
-            changed = os.stat(self._folder).st_mtime_ns
-        except FileNotFoundError:
-            return
-        if changed != self._seen_at:
-            self._look(changed)
-        for name, fd in list(self._fds.items()):
-            try:
-                os.write(fd, b"!")
-            except BlockingIOError:
-                pass  # Full: it will wake as it is.
-            except BrokenPipeError:
-                os.close(self._fds.pop(name))
-
-    def _look(self, changed: int) -> None:
-        names = {name for name in os.listdir(self._folder) if name.endswith(".bell")}
-        for name in self._fds.keys() - names:
-            os.close(self._fds.pop(name))
-        for name in names - self._fds.keys():
-            # Refused where nobody reads: a worker that died without leaving.
-            with contextlib.suppress(OSError):
-                self._fds[name] = os.open(self._folder / name, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._seen_at = changed
-
-    def close(self) -> None:
-        for fd in self._fds.values():
-            os.close(fd)
-        self._fds.clear()

@@ -8,7 +8,6 @@ beside the database.
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -381,17 +380,13 @@ class SqliteBlobs:
 
     def append(self, key: str, data: bytes) -> None:
         path = self._folder / key
-        try:
-            file = open(path, "ab")
-        except FileNotFoundError:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = open(path, "ab")
-        with file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
             file.write(data)
 
     def stream(self, key: str) -> Iterator[bytes]:
         try:
-            with open(self._folder / key, "rb") as file:
+            with (self._folder / key).open("rb") as file:
                 while chunk := file.read(1 << 20):
                     yield chunk
         except FileNotFoundError:
@@ -399,7 +394,7 @@ class SqliteBlobs:
 
     def path(self, key: str) -> Path | None:
         """Only files have a path; what is looked for here is an attempt's folder or log."""
-        return Path(os.path.abspath(self._folder / key))
+        return self._folder.absolute() / key
 
     def close(self) -> None:
         self._file.close()

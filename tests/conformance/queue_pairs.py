@@ -35,7 +35,9 @@ TTL = timedelta(seconds=30)
 class Limit(Enum):
     """A promise that a kind of queue cannot make, and why."""
 
-    FORGETS_WHAT_WAS_PUT = "a topic keeps no ids: a task put twice is delivered twice, and the record makes that harmless"
+    FORGETS_WHAT_WAS_PUT = (
+        "a topic keeps no ids: a task put twice is delivered twice, and the record makes that harmless"
+    )
     ANY_ORDER = "messages come in any order"
     NO_DEPTH = "the service has no call for it; its metrics are minutes old"
     NO_PEEK = "reading a message leases it"

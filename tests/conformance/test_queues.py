@@ -12,7 +12,7 @@ import pytest
 from runtime.errors import NotPossible, RecordExists
 from runtime.queues.base import Queue
 from runtime.reasons import EndReason
-from runtime.tasks import Resources, TaskState, WorkflowEntry, next_generation, new_token
+from runtime.tasks import Resources, TaskState, WorkflowEntry, new_token, next_generation
 from runtime.testing import sample_task
 from tests.conformance.queue_pairs import (
     PAIRS,
@@ -43,7 +43,7 @@ def queue(pair: Pair) -> Queue:
 def test_put_task_is_delivered_whole(pair: Pair, queue: Queue) -> None:
     task = sample_task(
         "whole",
-        entry=WorkflowEntry("proj", "flow", ("--text=it's \"quoted\" {braces} \n newline ünï", "--path=/a b/c", "")),
+        entry=WorkflowEntry("proj", "flow", ('--text=it\'s "quoted" {braces} \n newline ünï', "--path=/a b/c", "")),
         resources=Resources(cpus=1, gpus=0.5, memory_bytes=1 << 30),
         max_failures=7,
         outputs=("gs://b/o",),
