@@ -26,7 +26,7 @@ from runtime import faults
 from runtime.clock import Clock, SystemClock
 from runtime.code_identity import CodeIdentity
 from runtime.crew import Crew, CrewSettings, Ended, Order
-from runtime.errors import RuntimeFailure
+from runtime.errors import RequestRefused, RuntimeFailure
 from runtime.heartbeat import Heartbeat
 from runtime.offload import Offload
 from runtime.queues.base import DEFAULT_LEASE, Lease, Queue, Release, Settled, Settlement
@@ -36,6 +36,7 @@ from runtime.reporting import Reporter
 from runtime.retry import ALONE_FOR, backoff
 from runtime.scratch import open_root, remove_leftovers
 from runtime.slots import Slot, fits, plan_slots, read_machine
+from runtime.snapshot import fetch_snapshot, restore
 from runtime.tasks import CommandEntry, FunctionEntry, TaskState, encode_task
 from runtime.verdict import (
     Drop,
@@ -126,6 +127,8 @@ class _Attempt:
     crowded: bool = False
     """Another attempt ran beside it in its first minutes."""
     output_dir: str = ""
+    code_dir: str | None = None
+    """Its own tree of the snapshot that the task is bound to."""
 
 
 @dataclass(slots=True)
@@ -404,7 +407,7 @@ class Worker:
             self._busy_io += 1
             self._offload.call(lambda: self._look_back(lease), lambda found, bad: self._looked(attempt, found, bad))
         else:
-            self._ready.append(attempt)
+            self._set_up(attempt)
 
     def _refuse(self, lease: Lease, now: datetime) -> Settlement | None:
         """The record of a task that must not start."""
@@ -502,8 +505,35 @@ class Worker:
             self._say.buried(lease.task, buried)
             self._end(attempt, settlement)
             return
-        lease.alone = lease.alone or any(note.reason is EndReason.LOST for note in attempt.history.ended[-1:])
-        self._ready.append(attempt)
+        self._set_up(attempt)
+
+    def _set_up(self, attempt: _Attempt) -> None:
+        """Lay out the code that the task is bound to; a task that names none runs this worker's."""
+        snapshot = attempt.lease.task.snapshot
+        if snapshot is None:
+            self._ready.append(attempt)
+            return
+        folder = Path(self._scratch.path) / f"{attempt.lease.token}.code"
+        self._busy_io += 1
+        self._offload.call(
+            lambda: restore(fetch_snapshot(snapshot, self.records), folder),
+            lambda _, problem: self._was_set_up(attempt, str(folder), problem),
+        )
+
+    def _was_set_up(self, attempt: _Attempt, folder: str, problem: Exception | None) -> None:
+        self._busy_io -= 1
+        lease = attempt.lease
+        if lease.token not in self._attempts:
+            self._crew.discard(folder)
+            return
+        if problem is None:
+            attempt.code_dir = folder
+            self._ready.append(attempt)
+            return
+        reason = EndReason.CONFIG_INVALID if isinstance(problem, RequestRefused) else EndReason.SETUP_FAILED
+        now = self._clock.now().timestamp()
+        message = f"snapshot {lease.task.snapshot}: {problem}"
+        self._conclude(Ended(lease.token, -1, reason, now, now, message=message), time.monotonic())
 
     # running
 
@@ -566,6 +596,8 @@ class Worker:
                 order.timeout_s = task.timeout.total_seconds()
             if task.resources.memory_bytes:
                 order.memory_bytes = task.resources.memory_bytes
+            if attempt.code_dir is not None:
+                order.code_dir, order.snapshot = attempt.code_dir, task.snapshot
             attempt.output_dir = order.output_dir = self._output_dir(task.id, lease.token)
             orders.append(order)
             if not isinstance(task.entry, FunctionEntry):
@@ -595,6 +627,8 @@ class Worker:
         if self._alone_token == end.token:
             self._alone_until, self._alone_token = 0.0, None
         lease = attempt.lease
+        if attempt.code_dir is not None and not end.not_started:
+            self._crew.discard(attempt.code_dir)
         if end.not_started:
             attempt.sent = False
             if self._stopping is None and attempt.stop_reason is None:
@@ -665,10 +699,31 @@ class Worker:
         )
         if end.value or end.log_bytes or end.metrics or end.exit_code is not None:
             record = self._with_results(record, attempt, end)
+        if os.path.isdir(attempt.output_dir):  # noqa: PTH112 (on the path of every task)
+            self._busy_io += 1
+            self._offload.call(
+                lambda: self.records.keep_outputs(task.id, lease.token, Path(attempt.output_dir)),
+                lambda url, problem: self._kept(attempt, end, record, url, problem),
+            )
+            return
+        self._succeed(attempt, end, record)
+
+    def _kept(
+        self, attempt: _Attempt, end: Ended, record: Record, url: str | None, problem: Exception | None
+    ) -> None:
+        """Its outputs are durable, so it may be recorded; or they are not, and it has failed."""
+        self._busy_io -= 1
+        if problem is None:
+            self._succeed(attempt, end, replace(record, outputs_url=url))
+        elif attempt.lease.token in self._attempts:
+            end.reason, end.message = EndReason.SETUP_FAILED, f"its outputs could not be kept: {problem}"
+            self._conclude(end, time.monotonic())
+
+    def _succeed(self, attempt: _Attempt, end: Ended, record: Record) -> None:
         self._succeeded += 1
         self._failed_tasks.clear()
-        self._say.succeeded(task, end)
-        self._end(attempt, Settlement(lease, record))
+        self._say.succeeded(attempt.lease.task, end)
+        self._end(attempt, Settlement(attempt.lease, record))
 
     def _with_results(self, record: Record, attempt: _Attempt, end: Ended) -> Record:
         import json

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from runtime.reasons import EndReason
@@ -269,6 +270,9 @@ class RecordStore(Protocol):
 
     def outputs_url(self, task_id: str, token: str) -> str:
         """Where an attempt's outputs belong: a folder's path, or a bucket's URL."""
+
+    def keep_outputs(self, task_id: str, token: str, folder: Path) -> str | None:
+        """Make what an attempt left in `folder` durable; returns where it lies, or None if that is nothing."""
 
     def append_log(self, task_id: str, token: str, data: bytes) -> str:
         """Add to an attempt's long log and return its URL."""

@@ -36,6 +36,9 @@ class Blobs(Protocol):
     def put(self, key: str, data: bytes) -> None:
         """Create or replace, at once for every reader, and durable."""
 
+    def upload(self, key: str, file: Path) -> None:
+        """As `put`, from a file of any size; only where `path` is None."""
+
     def get(self, key: str) -> bytes | None: ...
     def delete(self, key: str) -> None:
         """Already gone is success."""

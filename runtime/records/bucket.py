@@ -97,6 +97,9 @@ class BucketBlobs:
             else:
                 return
 
+    def upload(self, key: str, file: Path) -> None:
+        self._call(key, lambda: self._obstore.put(self._store, key, file))
+
     def get(self, key: str) -> bytes | None:
         try:
             return self._call(key, lambda: bytes(self._obstore.get(self._store, key).bytes()))

@@ -109,6 +109,9 @@ class FolderBlobs:
             _sync_folder(parent)
             parent = path
 
+    def upload(self, key: str, file: Path) -> None:
+        self.put(key, file.read_bytes())
+
     def get(self, key: str) -> bytes | None:
         path = self._base + key
         try:

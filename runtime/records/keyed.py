@@ -6,9 +6,11 @@ locks: what must happen once is one create-only write, and all else may be writt
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import json
+import os
 import re
 import secrets
 import time
@@ -17,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from threading import Lock
 from typing import Final, TypeVar
 from urllib.parse import quote
@@ -413,6 +416,21 @@ class BlobRecords(RecordStore):
     def outputs_url(self, task_id: str, token: str) -> str:
         return self._address(f"outputs/{task_id}/{token}")
 
+    def keep_outputs(self, task_id: str, token: str, folder: Path) -> str | None:
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        if not files:
+            return None
+        key = f"outputs/{task_id}/{token}"
+        if self.blobs.path(key) is not None:
+            for path in (*files, *(path for path in folder.rglob("*") if path.is_dir()), folder, *folder.parents[:2]):
+                _sync(path)
+        else:
+            uploads = self._in_parallel(
+                lambda path: self.blobs.upload(f"{key}/{path.relative_to(folder)}", path), files
+            )
+            deque(uploads, maxlen=0)
+        return self._address(key)
+
     def append_log(self, task_id: str, token: str, data: bytes) -> str:
         key = _log_key(task_id, token)
         self.blobs.append(key, data)
@@ -575,3 +593,15 @@ def _end_of(text: str, limit_bytes: int) -> str:
         return text
     data = text.encode(errors="surrogatepass")
     return text if len(data) <= limit_bytes else data[-limit_bytes:].decode(errors="replace")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as problem:
+        # Some network file systems cannot sync a folder.
+        if problem.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF):
+            raise
+    finally:
+        os.close(descriptor)

@@ -41,6 +41,9 @@ class MemoryBlobs:
             bisect.insort(self._keys, key)
         self._blobs[key] = (bytes(data), datetime.now(UTC))
 
+    def upload(self, key: str, file: Path) -> None:
+        self.put(key, file.read_bytes())
+
     def get(self, key: str) -> bytes | None:
         found = self._blobs.get(key)
         return None if found is None else found[0]

@@ -83,7 +83,9 @@ class SqliteRecords(BlobRecords):
     def __init__(self, file: EmbeddedFile, *, clock: Clock | None = None) -> None:
         self.file = file
         self._clock: Clock = clock or SystemClock()
-        super().__init__(SqliteBlobs(file, self._clock))
+        blobs = SqliteBlobs(file, self._clock)
+        super().__init__(blobs)
+        self._outputs = str(blobs.path("outputs"))
 
     def check(self) -> None:
         """Create-only is the primary key's."""
@@ -280,6 +282,9 @@ class SqliteRecords(BlobRecords):
         """The file that holds them all."""
         return self.url
 
+    def outputs_url(self, task_id: str, token: str) -> str:
+        return f"{self._outputs}/{task_id}/{token}"
+
     def find_task(self, task_id: str) -> tuple[Task, TaskState] | None:
         """A task as it stands now; None if it was never put."""
         with self.file.reading() as connection:
@@ -357,6 +362,9 @@ class SqliteBlobs:
     def put(self, key: str, data: bytes) -> None:
         with self._file.transaction() as connection:
             connection.execute("REPLACE INTO objects VALUES(?, ?, ?)", (key, data, self._clock.now().timestamp()))
+
+    def upload(self, key: str, file: Path) -> None:
+        self.put(key, file.read_bytes())
 
     def get(self, key: str) -> bytes | None:
         with self._file.reading() as connection:
