@@ -1,0 +1,153 @@
+"""The record stores that the conformance suite runs on, each opened as the product opens it.
+
+To add one, add a line to `STORES`: a function that sets up an empty place and returns the `Place`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from runtime.queues.sqlite import open_sqlite
+from runtime.reasons import EndReason
+from runtime.records import open_records
+from runtime.records.base import EndedNote, Mark, Record, RecordStore
+from runtime.tasks import Task, TaskState, encode_task
+from tests.fakes.gcs import GcsServer
+
+if TYPE_CHECKING:
+    from tests.services_support import MotoServer
+
+T0: Final = datetime(2026, 11, 21, 8, 0, 0, tzinfo=UTC)
+
+
+def put_part_of(store: RecordStore, tasks: Sequence[Task]) -> None:
+    """Submit as a queue beside the store does: a manifest part for each experiment, at its next free place."""
+    for experiment in dict.fromkeys(task.experiment for task in tasks):
+        lines = [encode_task(task) for task in tasks if task.experiment == experiment]
+        store.put_part(experiment, len(store.parts(experiment)), lines)
+
+
+@dataclass
+class Place:
+    """Where one store lies."""
+
+    open: Callable[[], RecordStore]
+    """Another process's view of it; a store in memory has but one."""
+    submit: Callable[[RecordStore, Sequence[Task]], None] = put_part_of
+    """Make tasks known, the way a submit does."""
+    processes: bool = True
+    """Other processes can open it by its URL."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """What they need for that."""
+    opened: list[RecordStore] = field(default_factory=list)
+
+    def store(self) -> RecordStore:
+        store = self.open()
+        self.opened.append(store)
+        return store
+
+
+Factory = Callable[[pytest.FixtureRequest, Path, ExitStack], Place]
+
+
+def memory(request: pytest.FixtureRequest, folder: Path, cleanup: ExitStack) -> Place:
+    store = open_records("memory:")
+    return Place(lambda: store, processes=False)
+
+
+def in_folder(request: pytest.FixtureRequest, folder: Path, cleanup: ExitStack) -> Place:
+    root = folder / "the records"
+    root.mkdir()
+    return Place(lambda: open_records(f"file:{root}"))
+
+
+def gcs(request: pytest.FixtureRequest, folder: Path, cleanup: ExitStack) -> Place:
+    server = GcsServer().start()
+    cleanup.callback(server.stop)
+    server.make_bucket("lab")
+    monkeypatch = request.getfixturevalue("monkeypatch")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+    return Place(lambda: open_records("gs://lab/some/prefix"), environment=server.environment)
+
+
+def s3(request: pytest.FixtureRequest, folder: Path, cleanup: ExitStack) -> Place:
+    server: MotoServer = request.getfixturevalue("moto_server")
+    make_s3_bucket(server, "lab")
+    return Place(lambda: open_records("s3://lab/some/prefix"), environment=server.environment)
+
+
+def make_s3_bucket(server: MotoServer, name: str) -> None:
+    import http.client
+
+    connection = http.client.HTTPConnection(server.address)
+    connection.request("PUT", f"/{name}")
+    assert connection.getresponse().status == 200
+    connection.close()
+
+
+def sqlite(request: pytest.FixtureRequest, folder: Path, cleanup: ExitStack) -> Place:
+    queue, _ = open_sqlite(folder / "queue.db")
+    cleanup.callback(queue.close)
+
+    def submit(store: RecordStore, tasks: Sequence[Task]) -> None:
+        queue.put(tasks)
+
+    return Place(lambda: open_records(f"sqlite:{folder}/queue.db"), submit=submit)
+
+
+STORES: dict[str, Factory] = {
+    "memory": memory,
+    "folder": in_folder,
+    "gcs": gcs,
+    "s3": s3,
+    "sqlite": sqlite,
+}
+REAL_SERVICES = {"s3"}
+
+
+@contextmanager
+def opened_place(name: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[Place]:
+    with ExitStack() as cleanup:
+        place = STORES[name](request, folder, cleanup)
+        try:
+            yield place
+        finally:
+            for store in place.opened:
+                store.close()
+
+
+def sample_record(task: Task, *, token: str = "a1", state: TaskState = TaskState.SUCCEEDED, **fields: Any) -> Record:
+    """A small record of `task`; keywords are `Record`'s."""
+    reasons = {
+        TaskState.SUCCEEDED: EndReason.SUCCEEDED,
+        TaskState.FAILED: EndReason.APP_FAILED,
+        TaskState.CANCELLED: EndReason.CANCELLED,
+        TaskState.EXPIRED: EndReason.EXPIRED,
+    }
+    values: dict[str, Any] = {"generation": task.generation, "reason": reasons[state], "ended_at": T0} | fields
+    return Record(task_id=task.id, experiment=task.experiment, state=state, token=token, **values)
+
+
+def sample_mark(task: Task, /, state: TaskState = TaskState.FAILED, **fields: Any) -> Mark:
+    record = sample_record(task, state=state)
+    values: dict[str, Any] = {"message": "it broke", "marked_at": T0, "task": task} | fields
+    return Mark(
+        task_id=task.id,
+        generation=task.generation,
+        experiment=task.experiment,
+        state=state,
+        reason=record.reason,
+        **values,
+    )
+
+
+def sample_note(token: str, **fields: Any) -> EndedNote:
+    values: dict[str, Any] = {"reason": EndReason.APP_FAILED, "ended_at": T0, "worker": "w-1"} | fields
+    return EndedNote(token=token, **values)
