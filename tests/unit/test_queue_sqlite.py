@@ -1,0 +1,378 @@
+"""The embedded queue beyond what every queue promises: liveness, clocks, fairness, bounds."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import runtime.embedded
+from runtime.embedded import EmbeddedFile, refuse_network_filesystem
+from runtime.errors import NotPossible, StoreUnavailable
+from runtime.queues.base import Lease, Release
+from runtime.queues.sqlite import SqliteQueue, open_sqlite
+from runtime.reasons import EndReason
+from runtime.tasks import TaskState
+from runtime.testing import FakeClock, sample_task
+from tests.conformance.queue_pairs import TTL, ended_note, failed, succeeded, tasks
+
+HOLDER = """
+import sys, time
+from datetime import timedelta
+from runtime.queues.sqlite import open_sqlite
+queue, _ = open_sqlite(sys.argv[1])
+leases = queue.lease(int(sys.argv[2]), worker="w-dying", ttl=timedelta(seconds=30))
+queue.mark_running([lease.token for lease in leases[:int(sys.argv[3])]])
+print(" ".join(lease.task.key for lease in leases), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "tasks.db"
+
+
+@contextmanager
+def holder(path: Path, *, leases: int, running: int) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds leases and says which."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path), str(leases), str(running)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().split()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def check_counters(path: Path) -> None:
+    """Each task is in exactly one place, and the counters say how many are where."""
+    connection = sqlite3.connect(path)
+    places = connection.execute(
+        "SELECT t.id, (SELECT count(*) FROM ready r WHERE r.seq=t.seq) + (SELECT count(*) FROM delayed d WHERE "
+        "d.seq=t.seq) + (SELECT count(*) FROM leases l WHERE l.seq=t.seq) + (SELECT count(*) FROM records c WHERE "
+        "c.rid=(t.seq << 20 | t.generation)) FROM tasks t"
+    ).fetchall()
+    assert {count for _, count in places} <= {1}, places
+    counted = connection.execute("SELECT sum(queued), sum(leased), sum(succeeded), sum(failed) FROM experiments")
+    queued, leased, won, lost = counted.fetchone()
+    rows = connection.execute(
+        "SELECT (SELECT count(*) FROM ready)+(SELECT count(*) FROM delayed), (SELECT count(*) FROM leases), "
+        "(SELECT count(*) FROM records c JOIN tasks t ON c.rid=(t.seq << 20 | t.generation) WHERE state='succeeded'), "
+        "(SELECT count(*) FROM records c JOIN tasks t ON c.rid=(t.seq << 20 | t.generation) WHERE state='failed')"
+    ).fetchone()
+    assert (queued, leased, won, lost) == rows
+    connection.close()
+
+
+def lease_all(queue: SqliteQueue, n: int = 100) -> list[Lease]:
+    return queue.lease(n, worker="w-b", ttl=TTL)
+
+
+def wait_for(queue: SqliteQueue, n: int, timeout: float = 10.0) -> list[Lease]:
+    deadline = time.monotonic() + timeout
+    leases: list[Lease] = []
+    while len(leases) < n and time.monotonic() < deadline:
+        queue.tend()
+        leases += lease_all(queue)
+        time.sleep(0.02)
+    return leases
+
+
+def test_killed_worker_gives_back_and_only_what_ran_is_blamed(path: Path) -> None:
+    queue, records = open_sqlite(path)
+    queue.put(tasks(3))
+    with holder(path, leases=3, running=1) as process:
+        queue.tend()
+        assert lease_all(queue) == []
+        process.kill()
+        process.wait()
+        killed_at = time.monotonic()
+        back = wait_for(queue, 3)
+        noticed = time.monotonic() - killed_at
+    assert noticed < 1.0
+    assert sorted(lease.task.key or "" for lease in back) == ["0", "1", "2"]
+    assert [
+        (lease.task.key, lease.tries, lease.suspect) for lease in sorted(back, key=lambda one: one.task.key or "")
+    ] == [
+        ("0", 1, True),
+        ("1", 0, True),
+        ("2", 0, True),
+    ]
+    notes = records.history(sample_task("0").id, 1).ended
+    assert [(note.reason, note.worker, note.alone) for note in notes] == [(EndReason.LOST, "w-dying", True)]
+    assert records.history(sample_task("1").id, 1).ended == ()
+    check_counters(path)
+
+
+def test_worker_whose_lock_a_guardian_still_holds_is_not_dead(path: Path) -> None:
+    """The lock is freed when worker and guardian are both gone, never between the two."""
+    queue, _ = open_sqlite(path)
+    queue.put(tasks(1))
+    first, _ = open_sqlite(path)
+    assert first.lease(1, worker="w-a", ttl=TTL)
+    lock_fd = first.join("w-a")
+    guardian = subprocess.Popen(["sleep", "60"], pass_fds=[lock_fd])
+    # The worker is gone, its descriptor and the mapping's own copy of it; the guardian still ends its attempts.
+    assert first._presence is not None
+    first._presence._memory.close()
+    os.close(lock_fd)
+    queue.tend()
+    assert lease_all(queue) == []
+    guardian.kill()
+    guardian.wait()
+    assert len(wait_for(queue, 1)) == 1
+    first._presence = None
+    first.close()
+
+
+def test_silent_worker_loses_its_leases_after_their_length_and_not_before(path: Path) -> None:
+    clock = FakeClock()
+    queue, _ = open_sqlite(path, clock=clock)
+    other, _ = open_sqlite(path, clock=clock)
+    queue.put(tasks(1))
+    lease = queue.lease(1, worker="w-a", ttl=TTL)[0]
+    clock.advance(seconds=29)
+    assert wait_for(other, 1, timeout=0.1) == []
+    assert queue.renew([lease], TTL) == []
+    clock.advance(seconds=29)
+    assert wait_for(other, 1, timeout=0.1) == []
+    clock.advance(seconds=2)
+    assert len(wait_for(other, 1)) == 1
+    assert queue.renew([lease], TTL) == [lease]
+
+
+def test_lease_survives_a_jump_of_the_wall_clock(path: Path) -> None:
+    clock = FakeClock()
+    queue, _ = open_sqlite(path, clock=clock)
+    other, _ = open_sqlite(path, clock=clock)
+    queue.put(tasks(1))
+    lease = queue.lease(1, worker="w-a", ttl=TTL)[0]
+    for days in (400, -800):
+        clock.jump_wall(days=days)
+        other.tend()
+        assert lease_all(other) == []
+    assert queue.renew([lease], TTL) == []
+    assert queue.settle([succeeded(lease)]).refused == []
+
+
+def test_lease_of_an_earlier_boot_is_dead_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue, _ = open_sqlite(path)
+    queue.put(tasks(1))
+    assert queue.lease(1, worker="w-a", ttl=TTL)
+    monkeypatch.setattr("runtime.queues.sqlite.boot_id", lambda: "another boot")
+    rebooted, _ = open_sqlite(path)
+    assert len(wait_for(rebooted, 1)) == 1
+
+
+def test_slow_attempt_that_lost_its_lease_may_still_be_the_first_to_succeed(path: Path) -> None:
+    clock = FakeClock()
+    slow, records = open_sqlite(path, clock=clock)
+    fast, _ = open_sqlite(path, clock=clock)
+    slow.put(tasks(1))
+    held = slow.lease(1, worker="w-slow", ttl=TTL)[0]
+    clock.advance(minutes=2)
+    again = wait_for(fast, 1)[0]
+    assert slow.settle([succeeded(held, worker="w-slow")]).refused == []
+    assert fast.renew([again], TTL) == [again]
+    refused = fast.settle([succeeded(again, worker="w-fast")]).refused
+    assert [one.record.worker for one in refused if one.record] == ["w-slow"]
+    assert [record.worker for record in records.find_all(held.task.id)] == ["w-slow"]
+    check_counters(path)
+
+
+def test_failure_of_a_lost_lease_writes_nothing_and_names_the_holder(path: Path) -> None:
+    clock = FakeClock()
+    slow, records = open_sqlite(path, clock=clock)
+    fast, _ = open_sqlite(path, clock=clock)
+    slow.put(tasks(1))
+    held = slow.lease(1, worker="w-slow", ttl=TTL)[0]
+    clock.advance(minutes=2)
+    again = wait_for(fast, 1)[0]
+    refused = slow.settle([failed(held, worker="w-slow")]).refused
+    assert [(one.holder, one.record) for one in refused] == [("w-b", None)]
+    assert records.find_all(held.task.id) == []
+    assert fast.settle([succeeded(again)]).refused == []
+    check_counters(path)
+
+
+def test_put_rings_the_doorbell_of_a_waiting_worker(path: Path) -> None:
+    waiting, _ = open_sqlite(path)
+    waiting.join("w-a")
+    bell = waiting.doorbell()
+    assert bell is not None
+    putting, _ = open_sqlite(path)
+    assert select.select([bell], [], [], 0)[0] == []
+    putting.put(tasks(1))
+    assert select.select([bell], [], [], 5)[0] == [bell]
+    waiting.hush()
+    assert select.select([bell], [], [], 0)[0] == []
+    waiting.close()
+    putting.put([sample_task("later")])  # A bell that nobody hears any more is no error.
+
+
+def test_two_processes_share_a_queue_and_neither_starves(path: Path) -> None:
+    queue, records = open_sqlite(path)
+    queue.put(tasks(1500))
+    script = """
+import sys
+from datetime import timedelta
+from runtime.queues.sqlite import open_sqlite
+from tests.conformance.queue_pairs import succeeded
+queue, _ = open_sqlite(sys.argv[1])
+sys.stdin.readline()
+done = 0
+leases = queue.lease(1, worker=sys.argv[2], ttl=timedelta(seconds=30))
+while leases:
+    done += 1
+    leases = queue.settle([succeeded(leases[0], worker=sys.argv[2])], claim_next=1).leases
+print(done)
+"""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(path), f"w-{number}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    time.sleep(0.5)
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    shares = [int(process.communicate(timeout=60)[0]) for process in processes]
+    assert sum(shares) == 1500
+    assert min(shares) >= 1500 * 0.2, shares
+    assert records.totals("sample").counts[TaskState.SUCCEEDED] == 1500
+    check_counters(path)
+
+
+def test_counters_and_places_agree_after_random_moves(path: Path) -> None:
+    rng = random.Random(7)
+    clock = FakeClock()
+    queue, records = open_sqlite(path, clock=clock)
+    held: list[Lease] = []
+    for step in range(400):
+        match rng.randrange(7):
+            case 0:
+                queue.put([sample_task(str(rng.randrange(60))) for _ in range(3)])
+            case 1 | 2:
+                held += queue.lease(rng.randrange(1, 4), worker="w-a", ttl=TTL)
+            case 3 if held:
+                queue.settle([succeeded(held.pop(rng.randrange(len(held))))], claim_next=0)
+            case 4 if held:
+                queue.settle([failed(held.pop(rng.randrange(len(held))))])
+            case 5 if held:
+                lease = held.pop(rng.randrange(len(held)))
+                due = clock.now() + timedelta(seconds=rng.randrange(20)) if rng.random() < 0.5 else None
+                queue.release([Release(lease, due, ended_note(lease) if rng.random() < 0.5 else None)])
+            case 6 if step % 3 == 0:
+                for mark in list(records.marks("sample"))[:2]:
+                    assert mark.task is not None
+                    from runtime.tasks import next_generation
+
+                    queue.put([next_generation(mark.task)])
+        clock.advance(seconds=1)
+        queue.renew(held, TTL)
+    check_counters(path)
+
+
+def test_claim_reads_only_what_can_be_claimed(path: Path) -> None:
+    """However many tasks are finished or wait for later: the plan has no scan and no sort."""
+    queue, _ = open_sqlite(path)
+    queue.put(tasks(1))
+    connection = sqlite3.connect(path)
+    plan = connection.execute(f"EXPLAIN QUERY PLAN {runtime.queues.sqlite._NEXT}", (1, 10)).fetchall()
+    connection.close()
+    steps = [row[3] for row in plan]
+    assert all(step.startswith("SEARCH") for step in steps), steps
+
+
+def test_full_file_is_explained_and_nothing_is_lost(path: Path) -> None:
+    queue, records = open_sqlite(path)
+    queue.put(tasks(2))
+    lease = lease_all(queue, 1)[0]
+    with queue._file.transaction() as connection:
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+    queue._file._writer.execute(f"PRAGMA max_page_count={pages}")  # type: ignore[union-attr]
+    large = [sample_task(f"large-{n}", extra={"pad": "x" * 4000}) for n in range(20)]
+    with pytest.raises(StoreUnavailable) as full:
+        queue.put(large)
+    assert full.value.hint is not None
+    queue._file._writer.execute("PRAGMA max_page_count=1000000")  # type: ignore[union-attr]
+    assert queue.settle([succeeded(lease)]).refused == []
+    assert queue.put(large).new == 20
+    assert records.totals("sample").counts[TaskState.QUEUED] == 21
+    check_counters(path)
+
+
+def test_network_filesystem_is_refused_with_a_way_out(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime.embedded, "filesystem_kind", lambda _: "nfs4")
+    with pytest.raises(NotPossible) as refused:
+        refuse_network_filesystem(path)
+    assert "nfs4" in refused.value.message
+    assert "RUNTIME_DATA_DIR" in (refused.value.hint or "")
+
+
+def test_filesystem_kind_is_that_of_the_deepest_mount(tmp_path: Path) -> None:
+    assert runtime.embedded.filesystem_kind(Path("/proc/self")) == "proc"
+    assert runtime.embedded.filesystem_kind(tmp_path / "not" / "yet") not in (None, "proc")
+
+
+def test_file_of_another_layout_is_refused(path: Path) -> None:
+    file = EmbeddedFile(path)
+    with file.transaction() as connection:
+        connection.execute("PRAGMA user_version=99")
+    file.close()
+    with pytest.raises(NotPossible, match="layout 99"):
+        open_sqlite(path)[0].put(tasks(1))
+
+
+def test_reader_never_writes(path: Path) -> None:
+    queue, _ = open_sqlite(path)
+    queue.put(tasks(1))
+    with queue._file.reading() as connection, pytest.raises(sqlite3.OperationalError, match="readonly"):
+        connection.execute("DELETE FROM tasks")
+
+
+def test_killed_in_the_middle_of_a_commit_leaves_the_state_before(path: Path) -> None:
+    queue, records = open_sqlite(path)
+    queue.put(tasks(1))
+    script = """
+import sys
+from datetime import timedelta
+from runtime.queues.sqlite import open_sqlite
+from tests.conformance.queue_pairs import succeeded
+queue, _ = open_sqlite(sys.argv[1])
+lease = queue.lease(1, worker="w-x", ttl=timedelta(seconds=30))[0]
+queue.mark_running([lease.token])
+queue.settle([succeeded(lease)])
+"""
+    killed = subprocess.run(
+        [sys.executable, "-c", script, str(path)],
+        env={**os.environ, "RUNTIME_FAULTS": "queue.mid_commit=kill"},
+        check=False,
+        capture_output=True,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert records.find(sample_task("0").id, 1) is None
+    lease = wait_for(queue, 1)[0]
+    assert queue.settle([succeeded(lease)]).refused == []
+    check_counters(path)
