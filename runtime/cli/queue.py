@@ -1,0 +1,444 @@
+"""`runtime queue`: look after queues and their dead letters. Nothing here leases."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from runtime.cli.commands import OutputOption, StackOption, YesOption, new_app
+from runtime.cli.retry import Counted
+from runtime.cli.show import Output, confirm, format_count, note, print_json, print_list, progress
+from runtime.errors import NotPossible, RequestRefused
+from runtime.identify import Kind, identify, recall_last
+from runtime.redrive import DeadLetter, dead_letter, find_dead, parse_reasons, purge_dead, read_dead
+from runtime.redrive import redrive as redrive_marks
+from runtime.stacks import open_stack
+from runtime.status import read_queue, read_workers
+from runtime.tasks import describe_entry, task_fields
+
+if TYPE_CHECKING:
+    from runtime.reasons import EndReason
+    from runtime.records.base import Mark
+    from runtime.stacks import OpenStack
+
+app = new_app("Look after queues: pause, purge and repair them, and redrive dead letters.")
+dead = new_app("Dead letters: tasks that failed for good and wait for a person.")
+app.add_typer(dead, name="dead")
+
+QueueArgument = Annotated[
+    str | None, typer.Argument(metavar="[QUEUE]", help="By default the queue in use.", show_default=False)
+]
+DeadArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[TASK|EXPERIMENT...]", help="Ids or their beginnings, names, or `last`.", show_default=False
+    ),
+]
+AllOption = Annotated[bool, typer.Option("--all", help="Every dead letter of the stack.")]
+ReasonOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--reason", metavar="REASON", help="Only those that ended so, such as app_failed.", show_default=False
+    ),
+]
+ExperimentOption = Annotated[
+    list[str] | None, typer.Option("--experiment", metavar="NAME", help="Only of this experiment.", show_default=False)
+]
+LimitOption = Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="At most so many.")]
+
+
+# queues
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRow:
+    """A queue as `list` and `stats` print it."""
+
+    queue: str
+    kind: str
+    paused: bool
+    ready: int | None
+    """None where the service cannot tell."""
+    delayed: int | None
+    leased: int | None
+    workers: int
+    slots: int
+    rate_per_s: float
+    why: str | None
+    next_step: str | None
+
+
+@app.command("list")
+def list_(stack: StackOption = None, output: OutputOption = Output.TEXT) -> None:
+    """List the stack's queues and whether they are paused.
+
+    \b
+    Examples:
+      runtime queue list
+      runtime queue list -o json | jq -r '.[] | select(.paused) | .queue'
+    """
+    columns = {
+        "QUEUE": lambda row: row.queue,
+        "KIND": lambda row: row.kind,
+        "PAUSED": lambda row: row.paused,
+        "WORKERS": lambda row: row.workers,
+    }
+    with open_stack(stack) as opened:
+        print_list(_rows(opened, _names(opened)), columns, output)
+
+
+@app.command()
+def stats(queue: QueueArgument = None, stack: StackOption = None, output: OutputOption = Output.TEXT) -> None:
+    """Show what waits in each queue, who serves it, and why anything waits.
+
+    \b
+    Examples:
+      runtime queue stats
+      runtime queue stats training -o json | jq '.[0].ready'
+    """
+    columns = {
+        "QUEUE": lambda row: row.queue,
+        "READY": lambda row: row.ready,
+        "DELAYED": lambda row: row.delayed,
+        "LEASED": lambda row: row.leased,
+        "WORKERS": lambda row: row.workers,
+        "SLOTS": lambda row: row.slots,
+        "RATE/S": lambda row: round(row.rate_per_s, 3),
+        "WHY": lambda row: row.why,
+    }
+    with open_stack(stack, queue=queue) as opened:
+        print_list(_rows(opened, [queue] if queue else _names(opened)), columns, output)
+
+
+def _names(opened: OpenStack) -> list[str]:
+    known = {*opened.queue_names(), opened.default_queue}
+    return sorted(known | {seen.queue for seen in opened.records.experiments() if seen.queue})
+
+
+def _rows(opened: OpenStack, names: Sequence[str]) -> Iterator[QueueRow]:
+    now = datetime.now(UTC)
+    workers = read_workers(opened.records, now)
+    for name in names:
+        queue = opened.queue(name)
+        depth = queue.depth()
+        seen = read_queue(opened, queue.name, [], workers, depth=depth)
+        yield QueueRow(
+            queue=queue.name,
+            kind=queue.traits.kind,
+            paused=seen.paused,
+            ready=depth.ready if depth else None,
+            delayed=depth.delayed if depth else None,
+            leased=depth.leased if depth else None,
+            workers=seen.workers,
+            slots=seen.slots,
+            rate_per_s=seen.rate_per_s,
+            why=seen.why,
+            next_step=seen.next_step,
+        )
+
+
+@app.command()
+def peek(
+    queue: QueueArgument = None,
+    limit: LimitOption = 10,
+    stack: StackOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Show the tasks that will be leased next, without leasing them.
+
+    \b
+    Examples:
+      runtime queue peek
+      runtime queue peek training -n 100 -o json | jq -r '.[].id'
+    """
+    with open_stack(stack, queue=queue) as opened:
+        tasks = opened.queue().peek(limit)
+    if output is Output.JSON:
+        print_json([task_fields(task) for task in tasks])
+        return
+    columns = {
+        "TASK": lambda task: task.id,
+        "EXPERIMENT": lambda task: task.experiment,
+        "GENERATION": lambda task: task.generation,
+        "PRIORITY": lambda task: task.priority,
+        "SUBMITTED": lambda task: task.submitted_at,
+        "ENTRY": lambda task: describe_entry(task.entry),
+    }
+    print_list(tasks, columns, output)
+
+
+@app.command()
+def pause(queue: QueueArgument = None, stack: StackOption = None) -> None:
+    """Stop handing out tasks. What runs goes on, and submitting is still possible.
+
+    \b
+    Examples:
+      runtime queue pause
+      runtime queue pause training
+    """
+    with open_stack(stack, queue=queue) as opened:
+        target = opened.queue()
+        target.pause()
+        note(
+            f"queue `{target.name}` is paused, workers see it within 10 s; `runtime queue resume {target.name}` ends it"
+        )
+
+
+@app.command()
+def resume(queue: QueueArgument = None, stack: StackOption = None) -> None:
+    """Hand out tasks again.
+
+    \b
+    Examples:
+      runtime queue resume
+      runtime queue resume training
+    """
+    with open_stack(stack, queue=queue) as opened:
+        target = opened.queue()
+        target.resume()
+        note(f"queue `{target.name}` hands out tasks again")
+
+
+@app.command()
+def purge(queue: QueueArgument = None, yes: YesOption = False, stack: StackOption = None) -> None:
+    """Cancel everything that waits in a queue. What runs goes on; each task gets a record that says `cancelled`.
+
+    \b
+    Examples:
+      runtime queue purge
+      runtime queue purge training --yes
+    """
+    with open_stack(stack, queue=queue) as opened:
+        target = opened.queue()
+        depth = target.depth()
+        waiting = "everything" if depth is None else f"{format_count(depth.ready + depth.delayed)} tasks"
+        confirm(f"cancel {waiting} in queue `{target.name}` of stack `{opened.name}`", yes=yes)
+        cancelled = target.purge()
+    if cancelled is None:
+        note("workers record each task submitted before now as cancelled when they come to it")
+    else:
+        note(f"{format_count(cancelled)} tasks cancelled; `runtime retry` brings one back")
+
+
+@app.command()
+def repair(
+    queue: QueueArgument = None,
+    experiment: Annotated[
+        str | None, typer.Option("--experiment", metavar="NAME", help="Only this one.", show_default=False)
+    ] = None,
+    yes: YesOption = False,
+    stack: StackOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Publish again what was submitted, has not ended, and that no live worker runs.
+
+    For when a queue has forgotten its tasks: its retention is over, or it was lost. What still waits there is then
+    there twice, which costs a look at its record and no second run.
+
+    \b
+    Examples:
+      runtime queue repair
+      runtime queue repair training --experiment sweep --yes
+    """
+    from runtime.submit import repair as repair_queue
+
+    with open_stack(stack, queue=queue) as opened:
+        target = opened.queue()
+        confirm(f"publish again what queue `{target.name}` of stack `{opened.name}` may have forgotten", yes=yes)
+        with progress("repairing") as bar:
+            repaired = repair_queue(target, opened.records, experiment=experiment, progress=bar.advance)
+    if output is Output.JSON:
+        print_json(repaired)
+        return
+    note(
+        f"{format_count(repaired.published)} published again, {format_count(repaired.recorded)} had ended, "
+        f"{format_count(repaired.held)} run on live workers"
+    )
+
+
+# dead letters
+
+
+@dead.command("list")
+def dead_list(
+    experiment: ExperimentOption = None,
+    reason: ReasonOption = None,
+    limit: LimitOption = 100,
+    stack: StackOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """List dead letters. They are read from the record store; nothing is leased.
+
+    \b
+    Examples:
+      runtime queue dead list
+      runtime queue dead list --experiment sweep --reason oom
+      runtime queue dead list -n 100000 -o json | jq -r '.[].error' | sort | uniq -c
+    """
+    columns = {
+        "TASK": lambda letter: letter.task,
+        "EXPERIMENT": lambda letter: letter.experiment,
+        "REASON": lambda letter: letter.reason,
+        "WHEN": lambda letter: letter.at,
+        "ERROR": lambda letter: letter.error,
+    }
+    with open_stack(stack) as opened:
+        names = [_experiment_name(opened, name) for name in experiment or ()]
+        found = _read_dead(opened, names, parse_reasons(reason or ()))
+        letters = [dead_letter(mark) for mark in itertools.islice(found, limit + 1)]
+    if output is Output.JSON:
+        print_json([_fields(letter) for letter in letters[:limit]])
+    else:
+        print_list(letters[:limit], columns)
+    if len(letters) > limit:
+        note(f"there are more than {format_count(limit)}; `--limit` shows more")
+
+
+@dead.command("show")
+def dead_show(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="A task's id or its beginning.")],
+    stack: StackOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Show one dead letter: its whole message, and the task or the text that could not be parsed.
+
+    \b
+    Examples:
+      runtime queue dead show t-3f2a
+      runtime queue dead show t-3f2a -o json | jq .entry > task.json
+    """
+    with open_stack(stack) as opened:
+        [mark] = _chosen(opened, [task], frozenset())
+    letter = dead_letter(mark)
+    if output is Output.JSON:
+        print_json(_fields(letter))
+        return
+    lines = [
+        ("task", f"{letter.task}, generation {letter.generation}"),
+        ("experiment", letter.experiment),
+        ("reason", str(letter.reason)),
+        ("since", f"{letter.at:%Y-%m-%d %H:%M:%S} UTC"),
+        ("entry", describe_entry(letter.entry.entry, width=2_000) if letter.entry else "could not be parsed"),
+    ]
+    for label, text in lines:
+        print(f"{label:<11} {text}")
+    if letter.raw is not None:
+        print(f"\n{letter.raw.rstrip()}")
+    if letter.message:
+        print(f"\n{letter.message.rstrip()}")
+    if not letter.redrivable:
+        note(f"correct it and submit it again; `runtime queue dead purge {letter.task}` drops this one")
+
+
+@dead.command("redrive")
+def dead_redrive(
+    what: DeadArgument = None,
+    all_: AllOption = False,
+    reason: ReasonOption = None,
+    yes: YesOption = False,
+    stack: StackOption = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Run dead letters once more, with new budgets. Those that could not be parsed are refused.
+
+    Each begins its next generation, published first and then taken off the list: interrupted and run again, nothing
+    runs twice. Refused once any generation of a task has succeeded.
+
+    \b
+    Examples:
+      runtime queue dead redrive t-3f2a
+      runtime queue dead redrive sweep --reason app_failed
+      runtime queue dead redrive --all --yes
+    """
+    columns = {
+        "TASK": lambda one: one.task,
+        "GENERATION": lambda one: one.generation,
+        "QUEUE": lambda one: one.queue,
+        "REFUSED": lambda one: one.refused,
+    }
+    with open_stack(stack) as opened:
+        marks = _select(opened, what or [], all_, parse_reasons(reason or ()))
+        malformed = [mark for mark in marks if mark.task is None]
+        for mark in malformed[:10]:
+            note(f"cannot run `{mark.task_id}`, which could not be parsed: {(mark.raw or '').strip()[:300]}")
+        if marks:
+            confirm(f"run {format_count(len(marks) - len(malformed))} dead letters again", yes=yes)
+        counted = Counted(redrive_marks(opened, marks, now=datetime.now(UTC)))
+        print_list(counted, columns, output)
+    return counted.finish(strict=False)
+
+
+@dead.command("purge")
+def dead_purge(
+    what: DeadArgument = None,
+    all_: AllOption = False,
+    reason: ReasonOption = None,
+    yes: YesOption = False,
+    stack: StackOption = None,
+) -> None:
+    """Throw dead letters away. Their records stay, so totals and history do too; they can no longer be redriven.
+
+    \b
+    Examples:
+      runtime queue dead purge t-3f2a
+      runtime queue dead purge sweep --reason config_invalid --yes
+      runtime queue dead purge --all
+    """
+    with open_stack(stack) as opened:
+        marks = _select(opened, what or [], all_, parse_reasons(reason or ()))
+        if not marks:
+            note("no dead letters there")
+            return
+        confirm(f"throw away {format_count(len(marks))} dead letters of stack `{opened.name}`", yes=yes)
+        purged = purge_dead(opened.records, marks)
+    note(f"{format_count(purged)} thrown away")
+
+
+def _select(opened: OpenStack, what: list[str], all_: bool, reasons: frozenset[EndReason]) -> list[Mark]:
+    if bool(what) == all_:
+        raise RequestRefused(
+            "which dead letters: tasks, experiments, or `--all`, one of the two",
+            hint="`runtime queue dead list` shows them",
+        )
+    return list(_read_dead(opened, [], reasons)) if all_ else list(_chosen(opened, what, reasons))
+
+
+def _chosen(opened: OpenStack, what: list[str], reasons: frozenset[EndReason]) -> Iterator[Mark]:
+    last = recall_last(opened.settings.data_dir, opened.name)
+    for text in what:
+        found = identify(text, opened.records, last=last)
+        if found.kind is Kind.EXPERIMENT:
+            yield from read_dead(opened.records, found.name, reasons=reasons)
+            continue
+        mark = find_dead(opened.records, found.name) if found.kind is Kind.TASK else None
+        if mark is None:
+            raise NotPossible(
+                f"{found.kind} `{found.name}` is no dead letter",
+                hint=f"runtime explain {found.name}",
+            )
+        if not reasons or mark.reason in reasons:
+            yield mark
+
+
+def _read_dead(opened: OpenStack, experiments: Iterable[str], reasons: frozenset[EndReason]) -> Iterator[Mark]:
+    names: list[str | None] = [*experiments] or [None]
+    for name in names:
+        yield from read_dead(opened.records, name, reasons=reasons)
+
+
+def _experiment_name(opened: OpenStack, text: str) -> str:
+    from runtime.identify import get_experiment
+
+    return get_experiment(text, opened.records, last=recall_last(opened.settings.data_dir, opened.name))
+
+
+def _fields(letter: DeadLetter) -> dict[str, object]:
+    """The letter with its task in the wire format."""
+    values = {field.name: getattr(letter, field.name) for field in dataclasses.fields(letter)}
+    return {**values, "entry": task_fields(letter.entry) if letter.entry else None}
