@@ -1,0 +1,51 @@
+"""One measurement in a process of its own: `python -m benchmarks.cell SPEC ANSWER`, both files of JSON.
+
+So no peer's libraries, threads or memory are there when the next one is measured, and whatever a measurement
+leaves running is ended with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+from benchmarks import measure
+from benchmarks.processes import adopt_orphans, die_with_parent, end_descendants
+
+
+def main(spec_path: str, answer_path: str) -> int:
+    spec: dict[str, Any] = json.loads(Path(spec_path).read_text())
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+    adopt_orphans()
+    die_with_parent()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    answer: dict[str, Any] = {}
+    try:
+        with tempfile.TemporaryDirectory(prefix="benchmark-", dir=spec["folder"], ignore_cleanup_errors=True) as folder:
+            try:
+                function = getattr(measure, spec["measure"])
+                answer["numbers"] = function(Path(folder), spec["services"], **spec["parameters"])
+            except BaseException as problem:
+                answer["problem"] = f"{type(problem).__name__}: {problem}"
+                answer["trace"] = traceback.format_exc()
+                log = Path(folder) / "worker.log"
+                if log.exists():
+                    answer["log"] = log.read_text(errors="replace")[-4000:]
+                if not isinstance(problem, Exception):
+                    raise
+            finally:
+                answer["ended"] = end_descendants()
+    finally:
+        Path(answer_path).write_text(json.dumps(answer))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,58 @@
+"""A process for each task, its result through a pipe: what a fork server of one's own can reach.
+
+Run as a program, because the parent has to be small: a fork copies page tables.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+_RESULT = b'{"state":"succeeded","value":null}' * 4
+
+
+def forks(folder: Path, *, n: int, body: str = "noop") -> dict[str, float]:
+    from benchmarks.board import VARIABLE, Board
+    from benchmarks.measure import in_new_process
+    from benchmarks.processes import environment
+
+    board = Board.create(folder / "board", n)
+    command = [sys.executable, "-m", "benchmarks.limits.fork", str(n), body]
+    in_new_process(command, environ=environment({VARIABLE: str(board.path)}))
+    return {"rate": n / board.span(range(n)), "lost": float(board.lost(range(n)))}
+
+
+def popens(folder: Path, *, n: int) -> dict[str, float]:
+    """subprocess.Popen of `true`, waited for."""
+    import subprocess
+
+    began = time.perf_counter()
+    for _ in range(n):
+        subprocess.Popen(["/bin/true"]).wait()
+    return {"rate": n / (time.perf_counter() - began)}
+
+
+def _main(n: int, body: str) -> None:
+    from benchmarks import bodies
+
+    bodies.board()
+    run = getattr(bodies, body)
+    for index in range(n):
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(read)
+            run(index)
+            os.write(write, _RESULT)
+            os._exit(0)
+        os.close(write)
+        while os.read(read, 65536):
+            pass
+        os.close(read)
+        os.waitpid(pid, 0)
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]), sys.argv[2])

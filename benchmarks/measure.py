@@ -1,0 +1,349 @@
+"""The measurements themselves: each takes a place and says numbers. They know nothing of goals."""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from benchmarks.board import Board
+from benchmarks.peers.base import Peer, Place
+from benchmarks.processes import cpu_seconds, kill, pss_bytes, tree
+
+Numbers: TypeAlias = dict[str, float]
+PATIENCE_S = 120.0
+
+
+class Unexpected(Exception):
+    """A measurement came out in a way that makes its number worthless."""
+
+
+def open_peer(name: str, place: Place, options: Mapping[str, Any]) -> Peer:
+    return importlib.import_module(f"benchmarks.peers.{name}").PEER(place, options)
+
+
+def new_place(folder: Path, slots: int, services: Mapping[str, Any]) -> Place:
+    return Place(folder, Board.create(folder / "board", slots), services)
+
+
+def drain(
+    folder: Path,
+    services: Mapping[str, Any],
+    *,
+    peer: str,
+    n: int,
+    body: str = "noop",
+    workers: int = 1,
+    options: Mapping[str, Any] | None = None,
+) -> Numbers:
+    """Queue `n` tasks, then start workers; from the first start to the last end.
+
+    CPU is what the trees used in that time, so nobody's start-up counts.
+    """
+    place = new_place(folder, n + 1, services)
+    board, indices = place.board, range(n)
+    one = open_peer(peer, place, options or {})
+    one.prepare()
+    try:
+        if one.driver_runs_workers:
+            one.start(workers)
+        began = time.perf_counter()
+        one.put_many(body, indices)
+        enqueue_s = time.perf_counter() - began
+        if not one.driver_runs_workers:
+            one.start(workers)
+        if not board.wait_begun(0, timeout_s=PATIENCE_S):
+            raise Unexpected("no task began")
+        done_at_first = board.count_done(indices)
+        worker_cpu, broker_cpu = cpu_seconds(one.roots()), cpu_seconds(one.brokers())
+        one.wait(indices, PATIENCE_S)
+        worker_cpu = cpu_seconds(one.roots()) - worker_cpu
+        broker_cpu = cpu_seconds(one.brokers()) - broker_cpu
+        span = board.span(range(n))
+        shares = board.shares(indices, by_parent=one.children_run_tasks)
+    finally:
+        one.stop()
+    counted = max(1, n - done_at_first) / 1000
+    return {
+        "rate": n / span,
+        "overhead_ms": span * workers / n * 1000 - (10 if body == "cpu" else 0),
+        "enqueue_rate": n / enqueue_s,
+        "worker_cpu_s": worker_cpu / counted,
+        "cpu_s": (worker_cpu + broker_cpu) / counted,
+        "lesser_share": min(shares) if len(shares) >= workers else 0.0,
+        **faults(board, indices),
+    }
+
+
+def faults(board: Board, indices: range) -> Numbers:
+    return {"lost": board.lost(indices), "repeated": board.repeated(indices)}
+
+
+def enqueue(folder: Path, services: Mapping[str, Any], *, peer: str, n: int, single: bool = True) -> Numbers:
+    """Put tasks without anybody to run them: one by one, or in the peer's bulk."""
+    place = new_place(folder, 1, services)
+    one = open_peer(peer, place, {})
+    one.prepare()
+    try:
+        if single:
+            one.put("noop", 0)
+            began = time.perf_counter()
+            for index in range(1, n + 1):
+                one.put("noop", index)
+        else:
+            one.put_many("noop", range(1))
+            began = time.perf_counter()
+            one.put_many("noop", range(1, n + 1))
+        return {"rate": n / (time.perf_counter() - began)}
+    finally:
+        one.stop()
+
+
+def enqueue_made(folder: Path, services: Mapping[str, Any], *, n: int) -> Numbers:
+    """Our bulk put of tasks that exist already, so that what is timed is the queue's part alone."""
+    from benchmarks.peers.ours import Ours, make_task
+
+    one = Ours(new_place(folder, 1, services))
+    one.prepare()
+    try:
+        tasks = [make_task("noop", index) for index in range(n)]
+        one.put_many("noop", range(n, n + 1))
+        began = time.perf_counter()
+        one.put_alone(tasks)
+        return {"rate": n / (time.perf_counter() - began)}
+    finally:
+        one.stop()
+
+
+def latency(
+    folder: Path,
+    services: Mapping[str, Any],
+    *,
+    peer: str,
+    n: int = 200,
+    idle_s: float = 0.0,
+    options: Mapping[str, Any] | None = None,
+) -> Numbers:
+    """Singles 20–40 ms apart on an idle worker, from before the enqueue call to the body's first line.
+
+    With `idle_s`, then what the worker uses while it idles for so long, and the start after that.
+    """
+    place = new_place(folder, n + 30, services)
+    board = place.board
+    one = open_peer(peer, place, options or {})
+    one.prepare()
+    try:
+        one.start(1)
+        warm_up = range(n, n + 20)
+        for index in warm_up:
+            one.put("noop", index)
+            if not board.wait_begun(index, timeout_s=PATIENCE_S):
+                raise Unexpected("no task began")
+            time.sleep(0.02)
+        starts = [_start_of(one, board, index, pause_s=0.02 + (index * 7 % 20) / 1000) for index in range(n)]
+        found = {
+            "p50_ms": statistics.median(starts) * 1000,
+            "p99_ms": sorted(starts)[int(0.99 * n)] * 1000,
+            **faults(board, range(n)),
+        }
+        if idle_s:
+            found |= _idle(one, idle_s)
+            found["after_idle_ms"] = _start_of(one, board, n + 20, pause_s=0) * 1000
+        return found
+    finally:
+        one.stop()
+
+
+def _start_of(one: Peer, board: Board, index: int, *, pause_s: float) -> float:
+    time.sleep(pause_s)
+    before = time.perf_counter()
+    one.put("noop", index)
+    # Looked at seldom, so that we do not compete for the two CPUs with what is measured.
+    if not board.wait_begun(index, timeout_s=30, every_s=0.004):
+        raise Unexpected("a single task did not begin")
+    return board.first_start(index) - before
+
+
+def _idle(one: Peer, idle_s: float) -> Numbers:
+    time.sleep(1.0)
+    before, began = cpu_seconds(one.roots()), time.perf_counter()
+    time.sleep(idle_s)
+    used, span = cpu_seconds(one.roots()) - before, time.perf_counter() - began
+    return {"idle_cpu_percent": 100 * used / span, "pss_mb": pss_bytes(one.roots()) / 1e6}
+
+
+def idle(
+    folder: Path,
+    services: Mapping[str, Any],
+    *,
+    peer: str,
+    seconds: float,
+    options: Mapping[str, Any] | None = None,
+) -> Numbers:
+    """What a worker that has run one task uses while nothing happens."""
+    return latency(folder, services, peer=peer, n=1, idle_s=seconds, options=options)
+
+
+def cold_start(
+    folder: Path, services: Mapping[str, Any], *, peer: str, options: Mapping[str, Any] | None = None
+) -> Numbers:
+    """From starting the worker's process to the end of the one task that was queued."""
+    place = new_place(folder, 2, services)
+    one = open_peer(peer, place, options or {})
+    one.prepare()
+    try:
+        one.put("noop", 0)
+        began = time.perf_counter()
+        one.start(1)
+        if not place.board.wait(range(1), timeout_s=30, every_s=0.002):
+            raise Unexpected("the task did not end")
+        return {"seconds": place.board.end(0) - began}
+    finally:
+        one.stop()
+
+
+def forked(
+    folder: Path,
+    services: Mapping[str, Any],
+    *,
+    n: int,
+    heavy: int,
+    options: Mapping[str, Any] | None = None,
+) -> Numbers:
+    """Our worker with a process for each task: no-ops, then tasks that import 300 MB, then no-ops again."""
+    from benchmarks.peers.ours import Ours
+
+    place = new_place(folder, 2 * n + heavy, services)
+    board = place.board
+    before, large, after = range(n), range(n, n + heavy), range(n + heavy, 2 * n + heavy)
+    one = Ours(place, {**(options or {}), "reuse": False})
+    one.prepare()
+    try:
+        one.put_many("noop", before)
+        one.put_many("heavy", large)
+        one.put_many("noop", after)
+        one.start(1)
+        if not one.wait(range(board.slots), PATIENCE_S):
+            raise Unexpected("not all tasks ended")
+    finally:
+        one.stop()
+    return {
+        "rate": n / board.span(before),
+        "rate_heavy": heavy / board.span(large),
+        "rate_after_heavy": n / board.span(after),
+        **faults(board, range(board.slots)),
+    }
+
+
+def redelivery(
+    folder: Path,
+    services: Mapping[str, Any],
+    *,
+    peer: str,
+    how: str,
+    options: Mapping[str, Any] | None = None,
+    timeout_s: float = 120.0,
+    at_second: int | None = None,
+) -> Numbers:
+    """A second worker runs and waits; from the loss of the first to the second start of its task.
+
+    `how` is `kill` (SIGKILL to all its processes), or `stop` (SIGSTOP: it is there and does not answer). With
+    `at_second` the loss comes at that second of a minute.
+    """
+    place = new_place(folder, 4, services)
+    board = place.board
+    one = open_peer(peer, place, options or {})
+    one.prepare()
+    victims: list[int] = []
+    try:
+        one.start(1)
+        one.put("stuck_once", 0)
+        if not board.wait_begun(0, timeout_s=60):
+            raise Unexpected("the task did not begin")
+        if one.driver_runs_workers:
+            victims = [board.pid(0)]
+        else:
+            victims = tree(one.roots())
+            one.start(1)
+        time.sleep(2.5)
+        if at_second is not None:
+            time.sleep((at_second - time.time() % 60) % 60)
+        if how == "stop":
+            import signal
+
+            lost_at = time.perf_counter()
+            kill(victims, signal.SIGSTOP)
+        else:
+            lost_at = time.perf_counter()
+            kill(victims)
+        if not board.wait_begun(0, 2, timeout_s=timeout_s, every_s=0.005):
+            raise Unexpected(f"not within {timeout_s:g} s")
+        return {"seconds": board.start(0) - lost_at}
+    finally:
+        kill(victims)
+        one.stop()
+
+
+def kept_leases(
+    folder: Path, services: Mapping[str, Any], *, n: int, slots: int, lease_s: float, times: float
+) -> Numbers:
+    """Two live workers run `n` tasks that each take `times` as long as the lease: how many start more than once."""
+    from benchmarks.peers.ours import Ours, make_task
+
+    place = new_place(folder, n, services)
+    board, indices = place.board, range(n)
+    one = Ours(place, {"slots": slots, "lease": f"{lease_s:g}s", "look_ahead": 0})
+    one.prepare()
+    try:
+        one.put_alone([make_task("sleep", index, lease_s * times) for index in indices])
+        one.start(2)
+        if not one.wait(indices, PATIENCE_S):
+            raise Unexpected(f"{board.lost(indices)} of {n} tasks did not end")
+        time.sleep(lease_s * 2)
+        return {"repeated": float(board.repeated(indices)), "leases": float(n), "lost": float(board.lost(indices))}
+    finally:
+        one.stop()
+
+
+def backlog(folder: Path, services: Mapping[str, Any], *, file: str | None, queued: int, window: int = 1000) -> Numbers:
+    """Drain `window` tasks with `queued` waiting, in the file given or in a new one; the median of three workers."""
+    from benchmarks.peers.ours import Ours
+
+    place_of = Path(file) if file else folder
+    rates = []
+    for _ in range(3):
+        place = Place(place_of, Board.create(folder / "board", queued + window), services)
+        one = Ours(place, {"max_tasks": window, "look_ahead": 0})
+        one.prepare()
+        one._queue.name = f"backlog-{time.time_ns()}"
+        one.options = {**one.options, "queue": one._queue.name}
+        try:
+            one.put_many("noop", range(queued))
+            one.start(1)
+            one.workers[0].wait(PATIENCE_S)
+        finally:
+            one.stop()
+        ran = [index for index in range(queued) if place.board.times_ended(index)]
+        if len(ran) != window:
+            raise Unexpected(f"{len(ran)} tasks ran, expected {window}")
+        rates.append(window / place.board.span(ran))
+    return {"rate": statistics.median(rates)}
+
+
+def limit(folder: Path, services: Mapping[str, Any], *, name: str, **parameters: Any) -> Numbers:
+    """What the machine can do: a function of `benchmarks.limits`."""
+    module, _, function = name.partition(":")
+    measure: Callable[..., Numbers] = getattr(importlib.import_module(f"benchmarks.limits.{module}"), function)
+    return measure(folder, **parameters)
+
+
+def in_new_process(command: Sequence[str], *, environ: Mapping[str, str], timeout_s: float = PATIENCE_S) -> str:
+    """Standard output of a small process, for what must not be forked from a large one."""
+    done = subprocess.run(command, env=dict(environ), capture_output=True, text=True, timeout=timeout_s, check=False)
+    if done.returncode:
+        raise Unexpected(done.stderr[-2000:])
+    return done.stdout

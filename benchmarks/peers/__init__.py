@@ -1,0 +1,1 @@
+"""The peers, one file each, all behind `Peer`; and ourselves behind the same."""

@@ -1,0 +1,110 @@
+"""What a peer must do to be measured, and the parts that most of them share."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from benchmarks.board import VARIABLE, Board
+from benchmarks.processes import environment, start, stop_tree
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one measurement happens: an empty folder, its board, and the services that run."""
+
+    folder: Path
+    board: Board
+    services: Mapping[str, Any] = field(default_factory=dict)
+    """Addresses, and the process ids of brokers."""
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {
+            VARIABLE: str(self.board.path),
+            "BENCHMARK_FOLDER": str(self.folder),
+            "BENCHMARK_REDIS": str(self.services.get("redis", "")),
+            "BENCHMARK_POSTGRES": str(self.services.get("postgres", "")),
+            **({"PUBSUB_EMULATOR_HOST": str(self.services["pubsub"])} if "pubsub" in self.services else {}),
+        }
+
+
+class Peer(Protocol):
+    """A queue with workers. Bodies are named as in `benchmarks.bodies`, and tasks by their number on the board."""
+
+    driver_runs_workers: ClassVar[bool]
+    """Workers must start before tasks are put, because they belong to the process that puts them."""
+    children_run_tasks: ClassVar[bool]
+    """A task's process is a child of the worker's, so shares are summed by parent."""
+
+    def prepare(self) -> None:
+        """Make an empty queue."""
+
+    def put(self, body: str, index: int) -> None:
+        """One task, the way one alone is put."""
+
+    def put_many(self, body: str, indices: range) -> None:
+        """Many tasks, in the quickest way that is documented."""
+
+    def start(self, workers: int) -> None:
+        """Start workers, each with one task at a time, and return without waiting for them."""
+
+    def wait(self, indices: range, timeout_s: float) -> bool:
+        """Until all have ended."""
+
+    def roots(self) -> list[int]:
+        """Processes whose trees are the worker."""
+
+    def brokers(self) -> list[int]:
+        """Processes whose trees are the broker."""
+
+    def stop(self) -> None: ...
+
+
+@dataclass(slots=True)
+class ProcessPeer:
+    """A peer whose workers are processes of their own; a subclass says how one is started."""
+
+    place: Place
+    options: Mapping[str, Any] = field(default_factory=dict)
+    workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    driver_runs_workers: ClassVar[bool] = False
+    children_run_tasks: ClassVar[bool] = False
+
+    def command(self, workers: int) -> Sequence[Sequence[str]]:
+        """The command of each process to start."""
+        raise NotImplementedError
+
+    def variables(self) -> dict[str, str]:
+        return self.place.variables
+
+    def start(self, workers: int) -> None:
+        for command in self.command(workers):
+            self.workers.append(start(command, log=self.place.folder / "worker.log", extra=self.variables()))
+
+    def wait(self, indices: range, timeout_s: float) -> bool:
+        return self.place.board.wait(indices, timeout_s=timeout_s)
+
+    def roots(self) -> list[int]:
+        return [worker.pid for worker in self.workers]
+
+    def brokers(self) -> list[int]:
+        return []
+
+    def stop(self) -> None:
+        for worker in self.workers:
+            stop_tree(worker, grace_s=1.0)
+        self.workers.clear()
+
+
+def in_environment(place: Place, load: Callable[[], Any]) -> Any:
+    """Import a peer's application in this process, as its workers do in theirs."""
+    import os
+
+    os.environ.update(environment(place.variables))
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    return load()
