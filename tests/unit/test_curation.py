@@ -174,7 +174,7 @@ not a docstring
 
     assert (row.language, row.lines, row.blank, row.comment, row.docstring) == ("Python", 16, 5, 1, 4)
     assert row.code == 6
-    assert row.common[:3] == ["height", "line", "width"]
+    assert row.common[:4] == ["height", "line", "of", "width"]
 
 
 def test_counts_by_language(curation: ModuleType) -> None:
