@@ -253,6 +253,7 @@ def read_location(source: str) -> bytes:
 
 
 def _read_web(url: str) -> bytes:
+    import urllib.error
     import urllib.request
 
     try:
@@ -260,6 +261,8 @@ def _read_web(url: str) -> bytes:
             data: bytes = answer.read()
             return data
     except OSError as problem:
+        if isinstance(problem, urllib.error.HTTPError):
+            problem.close()
         raise StoreUnavailable(f"cannot read `{url}`: {problem}", hint="check the URL and the network") from problem
 
 
@@ -319,7 +322,7 @@ def _explain_pulumi(stack: str, stderr: str) -> PulumiFailed:
             said,
             hint="run it in the folder that holds Pulumi.yaml, or name the stack as ORGANISATION/PROJECT/STACK",
         )
-    if "pulumi login" in text or "access token" in text:
+    if "pulumi login" in text or "access_token" in text:
         return PulumiFailed(stack, "pulumi is not logged in", hint="pulumi login")
     return PulumiFailed(stack, said, hint=f"see what `pulumi stack output --stack {stack}` says")
 

@@ -327,7 +327,7 @@ def _parser_of(function: Callable[..., Any], name: str) -> ArgumentParser:
     import jsonargparse
 
     parser = jsonargparse.ArgumentParser(
-        prog=f"runtime run {name}", exit_on_error=False, description=_summary(function)
+        prog=f"runtime run {name}", exit_on_error=False, allow_abbrev=False, description=_summary(function)
     )
     try:
         parser.add_function_arguments(function, as_positional=False, fail_untyped=False)
@@ -379,9 +379,10 @@ def _refusal(parser: ArgumentParser, name: str, text: str) -> BadArguments:
         return BadArguments(
             f"workflow `{name}`", " and ".join(f"`--{each}`" for each in missing) + " missing", hint=hint
         )
-    if (key := re.fullmatch(r'Parser key "([^"]+)":', first)) and rest:
-        reason = rest[0][:1].lower() + rest[0][1:]
-        return BadArguments(f"workflow `{name}`", f"`--{key[1]}`: {reason}", facts=rest[1:12], hint=hint)
+    if key := re.fullmatch(r'Parser key "([^"]+)":\s*(.*)', first):
+        reason, *rest = [line for line in (key[2], *rest) if line] or ["cannot be read"]
+        reason = reason[:1].lower() + reason[1:]
+        return BadArguments(f"workflow `{name}`", f"`--{key[1]}`: {reason}", facts=rest[:12], hint=hint)
     return BadArguments(f"workflow `{name}`", first, facts=rest[:12], hint=hint)
 
 

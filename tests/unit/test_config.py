@@ -1,0 +1,108 @@
+"""Project file and environment: nearest wins, misspelt keys are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runtime.config import Project, Settings, load_project, load_settings, remember_stack
+from runtime.errors import InvalidValue, RequestRefused, UnknownName
+
+
+def settings_of(folder: Path, **environ: str) -> Settings:
+    return load_settings({"XDG_CONFIG_HOME": str(folder / "config"), **environ}, folder)
+
+
+def test_no_file_gives_the_defaults(tmp_path: Path) -> None:
+    assert load_project(tmp_path) == Project(root=tmp_path)
+
+
+def test_nearest_file_upward_is_read_and_pyprojects_without_our_table_are_passed_over(tmp_path: Path) -> None:
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    (inner / "pyproject.toml").write_text('[project]\nname = "runtime-user"\n')
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.runtime]\nstack = "dev"\nworkflow_packages = ["rslp"]\nworkflow_setup = "rslp:setup"\n'
+        'env_files = [".env"]\n[tool.runtime.targets.gpu]\nkind = "slurm"\n'
+    )
+
+    assert load_project(inner) == Project(
+        root=tmp_path,
+        file=tmp_path / "pyproject.toml",
+        stack="dev",
+        workflow_packages=("rslp",),
+        workflow_setup="rslp:setup",
+        env_files=(".env",),
+        targets={"gpu": {"kind": "slurm"}},
+    )
+
+
+def test_runtime_toml_goes_before_the_pyproject_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.runtime]\nstack = "one"\n')
+    (tmp_path / "runtime.toml").write_text('stack = "two"\n')
+
+    assert load_project(tmp_path).stack == "two"
+
+
+def test_misspelt_key_is_refused_with_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "runtime.toml").write_text('workflow_package = ["rslp"]\n')
+
+    with pytest.raises(UnknownName) as refused:
+        load_project(tmp_path)
+
+    assert refused.value.name == "workflow_package"
+    assert refused.value.hint == "did you mean `workflow_packages`?"
+    assert str(tmp_path / "runtime.toml") in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "line", ["stack = 3", "stack = ''", "workflow_packages = 'rslp'", "env_files = [1]", "targets = 'x'"]
+)
+def test_value_of_the_wrong_type_is_refused(tmp_path: Path, line: str) -> None:
+    (tmp_path / "runtime.toml").write_text(line + "\n")
+
+    with pytest.raises(InvalidValue):
+        load_project(tmp_path)
+
+
+def test_broken_toml_is_refused_with_the_file(tmp_path: Path) -> None:
+    (tmp_path / "runtime.toml").write_text("stack = \n")
+
+    with pytest.raises(RequestRefused) as refused:
+        load_project(tmp_path)
+
+    assert str(tmp_path / "runtime.toml") in refused.value.message
+
+
+def test_environment_goes_before_the_project_and_the_project_before_what_was_remembered(tmp_path: Path) -> None:
+    remember_stack("remembered", settings_of(tmp_path))
+    assert settings_of(tmp_path).stack == "remembered"
+
+    (tmp_path / "runtime.toml").write_text('stack = "project"\nqueue = "q"\n')
+    assert settings_of(tmp_path).stack == "project"
+    assert settings_of(tmp_path, RUNTIME_STACK="env").stack == "env"
+    assert settings_of(tmp_path, RUNTIME_QUEUE="other").queue == "other"
+
+
+def test_contract_named_in_the_environment_hides_stacks_named_further_away(tmp_path: Path) -> None:
+    (tmp_path / "runtime.toml").write_text('stack = "project"\n')
+
+    settings = settings_of(tmp_path, RUNTIME_OUTPUTS="/c.json")
+
+    assert (settings.stack, settings.outputs) == (None, "/c.json")
+
+
+def test_folders_follow_the_xdg_variables(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, XDG_DATA_HOME="/data", XDG_CACHE_HOME="relative")
+
+    assert settings.data_dir == Path("/data/research-runtime")
+    assert settings.cache_dir == Path.home() / ".cache/research-runtime"
+    assert settings_of(tmp_path, RUNTIME_DATA_DIR="/elsewhere").data_dir == Path("/elsewhere")
+
+
+def test_durability_is_full_or_normal(tmp_path: Path) -> None:
+    assert settings_of(tmp_path).durability == "full"
+    assert settings_of(tmp_path, RUNTIME_DURABILITY="normal").durability == "normal"
+    with pytest.raises(InvalidValue):
+        settings_of(tmp_path, RUNTIME_DURABILITY="fast")
