@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from runtime import faults
 from runtime.clock import Clock, SystemClock, boot_id
@@ -87,6 +87,7 @@ class SqliteQueue:
         self._boot = boot_id()
         self._fused = isinstance(records, SqliteRecords) and records.file is file
         self._number: int | None = None
+        self._experiments: dict[str, int] = {}
         self._bells = Bells(file.workers_folder)
         self._presence: Presence | None = None
         self._holder: int | None = None
@@ -98,30 +99,40 @@ class SqliteQueue:
         if not tasks:
             return PutResult(0, 0)
         now = self._clock.now().timestamp()
+        found: dict[str, int] = {}
         with self._file.transaction(durable=True) as connection:
             queue = self._queue(connection)
-            experiments: dict[str, int] = {}
             rows, later = [], []
             for task in tasks:
-                experiment = experiments.get(task.experiment)
+                name = task.experiment
+                experiment = self._experiments.get(name) or found.get(name)
                 if experiment is None:
-                    experiment = experiment_number(connection, task.experiment, queue, now)
-                    experiments[task.experiment] = experiment
+                    experiment = found[name] = experiment_number(connection, name, queue, now)
                 if task.generation > 1:
                     later.append((task, experiment))
                     continue
                 due = task.not_before.timestamp() if task.not_before else None
                 rows.append((task.id, experiment, 1, queue, -task.priority, due, encode_task(task)))
-            new = self._add(connection, rows, now)
+            new = self._add(connection, rows, now) if len(rows) > 1 else self._add_one(connection, rows, now)
             for task, experiment in later:
                 new += self._begin_generation(connection, task, experiment, queue, now)
+        # Kept only now: a transaction that is rolled back takes the rows it numbered with it.
+        self._experiments |= found
         if new:
             self._bells.ring()
         return PutResult(new, len(tasks) - new)
 
+    def _add_one(self, connection: sqlite3.Connection, rows: Sequence[tuple[Any, ...]], now: float) -> int:
+        for row in rows:
+            cursor = connection.execute(_ADD, row)
+            if not cursor.rowcount:
+                return 0
+            _, experiment, _, queue, rank, due, _ = row
+            self._requeue(connection, cursor.lastrowid or 0, queue, rank, due, now, tries=0, flags=0)
+            connection.execute("UPDATE experiments SET queued=queued+1 WHERE id=?", (experiment,))
+        return len(rows)
+
     def _add(self, connection: sqlite3.Connection, rows: Sequence[tuple[object, ...]], now: float) -> int:
-        if not rows:
-            return 0
         last = connection.execute("SELECT coalesce(max(seq), 0) FROM tasks").fetchone()[0]
         connection.executemany(_ADD, rows)
         new = 0
@@ -598,8 +609,13 @@ class SqliteQueue:
         self._file.close()
 
     def _queue(self, connection: sqlite3.Connection) -> int:
-        if self._number is None:
-            self._number = queue_number(connection, self.name)
+        if self._number is not None:
+            return self._number
+        row = connection.execute("SELECT id FROM queues WHERE name=?", (self.name,)).fetchone()
+        if row is None:
+            # Not kept: the transaction that makes it may yet be rolled back, and the number go to another queue.
+            return queue_number(connection, self.name)
+        self._number = int(row[0])
         return self._number
 
 
