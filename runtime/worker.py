@@ -13,6 +13,7 @@ import random
 import selectors
 import signal
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -215,6 +216,8 @@ class Worker:
                 reuse=self.options.reuse_process,
                 hold_fds=(self._scratch.fd,) if hold_fd is None else (hold_fd, self._scratch.fd),
                 adopt_orphans=self.options.owns_process,
+                # As `python -m` would have it, also under the `runtime` script: the folder it is started in comes first.
+                sys_path=[str(Path.cwd()), *sys.path] if self.options.owns_process else None,
             ),
         )
         self._crew.start()
