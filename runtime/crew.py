@@ -6,14 +6,38 @@ threads: the worker's loop passes on readable keys, and calls `tick` when `next_
 
 from __future__ import annotations
 
+import itertools
+import json
+import mmap
+import os
+import select
 import selectors
-from collections.abc import Mapping, Sequence
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
+from runtime import attempt, processes, scratch
+from runtime.errors import InfrastructureFailure
+from runtime.processes import OomWatch
 from runtime.reasons import EndReason
+from runtime.units import format_duration, format_size
 
 LOG_TAIL_BYTES: Final = 64 * 1024
+UNDRAINED_BYTES: Final = 4 * 1024 * 1024
+MEMORY_EVERY_S: Final = 1.0
+CLOSE_PATIENCE_S: Final = 30.0
+STRAYS_PATIENCE_S: Final = 5.0
+FALSE_STARTS: Final = 3
+GUARDIAN_DEATHS: Final = 5
+GUARDIAN_DEATHS_WITHIN_S: Final = 60.0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -108,70 +132,977 @@ class CrewSettings:
     """Import path of the children; None takes this process's own."""
 
 
+class GuardianFailed(InfrastructureFailure):
+    """The guardian died again and again; nothing can be run."""
+
+    def __init__(self, deaths: int, within_s: float) -> None:
+        super().__init__(
+            "the process that starts attempts keeps dying",
+            facts=[f"it died {deaths} times within {within_s:.0f} s"],
+            hint="see the worker's stderr and the kernel's log; something on this host may be killing it",
+        )
+
+
+class _Channel(NamedTuple):
+    """What our keys in the selector carry."""
+
+    crew: Crew
+    read: Callable[[], None]
+
+
+class _Child:
+    """A process that serves orders, as the worker sees it."""
+
+    __slots__ = (
+        "asked", "bound", "buffer", "cell", "code_dir", "done", "dropped", "held", "kill_at", "log_bytes",
+        "log_fd", "memory_peak", "name", "orders", "out", "pid", "progress", "progressed", "result", "retired", "slot",
+        "sock", "sock_open", "swept", "tail", "undrained",
+    )  # fmt: skip
+
+    def __init__(self, name: str, slot: _Slot, cell: int, sock: socket.socket, log_fd: int) -> None:
+        self.name, self.slot, self.cell, self.sock, self.log_fd = name, slot, cell, sock, log_fd
+        self.pid = 0
+        self.orders: deque[Order] = deque()
+        """Sent and not ended; the first is the one that runs."""
+        self.done = 0
+        """Orders that have ended, as the child counts them."""
+        self.bound = False
+        self.code_dir: str | None = None
+        """Once bound by its first order it imports from this tree and no other."""
+        self.buffer = b""
+        self.out = b""
+        """What the socket could not take at once."""
+        self.sock_open = True
+        self.result: Ended | None = None
+        """Complete but for the child's own end."""
+        self.retired = self.held = self.swept = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the attempt that has ended."""
+        self.tail = bytearray()
+        self.log_bytes = 0
+        self.undrained = bytearray()
+        self.dropped = 0
+        self.progress: Progress | None = None
+        self.progressed = False
+        self.memory_peak = 0
+        self.asked: tuple[EndReason, str | None] | None = None
+        self.kill_at = 0.0
+
+
+class _Slot:
+    __slots__ = ("child", "false_starts", "forks_ahead", "idle_since", "index", "pending", "standby")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.pending: deque[Order] = deque()
+        self.child: _Child | None = None
+        self.standby: _Child | None = None
+        self.forks_ahead = False
+        """Its children serve once, so the next one is forked while one runs."""
+        self.false_starts = 0
+        """Children in a row that died before they began anything."""
+        self.idle_since = time.monotonic()
+
+
 class Crew:
     """All the slots of one worker."""
 
     def __init__(
         self, *, selector: selectors.BaseSelector, slots: int, settings: CrewSettings = CrewSettings()
-    ) -> None: ...
+    ) -> None:
+        self._selector, self.settings = selector, settings
+        self._slots = [_Slot(index) for index in range(slots)]
+        self._children: dict[str, _Child] = {}
+        self._guardian: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._inbox = b""
+        self._names = itertools.count(1)
+        self._page: mmap.mmap | None = None
+        self._page_fd = -1
+        self._free_cells: list[int] = []
+        self._ended: list[Ended] = []
+        self._next: float | None = None
+        self._memory_at = 0.0
+        self._deaths: deque[float] = deque(maxlen=GUARDIAN_DEATHS)
+        self._oom = OomWatch()
+        self._env: Mapping[str, str] = {}
+        self._env_text = ""
+        self._removing = 0
+        self._closed = False
 
     def start(self) -> None:
         """Start the guardian, without waiting for it."""
+        cells = 2 * len(self._slots) + 2
+        self._page_fd = _make_memory(cells * attempt.CELL_BYTES)
+        self._page = mmap.mmap(self._page_fd, cells * attempt.CELL_BYTES)
+        self._free_cells = [index * attempt.CELL_BYTES for index in range(cells)]
+        if self.settings.adopt_orphans:
+            processes.find_prctl()(processes.PR_SET_CHILD_SUBREAPER, 1)
+        self._start_guardian()
+        self._slots[0].child = self._fork(self._slots[0])
 
     def close(self, grace_s: float = 0.0) -> list[Ended]:
         """Stop and end everything, wait until it is gone, and return what had not ended yet.
 
-        Running attempts are asked to stop with reason `preempted` and have `grace_s` for it.
+        Running attempts are asked to stop with reason `preempted` and have `grace_s` for it. Safe to call twice.
         """
+        if self._closed or self._page is None:
+            return []
+        self._closed = True
+        for slot in self._slots:
+            for token in self.take_back(slot.index):
+                self._ended.append(_unstarted(token, slot.index, EndReason.PREEMPTED))
+        running = [token for slot in self._slots for token in self.outstanding(slot.index)]
+        if grace_s > 0:
+            for token in running:
+                self.ask_to_stop(token, EndReason.PREEMPTED)
+            self._wait_until(lambda: not self._is_busy(), grace_s)
+        for token in running:
+            self.kill(token, EndReason.PREEMPTED)
+        self._wait_until(lambda: not self._is_busy() and not self._removing, CLOSE_PATIENCE_S)
+        self._stop_guardian()
+        return self._take_ended()
 
     # orders
+
     def room(self, slot: int) -> int:
         """How many more orders the slot takes now."""
+        held = self._slots[slot]
+        return self.settings.max_outstanding - len(held.pending) - (len(held.child.orders) if held.child else 0)
 
     def send(self, slot: int, orders: Sequence[Order]) -> None:
         """Hand orders to a slot, in one system call where it can take them at once; they run strictly in order."""
+        held = self._slots[slot]
+        held.pending.extend(orders)
+        self._pump(held)
 
     def outstanding(self, slot: int) -> list[str]:
         """Tokens that have not ended, in order; the first is the one that runs, if any does."""
+        held = self._slots[slot]
+        sent = [order.token for order in held.child.orders] if held.child else []
+        return sent + [order.token for order in held.pending]
 
     def running(self, slot: int) -> tuple[str, float] | None:
         """Token of the attempt that has begun and its start in seconds since the epoch."""
+        child = self._slots[slot].child
+        if child is None or not child.orders:
+            return None
+        begun, started, _ = self._begun(child)
+        return (child.orders[0].token, started) if begun > child.done else None
 
     def take_back(self, slot: int) -> list[str]:
         """Drop the orders that have not begun and return their tokens; none of them will run or be reported."""
+        held = self._slots[slot]
+        self._recall(held)
+        tokens = [order.token for order in held.pending]
+        held.pending.clear()
+        return tokens
 
     # events
-    def owns(self, key: selectors.SelectorKey) -> bool: ...
+
+    def owns(self, key: selectors.SelectorKey) -> bool:
+        return type(key.data) is _Channel and key.data.crew is self
+
     def ready(self, key: selectors.SelectorKey) -> list[Ended]:
         """Read what a key of ours has; returns the attempts that ended by it."""
+        channel: _Channel = key.data
+        channel.read()
+        return self._take_ended()
 
     def tick(self) -> list[Ended]:
         """Deadlines, memory, idle children; returns attempts that ended by it. Cheap when nothing is due."""
+        now = time.monotonic()
+        if self._next is not None and now >= self._next:
+            self._next = None
+            self._watch_memory(now)
+            for slot in self._slots:
+                self._watch(slot, now)
+        return self._take_ended()
 
     def next_deadline(self) -> float | None:
         """`time.monotonic()` at which `tick` is next due; None while nothing is awaited."""
+        return 0.0 if self._ended else self._next
 
     # stopping
+
     def ask_to_stop(self, token: str, reason: EndReason) -> None:
         """SIGTERM to the attempt's session. Unless it succeeds, it is reported with `reason`.
 
         One that has not begun is reported as not started. An unknown or ended token is passed over.
         """
+        self._stop(token, reason, None, "stop")
 
     def kill(self, token: str, reason: EndReason, message: str | None = None) -> None:
         """As `ask_to_stop`, with SIGKILL to its whole tree."""
+        self._stop(token, reason, message, "kill")
 
     # what running attempts say
-    def progress(self, token: str) -> Progress | None: ...
+
+    def progress(self, token: str) -> Progress | None:
+        """The last word of a running attempt; None if it said nothing or is not running."""
+        child = self._find(token)
+        return child.progress if child else None
+
     def drain_log(self, token: str) -> bytes:
         """Output since the last call; after more than 4 MiB only its end, led by a line that says so."""
+        child = self._find(token)
+        return _take_undrained(child) if child else b""
 
     # files
+
     def discard(self, path: str) -> None:
-        """Remove a tree in the background."""
+        """Remove a tree in the background; `close` waits for it."""
+        self._removing += 1
+        self._tell(f"remove {path}")
 
     # inspection
+
     def pids(self) -> list[int]:
         """The guardian and its children."""
+        guardian = [self._guardian.pid] if self._guardian else []
+        return guardian + [child.pid for child in self._children.values() if child.pid]
 
-    stats: Mapping[str, Any]
+    # ------------------------------------------------------------------ orders to children
+
+    def _pump(self, slot: _Slot) -> None:
+        """Send what the slot's child can take now."""
+        pending = slot.pending
+        if self._closed:
+            self._ended += [_unstarted(order.token, slot.index, EndReason.PREEMPTED) for order in pending]
+            pending.clear()
+        if not pending:
+            return
+        child = slot.child
+        if child is None:
+            child = slot.child = self._next_child(slot)
+        if child.retired or child.held:
+            return
+        if not child.bound:
+            child.bound, child.code_dir = True, pending[0].code_dir
+        sent, code_dir, reuse = child.orders, child.code_dir, self.settings.reuse
+        frames = []
+        while pending and (reuse or not sent):
+            order = pending[0]
+            if order.code_dir != code_dir:
+                if not sent:
+                    self._retire(child)
+                break
+            if order.timeout_s is not None or order.memory_bytes:
+                self._awake_by(time.monotonic() + min(order.timeout_s or MEMORY_EVERY_S, MEMORY_EVERY_S))
+            sent.append(order)
+            frames.append(self._encode(order))
+            pending.popleft()
+        if frames:
+            self._write(child, b"".join(frames))
+            if slot.forks_ahead and slot.standby is None:
+                slot.standby = self._fork(slot)
+
+    def _encode(self, order: Order) -> bytes:
+        if order.env is not self._env:
+            self._env, self._env_text = order.env, json.dumps(dict(order.env)) if order.env else ""
+        payload = "\0".join(
+            (
+                order.token,
+                order.task_id,
+                str(order.generation),
+                str(order.attempt),
+                order.experiment,
+                "" if order.timeout_s is None else repr(order.timeout_s),
+                order.output_dir,
+                order.checkpoint_dir,
+                order.scratch_root,
+                order.cwd or "",
+                order.code_dir or "",
+                order.snapshot or "",
+                self._env_text,
+                order.body,
+            )
+        ).encode("utf-8", "surrogatepass")
+        return _pack_order(len(payload), attempt.ORDER) + payload
+
+    def _write(self, child: _Child, data: bytes) -> None:
+        if child.out:
+            child.out += data
+            return
+        try:
+            sent = child.sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return  # It has just died; its end is on the way, and what it had not begun goes to the next one.
+        if sent < len(data) and child.sock_open:
+            child.out = data[sent:]
+            self._listen(child, partial(self._flush, child), selectors.EVENT_READ | selectors.EVENT_WRITE)
+
+    def _flush(self, child: _Child) -> None:
+        data, child.out = child.out, b""
+        self._write(child, data)
+        if not child.out and child.sock_open:
+            self._listen(child, partial(self._read_results, child), selectors.EVENT_READ)
+        self._read_results(child)
+
+    def _recall(self, slot: _Slot) -> None:
+        """Bring the orders that the slot's child has not begun back to the front of what is pending."""
+        child = slot.child
+        if child is None or not child.orders:
+            return
+        self._read_results(child)
+        if self._begun(child)[0] - child.done >= len(child.orders) or self._page is None:
+            return
+        child.held = True
+        self._page[child.cell + attempt.HOLD_AT] = 1
+        # The child counts before it looks at HOLD. Leaving the interpreter for the kernel once puts our write before
+        # the reading of its count.
+        time.sleep(0)
+        kept = self._begun(child)[0] - child.done
+        while len(child.orders) > kept:
+            slot.pending.appendleft(child.orders.pop())
+        if not child.orders:
+            self._retire(child)
+
+    def _retire(self, child: _Child) -> None:
+        """Let a child go that runs nothing: it exits at the end of its orders."""
+        child.held = True
+        try:
+            child.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    # ------------------------------------------------------------------ children
+
+    def _next_child(self, slot: _Slot) -> _Child:
+        child, slot.standby = slot.standby, None
+        return child or self._fork(slot)
+
+    def _fork(self, slot: _Slot) -> _Child:
+        ours, theirs = socket.socketpair()
+        read_fd, write_fd = os.pipe()
+        ours.setblocking(False)
+        os.set_blocking(read_fd, False)
+        cell = self._free_cells.pop()
+        assert self._page is not None
+        self._page[cell : cell + attempt.CELL_BYTES] = bytes(attempt.CELL_BYTES)
+        child = _Child(str(next(self._names)), slot, cell, ours, read_fd)
+        self._children[child.name] = child
+        self._selector.register(ours, selectors.EVENT_READ, _Channel(self, partial(self._read_results, child)))
+        self._selector.register(read_fd, selectors.EVENT_READ, _Channel(self, partial(self._read_log, child)))
+        self._tell(f"fork {child.name} {cell}", (theirs.fileno(), write_fd))
+        theirs.close()
+        os.close(write_fd)
+        self._awake_by(time.monotonic() + self.settings.standby_idle_s)
+        return child
+
+    def _drop(self, child: _Child) -> None:
+        """Forget a child that is gone."""
+        del self._children[child.name]
+        if child.sock_open:
+            self._selector.unregister(child.sock)
+        if child.log_fd >= 0:
+            self._close_log(child)
+        child.sock.close()
+        self._free_cells.append(child.cell)
+        slot = child.slot
+        if slot.standby is child:
+            slot.standby = None
+        if slot.child is child:
+            slot.child = None
+            slot.idle_since = time.monotonic()
+
+    def _close_log(self, child: _Child) -> None:
+        self._selector.unregister(child.log_fd)
+        os.close(child.log_fd)
+        child.log_fd = -1
+
+    def _begun(self, child: _Child) -> tuple[int, float, float]:
+        """Orders begun, and the start of the last on the wall and the monotonic clock."""
+        if self._page is None:
+            return 0, 0.0, 0.0
+        begun: tuple[int, float, float] = attempt.BEGUN.unpack_from(self._page, child.cell)
+        return begun
+
+    def _find(self, token: str) -> _Child | None:
+        """The child whose current attempt this is."""
+        for slot in self._slots:
+            child = slot.child
+            if child is not None and child.orders and child.orders[0].token == token:
+                return child
+        return None
+
+    # ------------------------------------------------------------------ what children say
+
+    def _read_results(self, child: _Child) -> None:
+        while True:
+            try:
+                data = child.sock.recv(262144)
+            except OSError:
+                # BlockingIOError: all read. ECONNRESET: it died with orders unread, and its end is on the way.
+                return
+            if not data:
+                # The end of the stream comes before the guardian's word, and epoll would repeat it until then.
+                if child.sock_open:
+                    child.sock_open = False
+                    self._selector.unregister(child.sock)
+                return
+            if child.buffer:
+                data = child.buffer + data
+                child.buffer = b""
+            at, size = 0, len(data)
+            while size - at >= _RESULT_BYTES:
+                length, kind, flags, started, ended = _unpack_result(data, at)
+                end = at + _RESULT_BYTES + length
+                if end > size:
+                    break
+                if kind == attempt.PROGRESS:
+                    child.progress = _parse_progress(data[at + _RESULT_BYTES : end], started)
+                    child.progressed = child.progressed or child.progress.done is not None
+                elif flags or child.asked or child.log_bytes or child.progress:
+                    self._end_with_result(child, flags, started, ended, data[at + _RESULT_BYTES : end])
+                else:
+                    child.done += 1
+                    order = child.orders.popleft()
+                    self._ended.append(Ended(order.token, child.slot.index, _SUCCEEDED, started, ended))
+                at = end
+            if at < size:
+                child.buffer = data[at:]
+            if not child.orders:
+                self._rest(child)
+            if len(data) < 262144:
+                return
+
+    def _rest(self, child: _Child) -> None:
+        """All its orders have ended."""
+        slot = child.slot
+        if child.held and not child.retired:
+            self._retire(child)
+        elif slot.pending:
+            self._pump(slot)
+        else:
+            slot.idle_since = time.monotonic()
+
+    def _end_with_result(self, child: _Child, flags: int, started: float, ended: float, payload: bytes) -> None:
+        """A result with more to it than success."""
+        if flags & attempt.WAITS:
+            # What is in the pipe now is this attempt's: the child begins nothing before we have read it.
+            self._read_output(child)
+        child.done += 1
+        order = child.orders.popleft()
+        result = Ended(order.token, child.slot.index, _SUCCEEDED, started, ended)
+        if flags & attempt.DETAILED:
+            _fill_in(result, payload)
+        if result.signal == signal.SIGKILL or result.exit_code == 128 + signal.SIGKILL:
+            self._judge_sigkill(result)
+        if result.reason is not _SUCCEEDED and child.asked:
+            _override(result, *child.asked)
+        self._add_evidence(child, order, result)
+        if flags & attempt.RETIRES:
+            child.retired, child.result = True, result
+            # Its remaining orders never began.
+            while child.orders:
+                child.slot.pending.appendleft(child.orders.pop())
+            child.slot.forks_ahead = not self.settings.reuse
+            return
+        self._add_log(child, result)
+        child.reset()
+        self._ended.append(result)
+        if flags & attempt.WAITS:
+            self._write(child, _pack_order(0, attempt.GO_ON))
+
+    def _add_evidence(self, child: _Child, order: Order, result: Ended) -> None:
+        """What was seen from here of the attempt that has ended."""
+        if child.progress is not None:
+            result.progressed = result.progressed or child.progressed
+            if not result.metrics:
+                result.metrics = child.progress.metrics
+        if child.memory_peak:
+            result.max_rss_bytes = max(result.max_rss_bytes or 0, child.memory_peak)
+        if result.reason is not _SUCCEEDED and not result.progressed and order.checkpoint_dir and result.started_at:
+            result.progressed = scratch.has_new_file(order.checkpoint_dir, result.started_at)
+
+    def _add_log(self, child: _Child, result: Ended) -> None:
+        if child.log_bytes:
+            result.log, result.log_bytes = bytes(child.tail[-LOG_TAIL_BYTES:]), child.log_bytes
+            result.undrained = _take_undrained(child)
+
+    def _read_log(self, child: _Child) -> None:
+        """Output came. It belongs to the attempt that runs: one that ends with output in the pipe waits for us."""
+        if child.log_fd < 0 or not _is_readable(child.log_fd):
+            return
+        before = child.done
+        self._read_results(child)
+        if child.done == before or child.retired:
+            self._read_output(child)
+
+    def _read_output(self, child: _Child) -> None:
+        while child.log_fd >= 0:
+            try:
+                data = os.read(child.log_fd, 262144)
+            except BlockingIOError:
+                return
+            if not data:
+                self._close_log(child)
+                return
+            child.log_bytes += len(data)
+            child.tail += data
+            if len(child.tail) > 4 * LOG_TAIL_BYTES:
+                del child.tail[:-LOG_TAIL_BYTES]
+            child.undrained += data
+            if len(child.undrained) > 2 * UNDRAINED_BYTES:
+                child.dropped += len(child.undrained) - UNDRAINED_BYTES
+                del child.undrained[:-UNDRAINED_BYTES]
+            if len(data) < 65536:
+                return
+
+    # ------------------------------------------------------------------ the guardian
+
+    def _start_guardian(self) -> None:
+        ours, theirs = socket.socketpair()
+        source = str(Path(__file__).resolve().parents[1])
+        code = "import sys; sys.path.insert(0, sys.argv[1]); from runtime.guardian import main; main(int(sys.argv[2]))"
+        self._guardian = subprocess.Popen(
+            [sys.executable, "-c", code, source, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(), self._page_fd, *self.settings.hold_fds),
+            start_new_session=True,
+        )
+        theirs.close()
+        self._socket = ours
+        self._inbox = b""
+        settings = self.settings
+        sys_path = sys.path if settings.sys_path is None else settings.sys_path
+        here = str(Path.cwd())
+        self._tell(
+            json.dumps(
+                {
+                    "worker_pid": os.getpid(),
+                    "page_fd": self._page_fd,
+                    "page_bytes": len(self._page) if self._page else 0,
+                    "hold_fds": settings.hold_fds,
+                    "reuse": settings.reuse,
+                    "max_tasks": settings.max_tasks_per_child,
+                    "max_growth_bytes": settings.max_growth_bytes,
+                    "sys_path": [item or here for item in sys_path],
+                }
+            )
+        )
+        self._selector.register(ours, selectors.EVENT_READ, _Channel(self, self._read_guardian))
+
+    def _stop_guardian(self) -> None:
+        """Close our end, upon which it ends everything; wait for that."""
+        assert self._page is not None
+        for child in list(self._children.values()):
+            self._drop(child)
+        if self._socket is not None:
+            self._selector.unregister(self._socket)
+            self._socket.close()
+            self._socket = None
+        if self._guardian is not None:
+            self._guardian.wait()
+            self._guardian = None
+        self._page.close()
+        self._page = None
+        os.close(self._page_fd)
+
+    def _tell(self, message: str, fds: Sequence[int] = ()) -> None:
+        if self._socket is None:
+            return
+        data = f"{message}\0".encode("utf-8", "surrogateescape")
+        try:
+            if fds:
+                socket.send_fds(self._socket, [data], fds)
+            else:
+                self._socket.sendall(data)
+        except OSError:
+            pass  # It has died; reading its socket says so.
+
+    def _read_guardian(self) -> None:
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(65536, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._replace_guardian()
+            return
+        *messages, self._inbox = (self._inbox + data).split(b"\0")
+        for message in messages:
+            self._hear(message.decode("utf-8", "surrogateescape"))
+
+    def _hear(self, message: str) -> None:
+        verb, _, rest = message.partition(" ")
+        if verb == "removed":
+            self._removing -= 1
+            return
+        name, _, value = rest.partition(" ")
+        child = self._children.get(name)
+        if child is None:
+            return
+        if verb == "forked":
+            child.pid = int(value)
+        elif verb == "failed":
+            self._fail_to_fork(child, int(value))
+        elif verb == "exited":
+            self._bury(child, int(value))
+
+    def _fail_to_fork(self, child: _Child, error: int) -> None:
+        slot, orders = child.slot, list(child.orders)
+        was_current = slot.child is child
+        self._drop(child)
+        if not was_current or not orders:
+            slot.forks_ahead = False
+            return
+        now = time.time()
+        first, *others = orders
+        message = f"cannot start a process: {os.strerror(error)}"
+        self._ended.append(Ended(first.token, slot.index, EndReason.SETUP_FAILED, now, now, message=message))
+        slot.pending.extendleft(reversed(others))
+        self._pump(slot)
+
+    def _bury(self, child: _Child, status: int) -> None:
+        """A child is gone, with all that it left behind."""
+        self._read_results(child)
+        self._read_output(child)
+        code = os.waitstatus_to_exitcode(status)
+        begun, started, _ = self._begun(child)
+        if child.result is None and begun > child.done and child.orders:
+            if code == attempt.CLEAN_EXIT and not child.swept:
+                # The user's code took the exit status that stands for a child in good order.
+                child.swept = True
+                self._tell(f"sweep {child.name}")
+                return
+            order = child.orders.popleft()
+            child.result = self._judge_death(child, order, code, started)
+        slot, result = child.slot, child.result
+        slot.false_starts = 0 if begun or code == attempt.CLEAN_EXIT else slot.false_starts + 1
+        if slot.false_starts >= FALSE_STARTS and child.orders:
+            slot.false_starts = 0
+            now = time.time()
+            message = f"its process died {FALSE_STARTS} times before it could begin, last with {_describe_code(code)}"
+            token = child.orders.popleft().token
+            result = Ended(token, slot.index, EndReason.SETUP_FAILED, now, now, message=message)
+        slot.pending.extendleft(reversed(child.orders))
+        child.orders.clear()
+        if result is not None:
+            self._add_log(child, result)
+            self._ended.append(result)
+        self._drop(child)
+        self._pump(slot)
+
+    def _judge_death(self, child: _Child, order: Order, code: int, started: float) -> Ended:
+        """What ended an attempt whose process died without a word."""
+        result = Ended(order.token, child.slot.index, EndReason.APP_FAILED, started, time.time())
+        if code < 0:
+            result.signal = -code
+            result.message = f"died of {_describe_code(code)}"
+        else:
+            result.exit_code = code
+            result.message = f"the process exited with {_describe_code(code)} before the attempt had ended"
+        if result.signal == signal.SIGKILL:
+            self._judge_sigkill(result)
+        if child.asked:
+            _override(result, *child.asked)
+        self._add_evidence(child, order, result)
+        self._clean_up(order)
+        return result
+
+    def _clean_up(self, order: Order) -> None:
+        """What the attempt's own process could no longer do."""
+        if order.scratch_root and os.path.lexists(f"{order.scratch_root}/{order.token}"):
+            self.discard(f"{order.scratch_root}/{order.token}")
+        if order.output_dir:
+            scratch.remove_empty(order.output_dir, parents=1)
+
+    def _judge_sigkill(self, result: Ended) -> None:
+        if self._oom.kills():
+            result.reason = EndReason.OOM
+            result.message = "killed for memory by the kernel: the count of out-of-memory kills rose"
+        elif result.signal:
+            result.message = (
+                "killed by signal 9 (SIGKILL) from outside; nothing shows that memory ran out: `dmesg` may say who did"
+            )
+
+    def _replace_guardian(self) -> None:
+        """It died alone, and its children by that. End what they left, and begin again."""
+        assert self._socket is not None
+        self._selector.unregister(self._socket)
+        self._socket.close()
+        self._socket = None
+        guardian, self._guardian = self._guardian, None
+        children = list(self._children.values())
+        self._end_strays(guardian, children)
+        now = time.monotonic()
+        self._deaths.append(now)
+        if len(self._deaths) == GUARDIAN_DEATHS and now - self._deaths[0] < GUARDIAN_DEATHS_WITHIN_S:
+            raise GuardianFailed(GUARDIAN_DEATHS, GUARDIAN_DEATHS_WITHIN_S)
+        self._removing = 0
+        self._start_guardian()
+        for child in children:
+            self._lose(child)
+        for slot in self._slots:
+            self._pump(slot)
+
+    def _lose(self, child: _Child) -> None:
+        self._read_results(child)
+        self._read_output(child)
+        begun, started, _ = self._begun(child)
+        result = child.result
+        if result is None and begun > child.done and child.orders:
+            order = child.orders.popleft()
+            result = Ended(order.token, child.slot.index, EndReason.LOST, started, time.time())
+            result.message = "the guardian of this worker was killed, and the attempt with it"
+            if child.asked:
+                _override(result, *child.asked)
+            self._add_evidence(child, order, result)
+            self._clean_up(order)
+        child.slot.pending.extendleft(reversed(child.orders))
+        child.orders.clear()
+        if result is not None:
+            self._add_log(child, result)
+            self._ended.append(result)
+        self._drop(child)
+
+    def _end_strays(self, guardian: subprocess.Popen[bytes] | None, children: list[_Child]) -> None:
+        """Kill what the dead guardian's children had started.
+
+        They died with it. What they had started shares their session or bears an attempt's token, unless it
+        scrubbed both; only a process that adopts orphans finds that too.
+        """
+        born = {child.pid for child in children if child.pid}
+        tokens = [order.token for child in children for order in child.orders]
+        if guardian is not None:
+            guardian.kill()
+            guardian.wait()
+        give_up, pause = time.monotonic() + STRAYS_PATIENCE_S, 0.001
+        own_session, me = os.getsid(0), os.getpid()
+        while time.monotonic() < give_up:
+            table = processes.read_table()
+            strays = set(processes.find_marked(table, tokens))
+            for process in table.values():
+                adopted = self.settings.adopt_orphans and process.ppid == me and process.session != own_session
+                if (process.session in born or adopted) and process.pid != me:
+                    strays.add(process.pid)
+            for pid in list(strays):
+                strays.update(processes.find_descendants(table, pid))
+            living = [pid for pid in strays if not table[pid].dead]
+            processes.send_signal(living, signal.SIGKILL)
+            for pid in strays:
+                if table[pid].ppid == me:
+                    _reap(pid)
+            if not living:
+                return
+            time.sleep(pause)
+            pause = min(pause * 2, 0.05)
+
+    # ------------------------------------------------------------------ time, memory, stops
+
+    def _stop(self, token: str, reason: EndReason, message: str | None, verb: str) -> None:
+        child = self._find(token)
+        if child is not None:
+            self._read_results(child)
+            child = self._find(token)
+        if child is not None and self._begun(child)[0] > child.done:
+            self._signal(child, reason, message, verb)
+            return
+        for slot in self._slots:
+            if token in self.outstanding(slot.index):
+                self._withdraw(slot, token, reason)
+                return
+
+    def _withdraw(self, slot: _Slot, token: str, reason: EndReason) -> None:
+        """Take an order back that has not begun; it may begin meanwhile, and is stopped then."""
+        self._recall(slot)
+        for order in slot.pending:
+            if order.token == token:
+                slot.pending.remove(order)
+                self._ended.append(_unstarted(token, slot.index, reason))
+                break
+        else:
+            child = self._find(token)
+            if child is not None:
+                self._signal(child, reason, None, "stop")
+        self._pump(slot)
+
+    def _signal(self, child: _Child, reason: EndReason, message: str | None, verb: str) -> None:
+        if child.asked is None or message is not None:
+            child.asked = (reason, message)
+        assert self._page is not None
+        code = attempt.STOP_REASONS.index(reason) if reason in attempt.STOP_REASONS else _OTHER
+        self._page[child.cell + attempt.REASON_AT] = code
+        attempt.STOP.pack_into(self._page, child.cell + attempt.STOP_AT, child.done + 1)
+        self._tell(f"{verb} {child.name}")
+
+    def _awake_by(self, due: float) -> None:
+        if self._next is None or due < self._next:
+            self._next = due
+
+    def _watch(self, slot: _Slot, now: float) -> None:
+        child = slot.child
+        if child is not None and child.orders:
+            self._watch_deadline(child, now)
+            if any(order.memory_bytes for order in child.orders):
+                self._awake_by(now + MEMORY_EVERY_S)
+        for idle in (slot.standby, None if child and child.orders else child):
+            if idle is None or idle.held:
+                continue
+            since = slot.idle_since + self.settings.standby_idle_s
+            if now >= since and not (slot.index == 0 and idle is child):
+                self._retire(idle)
+            elif slot.index or idle is not child:
+                self._awake_by(max(since, now + 1.0))
+
+    def _watch_deadline(self, child: _Child, now: float) -> None:
+        begun, _, began = self._begun(child)
+        order = child.orders[0]
+        assert self._page is not None
+        if begun <= child.done:
+            if any(waiting.timeout_s is not None for waiting in child.orders):
+                self._awake_by(now + 0.05)
+            return
+        if child.kill_at:
+            if now >= child.kill_at:
+                self._tell(f"kill {child.name}")
+                child.kill_at = now + 5.0
+            self._awake_by(child.kill_at)
+        elif order.timeout_s is not None and not self._page[child.cell + attempt.OVER_AT]:
+            due = began + order.timeout_s
+            if now < due:
+                self._awake_by(due)
+                return
+            self._signal(child, EndReason.TIMEOUT, f"timed out after {format_duration(order.timeout_s)}", "stop")
+            child.kill_at = now + self.settings.stop_grace_s
+            self._awake_by(child.kill_at)
+        elif order.timeout_s is not None:
+            self._awake_by(now + 1.0)
+        for waiting in child.orders:
+            if waiting.timeout_s is not None and waiting is not order:
+                self._awake_by(now + waiting.timeout_s)
+
+    def _watch_memory(self, now: float) -> None:
+        watched = [
+            slot.child
+            for slot in self._slots
+            if slot.child and slot.child.pid and slot.child.orders and slot.child.orders[0].memory_bytes
+        ]
+        if not watched or now < self._memory_at:
+            return
+        self._memory_at = now + MEMORY_EVERY_S * 0.9
+        table = processes.read_table()
+        for child in watched:
+            limit = child.orders[0].memory_bytes
+            used = processes.tree_memory_bytes(table, child.pid, limit_bytes=limit)
+            child.memory_peak = max(child.memory_peak, used)
+            if used > limit and self._begun(child)[0] > child.done:
+                message = f"used {format_size(used)} of memory, over its limit of {format_size(limit)}"
+                self._signal(child, EndReason.OOM, message, "kill")
+
+    # ------------------------------------------------------------------ odds and ends
+
+    def _take_ended(self) -> list[Ended]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _is_busy(self) -> bool:
+        return any(slot.pending or (slot.child and (slot.child.orders or slot.child.result)) for slot in self._slots)
+
+    def _wait_until(self, done: Callable[[], bool], patience_s: float) -> None:
+        """Serve our own descriptors alone until `done`, or for so long."""
+        give_up = time.monotonic() + patience_s
+        while not done() and (left := give_up - time.monotonic()) > 0:
+            with selectors.DefaultSelector() as own:
+                for key in list(self._selector.get_map().values()):
+                    if self.owns(key) and key.events:
+                        own.register(key.fileobj, key.events, key.data)
+                for key, _ in own.select(min(left, 0.2)):
+                    if key.fd in self._selector.get_map():
+                        key.data.read()
+            ended, self._ended = self._ended, []
+            self._ended = ended + self.tick()
+
+    def _listen(self, child: _Child, read: Callable[[], None], events: int) -> None:
+        self._selector.modify(child.sock, events, _Channel(self, read))
+
+
+# The fast path of each result: looked up once.
+_SUCCEEDED = EndReason.SUCCEEDED
+_RESULT_BYTES = attempt.RESULT_HEADER.size
+_unpack_result = attempt.RESULT_HEADER.unpack_from
+_pack_order = attempt.ORDER_HEADER.pack
+_OTHER = attempt.STOP_REASONS.index("other")
+
+
+def _unstarted(token: str, slot: int, reason: EndReason) -> Ended:
+    now = time.time()
+    return Ended(token, slot, reason, 0.0, now, message="stopped before it began", not_started=True)
+
+
+def _describe_code(code: int) -> str:
+    return f"code {code}" if code >= 0 else f"signal {-code} ({attempt.signal_name(-code)})"
+
+
+def _fill_in(result: Ended, payload: bytes) -> None:
+    """The child's details and value."""
+    (length,) = attempt.DETAIL_HEADER.unpack_from(payload)
+    split = attempt.DETAIL_HEADER.size + length
+    details: dict[str, Any] = json.loads(payload[attempt.DETAIL_HEADER.size : split])
+    result.value = payload[split:].decode("utf-8", "surrogatepass")
+    result.reason = EndReason(details["outcome"])
+    result.message = details.get("message") or None
+    result.exit_code = details.get("exit_code")
+    result.signal = details.get("signal")
+    result.metrics = details.get("metrics") or {}
+    result.progressed = bool(details.get("progressed"))
+    result.max_rss_bytes = details.get("max_rss")
+
+
+def _override(result: Ended, reason: EndReason, message: str | None) -> None:
+    """An attempt that was asked to stop and did not succeed ended for that reason, whatever it said."""
+    text = message or f"stopped: {reason}"
+    own = result.message
+    if own and not own.startswith("stopped") and result.signal not in (signal.SIGTERM, signal.SIGKILL):
+        text += f"; it ended with: {own}"
+    result.reason, result.message = reason, text
+
+
+def _parse_progress(payload: bytes, at: float) -> Progress:
+    said: dict[str, Any] = json.loads(payload)
+    return Progress(at, said.get("done"), said.get("total"), said.get("text"), said.get("metrics") or {})
+
+
+def _take_undrained(child: _Child) -> bytes:
+    data = bytes(child.undrained)
+    if child.dropped:
+        data = f"[{child.dropped} bytes of output are not kept]\n".encode() + data
+    child.undrained.clear()
+    child.dropped = 0
+    return data
+
+
+def _is_readable(fd: int) -> bool:
+    """Whether there is data, or the end of it, now: an event may be older than our last reading."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _make_memory(size: int) -> int:
+    """A descriptor of that much zeroed memory without a name."""
+    if sys.platform == "linux":
+        fd = os.memfd_create("runtime-cells")
+    else:
+        import tempfile
+
+        fd, path = tempfile.mkstemp()
+        Path(path).unlink()
+    os.ftruncate(fd, size)
+    return fd
+
+
+def _reap(pid: int) -> None:
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        pass

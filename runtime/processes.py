@@ -1,0 +1,261 @@
+"""Which processes there are, what they hold, and how to end a tree of them, from /proc and the cgroup's files.
+
+Used in the guardian and in attempts, so it imports next to nothing. Without /proc (macOS) the table is empty:
+then only a whole process group can be signalled, and nothing can be said about memory.
+"""
+
+# pathlib is too large for the processes that load this.
+# ruff: noqa: PTH208
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
+PR_SET_CHILD_SUBREAPER = 36
+
+
+class Process:
+    """One line of the process table."""
+
+    __slots__ = ("pid", "ppid", "rss_bytes", "session", "state")
+
+    def __init__(self, pid: int, ppid: int, session: int, state: str, rss_bytes: int) -> None:
+        self.pid, self.ppid, self.session, self.state, self.rss_bytes = pid, ppid, session, state, rss_bytes
+
+    @property
+    def dead(self) -> bool:
+        """Only its exit status is left."""
+        return self.state in ("Z", "X")
+
+
+def parse_stat(line: bytes) -> Process:
+    """A /proc/PID/stat line. The command's name may hold blanks and parentheses, so it ends at the last one."""
+    head, _, tail = line.rpartition(b")")
+    fields = tail.split()
+    return Process(
+        pid=int(head.partition(b" ")[0]),
+        state=fields[0].decode(),
+        ppid=int(fields[1]),
+        session=int(fields[3]),
+        rss_bytes=int(fields[21]) * PAGE_BYTES,
+    )
+
+
+def read_table() -> dict[int, Process]:
+    """Every process that can be seen, by pid; empty where there is no /proc."""
+    table: dict[int, Process] = {}
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return table
+    for name in names:
+        if name.isdigit():
+            line = read_file(f"/proc/{name}/stat", 1024)
+            if line:
+                process = parse_stat(line)
+                table[process.pid] = process
+    return table
+
+
+def read_file(path: str, limit: int = 1 << 20) -> bytes:
+    """The file's first bytes, or nothing if it cannot be read: processes go away while one looks."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, limit)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def find_descendants(table: Mapping[int, Process], root: int) -> list[int]:
+    """Everything below `root`, parents before their children; zombies are left out but looked through."""
+    children: dict[int, list[int]] = {}
+    for process in table.values():
+        children.setdefault(process.ppid, []).append(process.pid)
+    found, todo = [], list(children.get(root, ()))
+    while todo:
+        pid = todo.pop(0)
+        if not table[pid].dead:
+            found.append(pid)
+        todo += children.get(pid, ())
+    return found
+
+
+def find_session(table: Mapping[int, Process], leader: int) -> list[int]:
+    """The live members of the session that `leader` began, itself first."""
+    members = [p.pid for p in table.values() if p.session == leader and not p.dead]
+    return sorted(members, key=lambda pid: (pid != leader, pid))
+
+
+def find_marked(table: Mapping[int, Process], tokens: Iterable[str]) -> list[int]:
+    """Live processes whose first environment names one of these attempts."""
+    marks = [f"RUNTIME_ATTEMPT_TOKEN={token}\0".encode() for token in tokens]
+    if not marks:
+        return []
+    found = []
+    for process in table.values():
+        if not process.dead:
+            environ = read_file(f"/proc/{process.pid}/environ")
+            if environ and any(mark in environ for mark in marks):
+                found.append(process.pid)
+    return found
+
+
+def send_signal(pids: Iterable[int], signum: int) -> int:
+    """Signal each; returns how many could be signalled. What is gone or not ours is passed over."""
+    reached = 0
+    for pid in pids:
+        try:
+            os.kill(pid, signum)
+        except (ProcessLookupError, PermissionError):
+            continue
+        reached += 1
+    return reached
+
+
+def end_tree(root: int, known: Iterable[int] = (), *, patience_s: float = 5.0) -> int:
+    """SIGKILL everything below this process but `known` until nothing is left; returns how many were ended.
+
+    Called by a subreaper on itself: what is orphaned meanwhile falls to it and is found in the next round. Gives up
+    on what still lives after `patience_s`, such as a process stuck in the kernel or one of another user.
+    """
+    spared, ended = set(known), set()
+    give_up, pause = time.monotonic() + patience_s, 0.001
+    while True:
+        table = read_table()
+        found = [pid for pid in find_descendants(table, root) if pid not in spared]
+        send_signal(found, signal.SIGKILL)
+        ended.update(found)
+        if not reap() or time.monotonic() > give_up or (not found and not table):
+            return len(ended)
+        time.sleep(pause)
+        pause = min(pause * 2, 0.05)
+
+
+def reap() -> bool:
+    """Take the exit status of every dead child; returns whether a living one is left."""
+    while True:
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if not pid:
+            return True
+
+
+def find_prctl() -> Callable[[int, int], int]:
+    """The C library's prctl as `(option, value)`; does nothing where there is none."""
+    if sys.platform != "linux":
+        return lambda option, value: -1
+    import ctypes
+
+    function = ctypes.CDLL(None, use_errno=True).prctl
+    function.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
+    return lambda option, value: int(function(option, value, 0, 0, 0))
+
+
+def set_process_name(prctl: Callable[[int, int], int], name: str) -> None:
+    """What ps and top show; at most 15 bytes."""
+    if sys.platform == "linux":
+        import ctypes
+
+        text = ctypes.create_string_buffer(name.encode()[:15])
+        prctl(PR_SET_NAME, ctypes.addressof(text))
+
+
+# memory
+
+
+def own_rss_bytes() -> int:
+    """What this process holds in memory now; 0 where it cannot be told."""
+    fields = read_file("/proc/self/statm", 256).split()
+    return int(fields[1]) * PAGE_BYTES if len(fields) > 1 else 0
+
+
+def pss_bytes(pid: int) -> int | None:
+    """Memory with shared pages divided among those that share them; None where it cannot be read."""
+    for line in read_file(f"/proc/{pid}/smaps_rollup", 4096).splitlines():
+        if line.startswith(b"Pss:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def tree_memory_bytes(table: Mapping[int, Process], root: int, *, limit_bytes: int) -> int:
+    """What `root` and all below it hold.
+
+    Resident sizes count a shared page once for each process, so where their sum is over the limit, and only
+    there, the costlier proportional sizes are read.
+    """
+    pids = [root, *find_descendants(table, root)]
+    total = sum(table[pid].rss_bytes for pid in pids if pid in table)
+    if total <= limit_bytes or len(pids) == 1:
+        return total
+    shares = 0
+    for pid in pids:
+        share = pss_bytes(pid)
+        shares += share if share is not None else table[pid].rss_bytes if pid in table else 0
+    return shares
+
+
+class OomWatch:
+    """Whether the kernel has killed for memory since one last looked.
+
+    Reads the counter of this process's cgroup (v2 memory.events, v1 memory.oom_control); in the root cgroup, which
+    has none, that of the whole kernel.
+    """
+
+    def __init__(self, path: str | None = None) -> None:
+        self.path = path if path is not None else find_oom_counter()
+        self._seen = self.count()
+
+    def count(self) -> int:
+        return parse_oom_kills(read_file(self.path, 65536)) if self.path else 0
+
+    def kills(self) -> int:
+        """How many more than at the last call."""
+        now = self.count()
+        more, self._seen = now - self._seen, now
+        return max(more, 0)
+
+
+def parse_oom_kills(text: bytes) -> int:
+    """The `oom_kill` line of memory.events, memory.oom_control or vmstat; 0 if there is none."""
+    for line in text.splitlines():
+        name, _, value = line.partition(b" ")
+        if name == b"oom_kill":
+            return int(value)
+    return 0
+
+
+def find_oom_counter(root: str = "/sys/fs/cgroup", membership: bytes | None = None) -> str:
+    """The file with this process's `oom_kill` counter; empty where there is none."""
+    if membership is None:
+        membership = read_file("/proc/self/cgroup", 65536)
+    candidates = []
+    for line in membership.decode("utf-8", "replace").splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        path = path.rstrip("/")
+        if controllers == "":
+            candidates += [f"{root}{path}/memory.events", f"{root}/unified{path}/memory.events"]
+        elif "memory" in controllers.split(","):
+            # Inside a container the path is that of the host, while the mount shows the container's own folder.
+            candidates += [f"{root}/memory{path}/memory.oom_control", f"{root}/memory/memory.oom_control"]
+    for candidate in [*candidates, "/proc/vmstat"]:
+        if b"oom_kill " in read_file(candidate, 65536):
+            return candidate
+    return ""

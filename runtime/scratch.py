@@ -1,0 +1,219 @@
+"""Scratch: a root for each worker, a folder in it for each attempt, and removal of what dead workers left.
+
+A root is `<base>/w-…/` with a lock file beside it. Who holds the lock is alive; a root whose lock is free is a
+leftover. The guardian inherits the lock, so a root outlives its worker until the last attempt is gone.
+"""
+
+# pathlib is too large for the processes that load this.
+# ruff: noqa: PTH101, PTH102, PTH103, PTH106, PTH108, PTH116, PTH120, PTH208
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def default_base() -> str:
+    """`<tmp>/research-runtime-<uid>`."""
+    import tempfile
+
+    return f"{tempfile.gettempdir()}/research-runtime-{os.getuid()}"
+
+
+class ScratchRoot:
+    """One worker's scratch, from `open_root`."""
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self.fd = fd
+        """Holds the lock; hand it to the crew in `hold_fds`."""
+
+    def close(self) -> None:
+        """Remove the root and give up the lock. Safe to call twice."""
+        if self.fd < 0:
+            return
+        remove_tree(self.path)
+        _unlink(f"{self.path}.lock")
+        os.close(self.fd)
+        self.fd = -1
+
+
+def open_root(worker: str, *, base: str | None = None) -> ScratchRoot:
+    """Make a worker's root and lock it. `worker` is a name such as `w-1a2b` that no living worker has.
+
+    Raises `InfrastructureFailure` where the base folder is another user's or the name is taken.
+    """
+    import fcntl
+
+    base = base or default_base()
+    _check_base(base)
+    path = f"{base}/{worker}"
+    while True:
+        fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            raise _failure(
+                f"scratch folder `{path}` is in use", "another worker of that name runs on this host"
+            ) from None
+        # A cleaner may have removed the file between open and lock; then the lock guards nothing.
+        if _same_file(fd, f"{path}.lock"):
+            break
+        os.close(fd)
+    remove_tree(path)
+    os.mkdir(path, 0o700)
+    return ScratchRoot(path, fd)
+
+
+def _check_base(base: str) -> None:
+    try:
+        os.makedirs(base, 0o700, exist_ok=True)
+        found = os.lstat(base)
+    except OSError as problem:
+        raise _failure(f"cannot make scratch folder `{base}`", str(problem)) from problem
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise _failure(
+            f"scratch folder `{base}` is not safe to use",
+            f"found owner {found.st_uid} and mode {stat.filemode(found.st_mode)}, expected {os.getuid()} and drwx------",
+        )
+
+
+def _failure(message: str, fact: str) -> Exception:
+    from runtime.errors import InfrastructureFailure
+
+    return InfrastructureFailure(
+        message, facts=[fact], hint="set TMPDIR to a folder of your own, or remove it", retryable=False
+    )
+
+
+def remove_leftovers(base: str | None = None) -> list[str]:
+    """Remove the roots of workers that are gone and return their paths. May take as long as their trees are large."""
+    import fcntl
+
+    base = base or default_base()
+    removed = []
+    for name in sorted(_names(base)):
+        path = f"{base}/{name.removesuffix('.lock')}"
+        if not name.endswith(".lock") and os.path.lexists(f"{path}.lock"):
+            continue
+        try:
+            fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            continue
+        if _same_file(fd, f"{path}.lock"):
+            remove_tree(path)
+            _unlink(f"{path}.lock")
+            removed.append(path)
+        os.close(fd)
+    return removed
+
+
+def remove_tree(path: str) -> None:
+    """Remove a file or folder with all in it, also what its owner made read-only. Links are not followed.
+
+    What is gone already, and what cannot be removed, is passed over.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return
+    if not stat.S_ISDIR(mode):
+        _unlink(path)
+        return
+    try:
+        os.rmdir(path)
+    except OSError as problem:
+        if problem.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EACCES, errno.EPERM):
+            return
+    else:
+        return
+    if mode & 0o700 != 0o700:
+        try:
+            os.chmod(path, 0o700)
+        except OSError:
+            return
+    for entry in _entries(path):
+        if entry.is_dir(follow_symlinks=False):
+            remove_tree(entry.path)
+        else:
+            _unlink(entry.path)
+    remove_empty(path)
+
+
+def remove_empty(path: str, *, parents: int = 0) -> None:
+    """Remove a folder that stayed empty, and as many of its parents if they are empty then."""
+    for _ in range(parents + 1):
+        try:
+            os.rmdir(path)
+        except OSError:
+            return
+        path = os.path.dirname(path)
+
+
+def make_folder(path: str) -> None:
+    """Make it and its parents; another process may be removing an empty parent meanwhile."""
+    for _ in range(10):
+        try:
+            os.makedirs(path, exist_ok=True)
+        except FileNotFoundError:
+            continue
+        return
+    os.makedirs(path, exist_ok=True)
+
+
+def has_new_file(path: str, since: float, *, limit: int = 5000) -> bool:
+    """Whether a file below `path` was written at or after `since`; looks at no more than `limit` entries."""
+    todo, seen = [path], 0
+    while todo:
+        for entry in _entries(todo.pop()):
+            seen += 1
+            if seen > limit:
+                return False
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    todo.append(entry.path)
+                elif entry.stat(follow_symlinks=False).st_mtime >= since:
+                    return True
+            except OSError:
+                continue
+    return False
+
+
+def _names(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
+def _entries(path: str) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(path) as entries:
+            yield from list(entries)
+    except OSError:
+        return
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
+
+
+def _same_file(fd: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except OSError:
+        return False
