@@ -8,16 +8,12 @@ stack `local`: one embedded file in the user's data folder.
 from __future__ import annotations
 
 import json
-import logging
 import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 from runtime.config import Durability, Settings, load_settings
 from runtime.errors import (
@@ -46,6 +42,7 @@ from runtime.queues.base import DEFAULT_QUEUE
 from runtime.units import format_duration, format_time, parse_time
 
 if TYPE_CHECKING:
+    import subprocess
     from types import TracebackType
 
     from runtime.queues.base import Queue
@@ -53,8 +50,6 @@ if TYPE_CHECKING:
 
 LOCAL: Final = "local"
 PULUMI_PATIENCE_S: Final = 60
-
-log = logging.getLogger(__name__)
 
 
 class PulumiFailed(RequestRefused):
@@ -171,7 +166,7 @@ def _find_named(name: str, settings: Settings, *, allow_cache: bool = True) -> F
     tried: list[str] = []
     hint = f"`runtime stack pull URL` reads a published copy; `pulumi up --stack {name}` makes the stack"
     first: RuntimeFailure | None = None
-    if shutil.which("pulumi"):
+    if _has_pulumi():
         try:
             return _remember(_read_pulumi(name), settings, name)
         except PulumiFailed as problem:
@@ -192,7 +187,7 @@ def _find_named(name: str, settings: Settings, *, allow_cache: bool = True) -> F
             tried.append(f"RUNTIME_OUTPUTS: `{settings.outputs}` holds stack `{published.name}`")
     cached = _read_cache(name, settings)
     if cached is not None and allow_cache:
-        return _say_cached(cached, tried[0] if shutil.which("pulumi") else tried[-1])
+        return _say_cached(cached, tried[0] if _has_pulumi() else tried[-1])
     if cached is not None and is_location(cached.source):
         return _remember(_parse_published(cached.source), settings)
     tried.append(f"cache: no copy in `{_cache_folder(settings)}`")
@@ -213,8 +208,14 @@ def _find_published(settings: Settings) -> FoundStack:
 
 def _say_cached(cached: FoundStack, why: str) -> FoundStack:
     age = format_duration(datetime.now(UTC) - cached.read_at)
-    log.warning("using outputs of stack `%s` as read %s ago from %s (%s)", cached.name, age, cached.source, why)
+    _warn(f"using outputs of stack `{cached.name}` as read {age} ago from {cached.source} ({why})")
     return cached
+
+
+def _warn(text: str) -> None:
+    import logging  # Here, and only when there is something to say: a worker does without it.
+
+    logging.getLogger(__name__).warning(text)
 
 
 def _try_published(source: str) -> FoundStack | StoreUnavailable | RequestRefused:
@@ -236,6 +237,8 @@ def read_location(source: str) -> bytes:
     """The bytes at a path or a `file:`, `https://`, `gs://` or `s3://` URL; `StoreUnavailable` if they cannot be read."""
     scheme = source.partition(":")[0] if "://" in source or source.startswith("file:") else ""
     if scheme in ("", "file"):
+        from urllib.parse import unquote, urlsplit
+
         path = Path(unquote(urlsplit(source).path) if scheme else source).expanduser()
         try:
             return path.read_bytes()
@@ -328,7 +331,7 @@ def _explain_pulumi(stack: str, stderr: str) -> PulumiFailed:
 
 
 def _pulumi_stacks() -> list[str]:
-    answer = _run_pulumi("stack", "ls", "--json") if shutil.which("pulumi") else None
+    answer = _run_pulumi("stack", "ls", "--json") if _has_pulumi() else None
     if answer is None or answer.returncode:
         return []
     try:
@@ -337,8 +340,16 @@ def _pulumi_stacks() -> list[str]:
         return []
 
 
+def _has_pulumi() -> bool:
+    import shutil
+
+    return shutil.which("pulumi") is not None
+
+
 def _run_pulumi(*args: str) -> subprocess.CompletedProcess[str] | None:
     """The answer of the CLI, None if it took too long. It never asks: there may be nobody."""
+    import subprocess
+
     try:
         return subprocess.run(
             ["pulumi", *args, "--non-interactive"],
@@ -381,8 +392,8 @@ def _remember(found: FoundStack, settings: Settings, name: str | None = None) ->
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         temporary.replace(path)
-    except OSError as problem:
-        log.debug("cannot cache the outputs of stack %s: %s", found.name, problem)
+    except OSError:
+        pass
     return found
 
 
@@ -519,6 +530,8 @@ class OpenStack:
             if not path:
                 raise InvalidValue("queue", url, "sqlite:/path/to/file.db, or sqlite:/path/to/file.db#name")
             return self._open_sqlite(Path(path).expanduser(), name or DEFAULT_QUEUE)
+        from urllib.parse import parse_qsl
+
         subscription, _, query = rest.partition("?")
         values = dict(parse_qsl(query))
         topic = values.pop("topic", "")

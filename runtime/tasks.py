@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import secrets
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -113,7 +113,7 @@ class Task:
 
 def new_token() -> str:
     """The random name of one attempt."""
-    return secrets.token_hex(8)
+    return os.urandom(8).hex()
 
 
 @functools.lru_cache(maxsize=64)

@@ -37,7 +37,6 @@ from runtime.reporting import Reporter
 from runtime.retry import ALONE_FOR, backoff
 from runtime.scratch import open_root, remove_leftovers
 from runtime.slots import Slot, fits, plan_slots, read_machine
-from runtime.snapshot import fetch_snapshot, restore
 from runtime.tasks import CommandEntry, FunctionEntry, TaskState, encode_task
 from runtime.verdict import (
     Drop,
@@ -516,6 +515,8 @@ class Worker:
         if snapshot is None:
             self._ready.append(attempt)
             return
+        from runtime.snapshot import fetch_snapshot, restore
+
         folder = Path(self._scratch.path) / f"{attempt.lease.token}.code"
         self._busy_io += 1
         self._offload.call(
@@ -711,9 +712,7 @@ class Worker:
             return
         self._succeed(attempt, end, record)
 
-    def _kept(
-        self, attempt: _Attempt, end: Ended, record: Record, url: str | None, problem: Exception | None
-    ) -> None:
+    def _kept(self, attempt: _Attempt, end: Ended, record: Record, url: str | None, problem: Exception | None) -> None:
         """Its outputs are durable, so it may be recorded; or they are not, and it has failed."""
         self._busy_io -= 1
         if problem is None:

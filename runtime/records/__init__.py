@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
@@ -41,6 +40,8 @@ def open_records(url: str) -> RecordStore:
             return MemoryRecords()
         case "sqlite":
             return _open_sqlite(_local_path(url, rest))
+    from importlib.metadata import entry_points
+
     found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if scheme not in found:
         known = [f"{name}:" for name in (*SCHEMES, *found)]

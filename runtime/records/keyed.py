@@ -12,17 +12,14 @@ import itertools
 import json
 import os
 import re
-import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Lock
-from typing import Final, TypeVar
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from runtime.clock import Clock, SystemClock
 from runtime.errors import PartTaken, RecordExists, StoreUnavailable, StoreUnsafe
@@ -43,6 +40,10 @@ from runtime.records.base import (
 )
 from runtime.records.blobs import Blobs
 from runtime.tasks import Task, TaskState, experiment_digest
+
+# Executors and URLs load a good deal that a worker on the embedded file never uses.
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 NOTE_LOG_BYTES: Final = 8 * 1024
 MARKS_COUNTED: Final = 10_000
@@ -84,7 +85,7 @@ class BlobRecords(RecordStore):
             return
         key = "probe/create-only.json"
         for _ in range(2):
-            data = codec.encode_json({"schema": codec.SCHEMA, "probe": secrets.token_hex(8)})
+            data = codec.encode_json({"schema": codec.SCHEMA, "probe": os.urandom(8).hex()})
             created = self.blobs.create(key, data)
             found = self.blobs.get(key)
             if not created and found is not None and found != data:
@@ -523,6 +524,8 @@ class BlobRecords(RecordStore):
             yield under_way.popleft().result()
 
     def _start(self, call: Callable[[], B]) -> Future[B]:
+        from concurrent.futures import Future
+
         if self.blobs.parallel > 1:
             return self._executor().submit(call)
         done: Future[B] = Future()
@@ -530,6 +533,8 @@ class BlobRecords(RecordStore):
         return done
 
     def _executor(self) -> ThreadPoolExecutor:
+        from concurrent.futures import ThreadPoolExecutor
+
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self.blobs.parallel, thread_name_prefix="records")
@@ -584,6 +589,8 @@ def _log_key(task_id: str, token: str) -> str:
 
 def _quoted(name: str) -> str:
     """Any text as one part of a key."""
+    from urllib.parse import quote
+
     quoted = quote(name, safe="@+=")
     return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
 

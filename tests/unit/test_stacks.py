@@ -54,7 +54,7 @@ class FakePulumi:
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Folders of the test's own, and no pulumi on the path."""
     monkeypatch.setenv("PATH", "/bin:/usr/bin")
-    monkeypatch.setattr(stacks.shutil, "which", lambda name: None if name == "pulumi" else name)
+    monkeypatch.setattr(stacks, "_has_pulumi", lambda: False)
     environ = {
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
         "XDG_CONFIG_HOME": str(tmp_path / "config"),
@@ -67,7 +67,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
 def pulumi(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakePulumi:
     fake = FakePulumi(tmp_path / "bin")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
-    monkeypatch.setattr(stacks.shutil, "which", lambda name: str(tmp_path / "bin" / name))
+    monkeypatch.setattr(stacks, "_has_pulumi", lambda: True)
     return fake
 
 
