@@ -6,7 +6,7 @@ import gzip
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, cast
 
 from runtime.errors import InvalidTask, NotPossible, RequestRefused
 from runtime.tasks import Task, TaskDefaults, check_experiment, decode_task
@@ -77,7 +77,7 @@ def _open(source: str, stdin: IO[bytes] | None) -> IO[bytes]:
         return stdin or sys.stdin.buffer
     try:
         if source.endswith(".gz"):
-            return gzip.open(source, "rb")
+            return cast(IO[bytes], gzip.open(source, "rb"))
         return Path(source).open("rb")
     except OSError as problem:
         raise NotPossible(
