@@ -1,3 +1,46 @@
-"""The front door: the few names that users import."""
+"""The front door: the few names that users import. Each is loaded when it is first used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runtime.context import current_attempt
+    from runtime.errors import RuntimeFailure
+    from runtime.stacks import open_stack
+    from runtime.worker import WorkerOptions, run_worker
+    from runtime.workflows import workflow
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "RuntimeFailure",
+    "WorkerOptions",
+    "current_attempt",
+    "open_stack",
+    "run_worker",
+    "workflow",
+]
+
+_HOMES = {
+    "RuntimeFailure": "runtime.errors",
+    "WorkerOptions": "runtime.worker",
+    "current_attempt": "runtime.context",
+    "open_stack": "runtime.stacks",
+    "run_worker": "runtime.worker",
+    "workflow": "runtime.workflows",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'runtime' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
