@@ -30,6 +30,12 @@ def name_experiment(source: str) -> str:
     return check_experiment(name or "tasks")
 
 
+def check_readable(source: str) -> None:
+    """Raise `NotPossible` where there is no such file, before anything else is begun."""
+    if source != STDIN:
+        _open(source, None).close()
+
+
 def read_lines(source: str, *, stdin: IO[bytes] | None = None) -> Iterator[tuple[int, bytes]]:
     """Number (from 1) and bytes of each line that is not blank. Raises `NotPossible` where `source` cannot be read."""
     with _open(source, stdin) as stream:

@@ -454,12 +454,11 @@ def _cut(tasks: Iterator[Task], size: int, counted: _Counted) -> Iterator[list[T
                 yield part
                 part = []
     except RequestRefused as problem:
-        stands = counted.new + counted.known
-        problem.facts = (
-            *problem.facts,
-            f"{stands:,} tasks before it are submitted and stand"
-            + (f"; {len(part):,} after those were not submitted" if part else ""),
-        )
+        stands, not_sent = counted.new + counted.known, len(part)
+        fact = f"{stands:,} tasks before it are submitted and stand" if stands else "nothing was submitted"
+        if stands and not_sent:
+            fact += f"; {not_sent:,} after those were not submitted"
+        problem.facts = (*problem.facts, fact)
         raise
     if part:
         yield part

@@ -187,6 +187,10 @@ class _Request:
                     else "write every combination as a line",
                 )
 
+        from runtime.sources import check_readable
+
+        check_readable(self.source)
+
     def choose_experiment(self) -> str:
         from runtime.sources import name_experiment
         from runtime.tasks import check_experiment
