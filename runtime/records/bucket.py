@@ -11,6 +11,9 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
+import socket
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,12 +25,31 @@ from runtime.records.blobs import BlobInfo
 from runtime.records.keyed import BlobRecords
 
 REQUEST_TIMEOUT: Final = timedelta(seconds=60)
-RETRY_FOR: Final = timedelta(seconds=60)
-AMBIGUOUS_TRIES: Final = 3
-"""A write whose answer did not come in time is looked for and begun anew this often."""
+RETRY_FOR: Final = timedelta(seconds=90)
+TRIES: Final = 3
+"""What the library does not retry itself, such as a write without an answer in time, begins anew this often."""
+METADATA: Final = ("169.254.169.254", 80)
+"""Where a machine of either cloud finds its credentials."""
 PAGE: Final = 1000
 
 _EXTRAS: Final = {"gs": "gcp", "s3": "ec2"}
+_AWS_BY_ITSELF: Final = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_SKIP_SIGNATURE",
+)
+_GOOGLE_BY_ITSELF: Final = (
+    "GOOGLE_SERVICE_ACCOUNT",
+    "GOOGLE_SERVICE_ACCOUNT_PATH",
+    "GOOGLE_SERVICE_ACCOUNT_KEY",
+    "GOOGLE_BEARER_TOKEN",
+    "GOOGLE_SKIP_SIGNATURE",
+)
+_LOG_IN: Final = {"gs": "gcloud auth application-default login", "s3": "aws configure"}
+_STATUS: Final = re.compile(r"status code: (\d+)")
+_MAY_PASS: Final = {408, 409, 425, 429}
 _NATIVE_GOOGLE: Final = {"authorized_user", "service_account"}
 _LAST: Final = "~"
 """Sorts behind every character of a key."""
@@ -41,7 +63,8 @@ class BucketBlobs:
     def __init__(self, url: str, *, timeout: timedelta = REQUEST_TIMEOUT, retry_for: timedelta = RETRY_FOR) -> None:
         """Contacts nothing yet. Raises `MissingExtra` without the library, `InvalidValue` without a bucket."""
         scheme, _, rest = url.partition("://")
-        bucket, _, prefix = rest.strip("/").partition("/")
+        bucket, _, prefix = rest.partition("/")
+        prefix = prefix.strip("/")
         if scheme not in _EXTRAS or not bucket:
             raise InvalidValue("record store", url, "gs://BUCKET/PREFIX or s3://BUCKET/PREFIX")
         try:
@@ -49,7 +72,7 @@ class BucketBlobs:
         except ModuleNotFoundError:
             raise MissingExtra(f"record store `{url}`", _EXTRAS[scheme]) from None
         self.url = f"{scheme}://{bucket}" + (f"/{prefix}" if prefix else "")
-        self._bucket, self._scheme = bucket, scheme
+        self._bucket, self._scheme, self._retry_for = bucket, scheme, retry_for
         self._store = _open_store(
             scheme,
             bucket,
@@ -68,34 +91,22 @@ class BucketBlobs:
         self._next_chunk: dict[str, int] = {}
 
     def create(self, key: str, data: bytes) -> bool:
-        for tries_left in reversed(range(AMBIGUOUS_TRIES)):
+        def try_once() -> bool:
             try:
                 self._obstore.put(self._store, key, data, mode="create", use_multipart=False)
             except self._obstore.exceptions.AlreadyExistsError:
                 return False
             except (self._obstore.exceptions.BaseError, OSError) as problem:
-                failure = self._explain(problem, key)
-                if not failure.retryable:
-                    raise failure from problem
                 # It may have been stored though no answer came; the caller sees by what is there whose it is.
-                if self.get(key) is not None:
+                if self._explain(problem, key).retryable and self.get(key) is not None:
                     return False
-                if not tries_left:
-                    raise failure from problem
-            else:
-                return True
-        raise AssertionError(key)
+                raise
+            return True
+
+        return self._write(key, try_once)
 
     def put(self, key: str, data: bytes) -> None:
-        for tries_left in reversed(range(AMBIGUOUS_TRIES)):
-            try:
-                self._obstore.put(self._store, key, data, use_multipart=False)
-            except (self._obstore.exceptions.BaseError, OSError) as problem:
-                failure = self._explain(problem, key)
-                if not failure.retryable or not tries_left:
-                    raise failure from problem
-            else:
-                return
+        self._write(key, lambda: self._obstore.put(self._store, key, data, use_multipart=False))
 
     def upload(self, key: str, file: Path) -> None:
         self._call(key, lambda: self._obstore.put(self._store, key, file))
@@ -167,9 +178,16 @@ class BucketBlobs:
     def close(self) -> None:
         pass
 
+    def _write(self, key: str, call: Callable[[], T]) -> T:
+        try:
+            return self._call(key, call)
+        except FileNotFoundError as problem:  # what a write does not find is the bucket
+            raise self._explain(problem, key) from problem
+
     def _call(self, key: str, call: Callable[[], T]) -> T:
         """Of an object that is not there it raises `FileNotFoundError`."""
-        for tries_left in reversed(range(AMBIGUOUS_TRIES)):
+        deadline = time.monotonic() + self._retry_for.total_seconds()
+        for tries_left in reversed(range(TRIES)):
             try:
                 return call()
             except FileNotFoundError as problem:
@@ -178,7 +196,7 @@ class BucketBlobs:
                 raise
             except (self._obstore.exceptions.BaseError, OSError) as problem:
                 failure = self._explain(problem, key)
-                if not failure.retryable or not tries_left:
+                if not failure.retryable or not tries_left or time.monotonic() > deadline:
                     raise failure from problem
         raise AssertionError(key)
 
@@ -195,11 +213,21 @@ class BucketBlobs:
         exceptions = self._obstore.exceptions
         denied = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
         if isinstance(problem, denied) or "403 Forbidden" in said or "401 Unauthorized" in said:
-            who = "gcloud auth application-default login" if self._scheme == "gs" else "aws sts get-caller-identity"
             return StoreUnavailable(
-                f"bucket `{self._bucket}` refused us", facts=[place, said], hint=f"`{who}`", retryable=False
+                f"bucket `{self._bucket}` refused us",
+                facts=[place, said],
+                hint=f"`{_LOG_IN[self._scheme]}`, or give this identity access to the bucket",
+                retryable=False,
             )
-        return StoreUnavailable(f"bucket `{self._bucket}` did not answer as it should", facts=[place, said])
+        status = _STATUS.search(said)
+        code = int(status[1]) if status else 0
+        for_good = (300 <= code < 500 and code not in _MAY_PASS) or "configured region" in said
+        return StoreUnavailable(
+            f"bucket `{self._bucket}` did not answer as it should",
+            facts=[place, said],
+            hint="is `AWS_REGION` the bucket's region?" if for_good and self._scheme == "s3" else None,
+            retryable=not for_good,
+        )
 
 
 class BucketRecords(BlobRecords):
@@ -229,14 +257,10 @@ def _aws_credentials() -> dict[str, Any]:
 
     Profiles and single sign-on of a laptop are read by boto3, which is slow to import and so only asked for those.
     """
-    by_itself = (
-        "AWS_ACCESS_KEY_ID",
-        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-        "AWS_WEB_IDENTITY_TOKEN_FILE",
-        "AWS_SKIP_SIGNATURE",
-    )
-    if any(os.environ.get(name) for name in by_itself) or not _has_aws_profile():
+    if any(os.environ.get(name) for name in _AWS_BY_ITSELF):
+        return {}
+    if not _has_aws_profile():
+        _expect_machine_credentials("s3")
         return {}
     try:
         provider: Any = importlib.import_module("obstore.auth.boto3")
@@ -253,12 +277,17 @@ def _has_aws_profile() -> bool:
 
 def _google_credentials() -> dict[str, Any]:
     """Nothing where the library can use the default credentials; workload identities go through google-auth."""
+    if any(os.environ.get(name) for name in _GOOGLE_BY_ITSELF):
+        return {}
     file = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
     path = Path(file) if file else Path.home() / ".config/gcloud/application_default_credentials.json"
     try:
         kind = json.loads(path.read_bytes()).get("type")
-    except (OSError, ValueError, AttributeError):
+    except OSError:
+        _expect_machine_credentials("gs")
         return {}
+    except (ValueError, AttributeError) as problem:
+        raise StoreUnavailable(f"credentials `{path}` cannot be read: {problem}", retryable=False) from None
     if kind in _NATIVE_GOOGLE:
         return {}
     try:
@@ -274,3 +303,16 @@ def _google_credentials() -> dict[str, Any]:
         return {"token": credentials.token, "expires_at": expiry and expiry.replace(tzinfo=UTC)}
 
     return {"credential_provider": refresh}
+
+
+def _expect_machine_credentials(scheme: str) -> None:
+    """Fail at once where only a cloud's machine could have credentials and this is none; the library tries for long."""
+    try:
+        socket.create_connection(METADATA, timeout=1).close()
+    except OSError:
+        raise StoreUnavailable(
+            f"no credentials for `{scheme}://` were found",
+            facts=["looked in the environment, in the home folder, and for a cloud machine's own"],
+            hint=f"`{_LOG_IN[scheme]}`",
+            retryable=False,
+        ) from None

@@ -103,7 +103,9 @@ class GcsServer(FaultyServer):
 
     def _list(self, bucket: str, query: dict[str, str]) -> Response:
         objects = self.buckets[bucket]
-        names = self._sorted.setdefault(bucket, sorted(objects))
+        if bucket not in self._sorted:
+            self._sorted[bucket] = sorted(objects)
+        names = self._sorted[bucket]
         prefix = query.get("prefix", "")
         # A page begins after its token; `start-after` and the token may both be given, and the later one counts.
         after = max(query.get("start-after", ""), query.get("continuation-token", ""))
