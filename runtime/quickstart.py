@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any, Final, Protocol
+from typing import IO, Any, Final, Protocol, Self
 
 from runtime.config import Settings, load_settings
 from runtime.embedded import refuse_network_filesystem
@@ -34,7 +34,7 @@ from runtime.queues.presence import Presence
 from runtime.reasons import EndReason
 from runtime.records.base import Record, RecordStore
 from runtime.stacks import LOCAL, OpenStack, open_stack
-from runtime.submit import Submission, submit, wait
+from runtime.submission import Submission, submit, wait
 from runtime.tasks import TaskState
 
 EXPERIMENT: Final = "curation"
@@ -229,15 +229,16 @@ def _watch_map(
         done = sum(count for state, count in counts.items() if state.terminal)
         show.progress(done, total)
         if done >= total:
+            if kill and killed is None:
+                show.say("every shard was done before a worker could be killed: give it a larger tree")
             return killed, running
         if done != last_done:
             last_done, last_change = done, time.monotonic()
         if kill and killed is None and done >= kill_from and (victim := fleet.find_busy()) is not None:
             killed, running = victim.name, fleet.kill(victim)
-            show.say(f"killed worker {killed} (SIGKILL) in the middle of a task, with {done} of {total} recorded")
-            if not fleet.any_alive():
-                show.say("it was the only one: a new worker takes its place")
-                fleet.start(1)
+            when = "in the middle of a task" if running else "between two tasks"
+            show.say(f"killed worker {killed} with SIGKILL {when}, {done} of {total} recorded; another takes its place")
+            fleet.start(1)
         fleet.check()
         if time.monotonic() - last_change > STALLED_AFTER_S:
             raise fleet.explain_stall(done, total)
@@ -298,7 +299,7 @@ class _Fleet:
         self._project, self._logs, self._environ, self._presence = project, logs, environ, presence
         self._processes: list[_Process] = []
 
-    def __enter__(self) -> _Fleet:
+    def __enter__(self) -> Self:
         self._logs.mkdir()
         return self
 
@@ -338,9 +339,6 @@ class _Fleet:
         process.popen.wait()
         # Nobody writes there any more: this is what it left.
         return tuple(sorted(self._running(process)))
-
-    def any_alive(self) -> bool:
-        return any(True for _ in self._alive())
 
     def check(self) -> None:
         """Raise if a worker ended that was not told to."""
@@ -395,7 +393,16 @@ def _name_in(log: Path) -> str | None:
 
 
 def _tail(log: Path) -> list[str]:
-    return log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:]
+    """The last lines, of each what it tells people."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-4:]
+    return [_message(line) for line in lines]
+
+
+def _message(line: str) -> str:
+    try:
+        return str(json.loads(line)["message"])
+    except (ValueError, KeyError, TypeError):
+        return line
 
 
 # folder
@@ -409,7 +416,7 @@ class _WorkFolder:
         self._lock: IO[str] | None = None
         self.path = Path()
 
-    def __enter__(self) -> _WorkFolder:
+    def __enter__(self) -> Self:
         base = load_settings().data_dir
         try:
             refuse_network_filesystem(base)
@@ -418,12 +425,11 @@ class _WorkFolder:
             self.path = Path(tempfile.mkdtemp(prefix="runtime-quickstart-"))
             return self
         if self._keep or not self._take(base / "quickstart.lock"):
-            name = f"quickstart-{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
-            self.path = base / name
+            self.path = Path(tempfile.mkdtemp(prefix=f"quickstart-{datetime.now(UTC):%Y%m%d-%H%M%S}-", dir=base))
         else:
             self.path = base / "quickstart"
             shutil.rmtree(self.path, ignore_errors=True)
-        self.path.mkdir()
+            self.path.mkdir()
         return self
 
     def _take(self, lock: Path) -> bool:

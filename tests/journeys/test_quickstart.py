@@ -1,0 +1,97 @@
+"""`runtime quickstart`, as a newcomer runs it: real workers, one killed, and what the records say afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LIMIT_S = 60
+"""Three times what is promised on two cores of its own; tests share theirs."""
+
+
+def start(*args: str, data: Path, **options: Any) -> subprocess.Popen[str]:
+    environ = {**os.environ, "RUNTIME_DATA_DIR": str(data)}
+    command = [sys.executable, "-m", "runtime", "quickstart", *args]
+    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def processes_in(folder: Path) -> list[int]:
+    """Processes whose working directory lies below `folder`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and (entry / "cwd").readlink().is_relative_to(folder):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.slow
+def test_quickstart_loses_a_worker_and_nothing_else(tmp_path: Path) -> None:
+    running = start("-o", "json", data=tmp_path)
+
+    out, err = running.communicate(timeout=LIMIT_S)
+
+    assert running.returncode == 0, err
+    result = json.loads(out)
+    counts = result["audit"]
+    assert (counts["submitted"], counts["recorded"], counts["lost"], counts["recorded_twice"]) == (33, 33, 0, 0)
+    assert (counts["files_missing"], counts["files_twice"]) == (0, 0)
+    assert counts["files"] > 300
+    assert counts["workers_lost"] == counts["attempts_lost"] == len(counts["redone"]) == 1
+    assert counts["attempts"] == 34
+    assert result["killed"] in err
+    assert result["value"]["clusters"] >= 1
+    assert processes_in(tmp_path) == []
+
+    # The commands that it ends with work as they are printed.
+    status, explain, _ = result["next"]
+    shown = subprocess.run([*shlex.split(f"env {status}"), "-o", "json"], capture_output=True, text=True, check=True)
+    assert json.loads(shown.stdout)["totals"]["succeeded"] == 33
+    explained = subprocess.run(shlex.split(f"env {explain}"), capture_output=True, text=True, check=True)
+    assert "lost" in explained.stdout.lower()
+
+
+@pytest.mark.slow
+def test_quickstart_over_a_tree_of_the_users_own(tmp_path: Path) -> None:
+    tree = tmp_path / "tree with spaces"
+    tree.mkdir()
+    text = "".join(f"value_{number} = call_{number % 7}(value_{number - 1})\n" for number in range(1, 300))
+    (tree / "one.py").write_text(text)
+    (tree / "its 'copy'.py").write_text(text)
+
+    running = start("--path", str(tree), "--workers", "1", "--no-kill", data=tmp_path / "data")
+    out, err = running.communicate(timeout=LIMIT_S)
+
+    assert running.returncode == 0, err
+    assert "3 submitted, 3 recorded, 0 lost, 0 recorded twice" in out
+    assert "its 'copy'.py, one.py" in out
+    assert "workers   1, 0 lost" in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_quickstart_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
+    running = start("--no-kill", data=tmp_path)
+    assert running.stderr
+    for line in running.stderr:
+        if "tasks submitted" in line:
+            break
+    time.sleep(0.5)
+    assert processes_in(tmp_path)
+
+    running.send_signal(number)
+    running.communicate(timeout=LIMIT_S)
+
+    assert running.returncode == 128 + number
+    assert processes_in(tmp_path) == []
