@@ -146,8 +146,13 @@ def give_back(lease: Lease, *, delay_s: float = 0.0, note: EndedNote | None = No
     return Release(lease, due, note, alone)
 
 
+def sample(key: str, **fields: object) -> Task:
+    """As `sample_task`, with a time of submission: a queue may fill in the time of publication where there is none."""
+    return sample_task(key, submitted_at=datetime(2026, 1, 1, tzinfo=UTC), **fields)
+
+
 def tasks(n: int, **fields: object) -> list[Task]:
-    return [sample_task(str(i), **fields) for i in range(n)]
+    return [sample(str(i), **fields) for i in range(n)]
 
 
 PAIRS = [
@@ -205,8 +210,17 @@ def _open(queue: str, records: RecordStore | None, folder: Path, request: pytest
 
             return Pair(lambda: SqliteQueue(EmbeddedFile(path), records), records)
         case _:
-            from tests.conformance.pubsub_pairs import open_pubsub
+            from runtime.queues.pubsub import PubSubQueue
+            from runtime.queues.pubsub_client import PubSubClient, ensure_topics
+            from tests.services.pubsub_pairs import make_settings
 
             assert records is not None
             emulator: PubsubEmulator = request.getfixturevalue("pubsub_emulator")
-            return Pair(open_pubsub(emulator, records), records, patience_s=15.0)
+            settings = make_settings()
+            ensure_topics(settings, emulator=emulator.address)
+            store = records
+            return Pair(
+                lambda: PubSubQueue(settings, store, client=PubSubClient(emulator=emulator.address)),
+                records,
+                patience_s=15.0,
+            )

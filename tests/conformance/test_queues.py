@@ -13,7 +13,6 @@ from runtime.errors import NotPossible, RecordExists
 from runtime.queues.base import Queue
 from runtime.reasons import EndReason
 from runtime.tasks import Resources, TaskState, WorkflowEntry, new_token, next_generation
-from runtime.testing import sample_task
 from tests.conformance.queue_pairs import (
     PAIRS,
     TTL,
@@ -24,6 +23,7 @@ from tests.conformance.queue_pairs import (
     give_back,
     open_pair,
     record_for,
+    sample,
     succeeded,
     tasks,
 )
@@ -41,7 +41,7 @@ def queue(pair: Pair) -> Queue:
 
 
 def test_put_task_is_delivered_whole(pair: Pair, queue: Queue) -> None:
-    task = sample_task(
+    task = sample(
         "whole",
         entry=WorkflowEntry("proj", "flow", ('--text=it\'s "quoted" {braces} \n newline ünï', "--path=/a b/c", "")),
         resources=Resources(cpus=1, gpus=0.5, memory_bytes=1 << 30),
@@ -54,7 +54,7 @@ def test_put_task_is_delivered_whole(pair: Pair, queue: Queue) -> None:
 
 
 def test_put_200_kb_of_arguments_arrive_verbatim(pair: Pair, queue: Queue) -> None:
-    task = sample_task("large", entry=WorkflowEntry("p", "w", ("x" * 200_000,)))
+    task = sample("large", entry=WorkflowEntry("p", "w", ("x" * 200_000,)))
     queue.put([task])
     assert pair.one(queue).task.entry == task.entry
 
@@ -80,9 +80,9 @@ def test_lease_of_empty_queue_returns_nothing(pair: Pair, queue: Queue) -> None:
 def test_lease_in_order_of_priority_then_submission(pair: Pair, queue: Queue) -> None:
     if not queue.traits.priorities:
         with pytest.raises(NotPossible):
-            queue.put([sample_task("urgent", priority=5)])
+            queue.put([sample("urgent", priority=5)])
         return
-    queue.put([sample_task("first"), sample_task("urgent", priority=5), sample_task("second")])
+    queue.put([sample("first"), sample("urgent", priority=5), sample("second")])
     assert [lease.task.key for lease in pair.lease(queue, 3)] == ["urgent", "first", "second"]
 
 
@@ -177,7 +177,7 @@ def test_release_with_delay_is_not_delivered_before(pair: Pair, queue: Queue) ->
         queue.tend()
         time.sleep(0.05)
     assert time.time() - started >= 1.0
-    assert leases[0].task.id == sample_task("0").id
+    assert leases[0].task.id == sample("0").id
 
 
 def test_release_of_settled_lease_changes_nothing(pair: Pair, queue: Queue) -> None:
