@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from runtime.context import current_attempt
     from runtime.errors import RuntimeFailure
     from runtime.stacks import open_stack
+    from runtime.submission import submit, wait
     from runtime.worker import WorkerOptions, run_worker
     from runtime.workflows import workflow
 
@@ -19,6 +20,8 @@ __all__ = [
     "current_attempt",
     "open_stack",
     "run_worker",
+    "submit",
+    "wait",
     "workflow",
 ]
 
@@ -28,6 +31,8 @@ _HOMES = {
     "current_attempt": "runtime.context",
     "open_stack": "runtime.stacks",
     "run_worker": "runtime.worker",
+    "submit": "runtime.submission",
+    "wait": "runtime.submission",
     "workflow": "runtime.workflows",
 }
 

@@ -246,7 +246,7 @@ def repair(
       runtime queue repair
       runtime queue repair training --experiment sweep --yes
     """
-    from runtime.submit import repair as repair_queue
+    from runtime.submission import repair as repair_queue
 
     with open_stack(stack, queue=queue) as opened:
         target = opened.queue()

@@ -20,7 +20,7 @@ from runtime.tasks import DEFAULT_EXPERIMENT, DEFAULT_MAX_FAILURES, TaskState
 if TYPE_CHECKING:
     from runtime.grid import Grid
     from runtime.queues.base import Queue
-    from runtime.submit import Submission, TaskOptions, Waited
+    from runtime.submission import Submission, TaskOptions, Waited
     from runtime.tasks import CommandEntry, Resources, Task, WorkflowEntry
 
 SHOW_PROGRESS_FROM = 2_000
@@ -266,7 +266,7 @@ def _read_options(
     resources: Resources,
     outputs: tuple[str, ...],
 ) -> TaskOptions:
-    from runtime.submit import TaskOptions, submitter
+    from runtime.submission import TaskOptions, submitter
     from runtime.units import parse_duration
 
     now = datetime.now(UTC)
@@ -333,7 +333,7 @@ def _submit(
     output: Output,
 ) -> int:
     from runtime.stacks import open_stack
-    from runtime.submit import check_priority, submit_tasks
+    from runtime.submission import check_priority, submit_tasks
 
     with open_stack(stack, queue=queue) as opened:
         target = opened.queue()
@@ -413,7 +413,7 @@ def _say(done: Submission, request: _Request) -> None:
 
 
 def _wait(done: Submission, target: Queue, output: Output) -> int:
-    from runtime.submit import wait
+    from runtime.submission import wait
 
     name = done.tasks[0][0] if done.tasks and len(done.tasks) == 1 else done.experiment
     with ExitStack() as shown:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from runtime import submit as submit_module
+from runtime import submission as submit_module
 from runtime.cli import submit as command
 from runtime.cli.main import main
 from runtime.outputs import PubSubQueueOutput, RecordsOutput, StackOutputs, encode_outputs

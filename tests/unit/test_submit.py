@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime import submit as submit_module
+from runtime import submission as submit_module
 from runtime.errors import InvalidTask, NotPossible, PartTaken, QueueUnavailable, RequestRefused
 from runtime.idset import IdSet, task_key
 from runtime.queues.base import PutResult, Queue, QueueTraits
@@ -26,7 +26,7 @@ from runtime.queues.sqlite import open_sqlite
 from runtime.reasons import EndReason
 from runtime.records.base import ManifestPart, Record, WorkerSeen
 from runtime.records.memory import MemoryRecords
-from runtime.submit import Submission, make_tasks, repair, submit, submit_tasks, wait
+from runtime.submission import Submission, make_tasks, repair, submit, submit_tasks, wait
 from runtime.tasks import (
     CommandEntry,
     FunctionEntry,
@@ -420,7 +420,7 @@ def test_ids_of_ours_stand_for_themselves_and_others_are_hashed() -> None:
 
 MEASURE = """
 import sys
-from runtime.submit import submit_tasks
+from runtime.submission import submit_tasks
 from runtime.queues.base import PutResult, QueueTraits
 from runtime.tasks import CommandEntry, Task
 
