@@ -29,6 +29,7 @@ from runtime.code_identity import CodeIdentity
 from runtime.crew import Crew, CrewSettings, Ended, Order
 from runtime.errors import RequestRefused, RuntimeFailure
 from runtime.heartbeat import Heartbeat
+from runtime.metrics import NoMetrics, WorkerMetrics, open_metrics
 from runtime.offload import Offload
 from runtime.queues.base import DEFAULT_LEASE, Lease, Queue, Release, Settled, Settlement
 from runtime.reasons import EndReason
@@ -198,6 +199,7 @@ class Worker:
         self._running: list[str] = []
         local = not queue.traits.remote and (self.records.holds_tasks or self.records.url.startswith("memory:"))
         self._offload = Offload(inline=local)
+        self._count: WorkerMetrics = NoMetrics()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._local = local
 
@@ -206,6 +208,8 @@ class Worker:
     def run(self) -> WorkerResult:
         """Serve until told to leave. Raises what makes it impossible to begin; afterwards only reports."""
         self.records.check()
+        self._count = open_metrics(self.options.metrics_address, queue=self.queue.name)
+        self._count.set_slots(len(self._slots))
         hold_fd = self.queue.join(self.name)
         self._scratch = open_root(self.name)
         self._crew = Crew(
@@ -446,6 +450,7 @@ class Worker:
         times = self._declines[task.id] = self._declines.get(task.id, 2) + 1
         if task.id not in self._declined and len(self._declined) < 20:
             self._declined[task.id] = why
+        self._count.task_declined()
         if times == 3:
             self._say.declined(task, why)
         self._taken -= 1
@@ -604,6 +609,9 @@ class Worker:
                 order.code_dir, order.snapshot = attempt.code_dir, task.snapshot
             attempt.output_dir = order.output_dir = self._output_dir(task.id, lease.token)
             orders.append(order)
+            if self._count.port is not None:
+                since = task.not_before or task.submitted_at
+                self._count.attempt_started(None if since is None else self._clock.now() - since)
             if not isinstance(task.entry, FunctionEntry):
                 self._say.began(task, slot.index, order.attempt)
         if others:
@@ -620,6 +628,8 @@ class Worker:
         if running != self._running:
             self._running = running
             self.queue.mark_running(running)
+            self._count.set_running(len(running))
+            self._count.set_leases(len(self._attempts))
 
     # ends
 
@@ -638,12 +648,11 @@ class Worker:
             if self._stopping is None and attempt.stop_reason is None:
                 self._ready.appendleft(attempt)
             else:
-                self._drop(attempt)
-                self._released += 1
-                self._releases.append(Release(lease))
+                self._give_back(attempt)
             return
         self._busy_at = now
         seconds = end.ended_at - end.started_at
+        self._count.attempt_ended(end.reason, seconds)
         self._mean_s += 0.1 * (seconds - self._mean_s)
         if end.reason is EndReason.SUCCEEDED:
             self._conclude_success(attempt, end)
@@ -679,6 +688,7 @@ class Worker:
             self._failed += 1
             self._end(attempt, verdict.settlement)
         else:
+            self._count.task_released(end.reason)
             self._released += 1
             self._drop(attempt)
             self._releases.append(verdict.release)
@@ -772,6 +782,13 @@ class Worker:
         self._heartbeat.ended(attempt.lease.token)
         self._settlements.append(settlement)
 
+    def _give_back(self, attempt: _Attempt) -> None:
+        """It never started: nothing is spent, and any worker may have it."""
+        self._drop(attempt)
+        self._count.task_released()
+        self._released += 1
+        self._releases.append(Release(attempt.lease))
+
     def _drop(self, attempt: _Attempt) -> None:
         self._attempts.pop(attempt.lease.token, None)
         self._heartbeat.ended(attempt.lease.token)
@@ -828,6 +845,7 @@ class Worker:
         for settlement in settlements:
             if not refused or id(settlement.lease) not in refused:
                 record = settlement.record
+                self._count.task_recorded(record.state)
                 counts = counters.get(record.experiment)
                 if counts is None:
                     counts = counters[record.experiment] = {}
@@ -869,6 +887,7 @@ class Worker:
 
     def _renewed(self, leases: list[Lease], lost: list[Lease] | None, problem: Exception | None, asked: float) -> None:
         if lost is None:
+            self._count.renewal_failed()
             self._say.trouble("renewing leases", problem)
             return
         gone = {lease.token for lease in lost}
@@ -886,6 +905,7 @@ class Worker:
         """Its record exists, so it stops; if only the lease passed on, it may still be the first to succeed."""
         task = attempt.lease.task
         cancelled = record is not None and record.state is TaskState.CANCELLED
+        self._count.lease_lost()
         self._say.lost(task, record)
         if not attempt.sent:
             if attempt in self._ready:
@@ -1023,9 +1043,7 @@ class Worker:
                 attempt.stop_reason = EndReason.PREEMPTED
                 self._crew.ask_to_stop(attempt.lease.token, EndReason.PREEMPTED)
             else:
-                self._drop(attempt)
-                self._released += 1
-                self._releases.append(Release(attempt.lease))
+                self._give_back(attempt)
         self._ready.clear()
         self._kill_at = now + self.options.grace.total_seconds()
         self._say.draining(self._stopping or "", running, self.options.grace.total_seconds() if self._signals else 0.0)
@@ -1051,6 +1069,7 @@ class Worker:
         self._crew.close()
         self._report_in(left=True)
         self._offload.close()
+        self._count.close()
         self._scratch.close()
         self._selector.close()
         self._say.left(self._stopping or "interrupted", self._succeeded, self._failed, self._released)
