@@ -19,6 +19,7 @@ from runtime.identify import Identity, Kind
 from runtime.records.base import Control, RecordStore
 from runtime.status import Stack, Standing, queue_of, read_standing
 from runtime.tasks import TaskState
+from runtime.units import format_time, parse_time
 from runtime.verdict import cancelled_record, mark_of
 
 CANCELLED_TASKS_KEPT: Final = 1_000
@@ -108,6 +109,8 @@ def cancel_experiment(stack: Stack, experiment: str, *, now: datetime) -> Cancel
     """Cancel everything that was submitted to the experiment before now, with one write."""
     records = stack.records
     queue_name = queue_of(records, experiment, stack.default_queue)
+    # As the control object will say it, so that it is known again when it is read back.
+    now = parse_time(format_time(now))
 
     def name_experiment(control: Control) -> Control:
         before = control.cancelled_before.get(experiment)

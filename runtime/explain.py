@@ -209,10 +209,12 @@ def _failed(facts: Facts, record: Record) -> Explanation:
 
 def _budget_spent(facts: Facts, record: Record) -> str:
     limit = facts.task.max_failures if facts.task else DEFAULT_MAX_FAILURES
-    why = f"last {_reason_text(record.reason)}"
+    why = f"the last attempt {_reason_text(record.reason)}"
     match record.reason.budget:
         case Budget.FAILURES:
-            return f"{_count(limit, 'failure')} of {limit} spent, {why}"
+            before = [note for note in facts.standing.history.ended if note.token != record.token]
+            spent = 1 + sum(note.reason.budget is Budget.FAILURES for note in before)
+            return f"{spent} of {_count(limit, 'failure')} spent, {why}"
         case Budget.PREEMPTIONS:
             return f"its preemption budget of {PREEMPTION_BUDGET} is spent, {why}"
         case Budget.NEVER:
@@ -233,7 +235,7 @@ def _after_failure(record: Record) -> str:
 
 def _leased(facts: Facts) -> Explanation:
     standing = facts.standing
-    since = f" since {_ago(standing.held_since, facts.now)}" if standing.held_since else ""
+    since = f", for {format_duration(facts.now - standing.held_since)} so far" if standing.held_since else ""
     holder = next((worker for worker in facts.workers if worker.worker == standing.holder), None)
     evidence = [*_worker_lines(holder, facts.now), *_lives(facts), *_attempts(standing.history.ended)]
     name = f"task `{standing.task_id}`"
@@ -541,7 +543,10 @@ def explain_experiment(status: ExperimentStatus) -> Explanation:
     if status.why is not None:
         left = f", {format_duration(status.eta_s)} left at the present rate" if status.eta_s else ""
         waiting = _count(totals[TaskState.QUEUED], "task")
-        return Explanation(f"{waiting} of {name} wait: {status.why}{left}", tuple(evidence), status.next_step or failed)
+        verb = "waits" if totals[TaskState.QUEUED] == 1 else "wait"
+        return Explanation(
+            f"{waiting} of {name} {verb}: {status.why}{left}", tuple(evidence), status.next_step or failed
+        )
     return Explanation(f"{name} runs: {_count(status.remaining, 'task')} left", tuple(evidence), failed)
 
 
