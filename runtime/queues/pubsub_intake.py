@@ -58,6 +58,8 @@ HOLD_MARGIN_S: Final = 5
 """What is held here is renewed for this much more than a lease, so that it is handed out with a whole one left."""
 ACK_PATIENCE_S: Final = 60.0
 RETURN_PATIENCE_S: Final = 5.0
+EXAMINED_IN: Final = timedelta(milliseconds=20)
+PAUSED_LOOK: Final = timedelta(seconds=1)
 DELIVERIES_WITHOUT_POLICY: Final = 5
 """The least that a dead-letter policy may allow; assumed where deliveries are counted and no number is known."""
 
@@ -222,7 +224,7 @@ class Intake:
     def forget_waiting(self) -> None:
         """Drop all that is held here and not handed out."""
         with self._changed:
-            waiting = [*self._ready, *(one for _, _, one in self._later)]
+            waiting = [*self._new, *self._ready, *(one for _, _, one in self._later)]
             self._ready.clear()
             self._later.clear()
             self._later_bytes = 0
@@ -230,8 +232,12 @@ class Intake:
 
     def next_due(self) -> timedelta | None:
         with self._changed:
-            if self._ready or self._new:
+            if self._control.paused:
+                return PAUSED_LOOK if self._ready or self._new or self._later else None
+            if self._ready:
                 return timedelta()
+            if self._new:
+                return EXAMINED_IN
             if not self._later:
                 return None
             return timedelta(seconds=max(0.0, self._later[0][0] - self._clock.now().timestamp()))
@@ -403,6 +409,8 @@ class Intake:
         parked = self._keep_for_later(verdicts.later)
         self._forget_new(deliveries)
         with self._changed:
+            # A purge may have come in between.
+            verdicts.ready = [one for one in verdicts.ready if one.holding is Holding.HELD]
             if verdicts.ready:
                 since = self._clock.boottime()
                 for delivery in verdicts.ready:
