@@ -59,6 +59,8 @@ REMOTE_LOG_EVERY_S: Final = 15.0
 DUE_SOON: Final = timedelta(seconds=60)
 """A delayed task due within this keeps an idle worker."""
 LOOK_AHEAD_S: Final = 1.0
+ALONE_PATIENCE_S: Final = 60.0
+"""How long a suspected crasher may wait here, keeping others from starting, until nothing else runs."""
 LONGEST_LOOK_AHEAD: Final = 128
 """Tasks held beyond the free slots: at most a second's worth of recent task time, and at most so many."""
 PIPELINE_BELOW_S: Final = 0.05
@@ -120,6 +122,7 @@ class _Attempt:
 
     lease: Lease
     history: History = _NO_HISTORY
+    taken_at: float = 0.0
     slot: int = -1
     sent: bool = False
     stop_reason: EndReason | None = None
@@ -182,7 +185,8 @@ class Worker:
         self._pause_until = 0.0
         self._alone_until = 0.0
         self._alone_token: str | None = None
-        self._mean_s = 0.1
+        self._mean_s = float("inf")
+        """What recent tasks took; unknown tasks are taken for long ones, so nothing is held ahead of them."""
         self._taken = 0
         self._succeeded = self._failed = self._released = 0
         self._started_at = self._clock.now()
@@ -384,7 +388,7 @@ class Worker:
         began, attempts, ready = self._heartbeat.began, self._attempts, self._ready
         plain = self._local and self.options.accept == frozenset(ENTRY_KINDS) and not self._has_orders()
         for lease in leases:
-            attempt = _Attempt(lease)
+            attempt = _Attempt(lease, taken_at=now)
             attempts[lease.token] = attempt
             began(lease.token)
             if plain and not lease.tries and not lease.suspect and _plain(lease):
@@ -653,7 +657,7 @@ class Worker:
         self._busy_at = now
         seconds = end.ended_at - end.started_at
         self._count.attempt_ended(end.reason, seconds)
-        self._mean_s += 0.1 * (seconds - self._mean_s)
+        self._mean_s = seconds if self._mean_s == float("inf") else self._mean_s + 0.1 * (seconds - self._mean_s)
         if end.reason is EndReason.SUCCEEDED:
             self._conclude_success(attempt, end)
             return
@@ -786,8 +790,11 @@ class Worker:
         """It never started: nothing is spent, and any worker may have it."""
         self._drop(attempt)
         self._count.task_released()
+        self._taken -= 1
         self._released += 1
-        self._releases.append(Release(attempt.lease))
+        lease = attempt.lease
+        wait = backoff(4) if lease.alone and self._stopping is None else timedelta()
+        self._releases.append(Release(lease, self._clock.now() + wait if wait else None, alone=lease.alone))
 
     def _drop(self, attempt: _Attempt) -> None:
         self._attempts.pop(attempt.lease.token, None)
@@ -865,6 +872,7 @@ class Worker:
         if now >= due.tend:
             due.tend = now + TEND_EVERY_S
             self._offload.call(self.queue.tend, self._ignore("upkeep"))
+            self._shed(now)
         if now >= due.control:
             due.control = now + CONTROL_EVERY_S
             self._offload.call(lambda: self.records.control(self.queue.name), self._controlled)
@@ -874,6 +882,25 @@ class Worker:
         if self._attempts and now >= due.logs:
             due.logs = now + LOG_EVERY_S
             self._write_logs(now)
+
+    def _shed(self, now: float) -> None:
+        """Give back what was held ahead when what runs takes longer than thought: others may be idle."""
+        free = False
+        for slot in self._slots:
+            running = self._crew.running(slot.index)
+            free = free or running is None
+            if running is not None and time.time() - running[1] > LOOK_AHEAD_S:
+                self._mean_s = max(self._mean_s, time.time() - running[1])
+                for token in self._crew.take_back(slot.index):
+                    self._attempts[token].sent = False
+                    self._give_back(self._attempts[token])
+        if free and self._alone_token is None:
+            return
+        for attempt in list(self._ready):
+            patience = ALONE_PATIENCE_S if attempt.lease.alone else LOOK_AHEAD_S
+            if now - attempt.taken_at > patience:
+                self._ready.remove(attempt)
+                self._give_back(attempt)
 
     def _renew(self) -> None:
         leases = [attempt.lease for attempt in self._attempts.values()]
