@@ -260,7 +260,7 @@ def redelivery(
     one.prepare()
     victims: list[int] = []
     try:
-        one.start(1)
+        one.start(2 if one.driver_runs_workers else 1)
         one.put("stuck_once", 0)
         if not board.wait_begun(0, timeout_s=60):
             raise Unexpected("the task did not begin")
@@ -309,29 +309,56 @@ def kept_leases(
         one.stop()
 
 
-def backlog(folder: Path, services: Mapping[str, Any], *, file: str | None, queued: int, window: int = 1000) -> Numbers:
-    """Drain `window` tasks with `queued` waiting, in the file given or in a new one; the median of three workers."""
+def backlog(
+    folder: Path, services: Mapping[str, Any], *, queued: int, file: str | None = None, window: int = 1000
+) -> Numbers:
+    """Drain `window` tasks while about `queued` wait, in a new file or in the one given; the median of three workers."""
     from benchmarks.peers.ours import Ours
 
-    place_of = Path(file) if file else folder
+    turns = 3
+    queue = f"backlog-{time.time_ns()}"
+    slots = queued if queued <= window else queued + turns * window
     rates = []
-    for _ in range(3):
-        place = Place(place_of, Board.create(folder / "board", queued + window), services)
-        one = Ours(place, {"max_tasks": window, "look_ahead": 0})
+    for turn in range(turns):
+        fresh = turn == 0 or queued <= window
+        board = Board.create(folder / "board", slots)
+        one = Ours(Place(Path(file) if file else folder, board, services), {"max_tasks": window, "queue": queue})
         one.prepare()
-        one._queue.name = f"backlog-{time.time_ns()}"
-        one.options = {**one.options, "queue": one._queue.name}
         try:
-            one.put_many("noop", range(queued))
+            if fresh:
+                one.salt = f"{queue} {turn} "
+                one.put_many("noop", range(slots))
             one.start(1)
             one.workers[0].wait(PATIENCE_S)
         finally:
             one.stop()
-        ran = [index for index in range(queued) if place.board.times_ended(index)]
+        ran = [index for index in range(slots) if board.times_ended(index)]
         if len(ran) != window:
             raise Unexpected(f"{len(ran)} tasks ran, expected {window}")
-        rates.append(window / place.board.span(ran))
+        rates.append(window / board.span(ran))
     return {"rate": statistics.median(rates)}
+
+
+def publish(folder: Path, services: Mapping[str, Any], *, peer: str, n: int) -> Numbers:
+    """Publish messages that are made already, all confirmed by the service."""
+    from benchmarks.peers.ours import make_task
+    from benchmarks.peers.pubsub import encode
+
+    one: Any = open_peer(peer, new_place(folder, 1, services), {})
+    one.prepare()
+    try:
+        one.put("noop", 0)
+        if peer == "pubsub":
+            messages = [encode("noop", index) for index in range(n)]
+            began = time.perf_counter()
+            one.publish(messages)
+        else:
+            tasks = [make_task("noop", index) for index in range(n)]
+            began = time.perf_counter()
+            one.put_alone(tasks)
+        return {"rate": n / (time.perf_counter() - began)}
+    finally:
+        one.stop()
 
 
 def limit(folder: Path, services: Mapping[str, Any], *, name: str, **parameters: Any) -> Numbers:

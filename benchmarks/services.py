@@ -85,7 +85,7 @@ class Services:
         as_user = _as_other_user(folder)
         data, port = folder / "data", find_free_port()
         subprocess.run(
-            [*as_user, str(programs / "initdb"), "-D", str(data), "-U", "benchmark", "-A", "trust", "-N"],
+            [*as_user, str(programs / "initdb"), "-D", str(data), "-U", "benchmark", "-A", "trust", "-N", "-E", "UTF8"],
             check=True,
             capture_output=True,
             env=environment({"LC_ALL": "C"}),

@@ -18,6 +18,8 @@ class Ours(ProcessPeer):
     """Options: `reuse` (warm children, the default), `look_ahead`, `durability`, `lease`, `max_tasks`."""
 
     _queue: Any = None
+    salt = ""
+    """Tells tasks apart that differ in nothing else."""
     children_run_tasks = True
 
     @property
@@ -25,17 +27,18 @@ class Ours(ProcessPeer):
         return self.place.folder / "local.db"
 
     def prepare(self) -> None:
+        from runtime.queues.base import DEFAULT_QUEUE
         from runtime.queues.sqlite import open_sqlite
 
-        self._queue, _ = open_sqlite(self.file)
+        self._queue, _ = open_sqlite(self.file, queue=self.options.get("queue", DEFAULT_QUEUE))
 
     def put(self, body: str, index: int) -> None:
-        self._queue.put([make_task(body, index)])
+        self._queue.put([make_task(body, index, salt=self.salt)])
 
     def put_many(self, body: str, indices: range) -> None:
         for begin in range(indices.start, indices.stop, BULK):
             part = range(begin, min(begin + BULK, indices.stop))
-            self._queue.put([make_task(body, index) for index in part])
+            self._queue.put([make_task(body, index, salt=self.salt) for index in part])
 
     def put_alone(self, tasks: Sequence[Any]) -> None:
         """Tasks that are made already, in calls of `BULK`."""
@@ -70,12 +73,13 @@ def worker_options(options: Any) -> list[str]:
     return words
 
 
-def make_task(body: str, index: int, *arguments: Any) -> Any:
-    """As `runtime.submit` makes it: identified by experiment and key."""
+def make_task(body: str, index: int, *arguments: Any, salt: str = "") -> Any:
+    """As `runtime.submit` makes it: identified by its experiment and its entry, or by a key that is salted."""
     from runtime.tasks import FunctionEntry, Task, task_id
 
     entry = FunctionEntry(f"benchmarks.bodies:{body}", (index, *arguments))
-    return Task(id=task_id(EXPERIMENT, entry=entry), entry=entry, experiment=EXPERIMENT)
+    key = f"{salt}{index}" if salt else None
+    return Task(id=task_id(EXPERIMENT, key=key, entry=entry), entry=entry, experiment=EXPERIMENT, key=key)
 
 
 PEER = Ours

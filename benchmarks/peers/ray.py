@@ -38,8 +38,10 @@ class Ray:
         )
         names = ("noop", "cpu", "stuck_once")
         self._tasks = {name: ray.remote(max_retries=-1)(getattr(bodies, name)) for name in names}
-        # A first task for each worker process, so that their start is not part of a drain.
+        # A first task for each worker process, long enough for all to be there, so that no start is part of a drain.
         last = self.place.board.slots - 1
+        settle = ray.remote(bodies.sleep)
+        ray.get([settle.remote(last, 0.3) for _ in range(workers)])
         ray.get([self._tasks["noop"].remote(last) for _ in range(workers)])
 
     def put(self, body: str, index: int) -> None:
