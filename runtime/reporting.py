@@ -112,6 +112,9 @@ class Reporter:
         count, shown = (slots, _count(slots, "slot")) if isinstance(slots, int) else (len(slots), describe_slots(slots))
         self._line("worker", "worker_started", f"{worker} serves queue `{queue}` with {shown}", slots=count)
 
+    def serving_metrics(self, port: int) -> None:
+        self._line("worker", "metrics_served", f"metrics at http://localhost:{port}/metrics", port=port)
+
     def draining(self, reason: str, running: int, grace_s: float) -> None:
         """It leases no more. `grace_s` is 0 where it leaves by itself."""
         if not running:

@@ -191,6 +191,7 @@ class Worker:
         self._succeeded = self._failed = self._released = 0
         self._started_at = self._clock.now()
         self._busy_at = time.monotonic()
+        self._countdown_of = 0.0
         self._seen_any = False
         self._control = Control()
         self._stopping: str | None = None
@@ -237,6 +238,8 @@ class Worker:
         self._selector.register(self._wake_read, selectors.EVENT_READ)
         with self._listen():
             self._say.started(self.name, self.queue.name, self._slots)
+            if self._count.port is not None:
+                self._say.serving_metrics(self._count.port)
             try:
                 self._loop()
             finally:
@@ -379,6 +382,9 @@ class Worker:
         left = self._busy_at + timeout.total_seconds() - now
         if left <= 0:
             self._stop_by_itself(f"idle for {timeout.total_seconds():g} s")
+        elif self._countdown_of != self._busy_at:
+            self._countdown_of = self._busy_at
+            self._say.idle(left)
         return min(wait, max(left, 0.0))
 
     def _take(self, leases: Sequence[Lease], now: float) -> None:
