@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from runtime.errors import InvalidTask, NotPossible, PartTaken, RequestRefused
@@ -321,7 +322,7 @@ def submit(
     priority: int = 0,
     resources: Resources | Mapping[str, Any] | None = None,
     outputs: Sequence[str] = (),
-    snapshot: str | None = None,
+    snapshot: str | Path | None = None,
     skip_existing: bool = False,
     progress: Progress | None = None,
 ) -> Submission:
@@ -330,7 +331,8 @@ def submit(
     `work` is a function of an importable module (with `args` and `kwargs` that JSON can hold), a workflow
     `(project, name, args)`, a `Task`, an object of the wire format, or an iterable of these, which is read as it is
     submitted and may be as long as you like. `expires` and `delay` count from now; durations are a `timedelta`,
-    seconds, or text such as "2h". Calling it again with the same work submits nothing twice.
+    seconds, or text such as "2h". `snapshot` is the content id of the code to run, or a folder, whose code is stored as
+    it is now. Calling it again with the same work submits nothing twice.
     """
     now = datetime.now(UTC)
     options = TaskOptions(
@@ -343,13 +345,17 @@ def submit(
         priority=priority,
         resources=_read_resources(resources),
         outputs=tuple(outputs),
-        snapshot=snapshot,
+        snapshot=snapshot if isinstance(snapshot, str) else None,
         submitted_by=submitter(),
         submitted_at=now,
     )
-    tasks = make_tasks(work, options, args=args, kwargs=kwargs)
     with ExitStack() as undo:
         target, opened = _open_target(queue, stack, undo)
+        if isinstance(snapshot, Path):
+            from runtime.snapshot import take_snapshot
+
+            options = replace(options, snapshot=take_snapshot(snapshot, target.records))
+        tasks = make_tasks(work, options, args=args, kwargs=kwargs)
         done = submit_tasks(
             tasks, target, experiment=options.experiment, skip_existing=skip_existing, progress=progress
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +21,7 @@ from runtime.tasks import DEFAULT_EXPERIMENT, DEFAULT_MAX_FAILURES, TaskState
 if TYPE_CHECKING:
     from runtime.grid import Grid
     from runtime.queues.base import Queue
+    from runtime.records.base import RecordStore
     from runtime.submission import Submission, TaskOptions, Waited
     from runtime.tasks import CommandEntry, Resources, Task, WorkflowEntry
 
@@ -96,6 +98,9 @@ def submit(
     gpus: Annotated[
         float | None, typer.Option(metavar="N", help="Whole ones, or a part below 1.", show_default=False)
     ] = None,
+    snapshot: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Bind the tasks to the code in FOLDER as it is now.")
+    ] = None,
     outputs: Annotated[
         list[str] | None, typer.Option("--outputs", metavar="URL", help="A file that proves a task done; may repeat.")
     ] = None,
@@ -120,6 +125,7 @@ def submit(
       generate | runtime submit --from - --experiment tiles
       runtime submit --gpus 1 --timeout 2h -- python train.py --config a.yaml
       runtime submit --grid seed=0:4 -- python train.py --seed '{seed}'
+      runtime submit --snapshot . -- python train.py        runs this code, whatever changes later
       runtime submit --wait my.project evaluate && echo ok
 
     Exit codes: 0 submitted (with --wait: all succeeded), 1 with --wait some failed, 2 refused, 3 infrastructure failed,
@@ -147,10 +153,10 @@ def submit(
         resources=_read_resources(resources, cpus=cpus, memory=memory, gpus=gpus),
         outputs=request.outputs,
     )
-    tasks = request.make_tasks(options)
+    folder = None if snapshot is None else Path(snapshot)
     if dry_run:
-        return _print_tasks(tasks, output)
-    return _submit(tasks, request, options, queue, stack, skip_existing, wait, output)
+        return _print_tasks(request.make_tasks(_bind(options, folder)), output)
+    return _submit(request, options, folder, queue, stack, skip_existing, wait, output)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,10 +328,21 @@ def _print_tasks(tasks: Iterator[Task], output: Output) -> int:
     return 0
 
 
+def _bind(options: TaskOptions, folder: Path | None, records: RecordStore | None = None) -> TaskOptions:
+    """The options with the content id of the code in `folder`, stored where there are `records` to store it in."""
+    if folder is None:
+        return options
+    from runtime.snapshot import list_files, pack, snapshot_id, take_snapshot
+
+    if records is None:
+        return replace(options, snapshot=snapshot_id(pack(folder, list_files(folder))))
+    return replace(options, snapshot=take_snapshot(folder, records))
+
+
 def _submit(
-    tasks: Iterator[Task],
     request: _Request,
     options: TaskOptions,
+    folder: Path | None,
     queue: str | None,
     stack: str | None,
     skip_existing: bool,
@@ -338,6 +355,7 @@ def _submit(
     with open_stack(stack, queue=queue) as opened:
         target = opened.queue()
         check_priority(options.priority, target.name, target.traits)
+        tasks = request.make_tasks(_bind(options, folder, target.records))
         dealt_with = 0
         with ExitStack() as shown:
             total = request.count()

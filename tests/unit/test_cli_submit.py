@@ -196,6 +196,24 @@ def test_bad_line_stops_with_line_field_and_what_stands(
     assert len(waiting(queue)) == 2
 
 
+def test_snapshot_binds_the_tasks_to_the_code_as_it_is(run: Run, queue: SqliteQueue, tmp_path: Path) -> None:
+    from runtime.snapshot import fetch_snapshot, restore
+
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("print(1)\n")
+    _, planned, _ = run("--dry-run", "--snapshot", "code", "--", "python", "train.py")
+
+    code, _, _ = run("--snapshot", "code", "--", "python", "train.py")
+    (tmp_path / "code" / "train.py").write_text("print(2)\n")
+
+    (task,) = waiting(queue)
+    assert code == 0
+    assert task.snapshot is not None
+    assert task.snapshot == decode_task(planned).snapshot
+    restore(fetch_snapshot(task.snapshot, queue.records), tmp_path / "restored")
+    assert (tmp_path / "restored" / "train.py").read_text() == "print(1)\n"
+
+
 def test_skip_existing_leaves_out_what_is_done(run: Run, queue: SqliteQueue, tmp_path: Path) -> None:
     (tmp_path / "0").touch()
 
@@ -361,3 +379,37 @@ def test_help_shows_how(run: Run) -> None:
     assert code == 0
     assert "runtime submit --from tiles.jsonl" in out
     assert "--skip-existing" in out
+
+
+def test_submission_through_pubsub_publishes_each_task_once(
+    run: Run, tmp_path: Path, pubsub_emulator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from google.api_core.exceptions import DeadlineExceeded
+    from google.cloud import pubsub_v1
+
+    topic, subscription = "projects/lab/topics/tasks", "projects/lab/subscriptions/tasks"
+    (tmp_path / "records").mkdir()
+    outputs = StackOutputs(
+        stack="dev",
+        records=RecordsOutput(url=f"file:{tmp_path}/records"),
+        queues={"default": PubSubQueueOutput(topic=topic, subscription=subscription)},
+    )
+    (tmp_path / "dev.json").write_text(encode_outputs(outputs))
+    (tmp_path / "t.jsonl").write_text("".join(f'{{"command": ["echo", "{n}"]}}\n' for n in (1, 2, 3, 1)))
+    monkeypatch.setenv("RUNTIME_OUTPUTS", str(tmp_path / "dev.json"))
+    with pubsub_v1.PublisherClient() as publisher, pubsub_v1.SubscriberClient() as subscriber:
+        publisher.create_topic(name=topic)
+        subscriber.create_subscription(name=subscription, topic=topic)
+
+        assert [run("--from", "t.jsonl", "-o", "json")[0] for _ in range(2)] == [0, 0]
+        assert run("--", "echo", "4")[0] == 0
+
+        received: list[Task] = []
+        while len(received) < 4:
+            answer = subscriber.pull(subscription=subscription, max_messages=10, timeout=5)
+            received += [decode_task(message.message.data) for message in answer.received_messages]
+            ids = [message.ack_id for message in answer.received_messages]
+            subscriber.acknowledge(subscription=subscription, ack_ids=ids)
+        with pytest.raises(DeadlineExceeded):
+            subscriber.pull(subscription=subscription, max_messages=10, timeout=1)
+    assert sorted(task.entry.command[1] for task in received if isinstance(task.entry, CommandEntry)) == list("1234")
