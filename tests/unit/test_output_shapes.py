@@ -1,0 +1,163 @@
+"""docs/output.md is what the commands print: the same keys, and values of the same kind."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.cli.main import main
+from runtime.tasks import WorkflowEntry
+from runtime.testing import sample_task
+from tests.verbs_support import Bench
+
+PAGE = Path(__file__).parents[2] / "docs" / "output.md"
+FREE = {"labels", "declined", "metrics"}
+"""Their keys are the user's."""
+
+
+def documented() -> dict[str, Any]:
+    """Command line → its example."""
+    found = re.findall(r"^### `(runtime [^`]*)`\n.*?```json\n(.*?)```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    return {command: json.loads(text) for command, text in found}
+
+
+def differences(shown: Any, printed: Any, place: str = "$") -> list[str]:
+    """Where the example and the real output are not of one shape. Null stands for any kind; arrays go by their first."""
+    if shown is None or printed is None:
+        return []
+    kinds = [("number" if isinstance(each, int | float) and each is not True and each is not False else type(each).__name__)
+             for each in (shown, printed)]  # fmt: skip
+    if kinds[0] != kinds[1]:
+        return [f"{place} is shown as {kinds[0]} and printed as {kinds[1]}"]
+    if isinstance(shown, dict):
+        if place.rpartition(".")[2] in FREE:
+            return []
+        found = [f"{place}.{key} is only shown" for key in shown.keys() - printed.keys()]
+        found += [f"{place}.{key} is only printed" for key in printed.keys() - shown.keys()]
+        for key in shown.keys() & printed.keys():
+            found += differences(shown[key], printed[key], f"{place}.{key}")
+        return found
+    if isinstance(shown, list) and shown and printed:
+        return differences(shown[0], printed[0], f"{place}[0]")
+    if isinstance(shown, list) and shown and not printed:
+        return [f"{place} has an example and is printed empty"]
+    return []
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    """Something of everything: a failed task and a queued one, a worker that declines and runs."""
+    monkeypatch.setenv("RUNTIME_DATA_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    bench = Bench.sqlite(tmp_path, "local.db")
+    for key, name in (("1", "t-3f2a"), ("2", "t-5d0c")):
+        entry = WorkflowEntry("my.project", "train", ("--lr=0.1",))
+        fields: dict[str, Any] = {"submitted_by": "ada@laptop", "submitted_at": bench.now - timedelta(hours=1)}
+        bench.put(sample_task(key, id=name, experiment="sweep", entry=entry, **fields))
+    bench.fail(message="Traceback …\nValueError: nan", exit_code=1, metrics={"loss": 0.5}, worker="w-node1-7")
+    bench.report(
+        "w-node1-7",
+        running=("t-5d0c",),
+        failed=1,
+        rate_per_s=0.5,
+        labels={"zone": "a"},
+        declined={"t-77aa": "needs 1 GPU"},
+    )
+    yield bench
+    bench.close()
+
+
+NAMES = {"EXPERIMENT": "sweep", "WORKER": "w-node1-7"}
+
+
+def real(command: str) -> list[str]:
+    """The documented command line with names of the fixture."""
+    failed_is_wanted = command.startswith(("runtime status", "runtime retry"))
+    names = {**NAMES, "TASK": "t-3f2a" if failed_is_wanted else "t-5d0c"}
+    yes = ["--yes"] if "repair" in command else []
+    return [names.get(word, word) for word in command.split()[1:]] + yes
+
+
+@pytest.mark.parametrize("command", documented())
+def test_documented_shape_is_what_is_printed(bench: Bench, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert main(real(command)) == 0
+
+    assert differences(documented()[command], json.loads(capsys.readouterr().out)) == []
+
+
+@pytest.mark.parametrize("command", documented())
+def test_status_is_an_object_with_totals_and_every_list_an_array(
+    bench: Bench, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    main(real(command))
+
+    printed = json.loads(capsys.readouterr().out)
+
+    if command.startswith("runtime status") and "WORKER" not in command:
+        assert list(printed["totals"]) == ["queued", "leased", "succeeded", "failed", "cancelled", "expired"]
+        assert all(type(count) is int for count in printed["totals"].values())
+    elif any(verb in command for verb in ("list", "peek", "cancel", "retry")):
+        assert type(printed) is list
+
+
+@pytest.mark.parametrize(
+    ("command", "alike"),
+    [
+        (["queue", "stats"], "runtime queue list -o json"),
+        (["queue", "dead", "redrive", "--all", "--yes"], "runtime retry TASK -o json"),
+        (["queue", "dead", "show", "t-3f2a"], "runtime queue dead list -o json"),
+        (["explain", "sweep"], "runtime explain TASK -o json"),
+        (["explain", "w-node1-7"], "runtime explain TASK -o json"),
+        (["status", "sweep", "--failed"], "runtime status EXPERIMENT -o json"),
+        (["cancel", "sweep", "--yes"], "runtime cancel TASK -o json"),
+    ],
+)
+def test_commands_that_are_said_to_print_alike_do(
+    bench: Bench, capsys: pytest.CaptureFixture[str], command: list[str], alike: str
+) -> None:
+    assert main([*command, "-o", "json"]) == 0
+
+    printed = json.loads(capsys.readouterr().out)
+    example = documented()[alike]
+    assert (
+        differences(example[0] if isinstance(example, list) and isinstance(printed, dict) else example, printed) == []
+    )
+
+
+@pytest.mark.parametrize(
+    "command", [["queue", "peek"], ["queue", "dead", "list"], ["queue", "dead", "redrive", "--all"]]
+)
+def test_empty_list_is_an_empty_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    monkeypatch.setenv("RUNTIME_DATA_DIR", str(tmp_path))
+
+    assert main([*command, "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "count"),
+    [
+        ({"a": 1}, {"a": 1, "b": 2}, 1),
+        ({"a": 1, "b": 2}, {"a": 1}, 1),
+        ({"a": [{"b": 1}]}, {"a": [{"b": "1"}]}, 1),
+        ({"a": [1]}, {"a": []}, 1),
+        ({"a": True}, {"a": 1}, 1),
+        ({"a": None, "labels": {"x": "y"}, "n": 1}, {"a": "b", "labels": {}, "n": 1.5}, 0),
+    ],
+)
+def test_comparison_sees_what_differs(shown: Any, printed: Any, count: int) -> None:
+    assert len(differences(shown, printed)) == count
+
+
+def test_page_documents_each_command_of_ours_that_prints_json() -> None:
+    words = {tuple(command.split()[1:3]) for command in documented()}
+
+    assert {"status", "explain", "cancel", "retry", "queue"} <= {first for first, _ in words}
