@@ -9,6 +9,7 @@ fsync of the folder. A power cut leaves the whole file or none.
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 import errno
 import functools
@@ -144,23 +145,23 @@ class FolderBlobs:
 
     def _walk(self, folder: str, start: str, after: str | None) -> Iterator[str]:
         """Keys under `folder` (with its slash) whose first name begins with `start`, sorted."""
-        names: list[str] = []
         path = self._base + folder
         try:
             with os.scandir(path) as entries:
-                for entry in entries:
-                    name = entry.name
-                    if name.startswith(start):
-                        if name[0] == ".":
-                            _sweep(entry)
-                        else:
-                            # With its slash a folder sorts to where its keys belong.
-                            names.append(f"{name}/" if entry.is_dir() else name)
+                # With its slash a folder sorts to where its keys belong.
+                names = [f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries]
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as problem:
             raise self._explain(problem, path) from problem
         names.sort()
+        first = bisect.bisect_left(names, ".")
+        if first < len(names) and names[first][0] == ".":
+            for name in names[first : bisect.bisect_left(names, "/")]:
+                _sweep(path + name)
+            names = [name for name in names if name[0] != "."]
+        if start:
+            names = [name for name in names if name.startswith(start)]
         for name in names:
             key = folder + name
             if name[-1] == "/":
@@ -312,10 +313,10 @@ def _sync_folder(path: str) -> None:
         os.close(descriptor)
 
 
-def _sweep(entry: os.DirEntry[str]) -> None:
-    if not entry.name.startswith(TEMPORARY):
+def _sweep(path: str) -> None:
+    if not path.rpartition("/")[2].startswith(TEMPORARY):
         return
     with suppress(OSError):
-        found = entry.stat(follow_symlinks=False)
+        found = os.lstat(path)
         if stat.S_ISREG(found.st_mode) and time.time() - found.st_mtime > STALE_AFTER_S:
-            os.unlink(entry.path)
+            os.unlink(path)
