@@ -204,7 +204,11 @@ def _failed(facts: Facts, record: Record) -> Explanation:
             (*evidence, "losses beside other tasks, after 10 minutes or after progress do not count"),
             f"run it by hand where you can watch memory and GPU, then `runtime retry {record.task_id}`",
         )
-    return Explanation(f"{name} failed: {_budget_spent(facts, record)}", tuple(evidence), _after_failure(record))
+    said = last_line(record.message)
+    because = f": {_cut(said, 160)}" if said else ""
+    return Explanation(
+        f"{name} failed, {_budget_spent(facts, record)}{because}", tuple(evidence), _after_failure(record)
+    )
 
 
 def _budget_spent(facts: Facts, record: Record) -> str:
@@ -280,6 +284,8 @@ def _queued(facts: Facts) -> Explanation:
             tuple(evidence),
             f"runtime queue resume {facts.queue}",
         )
+    if facts.live and len(facts.declined) == len(facts.live):
+        return _declined(facts, name, evidence)
     delayed = _delayed(facts, name)
     if delayed is not None:
         sentence, more = delayed
@@ -293,15 +299,17 @@ def _queued(facts: Facts) -> Explanation:
             (*_last_workers(facts), *evidence),
             f"runtime worker --queue {facts.queue}",
         )
-    if facts.declined and len(facts.declined) == len(facts.live):
-        reasons = "; ".join(sorted(set(facts.declined.values())))
-        return Explanation(
-            f"{name} waits because none of {_count(len(facts.live), 'live worker')} can hold it: {reasons}",
-            (*(f"worker `{worker}`: {why}" for worker, why in sorted(facts.declined.items())), *evidence),
-            "start a worker on a machine that can, or submit the task with smaller `resources`",
-        )
     evidence = [*(f"worker `{worker}` declined it: {why}" for worker, why in facts.declined.items()), *evidence]
     return Explanation(f"{name} waits for its turn: {_turn(facts)}", tuple(evidence), None)
+
+
+def _declined(facts: Facts, name: str, evidence: Sequence[str]) -> Explanation:
+    reasons = "; ".join(sorted(set(facts.declined.values())))
+    return Explanation(
+        f"{name} waits because none of {_count(len(facts.live), 'live worker')} can hold it: {reasons}",
+        (*(f"worker `{worker}`: {why}" for worker, why in sorted(facts.declined.items())), *evidence),
+        "start a worker on a machine that can, or submit the task with smaller `resources`",
+    )
 
 
 def _delayed(facts: Facts, name: str) -> tuple[str, tuple[str, ...]] | None:
@@ -313,7 +321,13 @@ def _delayed(facts: Facts, name: str) -> tuple[str, tuple[str, ...]] | None:
     earliest, latest = until
     at = format_time(earliest) if earliest == latest else f"between {format_time(earliest)} and {format_time(latest)}"
     if not standing.history.ended:
-        return f"{name} is delayed by its submitter until {at} ({_in(latest, facts.now)})", ()
+        if task is not None and task.not_before is not None and task.not_before >= latest - timedelta(seconds=1):
+            return f"{name} is delayed by its submitter until {at} ({_in(latest, facts.now)})", ()
+        declined = tuple(f"worker `{worker}` declined it: {why}" for worker, why in facts.declined.items())
+        return (
+            f"{name} was given back unstarted by a worker and is due again at {at} ({_in(latest, facts.now)})",
+            declined,
+        )
     last = standing.history.ended[-1]
     number = len(standing.history.ended)
     because = last_line(last.message) or _reason_text(last.reason)
@@ -399,7 +413,8 @@ def _said(record: Record) -> list[str]:
     said = [line.rstrip() for line in (record.message or "").strip().splitlines()]
     if len(said) > 6:
         said = ["…", *said[-5:]]
-    code = [f"exit code {record.exit_code}"] if record.exit_code else []
+    told = "exit code" in (record.message or "")
+    code = [f"exit code {record.exit_code}"] if record.exit_code and not told else []
     return [*said, *code]
 
 

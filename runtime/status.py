@@ -351,7 +351,9 @@ def read_queue(
         depth = stack.queue(name).depth()
     ours = [one for one in experiments if one.queue == name]
     waiting = sum(one.totals[TaskState.QUEUED] for one in ours) if depth is None else depth.ready + depth.delayed
-    why, next_step = explain_waiting(name, waiting, paused=paused, live=live, depth=depth)
+    why, next_step = explain_waiting(
+        name, waiting, paused=paused, live=live, depth=depth, leased=depth.leased if depth else 0
+    )
     return QueueStatus(
         name=name,
         paused=paused,
@@ -367,20 +369,34 @@ def read_queue(
 
 
 def explain_waiting(
-    queue: str, waiting: int | None, *, paused: bool, live: Sequence[WorkerStatus], depth: Depth | None = None
+    queue: str,
+    waiting: int | None,
+    *,
+    paused: bool,
+    live: Sequence[WorkerStatus],
+    depth: Depth | None = None,
+    leased: int = 0,
 ) -> tuple[str | None, str | None]:
-    """Why tasks wait in a queue, and what to do about it; a pure function of what was read."""
+    """Why tasks wait in a queue, and what to do about it; a pure function of what was read.
+
+    `leased` is how many are known to be held now, where that is newer than the workers' reports.
+    """
     if not waiting:
         return None, None
     if paused:
         return f"queue `{queue}` is paused", f"runtime queue resume {queue}"
     if not live:
         return f"no live worker serves queue `{queue}`", f"runtime worker --queue {queue}"
+    stuck = sorted(set.intersection(*(set(worker.declined) for worker in live)))
+    if stuck and not leased and not (depth and depth.ready):
+        reason = live[0].declined[stuck[0]]
+        return f"no live worker can hold `{stuck[0]}`: {reason}", f"runtime explain {stuck[0]}"
     if depth is not None and not depth.ready:
-        return "all that wait are delayed until a retry or a time that their submitter set", None
+        return "all that wait are delayed, until they are retried, looked at again or due", None
     slots = sum(worker.slots for worker in live)
-    if sum(len(worker.running) for worker in live) >= slots:
-        return f"{_count(slots, 'slot')} of {_count(len(live), 'live worker')} are busy", None
+    if max(leased, sum(len(worker.running) for worker in live)) >= slots:
+        all_slots = "its slot is" if slots == 1 else f"all {slots:,} slots are"
+        return f"{_count(len(live), 'live worker')} and {all_slots} busy", None
     return f"{_count(len(live), 'live worker')} will take them next", None
 
 
@@ -579,7 +595,9 @@ def _experiment(
     rate = sum(worker.rate_per_s for worker in live)
     control = controls[queue]
     cancelled_before = control.cancelled_before.get(seen.name)
-    why, next_step = explain_waiting(queue, totals[TaskState.QUEUED], paused=control.paused, live=live)
+    why, next_step = explain_waiting(
+        queue, totals[TaskState.QUEUED], paused=control.paused, live=live, leased=totals[TaskState.LEASED]
+    )
     return ExperimentStatus(
         experiment=seen.name,
         queue=queue,

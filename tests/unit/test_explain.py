@@ -122,6 +122,16 @@ def test_task_that_no_worker_can_hold_names_the_resource() -> None:
     assert explained.next_step is not None
 
 
+def test_task_that_was_declined_and_waits_for_the_next_look_is_not_blamed_on_its_submitter() -> None:
+    due = NOW + timedelta(seconds=30)
+    everyone = facts(workers=(worker("w-a", declined={"t-1": "wants 4 GPUs"}),), due=due)
+    some = replace(everyone, workers=(*everyone.workers, worker("w-b")))
+
+    assert "none of 1 live worker can hold it: wants 4 GPUs" in explain(everyone).sentence
+    assert "was given back unstarted by a worker and is due again at 2026-01-02T12:00:30.000Z" in explain(some).sentence
+    assert "worker `w-a` declined it: wants 4 GPUs" in explain(some).evidence
+
+
 def test_task_that_only_some_workers_decline_waits_for_its_turn() -> None:
     workers = (worker("w-a", declined={"t-1": "too small"}), worker("w-b"))
 
@@ -246,7 +256,7 @@ def test_failed_task_says_which_budget_is_spent_and_how_each_attempt_ended() -> 
 
     explained = explain(failed(ended=ended, message="Traceback …\nValueError: nan", exit_code=1))
 
-    assert explained.sentence == "task `t-1` failed: 3 of 3 failures spent, the last attempt failed"
+    assert explained.sentence == ("task `t-1` failed, 3 of 3 failures spent, the last attempt failed: ValueError: nan")
     assert explained.evidence == (
         "Traceback …",
         "ValueError: nan",
@@ -288,7 +298,7 @@ def test_preemptions_that_used_up_their_budget_are_named() -> None:
     explained = explain(failed(EndReason.PREEMPTED, ended=ended))
 
     assert (
-        explained.sentence == "task `t-1` failed: its preemption budget of 100 is spent, the last attempt was preempted"
+        explained.sentence == "task `t-1` failed, its preemption budget of 100 is spent, the last attempt was preempted"
     )
     assert "90 earlier attempts not shown" in explained.evidence
 
@@ -498,9 +508,9 @@ def test_every_state_is_explained_from_what_is_stored(bench: Bench, state: str) 
     assert f"`{task.id}`" in explained.sentence
     said = {
         "succeeded": "succeeded after 5s",
-        "failed": "failed: 1 of 3 failures spent",
+        "failed": "failed, 1 of 3 failures spent, the last attempt failed: boom",
         "redriven": "no live worker",
-        "purged": "failed: 1 of 3 failures spent",
+        "purged": "failed, 1 of 3 failures spent, the last attempt failed: boom",
         "cancelled": "cancelled",
         "leased": "runs on worker `w-one`",
         "queued": "no live worker",

@@ -162,10 +162,26 @@ def test_only_delayed_tasks_are_said_to_be_delayed() -> None:
     assert "delayed" in why
 
 
+def test_task_that_nobody_can_hold_is_named() -> None:
+    bench = Bench.memory()
+    small = live_worker(bench, worker="w-a", declined={"t-1": "wants 4 GPUs", "t-2": "wants 1 GPU"})
+    smaller = live_worker(bench, worker="w-b", declined={"t-1": "wants 4 GPUs"})
+
+    why = explain_waiting("q", 1, paused=False, live=[small, smaller], depth=Depth(0, 1, 0))
+
+    assert why == ("no live worker can hold `t-1`: wants 4 GPUs", "runtime explain t-1")
+
+
 def test_busy_slots_are_counted() -> None:
     worker = live_worker(Bench.memory(), slots=2, running=("t-1", "t-2"))
 
-    assert explain_waiting("q", 5, paused=False, live=[worker])[0] == "2 slots of 1 live worker are busy"
+    assert explain_waiting("q", 5, paused=False, live=[worker])[0] == "1 live worker and all 2 slots are busy"
+
+
+def test_leases_newer_than_the_workers_reports_count() -> None:
+    worker = live_worker(Bench.memory(), slots=1)
+
+    assert explain_waiting("q", 5, paused=False, live=[worker], leased=1)[0] == "1 live worker and its slot is busy"
 
 
 def test_time_left_is_unknown_while_nothing_moves() -> None:
