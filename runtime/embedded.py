@@ -51,7 +51,8 @@ CREATE TABLE leases(
   flags INTEGER NOT NULL, leased REAL NOT NULL);
 CREATE TABLE records(
   rid INTEGER PRIMARY KEY, state TEXT NOT NULL, token TEXT NOT NULL, reason TEXT NOT NULL, worker TEXT,
-  started REAL, ended REAL NOT NULL, attempts INTEGER NOT NULL, message TEXT, value TEXT, log BLOB, rest TEXT);
+  started REAL, ended REAL NOT NULL, attempts INTEGER NOT NULL, message TEXT, code TEXT, value TEXT,
+  log BLOB, rest TEXT);
 CREATE INDEX records_failed ON records(rid) WHERE state <> 'succeeded';
 CREATE TABLE notes(
   token TEXT PRIMARY KEY, seq INTEGER NOT NULL, generation INTEGER NOT NULL, ended REAL NOT NULL,

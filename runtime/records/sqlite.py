@@ -34,9 +34,9 @@ from runtime.records.codec import decode_ended, encode_ended
 from runtime.records.keyed import BlobRecords
 from runtime.tasks import Task, TaskState, decode_task
 
-_COLUMNS: Final = "rid, state, token, reason, worker, started, ended, attempts, message, value, log, rest"
-_INSERT: Final = f"INSERT INTO records({_COLUMNS}) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_REST: Final = ("exit_code", "value_url", "log_url", "outputs_url", "code")
+_COLUMNS: Final = "rid, state, token, reason, worker, started, ended, attempts, message, code, value, log, rest"
+_INSERT: Final = f"INSERT INTO records({_COLUMNS}) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_REST: Final = ("exit_code", "value_url", "log_url", "outputs_url")
 _COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
@@ -68,6 +68,7 @@ def insert_record(connection: sqlite3.Connection, seq: int, record: Record) -> N
             record.ended_at.timestamp(),
             record.attempts,
             record.message,
+            record.code,
             None if record.value is None else _COMPACT.encode(record.value),
             record.log.encode(errors="surrogateescape") if record.log else None,
             None if rest is None else _COMPACT.encode(rest),
@@ -317,7 +318,23 @@ def _read(connection: sqlite3.Connection, where: str, values: Sequence[object]) 
 
 
 def _record(row: tuple[Any, ...]) -> Record:
-    rid, state, token, reason, worker, started, ended, attempts, message, value, log, rest, task_id, experiment = row
+    (
+        rid,
+        state,
+        token,
+        reason,
+        worker,
+        started,
+        ended,
+        attempts,
+        message,
+        code,
+        value,
+        log,
+        rest,
+        task_id,
+        experiment,
+    ) = row
     return Record(
         task_id=task_id,
         generation=split_record_id(rid)[1],
@@ -330,6 +347,7 @@ def _record(row: tuple[Any, ...]) -> Record:
         ended_at=_time(ended),
         attempts=attempts,
         message=message,
+        code=code,
         value=None if value is None else json.loads(value),
         log="" if log is None else log.decode(errors="surrogateescape"),
         **({} if rest is None else json.loads(rest)),
