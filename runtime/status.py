@@ -227,13 +227,12 @@ def read_overview(stack: Stack, *, now: datetime, exact: bool = False, looked_at
     records = stack.records
     workers = read_workers(records, now)
     seen = sorted(records.experiments(), key=_age, reverse=True)
-    controls = _Controls(records)
+    controls, depths = _Controls(records), _Depths(stack)
     shown = [
-        _experiment(records, one, stack.default_queue, workers, controls, now=now, exact=exact)
-        for one in seen[:EXPERIMENTS_SHOWN]
+        _experiment(stack, one, workers, controls, depths, now=now, exact=exact) for one in seen[:EXPERIMENTS_SHOWN]
     ]
     names = {*stack.queue_names(), stack.default_queue, *(one.queue for one in shown), *(w.queue for w in workers)}
-    queues = [read_queue(stack, name, shown, workers, controls) for name in sorted(names)]
+    queues = [read_queue(stack, name, shown, workers, controls=controls, depths=depths) for name in sorted(names)]
     return Overview(
         stack=stack.name,
         as_of=min((one.as_of for one in shown), default=now),
@@ -258,15 +257,8 @@ def read_experiment(
     records = stack.records
     workers = read_workers(records, now)
     seen = records.find_experiment(name)
-    status = _experiment(
-        records,
-        seen or ExperimentSeen(name, None),
-        stack.default_queue,
-        workers,
-        _Controls(records),
-        now=now,
-        exact=exact,
-    )
+    seen = seen or ExperimentSeen(name, None)
+    status = _experiment(stack, seen, workers, _Controls(records), _Depths(stack), now=now, exact=exact)
     shown = list(read_failures(records, name, limit=failures)) if status.totals[TaskState.FAILED] else []
     return replace(
         status,
@@ -341,14 +333,16 @@ def read_queue(
     name: str,
     experiments: Sequence[ExperimentStatus],
     workers: Sequence[WorkerStatus],
+    *,
     controls: _Controls | None = None,
+    depths: _Depths | None = None,
     depth: Depth | None = None,
 ) -> QueueStatus:
     """A queue in numbers. Unless `depth` is given, the queue is asked only where it lies in the records' own file."""
     live = [worker for worker in workers if worker.queue == name and worker.live]
     paused = (controls or _Controls(stack.records))[name].paused
-    if depth is None and stack.records.holds_tasks:
-        depth = stack.queue(name).depth()
+    if depth is None:
+        depth = (depths or _Depths(stack))[name]
     ours = [one for one in experiments if one.queue == name]
     waiting = sum(one.totals[TaskState.QUEUED] for one in ours) if depth is None else depth.ready + depth.delayed
     why, next_step = explain_waiting(
@@ -574,17 +568,30 @@ class _Controls(dict[str, Control]):
         return self[queue]
 
 
+class _Depths(dict[str, Depth | None]):
+    """Depths by queue, each read once; None but where queue and records lie in one local file."""
+
+    def __init__(self, stack: Stack) -> None:
+        super().__init__()
+        self._stack = stack
+
+    def __missing__(self, queue: str) -> Depth | None:
+        self[queue] = self._stack.queue(queue).depth() if self._stack.records.holds_tasks else None
+        return self[queue]
+
+
 def _experiment(
-    records: RecordStore,
+    stack: Stack,
     seen: ExperimentSeen,
-    default_queue: str,
     workers: Sequence[WorkerStatus],
     controls: _Controls,
+    depths: _Depths,
     *,
     now: datetime,
     exact: bool,
 ) -> ExperimentStatus:
-    queue = seen.queue or default_queue
+    records = stack.records
+    queue = seen.queue or stack.default_queue
     live = [worker for worker in workers if worker.queue == queue and worker.live]
     # Counters are as old as the last report; with nobody to report, counting is the only way to know.
     counted = records.totals(seen.name, exact=exact or not live)
@@ -596,7 +603,12 @@ def _experiment(
     control = controls[queue]
     cancelled_before = control.cancelled_before.get(seen.name)
     why, next_step = explain_waiting(
-        queue, totals[TaskState.QUEUED], paused=control.paused, live=live, leased=totals[TaskState.LEASED]
+        queue,
+        totals[TaskState.QUEUED],
+        paused=control.paused,
+        live=live,
+        depth=depths[queue] if totals[TaskState.QUEUED] else None,
+        leased=totals[TaskState.LEASED],
     )
     return ExperimentStatus(
         experiment=seen.name,

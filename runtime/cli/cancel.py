@@ -59,7 +59,8 @@ def describe(done: Cancelled) -> str:
     if done.kind is Kind.EXPERIMENT:
         if done.waiting is None:
             return "workers record each of its tasks as cancelled when they come to it"
-        return f"{format_count(done.waiting)} waiting tasks cancelled, running ones stop within 10 s"
+        tasks = "1 waiting task" if done.waiting == 1 else f"{format_count(done.waiting)} waiting tasks"
+        return f"{tasks} cancelled, running ones stop within 10 s"
     return f"worker {done.running} stops it within 10 s" if done.running else "it will not run"
 
 

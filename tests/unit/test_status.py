@@ -84,6 +84,17 @@ def test_experiment_rate_and_time_left_come_from_live_workers_of_its_queue(bench
     assert [worker.worker for worker in seen.workers] == ["w-one", "w-two", "w-left"]
 
 
+def test_experiment_of_delayed_tasks_says_so(tmp_path: Path) -> None:
+    bench = Bench.sqlite(tmp_path)
+    bench.put(sample_task(not_before=bench.now + timedelta(hours=1)))
+    bench.report()
+
+    seen = read_experiment(bench, "sample", now=bench.now)
+
+    assert seen.why == "all that wait are delayed, until they are retried, looked at again or due"
+    bench.close()
+
+
 def test_experiment_counts_records_itself_when_no_worker_lives(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench.memory()
     bench.put(sample_task())
