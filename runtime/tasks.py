@@ -267,7 +267,7 @@ def _parse(fields: object, defaults: TaskDefaults, fallback_key: str | None) -> 
     if type(fields) is not dict:
         raise InvalidTask("json", f"is {_kind(fields)}, expected an object such as {_EXAMPLE}")
     schema = fields.get("schema", SCHEMA)
-    if schema != SCHEMA:
+    if schema != SCHEMA or schema is True:
         raise InvalidTask("schema", f"is {schema!r}, this release reads {SCHEMA}", hint="use a newer release")
     entry = _parse_entry(fields)
     values: dict[str, Any] = {}
@@ -312,17 +312,29 @@ _EXAMPLE = '{"project": "p", "workflow": "w", "args": []}'
 _ENTRY_FIELDS = frozenset({"schema", "project", "workflow", "args", "command", "function", "kwargs"})
 
 
+_STRANGERS = {
+    "workflow": ("kwargs",),
+    "command": ("project", "args", "kwargs"),
+    "function": ("project",),
+}
+"""Fields that belong to another kind of entry."""
+
+
 def _parse_entry(fields: dict[str, Any]) -> Entry:
     kinds = [name for name in ("workflow", "command", "function") if name in fields]
     if len(kinds) != 1:
         found = " and ".join(f"`{kind}`" for kind in kinds) or "none of them"
         raise InvalidTask("entry", f"needs one of `workflow`, `command` or `function`, found {found}", hint=None)
+    for name in _STRANGERS[kinds[0]]:
+        if fields.get(name) is not None:
+            raise InvalidTask(name, f"does not go with `{kinds[0]}`")
+    args = fields.get("args")
     match kinds[0]:
         case "workflow":
             return WorkflowEntry(
                 _text("project", fields.get("project")),
                 _text("workflow", fields["workflow"]),
-                _texts("args", fields.get("args") or []),
+                () if args is None else _texts("args", args),
             )
         case "command":
             command = _texts("command", fields["command"])
@@ -334,7 +346,8 @@ def _parse_entry(fields: dict[str, Any]) -> Entry:
             module, _, name = function.partition(":")
             if not module or not name:
                 raise InvalidTask("function", f"is {function!r}, expected module:name")
-            args, kwargs = fields.get("args") or [], fields.get("kwargs") or {}
+            args, kwargs = [] if args is None else args, fields.get("kwargs")
+            kwargs = {} if kwargs is None else kwargs
             if type(args) is not list:
                 raise InvalidTask("args", f"is {_kind(args)}, expected an array")
             if type(kwargs) is not dict:
