@@ -207,7 +207,7 @@ def resume(queue: QueueArgument = None, stack: StackOption = None) -> None:
 
 @app.command()
 def purge(queue: QueueArgument = None, yes: YesOption = False, stack: StackOption = None) -> None:
-    """Cancel everything that waits in a queue. What runs goes on; each task gets a record that says `cancelled`.
+    """Cancel everything that waits in a queue. What runs goes on.
 
     \b
     Examples:
