@@ -545,9 +545,8 @@ class Child:
         try:
             call = load(WorkflowEntry(body["project"], body["workflow"], tuple(body.get("args") or ())))
         except RequestRefused as refusal:
-            text = refusal.render()
-            print_error(text)
-            raise _Failed("config_invalid", text.removeprefix("error: ")) from None
+            print_error(refusal.render())
+            raise _Failed("config_invalid", "; ".join((refusal.message, *refusal.facts))) from None
         return call()
 
     def _run_command(self, argv: list[str]) -> None:

@@ -128,7 +128,15 @@ def task_id(experiment: str, *, key: str | None = None, entry: Entry | None = No
     if basis is None:
         raise ValueError("a task id needs a key or an entry")
     text = f"{experiment}\0{canonical_json(basis)}"
-    return f"t-{hashlib.sha256(text.encode()).hexdigest()[:16]}{experiment_digest(experiment)}"
+    try:
+        digest = hashlib.sha256(text.encode()).hexdigest()
+    except UnicodeEncodeError as problem:
+        raise InvalidTask(
+            next(iter(basis)),
+            f"holds bytes that are no UTF-8, near {text[max(0, problem.start - 20) : problem.end]!r}",
+            hint="name the file by a path that is UTF-8, such as a link to it",
+        ) from None
+    return f"t-{digest[:16]}{experiment_digest(experiment)}"
 
 
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -248,6 +256,9 @@ def decode_task(
     """
     try:
         fields = json.loads(data)
+        if (b"\\ud" if isinstance(data, bytes) else "\\ud") in data.lower():  # type: ignore[operator]
+            # Half of a surrogate pair can be escaped in JSON, but nothing that stores text takes it.
+            _ENCODER.encode(fields).encode()
     except (ValueError, RecursionError) as problem:
         raise InvalidTask("json", f"cannot be read: {problem}", line=line) from None
     return parse_task(fields, defaults=defaults, fallback_key=fallback_key, line=line)
@@ -369,7 +380,7 @@ def _kind(value: object) -> str:
 
 def _text(name: str, value: object) -> str:
     if type(value) is str and value:
-        return value
+        return value if value.isascii() else _encodable(name, value)
     raise InvalidTask(name, "is missing" if value is None else f"is {_kind(value)}, expected a non-empty string")
 
 
@@ -379,7 +390,17 @@ def _texts(name: str, value: object) -> tuple[str, ...]:
     for index, item in enumerate(value):
         if type(item) is not str:
             raise InvalidTask(f"{name}[{index}]", f"is {_kind(item)}, expected a string: quote it")
+        if not item.isascii():
+            _encodable(f"{name}[{index}]", item)
     return tuple(value)
+
+
+def _encodable(name: str, text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidTask(name, f"is {text!r}, which holds bytes that are no UTF-8") from None
+    return text
 
 
 def _whole(least: int, most: int) -> Callable[[str, object], int]:

@@ -56,6 +56,18 @@ class UnknownModule(RequestRefused):
         )
 
 
+class NoWorkflows(RequestRefused):
+    """The project's module is there and declares nothing that can be run."""
+
+    def __init__(self, module: str) -> None:
+        self.module = module
+        super().__init__(
+            f"module `{module}` declares no workflows",
+            facts=["expected a mapping `workflows` from names to functions, or functions under `@runtime.workflow`"],
+            hint="a function without registration runs as `module:function`: docs/workflows.md",
+        )
+
+
 class HelpAsked(Exception):
     """The arguments ask for help; `text` is it."""
 
@@ -141,6 +153,9 @@ def find_workflow(project_name: str, name: str, project: Project) -> Callable[..
         known |= found
     if seen_project:
         raise UnknownName("workflow", name, known, where=f"in project `{project_name}`")
+    imported = [name for name in candidates if name in sys.modules]
+    if imported:
+        raise NoWorkflows(imported[0])
     where = f" of `{project.file.name}`" if project.file else ""
     raise UnknownModule(
         project_name,

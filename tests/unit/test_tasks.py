@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -23,6 +24,7 @@ from runtime.tasks import (
     encode_task,
     experiment_digest,
     next_generation,
+    parse_task,
     task_id,
 )
 from runtime.testing import sample_task
@@ -107,6 +109,8 @@ def test_id_ends_with_the_digest_of_its_experiment() -> None:
         ('{"command": []}', "command"),
         ('{"command": ["x"], "project": "p"}', "project"),
         ('{"function": "noname"}', "function"),
+        ('{"function": "m:f", "args": [{"x": "\\udcff"}]}', "json"),
+        ('{"command": ["x", "\\uDCFF"]}', "json"),
         ('{"command": ["x"], "schema": 2}', "schema"),
         ('{"command": ["x"], "schema": true}', "schema"),
         ('{"command": ["x"], "timeout_s": 0}', "timeout_s"),
@@ -125,6 +129,16 @@ def test_malformed_task_is_refused_with_the_field(line: str, field: str) -> None
     with pytest.raises(InvalidTask) as refused:
         decode_task(line, line=4)
     assert (refused.value.field, refused.value.line) == (field, 4)
+
+
+def test_argument_that_is_no_utf8_is_refused() -> None:
+    with pytest.raises(InvalidTask) as refused:
+        parse_task({"command": ["cat", os.fsdecode(b"/tmp/\xff")]})
+    assert refused.value.field == "command[1]"
+
+
+def test_escaped_surrogate_pair_is_a_character() -> None:
+    assert decode_task('{"command": ["\\ud83d\\ude00"]}').entry == CommandEntry(("\U0001f600",))
 
 
 def test_deeply_nested_json_is_refused_and_not_a_crash() -> None:
