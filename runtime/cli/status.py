@@ -31,6 +31,7 @@ from runtime.errors import RequestRefused
 from runtime.identify import Identity, Kind, identify, recall_last
 from runtime.stacks import open_stack
 from runtime.status import (
+    FAILURES_SHOWN,
     ExperimentStatus,
     Failure,
     Overview,
@@ -267,7 +268,8 @@ def _overview_lines(seen: Overview, now: datetime) -> list[str]:
             lines.append(f"and {_count(len(seen.workers) - LISTED, 'more worker')}")
     if seen.failures:
         new = sum(failure.new for failure in seen.failures)
-        title = "failed in the last day" + (f", {new} since you last looked" if new else "")
+        many = " or more" if new >= FAILURES_SHOWN else ""
+        title = "failed in the last day" + (f", {new}{many} since you last looked" if new else "")
         lines += ["", f"{paint(title, 'red')}", *_table(_failure_rows(seen.failures))]
         lines.append(f"why: `runtime explain {seen.failures[0].task}`")
     return lines

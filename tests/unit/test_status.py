@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,11 @@ import pytest
 
 from runtime.errors import UnknownName
 from runtime.queues.base import Depth
+from runtime.queues.memory import MemoryQueue
 from runtime.reasons import EndReason
 from runtime.records.base import Record
+from runtime.records.keyed import BlobRecords
+from runtime.records.memory import MemoryBlobs
 from runtime.status import (
     estimate_left,
     explain_waiting,
@@ -26,8 +29,9 @@ from runtime.status import (
     read_worker,
     worker_status,
 )
-from runtime.tasks import TaskState, new_token, next_generation
-from runtime.testing import sample_task
+from runtime.tasks import TaskState, experiment_digest, new_token, next_generation
+from runtime.testing import FakeClock, sample_task
+from runtime.verdict import mark_of
 from tests.verbs_support import Bench
 
 
@@ -410,3 +414,61 @@ def test_record_without_an_attempt_is_no_attempt() -> None:
     )
 
     assert read_task(bench, task.id).history == ()
+
+
+# requests
+
+
+class BucketOfMemory(MemoryBlobs):
+    """Counts requests as a bucket bills them: each read, each write, and each thousand names of a listing."""
+
+    parallel = 16
+
+    def __init__(self) -> None:
+        super().__init__("gs://counted")
+        self.requests = 0
+
+    def get(self, key: str) -> bytes | None:
+        self.requests += 1
+        return super().get(key)
+
+    def list_keys(self, prefix: str, *, after: str | None = None) -> Iterator[str]:
+        for number, key in enumerate(super().list_keys(prefix, after=after)):
+            self.requests += number % 1000 == 0
+            yield key
+
+
+def test_status_of_600_000_tasks_on_a_bucket_takes_at_most_100_requests() -> None:
+    blobs = BucketOfMemory()
+    records = BlobRecords(blobs)
+    bench = Bench(records, MemoryQueue(records), FakeClock(datetime.now(UTC)))
+    records.put_experiment("sample", queue="default")
+    for part in range(60):
+        name = f"manifests/{experiment_digest('sample')}/{part:05}-10000-{part:016x}"
+        blobs.create(f"{name}.jsonl", b"")
+        blobs.create(f"{name}.sent", b"")
+    for number in range(20):
+        bench.report(f"w-{number}", rate_per_s=10)
+        records.put_counters(f"w-{number}", {"sample": {TaskState.SUCCEEDED: 20_000, TaskState.FAILED: 150}})
+    for number in range(3_000):
+        task = sample_task(str(number))
+        buried = Record(
+            task_id=task.id,
+            generation=1,
+            experiment="sample",
+            state=TaskState.FAILED,
+            token=new_token(),
+            reason=EndReason.APP_FAILED,
+            ended_at=bench.now,
+        )
+        records.mark(mark_of(buried, task))
+        records.commit(buried)
+    blobs.requests = 0
+
+    seen = read_experiment(bench, "sample", now=bench.now)
+
+    assert seen.totals == totals(queued=197_000, succeeded=400_000, failed=3_000)
+    assert (len(seen.failures), seen.failures_left_out) == (10, 2_990)
+    assert seen.eta_s == 985
+    assert blobs.requests <= 100
+    records.close()
