@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 TEND_EVERY_S: Final = 0.4
 CONTROL_EVERY_S: Final = 10.0
 SEEN_EVERY_S: Final = 30.0
+SEEN_AFTER_CHANGE_S: Final = 2.0
 LOG_EVERY_S: Final = 1.0
 REMOTE_LOG_EVERY_S: Final = 15.0
 DUE_SOON: Final = timedelta(seconds=60)
@@ -636,6 +637,9 @@ class Worker:
     def _note_running(self) -> None:
         running = [tokens[0] for tokens in (self._crew.outstanding(slot.index) for slot in self._slots) if tokens]
         if running != self._running:
+            if not running or not self._running:
+                # Busy after idle, or idle after busy: `status` should not have to wait for the next report.
+                self._due.seen = min(self._due.seen, time.monotonic() + SEEN_AFTER_CHANGE_S)
             self._running = running
             self.queue.mark_running(running)
             self._count.set_running(len(running))
