@@ -287,7 +287,7 @@ def test_crasher_is_told_from_lost_machines() -> None:
     explained = explain(failed(EndReason.LOST, ended=ended, attempts=3, token="300"))
 
     assert explained.sentence == ("task `t-1` was buried as a crasher: it killed 3 workers while it ran alone on them")
-    assert [line for line in explained.evidence if line.startswith("attempt 3")] == [
+    assert [line for line in explained.evidence if line.startswith("attempt")][2:] == [
         "attempt 3 on worker `w-300`: was lost with its worker after 10s, spent no failure"
     ]
 
