@@ -17,6 +17,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Final, TypeVar
 
+from runtime import faults
 from runtime.clock import Clock, SystemClock
 from runtime.errors import InfrastructureFailure, NotPossible, RecordExists
 from runtime.outputs import PubSubQueueOutput
@@ -194,6 +195,7 @@ class PubSubQueue:
         try:
             if settlement.mark is not None:
                 self.records.mark(settlement.mark)
+                faults.reach("queue.marked")
             self.records.commit(record)
         except RecordExists as first:
             if settlement.mark is not None and first.record.state is not record.state:
@@ -201,6 +203,7 @@ class PubSubQueue:
             refused = Refused(lease, first.record.worker, first.record)
         except InfrastructureFailure as problem:
             return problem
+        faults.reach("queue.recorded")
         delivery.settled_as = record.token
         # Also where another was first: its record ends this generation.
         self._intake.finish([delivery])
