@@ -349,6 +349,7 @@ def _submit(
     wait: bool,
     output: Output,
 ) -> int:
+    from runtime.identify import remember_last
     from runtime.stacks import open_stack
     from runtime.submission import check_priority, submit_tasks
 
@@ -378,6 +379,7 @@ def _submit(
                 note(f"interrupted: {_tasks(dealt_with)} dealt with and safe; run the same command again to go on")
                 return INTERRUPTED
         done = replace(done, stack=opened.name)
+        remember_last(opened.settings.data_dir, opened.name, done.experiment)
         _say(done, request)
         if not wait:
             return _finish(done, output)
