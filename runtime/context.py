@@ -109,7 +109,7 @@ class _ChildAttempt(Attempt):
 
     def progress(self, done: float, total: float | None = None, text: str | None = None, **metrics: float) -> None:
         if metrics:
-            self.report(**metrics)
+            super().report(**metrics)
         self._child.note_progress(float(done), None if total is None else float(total), text)
 
     def report(self, **metrics: float) -> None:

@@ -293,7 +293,11 @@ class Crew:
         return (child.orders[0].token, started) if begun > child.done else None
 
     def take_back(self, slot: int) -> list[str]:
-        """Drop the orders that have not begun and return their tokens; none of them will run or be reported."""
+        """Drop the orders that have not begun and return their tokens; none of them will run or be reported.
+
+        As with every call here, attempts that turn out to have ended are returned by the next `ready` or `tick`,
+        for which `next_deadline` asks at once.
+        """
         held = self._slots[slot]
         self._recall(held)
         tokens = [order.token for order in held.pending]

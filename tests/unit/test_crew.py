@@ -1,0 +1,843 @@
+"""The crew with real processes: every way an attempt can end, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import processes
+from runtime.crew import Crew, CrewSettings, Ended, Order
+from runtime.reasons import EndReason
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process trees are read from /proc")
+
+PATIENCE_S = 60.0
+_tokens = itertools.count(1)
+
+
+def wait_until(done: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
+    give_up = time.monotonic() + patience_s
+    while not (value := done()):
+        assert time.monotonic() < give_up, "waited in vain"
+        time.sleep(0.005)
+    return value
+
+
+def is_alive(pid: int) -> bool:
+    table = processes.read_table()
+    return pid in table and not table[pid].dead
+
+
+class Bench:
+    """A crew, its loop, and orders with short names for the functions of crew_tasks."""
+
+    def __init__(self, tmp_path: Path, *, slots: int = 1, **settings: Any) -> None:
+        self.tmp = tmp_path
+        self.selector = selectors.DefaultSelector()
+        path = [str(Path(__file__).parent), *sys.path]
+        self.crew = Crew(selector=self.selector, slots=slots, settings=CrewSettings(sys_path=path, **settings))
+        self.crew.start()
+        self.ended: dict[str, Ended] = {}
+
+    def order(self, entry: str | list[str] | dict[str, Any], *args: object, **fields: Any) -> Order:
+        if isinstance(entry, str):
+            body: dict[str, Any] = {"function": f"crew_tasks:{entry}", "args": list(args)}
+        else:
+            body = {"command": entry} if isinstance(entry, list) else entry
+        token = f"{next(_tokens):016x}"
+        task_id = fields.pop("task_id", f"t-{token}")
+        return Order(
+            token=token,
+            body=json.dumps(body),
+            task_id=task_id,
+            output_dir=str(self.tmp / "outputs" / task_id / token),
+            checkpoint_dir=str(self.tmp / "checkpoints" / task_id),
+            scratch_root=str(self.tmp / "scratch"),
+            **fields,
+        )
+
+    def step(self, timeout: float = 0.05) -> list[Ended]:
+        due = self.crew.next_deadline()
+        if due is not None:
+            timeout = min(timeout, max(0.0, due - time.monotonic()))
+        ended = []
+        for key, _ in self.selector.select(timeout):
+            if key.fd in self.selector.get_map():
+                assert self.crew.owns(key)
+                ended += self.crew.ready(key)
+        ended += self.crew.tick()
+        self.ended.update((one.token, one) for one in ended)
+        return ended
+
+    def step_until(self, done: Callable[[], Any]) -> Any:
+        give_up = time.monotonic() + PATIENCE_S
+        while not (value := done()):
+            assert time.monotonic() < give_up, f"waited in vain; ended: {self.ended}"
+            self.step()
+        return value
+
+    def wait(self, *orders: Order) -> list[Ended]:
+        self.step_until(lambda: all(order.token in self.ended for order in orders))
+        return [self.ended.pop(order.token) for order in orders]
+
+    def run(self, entry: str | list[str] | dict[str, Any], *args: object, **fields: Any) -> Ended:
+        order = self.order(entry, *args, **fields)
+        self.crew.send(0, [order])
+        return self.wait(order)[0]
+
+    def start(self, entry: str | list[str], *args: object, **fields: Any) -> Order:
+        """Send an order and wait until it has begun."""
+        order = self.order(entry, *args, **fields)
+        self.crew.send(0, [order])
+        self.step_until(lambda: self.crew.running(0))
+        return order
+
+    def path(self, name: str) -> str:
+        return str(self.tmp / name)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
+    benches: list[Bench] = []
+
+    def make(**settings: Any) -> Bench:
+        benches.append(Bench(tmp_path, **settings))
+        return benches[-1]
+
+    yield make
+    for bench in benches:
+        pids = bench.crew.pids()
+        bench.crew.close()
+        assert not [pid for pid in pids if is_alive(pid)]
+        assert not bench.selector.get_map()
+        bench.selector.close()
+
+
+@pytest.fixture
+def fresh(make: Callable[..., Bench]) -> Bench:
+    return make()
+
+
+@pytest.fixture
+def warm(make: Callable[..., Bench]) -> Bench:
+    return make(reuse=True)
+
+
+@pytest.fixture(params=["fresh", "warm"])
+def bench(request: pytest.FixtureRequest, make: Callable[..., Bench]) -> Bench:
+    return make(reuse=request.param == "warm")
+
+
+# how attempts end
+
+
+def test_function_returns_value(bench: Bench) -> None:
+    before = time.time()
+    ended = bench.run({"function": "crew_tasks:echo", "args": [1, "é\u2028"], "kwargs": {"x": None}})
+    assert (ended.reason, ended.message, ended.exit_code, ended.signal) == (EndReason.SUCCEEDED, None, None, None)
+    assert json.loads(ended.value) == {"args": [1, "é\u2028"], "kwargs": {"x": None}}
+    assert before - 1 < ended.started_at <= ended.ended_at < time.time() + 1
+    assert not ended.not_started
+
+
+def test_function_without_value_has_none(bench: Bench) -> None:
+    ended = bench.run("nothing")
+    assert (ended.reason, ended.value, ended.log) == (EndReason.SUCCEEDED, "", b"")
+
+
+def test_large_argument_and_value_pass(bench: Bench) -> None:
+    order = bench.order("echo", "x" * 3_000_000)
+    bench.crew.send(0, [order])
+    assert len(json.loads(bench.wait(order)[0].value)["args"][0]) == 3_000_000
+
+
+@pytest.mark.parametrize(
+    ("call", "reason", "message", "log"),
+    [
+        (("fail",), EndReason.APP_FAILED, "ValueError: boom", b"crew_tasks.py"),
+        (("interrupt",), EndReason.APP_FAILED, "KeyboardInterrupt", b"KeyboardInterrupt"),
+        (("leave", 3), EndReason.APP_FAILED, "exited with code 3", b""),
+        (("leave", "out of luck"), EndReason.APP_FAILED, "out of luck", b"out of luck"),
+        (("leave", 0), EndReason.SUCCEEDED, None, b""),
+        (("leave", None), EndReason.SUCCEEDED, None, b""),
+        (("exhaust",), EndReason.OOM, "MemoryError", b"MemoryError"),
+        (("odd_value",), EndReason.APP_FAILED, "the function returned set, which is no JSON value", b"plain numbers"),
+        (("not_a_number",), EndReason.APP_FAILED, "the function returned float, which is no JSON value", b""),
+        (("missing",), EndReason.CONFIG_INVALID, "module `crew_tasks` has no function `missing`", b""),
+        (("leave",), EndReason.CONFIG_INVALID, "TypeError: leave() missing 1 required", b"TypeError"),
+        (("leave_at_once", 4), EndReason.APP_FAILED, "the process exited with code 4 before", b""),
+        (("leave_at_once", 0), EndReason.APP_FAILED, "the process exited with code 0 before", b""),
+        (("crash",), EndReason.APP_FAILED, "died of signal 11 (SIGSEGV)", b"Segmentation fault"),
+        (("die", signal.SIGABRT), EndReason.APP_FAILED, "died of signal 6 (SIGABRT)", b"Aborted"),
+        (("die", signal.SIGKILL), EndReason.APP_FAILED, "killed by signal 9 (SIGKILL) from outside", b""),
+    ],
+)
+def test_function_end_has_reason_and_message(
+    bench: Bench, call: tuple[Any, ...], reason: EndReason, message: str | None, log: bytes
+) -> None:
+    ended = bench.run(*call)
+    assert ended.reason is reason
+    assert (ended.message or "").startswith(message or "")
+    assert (ended.message is None) == (message is None)
+    assert log in ended.log
+    assert bench.run("nothing").reason is EndReason.SUCCEEDED
+
+
+def test_unknown_module_is_config_invalid_and_failing_import_is_not(bench: Bench, tmp_path: Path) -> None:
+    ended = bench.run({"function": "no_such_module:f"})
+    assert (ended.reason, ended.message) == (
+        EndReason.CONFIG_INVALID,
+        "no module named `no_such_module` for function `no_such_module:f`",
+    )
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "needy.py").write_text("import also_missing\n")
+    ended = bench.run({"function": "needy:f"}, code_dir=str(tmp_path / "code"))
+    assert ended.reason is EndReason.APP_FAILED
+    assert ended.message == "ModuleNotFoundError: No module named 'also_missing'"
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason", "message", "code"),
+    [
+        (["true"], EndReason.SUCCEEDED, None, None),
+        (["sh", "-c", "exit 7"], EndReason.APP_FAILED, "exit code 7", 7),
+        (["sh", "-c", "exit 139"], EndReason.APP_FAILED, "exit code 139 (128 + 11: as a shell reports SIGSEGV)", 139),
+        (["sh", "-c", "kill -SEGV $$"], EndReason.APP_FAILED, "died of signal 11 (SIGSEGV)", None),
+        (["sh", "-c", "kill -9 $$"], EndReason.APP_FAILED, "killed by signal 9 (SIGKILL) from outside", None),
+        (["no-such-program"], EndReason.CONFIG_INVALID, "no program `no-such-program` on PATH", 127),
+        (["./nope"], EndReason.CONFIG_INVALID, "no program `./nope` in folder", 127),
+        (["/etc/passwd"], EndReason.CONFIG_INVALID, "`/etc/passwd` may not be executed: permission denied", 126),
+        (["a\0b"], EndReason.CONFIG_INVALID, "cannot start", 126),
+    ],
+)
+def test_command_end_has_reason_and_message(
+    bench: Bench, argv: list[str], reason: EndReason, message: str | None, code: int | None
+) -> None:
+    ended = bench.run(argv)
+    assert (ended.reason, ended.exit_code) == (reason, code)
+    assert (ended.message or "").startswith(message or "")
+
+
+def test_command_arguments_pass_verbatim(bench: Bench) -> None:
+    words = ["a b", "'", '"', "$HOME", "{}", "*", "new\nline", "", "é"]
+    ended = bench.run([sys.executable, "-c", "import sys, json; print(json.dumps(sys.argv[1:]))", *words])
+    assert json.loads(ended.log) == words
+
+
+def test_missing_folder_is_setup_failed(bench: Bench) -> None:
+    ended = bench.run("nothing", cwd="/no/such/folder")
+    assert ended.reason is EndReason.SETUP_FAILED
+    assert ended.message == "cannot enter folder `/no/such/folder`: No such file or directory"
+
+
+def test_workflow_that_is_unknown_is_config_invalid(bench: Bench) -> None:
+    pytest.importorskip("runtime.workflows")
+    ended = bench.run({"project": "no_such_project", "workflow": "w", "args": []})
+    assert ended.reason is EndReason.CONFIG_INVALID
+
+
+def test_workflow_value_that_is_no_json_is_dropped_with_a_note(bench: Bench, tmp_path: Path) -> None:
+    pytest.importorskip("runtime.workflows")
+    (tmp_path / "proj.py").write_text(
+        "import os, tempfile\n"
+        "def odd(n: int) -> object:\n"
+        "    print(n + 1, os.path.isdir(os.environ['RUNTIME_OUTPUT_DIR']), tempfile.gettempdir())\n"
+        "    return object()\n"
+        "workflows = {'odd': odd}\n"
+    )
+    for _ in range(2):
+        order = bench.order({"project": "proj", "workflow": "odd", "args": ["--n", "4"]}, code_dir=str(tmp_path))
+        bench.crew.send(0, [order])
+        ended = bench.wait(order)[0]
+        assert (ended.reason, ended.value) == (EndReason.SUCCEEDED, ""), ended
+        assert f"5 True {tmp_path}/scratch/{order.token}".encode() in ended.log
+        assert b"the value is not kept" in ended.log
+
+
+# time, memory, stops
+
+
+def test_timeout_ends_function_and_says_the_limit(bench: Bench) -> None:
+    ended = bench.run("sleep", timeout_s=0.2)
+    assert (ended.reason, ended.message) == (EndReason.TIMEOUT, "timed out after 200ms")
+
+
+def test_timeout_kills_what_ignores_sigterm(make: Callable[..., Bench]) -> None:
+    bench = make(stop_grace_s=0.2)
+    ended = bench.run("stubborn", bench.path("up"), timeout_s=1.0)
+    assert (ended.reason, ended.signal) == (EndReason.TIMEOUT, signal.SIGKILL)
+
+
+def test_timeout_of_command_reaches_its_session(bench: Bench) -> None:
+    ended = bench.run(["sh", "-c", "sleep 300 & wait"], timeout_s=0.3)
+    assert (ended.reason, ended.message) == (EndReason.TIMEOUT, "timed out after 300ms")
+
+
+def test_timeout_counts_from_the_start_of_each_pipelined_order(warm: Bench) -> None:
+    orders = [warm.order("sleep", 0.4, timeout_s=0.9) for _ in range(4)]
+    warm.crew.send(0, orders)
+    assert {ended.reason for ended in warm.wait(*orders)} == {EndReason.SUCCEEDED}
+
+
+def test_memory_over_limit_is_oom_with_numbers(bench: Bench) -> None:
+    ended = bench.run("hold", 200 << 20, bench.path("never"), memory_bytes=100 << 20)
+    assert ended.reason is EndReason.OOM
+    assert ended.message
+    assert "over its limit of 100" in ended.message
+    assert (ended.max_rss_bytes or 0) > 100 << 20
+
+
+def test_stop_raises_in_code_that_does_not_look_and_runs_finally(bench: Bench) -> None:
+    order = bench.start("careful", bench.path("note"))
+    bench.step_until(Path(bench.path("note.up")).exists)
+    bench.crew.ask_to_stop(order.token, EndReason.PREEMPTED)
+    ended = bench.wait(order)[0]
+    assert (ended.reason, ended.message) == (EndReason.PREEMPTED, "stopped: preempted")
+    assert Path(bench.path("note")).read_text() == "left in good order"
+
+
+def test_stop_only_sets_the_flag_for_code_that_looks(bench: Bench) -> None:
+    order = bench.start("saves_checkpoint", bench.path("note"))
+    bench.step_until(Path(bench.path("note.up")).exists)
+    bench.crew.ask_to_stop(order.token, EndReason.CANCELLED)
+    ended = bench.wait(order)[0]
+    assert (ended.reason, json.loads(ended.value)) == (EndReason.SUCCEEDED, "cancelled")
+    assert bench.run("nothing").reason is EndReason.SUCCEEDED
+
+
+def test_stop_of_command_is_reported_with_the_asked_reason(bench: Bench) -> None:
+    order = bench.start(["sleep", "300"])
+    bench.crew.ask_to_stop(order.token, EndReason.PREEMPTED)
+    assert bench.wait(order)[0].reason is EndReason.PREEMPTED
+
+
+def test_kill_ends_at_once_with_the_given_message(bench: Bench) -> None:
+    order = bench.start("stubborn", bench.path("up"))
+    bench.crew.kill(order.token, EndReason.LOST, "the lease was lost")
+    ended = bench.wait(order)[0]
+    assert (ended.reason, ended.message) == (EndReason.LOST, "the lease was lost")
+
+
+def test_stop_of_what_has_not_begun_reports_it_as_not_started(bench: Bench) -> None:
+    first = bench.order("wait_for", bench.path("go"))
+    others = [bench.order("note", bench.path("notes")) for _ in range(3)]
+    bench.crew.send(0, [first, *others])
+    bench.step_until(lambda: bench.crew.running(0))
+    bench.crew.ask_to_stop(others[1].token, EndReason.CANCELLED)
+    ended = bench.wait(others[1])[0]
+    assert (ended.reason, ended.not_started) == (EndReason.CANCELLED, True)
+    Path(bench.path("go")).touch()
+    assert [one.reason for one in bench.wait(first, others[0], others[2])] == [EndReason.SUCCEEDED] * 3
+    lines = Path(bench.path("notes")).read_text().splitlines()
+    assert [json.loads(line)[1] for line in lines] == [others[0].task_id, others[2].task_id]
+
+
+def test_stop_of_unknown_token_is_passed_over(bench: Bench) -> None:
+    bench.crew.ask_to_stop("gone", EndReason.CANCELLED)
+    bench.crew.kill("gone", EndReason.CANCELLED)
+    assert bench.run("nothing").reason is EndReason.SUCCEEDED
+
+
+# processes that attempts leave
+
+
+def test_plain_child_is_gone_after_the_attempt(bench: Bench) -> None:
+    ended = bench.run("start_child", bench.path("pid"))
+    assert ended.reason is EndReason.SUCCEEDED
+    assert not is_alive(int(Path(bench.path("pid")).read_text()))
+    assert b"ended 1 process that the attempt had left running" in ended.log
+
+
+@pytest.mark.parametrize("then", ["return", "crash", "exit"])
+@pytest.mark.parametrize("scrub", [False, True])
+def test_daemon_is_gone_after_the_attempt(bench: Bench, scrub: bool, then: str) -> None:
+    ended = bench.run("start_daemon", bench.path("pid"), scrub, then)
+    assert (ended.reason is EndReason.SUCCEEDED) == (then == "return"), ended
+    assert not is_alive(int(Path(bench.path("pid")).read_text()))
+
+
+def test_daemon_is_gone_after_kill(bench: Bench) -> None:
+    order = bench.start("start_daemon", bench.path("pid"), True, "hang")
+    bench.step_until(Path(bench.path("pid")).exists)
+    bench.crew.kill(order.token, EndReason.CANCELLED)
+    bench.wait(order)
+    assert not is_alive(int(Path(bench.path("pid")).read_text()))
+
+
+def test_daemon_of_command_is_gone_after_it(bench: Bench) -> None:
+    ended = bench.run(["sh", "-c", f"setsid sleep 300 & echo $! > {bench.path('pid')}; exec true"])
+    assert ended.reason is EndReason.SUCCEEDED
+    assert not is_alive(int(Path(bench.path("pid")).read_text()))
+
+
+def test_daemon_of_another_slot_is_left_alone(make: Callable[..., Bench]) -> None:
+    bench = make(slots=2)
+    order = bench.order("start_daemon", bench.path("pid"), True, "hang")
+    bench.crew.send(1, [order])
+    bench.step_until(Path(bench.path("pid")).exists)
+    assert bench.run("crash").reason is EndReason.APP_FAILED
+    assert bench.run("start_daemon", bench.path("other"), True, "crash").reason is EndReason.APP_FAILED
+    assert is_alive(int(Path(bench.path("pid")).read_text()))
+    assert not is_alive(int(Path(bench.path("other")).read_text()))
+
+
+def test_forked_copy_that_returns_reports_nothing(bench: Bench) -> None:
+    assert json.loads(bench.run("fork_and_return").value) == "parent"
+    assert bench.run("nothing").reason is EndReason.SUCCEEDED
+
+
+# many orders on one slot
+
+
+def test_pipelined_orders_run_in_order(bench: Bench) -> None:
+    orders = [bench.order("echo", index) for index in range(40)]
+    bench.crew.send(0, orders)
+    ended = bench.wait(*orders)
+    assert [json.loads(one.value)["args"][0] for one in ended] == list(range(40))
+    assert [one.started_at for one in ended] == sorted(one.started_at for one in ended)
+
+
+def test_death_blames_the_running_order_only(bench: Bench) -> None:
+    orders = [bench.order(*call) for call in [("echo", 1), ("echo", 2), ("die", signal.SIGSEGV), ("echo", 3)]]
+    bench.crew.send(0, orders)
+    assert [one.reason for one in bench.wait(*orders)] == [
+        EndReason.SUCCEEDED,
+        EndReason.SUCCEEDED,
+        EndReason.APP_FAILED,
+        EndReason.SUCCEEDED,
+    ]
+
+
+def test_room_and_outstanding_follow_orders(bench: Bench) -> None:
+    room = bench.crew.room(0)
+    orders = [bench.order("wait_for", bench.path("go")), bench.order("nothing")]
+    bench.crew.send(0, orders)
+    assert bench.crew.room(0) == room - 2
+    assert bench.crew.outstanding(0) == [order.token for order in orders]
+    bench.step_until(lambda: bench.crew.running(0))
+    token, started = bench.crew.running(0) or ("", 0.0)
+    assert (token, abs(started - time.time()) < PATIENCE_S) == (orders[0].token, True)
+    Path(bench.path("go")).touch()
+    bench.wait(*orders)
+    assert (bench.crew.room(0), bench.crew.outstanding(0), bench.crew.running(0)) == (room, [], None)
+
+
+def test_take_back_returns_what_has_not_begun_and_it_never_runs(bench: Bench) -> None:
+    first = bench.order("wait_for", bench.path("go"))
+    others = [bench.order("note", bench.path("notes")) for _ in range(5)]
+    bench.crew.send(0, [first, *others])
+    bench.step_until(lambda: bench.crew.running(0))
+    assert bench.crew.take_back(0) == [order.token for order in others]
+    assert bench.crew.outstanding(0) == [first.token]
+    Path(bench.path("go")).touch()
+    assert bench.wait(first)[0].reason is EndReason.SUCCEEDED
+    assert bench.run("nothing").reason is EndReason.SUCCEEDED
+    assert not Path(bench.path("notes")).exists()
+    assert bench.crew.take_back(0) == []
+
+
+def test_take_back_of_busy_slot_loses_and_repeats_nothing(warm: Bench) -> None:
+    """Whatever the moment: each order runs once or comes back, never both."""
+    orders = {}
+    taken: set[str] = set()
+    for attempt in range(30):
+        batch = [warm.order("note", warm.path("notes")) for _ in range(20)]
+        orders.update((order.token, order) for order in batch)
+        warm.crew.send(0, batch)
+        warm.step_until(lambda: warm.crew.running(0) or not warm.crew.outstanding(0))
+        time.sleep(attempt * 0.0001)
+        taken.update(warm.crew.take_back(0))
+        warm.step_until(lambda: not warm.crew.outstanding(0))
+    warm.step()
+    ran = [json.loads(line)[1] for line in Path(warm.path("notes")).read_text().splitlines()]
+    expected = {order.task_id for token, order in orders.items() if token not in taken}
+    assert len(ran) == len(set(ran))
+    assert set(ran) == expected
+    assert set(warm.ended) == set(orders) - taken
+
+
+def test_fresh_function_finds_a_new_process(fresh: Bench) -> None:
+    assert [json.loads(fresh.run("count_calls").value) for _ in range(3)] == [1, 1, 1]
+
+
+def test_warm_functions_share_a_process(warm: Bench) -> None:
+    assert [json.loads(warm.run("count_calls").value) for _ in range(3)] == [1, 2, 3]
+
+
+def test_warm_child_is_replaced_after_its_tasks(make: Callable[..., Bench]) -> None:
+    bench = make(reuse=True, max_tasks_per_child=3)
+    orders = [bench.order("count_calls") for _ in range(7)]
+    bench.crew.send(0, orders)
+    assert [json.loads(ended.value) for ended in bench.wait(*orders)] == [1, 2, 3, 1, 2, 3, 1]
+
+
+def test_warm_child_is_replaced_when_it_has_grown(make: Callable[..., Bench]) -> None:
+    bench = make(reuse=True, max_growth_bytes=32 << 20)
+    pids = [json.loads(bench.run("grow", 20 << 20).value) for _ in range(4)]
+    assert len(set(pids)) == 2
+
+
+def test_warm_child_restores_what_a_task_changed(warm: Bench) -> None:
+    before = json.loads(warm.run("look").value)
+    assert warm.run("spoil").reason is EndReason.SUCCEEDED
+    ended = warm.run("look")
+    assert json.loads(ended.value) == before
+    assert ended.log == b"seen\n"
+
+
+def test_warm_child_gets_its_own_snapshot_only(warm: Bench, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").write_text(f"def f():\n    return {name!r}\n")
+    orders = [
+        warm.order({"function": "mine:f"}, code_dir=str(tmp_path / name)) for name in ("one", "two", "one", "one")
+    ]
+    warm.crew.send(0, orders)
+    assert [json.loads(ended.value) for ended in warm.wait(*orders)] == ["one", "two", "one", "one"]
+
+
+def test_thread_that_python_waits_for_ends_before_the_attempt(bench: Bench) -> None:
+    assert bench.run("leave_thread", bench.path("note")).reason is EndReason.SUCCEEDED
+    assert Path(bench.path("note")).read_text() == "thread done"
+    assert bench.run("nothing").reason is EndReason.SUCCEEDED
+
+
+def test_exit_handlers_of_fresh_attempt_run(fresh: Bench) -> None:
+    assert fresh.run("at_exit", fresh.path("note")).reason is EndReason.SUCCEEDED
+    assert Path(fresh.path("note")).read_text() == "exit handler ran"
+
+
+# what attempts see and say
+
+
+def test_environment_contract(bench: Bench) -> None:
+    order = bench.order(
+        "describe_attempt",
+        generation=2,
+        attempt=3,
+        experiment="exp",
+        timeout_s=60,
+        env={"EXTRA": "a=b\nc", "CUDA_VISIBLE_DEVICES": "1"},
+        snapshot="s-1",
+        cwd=str(bench.tmp),
+    )
+    bench.crew.send(0, [order])
+    ended = bench.wait(order)[0]
+    seen = json.loads(ended.value)
+    deadline = seen["environ"].pop("RUNTIME_DEADLINE")
+    assert abs(float(deadline) - (ended.started_at + 60)) < 0.01
+    assert abs(seen.pop("deadline") - float(deadline)) < 0.01
+    assert seen == {
+        "task_id": order.task_id,
+        "attempt": 3,
+        "token": order.token,
+        "experiment": "exp",
+        "generation": 2,
+        "unbuffered": "1",
+        "cwd": str(bench.tmp),
+        "environ": {
+            "EXTRA": "a=b\nc",
+            "RUNTIME_TASK_ID": order.task_id,
+            "RUNTIME_GENERATION": "2",
+            "RUNTIME_ATTEMPT": "3",
+            "RUNTIME_RESTARTS": "2",
+            "RUNTIME_ATTEMPT_TOKEN": order.token,
+            "RUNTIME_EXPERIMENT": "exp",
+            "RUNTIME_OUTPUT_DIR": order.output_dir,
+            "RUNTIME_CHECKPOINT_DIR": order.checkpoint_dir,
+            "RUNTIME_SCRATCH_DIR": f"{order.scratch_root}/{order.token}",
+            "RUNTIME_SNAPSHOT_ID": "s-1",
+            "RUNTIME_RANK": "0",
+            "RUNTIME_WORLD_SIZE": "1",
+            "RUNTIME_LOCAL_RANK": "0",
+            "RUNTIME_NODE_RANK": "0",
+            "RUNTIME_NUM_NODES": "1",
+        },
+    }
+
+
+def test_environment_of_one_order_is_not_the_next_ones(bench: Bench) -> None:
+    bench.run("nothing", env={"EXTRA": "1"}, timeout_s=60, snapshot="s-1")
+    seen = json.loads(bench.run("describe_attempt").value)["environ"]
+    assert not {"EXTRA", "RUNTIME_DEADLINE", "RUNTIME_SNAPSHOT_ID"} & set(seen)
+
+
+def test_command_has_folders_and_environment(bench: Bench) -> None:
+    script = "echo $RUNTIME_TASK_ID $EXTRA; echo x > $TMPDIR/a; echo done > $RUNTIME_OUTPUT_DIR/result; pwd"
+    order = bench.order(["sh", "-c", script], env={"EXTRA": "more"}, cwd=str(bench.tmp))
+    bench.crew.send(0, [order])
+    ended = bench.wait(order)[0]
+    assert ended.log.decode().splitlines() == [f"{order.task_id} more", str(bench.tmp)]
+    assert Path(order.output_dir, "result").read_text() == "done\n"
+    assert list((bench.tmp / "scratch").iterdir()) == []
+
+
+def test_folders_come_into_being_on_use_and_scratch_goes(bench: Bench) -> None:
+    bench.run("nothing")
+    assert not (bench.tmp / "outputs").exists()
+    assert not (bench.tmp / "scratch").exists()
+    order = bench.order("use_folders")
+    bench.crew.send(0, [order])
+    assert bench.wait(order)[0].reason is EndReason.SUCCEEDED
+    assert Path(order.output_dir, "result.txt").read_text() == "done"
+    assert list((bench.tmp / "scratch").iterdir()) == []
+
+
+def test_output_folder_that_stayed_empty_is_removed(bench: Bench) -> None:
+    order = bench.order("use_folders", False, False)
+    bench.crew.send(0, [order])
+    assert bench.wait(order)[0].reason is EndReason.SUCCEEDED
+    assert not Path(order.output_dir).parent.exists()
+
+
+def test_scratch_of_killed_attempt_is_removed(bench: Bench) -> None:
+    order = bench.start(["sh", "-c", "mkdir $TMPDIR/deep; touch $TMPDIR/deep/file; sleep 300"])
+    bench.step_until(Path(order.scratch_root, order.token, "deep", "file").exists)
+    os.kill(bench.crew.pids()[1], signal.SIGKILL)
+    assert bench.wait(order)[0].signal == signal.SIGKILL
+    bench.step_until(lambda: not Path(order.scratch_root, order.token).exists())
+    assert not Path(order.output_dir).exists()
+
+
+def test_output_is_kept_as_it_came(bench: Bench) -> None:
+    ended = bench.run("say_raw")
+    assert ended.log == ended.undrained == b"\xff\x00raw, no end of line|and stderr"
+    assert ended.log_bytes == len(ended.log)
+
+
+def test_output_of_a_megabyte_is_counted_and_its_end_kept(bench: Bench) -> None:
+    ended = bench.run("say", "0123456789abcdef" * 64, 1024)
+    assert ended.log_bytes == 1 << 20
+    assert len(ended.log) == 64 * 1024
+    assert len(ended.undrained) == 1 << 20
+    assert ended.log.endswith(b"abcdef")
+
+
+def test_output_belongs_to_its_own_attempt(bench: Bench) -> None:
+    calls = [("say", f"line {index}\n" * (index % 3)) for index in range(60)]
+    orders = [bench.order(*call) for call in calls]
+    bench.crew.send(0, orders)
+    assert [ended.log.decode() for ended in bench.wait(*orders)] == [text for _, text in calls]
+
+
+def test_output_of_running_attempt_can_be_drained(bench: Bench) -> None:
+    order = bench.start("say_and_wait", "so far", bench.path("go"))
+    seen = b""
+
+    def drained() -> bool:
+        nonlocal seen
+        seen += bench.crew.drain_log(order.token)
+        return seen == b"so far\n"
+
+    bench.step_until(drained)
+    Path(bench.path("go")).touch()
+    ended = bench.wait(order)[0]
+    assert (ended.log, ended.log_bytes, ended.undrained) == (b"so far\n", 7, b"")
+    assert bench.crew.drain_log(order.token) == b""
+
+
+def test_progress_is_seen_while_running_and_metrics_are_kept(bench: Bench) -> None:
+    order = bench.start("count_up", bench.path("go"))
+    progress = bench.step_until(lambda: bench.crew.progress(order.token))
+    assert (progress.done, progress.total, progress.text, progress.metrics) == (1, 3, "first", {"loss": 0.5})
+    Path(bench.path("go")).touch()
+    ended = bench.wait(order)[0]
+    assert (ended.progressed, ended.metrics) == (True, {"loss": 0.25, "accuracy": 1.0})
+    ended = bench.run("nothing")
+    assert (ended.progressed, ended.metrics) == (False, {})
+
+
+def test_new_checkpoint_counts_as_progress(bench: Bench) -> None:
+    assert bench.run("leaves_checkpoint", task_id="t-1").progressed
+    assert not bench.run("fail", task_id="t-1").progressed
+
+
+def test_child_has_no_descriptor_but_its_own(make: Callable[..., Bench], tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("w") as lock:
+        bench = make(slots=2, hold_fds=(lock.fileno(),))
+        second = bench.order("wait_for", bench.path("go"))
+        bench.crew.send(1, [second])
+        assert json.loads(bench.run("list_fds").value) == [0, 1, 2, 3]
+        shown = bench.run(["sh", "-c", "ls /proc/self/fd"]).log.split()
+        assert len(shown) == 4, "of its own, ls has the folder open"
+        assert json.loads(bench.run("describe_stdin").value) == ["/dev/null", ""]
+        Path(bench.path("go")).touch()
+        bench.wait(second)
+
+
+def test_temporary_folder_of_one_workflow_is_not_the_next_ones(warm: Bench) -> None:
+    assert json.loads(warm.run("make_temporary").value).startswith("/tmp/")
+
+
+# many, and over
+
+
+@pytest.mark.slow
+def test_hundreds_of_fresh_attempts_leave_no_descriptor_and_no_zombie(fresh: Bench) -> None:
+    for entry in ("nothing", "nothing", ["true"]):
+        fresh.run(entry)
+    guardian = fresh.crew.pids()[0]
+
+    def count_descriptors() -> tuple[int, int]:
+        return len(list(Path("/proc/self/fd").iterdir())), len(list(Path(f"/proc/{guardian}/fd").iterdir()))
+
+    before = count_descriptors()
+    orders = [fresh.order("nothing") for _ in range(300)] + [fresh.order(["true"]) for _ in range(200)]
+    for start in range(0, len(orders), 50):
+        fresh.crew.send(0, orders[start : start + 50])
+        ended = fresh.wait(*orders[start : start + 50])
+        assert {one.reason for one in ended} == {EndReason.SUCCEEDED}
+    assert fresh.step_until(lambda: fresh.crew.pids()[2:] and all(fresh.crew.pids()))
+    assert count_descriptors() == before
+    table = processes.read_table()
+    assert [process for process in table.values() if process.ppid == guardian and process.dead] == []
+    assert len(fresh.crew.pids()) == 3  # the guardian, and two children of the slot
+
+
+def test_close_ends_running_attempts_as_preempted(bench: Bench) -> None:
+    running = bench.start("start_daemon", bench.path("pid"), True, "hang")
+    waiting = bench.order("nothing")
+    bench.crew.send(0, [waiting])
+    bench.step_until(Path(bench.path("pid")).exists)
+    ended = {one.token: one for one in bench.crew.close()}
+    assert {token: (one.reason, one.not_started) for token, one in ended.items()} == {
+        running.token: (EndReason.PREEMPTED, False),
+        waiting.token: (EndReason.PREEMPTED, True),
+    }
+    assert not is_alive(int(Path(bench.path("pid")).read_text()))
+    assert bench.crew.close() == []
+
+
+def test_close_gives_the_grace_it_was_told(bench: Bench) -> None:
+    order = bench.start("careful", bench.path("note"))
+    bench.step_until(Path(bench.path("note.up")).exists)
+    ended = bench.crew.close(grace_s=30)
+    assert [(one.token, one.reason) for one in ended] == [(order.token, EndReason.PREEMPTED)]
+    assert Path(bench.path("note")).read_text() == "left in good order"
+
+
+def test_idle_children_are_let_go_but_the_first_slots(make: Callable[..., Bench]) -> None:
+    bench = make(slots=2, reuse=True, standby_idle_s=0.2)
+    orders = [bench.order("nothing"), bench.order("nothing")]
+    bench.crew.send(0, orders[:1])
+    bench.crew.send(1, orders[1:])
+    bench.wait(*orders)
+    assert len(bench.crew.pids()) == 3
+    bench.step_until(lambda: len(bench.crew.pids()) == 2)
+    order = bench.order("nothing")
+    bench.crew.send(1, [order])
+    assert bench.wait(order)[0].reason is EndReason.SUCCEEDED
+
+
+# the guardian
+
+
+def test_guardian_killed_alone_loses_the_running_attempt_and_the_rest_goes_on(bench: Bench) -> None:
+    running = bench.start("start_daemon", bench.path("pid"), False, "hang")
+    waiting = bench.order("echo", 1)
+    bench.crew.send(0, [waiting])
+    bench.step_until(Path(bench.path("pid")).exists)
+    old = bench.crew.pids()
+    os.kill(old[0], signal.SIGKILL)
+    lost, done = bench.wait(running, waiting)
+    assert (lost.reason, done.reason) == (EndReason.LOST, EndReason.SUCCEEDED)
+    assert not is_alive(int(Path(bench.path("pid")).read_text()))
+    assert not [pid for pid in old if is_alive(pid)]
+
+
+WORKER = """
+import json, selectors, sys, fcntl
+from pathlib import Path
+from runtime.crew import Crew, CrewSettings, Order
+
+folder, tasks, adopt = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "adopt"
+lock = open(folder / "lock", "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+selector = selectors.DefaultSelector()
+settings = CrewSettings(hold_fds=(lock.fileno(),), sys_path=[tasks, *sys.path], adopt_orphans=adopt)
+crew = Crew(selector=selector, slots=3, settings=settings)
+crew.start()
+for slot, (name, args) in enumerate([("start_daemon", [True, "hang"]), ("start_daemon", [False, "hang"])]):
+    body = json.dumps({"function": f"crew_tasks:{name}", "args": [str(folder / f"pid{slot}"), *args]})
+    crew.send(slot, [Order(token=f"{slot:016x}", body=body, task_id=f"t-{slot}")])
+command = ["sh", "-c", f"sleep 300 & echo $! > {folder}/pid2.part; mv {folder}/pid2.part {folder}/pid2; wait"]
+crew.send(2, [Order(token=f"{2:016x}", body=json.dumps({"command": command}), task_id="t-2")])
+told = False
+while True:
+    for key, _ in selector.select(0.05):
+        for ended in crew.ready(key):
+            print(json.dumps([ended.token, ended.reason]), flush=True)
+    crew.tick()
+    if not told and all((folder / f"pid{slot}").exists() for slot in range(3)):
+        told = True
+        print(json.dumps(crew.pids()), flush=True)
+"""
+
+
+def start_worker(tmp_path: Path, mode: str = "plain") -> tuple[subprocess.Popen[str], list[int], list[int]]:
+    """A process with a crew: itself, the pids of guardian and children, and those of what the attempts started."""
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WORKER, str(tmp_path), str(Path(__file__).parent), mode],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert worker.stdout
+    pids: list[int] = json.loads(worker.stdout.readline())
+    return worker, pids, [int((tmp_path / f"pid{slot}").read_text()) for slot in range(3)]
+
+
+def test_death_of_the_worker_ends_every_descendant_before_its_lock_is_free(tmp_path: Path) -> None:
+    worker, pids, started = start_worker(tmp_path)
+    assert all(is_alive(pid) for pid in [*pids, *started])
+    with (tmp_path / "lock").open() as lock:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        killed_at = time.monotonic()
+        worker.kill()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        left = [pid for pid in [*pids[1:], *started] if is_alive(pid)]
+        took = time.monotonic() - killed_at
+    worker.communicate()
+    assert left == []
+    assert took < 10, "a second is the goal; a loaded machine may take longer"
+    wait_until(lambda: not is_alive(pids[0]))
+
+
+@pytest.mark.parametrize("mode", ["plain", "adopt"])
+def test_death_of_the_guardian_ends_what_its_children_started(tmp_path: Path, mode: str) -> None:
+    worker, pids, started = start_worker(tmp_path, mode)
+    assert worker.stdout
+    os.kill(pids[0], signal.SIGKILL)
+    ended = [json.loads(worker.stdout.readline()) for _ in range(3)]
+    assert sorted(ended) == [[f"{slot:016x}", "lost"] for slot in range(3)]
+    # Only a process that adopts orphans can find a daemon that left neither session nor environment.
+    sought = started if mode == "adopt" else started[1:]
+    assert [pid for pid in [*pids[1:], *sought] if is_alive(pid)] == []
+    worker.kill()
+    worker.communicate()
+    if mode == "plain":
+        os.kill(started[0], signal.SIGKILL)
+
+
+def test_guardian_and_fresh_child_load_next_to_nothing(tmp_path: Path) -> None:
+    code = "import sys, runtime.guardian; print('\\n'.join(sys.modules))"
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+    )
+    loaded = set(shown.stdout.split())
+    unwanted = {"asyncio", "dataclasses", "inspect", "jsonargparse", "logging", "multiprocessing", "pathlib"}
+    unwanted |= {"pydantic", "sqlite3", "subprocess", "tempfile", "threading", "traceback", "typer"}
+    assert sorted(loaded & unwanted) == []
