@@ -6,9 +6,11 @@ A task that names a snapshot is bound to that; for any other its record names wh
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +44,7 @@ def find_commit(folder: Path) -> str | None:
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), "describe", "--always", "--dirty=+dirty", "--abbrev=40", "--exclude=*"],
+            check=False,
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
@@ -55,17 +58,20 @@ def find_commit(folder: Path) -> str | None:
 
 def digest_sources(folder: Path) -> str | None:
     """Over path and bytes of every Python file below; None if there are none, or more than 5,000."""
-    paths = []
-    for root, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
-        paths += [os.path.join(root, name) for name in names if name.endswith(".py")]
-        if len(paths) > _MOST_FILES:
-            return None
+    paths = list(itertools.islice(_find_sources(folder), _MOST_FILES + 1))
+    if not paths or len(paths) > _MOST_FILES:
+        return None
     digest = hashlib.sha256()
     for path in sorted(paths):
         try:
-            content = Path(path).read_bytes()
+            content = path.read_bytes()
         except OSError:
             continue
-        digest.update(f"{os.path.relpath(path, folder)}\0{len(content)}\0".encode() + content)
-    return f"sha256:{digest.hexdigest()}" if paths else None
+        digest.update(f"{path.relative_to(folder)}\0{len(content)}\0".encode() + content)
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _find_sources(folder: Path) -> Iterator[Path]:
+    for root, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
+        yield from (Path(root) / name for name in names if name.endswith(".py"))

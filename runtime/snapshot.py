@@ -92,7 +92,7 @@ def pack(folder: Path, names: Iterable[str]) -> bytes:
             mode = path.lstat().st_mode
             entry = tarfile.TarInfo(name)
             if stat.S_ISLNK(mode):
-                entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE, os.readlink(path), 0o777
+                entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE, str(path.readlink()), 0o777
                 tar.addfile(entry)
             elif stat.S_ISREG(mode):
                 content = path.read_bytes()

@@ -19,7 +19,7 @@ def make_tree(folder: Path) -> Path:
     (folder / "pkg" / "main.py").write_bytes(b"print('hi')\r\n")
     (folder / "run.sh").write_text("#!/bin/sh\n")
     (folder / "run.sh").chmod(0o755)
-    os.symlink("run.sh", folder / "link")
+    (folder / "link").symlink_to("run.sh")
     return folder
 
 
