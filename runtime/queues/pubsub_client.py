@@ -37,6 +37,9 @@ MIN_DEADLINE_S: Final = 10
 """What a subscription may have at least. The emulator takes less, the service does not."""
 MAX_DEADLINE_S: Final = 600
 
+START_PATIENCE_S: Final = 10.0
+"""For an emulator that is just starting."""
+
 _CALL_TIMEOUT_S: Final = 20.0
 
 
@@ -117,8 +120,14 @@ class PubSubClient:
             raise MissingExtra("a queue on Pub/Sub", "gcp") from problem
 
         def connect(host: str, *, options: Sequence[tuple[str, Any]] = (), **credentials: Any) -> Any:
-            # A channel that lost its server tries again ever more rarely, by default up to every two minutes.
-            options = [*options, ("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 5_000)]
+            options = [
+                *options,
+                # A channel that lost its server tries again ever more rarely, by default up to every two minutes,
+                # and by default all channels of a process to one address share that fate.
+                ("grpc.initial_reconnect_backoff_ms", 200),
+                ("grpc.max_reconnect_backoff_ms", 5_000),
+                ("grpc.use_local_subchannel_pool", 1),
+            ]
             if self.emulator:
                 return grpc.insecure_channel(self.emulator, options=options)
             return SubscriberGrpcTransport.create_channel(host, options=options, **credentials)
@@ -129,8 +138,9 @@ class PubSubClient:
 
             identity["credentials"] = AnonymousCredentials()  # type: ignore[no-untyped-call]
         self._types = types
-        self._publisher = PublisherClient(transport=PublisherGrpcTransport(channel=connect, **identity))
-        self._subscriber = SubscriberClient(transport=SubscriberGrpcTransport(channel=connect, **identity))
+        transport = SubscriberGrpcTransport(channel=connect, **identity)
+        self._subscriber = SubscriberClient(transport=transport)
+        self._publisher = PublisherClient(transport=PublisherGrpcTransport(channel=transport.grpc_channel))
         self._puller = SubscriberClient(transport=SubscriberGrpcTransport(channel=connect, **identity))
         self._message = types.PubsubMessage.pb(types.PubsubMessage()).__class__
 
@@ -273,7 +283,7 @@ class PubSubClient:
         self._puller.transport.close()  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
-        for client in (self._puller, self._publisher, self._subscriber):
+        for client in (self._puller, self._subscriber):
             client.transport.close()  # type: ignore[no-untyped-call]
 
 
@@ -299,13 +309,13 @@ def ensure_topics(settings: PubSubQueueOutput, *, emulator: str | None = None) -
                 facts=["no emulator is set in PUBSUB_EMULATOR_HOST"],
                 hint="run `pulumi up` for the stack",
             )
-        made = {settings.topic: client.create_topic(settings.topic)}
+        wanted: dict[str, Callable[[], bool]] = {settings.topic: lambda: client.create_topic(settings.topic)}
         if dead_topic := settings.dead_letter_topic:
-            made[dead_topic] = client.create_topic(dead_topic)
+            wanted[dead_topic] = lambda: client.create_topic(dead_topic)
             if dead := settings.dead_letter_subscription:
-                made[dead] = client.create_plain_subscription(dead, dead_topic)
-        made[settings.subscription] = client.create_subscription(settings)
-        return [name for name, is_new in made.items() if is_new]
+                wanted[dead] = lambda: client.create_plain_subscription(dead, dead_topic)
+        wanted[settings.subscription] = lambda: client.create_subscription(settings)
+        return [name for name, create in wanted.items() if insist(create, patience_s=START_PATIENCE_S)]
     finally:
         client.close()
 

@@ -574,6 +574,12 @@ class Intake:
         """
         failed: list[Delivery] = []
         owners = {id(message): delivery for delivery, message in copies}
+        # Before its copy is out: a copy that came back while the original was still listed would pass for a second
+        # delivery of it, and be acknowledged with it.
+        with self._changed:
+            for delivery in owners.values():
+                if self._held.get(delivery.key) is delivery:
+                    del self._held[delivery.key]
         for batch in split_requests(message for _, message in copies):
             deliveries = [owners[id(message)] for message in batch]
             try:
@@ -588,6 +594,9 @@ class Intake:
                 failed += deliveries
             else:
                 self.finish(deliveries)
+        with self._changed:
+            for delivery in failed:
+                self._held.setdefault(delivery.key, delivery)
         return failed
 
     def publish(self, batch: Sequence[OutgoingMessage], *, patience_s: float) -> None:

@@ -716,14 +716,11 @@ def test_put_waits_for_a_service_that_comes_back(own_emulator: PubsubEmulator, r
     queue.put([sample_task("before")])
     own_emulator.kill()
 
-    def come_back() -> None:
-        time.sleep(1.5)
-        own_emulator.start()
-        ensure_topics(settings, emulator=own_emulator.address)
-
-    thread = threading.Thread(target=come_back)
+    thread = threading.Thread(target=queue.put, args=([sample_task("during")],))
     thread.start()
-    queue.put([sample_task("during")])
+    time.sleep(1.5)
+    own_emulator.start()
+    ensure_topics(settings, emulator=own_emulator.address)
     thread.join()
     [lease] = lease_soon(queue, timeout_s=15)
     queue.close()
