@@ -56,8 +56,7 @@ def drain(
         enqueue_s = time.perf_counter() - began
         if not one.driver_runs_workers:
             one.start(workers)
-        if not board.wait_begun(0, timeout_s=PATIENCE_S):
-            raise Unexpected("no task began")
+        _await_begun(one, board, 0)
         done_at_first = board.count_done(indices)
         worker_cpu, broker_cpu = cpu_seconds(one.roots()), cpu_seconds(one.brokers())
         one.wait(indices, PATIENCE_S)
@@ -77,6 +76,13 @@ def drain(
         "lesser_share": min(shares) if len(shares) >= workers else 0.0,
         **faults(board, indices),
     }
+
+
+def _await_begun(one: Peer, board: Board, index: int, *, timeout_s: float = 60.0) -> None:
+    deadline = time.perf_counter() + timeout_s
+    while not board.wait_begun(index, timeout_s=0.5):
+        if time.perf_counter() > deadline or not one.alive():
+            raise Unexpected("no task began" if one.alive() else "the worker ended before a task began")
 
 
 def faults(board: Board, indices: range) -> Numbers:
@@ -141,8 +147,7 @@ def latency(
         warm_up = range(n, n + 20)
         for index in warm_up:
             one.put("noop", index)
-            if not board.wait_begun(index, timeout_s=PATIENCE_S):
-                raise Unexpected("no task began")
+            _await_begun(one, board, index)
             time.sleep(0.02)
         starts = [_start_of(one, board, index, pause_s=0.02 + (index * 7 % 20) / 1000) for index in range(n)]
         found = {
@@ -262,8 +267,7 @@ def redelivery(
     try:
         one.start(2 if one.driver_runs_workers else 1)
         one.put("stuck_once", 0)
-        if not board.wait_begun(0, timeout_s=60):
-            raise Unexpected("the task did not begin")
+        _await_begun(one, board, 0)
         if one.driver_runs_workers:
             victims = [board.pid(0)]
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +56,9 @@ class Peer(Protocol):
     def wait(self, indices: range, timeout_s: float) -> bool:
         """Until all have ended."""
 
+    def alive(self) -> bool:
+        """False once no worker can run a task any more."""
+
     def roots(self) -> list[int]:
         """Processes whose trees are the worker."""
 
@@ -87,7 +91,16 @@ class ProcessPeer:
             self.workers.append(start(command, log=self.place.folder / "worker.log", extra=self.variables()))
 
     def wait(self, indices: range, timeout_s: float) -> bool:
-        return self.place.board.wait(indices, timeout_s=timeout_s)
+        deadline = time.perf_counter() + timeout_s
+        while time.perf_counter() < deadline:
+            if self.place.board.wait(indices, timeout_s=0.5):
+                return True
+            if not self.alive():
+                return self.place.board.done(indices)
+        return False
+
+    def alive(self) -> bool:
+        return any(worker.poll() is None for worker in self.workers)
 
     def roots(self) -> list[int]:
         return [worker.pid for worker in self.workers]

@@ -25,6 +25,11 @@ class OursPubsub(ProcessPeer):
     def prepare(self) -> None:
         self.topic, self.subscription = make_names(self.place)
         self._queue = open_queue(self.topic, self.subscription)
+        self._records.mkdir(exist_ok=True)
+
+    @property
+    def _records(self) -> Path:
+        return Path(self.options.get("folder") or self.place.folder) / "records"
 
     def put(self, body: str, index: int) -> None:
         self._queue.put([make_task(body, index)])
@@ -38,8 +43,7 @@ class OursPubsub(ProcessPeer):
     def command(self, workers: int) -> Sequence[Sequence[str]]:
         kind = self.options.get("records", "folder")
         if kind == "folder":
-            folder = Path(self.options.get("folder") or self.place.folder) / "records"
-            url = f"pubsub:{self.subscription}?topic={self.topic}&records=file:{folder}"
+            url = f"pubsub:{self.subscription}?topic={self.topic}&records=file:{self._records}"
             command = [executable("runtime"), "worker", *worker_options({**self.options, "queue": url})]
         else:
             module = "benchmarks.peers.ours_pubsub_worker"

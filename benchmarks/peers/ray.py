@@ -58,6 +58,9 @@ class Ray:
         self._refs.clear()
         return self.place.board.done(indices)
 
+    def alive(self) -> bool:
+        return True
+
     def roots(self) -> list[int]:
         return [os.getpid()]
 
