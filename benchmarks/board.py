@@ -7,25 +7,27 @@ one machine share.
 
 from __future__ import annotations
 
+# Nothing else is imported here: where each task has a process of its own, that process imports this module, and the
+# task would cost more than what is measured.
 import mmap
 import os
 import time
-from collections import Counter
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Final
 
-VARIABLE: Final = "BENCHMARK_BOARD"
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+VARIABLE = "BENCHMARK_BOARD"
 """Environment variable that tells bodies where the board is."""
 
-_WORDS: Final = 8
+_WORDS = 8
 _START, _END, _BEGUN, _ENDED, _PID, _PARENT, _FIRST = range(7)
 
 
 class Board:
     """Slots by task number. Two processes may write different slots at once, and one slot one after the other."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = path
         descriptor = os.open(path, os.O_RDWR)
         try:
@@ -38,9 +40,12 @@ class Board:
         self._done_below = 0
 
     @classmethod
-    def create(cls, path: Path, slots: int) -> Board:
-        with path.open("wb") as file:
-            file.truncate(slots * _WORDS * 8)
+    def create(cls, path: str | os.PathLike[str], slots: int) -> Board:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        try:
+            os.ftruncate(descriptor, slots * _WORDS * 8)
+        finally:
+            os.close(descriptor)
         return cls(path)
 
     @property
@@ -134,6 +139,8 @@ class Board:
 
     def shares(self, indices: Iterable[int], *, by_parent: bool) -> list[float]:
         """Part of the tasks that each process ran, the largest first; `by_parent` sums children."""
+        from collections import Counter
+
         read = self.parent if by_parent else self.pid
         counts = Counter(read(index) for index in indices)
         total = sum(counts.values())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 
 from benchmarks.board import VARIABLE, Board
 
@@ -14,7 +13,7 @@ _board: Board | None = None
 def board() -> Board:
     global _board
     if _board is None:
-        _board = Board(Path(os.environ[VARIABLE]))
+        _board = Board(os.environ[VARIABLE])
     return _board
 
 

@@ -91,6 +91,7 @@ CELLS: Mapping[str, Cell] = {
     # 12
     "ours.forked": _cell("forked", n=300, heavy=8),
     "limit.fork": _cell("limit", name="fork:forks", n=400),
+    "limit.fork_import": _cell("limit", name="fork:forks", n=400, importing=True),
     "limit.fork_heavy": _cell("limit", name="fork:forks", n=8, body="heavy"),
     "rq": _cell("drain", peer="rq", n=60, needs=_REDIS, package="rq"),
     # 14
@@ -410,6 +411,14 @@ CHECKS: tuple[Check, ...] = (
         ours=F("ours.forked", "rate"),
         theirs=F("limit.fork", "rate"),
         against="fork with a pipe",
+        at_least=0.6,
+    ),
+    Check(
+        goal=12,
+        what="a fresh process for each task",
+        ours=F("ours.forked", "rate"),
+        theirs=F("limit.fork_import", "rate"),
+        against="the same, child imports the task",
         at_least=0.6,
     ),
     Check(

@@ -13,13 +13,14 @@ from pathlib import Path
 _RESULT = b'{"state":"succeeded","value":null}' * 4
 
 
-def forks(folder: Path, *, n: int, body: str = "noop") -> dict[str, float]:
+def forks(folder: Path, *, n: int, body: str = "noop", importing: bool = False) -> dict[str, float]:
+    """With `importing`, each child imports the task's module, as it must where the parent never loads user code."""
     from benchmarks.board import VARIABLE, Board
     from benchmarks.measure import in_new_process
     from benchmarks.processes import environment
 
     board = Board.create(folder / "board", n)
-    command = [sys.executable, "-m", "benchmarks.limits.fork", str(n), body]
+    command = [sys.executable, "-m", "benchmarks.limits.fork", str(n), body, str(int(importing))]
     in_new_process(command, environ=environment({VARIABLE: str(board.path)}))
     return {"rate": n / board.span(range(n)), "lost": float(board.lost(range(n)))}
 
@@ -34,17 +35,19 @@ def popens(folder: Path, *, n: int) -> dict[str, float]:
     return {"rate": n / (time.perf_counter() - began)}
 
 
-def _main(n: int, body: str) -> None:
-    from benchmarks import bodies
+def _main(n: int, body: str, importing: bool) -> None:
+    if not importing:
+        from benchmarks import bodies
 
-    bodies.board()
-    run = getattr(bodies, body)
+        bodies.board()
     for index in range(n):
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.close(read)
-            run(index)
+            from benchmarks import bodies
+
+            getattr(bodies, body)(index)
             os.write(write, _RESULT)
             os._exit(0)
         os.close(write)
@@ -55,4 +58,4 @@ def _main(n: int, body: str) -> None:
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]), sys.argv[2])
+    _main(int(sys.argv[1]), sys.argv[2], sys.argv[3] == "1")
