@@ -61,10 +61,9 @@ def judge_end(
     return Settle(Settlement(lease, record, mark_of(record, lease.task)))
 
 
-def judge_history(lease: Lease, history: History, *, now: datetime, jitter: Callable[[], float]) -> GiveUp | None:
-    """Before a start: whether the earlier attempts already bury the task."""
-    decision = decide(lease.task, history.ended, now=now, jitter=jitter)
-    return decision if isinstance(decision, GiveUp) else None
+def judge_history(task: Task, history: History, *, now: datetime, jitter: Callable[[], float]) -> Again | GiveUp:
+    """Before a start: whether the earlier attempts already bury the task, and if not, whether it must run alone."""
+    return decide(task, history.ended, now=now, jitter=jitter)
 
 
 def failure(

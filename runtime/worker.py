@@ -35,7 +35,7 @@ from runtime.queues.base import DEFAULT_LEASE, Lease, Queue, Release, Settled, S
 from runtime.reasons import EndReason
 from runtime.records.base import Control, EndedNote, History, Record, StartedMark, WorkerSeen
 from runtime.reporting import Reporter
-from runtime.retry import ALONE_FOR, backoff
+from runtime.retry import ALONE_FOR, Again, backoff
 from runtime.scratch import open_root, remove_leftovers
 from runtime.slots import Slot, fits, plan_slots, read_machine
 from runtime.tasks import CommandEntry, FunctionEntry, TaskState, encode_task
@@ -126,6 +126,8 @@ class _Attempt:
     taken_at: float = 0.0
     slot: int = -1
     sent: bool = False
+    announced: bool = False
+    """The store was told that it starts."""
     stop_reason: EndReason | None = None
     log_url: str | None = None
     logged_at: float = 0.0
@@ -172,8 +174,12 @@ class Worker:
         """All that is held, by token."""
         self._ready: deque[_Attempt] = deque()
         """Prepared and not given to a slot."""
+        self._announcing = [0] * len(self._slots)
+        """By slot: attempts that start as soon as the store knows."""
         self._settlements: list[Settlement] = []
         self._releases: list[Release] = []
+        self._retractions: list[Lease] = []
+        """Announced, and did not start after all."""
         self._retry_at = 0.0
         self._retries = 0
         self._busy_io = 0
@@ -493,8 +499,6 @@ class Worker:
                 )
                 self.records.note_ended(task, note)
                 history = replace(history, ended=(*history.ended, note))
-            alone = len(self._slots) == 1 or lease.alone
-            self.records.note_started(task, StartedMark(lease.token, self.name, now, alone))
         return record, replace(history, open=())
 
     def _looked(
@@ -515,8 +519,11 @@ class Worker:
             # Delivered again after it ended: settling it with the record that stands only ends the delivery.
             self._end(attempt, Settlement(lease, record))
             return
-        buried = judge_history(lease, attempt.history, now=now, jitter=random.random)
-        if buried is not None:
+        buried = judge_history(lease.task, attempt.history, now=now, jitter=random.random)
+        if isinstance(buried, Again):
+            # A worker that vanished could not say so itself.
+            lease.alone = lease.alone or buried.alone
+        else:
             attempts = len(attempt.history.ended)
             settlement = unstarted(lease, buried.reason, buried.message, worker=self.name, now=now, attempts=attempts)
             self._failed += 1
@@ -567,20 +574,20 @@ class Worker:
             while self._ready:
                 attempt = self._ready[0]
                 depth = self._depth(attempt, slot.index)
-                queued = crew.outstanding(slot.index)
-                if len(queued) >= depth or crew.room(slot.index) <= 0:
+                queued = self._on_slot(slot.index)
+                if queued >= depth or crew.room(slot.index) <= self._announcing[slot.index]:
                     break
                 if attempt.lease.alone:
-                    if any(crew.outstanding(other.index) for other in self._slots):
+                    if any(self._on_slot(other.index) for other in self._slots):
                         return
                     self._alone_until = now + ALONE_FOR.total_seconds()
                     self._alone_token = attempt.lease.token
                 batch = [self._ready.popleft()]
                 if not attempt.lease.alone:
-                    most = min(depth - len(queued), crew.room(slot.index))
+                    most = min(depth - queued, crew.room(slot.index) - self._announcing[slot.index])
                     while self._ready and len(batch) < most and self._pipelines(self._ready[0]):
                         batch.append(self._ready.popleft())
-                self._send(batch, slot)
+                self._start(batch, slot)
                 if attempt.lease.alone:
                     return
 
@@ -594,10 +601,58 @@ class Worker:
             return 1
         return 1 + min(self._look_ahead(), 32)
 
+    def _start(self, batch: list[_Attempt], slot: Slot) -> None:
+        """Where the queue does not know what its workers run, the store is told first.
+
+        Not earlier: whoever has a mark and no end when a worker dies is held to have run, and may be buried for it.
+        """
+        if self.queue.traits.tracks_holders:
+            self._send(batch, slot)
+            return
+        for attempt in batch:
+            attempt.slot, attempt.sent, attempt.announced = slot.index, True, True
+        self._announcing[slot.index] += len(batch)
+        self._busy_io += 1
+        self._offload.call(lambda: self._announce(batch), lambda _, problem: self._announced(batch, slot, problem))
+
+    def _announce(self, batch: Sequence[_Attempt]) -> None:
+        for attempt in batch:
+            lease = attempt.lease
+            alone = len(self._slots) == 1 or lease.alone
+            self.records.note_started(lease.task, StartedMark(lease.token, self.name, self._clock.now(), alone))
+
+    def _announced(self, batch: Sequence[_Attempt], slot: Slot, problem: Exception | None) -> None:
+        self._busy_io -= 1
+        self._announcing[slot.index] -= len(batch)
+        going = []
+        for attempt in batch:
+            if attempt.lease.token not in self._attempts:
+                continue
+            refusal = self._refuse(attempt.lease, self._clock.now())
+            if refusal is not None:
+                self._say.unstarted(refusal.record, attempt.lease.task)
+                self._end(attempt, refusal)
+            elif problem is None and self._stopping is None and attempt.stop_reason is None:
+                going.append(attempt)
+                continue
+            else:
+                self._give_back(attempt)
+            if self._alone_token == attempt.lease.token:
+                self._alone_until, self._alone_token = 0.0, None
+        if problem is not None:
+            self._say.trouble("saying what starts", problem)
+            self._pause_until = max(self._pause_until, time.monotonic() + backoff(2).total_seconds())
+        if going:
+            self._send(going, slot)
+
+    def _on_slot(self, slot: int) -> int:
+        """Orders that the slot has or is about to get."""
+        return len(self._crew.outstanding(slot)) + self._announcing[slot]
+
     def _send(self, batch: list[_Attempt], slot: Slot) -> None:
         orders = []
         environment = slot.environment()
-        others = any(self._crew.outstanding(other.index) for other in self._slots if other.index != slot.index)
+        others = any(self._on_slot(other.index) for other in self._slots if other.index != slot.index)
         for attempt in batch:
             lease = attempt.lease
             task = lease.task
@@ -803,6 +858,8 @@ class Worker:
         self._taken -= 1
         self._released += 1
         lease = attempt.lease
+        if attempt.announced:
+            self._retractions.append(lease)
         wait = backoff(4) if lease.alone and self._stopping is None else timedelta()
         self._releases.append(Release(lease, self._clock.now() + wait if wait else None, alone=lease.alone))
 
@@ -817,10 +874,12 @@ class Worker:
         if now < self._retry_at:
             return
         releases, self._releases = self._releases, []
+        retractions, self._retractions = self._retractions, []
         if releases:
             self._busy_io += 1
             self._offload.call(
-                lambda: self.queue.release(releases), lambda _, problem: self._flushed([], releases, None, problem)
+                lambda: self._release(releases, retractions),
+                lambda _, problem: self._given_back(releases, retractions, problem),
             )
         settlements, self._settlements = self._settlements, []
         if settlements:
@@ -833,6 +892,17 @@ class Worker:
                 lambda: self.queue.settle(settlements, claim_next=room),
                 lambda settled, problem: self._flushed(settlements, [], settled, problem),
             )
+
+    def _release(self, releases: Sequence[Release], retractions: Sequence[Lease]) -> None:
+        # First, so that the next worker does not take it for lost.
+        for lease in retractions:
+            self.records.retract_started(lease.task, lease.token)
+        self.queue.release(releases)
+
+    def _given_back(self, releases: list[Release], retractions: list[Lease], problem: Exception | None) -> None:
+        if problem is not None:
+            self._retractions = retractions + self._retractions
+        self._flushed([], releases, None, problem)
 
     def _flushed(
         self,

@@ -216,6 +216,9 @@ class RecordStore(Protocol):
 
     # attempts
     def note_started(self, task: Task, started: StartedMark) -> None: ...
+    def retract_started(self, task: Task, token: str) -> None:
+        """The attempt did not begin after all: as if its mark had never been."""
+
     def note_ended(self, task: Task, note: EndedNote) -> None:
         """Create-only by token; a second one of the same token changes nothing."""
 

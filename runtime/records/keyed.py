@@ -165,8 +165,10 @@ class BlobRecords(RecordStore):
     # attempts
 
     def note_started(self, task: Task, started: StartedMark) -> None:
-        key = f"attempts/{task.id}/g{task.generation}/{started.token}.started.json"
-        self.blobs.create(key, codec.encode_started(started))
+        self.blobs.create(_started_key(task, started.token), codec.encode_started(started))
+
+    def retract_started(self, task: Task, token: str) -> None:
+        self.blobs.delete(_started_key(task, token))
 
     def note_ended(self, task: Task, note: EndedNote) -> None:
         note = replace(note, log=_end_of(note.log, NOTE_LOG_BYTES))
@@ -581,6 +583,10 @@ def _experiment_key(experiment: str) -> str:
 
 def _mark_key(home: str, task_id: str, generation: int, state: TaskState) -> str:
     return f"marks/{home}/{task_id}.g{generation}.{state}.json"
+
+
+def _started_key(task: Task, token: str) -> str:
+    return f"attempts/{task.id}/g{task.generation}/{token}.started.json"
 
 
 def _log_key(task_id: str, token: str) -> str:

@@ -165,6 +165,9 @@ class SqliteRecords(BlobRecords):
     def note_started(self, task: Task, started: StartedMark) -> None:
         """Nothing to write: the lease says it."""
 
+    def retract_started(self, task: Task, token: str) -> None:
+        """Nothing was written."""
+
     def note_ended(self, task: Task, note: EndedNote) -> None:
         with self.file.transaction(durable=True) as connection:
             connection.execute(

@@ -19,7 +19,7 @@ import pytest
 from runtime.clock import SystemClock
 from runtime.errors import PartTaken, RecordExists, StoreUnavailable
 from runtime.reasons import EndReason
-from runtime.records.base import INLINE_BYTES, Control, Record, RecordStore, StartedMark, WorkerSeen
+from runtime.records.base import INLINE_BYTES, Control, History, Record, RecordStore, StartedMark, WorkerSeen
 from runtime.tasks import Task, TaskState, encode_task, next_generation, task_id
 from runtime.testing import sample_task
 from tests.conformance.records_cases import (
@@ -353,6 +353,17 @@ def test_history_shows_started_attempts_without_an_end_as_open(place: Place, sto
 
     store.commit(sample_record(task, token="running"))
     assert store.history(task.id, 1).open == ()
+
+
+def test_history_of_an_attempt_whose_start_was_retracted_is_empty(place: Place, store: RecordStore) -> None:
+    task = sample_task()
+    submitted(place, store, task)
+    store.note_started(task, StartedMark("ahead", "w-1", T0, alone=True))
+
+    store.retract_started(task, "ahead")
+    store.retract_started(task, "ahead")
+
+    assert store.history(task.id, 1) == History()
 
 
 def test_note_with_a_long_log_keeps_its_last_8_kib(place: Place, store: RecordStore) -> None:
