@@ -454,7 +454,8 @@ class Yard:
         return worker
 
     def logs(self) -> str:
-        return "\n".join(f"--- {worker.log_path.name}\n{worker.log()[-6000:]}" for worker in self.workers)
+        """The end of what the last workers said."""
+        return "\n".join(f"--- {worker.log_path.name}\n{worker.log()[-4000:]}" for worker in self.workers[-4:])
 
     # what is seen
 
@@ -520,7 +521,8 @@ class Yard:
         for worker in self.workers:
             if worker.alive:
                 worker.send(signal.SIGCONT)
-                worker.process.terminate()
+                # Before it listens to signals, SIGTERM ends it as it ends any process.
+                worker.ready().process.terminate()
         for worker in self.workers:
             worker.wait()
         killed = any(worker.process.returncode < 0 for worker in self.workers)
