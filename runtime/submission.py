@@ -42,6 +42,7 @@ from runtime.tasks import (
     check_experiment,
     decode_task,
     encode_task,
+    next_generation,
     parse_resources,
     parse_task,
     task_id,
@@ -718,7 +719,7 @@ def repair(
     now: datetime | None = None,
     progress: Progress | None = None,
 ) -> Repaired:
-    """Publish again what a manifest lists, has no terminal record, and no live worker runs.
+    """Publish again what a manifest lists, has no terminal record of its newest generation, and no live worker runs.
 
     For when the queue has forgotten: its retention is over, or it was lost. What still waits in the queue is then
     there twice, which costs a look at its record and no second run. Safe to call again.
@@ -739,16 +740,21 @@ def repair(
         recorded = IdSet()
         for task_id_, generation in records.recorded(name):
             recorded.add(task_key(task_id_, generation))
+        again = dict(records.tried_again(name))
         for part in records.parts(name):
             tasks = [decode_task(line) for line in records.read_part(part)]
             open_tasks = [task for task in tasks if task_key(task.id, task.generation) not in recorded]
+            # A later generation is in no manifest; it is the same task, begun anew.
+            open_tasks += [
+                replace(next_generation(task), generation=again[task.id] + 1) for task in tasks if task.id in again
+            ]
             free = [task for task in open_tasks if task.id not in held]
             if free:
                 queue.put(free)
             if not part.sent:
                 records.mark_sent(part)
             published += len(free)
-            recorded_count += len(tasks) - len(open_tasks)
+            recorded_count += sum(task_key(task.id, task.generation) in recorded for task in tasks)
             held_count += len(open_tasks) - len(free)
             if progress:
                 progress(len(tasks))

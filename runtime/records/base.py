@@ -214,6 +214,10 @@ class RecordStore(Protocol):
     def recorded(self, experiment: str) -> Iterator[tuple[str, int]]:
         """Id and generation of each record, in no order, by listing alone."""
 
+    def tried_again(self, experiment: str) -> Iterator[tuple[str, int]]:
+        """Id and generation of each newest record that is no success and whose mark was closed: the next generation was
+        published, and has not ended."""
+
     # attempts
     def note_started(self, task: Task, started: StartedMark) -> None: ...
     def retract_started(self, task: Task, token: str) -> None:

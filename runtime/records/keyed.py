@@ -162,6 +162,21 @@ class BlobRecords(RecordStore):
 
         return itertools.chain.from_iterable(self._in_parallel(listed, _record_shards(experiment)))
 
+    def tried_again(self, experiment: str) -> Iterator[tuple[str, int]]:
+        marked = {
+            (task_id, generation)
+            for _, task_id, generation in _parsed(self.blobs.list_keys(f"marks/{experiment_digest(experiment)}/"))
+        }
+
+        def listed(shard: str) -> list[tuple[str, int]]:
+            return [
+                (task_id, generation)
+                for task_id, generation, state in self._newest_states(shard)
+                if state is not TaskState.SUCCEEDED and (task_id, generation) not in marked
+            ]
+
+        return itertools.chain.from_iterable(self._in_parallel(listed, _record_shards(experiment)))
+
     # attempts
 
     def note_started(self, task: Task, started: StartedMark) -> None:
@@ -375,19 +390,22 @@ class BlobRecords(RecordStore):
         return Totals({TaskState.QUEUED: queued, **counts}, as_of, exact)
 
     def _count_records(self, prefix: str) -> Counter[TaskState]:
-        """By state of the newest generation, told from the sizes alone."""
-        counts: Counter[TaskState] = Counter()
+        return Counter(state for _, _, state in self._newest_states(prefix))
+
+    def _newest_states(self, prefix: str) -> Iterator[tuple[str, int, TaskState]]:
+        """Id, newest recorded generation and its state for each task, told from names and sizes alone."""
         current, newest = "", 0
         state = TaskState.SUCCEEDED
         for info in self.blobs.list_blobs(prefix):
             for _, task_id, generation in _parsed([info.key]):
                 if task_id != current:
-                    counts[state] += bool(current)
+                    if current:
+                        yield current, newest, state
                     current, newest = task_id, 0
                 if generation > newest:
                     newest, state = generation, codec.state_of_size(info.size)
-        counts[state] += bool(current)
-        return counts
+        if current:
+            yield current, newest, state
 
     def _sum_counters(self, digest: str) -> tuple[Counter[TaskState], datetime | None]:
         newest: dict[str, tuple[int, ...]] = {}

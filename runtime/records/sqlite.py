@@ -160,6 +160,10 @@ class SqliteRecords(BlobRecords):
     def recorded(self, experiment: str) -> Iterator[tuple[str, int]]:
         return ((record.task_id, record.generation) for record in self.records(experiment))
 
+    def tried_again(self, experiment: str) -> Iterator[tuple[str, int]]:
+        """Nothing to find: the next generation is in the file's own queue."""
+        return iter(())
+
     # attempts
 
     def note_started(self, task: Task, started: StartedMark) -> None:

@@ -39,6 +39,7 @@ from runtime.tasks import (
     task_id,
 )
 from runtime.testing import FakeClock, sample_task
+from runtime.verdict import mark_of
 
 EXPERIMENT = "sample"
 
@@ -56,6 +57,7 @@ class Forgetful:
     def __init__(self, records: MemoryRecords) -> None:
         self.records = records
         self.given: list[str] = []
+        self.tasks: list[Task] = []
         self.fail_after: int | None = None
 
     def put(self, tasks: Sequence[Task]) -> PutResult:
@@ -63,6 +65,7 @@ class Forgetful:
             if self.fail_after is not None and len(self.given) >= self.fail_after:
                 raise QueueUnavailable("the queue is away")
             self.given.append(task.id)
+            self.tasks.append(task)
         return PutResult(len(tasks), 0)
 
     def __getattr__(self, name: str) -> Any:
@@ -686,12 +689,7 @@ def test_repair_publishes_what_has_neither_record_nor_live_holder() -> None:
     records = MemoryRecords(clock=clock)
     lost, done, held, stale = tasks_of("lost", "done", "held", "stale")
     put(Forgetful(records), [lost, done, held, stale])
-    records.commit(
-        Record(
-            task_id=done.id, generation=1, experiment=EXPERIMENT, state=TaskState.FAILED, token="x",
-            reason=EndReason.APP_FAILED, ended_at=clock.now(),
-        )
-    )  # fmt: skip
+    fail(records, done, clock)
     for worker, running, seen in (("alive", held, timedelta(0)), ("dead", stale, timedelta(minutes=10))):
         records.put_worker(
             WorkerSeen(
@@ -705,6 +703,32 @@ def test_repair_publishes_what_has_neither_record_nor_live_holder() -> None:
 
     assert emptied.given == [lost.id, stale.id]
     assert (found.published, found.recorded, found.held, found.experiments) == (2, 1, 1, (EXPERIMENT,))
+
+
+def fail(records: MemoryRecords, task: Task, clock: FakeClock) -> None:
+    record = Record(
+        task_id=task.id, generation=task.generation, experiment=EXPERIMENT, state=TaskState.FAILED, token="x",
+        reason=EndReason.APP_FAILED, ended_at=clock.now(),
+    )  # fmt: skip
+    records.mark(mark_of(record, task))
+    records.commit(record)
+
+
+def test_repair_publishes_the_next_generation_of_what_was_tried_again_and_then_lost() -> None:
+    clock = FakeClock(datetime.now(UTC))
+    records = MemoryRecords(clock=clock)
+    again, dead = tasks_of("again", "dead")
+    put(Forgetful(records), [again, dead])
+    fail(records, again, clock)
+    fail(records, dead, clock)
+    records.unmark(again.id, 1, TaskState.FAILED)  # What a redrive does last, when generation 2 is published.
+    emptied = Forgetful(records)
+
+    found = repair(emptied, records, now=clock.now())
+
+    assert emptied.given == [again.id]
+    assert [task.generation for task in emptied.tasks] == [2]
+    assert found.published == 1
 
 
 @pytest.mark.usefixtures("small_parts")
