@@ -77,6 +77,12 @@ class Run:
         self._serial = 0
         self._finished: Path | None = None
 
+    @property
+    def filesystem(self) -> str:
+        from runtime.embedded import filesystem_kind
+
+        return filesystem_kind(self._folder) or "a file system that the system does not name"
+
     def round(self, number: int, of: int, names: Sequence[str]) -> None:
         """All cells, one after the other."""
         wanted = [name for name in ["disk", *names] if number == 0 or not CELLS[name].once]
@@ -190,6 +196,7 @@ def _compile() -> None:
 def _report(run: Run, verdicts: Sequence[Verdict], seconds: float) -> dict[str, Any]:
     return {
         "machine": machine(),
+        "filesystem": run.filesystem,
         "seconds": round(seconds),
         "goals": [{**asdict(verdict), "ratio": verdict.ratio} for verdict in verdicts],
         "rounds": run.rounds,
@@ -242,7 +249,10 @@ def _notes(run: Run, verdicts: Sequence[Verdict]) -> Iterator[str]:
     yield f"tasks lost: {lost:.0f}, run more than once: {again:.0f}, in {len(runs)} measurements"
     disk = [numbers["rate"] for numbers in run.rounds.get("disk", ())]
     if disk:
-        yield f"the disk makes {min(disk):,.0f} to {max(disk):,.0f} fdatasync/s (one page each)"
+        yield (
+            f"queues and results lie on {run.filesystem}, which makes {min(disk):,.0f} to {max(disk):,.0f} fdatasync/s "
+            "(one page each)"
+        )
     for name, problem in run.problems.items():
         yield f"not measured: {name}: {problem}"
     if run.left_running:

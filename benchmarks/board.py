@@ -7,101 +7,67 @@ one machine share.
 
 from __future__ import annotations
 
-# Nothing else is imported here: where each task has a process of its own, that process imports this module, and the
-# task would cost more than what is measured.
 import mmap
 import os
 import time
+from collections import Counter
+from collections.abc import Iterable
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-VARIABLE = "BENCHMARK_BOARD"
-"""Environment variable that tells bodies where the board is."""
-
-_WORDS = 8
-_START, _END, _BEGUN, _ENDED, _PID, _PARENT, _FIRST = range(7)
+from benchmarks import bodies
+from benchmarks.bodies import BEGUN, END, ENDED, FIRST, PARENT, PID, START, WORDS
 
 
 class Board:
-    """Slots by task number. Two processes may write different slots at once, and one slot one after the other."""
+    """What the driver sees of a board: slots by task number, written by `bodies` in whatever process runs a task."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], slots: int) -> None:
         self.path = path
-        descriptor = os.open(path, os.O_RDWR)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
-            self._memory = mmap.mmap(descriptor, 0)
+            os.ftruncate(descriptor, slots * WORDS * 8)
+            memory = mmap.mmap(descriptor, 0)
         finally:
             os.close(descriptor)
-        whole = memoryview(self._memory)
+        whole = memoryview(memory)
         self._seconds = whole.cast("d")
         self._counts = whole.cast("q")
         self._done_below = 0
 
-    @classmethod
-    def create(cls, path: str | os.PathLike[str], slots: int) -> Board:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-        try:
-            os.ftruncate(descriptor, slots * _WORDS * 8)
-        finally:
-            os.close(descriptor)
-        return cls(path)
+    def use_here(self) -> None:
+        """Have bodies that run in this process, or in what it forks, write to this board."""
+        bodies.attach(self.path)
 
     @property
     def slots(self) -> int:
-        return len(self._counts) // _WORDS
-
-    # what a body does
-
-    def began(self, index: int) -> int:
-        """Note a start; returns how often the task has started before."""
-        now = time.perf_counter()
-        at = index * _WORDS
-        counts = self._counts
-        before = counts[at + _BEGUN]
-        if not before:
-            self._seconds[at + _FIRST] = now
-        self._seconds[at + _START] = now
-        counts[at + _PID] = os.getpid()
-        counts[at + _PARENT] = os.getppid()
-        counts[at + _BEGUN] = before + 1
-        return before
-
-    def ended(self, index: int) -> None:
-        at = index * _WORDS
-        self._seconds[at + _END] = time.perf_counter()
-        self._counts[at + _ENDED] += 1
-
-    # what the driver reads
+        return len(self._counts) // WORDS
 
     def start(self, index: int) -> float:
         """Of the last run."""
-        return self._seconds[index * _WORDS + _START]
+        return self._seconds[index * WORDS + START]
 
     def first_start(self, index: int) -> float:
-        return self._seconds[index * _WORDS + _FIRST]
+        return self._seconds[index * WORDS + FIRST]
 
     def end(self, index: int) -> float:
-        return self._seconds[index * _WORDS + _END]
+        return self._seconds[index * WORDS + END]
 
     def times_begun(self, index: int) -> int:
-        return self._counts[index * _WORDS + _BEGUN]
+        return self._counts[index * WORDS + BEGUN]
 
     def times_ended(self, index: int) -> int:
-        return self._counts[index * _WORDS + _ENDED]
+        return self._counts[index * WORDS + ENDED]
 
     def pid(self, index: int) -> int:
-        return self._counts[index * _WORDS + _PID]
+        return self._counts[index * WORDS + PID]
 
     def parent(self, index: int) -> int:
-        return self._counts[index * _WORDS + _PARENT]
+        return self._counts[index * WORDS + PARENT]
 
     def done(self, indices: range) -> bool:
         """Whether each task of a range, asked about in rising order, has ended."""
         at = max(self._done_below, indices.start)
         counts = self._counts
-        while at < indices.stop and counts[at * _WORDS + _ENDED]:
+        while at < indices.stop and counts[at * WORDS + ENDED]:
             at += 1
         self._done_below = at
         return at >= indices.stop
@@ -139,8 +105,6 @@ class Board:
 
     def shares(self, indices: Iterable[int], *, by_parent: bool) -> list[float]:
         """Part of the tasks that each process ran, the largest first; `by_parent` sums children."""
-        from collections import Counter
-
         read = self.parent if by_parent else self.pid
         counts = Counter(read(index) for index in indices)
         total = sum(counts.values())

@@ -1,58 +1,84 @@
-"""The tasks that everyone runs: nothing, or ten milliseconds of a thread's CPU; both note start and end on the board."""
+"""The tasks that everyone runs: nothing, or ten milliseconds of a thread's CPU; each notes start and end on the board.
 
-from __future__ import annotations
+Where each task has a process of its own, that process imports this module. So it is one file, and imports nothing
+that an interpreter has not loaded by then.
+"""
 
+import mmap
 import os
 import time
 
-from benchmarks.board import VARIABLE, Board
+VARIABLE = "BENCHMARK_BOARD"
+"""Environment variable that names the file of the board; `benchmarks.board` says what is in it."""
+WORDS = 8
+START, END, BEGUN, ENDED, PID, PARENT, FIRST = range(7)
 
-_board: Board | None = None
+_seconds: "memoryview[float] | None" = None
+_counts: "memoryview[int] | None" = None
 
 
-def board() -> Board:
-    global _board
-    if _board is None:
-        _board = Board(os.environ[VARIABLE])
-    return _board
+def attach(path: "str | os.PathLike[str] | None" = None) -> None:
+    """Open the board; by itself at the first task."""
+    global _seconds, _counts
+    descriptor = os.open(path or os.environ[VARIABLE], os.O_RDWR)
+    whole = memoryview(mmap.mmap(descriptor, 0))
+    os.close(descriptor)
+    _seconds, _counts = whole.cast("d"), whole.cast("q")
+
+
+def began(index: int) -> int:
+    """Note a start; returns how often the task has started before."""
+    now = time.perf_counter()
+    if _counts is None:
+        attach()
+    at = index * WORDS
+    before = _counts[at + BEGUN]
+    if not before:
+        _seconds[at + FIRST] = now
+    _seconds[at + START] = now
+    _counts[at + PID] = os.getpid()
+    _counts[at + PARENT] = os.getppid()
+    _counts[at + BEGUN] = before + 1
+    return before
+
+
+def ended(index: int) -> None:
+    at = index * WORDS
+    _seconds[at + END] = time.perf_counter()
+    _counts[at + ENDED] += 1
 
 
 def noop(index: int) -> None:
-    here = _board or board()
-    here.began(index)
-    here.ended(index)
+    began(index)
+    ended(index)
 
 
 def cpu(index: int) -> None:
     """Ten milliseconds of this thread's CPU time, however long that takes."""
-    here = _board or board()
-    here.began(index)
+    began(index)
     until = time.thread_time() + 0.010
     while time.thread_time() < until:
         pass
-    here.ended(index)
+    ended(index)
 
 
 def heavy(index: int) -> None:
     """Imports a module of 300 MB, as a task that uses a large library does."""
-    here = _board or board()
-    here.began(index)
+    began(index)
     import benchmarks.heavy
 
     assert benchmarks.heavy.CONTENTS
-    here.ended(index)
+    ended(index)
 
 
 def stuck_once(index: int) -> None:
     """Hangs at its first run and returns at once from each later one."""
-    here = _board or board()
-    if here.began(index) == 0:
+    if began(index) == 0:
         time.sleep(600)
-    here.ended(index)
+    ended(index)
 
 
 def sleep(index: int, seconds: float) -> None:
-    here = _board or board()
-    here.began(index)
+    began(index)
     time.sleep(seconds)
-    here.ended(index)
+    ended(index)

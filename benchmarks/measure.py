@@ -27,7 +27,7 @@ def open_peer(name: str, place: Place, options: Mapping[str, Any]) -> Peer:
 
 
 def new_place(folder: Path, slots: int, services: Mapping[str, Any]) -> Place:
-    return Place(folder, Board.create(folder / "board", slots), services)
+    return Place(folder, Board(folder / "board", slots), services)
 
 
 def drain(
@@ -325,7 +325,7 @@ def backlog(
     rates = []
     for turn in range(turns):
         fresh = turn == 0 or queued <= window
-        board = Board.create(folder / "board", slots)
+        board = Board(folder / "board", slots)
         one = Ours(Place(Path(file) if file else folder, board, services), {"max_tasks": window, "queue": queue})
         one.prepare()
         try:

@@ -15,11 +15,12 @@ _RESULT = b'{"state":"succeeded","value":null}' * 4
 
 def forks(folder: Path, *, n: int, body: str = "noop", importing: bool = False) -> dict[str, float]:
     """With `importing`, each child imports the task's module, as it must where the parent never loads user code."""
-    from benchmarks.board import VARIABLE, Board
+    from benchmarks.board import Board
+    from benchmarks.bodies import VARIABLE
     from benchmarks.measure import in_new_process
     from benchmarks.processes import environment
 
-    board = Board.create(folder / "board", n)
+    board = Board(folder / "board", n)
     command = [sys.executable, "-m", "benchmarks.limits.fork", str(n), body, str(int(importing))]
     in_new_process(command, environ=environment({VARIABLE: str(board.path)}))
     return {"rate": n / board.span(range(n)), "lost": float(board.lost(range(n)))}
@@ -39,7 +40,7 @@ def _main(n: int, body: str, importing: bool) -> None:
     if not importing:
         from benchmarks import bodies
 
-        bodies.board()
+        bodies.attach()
     for index in range(n):
         read, write = os.pipe()
         pid = os.fork()

@@ -10,6 +10,7 @@ import struct
 import time
 from pathlib import Path
 
+from benchmarks import bodies
 from benchmarks.board import Board
 
 _IN_MODIFY = 0x2
@@ -17,7 +18,8 @@ _IN_MODIFY = 0x2
 
 def inotify(folder: Path, *, n: int = 200) -> dict[str, float]:
     path = folder / "wake.db"
-    board = Board.create(folder / "board", n)
+    board = Board(folder / "board", n)
+    board.use_here()
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=FULL")
@@ -31,7 +33,7 @@ def inotify(folder: Path, *, n: int = 200) -> dict[str, float]:
         os.close(told)
         while number := os.read(turn, 4):
             os.read(watch, 4096)
-            board.began(struct.unpack("i", number)[0])
+            bodies.began(struct.unpack("i", number)[0])
             while _readable(watch):
                 os.read(watch, 4096)
         os._exit(0)

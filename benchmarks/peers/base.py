@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from benchmarks.board import VARIABLE, Board
+from benchmarks.board import Board
+from benchmarks.bodies import VARIABLE
 from benchmarks.processes import environment, start, stop_tree
 
 

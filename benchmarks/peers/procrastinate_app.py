@@ -25,10 +25,10 @@ async def noop(index: int) -> None:
 
 @app.task(name="stuck_once")
 async def stuck_once(index: int) -> None:
-    if bodies.board().began(index) == 0:
+    if bodies.began(index) == 0:
         # Not a blocking sleep: a worker that lives goes on with its heartbeats.
         await asyncio.sleep(600)
-    bodies.board().ended(index)
+    bodies.ended(index)
 
 
 @app.periodic(cron=SETTINGS["cron"])
