@@ -175,6 +175,7 @@ class PubSubQueue:
         Where the store fails for some, the others are settled before its error is raised.
         """
         outcomes = self._each(self._settle_one, settlements)
+        self._intake.say_settled(len(settlements))
         problems = [outcome for outcome in outcomes if isinstance(outcome, InfrastructureFailure)]
         if problems:
             raise problems[0]

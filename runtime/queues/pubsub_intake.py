@@ -52,8 +52,10 @@ UNCLAIMED_S: Final = 3.0
 MAX_LATER: Final = 10_000
 MAX_LATER_BYTES: Final = 64 * 1024 * 1024
 CONTROL_EVERY_S: Final = 10.0
-ACK_DELAY_S: Final = 0.05
+ACK_DELAY_S: Final = 0.2
 """Acknowledgements are collected for so long: an early one gains nothing, the record stands already."""
+FIRST_RENEWAL_S: Final = 1.0
+"""What is done within this time was never renewed. No subscription of the service has a deadline below 10 s."""
 HOLD_MARGIN_S: Final = 5
 """What is held here is renewed for this much more than a lease, so that it is handed out with a whole one left."""
 ACK_PATIENCE_S: Final = 60.0
@@ -91,13 +93,15 @@ class Intake:
         self._new: set[Delivery] = set()
         """Being looked at."""
         self._ready: deque[Delivery] = deque()
+        self._unrenewed: deque[tuple[float, list[Delivery]]] = deque()
+        """Pulled within the last second: when to renew them, by the boot clock."""
         self._later: list[tuple[float, int, Delivery]] = []
         self._later_bytes = 0
         self._order = itertools.count()
 
         self._wanted = 0
         """Asked for and not had."""
-        self._taken: deque[tuple[float, int]] = deque()
+        self._settled: deque[tuple[float, int]] = deque()
         self._widened = 0
         self._pulling = False
         self._pulls = 0
@@ -158,8 +162,6 @@ class Intake:
             delivery.since = now
             taken.append(delivery)
         self._wanted = n - len(taken)
-        if taken:
-            self._taken.append((now, len(taken)))
         self._changed.notify_all()
         return taken
 
@@ -173,14 +175,24 @@ class Intake:
         """How many to pull now."""
         if self._control.paused or self._stop.is_set():
             return 0
-        now = self._clock.boottime()
-        while self._taken and now - self._taken[0][0] > LOOK_AHEAD_S:
-            self._taken.popleft()
-        ahead = min(MAX_LOOK_AHEAD, sum(n for _, n in self._taken))
+        ahead = self._look_ahead()
         missing = self._wanted + ahead - len(self._ready)
-        if missing <= 0 or (self._wanted <= len(self._ready) and missing <= ahead // 2):
+        if missing <= 0 or (self._wanted <= len(self._ready) and 4 * missing <= 3 * ahead):
             return 0
         return max(missing, self._widened)
+
+    def _look_ahead(self) -> int:
+        """What is likely to be finished in the next quarter of a second, if tasks have been that short for two."""
+        now = self._clock.boottime()
+        while self._settled and now - self._settled[0][0] > 2 * LOOK_AHEAD_S:
+            self._settled.popleft()
+        recent = sum(n for at, n in self._settled if now - at <= LOOK_AHEAD_S)
+        earlier = sum(n for _, n in self._settled) - recent
+        return min(MAX_LOOK_AHEAD, recent) if earlier else 0
+
+    def say_settled(self, n: int) -> None:
+        with self._changed:
+            self._settled.append((self._clock.boottime(), n))
 
     def say_running(self, tokens: Iterable[str]) -> None:
         self._running = frozenset(tokens)
@@ -193,7 +205,7 @@ class Intake:
                 delivery.since = now
         live = [one for one in deliveries if one.holding is Holding.LEASED and not one.lost]
         self._confirm(live, ttl, patience_s=max(2.0, ttl.total_seconds() / 3))
-        return [one for one in deliveries if one.lost]
+        return [one for one in deliveries if one.lost or one.holding is Holding.DONE]
 
     def finish(self, deliveries: Iterable[Delivery]) -> None:
         """Acknowledge: a record or a confirmed copy stands for each."""
@@ -353,16 +365,15 @@ class Intake:
                     self._new.add(delivery)
                     fresh.append(delivery)
         self._chores.set()
-        # The contract's word on the subscription's deadline may be old, so each is renewed at once; where it should
-        # do for a lease, not before the tasks are on their way.
-        in_time = self._settings.ack_deadline_s >= self._ttl.total_seconds()
-        if not in_time:
+        if self._settings.ack_deadline_s < self._ttl.total_seconds():
             self._extend(fresh)
+        else:
+            # Renewed all the same: the contract's word on the deadline may be old.
+            with self._changed:
+                self._unrenewed.append((now + FIRST_RENEWAL_S, fresh))
         had_ready, had_later = self._examine(fresh)
         # A run of tasks that are all due later must not be worked through one by one.
         self._widened = min(100, 2 * asked) if had_later and not had_ready else 0
-        if in_time:
-            self._extend([one for one in fresh if one.holding is not Holding.DONE])
         if unread is not None:
             raise unread
 
@@ -473,7 +484,7 @@ class Intake:
         while not self._stop.is_set():
             self._chores.clear()
             with self._changed:
-                idle = not (self._ready or self._later or self._new)
+                idle = not (self._ready or self._later or self._new or self._unrenewed)
                 next_due = self._later[0][0] - self._clock.now().timestamp() if self._later else 1.0
             self._chores.wait(None if idle else min(0.5, max(0.0, next_due)))
             if self._stop.is_set():
@@ -490,13 +501,21 @@ class Intake:
             held = [*self._new, *self._ready, *(one for _, _, one in self._later)]
             unclaimed = self._pop_unclaimed(now)
             due = self._pop_due()
+            fresh = self._pop_unrenewed(now)
         ageing = [one for one in held if one.confirmed_until - now < hold_s / 2 and one.holding is Holding.HELD]
+        ageing = list({id(one): one for one in (*fresh, *ageing)}.values())
         try:
             self._extend(ageing)
         finally:
             self.drop(self.give_back([(one, write_copy(one, not_before=None)) for one in unclaimed]))
             if due:
                 self._examine(due)
+
+    def _pop_unrenewed(self, now: float) -> list[Delivery]:
+        fresh: list[Delivery] = []
+        while self._unrenewed and self._unrenewed[0][0] <= now:
+            fresh += [one for one in self._unrenewed.popleft()[1] if one.holding is not Holding.DONE]
+        return fresh
 
     def _pop_unclaimed(self, now: float) -> list[Delivery]:
         unclaimed = []
