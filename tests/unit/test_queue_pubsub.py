@@ -1,0 +1,620 @@
+"""The Pub/Sub queue against a service that fails on demand, which the emulator does not."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from runtime.errors import QueueUnavailable, StoreUnavailable
+from runtime.outputs import PubSubQueueOutput
+from runtime.queues import pubsub_intake
+from runtime.queues.base import Lease, Release, Settlement
+from runtime.queues.pubsub import PubSubQueue
+from runtime.queues.pubsub_client import (
+    MAX_ACK_IDS,
+    AckReply,
+    OutgoingMessage,
+    PubSubUnavailable,
+    ReceivedMessage,
+    deadline_seconds,
+    insist,
+)
+from runtime.queues.pubsub_message import COPY
+from runtime.reasons import EndReason
+from runtime.records.base import EndedNote, Record
+from runtime.records.memory import MemoryRecords
+from runtime.tasks import TaskState
+from runtime.testing import sample_task
+
+TTL = timedelta(seconds=30)
+SETTINGS = PubSubQueueOutput(topic="projects/p/topics/t", subscription="projects/p/subscriptions/s", ack_deadline_s=60)
+WELL = AckReply(frozenset(), frozenset())
+
+
+def unavailable() -> PubSubUnavailable:
+    return PubSubUnavailable("the service is away")
+
+
+class FakeService:
+    """`PubSubClient` over a list. `failures` maps a method's name to how many of its next calls fail."""
+
+    emulator = None
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.waiting: list[ReceivedMessage] = []
+        self.failures: dict[str, int] = {}
+        self.published: list[OutgoingMessage] = []
+        self.acked: list[str] = []
+        self.ack_requests: list[int] = []
+        self.renewed: list[tuple[str, int]] = []
+        self.pulled: list[int] = []
+        self.ack_replies: list[AckReply] = []
+        self.renew_replies: list[AckReply] = []
+        self.slow_publish_s = 0.0
+        self.closed = False
+        self._ids = itertools.count(1)
+
+    def _fail(self, name: str) -> None:
+        if self.failures.get(name, 0) > 0:
+            self.failures[name] -= 1
+            raise unavailable()
+
+    def publish(self, topic: str, messages: Sequence[OutgoingMessage]) -> list[str]:
+        self._fail("publish")
+        ids = [f"m-{next(self._ids)}" for _ in messages]
+        with self.changed:
+            self.published += messages
+            for message_id, message in zip(ids, messages, strict=True):
+                self.deliver(message, message_id)
+        time.sleep(self.slow_publish_s)
+        return ids
+
+    def deliver(self, message: OutgoingMessage, message_id: str, *, attempt: int = 0) -> None:
+        ack_id = f"ack-{message_id}-{next(self._ids)}"
+        with self.changed:
+            self.waiting.append(
+                ReceivedMessage(ack_id, message_id, message.data, dict(message.attributes), datetime.now(UTC), attempt)
+            )
+            self.changed.notify_all()
+
+    def pull(self, subscription: str, most: int, *, wait_s: float) -> list[ReceivedMessage]:
+        self.pulled.append(most)
+        self._fail("pull")
+        with self.changed:
+            self.changed.wait_for(lambda: self.waiting or self.closed, timeout=wait_s)
+            taken, self.waiting = self.waiting[:most], self.waiting[most:]
+            return taken
+
+    def acknowledge(self, subscription: str, ack_ids: Sequence[str]) -> AckReply:
+        self._fail("acknowledge")
+        self.ack_requests.append(len(ack_ids))
+        reply = self.ack_replies.pop(0) if self.ack_replies else WELL
+        self.acked += [ack_id for ack_id in ack_ids if ack_id not in reply.again]
+        return reply
+
+    def modify_deadline(self, subscription: str, ack_ids: Sequence[str], deadline: timedelta) -> AckReply:
+        self._fail("modify_deadline")
+        self.renewed += [(ack_id, deadline_seconds(deadline)) for ack_id in ack_ids]
+        return self.renew_replies.pop(0) if self.renew_replies else WELL
+
+    def close_pulls(self) -> None:
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        self.close_pulls()
+
+
+class FlakyRecords(MemoryRecords):
+    """Fails the calls named in `away`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.away: set[str] = set()
+        self.refuse_commit_of: set[str] = set()
+
+    def find(self, task_id: str, generation: int) -> Record | None:
+        if "find" in self.away:
+            raise StoreUnavailable("the store is away")
+        return super().find(task_id, generation)
+
+    def commit(self, record: Record) -> None:
+        if record.task_id in self.refuse_commit_of:
+            raise StoreUnavailable("the store is away")
+        super().commit(record)
+
+
+@pytest.fixture
+def service() -> FakeService:
+    return FakeService()
+
+
+@pytest.fixture
+def records() -> FlakyRecords:
+    return FlakyRecords()
+
+
+@pytest.fixture
+def queue(service: FakeService, records: FlakyRecords) -> Iterator[PubSubQueue]:
+    queue = open_queue(service, records)
+    yield queue
+    queue.close()
+
+
+def open_queue(service: FakeService, records: MemoryRecords, **options: timedelta) -> PubSubQueue:
+    return PubSubQueue(SETTINGS, records, client=service, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pubsub_intake, "ACK_DELAY_S", 0.01)
+    monkeypatch.setattr("runtime.queues.pubsub.RELEASE_PATIENCE_S", 0.0)
+    monkeypatch.setattr("runtime.queues.pubsub.PUT_PATIENCE_S", 0.3)
+
+
+def eventually(condition: Callable[[], object], timeout_s: float = 5) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def lease(queue: PubSubQueue, n: int = 1, *, timeout_s: float = 3) -> list[Lease]:
+    leases: list[Lease] = []
+    deadline = time.monotonic() + timeout_s
+    while len(leases) < n and time.monotonic() < deadline:
+        leases += queue.lease(n - len(leases), worker="w-1", ttl=TTL)
+        time.sleep(0.005)
+    return leases
+
+
+def success(of: Lease, state: TaskState = TaskState.SUCCEEDED) -> Settlement:
+    return Settlement(
+        of,
+        Record(
+            task_id=of.task.id,
+            generation=of.task.generation,
+            experiment=of.task.experiment,
+            state=state,
+            token=of.token,
+            reason=EndReason.SUCCEEDED if state is TaskState.SUCCEEDED else EndReason.APP_FAILED,
+            ended_at=datetime.now(UTC),
+        ),
+    )
+
+
+def ack_id(of: Lease) -> str:
+    [one] = of.handle.ack_ids.values()
+    assert isinstance(one, str)
+    return one
+
+
+# giving back
+
+
+def test_copy_that_arrives_before_its_publisher_knows_is_no_second_delivery(
+    service: FakeService, queue: PubSubQueue
+) -> None:
+    queue.put([sample_task("1"), sample_task("2")])
+    leases = lease(queue, 2)
+    queue.lease(2, worker="w-1", ttl=TTL)  # A pull waits, and takes the copies the moment they are out.
+    service.slow_publish_s = 0.3
+
+    queue.release([Release(one) for one in leases])
+    again = lease(queue, 2)
+
+    assert {one.task.id for one in again} == {one.task.id for one in leases}
+    assert eventually(lambda: len(service.acked) == 2)
+    assert not {ack_id(one) for one in again} & set(service.acked)
+
+
+def test_release_that_cannot_publish_keeps_the_lease_and_works_later(
+    service: FakeService, queue: PubSubQueue, records: FlakyRecords
+) -> None:
+    queue.put([sample_task()])
+    [held] = lease(queue)
+    note = EndedNote(token=held.token, reason=EndReason.PREEMPTED, ended_at=datetime(2026, 1, 1, tzinfo=UTC))
+    service.failures["publish"] = 1
+
+    with pytest.raises(QueueUnavailable):
+        queue.release([Release(held, note=note)])
+    time.sleep(0.1)
+    acked_after_failure = list(service.acked)
+    still_renewed = queue.renew([held], TTL)
+    queue.release([Release(held, note=note)])
+    queue.release([Release(held, note=note)])
+    [again] = lease(queue)
+
+    assert (acked_after_failure, still_renewed) == ([], [])
+    assert eventually(lambda: service.acked == [ack_id(held)])
+    assert len(service.published) == 2
+    assert again.tries == 1
+    assert records.history(held.task.id, 1).ended == (note,)
+
+
+def test_release_in_several_requests_acknowledges_only_what_was_confirmed(
+    service: FakeService, queue: PubSubQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.put([sample_task(str(number)) for number in range(4)])
+    leases = lease(queue, 4)
+    monkeypatch.setattr("runtime.queues.pubsub_message.MAX_PUBLISH_MESSAGES", 2)
+    service.failures["publish"] = 1
+
+    with pytest.raises(QueueUnavailable):
+        queue.release([Release(one) for one in leases])
+
+    assert eventually(lambda: len(service.acked) == 2)
+    assert set(service.acked) == {ack_id(one) for one in leases[2:]}
+
+
+def test_close_gives_back_what_waits_and_leaves_what_is_leased(service: FakeService, records: FlakyRecords) -> None:
+    queue = open_queue(service, records)
+    due = datetime.now(UTC) + timedelta(hours=1)
+    queue.put([sample_task("leased")])
+    [held] = lease(queue)
+    queue.lease(1, worker="w-1", ttl=TTL)
+    queue.put([sample_task("later", not_before=due), sample_task("ready")])
+    assert eventually(lambda: not service.waiting and queue.outlook().next_due == timedelta())
+    before = len(service.published)
+
+    queue.close()
+
+    assert len(service.published) - before == 2
+    assert all(message.attributes[COPY] == "1" for message in service.published[before:])
+    assert len(service.acked) == 2
+    assert ack_id(held) not in service.acked
+
+
+# settling and acknowledging
+
+
+def test_acknowledgement_follows_the_record_and_only_where_it_stands(
+    service: FakeService, queue: PubSubQueue, records: FlakyRecords
+) -> None:
+    queue.put([sample_task("1"), sample_task("2")])
+    leases = lease(queue, 2)
+    records.refuse_commit_of = {leases[0].task.id}
+    settlements = [success(one) for one in leases]
+
+    with pytest.raises(StoreUnavailable):
+        queue.settle(settlements)
+    assert eventually(lambda: service.acked == [ack_id(leases[1])])
+    time.sleep(0.1)
+    first_round = list(service.acked)
+    records.refuse_commit_of = set()
+    refused = queue.settle(settlements).refused
+
+    assert refused == []
+    assert first_round == [ack_id(leases[1])]
+    assert eventually(lambda: len(service.acked) == 2)
+    assert set(service.acked) == {ack_id(one) for one in leases}
+
+
+def test_acknowledgement_that_fails_is_sent_again(service: FakeService, queue: PubSubQueue) -> None:
+    queue.put([sample_task("1"), sample_task("2")])
+    leases = lease(queue, 2)
+    ids = {ack_id(one) for one in leases}
+    service.failures["acknowledge"] = 2
+    service.ack_replies = [AckReply(frozenset(), frozenset([ack_id(leases[0])]))]
+
+    queue.settle([success(one) for one in leases])
+
+    assert eventually(lambda: set(service.acked) == ids)
+    assert service.ack_requests == [2, 1]
+
+
+def test_acknowledgements_are_sent_in_requests_that_the_service_takes(service: FakeService, queue: PubSubQueue) -> None:
+    count = 2 * MAX_ACK_IDS + 100
+    queue.put([sample_task(str(number)) for number in range(count)])
+    leases = lease(queue, count, timeout_s=10)
+
+    queue.settle([success(one) for one in leases])
+
+    assert eventually(lambda: len(service.acked) == count)
+    assert max(service.ack_requests) <= MAX_ACK_IDS
+
+
+def test_message_of_a_recorded_task_is_acknowledged_and_never_leased(
+    service: FakeService, queue: PubSubQueue, records: FlakyRecords
+) -> None:
+    queue.put([sample_task()])
+    [held] = lease(queue)
+    queue.settle([success(held)])
+    assert eventually(lambda: len(service.acked) == 1)
+
+    queue.put([sample_task()])
+    again = lease(queue, timeout_s=0.3)
+
+    assert again == []
+    assert eventually(lambda: len(service.acked) == 2)
+
+
+# leases
+
+
+def test_lease_that_the_service_calls_lost_may_only_succeed(
+    service: FakeService, queue: PubSubQueue, records: FlakyRecords
+) -> None:
+    queue.put([sample_task("1"), sample_task("2"), sample_task("3")])
+    leases = lease(queue, 3)
+    service.renew_replies = [AckReply(frozenset([ack_id(leases[0]), ack_id(leases[1])]), frozenset())]
+
+    lost = queue.renew(leases, TTL)
+    failed = queue.settle([success(leases[0], TaskState.FAILED)]).refused
+    succeeded = queue.settle([success(leases[1])]).refused
+    queue.release([Release(leases[0])])
+
+    assert lost == leases[:2]
+    assert [one.lease for one in failed] == [leases[0]]
+    assert records.find(leases[0].task.id, 1) is None
+    assert succeeded == []
+    assert records.find(leases[1].task.id, 1) is not None
+    assert len(service.published) == 3
+
+
+def test_renewal_is_clamped_to_what_the_service_takes(service: FakeService, queue: PubSubQueue) -> None:
+    queue.put([sample_task()])
+    leases = lease(queue)
+    service.renewed.clear()
+
+    queue.renew(leases, timedelta(hours=2))
+    queue.renew(leases, timedelta(seconds=1))
+
+    assert [seconds for _, seconds in service.renewed] == [600, 10]
+
+
+def test_renewal_in_an_outage_is_said_to_be_unconfirmed(service: FakeService, queue: PubSubQueue) -> None:
+    queue.put([sample_task()])
+    leases = lease(queue)
+    service.failures["modify_deadline"] = 1_000
+
+    with pytest.raises(QueueUnavailable) as unconfirmed:
+        queue.renew(leases, timedelta(seconds=6))
+
+    assert unconfirmed.value.retryable
+
+
+def test_second_delivery_of_what_runs_here_lends_its_ack_id_to_the_first(
+    service: FakeService, queue: PubSubQueue
+) -> None:
+    queue.put([sample_task()])
+    [held] = lease(queue)
+    queue.mark_running([held.token])
+    queue.lease(1, worker="w-1", ttl=TTL)
+    service.deliver(service.published[0], "m-1")
+    assert eventually(lambda: not service.waiting)
+    time.sleep(0.05)
+
+    twice = queue.lease(1, worker="w-1", ttl=TTL)
+    service.renewed.clear()
+    lost = queue.renew([held], TTL)
+    queue.settle([success(held)])
+
+    assert (twice, lost) == ([], [])
+    [(newest, _)] = service.renewed
+    assert eventually(lambda: service.acked == [newest])
+
+
+def test_lease_of_which_its_holder_speaks_no_more_is_handed_out_again(service: FakeService, queue: PubSubQueue) -> None:
+    queue.put([sample_task()])
+    [forgotten] = lease(queue)
+    forgotten.handle.since -= 1_000
+    service.deliver(service.published[0], "m-1")
+
+    [again] = lease(queue)
+    lost = queue.renew([forgotten, again], TTL)
+
+    assert again.token != forgotten.token
+    assert lost == [forgotten]
+
+
+def test_what_is_pulled_is_renewed_within_a_second_whatever_the_contract_says(
+    service: FakeService, queue: PubSubQueue
+) -> None:
+    queue.put([sample_task()])
+    [held] = lease(queue)
+
+    assert eventually(lambda: service.renewed == [(ack_id(held), 35)], timeout_s=2)
+
+
+# pulling
+
+
+def test_worker_with_long_tasks_pulls_no_more_than_it_asked_for(service: FakeService, queue: PubSubQueue) -> None:
+    queue.put([sample_task(str(number)) for number in range(20)])
+
+    leases = lease(queue, 4)
+    queue.settle([success(one) for one in leases], claim_next=0)
+    time.sleep(0.2)
+
+    assert len(service.waiting) == 16
+
+
+def test_worker_with_short_tasks_looks_ahead_in_few_pulls(service: FakeService, queue: PubSubQueue) -> None:
+    count = 150
+    queue.put([sample_task(str(number)) for number in range(count)])
+    held = lease(queue)
+    done = 0
+    while held:
+        one = held.pop()
+        time.sleep(0.005)
+        held += queue.settle([success(one)], claim_next=1).leases or lease(queue, timeout_s=0.5)
+        done += 1
+
+    assert done == count
+    assert len(service.pulled) < count / 2
+
+
+def test_tasks_that_are_all_due_later_are_pulled_in_growing_numbers(service: FakeService, queue: PubSubQueue) -> None:
+    due = datetime.now(UTC) + timedelta(hours=1)
+    queue.put([sample_task(str(number), not_before=due) for number in range(300)] + [sample_task("now")])
+
+    [ready] = lease(queue)
+
+    assert ready.task.key == "now"
+    assert len(service.pulled) < 20
+    assert (queue.outlook().next_due or timedelta()) > timedelta(minutes=59)
+
+
+def test_what_is_due_later_and_too_much_to_hold_is_parked_at_the_service(
+    service: FakeService, queue: PubSubQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pubsub_intake, "MAX_LATER", 2)
+    soon = datetime.now(UTC) + timedelta(seconds=120)
+    late = datetime.now(UTC) + timedelta(days=2)
+    queue.put([sample_task("a", not_before=late), sample_task("b", not_before=late)])
+    queue.put([sample_task("c", not_before=late), sample_task("d", not_before=soon)])
+    queue.lease(4, worker="w-1", ttl=TTL)
+
+    assert eventually(lambda: len(service.renewed) >= 2)
+    assert sorted(seconds for _, seconds in service.renewed[:2]) in ([119, 600], [120, 600])
+    assert service.acked == []
+
+
+def test_store_that_is_away_leaves_messages_to_come_back(
+    service: FakeService, queue: PubSubQueue, records: FlakyRecords
+) -> None:
+    records.away = {"find"}
+    queue.put([sample_task()])
+    nothing = lease(queue, timeout_s=0.3)
+    records.away = set()
+    service.deliver(service.published[0], "m-1")
+    later = lease(queue)
+
+    assert nothing == []
+    assert service.acked == []
+    assert len(later) == 1
+
+
+def test_outage_is_survived_for_the_patience_and_then_said(service: FakeService, records: FlakyRecords) -> None:
+    queue = open_queue(service, records, patience=timedelta(seconds=0.6))
+    queue.put([sample_task()])
+    lease(queue)
+    service.failures["pull"] = 1_000
+
+    def has_given_up() -> bool:
+        try:
+            queue.lease(1, worker="w-1", ttl=TTL)
+        except QueueUnavailable:
+            return True
+        return False
+
+    service.deliver(service.published[0], "m-9")
+    started = time.monotonic()
+    assert eventually(has_given_up)
+    took_s = time.monotonic() - started
+    service.failures.clear()
+
+    assert took_s >= 0.5
+    assert eventually(lambda: not has_given_up())
+    queue.close()
+
+
+def test_put_is_acknowledged_only_when_every_request_was(
+    service: FakeService, queue: PubSubQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.queues.pubsub_message.MAX_PUBLISH_MESSAGES", 2)
+    service.failures["publish"] = 1_000
+
+    with pytest.raises(QueueUnavailable):
+        queue.put([sample_task(str(number)) for number in range(5)])
+    service.failures["publish"] = 2  # Retried within its patience.
+    result = queue.put([sample_task(str(number)) for number in range(5)])
+
+    assert (result.new, result.known) == (5, 0)
+    assert len(service.published) == 5
+
+
+def test_paused_queue_pulls_nothing(service: FakeService, queue: PubSubQueue) -> None:
+    queue.pause()
+    queue.put([sample_task()])
+    paused = lease(queue, timeout_s=0.2)
+    pulled = list(service.pulled)
+    queue.resume()
+
+    assert (paused, pulled) == ([], [])
+    assert len(lease(queue)) == 1
+
+
+# patience
+
+
+def test_insist_calls_again_until_it_succeeds() -> None:
+    outcomes: list[Exception | str] = [unavailable(), unavailable(), "done"]
+
+    def call() -> str:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    assert insist(call, patience_s=5) == "done"
+
+
+def test_insist_gives_up_at_once_on_what_will_not_pass_and_on_a_missing_topic_never_seen() -> None:
+    calls = 0
+    refused = PubSubUnavailable("no", retryable=False)
+    missing = PubSubUnavailable("no", retryable=False)
+    missing.missing = "projects/p/topics/t"
+
+    def call(problem: PubSubUnavailable) -> None:
+        nonlocal calls
+        calls += 1
+        raise problem
+
+    for problem, known in ((refused, False), (refused, True), (missing, False)):
+        with pytest.raises(PubSubUnavailable):
+            insist(lambda problem=problem: call(problem), patience_s=5, known=known)  # type: ignore[misc]
+    assert calls == 3
+    with pytest.raises(PubSubUnavailable):
+        insist(lambda: call(missing), patience_s=0.5, known=True)
+    assert calls > 5
+
+
+def test_insist_ends_when_told_to_stop() -> None:
+    stop = threading.Event()
+    threading.Timer(0.2, stop.set).start()
+    started = time.monotonic()
+
+    def call() -> None:
+        raise unavailable()
+
+    with pytest.raises(PubSubUnavailable):
+        insist(call, patience_s=60, stop=stop)
+    assert time.monotonic() - started < 5
+
+
+def test_dead_letters_of_the_service_are_filed_or_queued_again(service: FakeService, records: FlakyRecords) -> None:
+    settings = replace(SETTINGS, dead_letter_subscription="projects/p/subscriptions/d")
+    queue = PubSubQueue(settings, records, client=service)  # type: ignore[arg-type]
+    queue.put([sample_task()])
+    [original] = service.published
+    service.waiting.clear()
+    service.deliver(original, "dead-1")
+    service.deliver(OutgoingMessage(b"{", {}), "dead-2")
+    pulls = iter([True])
+
+    # The fake keeps one list for all subscriptions: after one look it would find the copy that it just queued.
+    real_pull = service.pull
+    service.pull = lambda *args, **kwargs: real_pull(*args, **kwargs) if next(pulls, None) else []  # type: ignore[method-assign]
+    drained = queue.drain_dead_letters()
+
+    assert drained == 2
+    assert [message.attributes[COPY] for message in service.published[1:]] == ["1"]
+    assert len(service.acked) == 2
+    [mark] = records.marks()
+    assert (mark.raw, mark.reason) == ("{", EndReason.CONFIG_INVALID)
+    filed = records.find(mark.task_id, 1)
+    assert filed is not None
+    assert filed.state is TaskState.FAILED
+    queue.close()
