@@ -12,10 +12,13 @@ Every fresh attempt pays for what this module loads; user code should find a bar
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import _thread
 import errno
 import fcntl
+import importlib
 import json
+import json.scanner
 import os
 import resource
 import signal
@@ -36,10 +39,11 @@ if TYPE_CHECKING:
     from runtime.context import Attempt
 
 # The wire between worker and child. Frames from the worker: length, kind. An order's fields are joined by NUL, which
-# neither paths nor JSON can hold; the task's JSON is last. Frames to the worker: length, kind, flags, start and end.
+# neither paths nor JSON can hold; the task's JSON is last. Frames to the worker: length, kind, flags, start, end, and
+# the peak of resident memory or 0.
 ORDER_HEADER = struct.Struct("<IB")
 ORDER, GO_ON = 1, 2
-RESULT_HEADER = struct.Struct("<IBBdd")
+RESULT_HEADER = struct.Struct("<IBBddQ")
 RESULT, PROGRESS = 1, 2
 RETIRES, WAITS, DETAILED = 1, 2, 4
 """Flags of a result: the child exits and takes no further order; it waits for GO_ON, since output of this attempt is
@@ -104,9 +108,13 @@ FOREIGN_ENVIRONMENT = (
 """What describes the worker's own job, and would make an attempt believe that it is a rank of that."""
 
 _SIGNALS = tuple(
-    getattr(signal, name)
+    int(getattr(signal, name))
     for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGCHLD", "SIGPIPE")
 )
+
+
+# The public module makes enums of what it finds, which would be a third of what a small task costs.
+_get_handler: Callable[[int], Any] = _signal.getsignal
 
 
 class Stopped(SystemExit):
@@ -139,11 +147,15 @@ current: Child | None = None
 
 
 class Child:
-    """Serves orders until its socket ends, it is held, or it must be replaced."""
+    """Serves orders until its socket ends, it is held, or it must be replaced.
 
-    def __init__(self, page: mmap.mmap, cell: int, limits: Limits) -> None:
-        self.page, self.cell, self.limits = page, cell, limits
-        self.pid = os.getpid()
+    The guardian makes one and forks it many times: what is set here costs nothing in the children, while each page
+    of memory that a child writes to must be copied first, which is most of the price of a fresh attempt.
+    """
+
+    def __init__(self, page: mmap.mmap, limits: Limits) -> None:
+        self.page, self.limits = page, limits
+        self.cell = self.pid = 0
         self.begun = 0
         self.functions_run = 0
         self.buffer = b""
@@ -151,7 +163,7 @@ class Child:
         self.environ: dict[bytes, bytes] = getattr(os.environ, "_data", {})
         self.base_environ = dict(self.environ)
         self.inherited = dict(self.environ)
-        self.env_values: list[bytes] = [b""] * len(_ENV_NAMES)
+        self.env_values = [os.environb.get(name, b"") for name in _ENV_NAMES]
         self.env_text = ""
         self.cwd = os.getcwd()
         self.umask = os.umask(0o022)
@@ -175,12 +187,22 @@ class Child:
         self.progressed = False
         self.made_scratch = self.made_output = False
         self.deadline = 0.0
-        signal.signal(signal.SIGTERM, self._on_term)
-        self.handlers = [signal.getsignal(signum) for signum in _SIGNALS]
+        own: dict[int, Any] = {
+            signal.SIGTERM: self._on_term,
+            signal.SIGHUP: _signal.SIG_DFL,
+            signal.SIGCHLD: _signal.SIG_DFL,
+            signal.SIGINT: _signal.default_int_handler,
+        }
+        self.handlers = [(signum, own.get(signum, _signal.getsignal(signum))) for signum in _SIGNALS]
+        self.own_handlers = list(own.items())
 
     # the loop
 
-    def serve(self) -> NoReturn:
+    def serve(self, cell: int) -> NoReturn:
+        """Be a child: called right after the fork, with output on 1 and 2 and the control socket on 3."""
+        self.cell, self.pid = cell, os.getpid()
+        for signum, handler in self.own_handlers:
+            _signal.signal(signum, handler)
         while True:
             fields = self._next_order()
             started = time.time()
@@ -235,7 +257,7 @@ class Child:
         try:
             self._prepare(fields, started)
             faults.reach("attempt.started")
-            body = json.loads(fields[ORDER_FIELDS])
+            body = parse_object(fields[ORDER_FIELDS])
             if "command" in body:
                 self._run_command(body["command"])
             else:
@@ -271,9 +293,8 @@ class Child:
                 flags = WAITS
         self._send_last_progress()
         ended = time.time()
-        if fresh or self.functions_run <= 1:
-            details = details or {"outcome": "succeeded"}
-            details["max_rss"] = self.command_rss_bytes or max_rss_bytes()
+        # Of several functions in one process, none has a peak of its own.
+        peak = self.command_rss_bytes or (max_rss_bytes() if fresh or self.functions_run == 1 else 0)
         payload = b""
         if details is not None or value or self.metrics or self.progressed:
             flags |= DETAILED
@@ -287,7 +308,7 @@ class Child:
         self.context, self.looks_at_stop = None, False
         self.metrics = {}
         self.progressed, self.progress_said = False, {}
-        write(RESULT_HEADER.pack(len(payload), RESULT, flags, started, ended) + payload)
+        write(RESULT_HEADER.pack(len(payload), RESULT, flags, started, ended, peak) + payload)
         if flags & RETIRES:
             os._exit(CLEAN_EXIT)
         if flags & WAITS:
@@ -379,9 +400,9 @@ class Child:
                     self.environ[name] = value
         os.umask(self.umask)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        for signum, handler in zip(_SIGNALS, self.handlers, strict=True):
-            if signal.getsignal(signum) is not handler:
-                signal.signal(signum, handler)
+        for signum, handler in self.handlers:
+            if _get_handler(signum) != handler:
+                _signal.signal(signum, handler)
         if sys.path != self.path:
             sys.path[:] = self.path
         if sys.argv != [""]:
@@ -493,7 +514,7 @@ class Child:
     def _send_last_progress(self) -> None:
         payload, self.progress_text = self.progress_text, b""
         if payload:
-            write(RESULT_HEADER.pack(len(payload), PROGRESS, 0, time.time(), 0.0) + payload)
+            write(RESULT_HEADER.pack(len(payload), PROGRESS, 0, time.time(), 0.0, 0) + payload)
 
     # the three kinds of entries
 
@@ -620,17 +641,25 @@ class _Misnamed(Exception):
     """An entry that names nothing that can be called."""
 
 
+_scan = json.scanner.make_scanner(json.JSONDecoder())  # type: ignore[arg-type]
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """A JSON object, at half the cost where the text begins with it."""
+    parsed: dict[str, Any] = _scan(text, 0)[0] if text.startswith("{") else json.loads(text)
+    return parsed
+
+
 def load_function(name: str) -> Callable[..., object]:
     """The callable of `module:qualname`."""
-    import importlib
-
     module_name, _, qualname = name.partition(":")
-    try:
-        target: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as problem:
-        if problem.name and (module_name == problem.name or module_name.startswith(f"{problem.name}.")):
-            raise _Misnamed(f"no module named `{problem.name}` for function `{name}`") from None
-        raise
+    target = import_named(module_name)
+    if target is None:
+        # What a long-lived child knows of a folder may be older than the module.
+        importlib.invalidate_caches()
+        target = import_named(module_name)
+    if target is None:
+        raise _Misnamed(f"no module named `{module_name}` for function `{name}`")
     for part in qualname.split("."):
         try:
             target = getattr(target, part)
@@ -640,6 +669,17 @@ def load_function(name: str) -> Callable[..., object]:
         raise _Misnamed(f"`{name}` is {type(target).__name__}, which cannot be called")
     found: Callable[..., object] = target
     return found
+
+
+def import_named(name: str) -> Any:
+    """The module, or None if there is none of that name; raises what importing it raises."""
+    try:
+        __import__(name)
+        return sys.modules[name]
+    except ModuleNotFoundError as problem:
+        if problem.name and (name == problem.name or name.startswith(f"{problem.name}.")):
+            return None
+        raise
 
 
 def is_refused_call(traceback: TracebackType | None) -> bool:
@@ -775,7 +815,8 @@ def print_error(text: str) -> None:
 
 
 def max_rss_bytes() -> int:
-    peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
     return peak if sys.platform == "darwin" else peak * 1024
 
 
@@ -792,10 +833,3 @@ def write(data: bytes) -> None:
 
 _writing = _thread.allocate_lock()
 """Threads of the user's code report progress too."""
-
-
-def serve(page: mmap.mmap, cell: int, limits: Limits) -> NoReturn:
-    """Be a child: called right after the fork, with output on 1 and 2 and the control socket on 3."""
-    global current
-    current = Child(page, cell, limits)
-    current.serve()

@@ -554,15 +554,15 @@ class Crew:
                 child.buffer = b""
             at, size = 0, len(data)
             while size - at >= _RESULT_BYTES:
-                length, kind, flags, started, ended = _unpack_result(data, at)
+                length, kind, flags, started, ended, peak = _unpack_result(data, at)
                 end = at + _RESULT_BYTES + length
                 if end > size:
                     break
                 if kind == attempt.PROGRESS:
                     child.progress = _parse_progress(data[at + _RESULT_BYTES : end], started)
                     child.progressed = child.progressed or child.progress.done is not None
-                elif flags or child.asked or child.log_bytes or child.progress:
-                    self._end_with_result(child, flags, started, ended, data[at + _RESULT_BYTES : end])
+                elif flags or peak or child.asked or child.log_bytes or child.progress:
+                    self._end_with_result(child, flags, started, ended, peak, data[at + _RESULT_BYTES : end])
                 else:
                     child.done += 1
                     order = child.orders.popleft()
@@ -585,7 +585,9 @@ class Crew:
         else:
             slot.idle_since = time.monotonic()
 
-    def _end_with_result(self, child: _Child, flags: int, started: float, ended: float, payload: bytes) -> None:
+    def _end_with_result(
+        self, child: _Child, flags: int, started: float, ended: float, peak: int, payload: bytes
+    ) -> None:
         """A result with more to it than success."""
         if flags & attempt.WAITS:
             # What is in the pipe now is this attempt's: the child begins nothing before we have read it.
@@ -593,6 +595,7 @@ class Crew:
         child.done += 1
         order = child.orders.popleft()
         result = Ended(order.token, child.slot.index, _SUCCEEDED, started, ended)
+        result.max_rss_bytes = peak or None
         if flags & attempt.DETAILED:
             _fill_in(result, payload)
         if result.signal == signal.SIGKILL or result.exit_code == 128 + signal.SIGKILL:
@@ -1059,7 +1062,6 @@ def _fill_in(result: Ended, payload: bytes) -> None:
     result.signal = details.get("signal")
     result.metrics = details.get("metrics") or {}
     result.progressed = bool(details.get("progressed"))
-    result.max_rss_bytes = details.get("max_rss")
 
 
 def _override(result: Ended, reason: EndReason, message: str | None) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import importlib.machinery
 import json
 import mmap
 import os
@@ -41,9 +42,10 @@ class Guardian:
         self.prctl = processes.find_prctl()
         self.page = mmap.mmap(config["page_fd"], config["page_bytes"])
         os.close(config["page_fd"])
-        self.limits = attempt.Limits(
+        limits = attempt.Limits(
             reuse=config["reuse"], max_tasks=config["max_tasks"], max_growth_bytes=config["max_growth_bytes"]
         )
+        self.child = attempt.current = attempt.Child(self.page, limits)
         self.null_fd = os.open(os.devnull, os.O_RDWR)
         self.wake_fd, self.waker_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) if hasattr(os, "pipe2") else _pipe()
         self.worker_pid = config["worker_pid"]
@@ -60,7 +62,7 @@ class Guardian:
 
     def set_up(self) -> None:
         self.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
-        processes.set_process_name(self.prctl, "rt-guardian")
+        processes.set_process_name("rt-guardian")
         signal.signal(signal.SIGCHLD, _nothing)
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)
@@ -158,7 +160,7 @@ class Guardian:
                 os.dup2(control_fd, attempt.CONTROL_FD)
             os.set_inheritable(attempt.CONTROL_FD, False)
             os.closerange(attempt.CONTROL_FD + 1, 1024)
-            attempt.serve(self.page, cell, self.limits)
+            self.child.serve(cell)
         except BaseException as problem:
             attempt.print_error(f"runtime: the attempt's process failed: {attempt.describe(problem)}")
         finally:
@@ -171,9 +173,6 @@ class Guardian:
             os._exit(attempt.CLEAN_EXIT)
         self.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         gc.enable()
 
     def _stop(self, name: str) -> None:
@@ -194,6 +193,7 @@ class Guardian:
             from runtime import scratch
 
             self._leave_guardian()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.closerange(attempt.CONTROL_FD, 1024)
             scratch.remove_tree(path)
         finally:
@@ -298,6 +298,8 @@ def _set_up_for_children(config: dict[str, Any]) -> None:
     for name in list(vars(main_module)):
         if not name.startswith("__"):
             delattr(main_module, name)
+    # Lists the folders of the import path once for all children; they notice when one changes.
+    importlib.machinery.PathFinder.find_spec("_no_such_module_")
     # A crash of a child shows Python's stack in its log.
     faulthandler.enable(file=2)
 
