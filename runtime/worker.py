@@ -930,8 +930,9 @@ class Worker:
             self._say.refused(one)
         counters = self._counters
         for settlement in settlements:
-            if not refused or id(settlement.lease) not in refused:
-                record = settlement.record
+            record = settlement.record
+            # A record that was found counts for the worker that committed it.
+            if id(settlement.lease) not in refused and record.token == settlement.lease.token:
                 self._count.task_recorded(record.state)
                 counts = counters.get(record.experiment)
                 if counts is None:

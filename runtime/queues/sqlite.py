@@ -239,8 +239,9 @@ class SqliteQueue:
 
     def settle(self, settlements: Sequence[Settlement], *, claim_next: int = 0) -> Settled:
         settled = Settled()
-        recorded = settlements
-        if not self._fused:
+        if self._fused:
+            recorded: Sequence[Settlement] = [self._fit(settlement) for settlement in settlements]
+        else:
             recorded = self._record_elsewhere(settlements, settled)
             faults.reach("queue.recorded")
         with self._file.transaction() as connection:
@@ -253,6 +254,14 @@ class SqliteQueue:
                 settled.leases = self._claim(connection, claim_next)
             faults.reach("queue.mid_commit")
         return settled
+
+    def _fit(self, settlement: Settlement) -> Settlement:
+        """With a large value beside the record; numbers and short answers are passed on as they are."""
+        record = settlement.record
+        if not isinstance(record.value, str | list | dict) or not isinstance(self.records, SqliteRecords):
+            return settlement
+        fitted = self.records.fit(record)
+        return settlement if fitted is record else replace(settlement, record=fitted)
 
     def _record_elsewhere(self, settlements: Sequence[Settlement], settled: Settled) -> list[Settlement]:
         """Mark and commit in the store first; what came second is refused and its lease left alone."""
