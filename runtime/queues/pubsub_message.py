@@ -50,6 +50,8 @@ ALONE: Final = "runtime_alone"
 SUSPECT: Final = "runtime_suspect"
 NOT_BEFORE: Final = "runtime_not_before"
 """Outranks the body's own `not_before`."""
+SUBMITTED: Final = "runtime_submitted"
+"""Of a copy: when the first message was published, for a body that does not say when it was submitted."""
 PAYLOAD: Final = "runtime_payload"
 """Where in the record store the body lies."""
 
@@ -145,6 +147,9 @@ def write_copy(
         attributes[ALONE] = "1"
     if delivery.suspect if suspect is None else suspect:
         attributes[SUSPECT] = "1"
+    if task.submitted_at is not None:
+        # A purge counts from this time, and a copy must not look younger than the task.
+        attributes[SUBMITTED] = format_time(task.submitted_at)
     if not_before is not None:
         attributes[NOT_BEFORE] = format_time(not_before)
     if PAYLOAD in delivery.attributes:
@@ -163,9 +168,8 @@ def read_message(message: ReceivedMessage, get_blob: Callable[[str], bytes]) -> 
     ack_ids = {message.message_id: message.ack_id}
     try:
         text = _read_text(message, get_blob)
-        task = decode_task(
-            text, defaults=TaskDefaults(submitted_at=message.published_at), fallback_key=message.message_id
-        )
+        submitted_at = _time(attributes.get(SUBMITTED)) or message.published_at
+        task = decode_task(text, defaults=TaskDefaults(submitted_at=submitted_at), fallback_key=message.message_id)
     except InvalidTask as problem:
         return _invalid_delivery(message, ack_ids, problem)
     not_before = _time(attributes.get(NOT_BEFORE)) if NOT_BEFORE in attributes else task.not_before

@@ -170,6 +170,15 @@ def test_copy_without_a_delay_takes_an_older_one_away() -> None:
     assert SUSPECT not in second.attributes
 
 
+def test_copy_is_not_younger_than_its_task() -> None:
+    first = deliver(write_message(sample_task(), no_put))
+    copy = write_copy(first, not_before=None)
+    later = ReceivedMessage("ack-2", "m-2", copy.data, dict(copy.attributes), NOW + timedelta(days=1), 0)
+
+    assert first.task.submitted_at == NOW
+    assert read_message(later, no_blob).task.submitted_at == NOW
+
+
 def test_copy_drops_the_services_own_attributes_and_fits_the_limit_of_100() -> None:
     attributes = {f"lab-{number}": "x" for number in range(100)}
     attributes |= {"googclient_schemaencoding": "JSON", "CloudPubSubDeadLetterSourceDeliveryCount": "5"}
