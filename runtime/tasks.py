@@ -264,6 +264,29 @@ def decode_task(
     return parse_task(fields, defaults=defaults, fallback_key=fallback_key, line=line)
 
 
+def decode_stored(body: str) -> Task:
+    """The task of a text that `encode_task` wrote: what was checked once is not checked again, which takes a third."""
+    fields = _DECODE(body)
+    if not fields.keys() <= _PLAIN:
+        return parse_task(fields)
+    entry: Entry
+    if "function" in fields:
+        entry = FunctionEntry(fields["function"], tuple(fields.get("args", ())), fields.get("kwargs", {}))
+    elif "workflow" in fields:
+        entry = WorkflowEntry(fields["project"], fields["workflow"], tuple(fields["args"]))
+    else:
+        entry = CommandEntry(tuple(fields["command"]))
+    at = fields.get("submitted_at")
+    return Task(
+        id=fields["id"],
+        entry=entry,
+        experiment=fields["experiment"],
+        key=fields.get("key"),
+        submitted_by=fields.get("submitted_by"),
+        submitted_at=None if at is None else datetime.fromisoformat(at),
+    )
+
+
 def parse_task(
     fields: object, *, defaults: TaskDefaults = _DEFAULTS, fallback_key: str | None = None, line: int | None = None
 ) -> Task:
@@ -319,6 +342,12 @@ def _parse(fields: object, defaults: TaskDefaults, fallback_key: str | None) -> 
     )
 
 
+_DECODE = json.JSONDecoder().decode
+_PLAIN = frozenset(
+    {"schema", "id", "experiment", "key", "submitted_by", "submitted_at"}
+    | {"project", "workflow", "args", "command", "function", "kwargs"}
+)
+"""The fields of most tasks."""
 _EXAMPLE = '{"project": "p", "workflow": "w", "args": []}'
 _ENTRY_FIELDS = frozenset({"schema", "project", "workflow", "args", "command", "function", "kwargs"})
 

@@ -168,6 +168,7 @@ class Worker:
         self._slots: tuple[Slot, ...] = plan_slots(
             read_machine(os.environ), self.options.slots, self.options.gpus_per_slot
         )
+        self._environments = [slot.environment() for slot in self._slots]
         self._selector = selectors.DefaultSelector()
         self._heartbeat = Heartbeat(self.options.lease, self._clock)
         self._attempts: dict[str, _Attempt] = {}
@@ -651,7 +652,7 @@ class Worker:
 
     def _send(self, batch: list[_Attempt], slot: Slot) -> None:
         orders = []
-        environment = slot.environment()
+        environment = self._environments[slot.index]
         others = any(self._on_slot(other.index) for other in self._slots if other.index != slot.index)
         for attempt in batch:
             lease = attempt.lease

@@ -46,14 +46,15 @@ from runtime.queues.presence import TOKEN_CHARS, Bells, Presence
 from runtime.reasons import EndReason
 from runtime.records.base import EndedNote, Record, RecordStore
 from runtime.records.sqlite import SqliteRecords, encode_note, insert_record
-from runtime.tasks import Task, TaskState, decode_task, encode_task
+from runtime.tasks import Task, TaskState, decode_stored, encode_task
 
 _SUSPECT, _ALONE = 1, 2
 
 _ADD = "INSERT OR IGNORE INTO tasks(id, experiment, generation, queue, rank, due, body) VALUES(?, ?, ?, ?, ?, ?, ?)"
 _NEXT = (
-    "SELECT r.rank, r.seq, r.tries, r.flags, t.experiment, t.generation, t.body FROM ready r JOIN tasks t USING(seq) "
-    "WHERE r.queue=? ORDER BY r.rank, r.seq LIMIT ?"
+    "SELECT r.rank, r.seq, r.tries, r.flags, t.experiment, t.generation, t.body FROM queues q "
+    "JOIN ready r ON r.queue=q.id JOIN tasks t USING(seq) "
+    "WHERE q.id=? AND NOT q.paused ORDER BY r.rank, r.seq LIMIT ?"
 )
 _TAKE = "DELETE FROM ready WHERE queue=? AND rank=? AND seq=?"
 _HOLD = "INSERT INTO leases(seq, holder, token, tries, flags, leased) VALUES(?, ?, ?, ?, ?, ?)"
@@ -92,6 +93,7 @@ class SqliteQueue:
         self._presence: Presence | None = None
         self._holder: int | None = None
         self._tokens = _tokens()
+        self._look_for_due_at = 0.0
 
     # put
 
@@ -225,7 +227,12 @@ class SqliteQueue:
                 return []
         with self._file.transaction() as connection:
             self._hold(connection, worker, ttl)
-            return self._claim(connection, n)
+            changes: dict[int, dict[str, int]] = {}
+            self._bring_up(connection, self._clock.now().timestamp())
+            leases = self._claim(connection, n, changes)
+            for experiment, change in changes.items():
+                count(connection, experiment, **change)
+            return leases
 
     def renew(self, leases: Sequence[Lease], ttl: timedelta) -> list[Lease]:
         if not leases or self._presence is None:
@@ -248,10 +255,10 @@ class SqliteQueue:
             changes: dict[int, dict[str, int]] = {}
             for settlement in recorded:
                 self._settle_one(connection, settlement, changes, settled)
+            if claim_next and self._holder is not None:
+                settled.leases = self._claim(connection, claim_next, changes)
             for experiment, change in changes.items():
                 count(connection, experiment, **change)
-            if claim_next and self._holder is not None:
-                settled.leases = self._claim(connection, claim_next)
             faults.reach("queue.mid_commit")
         return settled
 
@@ -395,44 +402,32 @@ class SqliteQueue:
             return False
         return bool(row[0]) or (row[2] is not None and row[2] <= self._clock.now().timestamp())
 
-    def _claim(self, connection: sqlite3.Connection, n: int) -> list[Lease]:
+    def _claim(self, connection: sqlite3.Connection, n: int, changes: dict[int, dict[str, int]]) -> list[Lease]:
+        """Lease what comes next; what that does to the counters is added to `changes`."""
         queue = self._queue(connection)
         now = self._clock.now().timestamp()
-        self._bring_up(connection, now)
-        rows = connection.execute(_NEXT, (queue, n)).fetchall()
-        if not rows:
-            return []
-        if connection.execute("SELECT paused FROM queues WHERE id=?", (queue,)).fetchone()[0]:
-            return []
+        if now >= self._look_for_due_at:
+            self._look_for_due_at = now + LOOK_FOR_DUE_S
+            self._bring_up(connection, now)
         leases: list[Lease] = []
         taken, holds = [], []
-        moved: dict[int, int] = {}
-        for rank, seq, tries, flags, experiment, generation, body in rows:
+        for rank, seq, tries, flags, experiment, generation, body in connection.execute(_NEXT, (queue, n)).fetchall():
             token = next(self._tokens)
-            task = decode_task(body)
+            task = decode_stored(body)
             if task.generation != generation:
                 task = replace(task, generation=generation)
-            leases.append(
-                Lease(
-                    task,
-                    token,
-                    body,
-                    tries,
-                    bool(flags & _SUSPECT),
-                    bool(flags & _ALONE),
-                    None,
-                    _Held(seq, experiment),
-                )
-            )
+            held = _Held(seq, experiment)
+            leases.append(Lease(task, token, body, tries, bool(flags & _SUSPECT), bool(flags & _ALONE), None, held))
             taken.append((queue, rank, seq))
             holds.append((seq, self._holder, token, tries, flags, now))
-            moved[experiment] = moved.get(experiment, 0) + 1
-        connection.executemany(_TAKE, taken)
-        connection.executemany(_HOLD, holds)
-        for experiment, moves in moved.items():
-            connection.execute(
-                "UPDATE experiments SET queued=queued-?, leased=leased+? WHERE id=?", (moves, moves, experiment)
-            )
+            change = changes.get(experiment)
+            if change is None:
+                change = changes[experiment] = {}
+            change["queued"] = change.get("queued", 0) - 1
+            change["leased"] = change.get("leased", 0) + 1
+        if leases:
+            connection.executemany(_TAKE, taken)
+            connection.executemany(_HOLD, holds)
         return leases
 
     def _bring_up(self, connection: sqlite3.Connection, now: float) -> None:
@@ -499,7 +494,7 @@ class SqliteQueue:
                     if self._fused:
                         _insert_note(connection, seq, generation, note)
                     else:
-                        orphans.append((replace(decode_task(body), generation=generation), note))
+                        orphans.append((replace(decode_stored(body), generation=generation), note))
                     tries += 1
                 self._requeue(connection, seq, queue, rank, None, 0, tries=tries, flags=flags | _SUSPECT)
                 count(connection, experiment, leased=-1, queued=1)
@@ -547,7 +542,7 @@ class SqliteQueue:
                 "WHERE q.name=? ORDER BY r.rank, r.seq LIMIT ?",
                 (self.name, n),
             ).fetchall()
-        return [replace(decode_task(body), generation=generation) for body, generation in rows]
+        return [replace(decode_stored(body), generation=generation) for body, generation in rows]
 
     def find_waiting(self, task_id: str) -> Waiting | None:
         with self._file.reading() as connection:
@@ -628,6 +623,8 @@ class SqliteQueue:
         return self._number
 
 
+LOOK_FOR_DUE_S: Final = 0.05
+"""A busy worker looks for delayed tasks that are due this often; an idle one each time it looks for any."""
 _MISSED_RENEWAL: Final = 15.0
 """Seconds: under half of the default lease left although it is renewed with two thirds left."""
 

@@ -19,6 +19,7 @@ from runtime.tasks import (
     TaskDefaults,
     TaskState,
     WorkflowEntry,
+    decode_stored,
     decode_task,
     describe_entry,
     encode_task,
@@ -72,6 +73,7 @@ def tasks(draw: st.DrawFn) -> Task:
 @given(tasks())
 def test_task_survives_the_wire_whole(task: Task) -> None:
     assert decode_task(encode_task(task)) == task
+    assert decode_stored(encode_task(task)) == task
 
 
 def test_bare_form_is_a_task_of_the_default_experiment() -> None:
