@@ -32,6 +32,7 @@ from benchmarks.services import ServiceMissing, Services
 ROUNDS = 5
 CELL_TIMEOUT_S = 300
 FINISHED = 1_000_000
+BEGIN_MARK, END_MARK = "<!-- measured -->", "<!-- end of measured -->"
 
 
 def main() -> int:
@@ -57,6 +58,8 @@ def main() -> int:
     report = _report(run, verdicts, time.monotonic() - began)
     if arguments.save:
         Path(arguments.save).write_text(json.dumps(report, indent=1) + "\n")
+    if arguments.document:
+        _write_into(Path(arguments.document), run, report, verdicts)
     if arguments.output == "json":
         print(json.dumps(report, indent=1))
     else:
@@ -227,17 +230,31 @@ def machine() -> dict[str, Any]:
 
 
 def _print(report: Mapping[str, Any], run: Run, verdicts: Sequence[Verdict], *, markdown: bool) -> None:
-    facts = report["machine"]
-    counts = sorted({len(rounds) for rounds in run.rounds.values()})
     print((render_markdown if markdown else render)(verdicts))
     print()
-    for line in _notes(run, verdicts):
+    for line in (*_notes(run, verdicts), _where(report, run)):
         print(line)
-    print(
+
+
+def _where(report: Mapping[str, Any], run: Run) -> str:
+    facts = report["machine"]
+    rounds = max((len(found) for found in run.rounds.values()), default=0)
+    return (
         f"{facts['processor']}, {facts['cpus']} CPUs, {facts['memory_gb']} GB, Linux {facts['kernel']}, "
-        f"Python {facts['python']}, SQLite {facts['sqlite']}; {counts[-1] if counts else 0} rounds in "
-        f"{report['seconds'] / 60:.0f} min"
+        f"Python {facts['python']}, SQLite {facts['sqlite']}; {rounds} rounds in {report['seconds'] / 60:.0f} min"
     )
+
+
+def _write_into(path: Path, run: Run, report: Mapping[str, Any], verdicts: Sequence[Verdict]) -> None:
+    """Put the table between the two marks in a document."""
+    text = path.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(BEGIN_MARK)
+    _, end, after = rest.partition(END_MARK)
+    if not begin or not end:
+        print(f"error: `{path}` has no lines {BEGIN_MARK} and {END_MARK}; nothing written", file=sys.stderr)
+        return
+    notes = "\n".join(f"- {line}" for line in (_where(report, run), *_notes(run, verdicts)))
+    path.write_text(f"{before}{begin}\n{render_markdown(verdicts)}\n\n{notes}\n{end}{after}", encoding="utf-8")
 
 
 def _notes(run: Run, verdicts: Sequence[Verdict]) -> Iterator[str]:
@@ -267,6 +284,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--cells", type=_words, default=(), metavar="CELL,...", help="such as ours.full,huey")
     parser.add_argument("-o", "--output", choices=["table", "markdown", "json"], default="table")
     parser.add_argument("--save", metavar="FILE", help="write every number of every round there, as JSON")
+    parser.add_argument("--document", metavar="FILE", help="put the table between the marks in FILE, as in docs/")
     parser.add_argument("--folder", metavar="FOLDER", help="where queues lie: the file system that is measured")
     arguments = parser.parse_args()
     if arguments.rounds is None:
