@@ -281,6 +281,8 @@ class Child:
     ) -> None:
         self.page[self.cell + OVER_AT] = 1
         flags = RETIRES if fresh or self.must_retire or (functions and self._is_worn()) else 0
+        if self.stdout.closed or self.stderr.closed:
+            flags |= RETIRES
         if sys.stdout is not self.stdout or sys.stderr is not self.stderr:
             flush()
             sys.stdout, sys.stderr = self.stdout, self.stderr

@@ -100,7 +100,7 @@ class _ChildAttempt(Attempt):
 
     @property
     def checkpoint_dir(self) -> Path:
-        return _made(self._child.checkpoint_dir or "checkpoints")
+        return _made(self._child.checkpoint_dir or f"checkpoints/{self.task_id}")
 
     @property
     def stop_reason(self) -> str | None:

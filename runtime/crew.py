@@ -598,7 +598,7 @@ class Crew:
         result.max_rss_bytes = peak or None
         if flags & attempt.DETAILED:
             _fill_in(result, payload)
-        if result.signal == signal.SIGKILL or result.exit_code == 128 + signal.SIGKILL:
+        if result.reason is not _SUCCEEDED:
             self._judge_sigkill(result)
         if result.reason is not _SUCCEEDED and child.asked:
             _override(result, *child.asked)
@@ -666,9 +666,8 @@ class Crew:
     def _start_guardian(self) -> None:
         ours, theirs = socket.socketpair()
         source = str(Path(__file__).resolve().parents[1])
-        code = "import sys; sys.path.insert(0, sys.argv[1]); from runtime.guardian import main; main(int(sys.argv[2]))"
         self._guardian = subprocess.Popen(
-            [sys.executable, "-c", code, source, str(theirs.fileno())],
+            [sys.executable, "-P", "-c", _GUARDIAN, source, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(), self._page_fd, *self.settings.hold_fds),
@@ -706,7 +705,10 @@ class Crew:
             self._socket.close()
             self._socket = None
         if self._guardian is not None:
-            self._guardian.wait()
+            try:
+                self._guardian.wait(CLOSE_PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                pass  # Something cannot be killed; the guardian waits for it, and holds our locks as long.
             self._guardian = None
         self._page.close()
         self._page = None
@@ -753,7 +755,8 @@ class Crew:
         elif verb == "failed":
             self._fail_to_fork(child, int(value))
         elif verb == "exited":
-            self._bury(child, int(value))
+            status, _, peak = value.partition(" ")
+            self._bury(child, int(status), int(peak))
 
     def _fail_to_fork(self, child: _Child, error: int) -> None:
         slot, orders = child.slot, list(child.orders)
@@ -769,7 +772,7 @@ class Crew:
         slot.pending.extendleft(reversed(others))
         self._pump(slot)
 
-    def _bury(self, child: _Child, status: int) -> None:
+    def _bury(self, child: _Child, status: int, peak: int) -> None:
         """A child is gone, with all that it left behind."""
         self._read_results(child)
         self._read_output(child)
@@ -782,7 +785,7 @@ class Crew:
                 self._tell(f"sweep {child.name}")
                 return
             order = child.orders.popleft()
-            child.result = self._judge_death(child, order, code, started)
+            child.result = self._judge_death(child, order, code, started, peak)
         slot, result = child.slot, child.result
         slot.false_starts = 0 if begun or code == attempt.CLEAN_EXIT else slot.false_starts + 1
         if slot.false_starts >= FALSE_STARTS and child.orders:
@@ -799,17 +802,17 @@ class Crew:
         self._drop(child)
         self._pump(slot)
 
-    def _judge_death(self, child: _Child, order: Order, code: int, started: float) -> Ended:
+    def _judge_death(self, child: _Child, order: Order, code: int, started: float, peak: int) -> Ended:
         """What ended an attempt whose process died without a word."""
         result = Ended(order.token, child.slot.index, EndReason.APP_FAILED, started, time.time())
+        result.max_rss_bytes = peak or None
         if code < 0:
             result.signal = -code
             result.message = f"died of {_describe_code(code)}"
         else:
             result.exit_code = code
             result.message = f"the process exited with {_describe_code(code)} before the attempt had ended"
-        if result.signal == signal.SIGKILL:
-            self._judge_sigkill(result)
+        self._judge_sigkill(result)
         if child.asked:
             _override(result, *child.asked)
         self._add_evidence(child, order, result)
@@ -824,9 +827,15 @@ class Crew:
             scratch.remove_empty(order.output_dir, parents=1)
 
     def _judge_sigkill(self, result: Ended) -> None:
-        if self._oom.kills():
+        """Whether it was killed for memory. Asked at each failure, so that what the counter counts is not old."""
+        kills = self._oom.kills()
+        if result.signal != signal.SIGKILL and result.exit_code != 128 + signal.SIGKILL:
+            return
+        if kills:
             result.reason = EndReason.OOM
             result.message = "killed for memory by the kernel: the count of out-of-memory kills rose"
+            if result.max_rss_bytes:
+                result.message += f"; at its peak the process held {format_size(result.max_rss_bytes)}"
         elif result.signal:
             result.message = (
                 "killed by signal 9 (SIGKILL) from outside; nothing shows that memory ran out: `dmesg` may say who did"
@@ -1032,6 +1041,14 @@ class Crew:
     def _listen(self, child: _Child, read: Callable[[], None], events: int) -> None:
         self._selector.modify(child.sock, events, _Channel(self, read))
 
+
+# The standard library first: a folder that is put in front of it may hold a module with one of its names.
+_GUARDIAN = """
+import faulthandler, fcntl, importlib.machinery, json, mmap, resource, select, signal, socket, sys, termios
+sys.path.insert(0, sys.argv[1])
+from runtime.guardian import main
+main(int(sys.argv[2]))
+"""
 
 # The fast path of each result: looked up once.
 _SUCCEEDED = EndReason.SUCCEEDED

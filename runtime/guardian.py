@@ -3,11 +3,12 @@ just that.
 
 It is single-threaded, holds no state of the queue, and never runs user code. As the subreaper of all that it started
 it inherits whatever an attempt leaves behind. Every child is a subreaper too, so what falls to the guardian can only
-be of a child that has died: there is nothing to attribute. docs/decisions/0003-processes.md has the reasons.
+be of a child that has died: there is nothing to attribute. docs/decisions/processes.md has the reasons.
 
 Messages from the worker end with NUL: `fork ID CELL` with two descriptors (control socket, write end of the output
 pipe), `stop ID` (SIGTERM to the attempt's session), `kill ID` (SIGKILL to the child and all below it), `sweep ID`,
-`remove PATH`. Messages to it: `ready`, `forked ID PID`, `failed ID ERRNO`, `exited ID STATUS`, `removed PATH`.
+`remove PATH`. Messages to it: `ready`, `forked ID PID`, `failed ID ERRNO`, `exited ID STATUS
+PEAK`, `removed PATH`.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class Guardian:
                 processes.send_signal([pid], signal.SIGKILL)
                 processes.send_signal(processes.find_descendants(processes.read_table(), pid), signal.SIGKILL)
             case "sweep":
-                self._sweep_before(f"exited {rest} 0")
+                self._sweep_before(f"exited {rest} {attempt.CLEAN_EXIT << 8} 0")
             case "remove":
                 self._remove(rest)
             case _:
@@ -204,7 +205,7 @@ class Guardian:
     def _reap(self) -> None:
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if not pid:
@@ -216,7 +217,8 @@ class Guardian:
             if name is None:
                 continue
             del self.pids[name], self.cells[name]
-            message = f"exited {name} {status}"
+            peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+            message = f"exited {name} {status} {peak}"
             if os.WIFEXITED(status) and os.WEXITSTATUS(status) == attempt.CLEAN_EXIT:
                 self._say(message)
             else:

@@ -26,6 +26,10 @@ def say(text="hi\n", count=1):
     sys.stdout.write(text * count)
 
 
+def close_output():
+    sys.stdout.close()
+
+
 def say_raw():
     os.write(1, b"\xff\x00raw, no end of line")
     os.write(2, b"|and stderr")

@@ -266,6 +266,40 @@ def test_workflow_value_that_is_no_json_is_dropped_with_a_note(bench: Bench, tmp
         assert b"the value is not kept" in ended.log
 
 
+def test_modules_in_the_working_folder_do_not_reach_the_guardian(
+    make: Callable[..., Bench], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("socket", "json", "signal", "select", "random"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('loaded')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert make().run("nothing").reason is EndReason.SUCCEEDED
+
+
+def test_kernel_kill_for_memory_is_oom(make: Callable[..., Bench], tmp_path: Path) -> None:
+    counter = tmp_path / "memory.events"
+    counter.write_text("oom_kill 0\n")
+    bench = make()
+    bench.crew._oom = processes.OomWatch(str(counter))
+    order = bench.start("sleep")
+    counter.write_text("oom_kill 1\n")
+    os.kill(bench.crew.pids()[1], signal.SIGKILL)
+    ended = bench.wait(order)[0]
+    assert (ended.reason, ended.signal) == (EndReason.OOM, signal.SIGKILL)
+    assert ended.message
+    assert ended.message.startswith("killed for memory by the kernel")
+    assert "at its peak the process held" in ended.message
+    assert bench.run("die", signal.SIGKILL).reason is EndReason.APP_FAILED
+    counter.write_text("oom_kill 2\n")
+    assert bench.run("leave_at_once", 1).reason is EndReason.APP_FAILED
+    assert bench.run("die", signal.SIGKILL).reason is EndReason.APP_FAILED
+
+
+def test_closed_output_does_not_reach_the_next_attempt(bench: Bench) -> None:
+    assert bench.run("close_output").reason is EndReason.SUCCEEDED
+    assert bench.run("say").log == b"hi\n"
+
+
 # time, memory, stops
 
 
