@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final, TypeVar
 
 from runtime import faults
@@ -39,6 +39,7 @@ from runtime.queues.pubsub_client import (
     PubSubUnavailable,
     ReceivedMessage,
     check_names,
+    ensure_topics,
     insist,
 )
 from runtime.queues.pubsub_intake import Intake
@@ -54,6 +55,7 @@ from runtime.queues.pubsub_message import (
 from runtime.reasons import EndReason
 from runtime.records.base import Mark, Record, RecordStore
 from runtime.tasks import Task, TaskState, new_token
+from runtime.units import format_time
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -120,8 +122,10 @@ class PubSubQueue:
 
     def put(self, tasks: Sequence[Task]) -> PutResult:
         """Durable on return. The service cannot tell what it knows already, so `known` is 0."""
+        retention_s, now = self._settings.retention_s, self._clock.now()
+        last = now + timedelta(seconds=retention_s) if retention_s else None
         for task in tasks:
-            check_task(task, queue=self.name)
+            check_task(task, queue=self.name, last=last)
         waiting: deque[Future[None]] = deque()
         with ThreadPoolExecutor(PUBLISHES_AT_ONCE, thread_name_prefix="pubsub-put") as pool:
             try:
@@ -337,8 +341,11 @@ class PubSubQueue:
             pass
 
     def outlook(self) -> Outlook:
-        """What this worker holds for later. What others hold, and whose leases lapse, the service does not say."""
-        return Outlook(next_due=self._intake.next_due())
+        """What this worker holds for later, and whether the service answers at all.
+
+        What others hold, and whose leases lapse, it does not say.
+        """
+        return Outlook(next_due=self._intake.next_due(), suspect_leases=self._intake.is_cut_off())
 
     def doorbell(self) -> int:
         return self._intake.doorbell()
@@ -359,6 +366,11 @@ class PubSubQueue:
         )
 
     # control
+
+    def ensure_topics(self) -> list[str]:
+        """On an emulator, make again what it forgot, and return the names; elsewhere nothing: the stack owns them."""
+        emulator = self._client().emulator
+        return ensure_topics(self._settings, emulator=emulator) if emulator else []
 
     def pause(self) -> None:
         """Workers stop leasing within ten seconds."""
@@ -399,13 +411,19 @@ class PubSubQueue:
             self._opened.close()
 
 
-def check_task(task: Task, *, queue: str = DEFAULT_QUEUE) -> None:
-    """Raise `NotPossible` for a task that Pub/Sub cannot queue as it asks."""
+def check_task(task: Task, *, queue: str = DEFAULT_QUEUE, last: datetime | None = None) -> None:
+    """Raise `NotPossible` for a task that Pub/Sub cannot queue as it asks; `last` is when it forgets."""
     if task.priority:
         raise NotPossible(
             f"queue `{queue}` cannot honour priority {task.priority} of task `{task.id}`",
             facts=["Pub/Sub delivers in no order that a submitter can choose"],
             hint="leave `--priority` out, or use a queue of its own for what is urgent",
+        )
+    if last is not None and task.not_before is not None and task.not_before >= last:
+        raise NotPossible(
+            f"queue `{queue}` cannot hold task `{task.id}` until {format_time(task.not_before)}",
+            facts=[f"its subscription forgets messages of today after {format_time(last)}"],
+            hint="choose a shorter `--delay`, or raise the queue's retention in the stack",
         )
 
 

@@ -254,6 +254,10 @@ class Intake:
                 return None
             return timedelta(seconds=max(0.0, self._later[0][0] - self._clock.now().timestamp()))
 
+    def is_cut_off(self) -> bool:
+        """Whether what is there cannot be known at the moment."""
+        return self._problem is not None
+
     def read_control(self, *, fresh: bool = False) -> Control:
         """At most ten seconds old; an old one where the store cannot be reached."""
         if fresh or self._clock.boottime() - self._control_read >= CONTROL_EVERY_S:
@@ -308,9 +312,10 @@ class Intake:
                 self._pulling = True
             try:
                 received = self._client().pull(self._settings.subscription, n, wait_s=PULL_WAIT_S)
-                self._answered()
+                self._reached = True
                 if received:
                     self._take_in(received, n)
+                self._answered()
                 failures = 0
             except InfrastructureFailure as problem:
                 self._failed(problem)
@@ -325,7 +330,6 @@ class Intake:
 
     def _answered(self) -> None:
         with self._changed:
-            self._reached = True
             if self._problem is None:
                 return
             self._problem = None

@@ -698,7 +698,7 @@ def test_worker_survives_a_restart_of_the_emulator_and_what_is_published_again_r
     own_emulator.start()
     assert queue.lease(1, worker="w-1", ttl=TTL) == []  # It has forgotten the subscription: an outage still.
     time.sleep(1)
-    ensure_topics(settings, emulator=own_emulator.address)
+    assert sorted(queue.ensure_topics()) == [settings.subscription, settings.topic]
     queue.put(tasks)
     leases = lease_soon(queue, 4, timeout_s=20)
     settle(queue, leases)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from runtime.errors import QueueUnavailable, StoreUnavailable
+from runtime.errors import NotPossible, QueueUnavailable, StoreUnavailable
 from runtime.outputs import PubSubQueueOutput
 from runtime.queues import pubsub_intake
 from runtime.queues.base import Lease, Release, Settlement
@@ -518,6 +518,34 @@ def test_outage_is_survived_for_the_patience_and_then_said(service: FakeService,
     assert took_s >= 0.5
     assert eventually(lambda: not has_given_up())
     queue.close()
+
+
+def test_cut_off_worker_is_told_that_there_may_be_work(service: FakeService, queue: PubSubQueue) -> None:
+    queue.put([sample_task()])
+    lease(queue)
+    before = queue.outlook().suspect_leases
+    service.failures["pull"] = 3
+
+    queue.lease(1, worker="w-1", ttl=TTL)  # The pull that waits is not cut off; what it brings ends it.
+    service.deliver(service.published[0], "m-9")
+
+    assert not before
+    assert eventually(lambda: queue.outlook().suspect_leases)
+    assert eventually(lambda: not service.failures["pull"])
+    queue.put([sample_task("2")])
+    lease(queue)
+    assert eventually(lambda: not queue.outlook().suspect_leases)
+
+
+def test_delay_beyond_the_retention_is_refused(service: FakeService, records: FlakyRecords) -> None:
+    queue = PubSubQueue(replace(SETTINGS, retention_s=86_400), records, client=service)  # type: ignore[arg-type]
+    now = datetime.now(UTC)
+
+    queue.put([sample_task("1", not_before=now + timedelta(hours=23))])
+    with pytest.raises(NotPossible):
+        queue.put([sample_task("2", not_before=now + timedelta(hours=25))])
+
+    assert len(service.published) == 1
 
 
 def test_put_is_acknowledged_only_when_every_request_was(
