@@ -17,7 +17,7 @@ quickstart: .venv/.compiled ## set up, then run the main job end to end on this 
 	@.venv/bin/runtime quickstart $(ARGS)
 
 test: .venv/.compiled ## set up, then run every test; what needs a missing component is skipped and says why
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n 2 $(ARGS)
 
 check: lint types fast ## format, lint, types and the fast tests, offline
 
@@ -29,7 +29,7 @@ types: .venv/.ready
 	$(PY) -m mypy --no-error-summary
 
 fast: .venv/.compiled
-	$(PY) -m pytest -q -m 'not service and not slow' $(wildcard tests/unit tests/conformance tests/golden) $(ARGS)
+	$(PY) -m pytest -q -n 4 -m 'not service and not slow' $(wildcard tests/unit tests/conformance tests/golden) $(ARGS)
 
 services: ## install the real components the service tests need (Debian, Ubuntu)
 	@scripts/services
