@@ -230,6 +230,7 @@ class Crew:
         self._env: Mapping[str, str] = {}
         self._env_text = ""
         self._removing = 0
+        self._learned: set[str] = set()
         self._closed = False
 
     def start(self) -> None:
@@ -597,7 +598,7 @@ class Crew:
         result = Ended(order.token, child.slot.index, _SUCCEEDED, started, ended)
         result.max_rss_bytes = peak or None
         if flags & attempt.DETAILED:
-            _fill_in(result, payload)
+            self._learn(_fill_in(result, payload))
         if result.reason is not _SUCCEEDED:
             self._judge_sigkill(result)
         if result.reason is not _SUCCEEDED and child.asked:
@@ -615,6 +616,13 @@ class Crew:
         self._ended.append(result)
         if flags & attempt.WAITS:
             self._write(child, _pack_order(0, attempt.GO_ON))
+
+    def _learn(self, details: dict[str, Any]) -> None:
+        """Have the guardian load what fresh attempts of ours load."""
+        names = set(details.get("imported", ())) - self._learned
+        if names:
+            self._learned |= names
+            self._tell(f"preload {' '.join(sorted(names))}")
 
     def _add_evidence(self, child: _Child, order: Order, result: Ended) -> None:
         """What was seen from here of the attempt that has ended."""
@@ -676,6 +684,7 @@ class Crew:
         theirs.close()
         self._socket = ours
         self._inbox = b""
+        self._learned.clear()
         settings = self.settings
         sys_path = sys.path if settings.sys_path is None else settings.sys_path
         here = str(Path.cwd())
@@ -961,6 +970,7 @@ class Crew:
             self._watch_deadline(child, now)
             if any(order.memory_bytes for order in child.orders):
                 self._awake_by(now + MEMORY_EVERY_S)
+            self._awake_by(now + self.settings.standby_idle_s)
         for idle in (slot.standby, None if child and child.orders else child):
             if idle is None or idle.held:
                 continue
@@ -1067,8 +1077,8 @@ def _describe_code(code: int) -> str:
     return f"code {code}" if code >= 0 else f"signal {-code} ({attempt.signal_name(-code)})"
 
 
-def _fill_in(result: Ended, payload: bytes) -> None:
-    """The child's details and value."""
+def _fill_in(result: Ended, payload: bytes) -> dict[str, Any]:
+    """The child's details, which are returned, and value."""
     (length,) = attempt.DETAIL_HEADER.unpack_from(payload)
     split = attempt.DETAIL_HEADER.size + length
     details: dict[str, Any] = json.loads(payload[attempt.DETAIL_HEADER.size : split])
@@ -1079,6 +1089,7 @@ def _fill_in(result: Ended, payload: bytes) -> None:
     result.signal = details.get("signal")
     result.metrics = details.get("metrics") or {}
     result.progressed = bool(details.get("progressed"))
+    return details
 
 
 def _override(result: Ended, reason: EndReason, message: str | None) -> None:

@@ -7,7 +7,7 @@ be of a child that has died: there is nothing to attribute. docs/decisions/proce
 
 Messages from the worker end with NUL: `fork ID CELL` with two descriptors (control socket, write end of the output
 pipe), `stop ID` (SIGTERM to the attempt's session), `kill ID` (SIGKILL to the child and all below it), `sweep ID`,
-`remove PATH`. Messages to it: `ready`, `forked ID PID`, `failed ID ERRNO`, `exited ID STATUS
+`remove PATH`, `preload MODULE…`. Messages to it: `ready`, `forked ID PID`, `failed ID ERRNO`, `exited ID STATUS
 PEAK`, `removed PATH`.
 """
 
@@ -126,6 +126,8 @@ class Guardian:
                 processes.send_signal(processes.find_descendants(processes.read_table(), pid), signal.SIGKILL)
             case "sweep":
                 self._sweep_before(f"exited {rest} {attempt.CLEAN_EXIT << 8} 0")
+            case "preload":
+                self._preload(rest.split(" "))
             case "remove":
                 self._remove(rest)
             case _:
@@ -184,6 +186,22 @@ class Guardian:
             processes.send_signal(members, signal.SIGTERM)
         elif sys.platform != "linux":
             os.killpg(leader, signal.SIGTERM)
+
+    def _preload(self, names: list[str]) -> None:
+        """Load modules of the standard library for all children to come, as long as nothing else has their names."""
+        before, path = set(sys.modules), list(sys.path)
+        for name in names:
+            if name in attempt.PRELOADABLE and _is_standard(name):
+                sys.path[:] = [_LIBRARY, f"{_LIBRARY}/lib-dynload"]
+                try:
+                    __import__(name)
+                except Exception:
+                    pass  # Whoever needs it will see why.
+                finally:
+                    sys.path[:] = path
+        self.child.preloaded |= sys.modules.keys() - before
+        self.child.not_loaded = attempt.PRELOADABLE.difference(sys.modules)
+        gc.freeze()
 
     def _remove(self, path: str) -> None:
         pid = os.fork()
@@ -258,6 +276,16 @@ class Guardian:
             if not processes.find_descendants(processes.read_table(), self.pid):
                 break
         os._exit(0)
+
+
+_LIBRARY = os.__file__.rpartition("/")[0]
+
+
+def _is_standard(name: str) -> bool:
+    """Whether children would find the standard library's module under this name."""
+    spec = importlib.machinery.PathFinder.find_spec(name.partition(".")[0])
+    origin = spec.origin if spec else None
+    return not origin or (origin.startswith(f"{_LIBRARY}/") and "site-packages" not in origin)
 
 
 def _open_process(pid: int) -> int:

@@ -506,6 +506,32 @@ def test_fresh_function_finds_a_new_process(fresh: Bench) -> None:
     assert [json.loads(fresh.run("count_calls").value) for _ in range(3)] == [1, 1, 1]
 
 
+def test_library_modules_that_attempts_load_are_loaded_ahead(fresh: Bench, tmp_path: Path) -> None:
+    (tmp_path / "needs.py").write_text(
+        "import sys\n"
+        "before = {'fractions', 'random'} & set(sys.modules)\n"
+        "import fractions, random\n"
+        "def f():\n    return [sorted(before), random.random()]\n"
+    )
+    results = [json.loads(fresh.run({"function": "needs:f"}, code_dir=str(tmp_path)).value) for _ in range(6)]
+    assert results[0][0] == []
+    assert results[-1][0] == ["fractions", "random"]
+    assert len({number for _, number in results}) == len(results), "each draws numbers of its own"
+
+
+def test_module_of_a_snapshot_comes_before_one_that_was_loaded_ahead(fresh: Bench, tmp_path: Path) -> None:
+    for name in ("plain", "own"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "asks.py").write_text("import fractions\ndef f():\n    return fractions.__file__\n")
+    (tmp_path / "own" / "fractions.py").touch()
+    found = [
+        json.loads(fresh.run({"function": "asks:f"}, code_dir=str(tmp_path / name)).value)
+        for name in ("plain", "plain", "plain", "plain", "own")
+    ]
+    assert found[-1] == str(tmp_path / "own" / "fractions.py")
+    assert found[-2] != found[-1]
+
+
 def test_warm_functions_share_a_process(warm: Bench) -> None:
     assert [json.loads(warm.run("count_calls").value) for _ in range(3)] == [1, 2, 3]
 
