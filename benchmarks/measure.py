@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import random
 import statistics
 import subprocess
 import time
@@ -16,6 +17,8 @@ from benchmarks.processes import cpu_seconds, kill, pss_bytes, tree
 
 Numbers: TypeAlias = dict[str, float]
 PATIENCE_S = 120.0
+LEARNING = 50
+"""Tasks by which a worker adapts to how long they take."""
 
 
 class Unexpected(Exception):
@@ -219,7 +222,10 @@ def forked(
     heavy: int,
     options: Mapping[str, Any] | None = None,
 ) -> Numbers:
-    """Our worker with a process for each task: no-ops, then tasks that import 300 MB, then no-ops again."""
+    """Our worker with a process for each task: no-ops, then tasks that import 300 MB, then no-ops again.
+
+    Of the last, those count that come when the worker has seen that tasks are short again.
+    """
     from benchmarks.peers.ours import Ours
 
     place = new_place(folder, 2 * n + heavy, services)
@@ -239,7 +245,7 @@ def forked(
     return {
         "rate": n / board.span(before),
         "rate_heavy": heavy / board.span(large),
-        "rate_after_heavy": n / board.span(after),
+        "rate_after_heavy": (n - LEARNING) / board.span(after[LEARNING:]),
         **faults(board, range(board.slots)),
     }
 
@@ -273,7 +279,8 @@ def redelivery(
         else:
             victims = tree(one.roots())
             one.start(1)
-        time.sleep(2.5)
+        # At any moment of whatever rhythm the second worker looks in.
+        time.sleep(2.5 + random.random())
         if at_second is not None:
             time.sleep((at_second - time.time() % 60) % 60)
         if how == "stop":
