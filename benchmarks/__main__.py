@@ -12,7 +12,6 @@ import importlib.util
 import json
 import os
 import platform
-import shutil
 import signal
 import subprocess
 import sys
@@ -44,8 +43,11 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     _compile()
     began = time.monotonic()
-    with Services() as services, tempfile.TemporaryDirectory(prefix="benchmarks-", dir=arguments.folder) as scratch:
-        run = Run(services, Path(scratch), Path(arguments.folder or tempfile.gettempdir()))
+    with (
+        Services() as services,
+        tempfile.TemporaryDirectory(prefix="bench-", dir=arguments.folder, ignore_cleanup_errors=True) as scratch,
+    ):
+        run = Run(services, Path(scratch))
         try:
             for number in range(arguments.rounds):
                 run.round(number, arguments.rounds, names)
@@ -53,7 +55,6 @@ def main() -> int:
             print("interrupted: what follows is of the rounds so far", file=sys.stderr)
         finally:
             end_descendants(but=services.pids)
-            run.close()
     verdicts = [judge(check, run.rounds) for check in checks]
     report = _report(run, verdicts, time.monotonic() - began)
     if arguments.save:
@@ -70,13 +71,12 @@ def main() -> int:
 class Run:
     """Rounds of measurements, and what could not be measured and why."""
 
-    def __init__(self, services: Services, scratch: Path, folder: Path) -> None:
+    def __init__(self, services: Services, scratch: Path) -> None:
         self.rounds: dict[str, list[Mapping[str, float]]] = {}
         self.problems: dict[str, str] = {}
         self.left_running: list[str] = []
         self._services = services
         self._scratch = scratch
-        self._folder = folder
         self._serial = 0
         self._finished: Path | None = None
 
@@ -84,7 +84,7 @@ class Run:
     def filesystem(self) -> str:
         from runtime.embedded import filesystem_kind
 
-        return filesystem_kind(self._folder) or "a file system that the system does not name"
+        return filesystem_kind(self._scratch) or "a file system that the system does not name"
 
     def round(self, number: int, of: int, names: Sequence[str]) -> None:
         """All cells, one after the other."""
@@ -130,7 +130,7 @@ class Run:
                     "measure": cell.measure,
                     "parameters": parameters,
                     "services": self._services.addresses,
-                    "folder": str(self._folder),
+                    "folder": str(self._scratch / str(self._serial)),
                 }
             )
         )
@@ -172,7 +172,7 @@ class Run:
     def _make_finished(self) -> Path:
         """A data folder whose file holds a million finished tasks; made once per run."""
         if self._finished is None:
-            folder = self._folder / f"benchmark-finished-{os.getpid()}"
+            folder = self._scratch / "finished"
             folder.mkdir()
             print(f"making a file with {FINISHED:,} finished tasks", file=sys.stderr)
             command = (
@@ -184,10 +184,6 @@ class Run:
             )
             self._finished = folder
         return self._finished
-
-    def close(self) -> None:
-        if self._finished is not None:
-            shutil.rmtree(self._finished, ignore_errors=True)
 
 
 def _compile() -> None:

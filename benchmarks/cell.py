@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
-import tempfile
 import traceback
 from pathlib import Path
 from typing import Any
@@ -27,22 +27,20 @@ def main(spec_path: str, answer_path: str) -> int:
     die_with_parent()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     answer: dict[str, Any] = {}
+    folder = Path(spec["folder"])
+    folder.mkdir()
     try:
-        with tempfile.TemporaryDirectory(prefix="benchmark-", dir=spec["folder"], ignore_cleanup_errors=True) as folder:
-            try:
-                function = getattr(measure, spec["measure"])
-                answer["numbers"] = function(Path(folder), spec["services"], **spec["parameters"])
-            except BaseException as problem:
-                answer["problem"] = f"{type(problem).__name__}: {problem}"
-                answer["trace"] = traceback.format_exc()
-                log = Path(folder) / "worker.log"
-                if log.exists():
-                    answer["log"] = log.read_text(errors="replace")[-4000:]
-                if not isinstance(problem, Exception):
-                    raise
-            finally:
-                answer["ended"] = end_descendants()
+        function = getattr(measure, spec["measure"])
+        answer["numbers"] = function(folder, spec["services"], **spec["parameters"])
+    except Exception as problem:
+        answer["problem"] = f"{type(problem).__name__}: {problem}"
+        answer["trace"] = traceback.format_exc()
+        log = folder / "worker.log"
+        if log.exists():
+            answer["log"] = log.read_text(errors="replace")[-4000:]
     finally:
+        answer["ended"] = end_descendants()
+        shutil.rmtree(folder, ignore_errors=True)
         Path(answer_path).write_text(json.dumps(answer))
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from pathlib import Path
 from typing import Any
 
 from benchmarks import bodies
@@ -26,8 +27,9 @@ class Ray:
     def start(self, workers: int) -> None:
         import ray
 
-        # A short path: Ray makes Unix sockets below it, and those have at most 107 characters.
-        self._temporary = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True)
+        # A short path: Ray makes Unix sockets some 70 characters below it, and those have at most 107.
+        folder = self.place.folder if len(str(self.place.folder)) < 32 else Path("/tmp")
+        self._temporary = tempfile.TemporaryDirectory(prefix="r", dir=folder, ignore_cleanup_errors=True)
         ray.init(
             num_cpus=workers,
             include_dashboard=False,
