@@ -103,18 +103,19 @@ class EmbeddedFile:
             ) from problem
 
     @contextmanager
-    def transaction(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
+    def transaction(self, *, durable: bool | None = None) -> Iterator[sqlite3.Connection]:
         """One write transaction under the file's lock; rolled back whole if the body raises.
 
-        `durable` commits with an fsync also where the file was opened with durability `normal`.
+        `durable` commits with an fsync, or without one, whatever durability the file was opened with.
         """
         with self._mutex:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
             try:
                 connection = self._writer or self._open_writer()
-                strict = durable and self.durability == "normal"
-                if strict:
-                    connection.execute("PRAGMA synchronous=FULL")
+                usual = self.durability == "full"
+                other = durable is not None and durable is not usual
+                if other:
+                    connection.execute("PRAGMA synchronous=FULL" if durable else "PRAGMA synchronous=NORMAL")
                 connection.execute("BEGIN IMMEDIATE")
                 try:
                     yield connection
@@ -124,8 +125,8 @@ class EmbeddedFile:
                         connection.execute("ROLLBACK")
                     raise
                 finally:
-                    if strict:
-                        connection.execute("PRAGMA synchronous=NORMAL")
+                    if other:
+                        connection.execute("PRAGMA synchronous=FULL" if usual else "PRAGMA synchronous=NORMAL")
             except sqlite3.OperationalError as problem:
                 raise self._explain(problem) from problem
             finally:

@@ -51,7 +51,7 @@ from runtime.verdict import (
 if TYPE_CHECKING:
     from runtime.notices import Notice
 
-TEND_EVERY_S: Final = 0.4
+TEND_EVERY_S: Final = 0.8
 CONTROL_EVERY_S: Final = 10.0
 SEEN_EVERY_S: Final = 30.0
 SEEN_AFTER_CHANGE_S: Final = 2.0
@@ -223,14 +223,14 @@ class Worker:
         self.records.check()
         self._count = open_metrics(self.options.metrics_address, queue=self.queue.name)
         self._count.set_slots(len(self._slots))
-        hold_fd = self.queue.join(self.name)
+        life_fds = self.queue.join(self.name)
         self._scratch = open_root(self.name)
         self._crew = Crew(
             selector=self._selector,
             slots=len(self._slots),
             settings=CrewSettings(
                 reuse=self.options.reuse_process,
-                hold_fds=(self._scratch.fd,) if hold_fd is None else (hold_fd, self._scratch.fd),
+                hold_fds=(*life_fds, self._scratch.fd),
                 adopt_orphans=self.options.owns_process,
                 # As `python -m` would have it, also under the `runtime` script: the folder it is started in comes first.
                 sys_path=[str(Path.cwd()), *sys.path] if self.options.owns_process else None,
@@ -287,7 +287,8 @@ class Worker:
                 elif key.data is self._offload:
                     self._offload.collect()
                 elif key.fd == self._bell:
-                    self.queue.hush()
+                    if self.queue.hush():
+                        self._due.tend = 0.0
                     self._due.poll = 0.0
                 elif key.fd == self._wake_read:
                     os.read(self._wake_read, 4096)

@@ -156,11 +156,11 @@ class Queue(Protocol):
     def put(self, tasks: Sequence[Task]) -> PutResult:
         """Durable on return. A task whose id and generation are known here is not put twice where that can be told."""
 
-    def join(self, worker: str) -> int | None:
+    def join(self, worker: str) -> tuple[int, ...]:
         """Begin to hold leases as `worker`.
 
-        Returns the descriptor whose lock says that the worker lives, where the queue tracks its holders; the guardian
-        keeps it open until the worker's attempts are gone.
+        Returns the descriptors that say that the worker lives, where the queue tracks its holders; the guardian keeps
+        them open until the worker's attempts are gone.
         """
 
     def mark_running(self, tokens: Sequence[str]) -> None:
@@ -189,7 +189,9 @@ class Queue(Protocol):
     def doorbell(self) -> int | None:
         """A descriptor that turns readable when tasks may have arrived; `hush` empties it."""
 
-    def hush(self) -> None: ...
+    def hush(self) -> bool:
+        """Empty the doorbell. True if it rang because a holder died: `tend` has something to do at once."""
+
     def depth(self) -> Depth | None: ...
     def peek(self, n: int) -> list[Task]:
         """The next tasks, without leasing; raises `NotPossible` where the service cannot."""

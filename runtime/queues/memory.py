@@ -82,8 +82,9 @@ class MemoryQueue:
                 new += 1
             return PutResult(new, len(tasks) - new)
 
-    def join(self, worker: str) -> None:
+    def join(self, worker: str) -> tuple[int, ...]:
         self._worker = worker
+        return ()
 
     def mark_running(self, tokens: Sequence[str]) -> None:
         self._running[self._worker] = set(tokens)
@@ -204,8 +205,8 @@ class MemoryQueue:
     def doorbell(self) -> None:
         return None
 
-    def hush(self) -> None:
-        return None
+    def hush(self) -> bool:
+        return False
 
     def depth(self) -> Depth:
         with self._mutex:

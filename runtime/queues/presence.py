@@ -1,4 +1,8 @@
-"""How workers of one host see each other: a locked file says that one lives and what it runs, a bell wakes it."""
+"""How workers of one host see each other.
+
+A locked file says that one lives and what it runs, a bell wakes it, and a pipe that closes with its last holder tells
+the others at once that it died.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+import select
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -22,9 +27,13 @@ class Presence:
 
     _SIZE = 64 * 1024
 
-    def __init__(self, folder: Path, worker: str, lock_fd: int, bell_fd: int, memory: mmap.mmap) -> None:
+    def __init__(
+        self, folder: Path, worker: str, *, lock_fd: int, life_fd: int, bell_fd: int, memory: mmap.mmap
+    ) -> None:
         self.worker = worker
         self.lock_fd = lock_fd
+        self.life_fd = life_fd
+        """Nobody writes to this pipe: its end of file is what the others wait for."""
         self.bell_fd = bell_fd
         self._folder = folder
         self._memory = memory
@@ -33,14 +42,19 @@ class Presence:
     def enter(cls, folder: Path, worker: str) -> Presence:
         folder.mkdir(parents=True, exist_ok=True)
         bell_path = _bell_path(folder, worker)
-        with contextlib.suppress(FileExistsError):
-            os.mkfifo(bell_path, 0o622)
+        life_path = _life_path(folder, worker)
+        for path, mode in ((bell_path, 0o622), (life_path, 0o644)):
+            with contextlib.suppress(FileExistsError):
+                os.mkfifo(path, mode)
         # Opened for both ends, so that it never reports end of file; closed in children by exec and by the guardian.
         bell_fd = os.open(bell_path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         lock_fd = os.open(_lock_path(folder, worker), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         fcntl.flock(lock_fd, fcntl.LOCK_EX)
         os.ftruncate(lock_fd, cls._SIZE)
-        return cls(folder, worker, lock_fd, bell_fd, mmap.mmap(lock_fd, cls._SIZE))
+        # After the lock: a process that dies closes in order, and whoever is woken by the pipe finds the lock free.
+        life_fd = os.open(life_path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        memory = mmap.mmap(lock_fd, cls._SIZE)
+        return cls(folder, worker, lock_fd=lock_fd, life_fd=life_fd, bell_fd=bell_fd, memory=memory)
 
     def mark(self, tokens: Sequence[str]) -> None:
         # One slice assignment; the terminating newline comes with it, so a reader sees old or new lines, and a torn
@@ -55,11 +69,9 @@ class Presence:
 
     def leave(self) -> None:
         self._memory.close()
-        for path in (_bell_path(self._folder, self.worker), _lock_path(self._folder, self.worker)):
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
-        os.close(self.bell_fd)
-        os.close(self.lock_fd)
+        _remove(self._folder, self.worker)
+        for fd in (self.bell_fd, self.lock_fd, self.life_fd):
+            os.close(fd)
 
     @staticmethod
     def alive(folder: Path, worker: str) -> bool:
@@ -69,7 +81,8 @@ class Presence:
         except FileNotFoundError:
             return False
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Shared, so that two who look at the same moment do not take each other for the holder.
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         finally:
@@ -97,9 +110,68 @@ class Presence:
         for name in names:
             worker = name.removesuffix(".lock")
             if worker != name and worker not in kept and not Presence.alive(folder, worker):
-                for path in (_bell_path(folder, worker), _lock_path(folder, worker)):
-                    with contextlib.suppress(FileNotFoundError):
-                        path.unlink()
+                _remove(folder, worker)
+
+
+class Vigil:
+    """Waits on a worker's own bell and on the deaths of others, behind one descriptor."""
+
+    def __init__(self, folder: Path, presence: Presence) -> None:
+        self._folder, self._presence = folder, presence
+        self._lives: dict[str, int] = {}
+        # Elsewhere than on Linux the others' deaths show at the next look, within a second.
+        self._poll = select.epoll() if hasattr(select, "epoll") else None
+        if self._poll is not None:
+            self._poll.register(presence.bell_fd, select.EPOLLIN)
+
+    @property
+    def fd(self) -> int:
+        """Readable when the bell rang or one of the watched has died."""
+        return self._presence.bell_fd if self._poll is None else self._poll.fileno()
+
+    def watch(self, workers: Iterable[str]) -> None:
+        """Wait for the deaths of these, and of no others."""
+        wanted = set(workers)
+        for worker in self._lives.keys() - wanted:
+            self._forget(worker)
+        for worker in wanted - self._lives.keys():
+            if self._poll is not None:
+                with contextlib.suppress(OSError):
+                    fd = os.open(_life_path(self._folder, worker), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                    self._lives[worker] = fd
+                    self._poll.register(fd, 0)  # Its end is reported whatever is asked for.
+
+    def hush(self) -> bool:
+        """Empty the bell; True if somebody died."""
+        self._presence.hush()
+        if self._poll is None:
+            return False
+        ended = {fd for fd, _ in self._poll.poll(0)}
+        gone = [worker for worker, fd in self._lives.items() if fd in ended]
+        for worker in gone:
+            self._forget(worker)
+        return bool(gone)
+
+    def close(self) -> None:
+        self.watch(())
+        if self._poll is not None:
+            self._poll.close()
+
+    def _forget(self, worker: str) -> None:
+        fd = self._lives.pop(worker)
+        if self._poll is not None:
+            self._poll.unregister(fd)
+        os.close(fd)
+
+
+def _remove(folder: Path, worker: str) -> None:
+    for path in (_bell_path(folder, worker), _life_path(folder, worker), _lock_path(folder, worker)):
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+
+
+def _life_path(folder: Path, worker: str) -> Path:
+    return folder / f"{worker}.life"
 
 
 def _lock_path(folder: Path, worker: str) -> Path:

@@ -150,8 +150,8 @@ class PubSubQueue:
 
     # leasing
 
-    def join(self, worker: str) -> int | None:
-        return None
+    def join(self, worker: str) -> tuple[int, ...]:
+        return ()
 
     def mark_running(self, tokens: Sequence[str]) -> None:
         self._intake.say_running(tokens)
@@ -350,8 +350,9 @@ class PubSubQueue:
     def doorbell(self) -> int:
         return self._intake.doorbell()
 
-    def hush(self) -> None:
+    def hush(self) -> bool:
         self._intake.hush()
+        return False
 
     def depth(self) -> None:
         # There is no call for it; the monitoring metric is minutes late and needs a role of its own.

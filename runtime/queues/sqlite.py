@@ -42,7 +42,7 @@ from runtime.queues.base import (
     Settlement,
     Waiting,
 )
-from runtime.queues.presence import TOKEN_CHARS, Bells, Presence
+from runtime.queues.presence import TOKEN_CHARS, Bells, Presence, Vigil
 from runtime.reasons import EndReason
 from runtime.records.base import EndedNote, Record, RecordStore
 from runtime.records.sqlite import SqliteRecords, encode_note, insert_record
@@ -91,6 +91,8 @@ class SqliteQueue:
         self._experiments: dict[str, int] = {}
         self._bells = Bells(file.workers_folder)
         self._presence: Presence | None = None
+        self._vigil: Vigil | None = None
+        self._sweep_at = 0.0
         self._holder: int | None = None
         self._tokens = _tokens()
         self._look_for_due_at = 0.0
@@ -206,14 +208,15 @@ class SqliteQueue:
 
     # lease, renew, settle, release
 
-    def join(self, worker: str) -> int:
-        """Begin to hold leases as `worker`; returns the descriptor whose lock says that it lives.
+    def join(self, worker: str) -> tuple[int, ...]:
+        """Begin to hold leases as `worker`; returns the descriptors that say that it lives.
 
-        The guardian inherits that descriptor, so that the lock outlives the worker until its attempts are gone.
+        The guardian inherits them, so that they outlive the worker until its attempts are gone.
         """
         if self._presence is None:
             self._presence = Presence.enter(self._file.workers_folder, worker)
-        return self._presence.lock_fd
+            self._vigil = Vigil(self._file.workers_folder, self._presence)
+        return self._presence.lock_fd, self._presence.life_fd
 
     def mark_running(self, tokens: Sequence[str]) -> None:
         """Say which attempts run now; costs a write to memory."""
@@ -225,7 +228,8 @@ class SqliteQueue:
         with self._file.reading() as connection:
             if not self._any_ready(connection):
                 return []
-        with self._file.transaction() as connection:
+        # Without an fsync: a power cut ends every lease anyway, and the tasks are where they were.
+        with self._file.transaction(durable=False) as connection:
             self._hold(connection, worker, ttl)
             changes: dict[int, dict[str, int]] = {}
             self._bring_up(connection, self._clock.now().timestamp())
@@ -237,7 +241,7 @@ class SqliteQueue:
     def renew(self, leases: Sequence[Lease], ttl: timedelta) -> list[Lease]:
         if not leases or self._presence is None:
             return []
-        with self._file.transaction() as connection:
+        with self._file.transaction(durable=False) as connection:
             holder = self._hold(connection, self._presence.worker, ttl)
             held = {
                 row[0] for row in connection.execute("SELECT token FROM leases WHERE holder=?", (holder,)).fetchall()
@@ -452,12 +456,20 @@ class SqliteQueue:
             holders = connection.execute(
                 "SELECT DISTINCT h.id, h.worker, h.boot, h.deadline FROM leases l JOIN holders h ON h.id=l.holder"
             ).fetchall()
+        ours = None if self._presence is None else self._presence.worker
+        alive = []
         for holder, worker, boot, deadline in holders:
-            if self._presence is not None and worker == self._presence.worker:
+            if worker == ours:
                 continue
             if self._dead(worker, boot, deadline):
                 self._give_back(holder, worker)
-        Presence.sweep(self._file.workers_folder, keep={row[1] for row in holders})
+            else:
+                alive.append(worker)
+        if self._vigil is not None:
+            self._vigil.watch(alive)
+        if self._clock.boottime() >= self._sweep_at:
+            self._sweep_at = self._clock.boottime() + SWEEP_EVERY_S
+            Presence.sweep(self._file.workers_folder, keep={row[1] for row in holders})
 
     def _dead(self, worker: str, boot: str, deadline: float) -> bool:
         return (
@@ -516,11 +528,10 @@ class SqliteQueue:
         return Outlook(next_due=wait, suspect_leases=missed)
 
     def doorbell(self) -> int | None:
-        return None if self._presence is None else self._presence.bell_fd
+        return None if self._vigil is None else self._vigil.fd
 
-    def hush(self) -> None:
-        if self._presence is not None:
-            self._presence.hush()
+    def hush(self) -> bool:
+        return self._vigil is not None and self._vigil.hush()
 
     # what people ask
 
@@ -606,6 +617,9 @@ class SqliteQueue:
                 return cancelled
 
     def close(self) -> None:
+        if self._vigil is not None:
+            self._vigil.close()
+            self._vigil = None
         if self._presence is not None:
             self._presence.leave()
             self._presence = None
@@ -623,6 +637,7 @@ class SqliteQueue:
         return self._number
 
 
+SWEEP_EVERY_S: Final = 30.0
 LOOK_FOR_DUE_S: Final = 0.05
 """A busy worker looks for delayed tasks that are due this often; an idle one each time it looks for any."""
 _MISSED_RENEWAL: Final = 15.0

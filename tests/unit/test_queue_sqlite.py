@@ -126,12 +126,13 @@ def test_worker_whose_lock_a_guardian_still_holds_is_not_dead(path: Path) -> Non
     queue.put(tasks(1))
     first, _ = open_sqlite(path)
     assert first.lease(1, worker="w-a", ttl=TTL)
-    lock_fd = first.join("w-a")
-    guardian = subprocess.Popen(["sleep", "60"], pass_fds=[lock_fd])
+    fds = first.join("w-a")
+    guardian = subprocess.Popen(["sleep", "60"], pass_fds=fds)
     # The worker is gone, its descriptor and the mapping's own copy of it; the guardian still ends its attempts.
     assert first._presence is not None
     first._presence._memory.close()
-    os.close(lock_fd)
+    for fd in fds:
+        os.close(fd)
     queue.tend()
     assert lease_all(queue) == []
     guardian.kill()
@@ -224,6 +225,25 @@ def test_put_rings_the_doorbell_of_a_waiting_worker(path: Path) -> None:
     assert select.select([bell], [], [], 0)[0] == []
     waiting.close()
     putting.put([sample_task("later")])  # A bell that nobody hears any more is no error.
+
+
+def test_death_of_a_watched_worker_rings_at_once_and_asks_for_upkeep(path: Path) -> None:
+    watching, _ = open_sqlite(path)
+    watching.put(tasks(1))
+    watching.join("w-b")
+    with holder(path, leases=1, running=1) as process:
+        watching.tend()
+        bell = watching.doorbell()
+        assert bell is not None
+        watching.hush()
+        assert select.select([bell], [], [], 0.2)[0] == []
+        process.kill()
+        assert select.select([bell], [], [], 10)[0] == [bell]
+        assert watching.hush()
+        process.wait()
+        assert len(wait_for(watching, 1)) == 1
+    assert not watching.hush()
+    assert select.select([bell], [], [], 0)[0] == []
 
 
 def test_two_processes_share_a_queue_and_neither_starves(path: Path) -> None:
