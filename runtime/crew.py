@@ -905,6 +905,11 @@ class Crew:
         own_session, me = os.getsid(0), os.getpid()
         while time.monotonic() < give_up:
             table = processes.read_table()
+            if any(pid in table and not table[pid].dead for pid in born):
+                # They first: one whose command we end would still report that as how its attempt ended.
+                processes.send_signal(born, signal.SIGKILL)
+                time.sleep(0.001)
+                continue
             strays = set(processes.find_marked(table, tokens))
             for process in table.values():
                 adopted = self.settings.adopt_orphans and process.ppid == me and process.session != own_session
