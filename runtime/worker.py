@@ -676,6 +676,7 @@ class Worker:
             if attempt.code_dir is not None:
                 order.code_dir, order.snapshot = attempt.code_dir, task.snapshot
             attempt.output_dir = order.output_dir = self._output_dir(task.id, lease.token)
+            order.checkpoint_dir = self.records.checkpoints_path(task.id) or ""
             orders.append(order)
             if self._count.port is not None:
                 since = task.not_before or task.submitted_at
@@ -685,14 +686,21 @@ class Worker:
         if others:
             for token, _ in filter(None, (self._crew.running(other.index) for other in self._slots)):
                 self._attempts[token].crowded = True
+        # First, because a crasher may take this process with it before the next line.
+        self._note_running(starting=(slot.index, orders[0].token))
         self._crew.send(slot.index, orders)
 
     def _output_dir(self, task_id: str, token: str) -> str:
         url = self.records.outputs_url(task_id, token)
         return url if "://" not in url else f"{self._scratch.path}/{token}.outputs"
 
-    def _note_running(self) -> None:
-        running = [tokens[0] for tokens in (self._crew.outstanding(slot.index) for slot in self._slots) if tokens]
+    def _note_running(self, starting: tuple[int, str] | None = None) -> None:
+        running = []
+        for slot in self._slots:
+            if tokens := self._crew.outstanding(slot.index):
+                running.append(tokens[0])
+            elif starting is not None and starting[0] == slot.index:
+                running.append(starting[1])
         if running != self._running:
             if not running or not self._running:
                 # Busy after idle, or idle after busy: `status` should not have to wait for the next report.

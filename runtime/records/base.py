@@ -278,6 +278,9 @@ class RecordStore(Protocol):
     def outputs_url(self, task_id: str, token: str) -> str:
         """Where an attempt's outputs belong: a folder's path, or a bucket's URL."""
 
+    def checkpoints_path(self, task_id: str) -> str | None:
+        """The folder that all attempts of a task share; None where the store has no folders."""
+
     def keep_outputs(self, task_id: str, token: str, folder: Path) -> str | None:
         """Make what an attempt left in `folder` durable; returns where it lies, or None if that is nothing."""
 

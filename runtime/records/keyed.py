@@ -437,6 +437,10 @@ class BlobRecords(RecordStore):
     def outputs_url(self, task_id: str, token: str) -> str:
         return self._address(f"outputs/{task_id}/{token}")
 
+    def checkpoints_path(self, task_id: str) -> str | None:
+        path = self.blobs.path(f"checkpoints/{task_id}")
+        return None if path is None else str(path)
+
     def keep_outputs(self, task_id: str, token: str, folder: Path) -> str | None:
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         if not files:

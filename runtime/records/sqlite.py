@@ -86,7 +86,7 @@ class SqliteRecords(BlobRecords):
         self._clock: Clock = clock or SystemClock()
         blobs = SqliteBlobs(file, self._clock)
         super().__init__(blobs)
-        self._outputs = str(blobs.path("outputs"))
+        self._outputs, self._checkpoints = str(blobs.path("outputs")), str(blobs.path("checkpoints"))
 
     def check(self) -> None:
         """Create-only is the primary key's."""
@@ -292,6 +292,9 @@ class SqliteRecords(BlobRecords):
 
     def outputs_url(self, task_id: str, token: str) -> str:
         return f"{self._outputs}/{task_id}/{token}"
+
+    def checkpoints_path(self, task_id: str) -> str:
+        return f"{self._checkpoints}/{task_id}"
 
     def find_task(self, task_id: str) -> tuple[Task, TaskState] | None:
         """A task as it stands now; None if it was never put."""
