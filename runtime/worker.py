@@ -325,8 +325,11 @@ class Worker:
             until = min(until, now + unsaid)
         if self._stopping is not None:
             until = min(until, self._kill_at, now + 0.5)
-        elif self._room() > 0:
-            until = min(until, max(due.poll, self._pause_until))
+        else:
+            if self._room() > 0:
+                until = min(until, max(due.poll, self._pause_until))
+            if self._ready and self._pause_until > now:
+                until = min(until, self._pause_until)
         return max(0.0, until - now)
 
     # leasing
@@ -567,9 +570,7 @@ class Worker:
     # running
 
     def _dispatch(self, now: float) -> None:
-        if not self._ready:
-            return
-        if self._alone_until > now:
+        if not self._ready or now < self._pause_until or now < self._alone_until:
             return
         crew = self._crew
         for slot in self._slots:
