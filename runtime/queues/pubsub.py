@@ -111,6 +111,7 @@ class PubSubQueue:
         self._published = False
         self._drained_at = float("-inf")
         self._drain: threading.Thread | None = None
+        self._closing = False
 
     def _client(self) -> PubSubClient:
         with self._opening:
@@ -268,7 +269,8 @@ class PubSubQueue:
         try:
             self.drain_dead_letters()
         except InfrastructureFailure as problem:
-            log.warning("cannot look into the dead letters of queue `%s`: %s", self.name, problem)
+            if not self._closing:
+                log.warning("cannot look into the dead letters of queue `%s`: %s", self.name, problem)
 
     def drain_dead_letters(self) -> int:
         """Bring back what the service has put aside; returns how many messages it was.
@@ -278,7 +280,7 @@ class PubSubQueue:
         """
         subscription = self._settings.dead_letter_subscription
         drained = 0
-        while subscription is not None:
+        while subscription is not None and not self._closing:
             # Waits little: a worker asks again in five seconds.
             received = self._client().pull(subscription, MAX_ACK_IDS, wait_s=2.0)
             if not received:
@@ -403,6 +405,7 @@ class PubSubQueue:
 
     def close(self) -> None:
         """Return what was not started, confirm what is settled. A lease that was neither comes back when it ends."""
+        self._closing = True
         self._intake.close()
         if self._drain is not None:
             self._drain.join(timeout=5)

@@ -167,7 +167,7 @@ class PubSubClient:
         request = self._types.PullRequest(subscription=subscription, max_messages=min(most, MAX_PULL_MESSAGES))
         with _explained("pull from", subscription, self.emulator):
             try:
-                # The emulator answers an empty pull after a second, the service later or not at all.
+                # The emulator answers an empty pull a second before this time is over; the service may not.
                 reply = self._puller.pull(request=request, retry=None, timeout=wait_s)
             except DeadlineExceeded:
                 return []

@@ -43,6 +43,12 @@ log = logging.getLogger(__name__)
 
 PULL_WAIT_S: Final = 60.0
 """How long one pull waits; long, because a pull that ends at its deadline may take a message with it for a while."""
+EMULATOR_PULL_WAIT_S: Final = 2.0
+"""The emulator ends an empty pull a second before its deadline, in good order. But with one that its client gave up, by
+closing or dying, it may go on until then and hand it messages, which stay away until their own deadline (measured:
+one in seven, for up to a minute). So its pulls are short."""
+CLOSE_WAIT_S: Final = 1.3
+"""How long closing waits for the pull that is under way, which ends an emulator's in good order."""
 FIRST_WAIT_S: Final = 0.1
 """How long the first `take` of a hungry worker waits for its own pull, so that a filled queue is not called empty."""
 LOOK_AHEAD_S: Final = 0.25
@@ -311,7 +317,9 @@ class Intake:
                     return
                 self._pulling = True
             try:
-                received = self._client().pull(self._settings.subscription, n, wait_s=PULL_WAIT_S)
+                client = self._client()
+                wait_s = EMULATOR_PULL_WAIT_S if client.emulator else PULL_WAIT_S
+                received = client.pull(self._settings.subscription, n, wait_s=wait_s)
                 self._reached = True
                 if received:
                     self._take_in(received, n)
@@ -671,6 +679,7 @@ class Intake:
         with self._acks_changed:
             self._acks_changed.notify_all()
         if started:
+            self._threads[0].join(timeout=CLOSE_WAIT_S)
             self._client().close_pulls()
             for thread in self._threads:
                 thread.join(timeout=10)

@@ -814,7 +814,23 @@ def test_depth_is_unknown_and_peek_says_where_to_look(open_queue: Opener) -> Non
 # idleness
 
 
-def test_idle_queue_costs_next_to_nothing_and_closes_at_once(open_queue: Opener) -> None:
+def test_task_that_comes_as_an_idle_worker_leaves_is_not_held_up(open_queue: Opener) -> None:
+    late = []
+    for number in range(8):
+        settings = make_settings()
+        leaving, staying = open_queue(settings), open_queue(settings)
+        assert leaving.lease(1, worker="w-1", ttl=TTL) == []
+        closing = threading.Thread(target=leaving.close)
+        closing.start()
+        time.sleep(0.05 * number)
+        staying.put([sample_task()])
+        closing.join()
+        late += [] if lease_soon(staying, timeout_s=4) else [number]  # Well below the deadline of 10 s.
+
+    assert late == []
+
+
+def test_idle_queue_costs_next_to_nothing_and_closes_soon(open_queue: Opener) -> None:
     queue = open_queue()
     assert queue.lease(4, worker="w-1", ttl=TTL) == []
     time.sleep(0.3)
@@ -826,4 +842,4 @@ def test_idle_queue_costs_next_to_nothing_and_closes_at_once(open_queue: Opener)
     queue.close()
 
     assert spent_s < 0.1
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 3

@@ -156,6 +156,7 @@ def open_queue(service: FakeService, records: MemoryRecords, **options: timedelt
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pubsub_intake, "ACK_DELAY_S", 0.01)
+    monkeypatch.setattr(pubsub_intake, "CLOSE_WAIT_S", 0.05)
     monkeypatch.setattr("runtime.queues.pubsub.RELEASE_PATIENCE_S", 0.0)
     monkeypatch.setattr("runtime.queues.pubsub.PUT_PATIENCE_S", 0.3)
 
