@@ -24,7 +24,7 @@ from typing import Any, Final, TypeAlias
 from runtime.errors import InvalidTask, NotPossible, PartTaken, RequestRefused
 from runtime.existing import ExistingOutputs
 from runtime.idset import IdSet, task_key
-from runtime.queues.base import Queue, QueueTraits
+from runtime.queues.base import MakesTopics, Queue, QueueTraits
 from runtime.records.base import ManifestPart, Record, RecordStore
 from runtime.stacks import OpenStack, open_stack
 from runtime.tasks import (
@@ -726,6 +726,8 @@ def repair(
     """
     if records.holds_tasks:
         return Repaired()
+    if isinstance(queue, MakesTopics):
+        queue.ensure_topics()
     names = [seen.name for seen in records.experiments() if seen.queue in (None, queue.name)]
     if experiment is not None:
         names = [name for name in names if name == experiment]

@@ -185,6 +185,8 @@ class Worker:
         self._retries = 0
         self._busy_io = 0
         self._leasing = False
+        self._claiming = 0
+        """Leases asked for and not had."""
         self._due = _Due()
         self._counters: dict[str, dict[TaskState, int]] = {}
         self._declines: dict[str, int] = {}
@@ -342,7 +344,7 @@ class Worker:
             left = 1 << 30
         if self._control.paused:
             return 0
-        return min(left, len(self._slots) + self._look_ahead() - len(self._attempts))
+        return min(left, len(self._slots) + self._look_ahead() - len(self._attempts)) - self._claiming
 
     def _look_ahead(self) -> int:
         if self.options.look_ahead is not None:
@@ -381,7 +383,8 @@ class Worker:
         outlook = self.queue.outlook()
         wait = 1.0 if self._bell is not None or self.queue.traits.remote else 0.05
         if outlook.next_due is not None:
-            wait = min(wait, outlook.next_due.total_seconds() + 0.001)
+            # What is due already and did not come, because the queue is paused, is no reason to spin.
+            wait = min(wait, max(outlook.next_due.total_seconds(), 0.02) + 0.001)
         expected = outlook.suspect_leases or (outlook.next_due is not None and outlook.next_due < DUE_SOON)
         if self._attempts or expected or self._busy_io:
             self._busy_at = now
@@ -899,10 +902,17 @@ class Worker:
                 room = max(0, self._room())
             faults.reach("worker.before_commit")
             self._busy_io += 1
+            self._claiming += room
             self._offload.call(
                 lambda: self.queue.settle(settlements, claim_next=room),
-                lambda settled, problem: self._flushed(settlements, [], settled, problem),
+                lambda settled, problem: self._settled(settlements, room, settled, problem),
             )
+
+    def _settled(
+        self, settlements: list[Settlement], claimed: int, settled: Settled | None, problem: Exception | None
+    ) -> None:
+        self._claiming -= claimed
+        self._flushed(settlements, [], settled, problem)
 
     def _release(self, releases: Sequence[Release], retractions: Sequence[Lease]) -> None:
         # First, so that the next worker does not take it for lost.

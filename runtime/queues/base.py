@@ -145,6 +145,14 @@ class FindsWaiting(Protocol):
         """None if it does not wait here: it is leased, has ended, or was never put."""
 
 
+@runtime_checkable
+class MakesTopics(Protocol):
+    """A queue whose service can forget that it exists, as an emulator does when it starts again."""
+
+    def ensure_topics(self) -> list[str]:
+        """Make again what was forgotten, where that is ours to make; returns the names."""
+
+
 class Queue(Protocol):
     """Safe to call again after any failure. `QueueUnavailable` means retried with backoff, and given up."""
 

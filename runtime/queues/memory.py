@@ -141,7 +141,7 @@ class MemoryQueue:
                 self.records.mark(settlement.mark)
             self.records.commit(record)
         except RecordExists as first:
-            if settlement.mark is not None:
+            if settlement.mark is not None and first.record.state is not record.state:
                 self.records.unmark(record.task_id, record.generation, record.state)
             settled.refused.append(Refused(lease, first.record.worker, first.record))
         if self._known.get(lease.task.id) == record.generation:
@@ -197,6 +197,8 @@ class MemoryQueue:
 
     def outlook(self) -> Outlook:
         with self._mutex:
+            if self.records.control(self.name).paused:
+                return Outlook()
             now = self._clock.now()
             due = min((waiting.due for waiting in self._waiting.values()), default=None)
             late = any(held.deadline < self._clock.boottime() for held in self._held.values())

@@ -30,6 +30,7 @@ from runtime.embedded import (
 )
 from runtime.errors import RecordExists
 from runtime.queues.base import (
+    DEFAULT_LEASE,
     DEFAULT_QUEUE,
     Depth,
     Lease,
@@ -96,6 +97,7 @@ class SqliteQueue:
         self._holder: int | None = None
         self._tokens = _tokens()
         self._look_for_due_at = 0.0
+        self._lease_s = DEFAULT_LEASE.total_seconds()
 
     # put
 
@@ -225,6 +227,7 @@ class SqliteQueue:
 
     def lease(self, n: int, *, worker: str, ttl: timedelta) -> list[Lease]:
         self.join(worker)
+        self._lease_s = ttl.total_seconds()
         with self._file.reading() as connection:
             if not self._any_ready(connection):
                 return []
@@ -288,8 +291,8 @@ class SqliteQueue:
                 self.records.commit(settlement.record)
                 won.append(settlement)
             except RecordExists as existing:
-                if settlement.mark is not None:
-                    mark = settlement.mark
+                mark = settlement.mark
+                if mark is not None and mark.state is not existing.record.state:
                     self.records.unmark(mark.task_id, mark.generation, mark.state)
                 settled.refused.append(Refused(settlement.lease, existing.record.worker, existing.record))
                 won.append(replace(settlement, record=existing.record, mark=None))
@@ -524,7 +527,7 @@ class SqliteQueue:
             ).fetchone()[0]
         wait = None if due is None else timedelta(seconds=max(0.0, due - self._clock.now().timestamp()))
         # Renewed each third of its length, a deadline this near means that a renewal was missed.
-        missed = oldest is not None and oldest - self._clock.boottime() < _MISSED_RENEWAL
+        missed = oldest is not None and oldest - self._clock.boottime() < self._lease_s / 2
         return Outlook(next_due=wait, suspect_leases=missed)
 
     def doorbell(self) -> int | None:
@@ -640,8 +643,6 @@ class SqliteQueue:
 SWEEP_EVERY_S: Final = 30.0
 LOOK_FOR_DUE_S: Final = 0.05
 """A busy worker looks for delayed tasks that are due this often; an idle one each time it looks for any."""
-_MISSED_RENEWAL: Final = 15.0
-"""Seconds: under half of the default lease left although it is renewed with two thirds left."""
 
 
 def open_sqlite(

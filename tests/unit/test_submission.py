@@ -69,7 +69,7 @@ class Forgetful:
         return PutResult(len(tasks), 0)
 
     def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"submit has no business with {name}")
+        raise AttributeError(f"submit has no business with {name}")
 
 
 @pytest.fixture
