@@ -41,7 +41,6 @@ class Limit(Enum):
     ANY_ORDER = "messages come in any order"
     NO_DEPTH = "the service has no call for it; its metrics are minutes old"
     NO_PEEK = "reading a message leases it"
-    NO_FENCE = "the service accepts stale acknowledgements, so a lost lease shows by time alone"
     FORGETS_WAITING = "purging moves the subscription's mark; what waited gets no record of its own"
 
 

@@ -181,8 +181,6 @@ def test_release_with_delay_is_not_delivered_before(pair: Pair, queue: Queue) ->
 
 
 def test_release_of_settled_lease_changes_nothing(pair: Pair, queue: Queue) -> None:
-    if pair.lacks(Limit.NO_FENCE, queue):
-        pytest.skip(Limit.NO_FENCE.value)
     queue.put(tasks(1))
     lease = pair.one(queue)
     queue.settle([succeeded(lease)])
@@ -197,8 +195,6 @@ def test_renew_keeps_what_is_held(pair: Pair, queue: Queue) -> None:
 
 
 def test_renew_says_what_is_lost(pair: Pair, queue: Queue) -> None:
-    if pair.lacks(Limit.NO_FENCE, queue):
-        pytest.skip(Limit.NO_FENCE.value)
     queue.put(tasks(2))
     lost, held = pair.lease(queue, 2)
     queue.settle([succeeded(lost)])
