@@ -1,0 +1,34 @@
+"""The engine runs this file for `pulumi up`; `python -m infra` is the command that checks stacks without it."""
+
+from __future__ import annotations
+
+import sys
+
+import pulumi
+from pulumi.runtime import settings as engine
+
+from runtime.errors import RuntimeFailure
+
+
+def main() -> None:
+    if engine.get_monitor() is not None:
+        run_program()
+    else:
+        from infra.cli import main as run_command
+
+        sys.exit(run_command(sys.argv[1:]))
+
+
+def run_program() -> None:
+    from infra.config import read_settings
+    from infra.export import export
+    from infra.program import build
+
+    try:
+        export(build(read_settings()))
+    except RuntimeFailure as problem:
+        # The engine prints the text of this one error without a traceback.
+        raise pulumi.RunError(problem.render()) from problem
+
+
+main()

@@ -1,0 +1,22 @@
+"""What every Google component of a stack has in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from infra.naming import Names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where resources are made and how they are kept. A plain value: make one for your own program as well."""
+
+    project: str
+    region: str
+    names: Names
+    labels: Mapping[str, str] = field(default_factory=dict)
+    protect: bool = True
+    """What holds work refuses to be destroyed."""
+    adopt: bool = False
+    """Import what survived a destroy instead of creating it."""

@@ -1,0 +1,139 @@
+"""Turns what was built into the contract and exports it."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pulumi
+
+from infra.config import Role
+from infra.program import Built
+from runtime.outputs import (
+    OUTPUT_NAME,
+    ClaimOutput,
+    ClusterOutput,
+    IdentityOutput,
+    KubernetesOutput,
+    NamespaceOutput,
+    NetworkOutput,
+    PubSubQueueOutput,
+    RecordsOutput,
+    RegistryOutput,
+    SecretOutput,
+    StackOutputs,
+    outputs_fields,
+)
+
+USES = {
+    Role.WORKER: "serves queues",
+    Role.SUBMITTER: "puts tasks into queues",
+    Role.PUSHER: "pushes images",
+    Role.REAPER: "removes TPU nodes that Ray lost sight of",
+}
+
+
+def export(built: Built) -> None:
+    pulumi.export(OUTPUT_NAME, contract(built))
+
+
+def contract(built: Built) -> dict[str, Any]:
+    """The contract as an object whose leaves may be outputs, so that a preview shows what is known already."""
+    return outputs_fields(_outputs(built))
+
+
+def _outputs(built: Built) -> StackOutputs:
+    settings = built.settings
+    return StackOutputs(
+        stack=settings.stack,
+        project=settings.project,
+        region=settings.region,
+        zone=settings.zone,
+        labels=dict(settings.labels),
+        records=RecordsOutput(url=_leaf(built.records.url)) if built.records else None,
+        queues={
+            name: PubSubQueueOutput(
+                topic=_leaf(queue.topic),
+                subscription=_leaf(queue.subscription),
+                dead_letter_topic=_leaf(queue.dead_letter_topic),
+                dead_letter_subscription=_leaf(queue.dead_letter_subscription),
+                ack_deadline_s=settings.queues[name].ack_deadline_s,
+                max_delivery_attempts=settings.queues[name].max_delivery_attempts,
+                retention_s=settings.queues[name].retention_s,
+                exactly_once=settings.queues[name].exactly_once,
+            )
+            for name, queue in built.queues.items()
+        },
+        registries={
+            name: {region: RegistryOutput(url=_leaf(url)) for region, url in registry.urls.items()}
+            for name, registry in built.registries.items()
+        },
+        secrets={
+            name: SecretOutput(resource=_leaf(secret.resource), env=secret.env)
+            for name, secret in built.secrets.items()
+        },
+        network=NetworkOutput(network=_leaf(built.network.network), subnet=_leaf(built.network.subnet))
+        if built.network
+        else None,
+        clusters={
+            name: ClusterOutput(
+                head=head.name,
+                cluster_name=head.cluster_name,
+                zone=head.zone,
+                internal_ip=_leaf(head.internal_ip),
+                image=head.image,
+                ports=head.ports,
+                pools=head.pools,
+                worker_identity=_leaf(head.node_email),
+                config_sha256=_leaf(head.config_sha256),
+            )
+            for name, head in built.heads.items()
+        },
+        kubernetes=_kubernetes(built),
+        identities=_identities(built),
+        published_url=_leaf(pulumi.Output.concat(built.records.url, "/contract/v1.json")) if built.records else None,
+    )
+
+
+def _kubernetes(built: Built) -> dict[str, KubernetesOutput]:
+    clusters = built.settings.kubernetes
+    return {
+        cluster: KubernetesOutput(
+            context=clusters[cluster].context,
+            server=clusters[cluster].server,
+            namespaces={
+                name: NamespaceOutput(
+                    service_account=_leaf(workspace.service_account),
+                    image_pull_secret=clusters[cluster].namespaces[name].image_pull_secret,
+                    claims={
+                        claim: ClaimOutput(
+                            claim=_leaf(bound),
+                            size=clusters[cluster].namespaces[name].claims[claim].size,
+                            access_mode=clusters[cluster].namespaces[name].claims[claim].access_mode,
+                        )
+                        for claim, bound in workspace.claims.items()
+                    },
+                )
+                for name, workspace in workspaces.items()
+            },
+        )
+        for cluster, workspaces in built.workspaces.items()
+    }
+
+
+def _identities(built: Built) -> dict[str, IdentityOutput]:
+    found: dict[str, IdentityOutput] = {}
+    if built.identity is not None:
+        for role, email in built.identity.emails.items():
+            found[role.value] = IdentityOutput(email=_leaf(email), use=USES[role])
+    for name, head in built.heads.items():
+        found[f"{name}-head"] = IdentityOutput(email=_leaf(head.head_email), use=f"runs the head of cluster {name}")
+        found[f"{name}-node"] = IdentityOutput(email=_leaf(head.node_email), use=f"runs the nodes of cluster {name}")
+    if built.ci is not None:
+        found["deployer"] = IdentityOutput(email=_leaf(built.ci.deployer_email), use="deploys from the pipeline")
+        found["previewer"] = IdentityOutput(email=_leaf(built.ci.previewer_email), use="previews from the pipeline")
+    return found
+
+
+def _leaf(output: pulumi.Output[str]) -> str:
+    """An output in the place of the text it will be: the engine resolves it wherever it lies in an export."""
+    return cast(str, output)

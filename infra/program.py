@@ -1,0 +1,319 @@
+"""The program: settings in, components out. Reads like a table of contents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pulumi
+
+from infra.components.alerts import Alerts, AlertsArgs, WatchedCluster, WatchedQueue
+from infra.components.apis import Apis, ApisArgs
+from infra.components.ci_identity import CiIdentity, CiIdentityArgs
+from infra.components.identity import Identity, IdentityArgs
+from infra.components.network import Network, NetworkArgs
+from infra.components.providers import google_provider, kubernetes_provider
+from infra.components.queue import Queue, QueueArgs
+from infra.components.ray_head import RayHead, RayHeadArgs, SecretVariable
+from infra.components.records import Records, RecordsArgs
+from infra.components.registry import Registry, RegistryArgs
+from infra.components.secret import Secret, SecretArgs
+from infra.components.site import Site
+from infra.components.workspace import Workspace, WorkspaceArgs
+from infra.config import Role, Settings
+from infra.naming import Names, labels
+
+Members = dict[str, pulumi.Input[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """What a stack consists of; `export` makes the contract of it."""
+
+    settings: Settings
+    network: Network | None = None
+    queues: Mapping[str, Queue] = field(default_factory=dict)
+    records: Records | None = None
+    registries: Mapping[str, Registry] = field(default_factory=dict)
+    secrets: Mapping[str, Secret] = field(default_factory=dict)
+    heads: Mapping[str, RayHead] = field(default_factory=dict)
+    identity: Identity | None = None
+    ci: CiIdentity | None = None
+    workspaces: Mapping[str, Mapping[str, Workspace]] = field(default_factory=dict)
+    """Kubernetes cluster → namespace → workspace."""
+
+
+def build(settings: Settings) -> Built:
+    """Register everything that `settings` ask for."""
+    workspaces = _build_workspaces(settings)
+    if not settings.uses_google:
+        return Built(settings=settings, workspaces=workspaces)
+    return _GoogleParts(settings).build(workspaces)
+
+
+def _build_workspaces(settings: Settings) -> dict[str, dict[str, Workspace]]:
+    found: dict[str, dict[str, Workspace]] = {}
+    for cluster, cluster_settings in settings.kubernetes.items():
+        provider = kubernetes_provider(cluster, cluster_settings)
+        found[cluster] = {
+            namespace: Workspace(
+                f"{cluster}-{namespace}",
+                WorkspaceArgs(
+                    namespace=namespace,
+                    settings=namespace_settings,
+                    labels=labels(settings.stack, settings.labels),
+                    protect=settings.protect,
+                ),
+                pulumi.ResourceOptions(providers=[provider]),
+            )
+            for namespace, namespace_settings in cluster_settings.namespaces.items()
+        }
+    return found
+
+
+class _GoogleParts:
+    """Builds in the order in which the parts need each other: accounts, stores, heads, queues, what watches them."""
+
+    def __init__(self, settings: Settings) -> None:
+        assert settings.project is not None  # `parse_settings` requires it, and the region
+        assert settings.region is not None
+        self.settings = settings
+        self.site = Site(
+            project=settings.project,
+            region=settings.region,
+            names=Names(stack=settings.stack, project=settings.project),
+            labels=labels(settings.stack, settings.labels),
+            protect=settings.protect,
+            adopt=settings.adopt,
+        )
+        self.opts = pulumi.ResourceOptions(providers=[google_provider(settings)])
+        self.apis = Apis(
+            "apis",
+            ApisArgs(project=settings.project, services=_services(settings), agents=_agents(settings)),
+            self.opts,
+        )
+
+    def build(self, workspaces: Mapping[str, Mapping[str, Workspace]]) -> Built:
+        settings = self.settings
+        identity = Identity(
+            "identity",
+            IdentityArgs(
+                site=self.site,
+                roles=_roles(settings),
+                access=settings.access,
+                has_heads=bool(settings.heads),
+                apis=self.apis,
+            ),
+            self.opts,
+        )
+        people = {
+            "operators": _people("operators", settings.access.operators),
+            "researchers": _people("researchers", settings.access.researchers),
+        }
+        everyone = people["operators"] | people["researchers"]
+        network = self._network()
+        registries = self._registries(identity, everyone)
+        secrets = self._secrets(identity)
+        heads = self._heads(network, registries, secrets, identity, people["operators"])
+        nodes: Members = {f"{name}-node": _member(head.node_email) for name, head in heads.items()}
+        workers: Members = {"worker": identity.members[Role.WORKER]} | nodes if settings.queues else nodes
+        submitters: Members = {"submitter": identity.members[Role.SUBMITTER]} if settings.queues else {}
+        queues = {
+            name: Queue(
+                f"{name}-queue",
+                QueueArgs(
+                    site=self.site,
+                    queue=name,
+                    settings=queue,
+                    # People submit, redrive and try a worker from their own machines.
+                    workers=workers | everyone,
+                    submitters=submitters,
+                    apis=self.apis,
+                ),
+                self.opts,
+            )
+            for name, queue in settings.queues.items()
+        }
+        records = None
+        if settings.records is not None:
+            records = Records(
+                "records",
+                RecordsArgs(
+                    site=self.site, settings=settings.records, users=workers | submitters | everyone, apis=self.apis
+                ),
+                self.opts,
+            )
+        ci = None
+        if settings.ci is not None:
+            ci = CiIdentity("ci", CiIdentityArgs(site=self.site, settings=settings.ci, apis=self.apis), self.opts)
+        self._alerts(queues, heads)
+        return Built(
+            settings=settings,
+            network=network,
+            queues=queues,
+            records=records,
+            registries=registries,
+            secrets=secrets,
+            heads=heads,
+            identity=identity,
+            ci=ci,
+            workspaces=workspaces,
+        )
+
+    def _network(self) -> Network | None:
+        if self.settings.network is None:
+            return None
+        return Network(
+            "network", NetworkArgs(site=self.site, settings=self.settings.network, apis=self.apis), self.opts
+        )
+
+    def _registries(self, identity: Identity, people: Members) -> dict[str, Registry]:
+        machines: Members = {role.value: identity.members[role] for role in (Role.WORKER,) if role in identity.members}
+        return {
+            name: Registry(
+                f"{name}-registry",
+                RegistryArgs(
+                    site=self.site,
+                    registry=name,
+                    settings=registry,
+                    readers=machines | people,
+                    writers={"pusher": identity.members[Role.PUSHER]},
+                    apis=self.apis,
+                ),
+                self.opts,
+            )
+            for name, registry in self.settings.registries.items()
+        }
+
+    def _secrets(self, identity: Identity) -> dict[str, Secret]:
+        return {
+            name: Secret(
+                f"{name}-secret",
+                SecretArgs(
+                    site=self.site,
+                    secret=name,
+                    settings=secret,
+                    # A head grants its own nodes what its `environment` names.
+                    readers={role.value: identity.members[role] for role in secret.readers if role in identity.members},
+                    apis=self.apis,
+                ),
+                self.opts,
+            )
+            for name, secret in self.settings.secrets.items()
+        }
+
+    def _heads(
+        self,
+        network: Network | None,
+        registries: Mapping[str, Registry],
+        secrets: Mapping[str, Secret],
+        identity: Identity,
+        operators: Members,
+    ) -> dict[str, RayHead]:
+        if not self.settings.heads:
+            return {}
+        assert network is not None  # `parse_settings` requires it, and the zone
+        assert self.settings.zone is not None
+        return {
+            name: RayHead(
+                f"{name}-head",
+                RayHeadArgs(
+                    site=self.site,
+                    zone=self.settings.zone,
+                    head=name,
+                    settings=head,
+                    network=network.network,
+                    subnet=network.subnet,
+                    cidr=network.cidr,
+                    environment={
+                        secret: SecretVariable(env=secrets[secret].env, resource=secrets[secret].resource)
+                        for secret in head.environment
+                    },
+                    repositories={
+                        f"{registry}-{region}": repository
+                        for registry, made in registries.items()
+                        for region, repository in made.repositories.items()
+                    },
+                    reapers={"reaper": identity.members[Role.REAPER]},
+                    operators=operators,
+                    apis=self.apis,
+                ),
+                self.opts,
+            )
+            for name, head in self.settings.heads.items()
+        }
+
+    def _alerts(self, queues: Mapping[str, Queue], heads: Mapping[str, RayHead]) -> None:
+        if self.settings.alerts is None:
+            return
+        Alerts(
+            "alerts",
+            AlertsArgs(
+                site=self.site,
+                settings=self.settings.alerts,
+                queues={
+                    name: WatchedQueue(
+                        subscription=queue.subscription, dead_letter_subscription=queue.dead_letter_subscription
+                    )
+                    for name, queue in queues.items()
+                },
+                clusters={
+                    name: WatchedCluster(
+                        cluster_name=head.cluster_name,
+                        zone=head.zone,
+                        head=head.name,
+                        max_nodes=sum(pool.max for pool in self.settings.heads[name].pools.values()),
+                    )
+                    for name, head in heads.items()
+                },
+                apis=self.apis,
+            ),
+            self.opts,
+        )
+
+
+def _services(settings: Settings) -> list[str]:
+    """The APIs that the parts need, by their short names."""
+    wanted = {
+        "iam": True,
+        "cloudresourcemanager": True,
+        "serviceusage": True,
+        "pubsub": bool(settings.queues),
+        "storage": settings.records is not None,
+        "artifactregistry": bool(settings.registries),
+        "secretmanager": bool(settings.secrets),
+        "compute": settings.network is not None or bool(settings.heads),
+        "tpu": bool(settings.heads),
+        "logging": bool(settings.heads),
+        "iap": bool(settings.heads),
+        "oslogin": bool(settings.heads),
+        "monitoring": settings.alerts is not None or bool(settings.heads),
+        "billingbudgets": settings.alerts is not None and settings.alerts.budget is not None,
+        "iamcredentials": settings.ci is not None,
+        "sts": settings.ci is not None,
+    }
+    return [service for service, needed in wanted.items() if needed]
+
+
+def _agents(settings: Settings) -> list[str]:
+    agents = {"pubsub": bool(settings.queues), "tpu": bool(settings.heads)}
+    return [service for service, needed in agents.items() if needed]
+
+
+def _roles(settings: Settings) -> list[Role]:
+    wanted = {
+        Role.WORKER: bool(settings.queues),
+        Role.SUBMITTER: bool(settings.queues),
+        Role.PUSHER: bool(settings.registries),
+        Role.REAPER: bool(settings.heads),
+    }
+    return [role for role, needed in wanted.items() if needed]
+
+
+def _people(label: str, members: tuple[str, ...]) -> Members:
+    """One stable label for each member, so that a new one in the list moves no other grant."""
+    return {f"{label}-{member.replace(':', '-').replace('@', '-at-')}": member for member in members}
+
+
+def _member(email: pulumi.Output[str]) -> pulumi.Output[str]:
+    return pulumi.Output.concat("serviceAccount:", email)
