@@ -1,82 +1,136 @@
 """Names and labels, from project, stack and role. Pure: the same answer every time, nothing random.
 
 Several stacks share a project, so every name that a project or the world must have once carries the stack. A name that
-grows too long for Google is cut and ends in a hash of the whole, so that two long names stay two.
+Google would not take (too long, too short, other characters, a prefix of Google's own) is made fit and ends in a hash
+of the whole, so that two names stay two.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
+
+from runtime.errors import InvalidValue
+
+MANAGED_BY: Final = "managed-by"
+MAKER: Final = "research-runtime"
+STACK_LABEL: Final = "stack"
+OWN_LABELS: Final = (MANAGED_BY, STACK_LABEL)
+"""Label keys that a stack file cannot set: the reaper, `gc` and the policies read them."""
+
+CLUSTER_LIMIT: Final = 35
+"""Ray names a machine `ray-CLUSTER-worker-<8 hex digits>-compute`, and Google takes 63 characters."""
+
+_HASH_LENGTH: Final = 8
+_SLUG: Final = re.compile(r"[a-z](?:[-a-z0-9]*[a-z0-9])?")
+_GOOGLES: Final = re.compile(r"^(?:goog|gcp-)|google|g00gle")
+"""What Google keeps for itself in names of buckets, topics and identity pools."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
+    """The names of one stack. Those that carry the project raise `InvalidValue` where there is none."""
+
     stack: str
     project: str | None = None
 
     def topic(self, queue: str) -> str:
         """`STACK-QUEUE`"""
-        raise NotImplementedError
+        return _fit(self.stack, queue, least=3, limit=255)
 
     def dead_letters(self, queue: str) -> str:
         """Of the dead-letter topic and of its subscription: `STACK-QUEUE-dead`."""
-        raise NotImplementedError
+        return _fit(self.stack, queue, "dead", least=3, limit=255)
 
     def subscription(self, queue: str) -> str:
-        raise NotImplementedError
+        """`STACK-QUEUE`: topics and subscriptions do not share their names."""
+        return _fit(self.stack, queue, least=3, limit=255)
 
     def bucket(self, role: str) -> str:
         """Unique in the world, so it carries the project: `PROJECT-STACK-ROLE`, at most 63 characters."""
-        raise NotImplementedError
+        return _fit(self._project(), self.stack, role, least=3, limit=63)
 
     def account(self, role: str) -> str:
         """Id of a service account, 6 to 30 characters."""
-        raise NotImplementedError
+        return _fit(self.stack, role, least=6, limit=30)
 
     def account_email(self, role: str) -> str:
-        raise NotImplementedError
+        return f"{self.account(role)}@{self._project()}.iam.gserviceaccount.com"
 
     def role(self, role: str) -> str:
         """Id of a custom role: letters, digits, underscores and periods, 3 to 64."""
-        raise NotImplementedError
+        return _fit(self.stack, role, least=3, limit=64).replace("-", "_")
 
     def identity_pool(self) -> str:
         """4 to 32 characters; `gcp-` is Google's own prefix."""
-        raise NotImplementedError
+        return _fit(self.stack, "ci", least=4, limit=32)
 
     def repository(self, registry: str) -> str:
         """At most 63 characters."""
-        raise NotImplementedError
+        return _fit(self.stack, registry, limit=63)
 
     def secret(self, secret: str) -> str:
-        raise NotImplementedError
+        return _fit(self.stack, secret, limit=255)
 
     def network(self) -> str:
-        raise NotImplementedError
+        return _fit(self.stack, limit=63)
 
     def firewall(self, purpose: str) -> str:
-        raise NotImplementedError
+        return _fit(self.stack, purpose, limit=63)
 
     def cluster(self, head: str) -> str:
         """Ray's name of the cluster: `STACK-HEAD`, short enough that Ray's node names fit 63 characters."""
-        raise NotImplementedError
+        return _fit(self.stack, head, limit=CLUSTER_LIMIT)
 
     def head(self, head: str) -> str:
         """`ray-CLUSTER-head-<8 hex digits>-compute`: Ray reads the kind of a node from the last part of its name."""
-        raise NotImplementedError
+        digits = _digest("/".join((self.project or "", self.stack, head)))
+        return f"ray-{self.cluster(head)}-head-{digits}-compute"
 
     def namespace(self, namespace: str) -> str:
         """A Kubernetes namespace belongs to its cluster; it is named as the settings say."""
-        raise NotImplementedError
+        return namespace
+
+    def _project(self) -> str:
+        if not self.project:
+            raise InvalidValue("project", self.project, "the id of a Google project, which this name carries")
+        return self.project
 
 
 def shorten(name: str, limit: int) -> str:
     """`name`, or its beginning and a hash of the whole where it is longer than `limit`."""
-    raise NotImplementedError
+    return name if len(name) <= limit else _hashed(name, name, limit)
 
 
 def labels(stack: str, own: Mapping[str, str]) -> dict[str, str]:
     """The labels that every resource bears: who made it, for which stack, and the stack's own. Google's rules apply:
     lower case, digits, `-` and `_`, at most 63 characters."""
-    raise NotImplementedError
+    return {**own, MANAGED_BY: MAKER, STACK_LABEL: _fit(stack, limit=63)}
+
+
+def _fit(*parts: str, least: int = 1, limit: int) -> str:
+    """The parts joined by dashes, if that is a name; else one that begins alike and ends in a hash of what they were.
+
+    Never shorter than `least` nor longer than `limit`; begins with a letter, ends with a letter or digit, and has only
+    lower case letters, digits and dashes, which every kind of name takes.
+    """
+    whole = "-".join(parts)
+    if _SLUG.fullmatch(whole) and least <= len(whole) <= limit and not _GOOGLES.search(whole):
+        return whole
+    readable = re.sub(r"[^a-z0-9]+", "-", whole.lower()).strip("-")
+    readable = re.sub(r"goog|g00g", "g", readable)
+    if not readable[:1].isalpha() or readable.startswith("gcp-"):
+        readable = f"r-{readable}".rstrip("-")
+    return _hashed(readable, whole, limit)
+
+
+def _hashed(readable: str, whole: str, limit: int) -> str:
+    beginning = readable[: limit - _HASH_LENGTH - 1].rstrip("-")
+    return f"{beginning}-{_digest(whole)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_HASH_LENGTH]
