@@ -332,10 +332,10 @@ def _bind(options: TaskOptions, folder: Path | None, records: RecordStore | None
     """The options with the content id of the code in `folder`, stored where there are `records` to store it in."""
     if folder is None:
         return options
-    from runtime.snapshot import list_files, pack, snapshot_id, take_snapshot
+    from runtime.snapshot import make_snapshot, take_snapshot
 
     if records is None:
-        return replace(options, snapshot=snapshot_id(pack(folder, list_files(folder))))
+        return replace(options, snapshot=make_snapshot(folder).id)
     return replace(options, snapshot=take_snapshot(folder, records))
 
 
