@@ -2,24 +2,40 @@
 
 A stack exports one object named `contract`; this module is its only definition and both sides use it. It holds
 references, never a secret's value. Keys that this release does not know are ignored, so a stack may add keys
-without a new `schema`; another `schema` is refused.
+without a new `schema`; another `schema` is refused, with the release that reads it.
+
+A published copy is the same object with one more key, `published`: the digest of the rest, the commit that it was made
+from, and when. So whoever reads contracts reads published ones too.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from datetime import datetime
 from typing import Any, Final, TypeAlias, TypeVar
 
-from runtime.errors import InvalidContract
+from runtime.errors import InvalidContract, NotPossible, RequestRefused
+from runtime.units import format_time, parse_time
 
 SCHEMA: Final = 1
+NEEDS_RUNTIME: Final = "0.1"
+"""The first release that reads this `SCHEMA`. Every contract says it, for older releases to pass on; whoever raises
+`SCHEMA` raises this with it."""
 OUTPUT_NAME: Final = "contract"
 """The stack output that holds it."""
+PUBLISHED: Final = "published"
+"""The key that a published copy has more."""
+_HIDDEN: Final = "[secret]"
+"""What `pulumi stack output` prints in the place of a secret value."""
+_MARKED: Final = "4dabf18193072939515e22adb298388d"
+"""The key by which Pulumi marks an object that holds a secret, encrypted or plain."""
+_DEEPEST: Final = 64
 
 T = TypeVar("T")
 
@@ -145,29 +161,146 @@ class StackOutputs:
     """Where the stack keeps a copy of this contract for machines without Pulumi."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What a published copy says of itself."""
+
+    digest: str
+    """`sha256:…` over the canonical JSON of the contract without this."""
+    at: datetime
+    commit: str | None = None
+    """Of the Pulumi program; ends in `+dirty` where its tree had other changes."""
+    committed_at: datetime | None = None
+
+
+class ContractAltered(InvalidContract):
+    """A published copy whose content is not what was published."""
+
+    def __init__(self, stack: str, source: str | None, said: str, found: str) -> None:
+        self.said, self.found = said, found
+        super().__init__(
+            f"the published contract of stack `{stack}` was changed after it was published",
+            facts=[*([f"read from {source}"] if source else []), f"it says {said}", f"its content is {found}"],
+            hint=f"publish it again: `runtime stack publish --stack {stack}`",
+        )
+
+
+class HiddenValue(InvalidContract):
+    """The contract holds a secret at `path`, whatever its value: what reads a contract must not need to decrypt it."""
+
+    def __init__(self, stack: str, path: str, source: str | None) -> None:
+        self.path = path
+        where = f"`{path}` is" if path else "all of it is"
+        super().__init__(
+            f"the contract of stack `{stack}` holds a secret: {where} hidden",
+            facts=[*([f"read from {source}"] if source else []), "a contract says where secrets lie, never a value"],
+            hint="export the resource's name instead of the value, or wrap it in `pulumi.Output.unsecret`; "
+            f"then run `pulumi up --stack {stack}`",
+        )
+
+
+class MissingOutput(NotPossible):
+    """Stack `stack` exports no `key`, which `needed_by` needs."""
+
+    def __init__(self, stack: str, key: str, needed_by: str, *, setting: str | None = None) -> None:
+        self.stack, self.key, self.needed_by = stack, key, needed_by
+        local = "`runtime stack list` shows the other stacks; the built-in one has queues and records only"
+        file = f"add `{setting or key}` to Pulumi.{stack}.yaml, then run `pulumi up --stack {stack}`"
+        super().__init__(
+            f"stack `{stack}` exports no `{key}`, and {needed_by} needs it", hint=local if stack == "local" else file
+        )
+
+
+_SETTINGS: Final = {"clusters": "heads", "network": "network", "published_url": "records"}
+"""Keys of the contract that a setting of another name brings."""
+
+
+def need_output(outputs: StackOutputs, key: str, needed_by: str) -> Any:
+    """The key `key` of the contract. Raises `MissingOutput` where it is absent or empty."""
+    value = getattr(outputs, key)
+    if value is None or value == {}:
+        raise MissingOutput(outputs.stack, key, needed_by, setting=_SETTINGS.get(key))
+    return value
+
+
 def outputs_fields(outputs: StackOutputs) -> dict[str, Any]:
     """The contract as a JSON object; what is None is left out."""
-    return {"schema": SCHEMA, **_plain(outputs)}
+    return {"schema": SCHEMA, "needs_runtime": NEEDS_RUNTIME, **_plain(outputs)}
 
 
 def encode_outputs(outputs: StackOutputs) -> str:
     """Canonical JSON: equal outputs have equal text."""
-    return json.dumps(outputs_fields(outputs), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return encode_fields(outputs_fields(outputs))
+
+
+def encode_fields(contract: Mapping[str, Any]) -> str:
+    """Canonical JSON of a contract as it was read, with keys that this release does not know."""
+    return json.dumps(_whole_numbers(contract), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def contract_digest(contract: Mapping[str, Any]) -> str:
+    """Of a contract's content: the same for a published copy and what it was made from."""
+    bare = {key: value for key, value in contract.items() if key != PUBLISHED}
+    return f"sha256:{hashlib.sha256(encode_fields(bare).encode(errors='surrogatepass')).hexdigest()}"
+
+
+def published_fields(contract: Mapping[str, Any], published: Published) -> dict[str, Any]:
+    """The published form of `contract`."""
+    said = {"digest": published.digest, "at": format_time(published.at), "commit": published.commit}
+    if published.committed_at is not None:
+        said["committed_at"] = format_time(published.committed_at)
+    return {**contract, PUBLISHED: {key: value for key, value in said.items() if value is not None}}
+
+
+def read_published(contract: Mapping[str, Any], *, source: str | None = None) -> Published | None:
+    """What a published copy says of itself, None of any other contract.
+
+    Raises `ContractAltered` where the content is not what was published, `InvalidContract` where that cannot be told.
+    """
+    said = contract.get(PUBLISHED)
+    if said is None:
+        return None
+    stack = str(contract.get("stack", "STACK"))
+    try:
+        if not said["digest"].startswith("sha256:"):
+            raise ValueError(said["digest"])
+        committed_at, commit = said.get("committed_at"), said.get("commit")
+        published = Published(
+            digest=said["digest"],
+            at=parse_time(said["at"]),
+            commit=None if commit is None else str(commit),
+            committed_at=None if committed_at is None else parse_time(committed_at),
+        )
+    except (KeyError, TypeError, AttributeError, ValueError, RequestRefused):
+        raise InvalidContract(
+            f"the published contract of stack `{stack}` cannot be verified: `{PUBLISHED}` is malformed",
+            facts=[f"read from {source}"] if source else [],
+            hint=f"publish it again: `runtime stack publish --stack {stack}`",
+        ) from None
+    if (found := contract_digest(contract)) != published.digest:
+        raise ContractAltered(stack, source, published.digest, found)
+    return published
 
 
 def decode_outputs(data: str | bytes, *, source: str | None = None) -> StackOutputs:
     """As `parse_outputs`, from text. `source` says in errors where it came from."""
+    return parse_outputs(decode_fields(data, source=source), source=source)
+
+
+def decode_fields(data: str | bytes, *, source: str | None = None) -> Any:
+    """The JSON value, unchecked."""
     try:
-        value = json.loads(data)
-    except ValueError as problem:
+        return json.loads(data)
+    except (ValueError, RecursionError) as problem:
         raise InvalidContract(
             f"the contract {_of(source)}is no JSON: {problem}", hint="`runtime stack show -o json` prints a valid one"
         ) from None
-    return parse_outputs(value, source=source)
 
 
 def parse_outputs(value: object, *, source: str | None = None) -> StackOutputs:
-    """Check and type a contract. Raises `InvalidContract` with the path of what is wrong."""
+    """Check and type a contract, bare or published. Raises `InvalidContract` with the path of what is wrong."""
+    if value == _HIDDEN:
+        raise HiddenValue("STACK", "", source)
     if not isinstance(value, Mapping):
         raise InvalidContract(
             f"the contract {_of(source)}is {_kind(value)}, expected an object",
@@ -175,14 +308,12 @@ def parse_outputs(value: object, *, source: str | None = None) -> StackOutputs:
         )
     name = value.get("stack")
     stack = name if isinstance(name, str) and name else "STACK"
+    if (path := _find_hidden(value)) is not None:
+        raise HiddenValue(stack, path, source)
     schema = value.get("schema")
     if type(schema) not in (int, float) or schema != SCHEMA:
-        newer = isinstance(schema, int | float) and schema > SCHEMA
-        raise InvalidContract(
-            f"stack `{stack}` exports a contract that this release cannot read",
-            facts=[f"found schema {json.dumps(schema)}, need {SCHEMA}"],
-            hint="pip install --upgrade research-runtime" if newer else f"run `pulumi up --stack {stack}`",
-        )
+        raise _other_schema(stack, schema, value.get("needs_runtime"))
+    read_published(value, source=source)
     try:
         return typing.cast(StackOutputs, _read_record(StackOutputs, value, ""))
     except _WrongType as problem:
@@ -191,6 +322,49 @@ def parse_outputs(value: object, *, source: str | None = None) -> StackOutputs:
             facts=[f"read from {source}"] if source else [],
             hint=f"run `pulumi up --stack {stack}`",
         ) from None
+
+
+def _other_schema(stack: str, schema: object, needs: object) -> InvalidContract:
+    facts = [f"found schema {json.dumps(schema)}, need {SCHEMA}"]
+    if type(schema) not in (int, float) or schema < SCHEMA:  # type: ignore[operator]
+        hint = f"run `pulumi up --stack {stack}`"
+    elif isinstance(needs, str) and needs:
+        facts.append(f"release {needs} of research-runtime reads it, and newer ones do")
+        hint = f"pip install --upgrade 'research-runtime>={needs}'"
+    else:
+        hint = "pip install --upgrade research-runtime"
+    return InvalidContract(f"stack `{stack}` exports a contract that this release cannot read", facts=facts, hint=hint)
+
+
+def _find_hidden(value: object, path: str = "", depth: int = 0) -> str | None:
+    """Path of the first secret: Pulumi's placeholder for one, or an object that Pulumi marks as one."""
+    if depth > _DEEPEST:
+        raise InvalidContract(f"the contract is nested deeper than {_DEEPEST} levels", hint="correct what exports it")
+    if value == _HIDDEN:
+        return path
+    if isinstance(value, Mapping):
+        if _MARKED in value:
+            return path
+        items = [(f"{path}.{key}" if path else str(key), item) for key, item in value.items()]
+    elif isinstance(value, list):
+        items = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
+    else:
+        return None
+    for inner, item in items:
+        if (found := _find_hidden(item, inner, depth + 1)) is not None:
+            return found
+    return None
+
+
+def _whole_numbers(value: Any) -> Any:
+    """Pulumi carries every number as a double: 60.0 and 60 are one value, and get one text."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Mapping):
+        return {key: _whole_numbers(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_whole_numbers(item) for item in value]
+    return value
 
 
 class _WrongType(Exception):
@@ -223,7 +397,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 def _read_record(kind: type, value: object, path: str) -> object:
     if not isinstance(value, Mapping):
-        raise _WrongType(path, f"is {_kind(value)}, expected an object")
+        raise _WrongType(path, f"is {_kind(value, path)}, expected an object")
     hints, values = _hints(kind), {}
     for each in fields(kind):
         found = value.get(each.name)
@@ -246,7 +420,7 @@ def _read(kind: Any, value: object, path: str) -> object:
         return _read(only, value, path)
     if origin is not None:
         if not isinstance(value, Mapping):
-            raise _WrongType(path, f"is {_kind(value)}, expected an object")
+            raise _WrongType(path, f"is {_kind(value, path)}, expected an object")
         _, item = typing.get_args(kind)
         return {str(key): _read(item, found, f"{path}.{key}") for key, found in value.items()}
     if is_dataclass(kind):
@@ -255,7 +429,7 @@ def _read(kind: Any, value: object, path: str) -> object:
         # Pulumi carries every number as a double.
         return int(value)
     if type(value) is not kind:
-        raise _WrongType(path, f"is {_kind(value)}, expected {_EXPECTED[kind]}")
+        raise _WrongType(path, f"is {_kind(value, path)}, expected {_EXPECTED[kind]}")
     return value
 
 
@@ -274,7 +448,10 @@ def _read_queue(value: object, path: str) -> QueueOutput:
 _EXPECTED: Final = {str: "a string", int: "a whole number", bool: "true or false"}
 
 
-def _kind(value: object) -> str:
+def _kind(value: object, path: str = "") -> str:
+    if path.partition(".")[0] == "secrets" and isinstance(value, str | int | float):
+        # Somebody may have put the value itself where its place belongs; it is not for a terminal or a log.
+        return "a plain value"
     match value:
         case None:
             return "null"

@@ -2,16 +2,17 @@
 
 Where outputs are looked for, in this order: the `pulumi` CLI where a stack is named and it is installed; a published
 copy (`RUNTIME_OUTPUTS`, a path or URL); the cache of what was last read; and where nothing is configured, the built-in
-stack `local`: one embedded file in the user's data folder.
+stack `local`: one embedded file in the user's data folder. Where the `pulumi` CLI is there and cannot answer, the
+published copy that the stack is known to have is read, and that is said.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,15 +29,19 @@ from runtime.errors import (
 )
 from runtime.outputs import (
     OUTPUT_NAME,
+    PUBLISHED,
+    MissingOutput,
     OtherQueueOutput,
+    Published,
     PubSubQueueOutput,
     QueueOutput,
     RecordsOutput,
     SqliteQueueOutput,
     StackOutputs,
-    decode_outputs,
+    decode_fields,
     outputs_fields,
     parse_outputs,
+    read_published,
 )
 from runtime.queues.base import DEFAULT_QUEUE
 from runtime.units import format_duration, format_time, parse_time
@@ -50,6 +55,10 @@ if TYPE_CHECKING:
 
 LOCAL: Final = "local"
 PULUMI_PATIENCE_S: Final = 60
+READ_PATIENCE: Final = timedelta(seconds=20)
+"""For a published copy; the cache comes after it."""
+CACHE_PREFIX: Final = "cache:"
+PUBLISHED_PREFIX: Final = "published:"
 
 
 class PulumiFailed(RequestRefused):
@@ -69,6 +78,10 @@ class StackNotFound(UnknownName):
         self.facts = (*self.facts, *tried)
 
 
+class NothingThere(StoreUnavailable):
+    """The place was reached, and holds no contract."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundStack:
     outputs: StackOutputs
@@ -77,10 +90,19 @@ class FoundStack:
     read_at: datetime
     cached: bool = False
     """From the cache: the source itself did not answer now."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """The contract as it was read, with keys that this release does not know."""
+    published: Published | None = None
+    """What a published copy says of itself."""
 
     @property
     def name(self) -> str:
         return self.outputs.stack
+
+    @property
+    def contract(self) -> dict[str, Any]:
+        """The contract without what only its published copy has."""
+        return {key: value for key, value in self.fields.items() if key != PUBLISHED} or outputs_fields(self.outputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +149,61 @@ def pull_stack(source: str, *, settings: Settings | None = None) -> FoundStack:
     return _find_named(source, settings, allow_cache=False)
 
 
+def read_stack(source: str, *, settings: Settings | None = None) -> FoundStack:
+    """Read one source as it is and keep nothing.
+
+    `source` is `local`, the name of a stack (what Pulumi says, never a copy), a path or URL, `cache:NAME`, or
+    `published:NAME` for the copy that the stack is known to have. Raises what the source raises.
+    """
+    settings = settings or load_settings()
+    if source == LOCAL:
+        return find_stack(LOCAL, settings=settings)
+    if source.startswith(CACHE_PREFIX):
+        name = source.removeprefix(CACHE_PREFIX)
+        cached = _read_cache(name, settings)
+        if cached is None:
+            raise UnknownName("cached stack", name, [found.name for found in _cached_stacks(settings)])
+        return cached
+    if source.startswith(PUBLISHED_PREFIX):
+        return _parse_published(_published_of(source.removeprefix(PUBLISHED_PREFIX), settings))
+    if is_location(source):
+        return _parse_published(source)
+    if not _has_pulumi():
+        raise PulumiFailed(
+            source, "the `pulumi` command is not installed here", hint="name a published copy: a path or URL"
+        )
+    return _read_pulumi(source)
+
+
+def find_published_url(name: str | None = None, *, settings: Settings | None = None) -> str | None:
+    """Where the published copy of the stack is known to lie, by `RUNTIME_OUTPUTS` or by what was last read; or None.
+
+    Reads the cache only.
+    """
+    settings = settings or load_settings()
+    name = name or settings.stack
+    if settings.outputs is not None and name is None:
+        return settings.outputs
+    return _known_copy(_read_cache(name, settings)) if name else None
+
+
+def _published_of(name: str, settings: Settings) -> str:
+    """The URL, from what Pulumi says where it can, else from what was last read."""
+    url = None
+    if _has_pulumi():
+        try:
+            url = _read_pulumi(name).outputs.published_url
+        except PulumiFailed:
+            pass
+    url = url or find_published_url(name, settings=settings)
+    if url is None:
+        raise NotPossible(
+            f"it is not known where stack `{name}` publishes its contract",
+            hint="name the path or URL itself",
+        )
+    return url
+
+
 def list_stacks(*, settings: Settings | None = None) -> list[ListedStack]:
     """Every stack that can be named here: the built-in one, Pulumi's, the published copy, and the cached ones."""
     settings = settings or load_settings()
@@ -166,12 +243,13 @@ def _find_named(name: str, settings: Settings, *, allow_cache: bool = True) -> F
     tried: list[str] = []
     hint = f"`runtime stack pull URL` reads a published copy; `pulumi up --stack {name}` makes the stack"
     first: RuntimeFailure | None = None
+    failed: PulumiFailed | None = None
     if _has_pulumi():
         try:
             return _remember(_read_pulumi(name), settings, name)
         except PulumiFailed as problem:
             tried.append(f"pulumi: {problem.reason}")
-            hint, first = problem.hint or hint, problem
+            hint, first, failed = problem.hint or hint, problem, problem
     else:
         tried.append("pulumi: not installed here")
     if settings.outputs is None:
@@ -181,15 +259,29 @@ def _find_named(name: str, settings: Settings, *, allow_cache: bool = True) -> F
         if isinstance(published, RuntimeFailure):
             tried.append(f"RUNTIME_OUTPUTS: {published.message}")
             first = first or published
-        elif published.name == name or name.endswith(f"/{published.name}"):
+        elif _is_of(published, name):
+            if failed is not None:
+                _say_published(published, failed)
             return _remember(published, settings, name)
         else:
             tried.append(f"RUNTIME_OUTPUTS: `{settings.outputs}` holds stack `{published.name}`")
     cached = _read_cache(name, settings)
+    copy = _known_copy(cached)
+    if copy is not None and copy != settings.outputs and (failed is not None or not allow_cache):
+        published = _try_published(copy)
+        if isinstance(published, FoundStack) and _is_of(published, name):
+            if failed is not None:
+                _say_published(published, failed)
+            return _remember(published, settings, name)
+        if isinstance(published, RuntimeFailure):
+            tried.append(f"published copy: {published.message}")
+            first = first or published
+        else:
+            tried.append(f"published copy: `{copy}` holds stack `{published.name}`")
     if cached is not None and allow_cache:
         return _say_cached(cached, tried[0] if _has_pulumi() else tried[-1])
-    if cached is not None and is_location(cached.source):
-        return _remember(_parse_published(cached.source), settings)
+    if not allow_cache and isinstance(first, StoreUnavailable):
+        raise first
     tried.append(f"cache: no copy in `{_cache_folder(settings)}`")
     known = [LOCAL, *(stack.name for stack in _cached_stacks(settings)), *_pulumi_stacks()]
     raise StackNotFound(name, sorted(set(known)), tried, hint=hint) from first
@@ -204,6 +296,23 @@ def _find_published(settings: Settings) -> FoundStack:
         if cached.source == settings.outputs:
             return _say_cached(cached, published.message)
     raise published
+
+
+def _is_of(found: FoundStack, name: str) -> bool:
+    return found.name == name or name.endswith(f"/{found.name}")
+
+
+def _known_copy(cached: FoundStack | None) -> str | None:
+    """Where what was last read says that a published copy lies."""
+    if cached is None:
+        return None
+    return cached.source if is_location(cached.source) else cached.outputs.published_url
+
+
+def _say_published(found: FoundStack, failed: PulumiFailed) -> None:
+    when = found.published.at if found.published else None
+    age = f", published {format_duration(datetime.now(UTC) - when)} ago" if when else ""
+    _warn(f"using the published copy of stack `{found.name}` at {found.source}{age} (pulumi: {failed.reason})")
 
 
 def _say_cached(cached: FoundStack, why: str) -> FoundStack:
@@ -229,8 +338,13 @@ def _try_published(source: str) -> FoundStack | StoreUnavailable | RequestRefuse
 
 
 def _parse_published(source: str) -> FoundStack:
-    outputs = decode_outputs(read_location(source), source=source)
-    return FoundStack(outputs=outputs, source=source, read_at=datetime.now(UTC))
+    return _parse(decode_fields(read_location(source), source=source), source, datetime.now(UTC))
+
+
+def _parse(value: Any, source: str, read_at: datetime, *, path: str | None = None, cached: bool = False) -> FoundStack:
+    outputs = parse_outputs(value, source=path or source)
+    published = read_published(value, source=path or source)
+    return FoundStack(outputs=outputs, source=source, read_at=read_at, cached=cached, fields=value, published=published)
 
 
 def read_location(source: str) -> bytes:
@@ -243,7 +357,8 @@ def read_location(source: str) -> bytes:
         try:
             return path.read_bytes()
         except OSError as problem:
-            raise StoreUnavailable(
+            failure = NothingThere if isinstance(problem, FileNotFoundError) else StoreUnavailable
+            raise failure(
                 f"cannot read `{path}`: {(problem.strerror or str(problem)).lower()}",
                 hint="check RUNTIME_OUTPUTS, or `runtime stack list`",
                 retryable=False,
@@ -273,13 +388,13 @@ def _read_bucket(url: str) -> bytes:
     from runtime.records.bucket import BucketBlobs
 
     folder, _, name = url.rpartition("/")
-    blobs = BucketBlobs(folder)
+    blobs = BucketBlobs(folder, timeout=READ_PATIENCE, retry_for=READ_PATIENCE)
     try:
         data = blobs.get(name)
     finally:
         blobs.close()
     if data is None:
-        raise StoreUnavailable(f"no object `{url}`", hint="check the URL, or `runtime stack list`", retryable=False)
+        raise NothingThere(f"no object `{url}`", hint="check the URL, or `runtime stack list`", retryable=False)
     return data
 
 
@@ -300,8 +415,7 @@ def _read_pulumi(name: str) -> FoundStack:
         raise PulumiFailed(
             name, "pulumi printed no JSON", hint=f"see what `pulumi stack output --json --stack {name}` prints"
         ) from None
-    outputs = parse_outputs(value, source="pulumi")
-    return FoundStack(outputs=outputs, source="pulumi", read_at=datetime.now(UTC))
+    return _parse(value, "pulumi", datetime.now(UTC))
 
 
 def _explain_pulumi(stack: str, stderr: str) -> PulumiFailed:
@@ -385,7 +499,7 @@ def _remember(found: FoundStack, settings: Settings, name: str | None = None) ->
     content = {
         "source": found.source,
         "read_at": format_time(found.read_at),
-        OUTPUT_NAME: outputs_fields(found.outputs),
+        OUTPUT_NAME: dict(found.fields) or outputs_fields(found.outputs),
     }
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -405,7 +519,7 @@ def _read_cache(name: str, settings: Settings) -> FoundStack | None:
         contract = content[OUTPUT_NAME]
     except (OSError, ValueError, KeyError, TypeError, RequestRefused):
         return None
-    return FoundStack(outputs=parse_outputs(contract, source=str(path)), source=source, read_at=read_at, cached=True)
+    return _parse(contract, source, read_at, path=str(path), cached=True)
 
 
 def _cached_stacks(settings: Settings) -> Iterator[FoundStack]:
@@ -506,6 +620,8 @@ class OpenStack:
         if output is None and self.name == LOCAL:
             # A queue of the embedded file comes into being when it is named.
             output = self.outputs.queues[DEFAULT_QUEUE]
+        if output is None and not self.outputs.queues:
+            raise MissingOutput(self.name, "queues", f"queue `{name}`")
         if output is None:
             raise UnknownName("queue", name, self.outputs.queues, where=f"in stack `{self.name}`")
         return self._open_output(name, output)
@@ -567,6 +683,8 @@ class OpenStack:
     def _open_records(self, needed_by: str, url: str | None = None) -> RecordStore:
         """A folder or bucket: a queue elsewhere cannot settle into an embedded file."""
         url = url or (self.outputs.records.url if self.outputs.records else None)
+        if url is None and self.name != LOCAL:
+            raise MissingOutput(self.name, "records", needed_by)
         if url is None or url.startswith("sqlite:"):
             problem = "exports no `records`" if url is None else "keeps its records in an embedded file"
             raise NotPossible(

@@ -1,24 +1,29 @@
-"""`runtime stack`: which stacks there are, what one offers, and which is the default."""
+"""`runtime stack`: which stacks there are, what one offers, which is the default, and its published copy."""
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Annotated, Any
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from runtime.cli.commands import OutputOption, new_app
-from runtime.cli.show import Output, format_ago, note, print_json, print_list
+from runtime.cli.commands import OutputOption, StackOption, YesOption, new_app
+from runtime.cli.show import Output, confirm, format_ago, format_count, note, print_json, print_list
 from runtime.config import load_settings, remember_stack
+from runtime.errors import NotPossible
 from runtime.outputs import (
     OtherQueueOutput,
     PubSubQueueOutput,
     QueueOutput,
     SqliteQueueOutput,
     StackOutputs,
-    outputs_fields,
 )
-from runtime.stacks import FoundStack, ListedStack, find_stack, list_stacks, pull_stack
+from runtime.stacks import LOCAL, FoundStack, ListedStack, find_stack, list_stacks, pull_stack, read_stack
+
+if TYPE_CHECKING:
+    from runtime.publish import Change, Publication
 
 app = new_app("Choose the stack that commands use, and show what it offers.")
 
@@ -55,7 +60,7 @@ def show(name: OptionalName = None, output: OutputOption = Output.TEXT) -> None:
     """
     found = find_stack(name)
     if output is Output.JSON:
-        print_json(outputs_fields(found.outputs))
+        print_json(found.contract)
         return
     for label, text in _lines(found):
         print(f"{label:<12}{text}")
@@ -103,6 +108,135 @@ def use(
         note("here RUNTIME_STACK, RUNTIME_OUTPUTS or the project's file names another, which goes first")
 
 
+@app.command()
+def publish(
+    stack: StackOption = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to", metavar="PATH|URL", help="By default the contract's own `published_url`.", show_default=False
+        ),
+    ] = None,
+    commit: Annotated[
+        str | None,
+        typer.Option(
+            "--commit",
+            metavar="SHA",
+            help="What the stack was deployed from; by default what is checked out here.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, write nothing.")] = False,
+    yes: YesOption = False,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Write a stack's contract where machines without Pulumi read it.
+
+    What Pulumi says now is written as canonical JSON with its digest, the commit and the time, and what changes is
+    said. A copy that was made from a later commit is replaced only with `--yes`. `--stack` takes a path too, such as
+    what `pulumi stack output contract --json` wrote.
+
+    \b
+    Examples:
+      runtime stack publish --stack marin-us-west4
+      runtime stack publish --stack dev --dry-run
+      runtime stack publish --stack dev --to ./contract.json --commit 4f1c2d0
+    """
+    from runtime.publish import Effect, find_commit, plan_publication
+    from runtime.publish import publish as write
+
+    settings = load_settings()
+    name = stack or settings.stack
+    if name is None or name == LOCAL:
+        raise NotPossible("the built-in stack is not published: nobody else can use it", hint="name one with `--stack`")
+    found = read_stack(name, settings=settings)
+    folder = Path.cwd()
+    plan = plan_publication(found, now=datetime.now(UTC), to=to, commit=find_commit(folder, commit), folder=folder)
+    _say_changes(plan)
+    if not dry_run:
+        if plan.needs_consent:
+            confirm(f"replace the contract at {plan.url}", yes=yes)
+        write(plan)
+    if output is Output.JSON:
+        print_json(_publication_fields(plan, written=not dry_run))
+        return
+    verb = "would write" if dry_run else "wrote"
+    same = ", which says the same as before" if plan.effect is Effect.REPEATS else ""
+    note(f"{verb} the contract of stack `{plan.stack}` to {plan.url}{same} ({plan.published.digest[:19]}…)")
+
+
+@app.command()
+def diff(
+    old: Annotated[
+        str, typer.Argument(metavar="OLD", help="A stack, a path or URL, `cache:NAME` or `published:NAME`.")
+    ],
+    new: Annotated[
+        str | None, typer.Argument(metavar="[NEW]", help="Likewise; by default the stack in use.", show_default=False)
+    ] = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Show in which keys two contracts differ. Exit code 0 if they are the same, 1 if they differ.
+
+    The name of a stack stands for what Pulumi says now, never for a copy.
+
+    \b
+    Examples:
+      runtime stack diff published:dev dev
+      runtime stack diff cache:marin-us-west4 gs://lab-records/contract/v1.json
+      runtime stack diff ./yesterday.json -o json | jq -r '.[].path'
+    """
+    from runtime.publish import compare
+
+    settings = load_settings()
+    before = read_stack(old, settings=settings)
+    after = read_stack(new, settings=settings) if new else find_stack(settings=settings)
+    changes = list(compare(before.contract, after.contract))
+    if output is Output.JSON:
+        print_json(changes)
+    else:
+        _print_changes(changes)
+        note(f"{format_count(len(changes))} differences" if changes else "the two contracts are the same")
+    return 1 if changes else 0
+
+
+def _print_changes(changes: list[Change]) -> None:
+    columns = {
+        "CHANGE": lambda change: change.kind.value,
+        "PATH": lambda change: change.path,
+        "OLD": lambda change: _leaf_text(change.old),
+        "NEW": lambda change: _leaf_text(change.new),
+    }
+    print_list(changes, columns)
+
+
+def _leaf_text(value: object) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _say_changes(plan: Publication) -> None:
+    if plan.why:
+        note(plan.why)
+    for change in plan.changes if plan.previous or plan.needs_consent else ():
+        old, new = _leaf_text(change.old), _leaf_text(change.new)
+        note(
+            f"  {change.kind.value} {change.path}: {old if old is not None else '-'} → {new if new is not None else '-'}"
+        )
+
+
+def _publication_fields(plan: Publication, *, written: bool) -> dict[str, Any]:
+    return {
+        "stack": plan.stack,
+        "url": plan.url,
+        "written": written,
+        "effect": plan.effect,
+        "digest": plan.published.digest,
+        "commit": plan.published.commit,
+        "at": plan.published.at,
+        "previous": plan.previous,
+        "changes": plan.changes,
+    }
+
+
 def _fields(name: str, source: str, read_at: datetime) -> dict[str, Any]:
     return {"name": name, "source": source, "read_at": read_at}
 
@@ -111,6 +245,9 @@ def _lines(found: FoundStack) -> list[tuple[str, str]]:
     outputs = found.outputs
     age = f", cached {format_ago(found.read_at)}" if found.cached else ""
     lines = [("stack", outputs.stack), ("from", found.source + age)]
+    if found.published:
+        commit = f", commit {found.published.commit[:12]}" if found.published.commit else ""
+        lines.append(("as of", f"{format_ago(found.published.at)}{commit}"))
     lines += [(name, value) for name in ("project", "region", "zone") if (value := getattr(outputs, name))]
     lines.append(("records", outputs.records.url if outputs.records else "none: its queues cannot be used"))
     lines += [("queue", f"{name}: {_place(queue)}") for name, queue in sorted(outputs.queues.items())]

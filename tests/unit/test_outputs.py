@@ -96,8 +96,8 @@ def test_encoding_is_canonical() -> None:
     text = encode_outputs(StackOutputs(stack="dev", labels={"b": "2", "a": "1"}))
 
     assert text == (
-        '{"clusters":{},"identities":{},"kubernetes":{},"labels":{"a":"1","b":"2"},"queues":{},"registries":{},'
-        '"schema":1,"secrets":{},"stack":"dev"}'
+        '{"clusters":{},"identities":{},"kubernetes":{},"labels":{"a":"1","b":"2"},"needs_runtime":"0.1","queues":{},'
+        '"registries":{},"schema":1,"secrets":{},"stack":"dev"}'
     )
 
 
