@@ -491,7 +491,7 @@ def spec_fields(spec: JobSpec) -> dict[str, Any]:
 
 def encode_spec(spec: JobSpec) -> str:
     """Canonical JSON: equal specs have equal text."""
-    return json.dumps(spec_fields(spec), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(spec_fields(spec), separators=(",", ":"), ensure_ascii=False)
 
 
 def spec_schema() -> dict[str, Any]:
@@ -564,7 +564,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, StrEnum):
         return value.value
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _plain(value[key]) for key in sorted(value)}
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     return value
@@ -576,7 +576,16 @@ def _set_fields(value: Any) -> Iterator[tuple[str, Any]]:
         default = each.default if each.default is not dataclasses.MISSING else None
         if each.default_factory is not dataclasses.MISSING:
             default = each.default_factory()
-        if (each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING) or found != default:
+        required = each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
+        if not required and found == default:
+            continue
+        if each.type in ("float", "float | None"):
+            # 8 and 8.0 are one amount, and have to be one text.
+            yield each.name, float(found)
+        elif isinstance(value, Array) and each.name == "params":
+            # Their order says which index has which.
+            yield each.name, {key: _plain(item) for key, item in found.items()}
+        else:
             yield each.name, _plain(found)
 
 

@@ -76,7 +76,9 @@ def problems_of(value: object) -> list[tuple[str, str, str | None]]:
 def test_spec_survives_the_way_through_json_and_yaml(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(json.dumps(spec_fields(FULL)))
 
-    assert parse_spec(json.loads(encode_spec(FULL))) == FULL
+    read = parse_spec(json.loads(encode_spec(FULL)))
+    assert read == FULL
+    assert expand_array(read.array) == expand_array(FULL.array)
     assert load_spec(str(tmp_path / "job.yaml")) == FULL
 
 
@@ -226,10 +228,16 @@ def test_job_id_differs_by_each_of_its_parts_and_by_nothing_else() -> None:
         made(spec=dataclasses.replace(FULL, nodes=1, idempotency_key="2")),
         made(snapshot=None),
         made(again=1),
+        made(
+            spec=dataclasses.replace(
+                FULL, array=Array(params={"depth": (2, 4), "lr": (1e-3, 3e-4)}, max_parallel=16, pack=4)
+            )
+        ),
     ]
 
     assert made() == made(spec=parse_spec(spec_fields(FULL)))
-    assert len({made(), *others}) == 6
+    assert made() == made(spec=dataclasses.replace(FULL, env=dict(reversed(FULL.env.items()))))
+    assert len({made(), *others}) == 7
     assert len(made()) == 26
 
 
