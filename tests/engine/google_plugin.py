@@ -1,0 +1,692 @@
+"""The `gcp` provider of the tests: a Google that is stricter than convenient.
+
+It refuses what Google and its provider refuse: inputs that the wheel's types or Google's limits do not allow, names
+that are taken or deleted softly, APIs that are not enabled, things and accounts that do not exist, changes of what
+cannot change. What it says is there, is there: `Read` answers from the store, which tests tamper with. With
+PUBSUB_EMULATOR_HOST, topics and subscriptions are made in Google's Pub/Sub emulator as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import ipaddress
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from infra.google_outputs import compute
+from infra.recording import UNKNOWN, Unknown
+from infra.validate import find_input_problems
+from tests.engine.google_store import FOLDER_VARIABLE, Cloud, Fault, World
+from tests.engine.plugin import (
+    Failure,
+    Found,
+    Plugin,
+    Refused,
+    Resource,
+    Values,
+    hide_again,
+    is_covered,
+    reveal,
+    serve,
+    value_at,
+)
+
+MADE_AT: Final = "2026-11-20T00:00:00Z"
+NUMBER_DIGITS: Final = 12
+
+ALREADY_ENABLED: Final = frozenset({"serviceusage.googleapis.com"})
+"""Without it no API of a new project could be enabled at all."""
+
+DEFAULT_AGENTS: Final = re.compile(r"serviceAccount:(\d+)(-compute@developer|@cloudservices)\.gserviceaccount\.com")
+
+AGENTS: Final = {
+    "pubsub": "service-{number}@gcp-sa-pubsub.iam.gserviceaccount.com",
+    "tpu": "service-{number}@cloud-tpu.iam.gserviceaccount.com",
+    "secretmanager": "service-{number}@gcp-sa-secretmanager.iam.gserviceaccount.com",
+    "artifactregistry": "service-{number}@gcp-sa-artifactregistry.iam.gserviceaccount.com",
+    "monitoring": "service-{number}@gcp-sa-monitoring-notification.iam.gserviceaccount.com",
+}
+
+DEFAULTS_ON_IMPORT: Final[Mapping[str, Mapping[str, Any]]] = {
+    "gcp:storage/bucket:Bucket": {"forceDestroy": False},
+    "": {"deletionPolicy": "DELETE"},
+}
+"""Inputs that only the provider knows: Google keeps none of them, so an import brings their defaults."""
+
+NOT_KEPT_BY_GOOGLE: Final = frozenset(
+    {"forceDestroy", "deletionPolicy", "disableOnDestroy", "disableDependentServices", "allowStoppingForUpdate"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What is special about one resource type."""
+
+    api: str
+    """Which API has to be enabled; `{service}` is the resource's own."""
+    fixed: tuple[str, ...] = ()
+    """Inputs that cannot change: another value means another thing. `project` always is one."""
+    refers: Mapping[str, str] = field(default_factory=dict)
+    """Path of an input (`*` for each of a list) → type of what it must name."""
+    soft_days: int = 0
+    """How long its name stays taken after it was deleted."""
+    undeletes: int = 0
+    """For how many of these days the provider brings it back instead."""
+    shared: bool = False
+    """Making it where it is already is no mistake."""
+
+
+GRANT: Final = ("role", "member", "condition")
+TOPIC, SUBSCRIPTION = "gcp:pubsub/topic:Topic", "gcp:pubsub/subscription:Subscription"
+ACCOUNT, SERVICE = "gcp:serviceaccount/account:Account", "gcp:projects/service:Service"
+SERVICE_IDENTITY = "gcp:projects/serviceIdentity:ServiceIdentity"
+ROLE, BUCKET = "gcp:projects/iAMCustomRole:IAMCustomRole", "gcp:storage/bucket:Bucket"
+INSTANCE, DISK, SUBNET = "gcp:compute/instance:Instance", "gcp:compute/disk:Disk", "gcp:compute/subnetwork:Subnetwork"
+NETWORK, ROUTER = "gcp:compute/network:Network", "gcp:compute/router:Router"
+POOL = "gcp:iam/workloadIdentityPool:WorkloadIdentityPool"
+SECRET, REPOSITORY = "gcp:secretmanager/secret:Secret", "gcp:artifactregistry/repository:Repository"
+CHANNEL = "gcp:monitoring/notificationChannel:NotificationChannel"
+RESOURCE_POLICY = "gcp:compute/resourcePolicy:ResourcePolicy"
+
+KINDS: Final[Mapping[str, Kind]] = {
+    SERVICE: Kind(api="serviceusage", fixed=("service",), shared=True),
+    SERVICE_IDENTITY: Kind(api="{service}", fixed=("service",), shared=True),
+    TOPIC: Kind(api="pubsub", fixed=("name",)),
+    SUBSCRIPTION: Kind(
+        api="pubsub",
+        fixed=("name", "topic", "filter", "enableMessageOrdering"),
+        refers={"topic": TOPIC, "deadLetterPolicy.deadLetterTopic": TOPIC},
+    ),
+    "gcp:pubsub/topicIAMMember:TopicIAMMember": Kind(api="pubsub", fixed=("topic",), refers={"topic": TOPIC}),
+    "gcp:pubsub/subscriptionIAMMember:SubscriptionIAMMember": Kind(
+        api="pubsub", fixed=("subscription",), refers={"subscription": SUBSCRIPTION}
+    ),
+    REPOSITORY: Kind(
+        api="artifactregistry",
+        fixed=("location", "repositoryId", "format", "mode", "kmsKeyName", "remoteRepositoryConfig"),
+    ),
+    "gcp:artifactregistry/repositoryIamMember:RepositoryIamMember": Kind(
+        api="artifactregistry", fixed=("location", "repository"), refers={"repository": REPOSITORY}
+    ),
+    SECRET: Kind(api="secretmanager", fixed=("secretId", "replication")),
+    "gcp:secretmanager/secretIamMember:SecretIamMember": Kind(
+        api="secretmanager", fixed=("secretId",), refers={"secretId": SECRET}
+    ),
+    # A bucket deleted softly can be restored only while nobody took its name, and anybody may.
+    BUCKET: Kind(api="storage", fixed=("name", "location", "hierarchicalNamespace", "enableObjectRetention")),
+    "gcp:storage/bucketIAMMember:BucketIAMMember": Kind(api="storage", fixed=("bucket",), refers={"bucket": BUCKET}),
+    ACCOUNT: Kind(api="iam", fixed=("accountId",)),
+    "gcp:serviceaccount/iAMMember:IAMMember": Kind(
+        api="iam", fixed=("serviceAccountId",), refers={"serviceAccountId": ACCOUNT}
+    ),
+    ROLE: Kind(api="iam", fixed=("roleId",), soft_days=37, undeletes=7),
+    "gcp:projects/iAMMember:IAMMember": Kind(api="cloudresourcemanager"),
+    POOL: Kind(api="iam", fixed=("workloadIdentityPoolId", "mode"), soft_days=30),
+    "gcp:iam/workloadIdentityPoolProvider:WorkloadIdentityPoolProvider": Kind(
+        api="iam",
+        fixed=("workloadIdentityPoolId", "workloadIdentityPoolProviderId"),
+        refers={"workloadIdentityPoolId": POOL},
+        soft_days=30,
+    ),
+    NETWORK: Kind(api="compute", fixed=("name", "autoCreateSubnetworks", "description")),
+    SUBNET: Kind(
+        api="compute", fixed=("name", "network", "region", "description", "purpose"), refers={"network": NETWORK}
+    ),
+    "gcp:compute/subnetworkIAMMember:SubnetworkIAMMember": Kind(
+        api="compute", fixed=("subnetwork", "region"), refers={"subnetwork": SUBNET}
+    ),
+    ROUTER: Kind(api="compute", fixed=("name", "network", "region"), refers={"network": NETWORK}),
+    "gcp:compute/routerNat:RouterNat": Kind(
+        api="compute", fixed=("name", "router", "region"), refers={"router": ROUTER}
+    ),
+    "gcp:compute/firewall:Firewall": Kind(
+        api="compute", fixed=("name", "network", "direction"), refers={"network": NETWORK}
+    ),
+    "gcp:compute/address:Address": Kind(
+        api="compute",
+        fixed=("name", "region", "address", "addressType", "subnetwork", "purpose", "description"),
+        refers={"subnetwork": SUBNET},
+    ),
+    DISK: Kind(api="compute", fixed=("name", "zone", "type", "image", "snapshot", "description")),
+    RESOURCE_POLICY: Kind(api="compute", fixed=("name", "region", "description", "snapshotSchedulePolicy")),
+    "gcp:compute/diskResourcePolicyAttachment:DiskResourcePolicyAttachment": Kind(
+        api="compute", fixed=("name", "disk", "zone"), refers={"disk": DISK, "name": RESOURCE_POLICY}
+    ),
+    INSTANCE: Kind(
+        api="compute",
+        fixed=(
+            "name",
+            "zone",
+            "description",
+            "hostname",
+            "metadataStartupScript",
+            "bootDisk.deviceName",
+            "bootDisk.initializeParams",
+            "bootDisk.source",
+            "scheduling.preemptible",
+            "scheduling.provisioningModel",
+        ),
+        refers={
+            "networkInterfaces.*.subnetwork": SUBNET,
+            "networkInterfaces.*.network": NETWORK,
+            "attachedDisks.*.source": DISK,
+            "bootDisk.source": DISK,
+            "serviceAccount.email": ACCOUNT,
+            "resourcePolicies": RESOURCE_POLICY,
+        },
+    ),
+    "gcp:compute/instanceIAMMember:InstanceIAMMember": Kind(
+        api="compute", fixed=("instanceName", "zone"), refers={"instanceName": INSTANCE}
+    ),
+    "gcp:iap/tunnelInstanceIAMMember:TunnelInstanceIAMMember": Kind(
+        api="iap", fixed=("instance", "zone"), refers={"instance": INSTANCE}
+    ),
+    CHANNEL: Kind(api="monitoring", fixed=("type",)),
+    "gcp:monitoring/alertPolicy:AlertPolicy": Kind(api="monitoring", refers={"notificationChannels.*": CHANNEL}),
+    "gcp:logging/metric:Metric": Kind(api="logging", fixed=("name",)),
+    "gcp:billing/budget:Budget": Kind(
+        api="billingbudgets",
+        fixed=("billingAccount",),
+        refers={"allUpdatesRule.monitoringNotificationChannels.*": CHANNEL},
+    ),
+    "gcp:kms/keyRing:KeyRing": Kind(api="cloudkms", fixed=("name", "location")),
+}
+
+STOPS: Final = ("machineType", "minCpuPlatform", "serviceAccount", "shieldedInstanceConfig", "enableDisplay")
+"""What Google changes on a stopped machine only."""
+
+
+class GooglePlugin(Plugin):
+    version = "10.2.0"
+
+    def __init__(self, cloud: Cloud, emulator: str | None = None) -> None:
+        super().__init__()
+        self.cloud = cloud
+        self.emulator = _Emulator(emulator) if emulator else None
+        self.provider: Values = {}
+
+    # the provider
+
+    def check_provider(self, inputs: Values) -> list[Failure]:
+        problems = find_input_problems("pulumi:providers:gcp", _known(inputs))
+        failures = [Failure(each.path, each.message) for each in problems]
+        if not inputs.get("project"):
+            failures.append(Failure("project", "is missing: an ambient project would be taken"))
+        return failures
+
+    def replaces_provider(self, old: Values, new: Values) -> list[str]:
+        return [key for key in ("project",) if old.get(key) != new.get(key)]
+
+    def configure(self, inputs: Values) -> None:
+        self.provider = reveal(inputs)
+
+    # before anything is made
+
+    def check(self, wanted: Resource) -> list[Failure]:
+        if wanted.type not in KINDS:
+            return [Failure("", f"{wanted.type} is not known to the plug-in of the tests; add it to its KINDS")]
+        failures = [Failure(each.path, each.message) for each in find_input_problems(wanted.type, wanted.inputs)]
+        return failures + [
+            Failure(key, "is missing: the provider would make up a name")
+            for key in ("name",)
+            if "name" in KINDS[wanted.type].fixed and key not in wanted.inputs
+        ]
+
+    def replaces(self, type_: str, path: str, old: Any, new: Any) -> bool:
+        kind = KINDS[type_]
+        fixed = (*kind.fixed, "project", *(GRANT if _is_grant(type_) else ()))
+        return is_covered(path, fixed) or _shrinks(type_, path, old, new)
+
+    # making and changing
+
+    def create(self, wanted: Resource) -> tuple[str, Values]:
+        inputs = self._completed(wanted.inputs)
+        if wanted.preview:
+            return "", _known_outputs(inputs, self._outputs(wanted, inputs, serial=None))
+        fault = self._start("create", wanted)
+        with self.cloud.change() as world:
+            id_, outputs = self._make(world, wanted, inputs)
+        if self.emulator is not None:
+            self.emulator.create(wanted.type, id_, inputs)
+        self._end("create", fault)
+        return id_, {**wanted.inputs, **hide_again(outputs, wanted.inputs)}
+
+    def _make(self, world: World, wanted: Resource, inputs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        kind = KINDS[wanted.type]
+        _refuse_unless_enabled(world, wanted.type, inputs)
+        _refuse_unless_there(world, wanted.type, inputs)
+        world.serial += 1
+        outputs = self._outputs(wanted, inputs, serial=world.serial)
+        id_ = str(outputs.pop("id"))
+        _give_address(world, outputs)
+        taken = world.resources.get(id_)
+        again = taken is not None and taken["urn"] == wanted.urn and _is_grant(wanted.type)
+        if taken is not None and not kind.shared and not again:
+            raise Refused(f"Error 409: `{id_}` already exists", grpc.StatusCode.ALREADY_EXISTS)
+        ghost = world.deleted.get(id_)
+        if ghost is not None and ghost["days"] < kind.soft_days:
+            if ghost["days"] >= kind.undeletes:
+                raise Refused(
+                    f"Error 409: Requested entity already exists: `{id_}` was deleted {ghost['days']} days ago and "
+                    f"keeps its name for {kind.soft_days}",
+                    grpc.StatusCode.ALREADY_EXISTS,
+                )
+            del world.deleted[id_]
+        world.resources[id_] = {
+            "type": wanted.type,
+            "urn": wanted.urn,
+            "inputs": _json(inputs),
+            "outputs": _json(_beyond(inputs, outputs)),
+        }
+        return id_, {**inputs, **outputs}
+
+    def read(self, known: Resource) -> Found | None:
+        fault = self._start("read", known)
+        id_ = _plain_id(known.id)
+        there = self.cloud.world().resources.get(id_)
+        gone = self.emulator is not None and not self.emulator.has(known.type, id_)
+        self._end("read", fault)
+        if there is None or there["type"] != known.type or gone:
+            return None
+        stored = there["inputs"]
+        if known.inputs:
+            # What Google does not keep stays as the engine remembers it.
+            asked = reveal(known.inputs)
+            inputs = {key: value for key, value in stored.items() if key not in NOT_KEPT_BY_GOOGLE}
+            inputs |= {key: asked[key] for key in NOT_KEPT_BY_GOOGLE if key in asked}
+            inputs = {key: value for key, value in inputs.items() if key in asked or key not in _PROVIDERS_OWN}
+        else:
+            inputs = {key: value for key, value in stored.items() if key not in NOT_KEPT_BY_GOOGLE}
+            inputs |= {key: value for key, value in _defaults(known.type).items() if key in stored}
+        inputs = hide_again(inputs, known.inputs)
+        return Found(id=id_, state={**stored, **inputs, **there["outputs"]}, inputs=inputs)
+
+    def update(self, wanted: Resource) -> Values:
+        inputs = self._completed(wanted.inputs)
+        kept = {key: value for key, value in wanted.state.items() if key not in wanted.old_inputs}
+        if wanted.preview:
+            return {**kept, **wanted.inputs}
+        fault = self._start("update", wanted)
+        with self.cloud.change() as world:
+            there = world.resources.get(wanted.id)
+            if there is None:
+                raise Refused(f"Error 404: `{wanted.id}` was not found", grpc.StatusCode.NOT_FOUND)
+            _refuse_unless_enabled(world, wanted.type, inputs)
+            _refuse_unless_there(world, wanted.type, inputs)
+            self._refuse_fixed(wanted.type, there["inputs"], inputs)
+            fresh = self._outputs(wanted, inputs, serial=world.serial)
+            labels = {key: fresh[key] for key in ("effectiveLabels", "pulumiLabels") if key in fresh}
+            there["inputs"] = _json(inputs)
+            there["outputs"] |= labels
+        if self.emulator is not None:
+            self.emulator.update(wanted.type, wanted.id, inputs)
+        self._end("update", fault)
+        return hide_again({**inputs, **there["outputs"]}, wanted.inputs)
+
+    def delete(self, known: Resource) -> None:
+        fault = self._start("delete", known)
+        policy = known.state.get("deletionPolicy")
+        if policy == "PREVENT":
+            raise Refused(f"`{known.id}` has deletion_policy PREVENT and must not be destroyed")
+        if policy != "ABANDON":
+            self._remove(known)
+        self._end("delete", fault)
+
+    def _remove(self, known: Resource) -> None:
+        kind = KINDS[known.type]
+        with self.cloud.change() as world:
+            there = world.resources.get(known.id)
+            if there is None:
+                return
+            if known.type == SERVICE and not _disables(known.state):
+                return
+            if known.type in (INSTANCE, SECRET) and there["inputs"].get("deletionProtection"):
+                raise Refused(f"Error 400: `{known.id}` has deletion protection")
+            if there["outputs"].get("objects") and not known.state.get("forceDestroy"):
+                raise Refused(f"Error 409: The bucket you tried to delete is not empty: `{known.id}`")
+            _refuse_while_used(world, known.id, known.type)
+            del world.resources[known.id]
+            if kind.soft_days:
+                world.deleted[known.id] = {"type": known.type, "days": 0}
+            if known.type == ACCOUNT:
+                _orphan_grants(world, there["outputs"])
+        if self.emulator is not None:
+            self.emulator.delete(known.type, known.id)
+
+    # what a call goes through
+
+    def _start(self, operation: str, resource: Resource) -> Fault | None:
+        self.cloud.note_call(operation, {"type": resource.type, "urn": resource.urn, "id": resource.id})
+        fault = self.cloud.take_fault(operation, resource.type, resource.name)
+        if fault is not None and not fault.hang:
+            raise Refused(fault.message, grpc.StatusCode.UNKNOWN)
+        if fault is not None and fault.hang == "before":
+            self._hang(operation)
+        return fault
+
+    def _end(self, operation: str, fault: Fault | None) -> None:
+        if fault is not None and fault.hang == "after":
+            self._hang(operation)
+
+    def _hang(self, operation: str) -> None:
+        self.cloud.note_call("hang", {"in": operation})
+        self.stopping.wait(120)
+        raise Refused("the call was cancelled before Google answered", grpc.StatusCode.CANCELLED)
+
+    # values
+
+    def _completed(self, inputs: Values) -> dict[str, Any]:
+        """What the provider fills in where a resource does not say it."""
+        values: dict[str, Any] = dict(reveal(inputs))
+        if "project" not in values and self.provider.get("project"):
+            values["project"] = self.provider["project"]
+        return values
+
+    def _outputs(self, wanted: Resource, inputs: Values, *, serial: int | None) -> dict[str, Any]:
+        """Without a serial (in a preview) only what is known beforehand."""
+        outputs: dict[str, Any] = dict(compute(wanted.type, wanted.name, inputs))
+        if "labels" in inputs and wanted.type != CHANNEL:
+            outputs |= self._labels(inputs)
+        if serial is None:
+            return outputs
+        outputs |= _made_up(wanted, inputs, serial)
+        unknown = {key for key, value in outputs.items() if isinstance(value, Unknown)}
+        return outputs | {key: _invent(key, wanted.urn, serial) for key in unknown}
+
+    def _labels(self, inputs: Values) -> dict[str, Any]:
+        defaults = _decoded(self.provider.get("defaultLabels", {}))
+        mark = _decoded(self.provider.get("addPulumiAttributionLabel", True))
+        labels = {**defaults, **inputs["labels"], **({"goog-pulumi-provisioned": "true"} if mark else {})}
+        return {"pulumiLabels": labels, "effectiveLabels": labels}
+
+    def _refuse_fixed(self, type_: str, old: Values, new: Values) -> None:
+        for path in (*KINDS[type_].fixed, "project"):
+            if value_at(old, path) != value_at(new, path):
+                raise Refused(f"Error 400: `{path}` cannot change: it is {value_at(old, path)!r}")
+        if type_ == INSTANCE and not new.get("allowStoppingForUpdate"):
+            for path in STOPS:
+                if value_at(old, path) != value_at(new, path):
+                    raise Refused(
+                        f"changing `{path}` of a machine that runs means to stop it: set allow_stopping_for_update"
+                    )
+
+
+# what is refused
+
+
+def _refuse_unless_enabled(world: World, type_: str, inputs: Values) -> None:
+    api = KINDS[type_].api.format_map({"service": inputs.get("service", "")})
+    api = api if "." in api else f"{api}.googleapis.com"
+    project = str(inputs.get("project") or "")
+    if api in ALREADY_ENABLED or not project or f"{project}/{api}" in world.resources:
+        return
+    raise Refused(
+        f"Error 403: {api} API has not been used in project {_number(project)} before or it is disabled. Enable it, "
+        "then retry. If you enabled this API recently, wait a few minutes for the action to propagate to our systems "
+        "and retry. Reason: SERVICE_DISABLED",
+        grpc.StatusCode.PERMISSION_DENIED,
+    )
+
+
+def _refuse_unless_there(world: World, type_: str, inputs: Values) -> None:
+    for path, wanted_type in KINDS[type_].refers.items():
+        for value in _values_at(inputs, path):
+            if not _names_something(world, wanted_type, str(value)):
+                raise Refused(f"Error 404: `{path}` names `{value}`, which was not found", grpc.StatusCode.NOT_FOUND)
+    if _is_grant(type_):
+        _refuse_unknown_member(world, str(inputs["member"]))
+        role = str(inputs["role"])
+        if role.startswith("projects/") and role not in world.resources:
+            raise Refused(f"Error 400: Role {role} does not exist in the resource's hierarchy")
+
+
+def _refuse_unknown_member(world: World, member: str) -> None:
+    kind, _, email = member.partition(":")
+    if kind == "serviceAccount" and not DEFAULT_AGENTS.fullmatch(member):
+        known = {each["outputs"].get("email") for each in world.resources.values()}
+        if email not in known:
+            raise Refused(f"Error 400: Service account {email} does not exist.")
+    found = re.match(r"principal(?:Set)?://iam\.googleapis\.com/(projects/\d+/.*?workloadIdentityPools/[^/]+)/", member)
+    if found:
+        pools = {each["outputs"].get("name") for each in world.resources.values() if each["type"] == POOL}
+        if found[1] not in pools:
+            raise Refused(f"Error 400: Identity Pool does not exist ({found[1]})")
+
+
+def _refuse_while_used(world: World, id_: str, type_: str) -> None:
+    """Google deletes no network with machines in it, nor a disk in use; most other things it does."""
+    if type_ not in (NETWORK, SUBNET, DISK, ROUTER, RESOURCE_POLICY):
+        return
+    for other_id, other in world.resources.items():
+        for path, refers in KINDS[other["type"]].refers.items():
+            if refers == type_ and not _is_grant(other["type"]):
+                for value in _values_at(other["inputs"], path):
+                    if _fits(id_, str(value)):
+                        raise Refused(f"Error 400: `{id_}` is already being used by `{other_id}`")
+
+
+def _orphan_grants(world: World, account: Values) -> None:
+    """A grant belongs to the account that was, not to one that is made later under its name."""
+    member = f"serviceAccount:{account['email']}"
+    for id_ in [id_ for id_, each in world.resources.items() if _is_grant(each["type"])]:
+        if world.resources[id_]["inputs"]["member"] == member:
+            lost = world.resources.pop(id_)
+            lost["inputs"]["member"] = f"deleted:{member}?uid={account['uniqueId']}"
+            world.resources[f"{id_}?uid={account['uniqueId']}"] = lost
+
+
+def _names_something(world: World, type_: str, value: str) -> bool:
+    if any(_fits(id_, value) for id_, each in world.resources.items() if each["type"] == type_):
+        return True
+    if type_ == ACCOUNT:
+        return any(each["outputs"].get("email") == value for each in world.resources.values())
+    return False
+
+
+def _fits(id_: str, value: str) -> bool:
+    """Whether an id, a self-link or a bare name means the thing of this id."""
+    value = _plain_id(value)
+    return id_ == value or id_.rpartition("/")[2] == value
+
+
+def _plain_id(value: str) -> str:
+    return re.sub(r"^https://(www\.googleapis\.com/compute|compute\.googleapis\.com/compute)/v1/", "", value)
+
+
+def _values_at(inputs: Values, path: str) -> Iterator[Any]:
+    found: Iterable[Any] = [reveal(inputs)]
+    for key in path.split("."):
+        step: list[Any] = []
+        for value in found:
+            if key == "*" and isinstance(value, list):
+                step += value
+            elif isinstance(value, Mapping) and value.get(key) is not None:
+                step.append(value[key])
+        found = step
+    for value in found:
+        yield from value if isinstance(value, list) else [value]
+
+
+def _is_grant(type_: str) -> bool:
+    return type_.endswith(("IAMMember", "IamMember"))
+
+
+def _shrinks(type_: str, path: str, old: Any, new: Any) -> bool:
+    """A disk and a range of addresses can grow where they are."""
+    if type_ == DISK and path == "size":
+        return isinstance(old, int) and isinstance(new, int) and new < old
+    if type_ == SUBNET and path == "ipCidrRange" and isinstance(old, str) and isinstance(new, str):
+        return not ipaddress.ip_network(old).subnet_of(ipaddress.ip_network(new))  # type: ignore[arg-type]
+    return False
+
+
+def _disables(state: Values) -> bool:
+    return bool(state.get("disableOnDestroy", True))
+
+
+# what Google adds
+
+
+def _number(project: str) -> str:
+    """A project's number: made up of its id, so that a test can tell it."""
+    return str(int(hashlib.sha256(project.encode()).hexdigest(), 16))[:NUMBER_DIGITS].replace("0", "1")
+
+
+def _made_up(wanted: Resource, inputs: Values, serial: int) -> dict[str, Any]:
+    project = str(inputs.get("project") or "")
+    number = _number(project) if project else ""
+    digits = _invent("id", wanted.urn, serial)
+    match wanted.type.rpartition(":")[2]:
+        case "ServiceIdentity":
+            service = str(inputs["service"]).removesuffix(".googleapis.com")
+            pattern = AGENTS.get(service, f"service-{{number}}@gcp-sa-{service}.iam.gserviceaccount.com")
+            email = pattern.format(number=number)
+            return {"email": email, "member": f"serviceAccount:{email}"}
+        case "Secret":
+            return {"name": f"projects/{number}/secrets/{inputs['secretId']}", "createTime": MADE_AT}
+        case "WorkloadIdentityPool":
+            return {"name": _pool_name(number, inputs), "state": "ACTIVE"}
+        case "WorkloadIdentityPoolProvider":
+            provider = inputs["workloadIdentityPoolProviderId"]
+            return {"name": f"{_pool_name(number, inputs)}/providers/{provider}", "state": "ACTIVE"}
+        case "AlertPolicy":
+            return dict.fromkeys(("id", "name"), f"projects/{project}/alertPolicies/{digits}")
+        case "NotificationChannel":
+            return dict.fromkeys(("id", "name"), f"projects/{project}/notificationChannels/{digits}")
+        case "Budget":
+            return {"id": f"billingAccounts/{inputs['billingAccount']}/budgets/{digits}", "name": digits}
+        case "Bucket":
+            return {"projectNumber": int(number), "timeCreated": MADE_AT, "updated": MADE_AT}
+        case "Instance":
+            return {"currentStatus": "RUNNING", "cpuPlatform": "Intel Cascade Lake"}
+    return {}
+
+
+def _pool_name(number: str, inputs: Values) -> str:
+    pool = str(inputs["workloadIdentityPoolId"]).rpartition("/")[2]
+    return f"projects/{number}/locations/global/workloadIdentityPools/{pool}"
+
+
+def _invent(key: str, urn: str, serial: int) -> Any:
+    """A value that only Google knows: another for each thing that is made, the same as long as it lives."""
+    if re.search(r"[Tt]ime(stamp)?$|^timeCreated$|^updated$", key):
+        return MADE_AT
+    return str(int(hashlib.sha256(f"{key} {urn} {serial}".encode()).hexdigest(), 16))[:19]
+
+
+def _give_address(world: World, outputs: dict[str, Any]) -> None:
+    """An address in the subnet for every network interface that names one."""
+    for index, face in enumerate(outputs.get("networkInterfaces") or ()):
+        subnet = next(
+            (
+                each
+                for id_, each in world.resources.items()
+                if each["type"] == SUBNET and _fits(id_, str(face.get("subnetwork", "")))
+            ),
+            None,
+        )
+        face["name"] = f"nic{index}"
+        if subnet is not None and isinstance(face.get("networkIp"), Unknown | None):
+            hosts = ipaddress.ip_network(subnet["inputs"]["ipCidrRange"]).hosts()
+            face["networkIp"] = [str(next(hosts)) for _ in range(2 + world.serial % 200)][-1]
+
+
+def _known(inputs: Values) -> dict[str, Any]:
+    """Without what the SDK adds to a provider for itself."""
+    return {key: value for key, value in inputs.items() if key not in ("version", "pluginDownloadURL")}
+
+
+def _known_outputs(inputs: Values, outputs: Values) -> dict[str, Any]:
+    """In a preview: what is given, and nothing that only Google says."""
+    added = {key: value if key in inputs else UNKNOWN for key, value in outputs.items() if key != "id"}
+    return {**inputs, **added}
+
+
+def _beyond(inputs: Values, outputs: Values) -> dict[str, Any]:
+    """Outputs that are no mere inputs, or have more in them."""
+    return {key: value for key, value in outputs.items() if key not in inputs or value != inputs[key]}
+
+
+def _defaults(type_: str) -> dict[str, Any]:
+    return {**DEFAULTS_ON_IMPORT[""], **DEFAULTS_ON_IMPORT.get(type_, {})}
+
+
+_PROVIDERS_OWN: Final = frozenset({"project"})
+
+
+def _decoded(value: Any) -> Any:
+    """Inputs of a provider travel as text."""
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def _json(values: Values) -> dict[str, Any]:
+    copied: dict[str, Any] = json.loads(json.dumps(values))
+    return copied
+
+
+class _Emulator:
+    """Topics and subscriptions in Google's Pub/Sub emulator, over its JSON API."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def create(self, type_: str, id_: str, inputs: Values) -> None:
+        if type_ in (TOPIC, SUBSCRIPTION):
+            self._call("PUT", id_, _body(type_, inputs))
+
+    def update(self, type_: str, id_: str, inputs: Values) -> None:
+        if type_ == SUBSCRIPTION:
+            body = _body(type_, inputs)
+            # The emulator changes nothing else of a subscription that is there.
+            mask = ("ackDeadlineSeconds", "messageRetentionDuration", "retryPolicy", "deadLetterPolicy")
+            fields = [key for key in mask if key in body]
+            self._call("PATCH", id_, {"subscription": {"name": id_, **body}, "updateMask": ",".join(fields)})
+
+    def has(self, type_: str, id_: str) -> bool:
+        return type_ not in (TOPIC, SUBSCRIPTION) or self._call("GET", id_, missing_is_fine=True)
+
+    def delete(self, type_: str, id_: str) -> None:
+        if type_ in (TOPIC, SUBSCRIPTION):
+            self._call("DELETE", id_, missing_is_fine=True)
+
+    def _call(self, method: str, id_: str, body: Values | None = None, *, missing_is_fine: bool = False) -> bool:
+        connection = http.client.HTTPConnection(self._address, timeout=20)
+        try:
+            text = json.dumps(body) if body is not None else None
+            connection.request(method, f"/v1/{id_}", text, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            said = answer.read().decode(errors="replace")
+        except OSError as problem:
+            raise Refused(f"the Pub/Sub emulator does not answer: {problem}", grpc.StatusCode.UNAVAILABLE) from problem
+        finally:
+            connection.close()
+        if answer.status == http.client.NOT_FOUND and missing_is_fine:
+            return False
+        if answer.status >= http.client.BAD_REQUEST:
+            raise Refused(f"Error {answer.status}: the Pub/Sub emulator refuses {method} {id_}: {said}")
+        return True
+
+
+def _body(type_: str, inputs: Values) -> dict[str, Any]:
+    """A topic or subscription as the API spells it; the provider's names are the same but for these."""
+    shared = ("labels", "messageRetentionDuration")
+    more = ("ackDeadlineSeconds", "retryPolicy", "filter", "enableMessageOrdering", "deadLetterPolicy", "topic")
+    body = {key: inputs[key] for key in (shared if type_ == TOPIC else (*shared, *more)) if key in inputs}
+    if inputs.get("enableExactlyOnceDelivery"):
+        body["enableExactlyOnceDelivery"] = True
+    if isinstance(inputs.get("expirationPolicy"), Mapping):
+        ttl = inputs["expirationPolicy"].get("ttl")
+        body["expirationPolicy"] = {"ttl": ttl} if ttl else {}
+    return body
+
+
+if __name__ == "__main__":
+    serve(GooglePlugin(Cloud(Path(os.environ[FOLDER_VARIABLE])), os.environ.get("PUBSUB_EMULATOR_HOST")))

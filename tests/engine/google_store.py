@@ -1,0 +1,131 @@
+"""What exists in the made-up Google of the tests: a folder with a locked JSON file that plug-in and tests share.
+
+`cloud.json` holds what there is, `faults.json` what shall go wrong, `calls.jsonl` what was asked, a line each. A test
+reads and changes them through `Cloud`, also while the engine runs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+FOLDER_VARIABLE = "MADE_UP_GOOGLE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Something that goes wrong `times` times, then no more."""
+
+    type: str = ""
+    """Part of the resource's type; empty for any."""
+    operation: str = "create"
+    name: str = ""
+    """Part of the resource's logical name; empty for any."""
+    times: int = 1
+    message: str = "500: backend error"
+    hang: str = ""
+    """`before` or `after` the thing is done, instead of a message: the call does not come back until it is cancelled."""
+
+
+@dataclass(slots=True)
+class World:
+    """Everything in `cloud.json`."""
+
+    resources: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Id → type, urn, inputs, outputs."""
+    deleted: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What is deleted softly and still keeps its name; `days` says for how long already."""
+    serial: int = 0
+
+
+class Cloud:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._threads = threading.RLock()
+        folder.mkdir(parents=True, exist_ok=True)
+
+    # for tests
+
+    def world(self) -> World:
+        with self._locked():
+            return self._load()
+
+    @contextmanager
+    def change(self) -> Iterator[World]:
+        """The world, to be changed by hand; written back at the end, unless something was raised."""
+        with self._locked():
+            world = self._load()
+            yield world
+            self._write("cloud.json", asdict(world))
+
+    def ids(self, type_: str) -> list[str]:
+        """Ids of all resources whose type ends with `type_`."""
+        return sorted(id_ for id_, each in self.world().resources.items() if each["type"].endswith(type_))
+
+    def one(self, type_: str, containing: str = "") -> str:
+        """The id of the only such resource."""
+        found = [id_ for id_ in self.ids(type_) if containing in id_]
+        assert len(found) == 1, f"{len(found)} resources of {type_} with `{containing}`: {found}"
+        return found[0]
+
+    def inject(self, *faults: Fault) -> None:
+        with self._locked():
+            self._write("faults.json", [asdict(each) for each in faults])
+
+    def faults(self) -> list[dict[str, Any]]:
+        """Those that have not happened as often as they should."""
+        with self._locked():
+            return self._faults()
+
+    def calls(self, operation: str | None = None) -> list[dict[str, Any]]:
+        path = self.folder / "calls.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        calls = [json.loads(line) for line in lines]
+        return [each for each in calls if operation in (None, each["operation"])]
+
+    def forget_calls(self) -> None:
+        (self.folder / "calls.jsonl").unlink(missing_ok=True)
+
+    # for the plug-in
+
+    def take_fault(self, operation: str, type_: str, name: str) -> Fault | None:
+        with self._locked():
+            faults = self._faults()
+            for index, each in enumerate(faults):
+                fits = each["operation"] == operation and each["type"] in type_ and each["name"] in name
+                if fits and each["times"] > 0:
+                    faults[index] = {**each, "times": each["times"] - 1}
+                    self._write("faults.json", [left for left in faults if left["times"] > 0])
+                    return Fault(**each)
+        return None
+
+    def note_call(self, operation: str, values: Mapping[str, Any]) -> None:
+        with self._locked(), (self.folder / "calls.jsonl").open("a") as calls:
+            calls.write(json.dumps({"operation": operation, **values}) + "\n")
+
+    def _faults(self) -> list[dict[str, Any]]:
+        path = self.folder / "faults.json"
+        faults: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+        return faults
+
+    def _load(self) -> World:
+        path = self.folder / "cloud.json"
+        return World(**json.loads(path.read_text())) if path.exists() else World()
+
+    def _write(self, name: str, value: Any) -> None:
+        path = self.folder / f".{name}.new"
+        path.write_text(json.dumps(value, indent=1, sort_keys=True))
+        path.replace(self.folder / name)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        # Threads of one process share a file's lock, so they need one of their own.
+        with self._threads, (self.folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
