@@ -1,0 +1,1 @@
+"""Pure text: what a Ray head and its nodes are given to read and to run."""

@@ -1,0 +1,163 @@
+"""The file that Ray's autoscaler on the head reads, and reads again every few seconds.
+
+`ray start` does not fill it in as `ray up` does, so everything that Ray looks up without a default stands here: the
+network and the identity of TPU nodes, `_has_tpus`, every list that may be empty. What changes from time to time (the
+image, the secrets) lies where Ray starts no running node again for it: only set-up and start commands do that, and
+these are constant.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import yaml
+
+from infra.config import Capacity, PoolSettings
+from infra.render import units
+from infra.render.cluster import HEAD_TYPE, Cluster, chips_per_host, partial_url
+from infra.render.machine import PUBLIC_KEY_MARK
+from infra.render.startup import node_metadata
+from runtime.errors import InvalidValue
+
+SSH_USER: Final = "ray"
+UPSCALING_SPEED: Final = 4.0
+"""How many times as many nodes as there are Ray asks for at once."""
+SCOPES: Final = ("https://www.googleapis.com/auth/cloud-platform",)
+
+START_NODE: Final = (
+    f"for _ in $(seq 180); do test -x {units.MACHINE} && break; sleep 5; done; "
+    f"sudo --preserve-env=RAY_HEAD_IP,RAY_OVERRIDE_RESOURCES,RAY_OVERRIDE_LABELS {units.MACHINE} start-node"
+)
+
+_HEADER: Final = """\
+# Ray cluster {name} of stack {stack}, rendered from the stack's settings: change those, not this file.
+# The head puts the public half of its own SSH key into `ssh-keys`.
+"""
+
+
+def render_autoscaler(cluster: Cluster) -> str:
+    """The file as text; equal clusters have equal text."""
+    header = _HEADER.format(name=cluster.name, stack=cluster.stack)
+    return header + yaml.dump(
+        autoscaler_fields(cluster), Dumper=_Dumper, sort_keys=False, width=100_000, allow_unicode=True
+    )
+
+
+def autoscaler_fields(cluster: Cluster) -> dict[str, Any]:
+    if HEAD_TYPE in cluster.pools:
+        raise InvalidValue("pool", HEAD_TYPE, "any other name: this one is the head's own type")
+    metadata = _node_metadata(cluster)
+    return {
+        "cluster_name": cluster.name,
+        "max_workers": cluster.max_workers,
+        "upscaling_speed": UPSCALING_SPEED,
+        "idle_timeout_minutes": cluster.idle_minutes,
+        "provider": {
+            "type": "gcp",
+            "project_id": cluster.project,
+            "region": cluster.region,
+            "availability_zone": cluster.zone,
+            "use_internal_ips": True,
+            "_has_tpus": True,
+            # Otherwise a change of a pool ends all its nodes at once, whatever they work on.
+            "disable_launch_config_check": True,
+        },
+        "auth": {"ssh_user": SSH_USER, "ssh_private_key": units.PRIVATE_KEY},
+        "docker": {},
+        "head_node_type": HEAD_TYPE,
+        "available_node_types": {
+            HEAD_TYPE: _head_type(cluster),
+            **{name: _pool_type(cluster, pool, metadata) for name, pool in sorted(cluster.pools.items())},
+        },
+        "file_mounts": {},
+        "cluster_synced_files": [],
+        "file_mounts_sync_continuously": False,
+        "rsync_exclude": [],
+        "rsync_filter": [],
+        "initialization_commands": [],
+        "setup_commands": [],
+        "head_setup_commands": [],
+        "worker_setup_commands": [],
+        "head_start_ray_commands": [f"sudo systemctl restart {units.HEAD_UNIT}"],
+        "worker_start_ray_commands": [START_NODE],
+    }
+
+
+def _head_type(cluster: Cluster) -> dict[str, Any]:
+    """Nobody makes a head of this; Ray wants to know of which kind the head is, and to place nothing on it."""
+    return {
+        "min_workers": 0,
+        "max_workers": 0,
+        "resources": {"CPU": 0},
+        "node_config": {"machineType": f"zones/{cluster.zone}/machineTypes/{cluster.machine_type}"},
+    }
+
+
+def _pool_type(cluster: Cluster, pool: PoolSettings, metadata: dict[str, str]) -> dict[str, Any]:
+    return {
+        "min_workers": pool.min,
+        "max_workers": pool.max,
+        "resources": {
+            "CPU": pool.cpus,
+            "TPU": chips_per_host(pool.accelerator),
+            # On the first host of each slice only; Ray takes it from the others.
+            f"TPU-{pool.accelerator}-head": 1,
+        },
+        "node_config": _node_config(cluster, pool, metadata),
+    }
+
+
+def _node_config(cluster: Cluster, pool: PoolSettings, metadata: dict[str, str]) -> dict[str, Any]:
+    """Body of the TPU API's `nodes.create`."""
+    scheduling = _scheduling(pool)
+    return {
+        "acceleratorType": pool.accelerator,
+        "runtimeVersion": pool.runtime_version,
+        **({"schedulingConfig": scheduling} if scheduling else {}),
+        "networkConfig": {
+            "network": partial_url(cluster.network),
+            "subnetwork": partial_url(cluster.subnet),
+            "enableExternalIps": False,
+        },
+        # The API's own key. Ray also takes a list, `serviceAccounts`, but spoils it when it makes the first of several
+        # nodes: the second one fails with a KeyError.
+        "serviceAccount": {"email": cluster.node_email, "scope": list(SCOPES)},
+        "tags": [cluster.name],
+        "labels": dict(sorted(cluster.labels.items())),
+        "metadata": metadata,
+    }
+
+
+def _node_metadata(cluster: Cluster) -> dict[str, str]:
+    """The same object for every pool, so that the file holds it once and the others point to it."""
+    return {
+        # Keys of the metadata mean nothing to OS Login, and this node admits nobody but the head.
+        "enable-oslogin": "FALSE",
+        "block-project-ssh-keys": "TRUE",
+        "enable-guest-attributes": "TRUE",
+        "ssh-keys": f"{SSH_USER}:{PUBLIC_KEY_MARK}",
+        **node_metadata(cluster),
+    }
+
+
+def _scheduling(pool: PoolSettings) -> dict[str, Any]:
+    match pool.capacity:
+        case Capacity.PREEMPTIBLE:
+            return {"preemptible": True}
+        case Capacity.SPOT:
+            return {"spot": True}
+        case Capacity.RESERVED:
+            return {"reserved": True, **({"reservationName": pool.reservation} if pool.reservation else {})}
+        case Capacity.ON_DEMAND:
+            return {}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text of several lines as it is."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _represent_text)

@@ -1,0 +1,89 @@
+"""What the renderers are told about a cluster: plain, known values, from which they make the same text every time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from infra.config import PoolSettings
+from runtime.errors import InvalidValue
+
+HEAD_TYPE: Final = "ray_head"
+"""Ray's node type of the head itself; a pool cannot be called so."""
+
+PORTS: Final[Mapping[str, int]] = {
+    "gcs": 6379,
+    "node_manager": 6380,
+    "object_manager": 6381,
+    "runtime_env_agent": 6382,
+    "agent_grpc": 6383,
+    "metrics": 8080,
+    "dashboard": 8265,
+    "client": 10001,
+    "worker_min": 10002,
+    "worker_max": 19999,
+    "autoscaler_metrics": 44217,
+    "dashboard_metrics": 44227,
+    "agent": 52365,
+}
+"""Every port that Ray listens on, so that the firewall can name them. None is open beyond the subnet: Ray asks nobody
+for a password."""
+
+# https://cloud.google.com/tpu/docs/system-architecture-tpu-vm: chips of one core, and hosts of up to eight of them.
+_SINGLE_CORE: Final = ("v5litepod", "v6e")
+_CHIPS_PER_HOST: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretReference:
+    env: str
+    resource: str
+    """`projects/P/secrets/N`"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    name: str
+    """Ray's name of it."""
+    key: str
+    """What users and the contract call it."""
+    stack: str
+    project: str
+    region: str
+    zone: str
+    head: str
+    """Of the VM."""
+    machine_type: str
+    image: str
+    network: str
+    """Self-link or partial URL, like the subnet."""
+    subnet: str
+    node_email: str
+    pools: Mapping[str, PoolSettings]
+    secrets: tuple[SecretReference, ...] = ()
+    idle_minutes: int = 10
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def max_workers(self) -> int:
+        return sum(pool.max for pool in self.pools.values())
+
+
+def chips_per_host(accelerator: str) -> int:
+    """Chips that one host of a slice sees: `v4-8` has 4 in one host, `v5litepod-8` 8, `v5litepod-16` 4 in each of four.
+
+    The number after the dash counts cores where a chip has two of them, and chips otherwise.
+    """
+    family, _, size = accelerator.rpartition("-")
+    if not re.fullmatch(r"(?:v|tpu)\d+[a-z]*", family) or not size.isdigit() or int(size) < 1:
+        raise InvalidValue("accelerator", accelerator, "a type and a size, such as v4-8 or v5litepod-1")
+    if family in _SINGLE_CORE:
+        return int(size) if int(size) <= 8 else _CHIPS_PER_HOST
+    return min(max(int(size) // 2, 1), _CHIPS_PER_HOST)
+
+
+def partial_url(link: str) -> str:
+    """`projects/P/…` of a self-link: the TPU API takes no `https://` in front of it."""
+    return re.sub(r"^https?://[^/]+/compute/[^/]+/", "", link)

@@ -1,0 +1,260 @@
+"""The boot scripts of heads and nodes, and the files that they install from the metadata.
+
+Both scripts run at every boot and again whenever somebody asks the guest agent to. The second run of an unchanged
+script changes nothing and leaves Ray alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Final
+
+from infra.render import units
+from infra.render.cluster import PORTS, Cluster
+from runtime.errors import InvalidValue
+from runtime.outputs import ClusterOutput, StackOutputs, encode_outputs
+
+MANIFEST_KEY: Final = "ray-files"
+AUTOSCALER_KEY: Final = "ray-autoscaler"
+MACHINE_KEY: Final = "ray-machine"
+STARTUP_KEY: Final = "startup-script"
+
+METADATA_LIMIT_BYTES: Final = 256 * 1024
+"""Of one value; all of them together may have twice that. https://cloud.google.com/compute/docs/metadata/setting-custom-metadata"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstalledFile:
+    key: str
+    """In the machine's metadata."""
+    path: str
+    text: str
+    mode: str = "0644"
+    live: bool = False
+    """Takes effect while Ray runs; the rest waits for a restart."""
+
+
+def render_machine() -> str:
+    """The program that heads and nodes run; as it lies in this package."""
+    return resources.files("infra.render").joinpath("machine.py").read_text(encoding="utf-8")
+
+
+def render_settings(cluster: Cluster) -> str:
+    secrets = [{"env": each.env, "resource": each.resource} for each in sorted(cluster.secrets, key=lambda s: s.env)]
+    return _json({"cluster": cluster.name, "image": cluster.image, "secrets": secrets})
+
+
+def render_contract(cluster: Cluster, config_sha256: str) -> str:
+    """As much of the stack's contract as the reaper on the head needs; it reads no bucket for it."""
+    outputs = StackOutputs(
+        stack=cluster.stack,
+        project=cluster.project,
+        region=cluster.region,
+        zone=cluster.zone,
+        clusters={
+            cluster.key: ClusterOutput(
+                head=cluster.head,
+                cluster_name=cluster.name,
+                zone=cluster.zone,
+                internal_ip=f"{cluster.head}.{cluster.zone}.c.{cluster.project}.internal",
+                image=cluster.image,
+                ports=PORTS,
+                pools=pool_outputs(cluster),
+                worker_identity=cluster.node_email,
+                config_sha256=config_sha256,
+            )
+        },
+    )
+    return encode_outputs(outputs) + "\n"
+
+
+def pool_outputs(cluster: Cluster) -> dict[str, object]:
+    """The pools as the contract has them."""
+    return {
+        name: {
+            "accelerator": pool.accelerator,
+            "runtime_version": pool.runtime_version,
+            "capacity": str(pool.capacity),
+            "min": pool.min,
+            "max": pool.max,
+            "cpus": pool.cpus,
+        }
+        for name, pool in sorted(cluster.pools.items())
+    }
+
+
+def head_files(cluster: Cluster, autoscaler: str, config_sha256: str) -> list[InstalledFile]:
+    return [
+        *_shared_files(cluster),
+        InstalledFile(key=AUTOSCALER_KEY, path=units.AUTOSCALER_FILE, text=autoscaler, mode="0600", live=True),
+        InstalledFile(
+            key="ray-contract", path=units.CONTRACT_FILE, text=render_contract(cluster, config_sha256), live=True
+        ),
+        _unit("ray-head-service", units.HEAD_UNIT, units.render_head_service(cluster)),
+        _unit("ray-watch-service", units.WATCH_UNIT, units.render_watch_service(cluster)),
+        _unit("ray-reaper-service", "runtime-ray-reaper.service", units.render_reaper_service(cluster)),
+        _unit("ray-reaper-timer", units.REAPER_TIMER, units.render_reaper_timer(cluster)),
+    ]
+
+
+def node_files(cluster: Cluster) -> list[InstalledFile]:
+    return [
+        *_shared_files(cluster),
+        _unit("ray-node-service", units.NODE_UNIT, units.render_node_service(cluster)),
+    ]
+
+
+def head_metadata(cluster: Cluster, autoscaler: str, config_sha256: str) -> dict[str, str]:
+    """Metadata of the head: the boot script, the autoscaler file under a key of its own, and what else is rendered.
+
+    Raises `InvalidValue` for more than the metadata can hold.
+    """
+    files = head_files(cluster, autoscaler, config_sha256)
+    metadata = {STARTUP_KEY: render_head_script(config_sha256), **_as_metadata(files)}
+    for key, text in metadata.items():
+        if len(text.encode()) > METADATA_LIMIT_BYTES:
+            raise InvalidValue(
+                f"metadata `{key}` of head {cluster.key}",
+                f"{len(text.encode()):,} bytes",
+                f"at most {METADATA_LIMIT_BYTES:,} bytes",
+                hint="spread the pools over two heads",
+            )
+    return metadata
+
+
+def node_metadata(cluster: Cluster) -> dict[str, str]:
+    return {STARTUP_KEY: render_node_script(), **_as_metadata(node_files(cluster))}
+
+
+def render_head_script(config_sha256: str) -> str:
+    return (
+        _PREAMBLE
+        + f"""
+# Of the autoscaler file that belongs to this script.
+readonly CONFIG_SHA256={config_sha256}
+
+main() {{
+  say "config ${{CONFIG_SHA256}}"
+  install_packages
+  install_files
+  # Before anything is waited for, so that a corrected setting arrives while this script still waits.
+  systemctl restart {units.WATCH_UNIT}
+  "${{MACHINE}}" wait
+  start_unit {units.HEAD_UNIT} etc/systemd/system/{units.HEAD_UNIT} {units.START_SCRIPT.lstrip("/")}
+  systemctl start {units.REAPER_TIMER} {units.SECRETS_TIMER}
+  "${{MACHINE}}" ready
+}}
+
+main "$@"
+"""
+    )
+
+
+def render_node_script() -> str:
+    return (
+        _PREAMBLE
+        + f"""
+main() {{
+  install_packages
+  install_files
+  systemctl start {units.SECRETS_TIMER}
+  # The head starts Ray over SSH, once it knows where it is; the image is fetched meanwhile.
+  "${{MACHINE}}" wait
+}}
+
+main "$@"
+"""
+    )
+
+
+_PREAMBLE: Final = f"""\
+#!/bin/bash
+# Runs at every boot and may run at any time: twice in a row changes nothing.
+set -euo pipefail
+
+readonly METADATA="http://${{GCE_METADATA_HOST:-metadata.google.internal}}/computeMetadata/v1"
+readonly ROOT="${{RUNTIME_RAY_ROOT:-}}"
+readonly MACHINE="${{ROOT}}{units.MACHINE}"
+readonly STATE="${{ROOT}}/run/runtime-ray"
+readonly PAUSE_S="${{RUNTIME_RAY_WAIT_S:-5}}"
+
+say() {{
+  echo "runtime-ray: $*"
+}}
+
+# Repeats a command until it works, longer apart each time up to two minutes.
+again() {{
+  local pause="${{PAUSE_S}}"
+  until "$@"; do
+    say "waiting: $*"
+    sleep "${{pause}}"
+    pause="$(awk -v pause="${{pause}}" 'BEGIN {{ pause *= 2; print (pause > 120) ? 120 : pause }}')"
+  done
+}}
+
+install_packages() {{
+  if ! command -v docker >/dev/null || ! command -v python3 >/dev/null || ! command -v ssh-keygen >/dev/null; then
+    export DEBIAN_FRONTEND=noninteractive
+    again apt-get update --quiet
+    again apt-get install --quiet --yes --no-install-recommends docker.io python3 openssh-client ca-certificates curl
+  fi
+  again systemctl start docker.service
+}}
+
+fetch() {{
+  curl --fail --silent --show-error --header 'Metadata-Flavor: Google' --output "$2" "${{METADATA}}/instance/attributes/$1"
+}}
+
+install_files() {{
+  install -d -m 0700 "$(dirname "${{MACHINE}}")" "${{STATE}}"
+  again fetch {MACHINE_KEY} "${{MACHINE}}.new"
+  chmod 0755 "${{MACHINE}}.new"
+  mv "${{MACHINE}}.new" "${{MACHINE}}"
+  again "${{MACHINE}}" install
+}}
+
+# Starts a unit, or starts it again if its files are others than those that it was started with.
+start_unit() {{
+  local unit="$1" record="${{STATE}}/started-$1" files
+  shift
+  files="$(cd "${{ROOT:-/}}" && sha256sum "$@")"
+  if [[ -e "${{record}}" && "$(cat "${{record}}")" == "${{files}}" ]]; then
+    again systemctl start "${{unit}}"
+  else
+    again systemctl restart "${{unit}}"
+    echo "${{files}}" >"${{record}}"
+  fi
+}}
+"""
+
+
+def _shared_files(cluster: Cluster) -> list[InstalledFile]:
+    return [
+        InstalledFile(key=MACHINE_KEY, path=units.MACHINE, text=render_machine(), mode="0755"),
+        InstalledFile(
+            key="ray-settings", path="/etc/runtime-ray/settings.json", text=render_settings(cluster), live=True
+        ),
+        InstalledFile(key="ray-start", path=units.START_SCRIPT, text=units.render_start_script(), mode="0755"),
+        _unit("ray-secrets-service", "runtime-ray-secrets.service", units.render_secrets_service(cluster)),
+        _unit("ray-secrets-timer", units.SECRETS_TIMER, units.render_secrets_timer(cluster)),
+    ]
+
+
+def _unit(key: str, unit: str, text: str) -> InstalledFile:
+    return InstalledFile(key=key, path=f"/etc/systemd/system/{unit}", text=text)
+
+
+def _as_metadata(files: list[InstalledFile]) -> dict[str, str]:
+    manifest = [
+        {"key": each.key, "path": each.path, "mode": each.mode, "live": each.live}
+        for each in sorted(files, key=lambda each: each.key)
+    ]
+    values: Mapping[str, str] = {each.key: each.text for each in files}
+    return {MANIFEST_KEY: _json(manifest), **{key: values[key] for key in sorted(values)}}
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
