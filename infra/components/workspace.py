@@ -1,16 +1,72 @@
-"""A Kubernetes namespace to launch into: quota, closed network, a service account, claims.
+"""A Kubernetes namespace to launch into: quota, closed network, a service account, rights to launch, claims.
 
-Needs a Kubernetes provider in `opts` and nothing of Google.
+Needs a Kubernetes provider in `opts` and nothing of Google. With `settings.create` off everything it makes lies inside
+the namespace, so the rights of a namespace's administrator are enough.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Final
 
 import pulumi
+from pulumi_kubernetes import core, meta, networking, rbac
 
-from infra.config import NamespaceSettings
+from infra.config import ClaimSettings, NamespaceSettings, ensure_valid
+from runtime.errors import InvalidValue
+
+SERVICE_ACCOUNT: Final = "runtime-job"
+"""What jobs run as. It has no rights and no token."""
+LAUNCHER_ROLE: Final = "runtime-launcher"
+SLOT_ROLE: Final = "runtime-gpu-slots"
+NEIGHBOUR_ROLE: Final = "runtime-job-reader"
+
+POD_SECURITY: Final = {
+    "pod-security.kubernetes.io/enforce": "baseline",
+    "pod-security.kubernetes.io/warn": "restricted",
+    "pod-security.kubernetes.io/audit": "restricted",
+}
+"""No privileged containers, host paths or host networks. Research images still run as root, so `restricted` only warns."""
+
+NO_OPENINGS: Final = {"services.loadbalancers": "0", "services.nodeports": "0"}
+"""A job's service gives its ranks names; neither kind may open the namespace to the outside."""
+
+POD_DEFAULTS: Final = {"cpu": "1", "memory": "2Gi"}
+"""What a container without requests is counted as where the quota would refuse it; less where the quota is less."""
+
+RBAC: Final = "rbac.authorization.k8s.io"
+EVERY_POD: Final = meta.v1.LabelSelectorArgs()
+_READ: Final = ("get", "list", "watch")
+
+
+def _rule(group: str, resources: Sequence[str], verbs: Sequence[str]) -> rbac.v1.PolicyRuleArgs:
+    return rbac.v1.PolicyRuleArgs(api_groups=[group], resources=[*resources], verbs=[*verbs])
+
+
+LEASES: Final = (_rule("coordination.k8s.io", ["leases"], [*_READ, "create", "update", "patch", "delete"]),)
+
+LAUNCHING: Final = (
+    # A job is made suspended, gets its files, and is then let go by a patch.
+    _rule("batch", ["jobs"], [*_READ, "create", "patch", "delete"]),
+    # A pod of a dead node keeps its index until its finalizer is patched away; a loader pod fills a claim.
+    _rule("", ["pods"], [*_READ, "create", "patch", "delete"]),
+    _rule("", ["pods/log"], ["get"]),
+    # `get` for clients that open a websocket, `create` for those that post.
+    _rule("", ["pods/exec"], ["get", "create"]),
+    _rule("", ["pods/eviction"], ["create"]),
+    _rule("", ["configmaps"], [*_READ, "create", "patch", "delete"]),
+    _rule("", ["services"], ["get", "list", "create", "delete"]),
+    _rule("", ["events"], _READ),
+    _rule("events.k8s.io", ["events"], _READ),
+    _rule("", ["persistentvolumeclaims", "resourcequotas", "limitranges"], ["get", "list"]),
+    *LEASES,
+)
+"""What a launcher does, and no more: it reads no secret, makes no token, and sees nothing outside the namespace."""
+
+NEIGHBOURLY: Final = (_rule("batch", ["jobs"], ["get"]),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,14 +75,248 @@ class WorkspaceArgs:
     settings: NamespaceSettings = NamespaceSettings()
     labels: Mapping[str, str] = field(default_factory=dict)
     protect: bool = True
+    adopt: bool = False
+    """Import the namespace and the claims that survived a destroy instead of creating them."""
+    neighbours: Sequence[str] = ()
+    """Launchers of other namespaces that share this one's GPUs, written like `settings.launchers`. They may ask whether
+    a job here is still there."""
+    slot_users: Sequence[str] = ()
+    """Launchers of other namespaces that may write this one's Lease objects, because it holds the table of GPU slots."""
 
 
 class Workspace(pulumi.ComponentResource):
+    """The namespace and its claims outlive `pulumi destroy` where there is data in them."""
+
+    namespace: pulumi.Output[str]
     service_account: pulumi.Output[str]
     """What jobs run as."""
     claims: Mapping[str, pulumi.Output[str]]
     """Name that users say → name of the PersistentVolumeClaim."""
 
     def __init__(self, name: str, args: WorkspaceArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        ensure_valid(args.settings, name)
+        _ensure_labels(args.labels)
         super().__init__("runtime:kubernetes:Workspace", name, None, opts)
-        raise NotImplementedError
+        self._name, self._args, self._settings = name, args, args.settings
+        self._inside: list[pulumi.Resource] = []
+        made = self._make_namespace()
+        self._inside += [made] if made else []
+        self._limit()
+        self._close_network()
+        account = self._make_account()
+        self._grant("launchers", LAUNCHER_ROLE, LAUNCHING, self._settings.launchers)
+        self._grant("gpu-slots", SLOT_ROLE, LEASES, args.slot_users)
+        self._grant("job-readers", NEIGHBOUR_ROLE, NEIGHBOURLY, args.neighbours)
+        self.namespace = _name_of(made) if made else pulumi.Output.from_input(args.namespace)
+        self.service_account = _name_of(account)
+        self.claims = {claim: self._claim(claim, each) for claim, each in self._settings.claims.items()}
+        self.register_outputs(
+            {"namespace": self.namespace, "service_account": self.service_account, "claims": dict(self.claims)}
+        )
+
+    def _make_namespace(self) -> core.v1.Namespace | None:
+        if not self._settings.create:
+            return None
+        namespace = self._args.namespace
+        return core.v1.Namespace(
+            f"{self._name}-namespace",
+            metadata=meta.v1.ObjectMetaArgs(name=namespace, labels={**self._args.labels, **POD_SECURITY}),
+            opts=self._options(
+                protect=self._args.protect,
+                # A namespace takes its claims with it.
+                retain_on_delete=bool(self._settings.claims),
+                import_=namespace if self._args.adopt and self._settings.claims else None,
+            ),
+        )
+
+    def _limit(self) -> None:
+        # Where others made the namespace, its limits are theirs too unless the settings name some.
+        if not (self._settings.create or self._settings.quota):
+            return
+        core.v1.ResourceQuota(
+            f"{self._name}-quota",
+            metadata=self._metadata("runtime-quota"),
+            spec=core.v1.ResourceQuotaSpecArgs(hard={**NO_OPENINGS, **self._settings.quota}),
+            opts=self._options(),
+        )
+        defaults = pod_defaults(self._settings.quota)
+        if defaults is not None:
+            core.v1.LimitRange(
+                f"{self._name}-defaults",
+                metadata=self._metadata("runtime-defaults"),
+                spec=core.v1.LimitRangeSpecArgs(limits=[defaults]),
+                opts=self._options(),
+            )
+
+    def _close_network(self) -> None:
+        networking.v1.NetworkPolicy(
+            f"{self._name}-default-deny",
+            metadata=self._metadata("runtime-default-deny"),
+            spec=networking.v1.NetworkPolicySpecArgs(pod_selector=EVERY_POD, policy_types=["Ingress", "Egress"]),
+            opts=self._options(),
+        )
+        networking.v1.NetworkPolicy(
+            f"{self._name}-workers",
+            metadata=self._metadata("runtime-workers"),
+            spec=open_to(self._settings.egress_cidrs),
+            opts=self._options(),
+        )
+
+    def _make_account(self) -> core.v1.ServiceAccount:
+        secret = self._settings.image_pull_secret
+        return core.v1.ServiceAccount(
+            f"{self._name}-account",
+            metadata=self._metadata(SERVICE_ACCOUNT),
+            automount_service_account_token=False,
+            image_pull_secrets=[core.v1.LocalObjectReferenceArgs(name=secret)] if secret else None,
+            opts=self._options(),
+        )
+
+    def _grant(self, purpose: str, role: str, rules: Sequence[rbac.v1.PolicyRuleArgs], whom: Sequence[str]) -> None:
+        """A role and its binding. The launchers' role is there even while it is bound to nobody, so that whoever
+        administers the namespace can bind it by hand."""
+        if not whom and role != LAUNCHER_ROLE:
+            return
+        made = rbac.v1.Role(
+            f"{self._name}-{purpose}-role",
+            metadata=self._metadata(role),
+            rules=rules,
+            opts=self._options(),
+        )
+        if whom:
+            rbac.v1.RoleBinding(
+                f"{self._name}-{purpose}",
+                metadata=self._metadata(role),
+                role_ref=rbac.v1.RoleRefArgs(api_group=RBAC, kind="Role", name=role),
+                subjects=[subject(each) for each in whom],
+                opts=self._options(made),
+            )
+
+    def _claim(self, claim: str, settings: ClaimSettings) -> pulumi.Output[str]:
+        if settings.existing:
+            return pulumi.Output.from_input(claim)
+        made = core.v1.PersistentVolumeClaim(
+            f"{self._name}-claim-{claim}",
+            # A class that binds on first use would keep `up` waiting for a job that nobody can launch yet.
+            metadata=self._metadata(claim, annotations={"pulumi.com/skipAwait": "true"}),
+            spec=claim_spec(settings),
+            opts=self._options(
+                protect=self._args.protect,
+                retain_on_delete=True,
+                import_=f"{self._args.namespace}/{claim}" if self._args.adopt else None,
+            ),
+        )
+        return _name_of(made)
+
+    def _metadata(self, name: str, **others: Any) -> meta.v1.ObjectMetaArgs:
+        return meta.v1.ObjectMetaArgs(
+            name=name, namespace=self._args.namespace, labels=dict(self._args.labels), **others
+        )
+
+    def _options(self, *needs: pulumi.Resource, **others: Any) -> pulumi.ResourceOptions:
+        # Names are given, so a new object cannot stand beside the old one.
+        return pulumi.ResourceOptions(
+            parent=self, depends_on=[*self._inside, *needs], delete_before_replace=True, **others
+        )
+
+
+def claim_spec(settings: ClaimSettings) -> core.v1.PersistentVolumeClaimSpecArgs:
+    storage_class = settings.storage_class
+    if storage_class is None and settings.existing_volume:
+        # Left out, the cluster would fill in its default class, and a volume of no class would never bind.
+        storage_class = ""
+    return core.v1.PersistentVolumeClaimSpecArgs(
+        access_modes=[settings.access_mode],
+        resources=core.v1.VolumeResourceRequirementsArgs(requests={"storage": settings.size}),
+        storage_class_name=storage_class,
+        volume_name=settings.existing_volume,
+    )
+
+
+def open_to(cidrs: Sequence[str]) -> networking.v1.NetworkPolicySpecArgs:
+    """The policy that lets pods of the namespace talk to each other, ask for names, use HTTPS, and reach `cidrs`."""
+    inside = networking.v1.NetworkPolicyPeerArgs(pod_selector=EVERY_POD)
+    declared = [networking.v1.NetworkPolicyPeerArgs(ip_block=networking.v1.IPBlockArgs(cidr=cidr)) for cidr in cidrs]
+    egress = [
+        networking.v1.NetworkPolicyEgressRuleArgs(to=[inside]),
+        # Where the cluster's name servers run differs from cluster to cluster.
+        networking.v1.NetworkPolicyEgressRuleArgs(ports=[_port("UDP", 53), _port("TCP", 53)]),
+        networking.v1.NetworkPolicyEgressRuleArgs(ports=[_port("TCP", 443)]),
+    ]
+    if declared:
+        egress.append(networking.v1.NetworkPolicyEgressRuleArgs(to=declared))
+    return networking.v1.NetworkPolicySpecArgs(
+        pod_selector=EVERY_POD,
+        policy_types=["Ingress", "Egress"],
+        ingress=[networking.v1.NetworkPolicyIngressRuleArgs(from_=[inside])],
+        egress=egress,
+    )
+
+
+def pod_defaults(quota: Mapping[str, str]) -> core.v1.LimitRangeItemArgs | None:
+    """Default requests and limits of a container for what the quota counts; None where it counts neither.
+
+    A quota on CPUs or memory refuses each pod that does not say how much it wants. Limits are set only where the quota
+    counts limits, because a request above a default limit would be refused as well.
+    """
+    requests = _defaults(quota, "requests.{0}", "{0}")
+    limits = _defaults(quota, "limits.{0}")
+    if not (requests or limits):
+        return None
+    return core.v1.LimitRangeItemArgs(type="Container", default=limits or None, default_request=requests or None)
+
+
+def _defaults(quota: Mapping[str, str], *patterns: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for resource, usual in POD_DEFAULTS.items():
+        counted = [quota[key] for pattern in patterns if (key := pattern.format(resource)) in quota]
+        if counted:
+            found[resource] = min([usual, *counted], key=quantity)
+    return found
+
+
+def quantity(text: str) -> Decimal:
+    """A Kubernetes quantity (`500m`, `64`, `2Gi`, `1e3`) as a number. Raises `InvalidValue`."""
+    read = _QUANTITY.fullmatch(text)
+    if not read:
+        raise InvalidValue("quantity", text, "a number with a unit of Kubernetes, such as 500m, 64 or 2Gi")
+    return Decimal(read["number"]) * _UNITS[read["unit"] or ""]
+
+
+def subject(launcher: str) -> rbac.v1.SubjectArgs:
+    """`User:alice`, `Group:lab` or `ServiceAccount:NAMESPACE/NAME` as a subject of a RoleBinding."""
+    kind, _, who = launcher.partition(":")
+    if kind == "ServiceAccount":
+        namespace, _, name = who.partition("/")
+        return rbac.v1.SubjectArgs(kind=kind, name=name, namespace=namespace)
+    return rbac.v1.SubjectArgs(kind=kind, name=who, api_group=RBAC)
+
+
+def _port(protocol: str, port: int) -> networking.v1.NetworkPolicyPortArgs:
+    return networking.v1.NetworkPolicyPortArgs(protocol=protocol, port=port)
+
+
+def _name_of(made: core.v1.Namespace | core.v1.ServiceAccount | core.v1.PersistentVolumeClaim) -> pulumi.Output[str]:
+    # From the output and not from the argument: whoever reads the name waits until the object is there.
+    return made.metadata.apply(lambda metadata: str(metadata.name))
+
+
+def _ensure_labels(labels: Mapping[str, str]) -> None:
+    for key, value in labels.items():
+        if not _LABEL_VALUE.fullmatch(value):
+            raise InvalidValue(
+                f"value of the label `{key}`",
+                value,
+                "at most 63 letters, digits, `-`, `_` and `.`, the first and last a letter or digit",
+            )
+
+
+_LABEL_VALUE: Final = re.compile(r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+_UNITS: Final = {
+    **{
+        unit: Decimal(10) ** (3 * power)
+        for power, unit in enumerate(("n", "u", "m", "", "k", "M", "G", "T", "P", "E"), -3)
+    },
+    **{unit: Decimal(1024) ** power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)},
+}
+_QUANTITY: Final = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?)(?P<unit>[KMGTPE]i|[numkMGTPE])?")
