@@ -6,14 +6,53 @@ Google node provider reads from them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Final
 
 import pulumi
+from pulumi_gcp import artifactregistry, compute, projects, secretmanager, serviceaccount
 
 from infra.components.apis import Apis
 from infra.components.site import Site
-from infra.config import HeadSettings
+from infra.config import HeadSettings, ensure_valid
+from infra.render.autoscaler import render_autoscaler
+from infra.render.cluster import HEAD_TYPE, PORTS, Cluster, SecretReference
+from infra.render.startup import head_metadata, pool_outputs
+
+HEAD_PERMISSIONS: Final = (
+    "compute.instances.get",
+    "compute.instances.list",
+    "compute.instances.setLabels",
+    "tpu.nodes.create",
+    "tpu.nodes.delete",
+    "tpu.nodes.get",
+    "tpu.nodes.list",
+    "tpu.nodes.update",
+    "tpu.operations.get",
+    "tpu.operations.list",
+)
+"""What Ray's node provider calls, and no more. Queued resources have no permissions of their own: IAM counts them as
+nodes, and refuses a role that names a permission it does not know.
+https://cloud.google.com/iam/docs/roles-permissions/tpu"""
+
+REAPER_PERMISSIONS: Final = (
+    "tpu.nodes.create",
+    "tpu.nodes.delete",
+    "tpu.nodes.get",
+    "tpu.nodes.list",
+    "tpu.operations.get",
+    "tpu.operations.list",
+)
+
+IAP_RANGE: Final = "35.235.240.0/20"
+"""Where Google's identity-aware proxy comes from. https://cloud.google.com/iap/docs/using-tcp-forwarding"""
+
+RAY_WRITES: Final = ("ray-file-mounts-contents", "ray-launch-config", "ray-node-status", "ray-runtime-config")
+"""Label keys that Ray sets anew as it goes."""
+
+SCOPES: Final = ("https://www.googleapis.com/auth/cloud-platform",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +79,13 @@ class RayHeadArgs:
     reapers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
     """Label → member that may list, create and delete nodes and queued resources, beside the head."""
     operators: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    """As `reapers`; they may log in to the head too, and add nodes with the nodes' identity."""
     apis: Apis | None = None
 
 
 class RayHead(pulumi.ComponentResource):
+    """Accounts, roles, firewall and the VM, which installs itself from its metadata and needs no second `up`."""
+
     name: str
     """Of the VM."""
     cluster_name: str
@@ -61,4 +103,292 @@ class RayHead(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: RayHeadArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("runtime:ray:RayHead", name, None, opts)
-        raise NotImplementedError
+        ensure_valid(args.settings, f"heads.{args.head}")
+        self._logical, self._args, self._site = name, args, args.site
+        names = self._site.names
+        self.name = names.head(args.head)
+        self.cluster_name = names.cluster(args.head)
+        self.zone = args.zone
+        self.image = args.settings.image
+        self.ports = PORTS
+        self.pools = pool_outputs(args.settings.pools)
+
+        head = self._account("head", f"Head of Ray cluster {self.cluster_name}")
+        node = self._account("node", f"TPU nodes of Ray cluster {self.cluster_name}")
+        self.head_email, self.node_email = head.email, node.email
+        needed: list[pulumi.Resource] = [
+            *self._head_grants(head, node),
+            *self._machine_grants("head", head),
+            *self._machine_grants("node", node),
+            *self._firewalls(),
+        ]
+        self._people_grants(head, node)
+
+        cluster = self._cluster()
+        rendered = cluster.apply(render_autoscaler)
+        self.config_sha256 = rendered.apply(_sha256)
+        metadata = pulumi.Output.all(cluster, rendered, self.config_sha256).apply(
+            lambda known: head_metadata(known[0], known[1], known[2])
+        )
+        instance = self._instance(head, metadata, needed)
+        self.internal_ip = instance.network_interfaces.apply(lambda interfaces: interfaces[0].network_ip or "")
+        self.register_outputs(
+            {
+                "name": self.name,
+                "cluster_name": self.cluster_name,
+                "zone": self.zone,
+                "image": self.image,
+                "internal_ip": self.internal_ip,
+                "ports": self.ports,
+                "pools": self.pools,
+                "config_sha256": self.config_sha256,
+                "head_email": self.head_email,
+                "node_email": self.node_email,
+            }
+        )
+
+    def _options(
+        self, *services: str, depends_on: Sequence[pulumi.Resource] = (), **more: Any
+    ) -> pulumi.ResourceOptions:
+        needs = self._args.apis.needs(*services) if self._args.apis else []
+        return pulumi.ResourceOptions(parent=self, depends_on=[*needs, *depends_on], **more)
+
+    def _kept(self) -> str:
+        return "PREVENT" if self._site.protect else "DELETE"
+
+    def _account(self, role: str, title: str) -> serviceaccount.Account:
+        return serviceaccount.Account(
+            f"{self._logical}-{role}-account",
+            project=self._site.project,
+            account_id=self._site.names.account(f"{self._args.head}-{role}"),
+            display_name=title,
+            deletion_policy=self._kept(),
+            opts=self._options("iam", protect=self._site.protect, delete_before_replace=True),
+        )
+
+    def _role(self, role: str, title: str, permissions: Sequence[str]) -> projects.IAMCustomRole:
+        identifier = self._site.names.role(f"{self._args.head}-{role}")
+        # A deleted role keeps its name for weeks and refuses another one under it: so it stays, and is taken over.
+        existing = f"projects/{self._site.project}/roles/{identifier}" if self._site.adopt else None
+        return projects.IAMCustomRole(
+            f"{self._logical}-{role}-role",
+            project=self._site.project,
+            role_id=identifier,
+            title=title,
+            description=f"{title}. Made by Pulumi for stack {self._site.names.stack}.",
+            permissions=list(permissions),
+            stage="GA",
+            deletion_policy="ABANDON",
+            opts=self._options("iam", retain_on_delete=True, delete_before_replace=True, import_=existing),
+        )
+
+    def _head_grants(self, head: serviceaccount.Account, node: serviceaccount.Account) -> list[pulumi.Resource]:
+        role = self._role("head", f"Makes and removes TPU nodes of {self.cluster_name}", HEAD_PERMISSIONS)
+        return [
+            projects.IAMMember(
+                f"{self._logical}-head-tpus",
+                project=self._site.project,
+                role=role.name,
+                member=_member(head),
+                opts=self._options("iam", "cloudresourcemanager", "tpu"),
+            ),
+            self._may_act_as("head-acts-as-node", node, _member(head)),
+        ]
+
+    def _machine_grants(self, role: str, account: serviceaccount.Account) -> list[pulumi.Resource]:
+        """What head and nodes need alike: to write logs and metrics, to pull images and to read the secrets."""
+        args = self._args
+        member = _member(account)
+        writers = [
+            projects.IAMMember(
+                f"{self._logical}-{role}-{service}",
+                project=self._site.project,
+                role=f"roles/{service}.{writer}",
+                member=member,
+                opts=self._options("iam", "cloudresourcemanager", service),
+            )
+            for service, writer in (("logging", "logWriter"), ("monitoring", "metricWriter"))
+        ]
+        images = [
+            artifactregistry.RepositoryIamMember(
+                f"{self._logical}-{role}-pulls-{label}",
+                project=_segment(repository, 1),
+                location=_segment(repository, 3),
+                repository=_segment(repository, 5),
+                role="roles/artifactregistry.reader",
+                member=member,
+                opts=self._options("artifactregistry"),
+            )
+            for label, repository in sorted(args.repositories.items())
+        ]
+        secrets = [
+            secretmanager.SecretIamMember(
+                f"{self._logical}-{role}-reads-{label}",
+                project=_segment(secret.resource, 1),
+                secret_id=_segment(secret.resource, 3),
+                role="roles/secretmanager.secretAccessor",
+                member=member,
+                opts=self._options("secretmanager"),
+            )
+            for label, secret in sorted(args.environment.items())
+        ]
+        return [*writers, *images, *secrets]
+
+    def _people_grants(self, head: serviceaccount.Account, node: serviceaccount.Account) -> None:
+        role = self._role("reaper", f"Lists, adds and removes TPU nodes of {self.cluster_name}", REAPER_PERMISSIONS)
+        for label, member in sorted({**self._args.reapers, **self._args.operators}.items()):
+            projects.IAMMember(
+                f"{self._logical}-nodes-{label}",
+                project=self._site.project,
+                role=role.name,
+                member=member,
+                opts=self._options("iam", "cloudresourcemanager", "tpu"),
+            )
+        for label, member in sorted(self._args.operators.items()):
+            # A node is made under the nodes' identity, and who logs in to a machine can act as its account.
+            self._may_act_as(f"node-user-{label}", node, member)
+            self._may_act_as(f"head-user-{label}", head, member)
+
+    def _may_act_as(
+        self, label: str, account: serviceaccount.Account, member: pulumi.Input[str]
+    ) -> serviceaccount.IAMMember:
+        return serviceaccount.IAMMember(
+            f"{self._logical}-{label}",
+            service_account_id=account.name,
+            role="roles/iam.serviceAccountUser",
+            member=member,
+            opts=self._options("iam"),
+        )
+
+    def _firewalls(self) -> list[pulumi.Resource]:
+        """Who reaches head and nodes: people through Google's proxy, and machines of the same range."""
+        args = self._args
+        ports = [str(port) for name, port in sorted(PORTS.items()) if name not in ("worker_min", "worker_max")]
+        workers = f"{PORTS['worker_min']}-{PORTS['worker_max']}"
+        rules: dict[str, tuple[str, pulumi.Input[str], list[tuple[str, list[str] | None]]]] = {
+            "ssh": ("SSH through the identity-aware proxy", IAP_RANGE, [("tcp", ["22"])]),
+            "cluster": ("Ray between its machines", args.cidr, [("tcp", ["22", *ports, workers]), ("icmp", None)]),
+        }
+        return [
+            compute.Firewall(
+                f"{self._logical}-{purpose}-firewall",
+                project=self._site.project,
+                name=self._site.names.firewall(f"{args.head}-{purpose}"),
+                description=f"{title}; cluster {self.cluster_name}",
+                network=args.network,
+                direction="INGRESS",
+                source_ranges=[source],
+                target_tags=[self.cluster_name],
+                allows=[compute.FirewallAllowArgs(protocol=protocol, ports=opened) for protocol, opened in allowed],
+                deletion_policy="DELETE",
+                opts=self._options("compute", delete_before_replace=True),
+            )
+            for purpose, (title, source, allowed) in rules.items()
+        ]
+
+    def _cluster(self) -> pulumi.Output[Cluster]:
+        """The values that the renderers need. The e-mail is a known one, so that a preview shows the file; that the
+        account is there first is said by `depends_on`."""
+        args, site = self._args, self._site
+        secrets = pulumi.Output.all(**{each.env: each.resource for each in args.environment.values()})
+        return pulumi.Output.all(network=args.network, subnet=args.subnet, secrets=secrets).apply(
+            lambda known: Cluster(
+                name=self.cluster_name,
+                key=args.head,
+                stack=site.names.stack,
+                project=site.project,
+                region=site.region,
+                zone=args.zone,
+                head=self.name,
+                machine_type=args.settings.machine_type,
+                image=args.settings.image,
+                network=known["network"],
+                subnet=known["subnet"],
+                node_email=site.names.account_email(f"{args.head}-node"),
+                pools=args.settings.pools,
+                secrets=tuple(
+                    SecretReference(env=env, resource=resource) for env, resource in sorted(known["secrets"].items())
+                ),
+                idle_minutes=args.settings.idle_minutes,
+                labels=site.labels,
+            )
+        )
+
+    def _instance(
+        self,
+        head: serviceaccount.Account,
+        metadata: pulumi.Output[dict[str, str]],
+        needed: Sequence[pulumi.Resource],
+    ) -> compute.Instance:
+        args, site = self._args, self._site
+        return compute.Instance(
+            f"{self._logical}-vm",
+            project=site.project,
+            zone=args.zone,
+            name=self.name,
+            machine_type=args.settings.machine_type,
+            boot_disk=compute.InstanceBootDiskArgs(
+                auto_delete=True,
+                initialize_params=compute.InstanceBootDiskInitializeParamsArgs(
+                    image=args.settings.boot_image,
+                    size=args.settings.disk_gb,
+                    type="pd-balanced",
+                    labels=dict(site.labels),
+                ),
+            ),
+            # Without an access configuration there is no external address.
+            network_interfaces=[compute.InstanceNetworkInterfaceArgs(subnetwork=args.subnet)],
+            service_account=compute.InstanceServiceAccountArgs(email=head.email, scopes=list(SCOPES)),
+            shielded_instance_config=compute.InstanceShieldedInstanceConfigArgs(
+                enable_secure_boot=True, enable_vtpm=True, enable_integrity_monitoring=True
+            ),
+            scheduling=compute.InstanceSchedulingArgs(
+                automatic_restart=True, on_host_maintenance="MIGRATE", preemptible=False, provisioning_model="STANDARD"
+            ),
+            tags=[self.cluster_name],
+            labels={**site.labels, **self._ray_labels()},
+            metadata=metadata.apply(
+                lambda rendered: {
+                    "enable-oslogin": "TRUE",
+                    "block-project-ssh-keys": "TRUE",
+                    "enable-guest-attributes": "TRUE",
+                    "serial-port-enable": "FALSE",
+                    **rendered,
+                }
+            ),
+            deletion_protection=site.protect,
+            deletion_policy=self._kept(),
+            allow_stopping_for_update=True,
+            opts=self._options(
+                "compute",
+                "iap",
+                "oslogin",
+                depends_on=needed,
+                protect=site.protect,
+                delete_before_replace=True,
+                ignore_changes=[f'labels["{key}"]' for key in RAY_WRITES],
+            ),
+        )
+
+    def _ray_labels(self) -> dict[str, str]:
+        """By these Ray finds the head among the machines of the zone, and knows which of its types it is."""
+        return {
+            "ray-cluster-name": self.cluster_name,
+            "ray-node-name": f"ray-{self.cluster_name}-head",
+            "ray-node-status": "up-to-date",
+            "ray-node-type": "head",
+            "ray-user-node-type": HEAD_TYPE,
+        }
+
+
+def _member(account: serviceaccount.Account) -> pulumi.Output[str]:
+    return pulumi.Output.concat("serviceAccount:", account.email)
+
+
+def _segment(resource: pulumi.Input[str], index: int) -> pulumi.Output[str]:
+    """One part of `projects/P/…`, the first being 0."""
+    return pulumi.Output.from_input(resource).apply(lambda text: text.split("/")[index])
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Final
 
+from infra.config import PoolSettings
 from infra.render import units
 from infra.render.cluster import PORTS, Cluster
 from runtime.errors import InvalidValue
@@ -62,7 +63,7 @@ def render_contract(cluster: Cluster, config_sha256: str) -> str:
                 internal_ip=f"{cluster.head}.{cluster.zone}.c.{cluster.project}.internal",
                 image=cluster.image,
                 ports=PORTS,
-                pools=pool_outputs(cluster),
+                pools=pool_outputs(cluster.pools),
                 worker_identity=cluster.node_email,
                 config_sha256=config_sha256,
             )
@@ -71,7 +72,7 @@ def render_contract(cluster: Cluster, config_sha256: str) -> str:
     return encode_outputs(outputs) + "\n"
 
 
-def pool_outputs(cluster: Cluster) -> dict[str, object]:
+def pool_outputs(pools: Mapping[str, PoolSettings]) -> dict[str, object]:
     """The pools as the contract has them."""
     return {
         name: {
@@ -82,7 +83,7 @@ def pool_outputs(cluster: Cluster) -> dict[str, object]:
             "max": pool.max,
             "cpus": pool.cpus,
         }
-        for name, pool in sorted(cluster.pools.items())
+        for name, pool in sorted(pools.items())
     }
 
 
