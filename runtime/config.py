@@ -54,6 +54,8 @@ class Settings:
     outputs: str | None = None
     """Path or URL of a published contract; the environment's wins over the project's."""
     durability: Durability = "full"
+    google_api: str | None = None
+    """A server that stands in for all of Google's JSON APIs."""
 
     @property
     def default_stack_file(self) -> Path:
@@ -76,6 +78,7 @@ def load_settings(environ: Mapping[str, str] | None = None, folder: Path | None 
         queue=env.get("RUNTIME_QUEUE") or project.queue,
         outputs=outputs,
         durability=check_durability(env.get("RUNTIME_DURABILITY") or "full"),
+        google_api=env.get("RUNTIME_GOOGLE_API") or None,
     )
 
 

@@ -7,14 +7,25 @@ nothing is authenticated, and the host becomes the first part of the path.
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Any, Final
 
 from runtime.errors import InfrastructureFailure, MissingExtra
 
-SCOPES: Final = ("https://www.googleapis.com/auth/cloud-platform",)
+SCOPES: Final = (
+    "https://www.googleapis.com/auth/cloud-platform",
+    "https://www.googleapis.com/auth/userinfo.email",
+)
 PATIENCE_S: Final = 30
+CONNECT_S: Final = 5
+METADATA: Final = ("169.254.169.254", 80)
+"""Where a machine of Google's finds its credentials."""
 _AGAIN: Final = frozenset({408, 429, 500, 502, 503, 504})
 _PAUSES_S: Final = (0.2, 1.0, 3.0)
 
@@ -25,11 +36,16 @@ class GoogleRefused(InfrastructureFailure):
     def __init__(self, method: str, url: str, status: int, reason: str, message: str, hint: str | None = None) -> None:
         self.status, self.reason, self.url = status, reason, url
         super().__init__(
-            f"google refused `{method} {url.partition('?')[0]}`: {message or reason}",
+            f"google refused `{method} {url.partition('?')[0]}`: {' '.join(message.split()).rstrip('.') or reason}",
             facts=[f"answered {status} {reason}".rstrip()],
             hint=hint or _hint(status, message),
             retryable=status in _AGAIN,
         )
+
+    @property
+    def disabled_api(self) -> bool:
+        """The API is not enabled in the project; nothing is known about what was asked for."""
+        return self.status == 403 and _is_disabled(self.message)
 
 
 class GoogleUnreachable(InfrastructureFailure):
@@ -39,16 +55,42 @@ class GoogleUnreachable(InfrastructureFailure):
 class GoogleApi:
     """Calls `https://SERVICE.googleapis.com/PATH`. Reads are repeated on passing errors, writes never are."""
 
-    def __init__(self, *, server: str | None = None, impersonate: str | None = None) -> None:
-        """`server` stands in for Google; `impersonate` is a service account to act as. Raises `MissingExtra`."""
+    def __init__(self, *, server: str | None = None, impersonate: str | None = None, again: bool = True) -> None:
+        """`server` stands in for Google; `impersonate` is a service account to act as; without `again` a read that
+        fails is not repeated. Raises `MissingExtra`, and `GoogleUnreachable` without credentials."""
         self._server = server.rstrip("/") if server else None
+        self._pauses: tuple[float, ...] = _PAUSES_S if again else ()
+        self._impersonate = impersonate
         self._session = _open_session(anonymous=server is not None, impersonate=impersonate)
+        self.skew: timedelta | None = None
+        """How far this machine's clock was ahead of Google's in the last answer."""
+
+    def who(self) -> str | None:
+        """E-mail address of whoever asks; None where the credentials do not tell."""
+        if self._impersonate:
+            return self._impersonate
+        credentials = getattr(self._session, "credentials", None)
+        known = getattr(credentials, "service_account_email", None)
+        if known and known != "default":
+            return str(known)
+        answer = self.get("www", "oauth2/v2/userinfo")
+        email = answer.get("email")
+        return str(email) if email else None
+
+    def close(self) -> None:
+        self._session.close()
+
+    def __enter__(self) -> GoogleApi:
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        self.close()
 
     def get(self, service: str, path: str, **query: Any) -> dict[str, Any]:
         return self._call("GET", service, path, query=query)
 
     def find(self, service: str, path: str, **query: Any) -> dict[str, Any] | None:
-        """As `get`; None where there is no such thing."""
+        """As `get`; None where there is no such thing. An API that is not enabled is no such answer: it raises."""
         try:
             return self.get(service, path, **query)
         except GoogleRefused as problem:
@@ -65,6 +107,17 @@ class GoogleApi:
             token = answer.get("nextPageToken", "")
             if not token:
                 return
+
+    def allowed(self, service: str, path: str, permissions: tuple[str, ...]) -> frozenset[str]:
+        """Which of `permissions` this identity has on the resource at `path`, by its `testIamPermissions`.
+
+        Google answers with none of them for some resources that do not exist.
+        """
+        if service == "storage":
+            answer = self.get("storage", f"{path}/iam/testPermissions", permissions=list(permissions))
+        else:
+            answer = self.ask(service, f"{path}:testIamPermissions", {"permissions": list(permissions)})
+        return frozenset(answer.get("permissions", ()))
 
     def post(self, service: str, path: str, body: Mapping[str, Any] | None = None, **query: Any) -> dict[str, Any]:
         return self._call("POST", service, path, query=query, body=body or {})
@@ -90,20 +143,45 @@ class GoogleApi:
         root = f"{self._server}/{host}" if self._server else f"https://{host}"
         url = f"{root}/{path.lstrip('/')}"
         again = method == "GET" if repeat is None else repeat
-        for pause in (*_PAUSES_S, None):
+        for pause in (*self._pauses, None):
             try:
-                answer = self._session.request(method, url, params=dict(query), json=body, timeout=PATIENCE_S)
+                answer = self._session.request(
+                    method, url, params=dict(query), json=body, timeout=(CONNECT_S, PATIENCE_S)
+                )
             except Exception as problem:
                 failure: InfrastructureFailure = _explain(method, url, problem)
+                cause: Exception | None = problem
             else:
+                self._note_time(answer.headers.get("date"))
                 if answer.ok:
-                    value: dict[str, Any] = answer.json() if answer.content else {}
-                    return value
-                failure = _refusal(method, url, answer)
+                    return _read_object(method, url, answer)
+                failure, cause = _refusal(method, url, answer), None
             if pause is None or not again or not failure.retryable:
-                raise failure
+                raise failure from cause
             time.sleep(pause)
         raise AssertionError("unreachable")
+
+    def _note_time(self, date: str | None) -> None:
+        try:
+            self.skew = datetime.now(UTC) - parsedate_to_datetime(date) if date else self.skew
+        except (ValueError, TypeError):  # no date, or one without a zone
+            return
+
+
+def _read_object(method: str, url: str, answer: Any) -> dict[str, Any]:
+    if not answer.content:
+        return {}
+    try:
+        value = answer.json()
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise GoogleUnreachable(
+            f"no answer of Google's to `{method} {url}`: it is no JSON object",
+            hint="is there a proxy or a log-in page in between?",
+            retryable=False,
+        )
+    return value
 
 
 def _open_session(*, anonymous: bool, impersonate: str | None) -> Any:
@@ -117,11 +195,19 @@ def _open_session(*, anonymous: bool, impersonate: str | None) -> Any:
         raise MissingExtra("Google Cloud", "gcp") from problem
     if anonymous:
         return requests.Session()
+    _expect_credentials()
     try:
-        credentials, _ = google.auth.default(scopes=SCOPES)
+        import warnings
+
+        with warnings.catch_warnings():
+            # About a laptop's missing quota project; Google refuses with a better text where it matters.
+            warnings.simplefilter("ignore")
+            credentials, _ = google.auth.default(scopes=SCOPES)
     except GoogleAuthError as problem:
         raise GoogleUnreachable(
-            f"no Google credentials on this machine: {problem}", hint="gcloud auth application-default login"
+            f"no Google credentials on this machine: {_one_line(problem)}",
+            hint="gcloud auth application-default login",
+            retryable=False,
         ) from problem
     if impersonate:
         credentials = impersonated_credentials.Credentials(  # type: ignore[no-untyped-call]
@@ -130,36 +216,77 @@ def _open_session(*, anonymous: bool, impersonate: str | None) -> Any:
     return AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
 
 
+def _expect_credentials() -> None:
+    """Fail at once where only a machine of Google's could have credentials and this is none; its library tries for long."""
+    config = os.environ.get("CLOUDSDK_CONFIG") or str(Path.home() / ".config/gcloud")
+    if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or any(
+        (Path(config) / name).exists() for name in ("application_default_credentials.json", "active_config")
+    ):
+        return
+    try:
+        socket.create_connection(METADATA, timeout=1).close()
+    except OSError:
+        raise GoogleUnreachable(
+            "no Google credentials on this machine",
+            facts=["looked in the environment, in gcloud's folder, and for a cloud machine's own"],
+            hint="gcloud auth application-default login",
+            retryable=False,
+        ) from None
+
+
+def _one_line(problem: Exception) -> str:
+    return " ".join(str(problem).split())[:300]
+
+
 def _explain(method: str, url: str, problem: Exception) -> InfrastructureFailure:
     import requests
     from google.auth.exceptions import GoogleAuthError
 
     if isinstance(problem, GoogleAuthError):
         return GoogleUnreachable(
-            f"google refused the credentials of this machine: {problem}",
+            f"google refused the credentials of this machine: {_one_line(problem)}",
             hint="gcloud auth application-default login",
             retryable=problem.retryable,
         )
     if isinstance(problem, requests.RequestException):
+        kind = type(problem).__name__
         return GoogleUnreachable(
-            f"no answer to `{method} {url}`: {problem}", hint="check the network, then try again", retryable=True
+            f"no answer to `{method} {url}`: {_REASONS.get(kind, _one_line(problem))}",
+            facts=[_one_line(problem)] if kind in _REASONS else [],
+            hint="check the network, then try again",
+            retryable=True,
         )
     raise problem
 
 
+_REASONS: Final = {
+    "ConnectionError": "the server cannot be reached",
+    "ConnectTimeout": f"no connection within {CONNECT_S} s",
+    "ReadTimeout": f"nothing came within {PATIENCE_S} s",
+    "SSLError": "its certificate is not trusted here",
+    "ProxyError": "the proxy cannot be reached",
+}
+
+
 def _refusal(method: str, url: str, answer: Any) -> GoogleRefused:
     try:
-        error = answer.json().get("error", {})
+        value = answer.json()
     except ValueError:
-        error = {}
-    error = error if isinstance(error, Mapping) else {"message": str(error)}
+        value = {}
+    error = value.get("error", {}) if isinstance(value, Mapping) else {}
+    if not isinstance(error, Mapping):
+        error = {"message": str(error)}
     return GoogleRefused(
         method, url, answer.status_code, str(error.get("status", answer.reason or "")), str(error.get("message", ""))
     )
 
 
+def _is_disabled(message: str) -> bool:
+    return "has not been used" in message or "is disabled" in message
+
+
 def _hint(status: int, message: str) -> str:
-    if "has not been used" in message or "is disabled" in message:
+    if _is_disabled(message):
         return "the API is not enabled: run `pulumi up` for this stack, or `gcloud services enable`"
     return {
         401: "gcloud auth application-default login",
