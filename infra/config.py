@@ -7,11 +7,12 @@ problem with the field, the value, what is allowed and a hint.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from infra.typed import Problem, Reader, decode, find_mistyped, hints_of, join, suggest
 from runtime.errors import RequestRefused
 
 NAMESPACE: Final = "research-runtime"
@@ -242,15 +243,8 @@ class Settings:
         return any(bool(each) for each in google)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """One thing wrong with a stack file."""
-
-    path: str
-    """`heads.main.pools.v5e.max`"""
-    message: str
-    """What is wrong, with the value: `is 2048, allowed are 0 to 1024`."""
-    hint: str | None = None
+OPTIONAL_PARTS: Final = ("network", "records", "ci", "alerts")
+"""Keys whose absence means that the part is not wanted. Pulumi.yaml has to give each a default, so `{}` is absence."""
 
 
 class InvalidSettings(RequestRefused):
@@ -258,20 +252,69 @@ class InvalidSettings(RequestRefused):
 
     def __init__(self, where: str, problems: Sequence[Problem]) -> None:
         self.where, self.problems = where, tuple(problems)
-        raise NotImplementedError
+        super().__init__(
+            f"the settings of {where} cannot be used",
+            facts=[each.line() for each in self.problems],
+            hint="docs/settings.md has every key and what is allowed",
+        )
 
 
 def parse_settings(stack: str, values: Mapping[str, Any]) -> Settings:
     """Check and type what a stack file says under our keys (without their prefix).
 
-    Raises `InvalidSettings` with every problem found.
+    A value is what YAML makes of it, or text as the engine passes it (objects and lists as JSON). Raises
+    `InvalidSettings` with every problem found.
     """
-    raise NotImplementedError
+    hints = hints_of(Settings)
+    decoded = {key: decode(hints[key], value) if key in KEYS else value for key, value in values.items()}
+    reader = Reader()
+    for key in OPTIONAL_PARTS:
+        if decoded.get(key) == {}:
+            reader.problems.append(
+                Problem(
+                    path=key,
+                    message="is empty, and the engine cannot tell that from absent",
+                    hint=f"write at least one of its keys, or leave `{NAMESPACE}:{key}` out",
+                )
+            )
+            del decoded[key]
+    settings = reader.read_dataclass(Settings, decoded, "", {"stack": stack})
+    problems = reader.problems + (find_problems(settings) if isinstance(settings, Settings) else [])
+    if problems:
+        raise InvalidSettings(f"stack `{stack}`", problems)
+    assert isinstance(settings, Settings)
+    return settings
 
 
 def read_settings() -> Settings:
     """The settings of the stack that Pulumi runs now. Raises `InvalidSettings`."""
-    raise NotImplementedError
+    import pulumi
+    from pulumi.runtime import config as engine
+
+    config: dict[str, Any] = {**engine.get_config_env(), **engine.CONFIG.get()}
+    secrets = {key for key in config if engine.is_config_secret(key)}
+    return settings_from(pulumi.get_stack(), config, secrets)
+
+
+def settings_from(stack: str, config: Mapping[str, Any], secrets: Collection[str] = ()) -> Settings:
+    """The settings in all of a stack's configuration, ours and others' keys alike, each with its namespace.
+
+    `secrets` are the keys whose values are encrypted. Raises `InvalidSettings`.
+    """
+    problems = [*_find_foreign(config), *_find_secret(secrets), *_find_open_door(config)]
+    ours = {
+        key.removeprefix(f"{NAMESPACE}:"): value for key, value in config.items() if key.startswith(f"{NAMESPACE}:")
+    }
+    if ours.keys() >= KEYS:
+        # The engine adds the default of every key that Pulumi.yaml declares and a stack file leaves out.
+        ours = {key: value for key, value in ours.items() if key not in OPTIONAL_PARTS or value != "{}"}
+    try:
+        settings = parse_settings(stack, ours)
+    except InvalidSettings as invalid:
+        raise InvalidSettings(invalid.where, [*problems, *invalid.problems]) from None
+    if problems:
+        raise InvalidSettings(f"stack `{stack}`", problems)
+    return settings
 
 
 def find_problems(value: object, path: str = "") -> list[Problem]:
@@ -279,9 +322,77 @@ def find_problems(value: object, path: str = "") -> list[Problem]:
 
     Components call `ensure_valid` with theirs, so that they are as strict when used from another program.
     """
-    raise NotImplementedError
+    from infra import settings_rules
+
+    if isinstance(value, type) or not is_dataclass(value):
+        raise TypeError(f"{value!r} is no settings value")
+    type_: type = type(value)
+    mistyped = [
+        problem
+        for name, hint in hints_of(type_).items()
+        for problem in find_mistyped(hint, getattr(value, name), join(path, name))
+    ]
+    if mistyped:
+        return mistyped
+    found = settings_rules.find_own_problems(value, path)
+    for each in fields(value):
+        found += _find_nested(getattr(value, each.name), join(path, each.name))
+    if isinstance(value, Settings):
+        found += settings_rules.find_stack_problems(value)
+    return found
 
 
 def ensure_valid(value: object, path: str) -> None:
     """Raise `InvalidSettings` unless `find_problems` is empty."""
-    raise NotImplementedError
+    problems = find_problems(value, path)
+    if problems:
+        raise InvalidSettings(f"`{path}`", problems)
+
+
+KEYS: Final = frozenset(each.name for each in fields(Settings)) - {"stack"}
+"""The top-level keys of a stack file, without our prefix."""
+
+_FOREIGN_HINTS: Final = {
+    "gcp:project": f"`{NAMESPACE}:project` is where the project is set",
+    "gcp:region": f"`{NAMESPACE}:region` is where the region is set",
+    "gcp:zone": f"`{NAMESPACE}:zone` is where the zone is set",
+    "gcp:impersonateServiceAccount": f"`{NAMESPACE}:impersonate` is where the account is set",
+    "gcp:defaultLabels": f"`{NAMESPACE}:labels` is where labels are set",
+    "gcp:credentials": "no key file: log in, or set `impersonate`",
+    "kubernetes:context": f"`{NAMESPACE}:kubernetes` names each cluster's context",
+    "kubernetes:kubeconfig": f"`{NAMESPACE}:kubernetes` names each cluster's context; a kubeconfig never enters the state",
+}
+
+
+def _find_foreign(config: Mapping[str, Any]) -> list[Problem]:
+    """Keys of others: of a provider they would change what it does behind our back, of nobody they are a slip."""
+    found = []
+    for key in config:
+        namespace = key.partition(":")[0]
+        if namespace in (NAMESPACE, "pulumi"):
+            continue
+        hint = _FOREIGN_HINTS.get(key) or suggest(namespace, [NAMESPACE]) or f"our keys begin with `{NAMESPACE}:`"
+        found.append(Problem(path=key, message="is a key of another namespace", hint=hint))
+    return found
+
+
+def _find_secret(secrets: Collection[str]) -> list[Problem]:
+    hint = "`runtime secrets put` takes values; `secrets` has their names only"
+    return [Problem(path=key, message="is encrypted, and no setting is a secret", hint=hint) for key in sorted(secrets)]
+
+
+def _find_open_door(config: Mapping[str, Any]) -> list[Problem]:
+    key = "pulumi:disable-default-providers"
+    if config.get(key) in ('["*"]', ["*"]):
+        return []
+    seen = f"is `{config[key]}`" if key in config else "is not set"
+    hint = f'add `{key}: ["*"]`: a default provider takes whatever project the shell happens to be in'
+    return [Problem(path=key, message=f'{seen}, allowed is `["*"]`', hint=hint)]
+
+
+def _find_nested(value: object, path: str) -> list[Problem]:
+    if isinstance(value, Mapping):
+        return [problem for key, item in value.items() for problem in _find_nested(item, join(path, key))]
+    if is_dataclass(value):
+        return find_problems(value, path)
+    return []
