@@ -1,0 +1,185 @@
+"""`runtime cluster`: look after Ray clusters on TPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from runtime.cli.commands import OutputOption, StackOption, new_app
+from runtime.cli.show import Output, format_count, note, print_list
+from runtime.config import load_settings
+from runtime.errors import NotPossible, UnknownName
+from runtime.stacks import find_stack
+from runtime.units import parse_duration
+
+if TYPE_CHECKING:
+    from runtime.clusters.reaper import Reaper, ReapPlan
+    from runtime.outputs import ClusterOutput, StackOutputs
+
+app = new_app("Look after Ray clusters on TPUs.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReapRow:
+    """A node, or a queued resource, that was or would be removed."""
+
+    cluster: str
+    name: str
+    pool: str | None
+    why: str
+    removed: bool
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReapReport:
+    """One cluster, as `-o json` prints it."""
+
+    cluster: str
+    dry_run: bool
+    removed: tuple[ReapRow, ...]
+    """With `dry_run` what would be."""
+    failed: tuple[ReapRow, ...]
+    live: Mapping[str, int]
+    max: Mapping[str, int]
+
+
+@app.callback()
+def _group() -> None:
+    """Look after Ray clusters on TPUs."""
+
+
+@app.command()
+def reap(
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", metavar="NAME", help="Only this one.", show_default=False)
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")] = False,
+    longest_creation: Annotated[
+        str, typer.Option("--longest-creation", metavar="TIME", help="A node that is made for longer counts as dead.")
+    ] = "1h",
+    stack: StackOption = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Remove TPU nodes that were preempted or never came up, and that Ray no longer counts.
+
+    The head of each cluster does this every two minutes. Exit code 3 if something could not be removed.
+
+    \b
+    Examples:
+      runtime cluster reap --stack marin-us-west4 --dry-run
+      runtime cluster reap --cluster main -o json
+    """
+    from runtime.clusters.reaper import Reaper
+    from runtime.google_api import GoogleApi
+
+    bound = parse_duration(longest_creation, field="--longest-creation")
+    settings = load_settings()
+    outputs = find_stack(stack, settings=settings).outputs
+    chosen = _choose_clusters(outputs, cluster)
+    project = _project(outputs)
+    api = GoogleApi(server=settings.google_api)
+    reports = []
+    for name, each in chosen.items():
+        reaper = Reaper(api, project=project, zone=each.zone)
+        reports.append(_reap(name, each, reaper, dry_run=dry_run, longest_creation=bound))
+    _print_reports(reports, output)
+    return 3 if any(report.failed for report in reports) else 0
+
+
+def _reap(
+    name: str, cluster: ClusterOutput, reaper: Reaper, *, dry_run: bool, longest_creation: timedelta
+) -> ReapReport:
+    plan = reaper.plan(cluster.cluster_name, datetime.now(UTC), longest_creation=longest_creation)
+    pools = {each.node.resource: each.node.pool for each in plan.dead}
+    done = _planned(name, plan) if dry_run else []
+    if not dry_run:
+        for removal in reaper.remove(plan):
+            done.append(
+                ReapRow(
+                    cluster=name,
+                    name=removal.resource.rpartition("/")[2],
+                    pool=pools.get(removal.resource),
+                    why=removal.why,
+                    removed=removal.error is None,
+                    error=removal.error,
+                )
+            )
+    return ReapReport(
+        cluster=name,
+        dry_run=dry_run,
+        removed=tuple(row for row in done if row.error is None),
+        failed=tuple(row for row in done if row.error is not None),
+        live=dict(plan.live),
+        max={pool: _maximum(values) for pool, values in cluster.pools.items()},
+    )
+
+
+def _planned(name: str, plan: ReapPlan) -> list[ReapRow]:
+    nodes = [
+        ReapRow(cluster=name, name=each.node.name, pool=each.node.pool, why=each.why, removed=False)
+        for each in plan.dead
+    ]
+    queued = [
+        ReapRow(cluster=name, name=each.name, pool=None, why=f"queued resource {each.state}", removed=False)
+        for each in plan.spent
+    ]
+    return nodes + queued
+
+
+def _print_reports(reports: list[ReapReport], output: Output) -> None:
+    if output is Output.JSON:
+        print_list(reports, {}, output)
+    else:
+        rows = [row for report in reports for row in (*report.removed, *report.failed)]
+        columns = {
+            "CLUSTER": lambda row: row.cluster,
+            "NODE": lambda row: row.name,
+            "POOL": lambda row: row.pool,
+            "WHY": lambda row: row.why,
+            "RESULT": lambda row: row.error or ("removed" if row.removed else "would be removed"),
+        }
+        print_list(rows, columns, output)
+    for report in reports:
+        note(_summary(report))
+
+
+def _summary(report: ReapReport) -> str:
+    live, most = sum(report.live.values()), sum(report.max.values())
+    removed = f"{format_count(len(report.removed))} {'to remove' if report.dry_run else 'removed'}"
+    failed = f", {format_count(len(report.failed))} could not be removed" if report.failed else ""
+    beyond = ": more than the pools allow" if live > most else ""
+    return (
+        f"{report.cluster}: {removed}{failed}; {format_count(live)} of at most {format_count(most)} nodes live{beyond}"
+    )
+
+
+def _choose_clusters(outputs: StackOutputs, name: str | None) -> dict[str, ClusterOutput]:
+    if not outputs.clusters:
+        raise NotPossible(
+            f"stack `{outputs.stack}` has no Ray cluster",
+            hint="`runtime stack list` shows the stacks that can be named",
+        )
+    if name is None:
+        return dict(outputs.clusters)
+    if name not in outputs.clusters:
+        raise UnknownName("cluster", name, outputs.clusters, where=f"in stack `{outputs.stack}`")
+    return {name: outputs.clusters[name]}
+
+
+def _project(outputs: StackOutputs) -> str:
+    if outputs.project is None:
+        raise NotPossible(
+            f"the contract of stack `{outputs.stack}` names no Google project",
+            hint=f"run `pulumi up --stack {outputs.stack}`, then `runtime stack pull`",
+        )
+    return outputs.project
+
+
+def _maximum(pool: Any) -> int:
+    value = pool.get("max", 0) if isinstance(pool, Mapping) else 0
+    return int(value)
