@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
@@ -61,6 +62,7 @@ class Registration:
     ignore_changes: tuple[str, ...] = ()
     replace_on_changes: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
+    """URNs that it had before."""
     dependencies: frozenset[str] = frozenset()
     """URNs of everything it waits for, by an input or by `depends_on`."""
     property_dependencies: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -120,31 +122,44 @@ def record(
     JSON. Can be called any number of times in a process, one after another.
     """
     monitor = _Monitor(_Cloud(compute), project=project, stack=stack)
-    set_all_config(dict(config or {}), [])
-    set_root_resource(None)  # type: ignore[arg-type]
-    loop = asyncio.new_event_loop()
-    try:
-        asyncio.set_event_loop(loop)
-        features = set(monitor.GetDeploymentInfo(None).supportedFeatures)  # type: ignore[no-untyped-call]
-        runtime_settings.configure(
-            mocks.MockSettings(  # type: ignore[no-untyped-call]
-                monitor=monitor,
-                monitor_features=features,
-                engine=mocks.MockEngine(None),
-                project=project,
-                stack=stack,
-                dry_run=preview,
-                organization=None,
-                callbacks=None,
-            )
-        )
-        loop.run_until_complete(run_in_stack(program))
-    finally:
-        asyncio.set_event_loop(None)
-        loop.close()
-        set_root_resource(None)  # type: ignore[arg-type]
-        set_all_config({}, [])
+    # Pulumi keeps its settings in context variables; those of this run end with its task.
+    asyncio.run(_run(program, monitor, config or {}, project=project, stack=stack, preview=preview))
     return monitor.recording()
+
+
+async def _run(
+    program: Callable[[], None],
+    monitor: _Monitor,
+    config: Mapping[str, str],
+    *,
+    project: str,
+    stack: str,
+    preview: bool,
+) -> None:
+    set_all_config(dict(config), [])
+    set_root_resource(None)  # type: ignore[arg-type]
+    features = set(monitor.GetDeploymentInfo(None).supportedFeatures)  # type: ignore[no-untyped-call]
+    runtime_settings.configure(
+        mocks.MockSettings(  # type: ignore[no-untyped-call]
+            monitor=monitor,
+            monitor_features=features,
+            engine=mocks.MockEngine(None),
+            project=project,
+            stack=stack,
+            dry_run=preview,
+            organization=None,
+            callbacks=None,
+            outputs=set(),
+            package_refs={},
+            base_providers_by_ref={},
+        )
+    )
+    loop = asyncio.get_running_loop()
+    # One thread answers all requests, so that their order is the same each time.
+    loop.set_default_executor(ThreadPoolExecutor(max_workers=1))
+    # What other tasks of a failed program raise comes after its first failure, which is what the caller gets.
+    loop.set_exception_handler(lambda loop, context: None)
+    await run_in_stack(program)
 
 
 class _Cloud(mocks.Mocks):
@@ -155,7 +170,7 @@ class _Cloud(mocks.Mocks):
         raise NotImplementedError  # The monitor answers by itself.
 
     def call(self, args: mocks.MockCallArgs) -> NoReturn:
-        raise RuntimeError(f"the program reads `{args.token}` from the cloud; nothing may be looked up")
+        raise NotImplementedError
 
     def outputs(self, type_: str, name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
         return {**inputs, **self._compute(type_, name, inputs)}
@@ -188,15 +203,45 @@ class _Monitor(mocks.MockMonitor):
             urn=urn, id=identity if known else "", object=json_format.ParseDict(_wire(outputs), _struct())
         )
 
+    def Invoke(self, request: Any) -> NoReturn:
+        raise RuntimeError(f"the program reads `{request.tok}` from the cloud; nothing may be looked up")
+
+    def ReadResource(self, request: Any) -> NoReturn:
+        raise RuntimeError(f"the program reads `{request.id}` from the cloud; nothing may be looked up")
+
     def RegisterResourceOutputs(self, request: Any) -> Any:
         self._outputs[request.urn] = _plain(json_format.MessageToDict(request.outputs))
         return super().RegisterResourceOutputs(request)  # type: ignore[no-untyped-call]
 
     def _urn(self, request: Any) -> str:
-        qualified = request.type
-        if request.parent and f"::{STACK_TYPE}::" not in request.parent:
-            qualified = request.parent.split("::")[2] + "$" + request.type
-        return "::".join((f"urn:pulumi:{self._stack}", self._project, qualified, request.name))
+        return make_urn(self._stack, self._project, request.parent, request.type, request.name)
+
+    def _aliases(self, urn: str) -> tuple[str, ...]:
+        """URNs under which the state may have the resource, those that follow from its parent's aliases as well."""
+        request = self._requests[urn]
+        own = [self._alias(request, each) for each in request.aliases]
+        if request.parent not in self._requests:
+            return tuple(dict.fromkeys(own))
+        parent = self._requests[request.parent].name
+        for alias in self._aliases(request.parent):
+            # The engine takes the same step: children are mostly named after their parent.
+            follows = request.name.startswith(parent)
+            name = alias.split("::")[-1] + request.name.removeprefix(parent) if follows else request.name
+            own.append(make_urn(self._stack, self._project, alias, request.type, name))
+        return tuple(dict.fromkeys(own))
+
+    def _alias(self, request: Any, alias: Any) -> str:
+        if alias.urn:
+            return str(alias.urn)
+        spec = alias.spec
+        parent = "" if spec.noParent else spec.parentUrn or request.parent
+        return make_urn(
+            spec.stack or self._stack,
+            spec.project or self._project,
+            parent,
+            spec.type or request.type,
+            spec.name or request.name,
+        )
 
     def recording(self) -> Recording:
         stack_outputs: Mapping[str, Any] = {}
@@ -221,7 +266,7 @@ class _Monitor(mocks.MockMonitor):
             delete_before_replace=request.deleteBeforeReplace if request.deleteBeforeReplaceDefined else None,
             ignore_changes=tuple(request.ignoreChanges),
             replace_on_changes=tuple(request.replaceOnChanges),
-            aliases=tuple(_alias(each) for each in request.aliases),
+            aliases=self._aliases(urn),
             dependencies=frozenset(request.dependencies),
             property_dependencies={key: frozenset(value.urns) for key, value in request.propertyDependencies.items()},
             import_id=request.importId or None,
@@ -229,8 +274,11 @@ class _Monitor(mocks.MockMonitor):
         )
 
 
-def _alias(alias: Any) -> str:
-    return str(alias.urn or alias.spec.name)
+def make_urn(stack: str, project: str, parent: str, type_: str, name: str) -> str:
+    """As the engine does: the types of all parents are part of it, the stack itself is not."""
+    if parent and f"::{STACK_TYPE}::" not in parent:
+        type_ = parent.split("::")[2] + "$" + type_
+    return "::".join((f"urn:pulumi:{stack}", project, type_, name))
 
 
 def _struct() -> Any:
@@ -244,7 +292,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         if value.get(rpc._special_sig_key) == rpc._special_secret_sig:
             return Secret(_plain(value["value"]))
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _plain(item) for key, item in sorted(value.items())}
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if value == rpc.UNKNOWN:
