@@ -71,7 +71,11 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Look after": {
         "queue": ("runtime.cli.queue", "Pause, purge or repair queues; redrive dead letters."),
+        "cluster": ("runtime.cli.cluster", "Remove TPU nodes that Ray lost sight of."),
         "stack": ("runtime.cli.stack", "Choose the stack that commands use, and show what it offers."),
+        "image": ("runtime.cli.image", "Build container images and push them to every region."),
+        "secrets": ("runtime.cli.secrets", "Put the values of the stack's secrets, and see who can read them."),
+        "doctor": ("runtime.cli.doctor", "What works here, what does not, and how to mend it."),
         "completion": ("runtime.cli.completion", "Print the completion script of a shell."),
     },
 }
