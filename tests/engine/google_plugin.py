@@ -45,6 +45,11 @@ NUMBER_DIGITS: Final = 12
 ALREADY_ENABLED: Final = frozenset({"serviceusage.googleapis.com"})
 """Without it no API of a new project could be enabled at all."""
 
+DEFAULT_RANGE: Final = "10.128.0.0/20"
+
+EMULATORS_RETENTION_S: Final = 604_800
+"""The emulator still has the service's old limit of seven days."""
+
 DEFAULT_AGENTS: Final = re.compile(r"serviceAccount:(\d+)(-compute@developer|@cloudservices)\.gserviceaccount\.com")
 
 AGENTS: Final = {
@@ -594,9 +599,9 @@ def _give_address(world: World, outputs: dict[str, Any]) -> None:
             None,
         )
         face["name"] = f"nic{index}"
-        if subnet is not None and isinstance(face.get("networkIp"), Unknown | None):
-            hosts = ipaddress.ip_network(subnet["inputs"]["ipCidrRange"]).hosts()
-            face["networkIp"] = [str(next(hosts)) for _ in range(2 + world.serial % 200)][-1]
+        if isinstance(face.get("networkIp"), Unknown | None):
+            network = ipaddress.ip_network(subnet["inputs"]["ipCidrRange"] if subnet else DEFAULT_RANGE)
+            face["networkIp"] = str(network[2 + world.serial % 250])
 
 
 def _known(inputs: Values) -> dict[str, Any]:
@@ -680,6 +685,9 @@ def _body(type_: str, inputs: Values) -> dict[str, Any]:
     shared = ("labels", "messageRetentionDuration")
     more = ("ackDeadlineSeconds", "retryPolicy", "filter", "enableMessageOrdering", "deadLetterPolicy", "topic")
     body = {key: inputs[key] for key in (shared if type_ == TOPIC else (*shared, *more)) if key in inputs}
+    if "messageRetentionDuration" in body:
+        wanted_s = float(str(body["messageRetentionDuration"]).removesuffix("s"))
+        body["messageRetentionDuration"] = f"{min(wanted_s, EMULATORS_RETENTION_S):.0f}s"
     if inputs.get("enableExactlyOnceDelivery"):
         body["enableExactlyOnceDelivery"] = True
     if isinstance(inputs.get("expirationPolicy"), Mapping):

@@ -1,0 +1,40 @@
+"""The real engine for the tests of this folder, where the `pulumi` command is on PATH."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.engine.harness import REQUIRE_VARIABLE, Lab, require_engine
+
+# Read at once: tests see no variable of ours later on.
+REQUIRED = os.environ.get(REQUIRE_VARIABLE) == "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "engine" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.engine)
+            item.add_marker(pytest.mark.service)
+
+
+@pytest.fixture(scope="session")
+def engine() -> str:
+    """The folder of the `pulumi` command; without one the test is skipped, or fails under RUNTIME_REQUIRE_ENGINE=1."""
+    return require_engine(os.environ.get("PATH"), required=REQUIRED)
+
+
+@pytest.fixture
+def make_lab(engine: str, tmp_path: Path) -> Callable[..., Lab]:
+    def make(name: str = "lab", *, virtualenv: bool = True) -> Lab:
+        return Lab(tmp_path / name, engine, virtualenv=virtualenv)
+
+    return make
+
+
+@pytest.fixture
+def lab(make_lab: Callable[..., Lab]) -> Lab:
+    return make_lab()

@@ -1,0 +1,242 @@
+"""Drives the `pulumi` command on a copy of the project, against the plug-ins of this folder.
+
+`stack init` rewrites stack files and drops their comments, so nothing here works on the repository itself; only the
+program's code is the repository's own. A `Lab` has its own engine home, state and made-up Google.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.engine.google_store import FOLDER_VARIABLE, Cloud
+from tests.services_support import wait_until
+
+ROOT = Path(__file__).parents[2]
+PLUGINS = Path(__file__).parent / "plugins"
+PROJECT = "research-runtime"
+PATIENCE_S = 120
+
+REQUIRE_VARIABLE = "RUNTIME_REQUIRE_ENGINE"
+INSTALL = "https://www.pulumi.com/docs/install/"
+NEEDED = ("pulumi", "pulumi-language-python", "pulumi-language-python-exec")
+
+
+def require_engine(path: str | None, *, required: bool) -> str:
+    """The folder with the engine; skips with one plain line where it is not on `path`, or fails where `required`."""
+    missing = [name for name in NEEDED if shutil.which(name, path=path) is None]
+    if not missing:
+        return str(Path(shutil.which("pulumi", path=path) or "").parent)
+    reason = f"no `{missing[0]}` on PATH; how to get it: {INSTALL}"
+    if required:
+        pytest.fail(f"{reason} ({REQUIRE_VARIABLE}=1 makes this a failure)", pytrace=False)
+    pytest.skip(reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def text(self) -> str:
+        return self.out + self.err
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the engine would do with one resource that it does not leave alone."""
+
+    op: str
+    urn: str
+    paths: tuple[str, ...] = ()
+    """Inputs that differ."""
+
+    @property
+    def name(self) -> str:
+        return self.urn.rpartition("::")[2]
+
+    @property
+    def type(self) -> str:
+        return self.urn.split("::")[2].rpartition("$")[2]
+
+
+class Lab:
+    """A copy of the project with its own everything."""
+
+    def __init__(self, folder: Path, engine: str, *, virtualenv: bool = True) -> None:
+        self.folder, self.project = folder, folder / "project"
+        self.cloud = Cloud(folder / "google")
+        self.environment = {
+            **_outside(),
+            "PATH": os.pathsep.join((str(PLUGINS), engine, os.environ.get("PATH", ""))),
+            "PULUMI_HOME": str(folder / "home"),
+            "PULUMI_BACKEND_URL": f"file://{folder / 'state'}",
+            "PULUMI_CONFIG_PASSPHRASE": "only for tests",
+            "PULUMI_SKIP_UPDATE_CHECK": "true",
+            "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
+            "PLUGIN_PYTHON": sys.executable,
+            FOLDER_VARIABLE: str(self.cloud.folder),
+        }
+        (folder / "state").mkdir(parents=True)
+        self.project.mkdir()
+        for name in ("Pulumi.yaml", "requirements.txt"):
+            shutil.copy(ROOT / name, self.project)
+        for name in ("infra", "runtime"):
+            (self.project / name).symlink_to(ROOT / name)
+        if virtualenv:
+            (self.project / ".venv").symlink_to(sys.prefix)
+
+    # stacks
+
+    def init(self, stack: str, *, file: str | None = None) -> None:
+        """Make the stack with the settings of `Pulumi.<file>.yaml`, by default those of its own name."""
+        target = self.project / f"Pulumi.{stack}.yaml"
+        shutil.copy(ROOT / f"Pulumi.{file or stack}.yaml", target)
+        settings = yaml.safe_load(target.read_text())
+        self.run("stack", "init", stack, "--no-select")
+        rewritten = yaml.safe_load(target.read_text())
+        assert rewritten["config"] == settings["config"], "`stack init` changed a setting"
+
+    def set(self, stack: str, path: str, value: Any) -> None:
+        """Set `queues.default.ack_deadline_s` of the stack's file; None removes it."""
+        file = self.project / f"Pulumi.{stack}.yaml"
+        settings = yaml.safe_load(file.read_text())
+        first, *rest = path.split(".")
+        keys = [f"{PROJECT}:{first}", *rest]
+        place = settings["config"]
+        for key in keys[:-1]:
+            place = place.setdefault(key, {})
+        if value is None:
+            place.pop(keys[-1])
+        else:
+            place[keys[-1]] = value
+        file.write_text(yaml.safe_dump(settings))
+
+    def setting(self, stack: str, key: str) -> Any:
+        settings = yaml.safe_load((self.project / f"Pulumi.{stack}.yaml").read_text())["config"]
+        return settings.get(f"{PROJECT}:{key}")
+
+    # commands
+
+    def run(self, *args: str, check: bool = True, cwd: Path | None = None, **environment: str | None) -> Said:
+        """`pulumi ARGS` in the project's folder; a failure is an AssertionError with all it said, unless not `check`."""
+        done = subprocess.run(
+            ["pulumi", *args, "--non-interactive", "--color=never"],
+            cwd=cwd or self.project,
+            env=_merged(self.environment, environment),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        said = Said(done.returncode, done.stdout, done.stderr)
+        assert not check or said.code == 0, f"pulumi {' '.join(args)} ended with {said.code}:\n{said.text}"
+        return said
+
+    def up(self, stack: str, *args: str, check: bool = True) -> Said:
+        return self.run("up", "--yes", "--skip-preview", "--stack", stack, *args, check=check)
+
+    def preview(self, stack: str, *args: str) -> list[Step]:
+        """What an `up` would change, in the engine's order; fails where the preview does."""
+        return _steps(self.run("preview", "--json", "--stack", stack, *args).json())
+
+    def expect_no_changes(self, stack: str) -> None:
+        self.run("preview", "--expect-no-changes", "--diff", "--stack", stack)
+
+    def refresh(self, stack: str) -> Said:
+        return self.run("refresh", "--yes", "--skip-preview", "--stack", stack)
+
+    def destroy(self, stack: str, *args: str, check: bool = True) -> Said:
+        return self.run("destroy", "--yes", "--skip-preview", "--stack", stack, *args, check=check)
+
+    def unprotect(self, stack: str) -> None:
+        self.run("state", "unprotect", "--all", "--yes", "--stack", stack)
+
+    def start(self, *args: str) -> subprocess.Popen[str]:
+        """`pulumi ARGS` in a process group of its own, to be ended by `kill`."""
+        return subprocess.Popen(
+            ["pulumi", *args, "--non-interactive", "--color=never"],
+            cwd=self.project,
+            env=self.environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+
+    def kill(self, process: subprocess.Popen[str]) -> None:
+        """End the engine and all it started at once, as a lost machine would."""
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def wait_for_call(self, operation: str) -> None:
+        assert wait_until(lambda: bool(self.cloud.calls(operation)), timeout_s=60), f"no {operation} was called"
+
+    # state
+
+    def resources(self, stack: str) -> dict[str, dict[str, Any]]:
+        """URN → what the engine's state says of it."""
+        deployment = self.export(stack)["deployment"]
+        return {each["urn"]: each for each in deployment.get("resources", [])}
+
+    def export(self, stack: str) -> dict[str, Any]:
+        exported: dict[str, Any] = self.run("stack", "export", "--stack", stack).json()
+        return exported
+
+    def contract(self, stack: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.run("stack", "output", "contract", "--json", "--stack", stack).json()
+        return found
+
+    def runtime(self, *args: str, cwd: Path | None = None, check: bool = True, **environment: str | None) -> Said:
+        """`runtime ARGS` in the project's folder, with folders of its own for caches and settings."""
+        home = self.folder / "user"
+        own = {f"XDG_{kind}_HOME": str(home / kind.lower()) for kind in ("DATA", "CACHE", "CONFIG")}
+        done = subprocess.run(
+            [sys.executable, "-m", "runtime", *args],
+            cwd=cwd or self.project,
+            env=_merged({**self.environment, **own}, environment),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        said = Said(done.returncode, done.stdout, done.stderr)
+        assert not check or said.code == 0, f"runtime {' '.join(args)} ended with {said.code}:\n{said.text}"
+        return said
+
+
+def _outside() -> dict[str, str]:
+    """The environment without what would lead the engine, the SDK or the program elsewhere."""
+    foreign = ("PULUMI_", "GOOGLE_", "CLOUDSDK_", "GCLOUD_", "KUBE", "PYTHON", "PUBSUB_", "RUNTIME_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+
+
+def _merged(environment: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    merged: dict[str, str | None] = {**environment, **changes}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def _steps(preview: Mapping[str, Any]) -> list[Step]:
+    changing: Sequence[Mapping[str, Any]] = [each for each in preview["steps"] if each["op"] != "same"]
+    return [Step(each["op"], each["urn"], tuple(sorted(each.get("detailedDiff") or ()))) for each in changing]
