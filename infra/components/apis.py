@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pulumi
+from pulumi_gcp import projects
+
+from runtime.errors import UnknownName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +27,54 @@ class Apis(pulumi.ComponentResource):
     """Service → IAM member of its agent, `serviceAccount:service-NUMBER@…`."""
 
     def __init__(self, name: str, args: ApisArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        for agent in args.agents:
+            _ensure_known(agent, args.services)
         super().__init__("runtime:google:Apis", name, None, opts)
-        raise NotImplementedError
+        self._services: dict[str, projects.Service] = {}
+        # Serviceusage switches on all others; whoever runs `up` for the first time switched it on by hand.
+        for service in sorted(dict.fromkeys(args.services), key=lambda each: each != "serviceusage"):
+            self._services[service] = projects.Service(
+                f"{name}-{service}",
+                project=args.project,
+                service=f"{service}.googleapis.com",
+                disable_on_destroy=False,
+                disable_dependent_services=False,
+                deletion_policy="ABANDON",
+                opts=pulumi.ResourceOptions(
+                    parent=self,
+                    retain_on_delete=True,
+                    depends_on=[each for key, each in self._services.items() if key == "serviceusage"],
+                ),
+            )
+        self._agents = {
+            service: projects.ServiceIdentity(
+                f"{name}-{service}-agent",
+                project=args.project,
+                service=f"{service}.googleapis.com",
+                opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True, depends_on=[self._services[service]]),
+            )
+            for service in dict.fromkeys(args.agents)
+        }
+        self.agents = {service: agent.member for service, agent in self._agents.items()}
+        self.register_outputs({"agents": self.agents})
 
     def needs(self, *services: str) -> list[pulumi.Resource]:
         """What a resource of these services depends on: their enablement, and their agents where they have one.
-        Raises KeyError for a service that was not asked for."""
-        raise NotImplementedError
+        Raises `UnknownName` for a service that was not asked for."""
+        found: list[pulumi.Resource] = []
+        for service in services:
+            _ensure_known(service, self._services)
+            found.append(self._services[service])
+            if service in self._agents:
+                found.append(self._agents[service])
+        return found
+
+
+def find_needs(apis: Apis | None, *services: str) -> list[pulumi.Resource]:
+    """`apis.needs(…)`, or nothing where the caller's own program sees to it that the services are on."""
+    return apis.needs(*services) if apis is not None else []
+
+
+def _ensure_known(service: str, known: Mapping[str, object] | Sequence[str]) -> None:
+    if service not in known:
+        raise UnknownName("API", service, known, hint="name it among the `services` of `ApisArgs`")

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pulumi
 
-from infra.components.apis import Apis
+from infra.components.apis import Apis, find_needs
 from infra.components.site import Site
-from infra.config import NetworkSettings
+from infra.config import NetworkSettings, ensure_valid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,5 +29,99 @@ class Network(pulumi.ComponentResource):
     """Range of the machines; for an existing subnet what the settings say."""
 
     def __init__(self, name: str, args: NetworkArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        ensure_valid(args.settings, "network")
         super().__init__("runtime:network:Network", name, None, opts)
-        raise NotImplementedError
+        if args.settings.subnet is not None:
+            self.network = pulumi.Output.from_input(_find_network(args.settings.subnet))
+            self.subnet = pulumi.Output.from_input(args.settings.subnet)
+            self.cidr = pulumi.Output.from_input(args.settings.cidr)
+        else:
+            self._make(name, args)
+        self.register_outputs({"network": self.network, "subnet": self.subnet, "cidr": self.cidr})
+
+    def _make(self, name: str, args: NetworkArgs) -> None:
+        # Loads for more than a second, so only where a network is made.
+        from pulumi_gcp import compute
+
+        site = args.site
+        network = compute.Network(
+            f"{name}-network",
+            name=site.names.network(),
+            project=site.project,
+            description=f"Machines of stack {site.names.stack}",
+            auto_create_subnetworks=False,
+            routing_mode="REGIONAL",
+            deletion_policy="DELETE",
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                protect=site.protect,
+                delete_before_replace=True,
+                depends_on=find_needs(args.apis, "compute"),
+            ),
+        )
+        subnet = compute.Subnetwork(
+            f"{name}-subnet",
+            name=site.names.network(),
+            project=site.project,
+            region=site.region,
+            network=network.self_link,
+            ip_cidr_range=args.settings.cidr,
+            private_ip_google_access=True,
+            stack_type="IPV4_ONLY",
+            deletion_policy="DELETE",
+            opts=pulumi.ResourceOptions(parent=self, protect=site.protect, delete_before_replace=True),
+        )
+        router = compute.Router(
+            f"{name}-router",
+            name=site.names.network(),
+            project=site.project,
+            region=site.region,
+            network=network.self_link,
+            deletion_policy="DELETE",
+            opts=pulumi.ResourceOptions(parent=self, delete_before_replace=True),
+        )
+        compute.RouterNat(
+            f"{name}-nat",
+            name=site.names.network(),
+            project=site.project,
+            region=site.region,
+            router=router.name,
+            nat_ip_allocate_option="AUTO_ONLY",
+            source_subnetwork_ip_ranges_to_nat="LIST_OF_SUBNETWORKS",
+            subnetworks=[
+                compute.RouterNatSubnetworkArgs(name=subnet.self_link, source_ip_ranges_to_nats=["ALL_IP_RANGES"])
+            ],
+            enable_dynamic_port_allocation=True,
+            # Google refuses dynamic ports together with endpoint-independent mapping.
+            # https://cloud.google.com/nat/docs/ports-and-addresses
+            enable_endpoint_independent_mapping=False,
+            min_ports_per_vm=64,
+            max_ports_per_vm=8192,
+            log_config=compute.RouterNatLogConfigArgs(enable=True, filter="ERRORS_ONLY"),
+            deletion_policy="DELETE",
+            opts=pulumi.ResourceOptions(parent=self, delete_before_replace=True),
+        )
+        compute.Firewall(
+            f"{name}-internal",
+            name=site.names.firewall("internal"),
+            project=site.project,
+            network=network.self_link,
+            description="Machines of the subnet reach each other; nothing else reaches them",
+            direction="INGRESS",
+            priority=1000,
+            source_ranges=[args.settings.cidr],
+            destination_ranges=[args.settings.cidr],
+            allows=[compute.FirewallAllowArgs(protocol=protocol) for protocol in ("tcp", "udp", "icmp")],
+            deletion_policy="DELETE",
+            opts=pulumi.ResourceOptions(parent=self, delete_before_replace=True),
+        )
+        self.network = network.self_link
+        self.subnet = subnet.self_link
+        # Through the subnet, so that what needs the range waits for it.
+        self.cidr = subnet.ip_cidr_range
+
+
+def _find_network(subnet: str) -> str:
+    """The network of a subnet, which has the subnet's name: that is how Google's own automatic networks are made."""
+    before, _, after = subnet.partition("/regions/")
+    return f"{before}/global/networks/{after.rsplit('/', 1)[-1]}"

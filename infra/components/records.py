@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import pulumi
+from pulumi_gcp import storage
 
-from infra.components.apis import Apis
+from infra.components.apis import Apis, find_needs
 from infra.components.site import Site
-from infra.config import RecordsSettings
+from infra.config import RecordsSettings, ensure_valid
+
+USER: Final = "roles/storage.objectUser"
+READER: Final = "roles/storage.objectViewer"
+CONTRACT: Final = "contract/"
+"""Where the stack's contract is published."""
+LOGS: Final = "logs/"
+NOTES: Final = "attempts/"
+REWRITTEN: Final = ("workers/", "counters/", "control/")
+"""What workers write over and over, every 30 seconds each; its past is of no use to anyone."""
+_DAY_S: Final = 86_400
+_PAST_DAYS: Final = 30
+"""How long an overwritten or deleted object can still be restored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +33,8 @@ class RecordsArgs:
     users: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
     """Label → IAM member that reads and writes objects."""
     readers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    publishers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    """Who writes the contract, and nothing else."""
     apis: Apis | None = None
 
 
@@ -28,5 +44,97 @@ class Records(pulumi.ComponentResource):
     """`gs://BUCKET`"""
 
     def __init__(self, name: str, args: RecordsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        ensure_valid(args.settings, "records")
         super().__init__("runtime:records:Records", name, None, opts)
-        raise NotImplementedError
+        bucket = self._make(name, args)
+        self.bucket = bucket.name
+        self.url = pulumi.Output.concat("gs://", bucket.name)
+        for label, member in args.users.items():
+            self._grant(f"{name}-{label}-user", bucket, USER, member)
+        for label, member in args.readers.items():
+            self._grant(f"{name}-{label}-reader", bucket, READER, member)
+        for label, member in args.publishers.items():
+            self._grant(
+                f"{name}-{label}-publisher",
+                bucket,
+                USER,
+                member,
+                condition=storage.BucketIAMMemberConditionArgs(
+                    title="contract-only",
+                    description="Writes the published contract and nothing else",
+                    expression=pulumi.Output.concat(
+                        'resource.name.startsWith("projects/_/buckets/', bucket.name, f'/objects/{CONTRACT}")'
+                    ),
+                ),
+            )
+        self.register_outputs({"bucket": self.bucket, "url": self.url})
+
+    def _make(self, name: str, args: RecordsArgs) -> storage.Bucket:
+        site, settings = args.site, args.settings
+        bucket = settings.bucket or site.names.bucket("records")
+        return storage.Bucket(
+            f"{name}-bucket",
+            name=bucket,
+            project=site.project,
+            location=(settings.location or site.region).upper(),
+            storage_class="STANDARD",
+            labels=site.labels,
+            uniform_bucket_level_access=True,
+            public_access_prevention="enforced",
+            versioning=storage.BucketVersioningArgs(enabled=True),
+            soft_delete_policy=storage.BucketSoftDeletePolicyArgs(
+                retention_duration_seconds=settings.soft_delete_days * _DAY_S
+            ),
+            lifecycle_rules=[
+                _delete(storage.BucketLifecycleRuleConditionArgs(age=settings.logs_days, matches_prefixes=[LOGS])),
+                _delete(storage.BucketLifecycleRuleConditionArgs(age=settings.notes_days, matches_prefixes=[NOTES])),
+                _delete(
+                    storage.BucketLifecycleRuleConditionArgs(
+                        days_since_noncurrent_time=1, with_state="ARCHIVED", matches_prefixes=list(REWRITTEN)
+                    )
+                ),
+                # Without a prefix, and of the past alone: a record, a manifest or an output that is current never ages.
+                _delete(
+                    storage.BucketLifecycleRuleConditionArgs(
+                        days_since_noncurrent_time=_PAST_DAYS, with_state="ARCHIVED"
+                    )
+                ),
+                storage.BucketLifecycleRuleArgs(
+                    action=storage.BucketLifecycleRuleActionArgs(type="AbortIncompleteMultipartUpload"),
+                    condition=storage.BucketLifecycleRuleConditionArgs(age=7),
+                ),
+            ],
+            force_destroy=False,
+            deletion_policy="ABANDON",
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                protect=site.protect,
+                retain_on_delete=True,
+                delete_before_replace=True,
+                import_=bucket if site.adopt else None,
+                depends_on=find_needs(args.apis, "storage"),
+            ),
+        )
+
+    def _grant(
+        self,
+        name: str,
+        bucket: storage.Bucket,
+        role: str,
+        member: pulumi.Input[str],
+        condition: storage.BucketIAMMemberConditionArgs | None = None,
+    ) -> None:
+        storage.BucketIAMMember(
+            name,
+            bucket=bucket.name,
+            role=role,
+            member=member,
+            condition=condition,
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+
+
+def _delete(condition: storage.BucketLifecycleRuleConditionArgs) -> storage.BucketLifecycleRuleArgs:
+    return storage.BucketLifecycleRuleArgs(
+        action=storage.BucketLifecycleRuleActionArgs(type="Delete"), condition=condition
+    )

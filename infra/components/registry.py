@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import pulumi
+from pulumi_gcp import artifactregistry
 
-from infra.components.apis import Apis
+from infra.components.apis import Apis, find_needs
 from infra.components.site import Site
-from infra.config import RegistrySettings
+from infra.config import RegistrySettings, ensure_valid
+
+READER: Final = "roles/artifactregistry.reader"
+WRITER: Final = "roles/artifactregistry.writer"
+KEPT: Final = "keep-"
+"""Images whose tag begins so never go."""
+_DAY_S: Final = 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +27,9 @@ class RegistryArgs:
     settings: RegistrySettings = RegistrySettings()
     readers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
     """Label → IAM member."""
+    guests: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    """Accounts of this stack, which read the repositories of another stack too. Whoever else reads those is granted
+    by their owner: two stacks with one and the same grant would take it away from each other."""
     writers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
     apis: Apis | None = None
 
@@ -30,7 +41,170 @@ class Registry(pulumi.ComponentResource):
     """Region → `REGION-docker.pkg.dev/PROJECT/REPOSITORY`."""
     repositories: Mapping[str, pulumi.Output[str]]
     """Region → `projects/P/locations/REGION/repositories/N`."""
+    caches: Mapping[str, pulumi.Output[str]]
+    """Region → address of the pull-through cache, where the settings ask for one."""
 
     def __init__(self, name: str, args: RegistryArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        settings = args.settings
+        ensure_valid(settings, f"registries.{args.registry}")
         super().__init__("runtime:registry:Registry", name, None, opts)
-        raise NotImplementedError
+        urls: dict[str, pulumi.Output[str]] = {}
+        repositories: dict[str, pulumi.Output[str]] = {}
+        caches: dict[str, pulumi.Output[str]] = {}
+        repository_id = settings.repository or args.site.names.repository(args.registry)
+        for region in dict.fromkeys((*(settings.regions or (args.site.region,)), *settings.existing)):
+            if region in settings.existing:
+                repositories[region] = pulumi.Output.from_input(settings.existing[region])
+                urls[region] = pulumi.Output.from_input(_find_url(settings.existing[region]))
+                self._grant_guests(f"{name}-{region}", settings.existing[region], args)
+                continue
+            made = self._make(f"{name}-{region}", region, repository_id, args)
+            urls[region], repositories[region] = _url(made), _path(made)
+            self._grant(f"{name}-{region}", made, READER, args.readers | args.guests)
+            self._grant(f"{name}-{region}", made, WRITER, args.writers)
+            if settings.pull_through is not None:
+                cache = self._make_cache(f"{name}-{region}-cache", region, settings.pull_through, args)
+                caches[region] = _url(cache)
+                self._grant(f"{name}-{region}-cache", cache, READER, args.readers | args.guests | args.writers)
+        self.urls, self.repositories, self.caches = urls, repositories, caches
+        self.register_outputs({"urls": urls, "repositories": repositories, "caches": caches})
+
+    def _make(self, name: str, region: str, repository_id: str, args: RegistryArgs) -> artifactregistry.Repository:
+        settings = args.settings
+        return artifactregistry.Repository(
+            f"{name}-repository",
+            project=args.site.project,
+            location=region,
+            repository_id=repository_id,
+            description=f"Images `{args.registry}` of stack {args.site.names.stack}",
+            format="DOCKER",
+            mode="STANDARD_REPOSITORY",
+            labels=args.site.labels,
+            # Immutable tags would cover `latest` too and keep the clean-up from deleting anything that has a tag.
+            docker_config=artifactregistry.RepositoryDockerConfigArgs(immutable_tags=False),
+            cleanup_policies=[
+                _delete_older_than(settings.keep_days),
+                # Of each package, since no prefix is given.
+                artifactregistry.RepositoryCleanupPolicyArgs(
+                    id="keep-newest",
+                    action="KEEP",
+                    most_recent_versions=artifactregistry.RepositoryCleanupPolicyMostRecentVersionsArgs(
+                        keep_count=settings.keep_newest
+                    ),
+                ),
+                artifactregistry.RepositoryCleanupPolicyArgs(
+                    id="keep-tagged",
+                    action="KEEP",
+                    condition=artifactregistry.RepositoryCleanupPolicyConditionArgs(
+                        tag_state="TAGGED", tag_prefixes=[KEPT]
+                    ),
+                ),
+            ],
+            cleanup_policy_dry_run=settings.cleanup_dry_run,
+            vulnerability_scanning_config=artifactregistry.RepositoryVulnerabilityScanningConfigArgs(
+                enablement_config="INHERITED"
+            ),
+            deletion_policy="DELETE",
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                protect=args.site.protect,
+                delete_before_replace=True,
+                depends_on=find_needs(args.apis, "artifactregistry"),
+            ),
+        )
+
+    def _make_cache(self, name: str, region: str, host: str, args: RegistryArgs) -> artifactregistry.Repository:
+        return artifactregistry.Repository(
+            f"{name}-repository",
+            project=args.site.project,
+            location=region,
+            repository_id=args.site.names.repository(f"{args.registry}-cache"),
+            description=f"Copies of images of {host}",
+            format="DOCKER",
+            mode="REMOTE_REPOSITORY",
+            labels=args.site.labels,
+            remote_repository_config=artifactregistry.RepositoryRemoteRepositoryConfigArgs(
+                description=host, docker_repository=_upstream(host)
+            ),
+            cleanup_policies=[_delete_older_than(args.settings.keep_days)],
+            cleanup_policy_dry_run=args.settings.cleanup_dry_run,
+            vulnerability_scanning_config=artifactregistry.RepositoryVulnerabilityScanningConfigArgs(
+                enablement_config="INHERITED"
+            ),
+            deletion_policy="DELETE",
+            # All of it can be fetched again.
+            opts=pulumi.ResourceOptions(
+                parent=self, delete_before_replace=True, depends_on=find_needs(args.apis, "artifactregistry")
+            ),
+        )
+
+    def _grant(
+        self,
+        name: str,
+        repository: artifactregistry.Repository,
+        role: str,
+        members: Mapping[str, pulumi.Input[str]],
+    ) -> None:
+        for label, member in members.items():
+            artifactregistry.RepositoryIamMember(
+                f"{name}-{label}-{role.rsplit('.', 1)[-1]}",
+                project=repository.project,
+                location=repository.location,
+                repository=repository.repository_id,
+                role=role,
+                member=member,
+                opts=pulumi.ResourceOptions(parent=self),
+            )
+
+    def _grant_guests(self, name: str, path: str, args: RegistryArgs) -> None:
+        _, project, _, location, _, repository = path.split("/")
+        for label, member in args.guests.items():
+            artifactregistry.RepositoryIamMember(
+                f"{name}-{label}-reader",
+                project=project,
+                location=location,
+                repository=repository,
+                role=READER,
+                member=member,
+                opts=pulumi.ResourceOptions(parent=self, depends_on=find_needs(args.apis, "artifactregistry")),
+            )
+
+
+def _delete_older_than(days: int) -> artifactregistry.RepositoryCleanupPolicyArgs:
+    return artifactregistry.RepositoryCleanupPolicyArgs(
+        id="delete-old",
+        action="DELETE",
+        condition=artifactregistry.RepositoryCleanupPolicyConditionArgs(
+            # In seconds, as Google answers: `30d` would come back as another text.
+            tag_state="ANY",
+            older_than=f"{days * _DAY_S}s",
+        ),
+    )
+
+
+def _upstream(host: str) -> artifactregistry.RepositoryRemoteRepositoryConfigDockerRepositoryArgs:
+    if host == "docker.io":
+        return artifactregistry.RepositoryRemoteRepositoryConfigDockerRepositoryArgs(public_repository="DOCKER_HUB")
+    return artifactregistry.RepositoryRemoteRepositoryConfigDockerRepositoryArgs(
+        custom_repository=artifactregistry.RepositoryRemoteRepositoryConfigDockerRepositoryCustomRepositoryArgs(
+            uri=f"https://{host}"
+        )
+    )
+
+
+def _url(repository: artifactregistry.Repository) -> pulumi.Output[str]:
+    return pulumi.Output.concat(
+        repository.location, "-docker.pkg.dev/", repository.project, "/", repository.repository_id
+    )
+
+
+def _path(repository: artifactregistry.Repository) -> pulumi.Output[str]:
+    """Put together from inputs: a preview knows it, unlike the resource's id."""
+    return pulumi.Output.concat(
+        "projects/", repository.project, "/locations/", repository.location, "/repositories/", repository.repository_id
+    )
+
+
+def _find_url(path: str) -> str:
+    _, project, _, location, _, repository = path.split("/")
+    return f"{location}-docker.pkg.dev/{project}/{repository}"

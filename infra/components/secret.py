@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import pulumi
+from pulumi_gcp import secretmanager
 
-from infra.components.apis import Apis
+from infra.components.apis import Apis, find_needs
 from infra.components.site import Site
-from infra.config import SecretSettings
+from infra.config import SecretSettings, ensure_valid
+
+ACCESSOR: Final = "roles/secretmanager.secretAccessor"
+KEEPER_ROLES: Final = {"viewer": "roles/secretmanager.viewer", "manager": "roles/secretmanager.secretVersionManager"}
+"""Sees the container, its grants and its versions; adds versions and retires them. Neither shows a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +25,8 @@ class SecretArgs:
     settings: SecretSettings
     readers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
     """Label → IAM member; one grant each, on this secret alone."""
+    keepers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    """Who puts values into it, as versions, and cannot read them. Of another stack's secret that stack decides."""
     apis: Apis | None = None
 
 
@@ -28,5 +36,58 @@ class Secret(pulumi.ComponentResource):
     env: str
 
     def __init__(self, name: str, args: SecretArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        ensure_valid(args.settings, f"secrets.{args.secret}")
         super().__init__("runtime:secret:Secret", name, None, opts)
-        raise NotImplementedError
+        self.env = args.settings.env
+        project: pulumi.Input[str]
+        secret_id: pulumi.Input[str]
+        if args.settings.existing is not None:
+            _, project, _, secret_id = args.settings.existing.split("/")
+            keepers: Mapping[str, pulumi.Input[str]] = {}
+        else:
+            secret = self._make(name, args)
+            project, secret_id, keepers = secret.project, secret.secret_id, args.keepers
+        # Put together from inputs: a preview knows it, and the resource's own `name` has the project's number.
+        self.resource = pulumi.Output.concat("projects/", project, "/secrets/", secret_id)
+        grants = [(label, "accessor", ACCESSOR, member) for label, member in args.readers.items()]
+        grants += [
+            (label, kind, role, member) for label, member in keepers.items() for kind, role in KEEPER_ROLES.items()
+        ]
+        for label, kind, role, member in grants:
+            secretmanager.SecretIamMember(
+                f"{name}-{label}-{kind}",
+                project=project,
+                secret_id=secret_id,
+                role=role,
+                member=member,
+                opts=pulumi.ResourceOptions(parent=self, depends_on=find_needs(args.apis, "secretmanager")),
+            )
+        self.register_outputs({"resource": self.resource, "env": self.env})
+
+    def _make(self, name: str, args: SecretArgs) -> secretmanager.Secret:
+        return secretmanager.Secret(
+            f"{name}-secret",
+            project=args.site.project,
+            secret_id=args.site.names.secret(args.secret),
+            labels=args.site.labels,
+            replication=_replication(args.settings.regions),
+            # `protect` is the guard; this one would need an `up` of its own before a secret can go.
+            deletion_protection=False,
+            deletion_policy="DELETE",
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                protect=args.site.protect,
+                delete_before_replace=True,
+                depends_on=find_needs(args.apis, "secretmanager"),
+            ),
+        )
+
+
+def _replication(regions: tuple[str, ...]) -> secretmanager.SecretReplicationArgs:
+    if not regions:
+        return secretmanager.SecretReplicationArgs(auto=secretmanager.SecretReplicationAutoArgs())
+    return secretmanager.SecretReplicationArgs(
+        user_managed=secretmanager.SecretReplicationUserManagedArgs(
+            replicas=[secretmanager.SecretReplicationUserManagedReplicaArgs(location=region) for region in regions]
+        )
+    )
