@@ -7,7 +7,8 @@ parent is, which provider, protect, retain, aliases, ignored changes, dependenci
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
@@ -17,17 +18,22 @@ from pulumi.runtime import mocks, rpc, run_in_stack, set_all_config
 from pulumi.runtime import settings as runtime_settings
 from pulumi.runtime.settings import set_root_resource
 
+from runtime.errors import RequestRefused
+
 PROJECT: Final = "research-runtime"
 """The Pulumi project, as in Pulumi.yaml."""
 
 STACK_TYPE: Final = "pulumi:pulumi:Stack"
+
+UNKNOWN_MARK: Final = "<known after up>"
+"""Stands in JSON for a value that only the cloud can tell."""
 
 
 class Unknown:
     """A value that only the cloud can tell."""
 
     def __repr__(self) -> str:
-        return "<known after up>"
+        return UNKNOWN_MARK
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +121,16 @@ def record(
     config: Mapping[str, str] | None = None,
     preview: bool = True,
     compute: Compute = no_outputs,
+    secrets: Collection[str] = (),
 ) -> Recording:
     """Run `program` and return all that it registered and exported; what it raises is raised.
 
     `config` has full keys (`research-runtime:region`) and their values as the engine passes them: text, objects as
-    JSON. Can be called any number of times in a process, one after another.
+    JSON; `secrets` names those that a stack file has encrypted. Can be called any number of times in a process, one after another.
     """
     monitor = _Monitor(_Cloud(compute), project=project, stack=stack)
     # Pulumi keeps its settings in context variables; those of this run end with its task.
-    asyncio.run(_run(program, monitor, config or {}, project=project, stack=stack, preview=preview))
+    asyncio.run(_run(program, monitor, config or {}, secrets, project=project, stack=stack, preview=preview))
     return monitor.recording()
 
 
@@ -131,12 +138,13 @@ async def _run(
     program: Callable[[], None],
     monitor: _Monitor,
     config: Mapping[str, str],
+    secrets: Collection[str],
     *,
     project: str,
     stack: str,
     preview: bool,
 ) -> None:
-    set_all_config(dict(config), [])
+    set_all_config(dict(config), list(secrets))
     set_root_resource(None)  # type: ignore[arg-type]
     features = set(monitor.GetDeploymentInfo(None).supportedFeatures)  # type: ignore[no-untyped-call]
     runtime_settings.configure(
@@ -268,7 +276,9 @@ class _Monitor(mocks.MockMonitor):
             replace_on_changes=tuple(request.replaceOnChanges),
             aliases=self._aliases(urn),
             dependencies=frozenset(request.dependencies),
-            property_dependencies={key: frozenset(value.urns) for key, value in request.propertyDependencies.items()},
+            property_dependencies={
+                key: frozenset(value.urns) for key, value in sorted(request.propertyDependencies.items()) if value.urns
+            },
             import_id=request.importId or None,
             outputs=self._outputs.get(urn, {}),
         )
@@ -279,6 +289,89 @@ def make_urn(stack: str, project: str, parent: str, type_: str, name: str) -> st
     if parent and f"::{STACK_TYPE}::" not in parent:
         type_ = parent.split("::")[2] + "$" + type_
     return "::".join((f"urn:pulumi:{stack}", project, type_, name))
+
+
+def encode_recording(recording: Recording) -> str:
+    """Canonical JSON, a baseline for `plan`. Raises `RequestRefused` where a secret value would be written down."""
+    fields_ = {
+        "stack": recording.stack,
+        "resources": [_registration_fields(each) for each in recording.resources],
+        "outputs": _to_json(recording.outputs, "the stack's outputs"),
+    }
+    return json.dumps(fields_, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def decode_recording(text: str, *, source: str = "the recording") -> Recording:
+    """As `encode_recording` wrote it. Raises `RequestRefused` for anything else."""
+    try:
+        value = json.loads(text)
+        return Recording(
+            stack=value["stack"],
+            resources=tuple(_registration_from(each) for each in value["resources"]),
+            outputs=_from_json(value["outputs"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise RequestRefused(
+            f"`{source}` is no recording of a stack",
+            facts=[f"{type(problem).__name__}: {problem}"],
+            hint="`python -m infra check --stack STACK --save FILE` writes one",
+        ) from None
+
+
+def _registration_fields(each: Registration) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in Registration.__slots__:
+        value = getattr(each, name)
+        if name == "property_dependencies":
+            value = {key: sorted(urns) for key, urns in value.items() if urns}
+        elif isinstance(value, frozenset | tuple):
+            value = sorted(value) if isinstance(value, frozenset) else list(value)
+        if name in ("inputs", "outputs"):
+            value = _to_json(value, f"`{each.urn}`")
+        if value not in (None, [], {}) and (value is not False or name in ("custom", "delete_before_replace")):
+            found[name] = value
+    return found
+
+
+def _registration_from(value: Mapping[str, Any]) -> Registration:
+    read: dict[str, Any] = {}
+    for name, item in value.items():
+        match name:
+            case "dependencies":
+                item = frozenset(item)
+            case "property_dependencies":
+                item = {key: frozenset(urns) for key, urns in item.items()}
+            case "ignore_changes" | "replace_on_changes" | "aliases":
+                item = tuple(item)
+            case "inputs" | "outputs":
+                item = _from_json(item)
+        read[name] = item
+    return Registration(**{"inputs": {}, **read})
+
+
+def _to_json(value: Any, where: str) -> Any:
+    if isinstance(value, Unknown):
+        return {UNKNOWN_MARK: True}
+    if isinstance(value, Secret):
+        raise RequestRefused(
+            f"a recording with a secret value is not written down: {where}",
+            hint="keep secret values out of the program",
+        )
+    if isinstance(value, Mapping):
+        return {key: _to_json(item, where) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_json(item, where) for item in value]
+    return value
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        if UNKNOWN_MARK in value:
+            return UNKNOWN
+        return {key: _from_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_from_json(item) for item in value]
+    return value
 
 
 def _struct() -> Any:
