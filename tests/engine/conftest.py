@@ -21,6 +21,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.service)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Here and not in the fixture, so that a run without the engine says so in one line for all its tests."""
+    if "engine" in getattr(item, "fixturenames", ()):
+        require_engine(os.environ.get("PATH"), required=REQUIRED)
+
+
 @pytest.fixture(scope="session")
 def engine() -> str:
     """The folder of the `pulumi` command; without one the test is skipped, or fails under RUNTIME_REQUIRE_ENGINE=1."""

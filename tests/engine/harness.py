@@ -97,8 +97,7 @@ class Lab:
         }
         (folder / "state").mkdir(parents=True)
         self.project.mkdir()
-        for name in ("Pulumi.yaml", "requirements.txt"):
-            shutil.copy(ROOT / name, self.project)
+        shutil.copy(ROOT / "Pulumi.yaml", self.project)
         for name in ("infra", "runtime"):
             (self.project / name).symlink_to(ROOT / name)
         if virtualenv:

@@ -1,0 +1,166 @@
+"""What the tier says where the engine or the virtual environment is missing, and that its checks can fail."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.engine.harness import INSTALL, NEEDED, Lab, require_engine
+from tests.engine.plugin import Difference, Secret, find_differences, is_covered, split_path, value_at
+
+PROGRAM = """
+import pulumi
+from pulumi_gcp import Provider, projects, pubsub
+
+google = Provider("google", project="lab-project")
+opts = pulumi.ResourceOptions(provider=google)
+api = projects.Service("api", service="pubsub.googleapis.com", project="lab-project", opts=opts)
+pubsub.Topic(
+    "tasks",
+    name="tasks",
+    project="lab-project",
+    labels={"team": "a"},
+    opts=pulumi.ResourceOptions(provider=google, depends_on=[api]),
+)
+"""
+
+
+def write_toy(lab: Lab, program: str = PROGRAM) -> None:
+    """A small program in the place of ours, and a stack of it."""
+    (lab.project / "infra").unlink()
+    (lab.project / "infra").mkdir()
+    (lab.project / "infra" / "__main__.py").write_text(program)
+    lab.run("stack", "init", "toy", "--no-select")
+
+
+# the engine
+
+
+def test_missing_engine_is_skipped_with_a_line_that_says_where_it_is_from(tmp_path: Path) -> None:
+    with pytest.raises(pytest.skip.Exception) as skipped:
+        require_engine(str(tmp_path), required=False)
+
+    assert skipped.value.msg == f"no `pulumi` on PATH; how to get it: {INSTALL}"
+
+
+def test_missing_engine_is_a_failure_where_it_is_required(tmp_path: Path) -> None:
+    for name in NEEDED[:2]:
+        (tmp_path / name).touch(mode=0o755)
+
+    with pytest.raises(pytest.fail.Exception) as failed:
+        require_engine(str(tmp_path), required=True)
+
+    assert "no `pulumi-language-python-exec` on PATH" in str(failed.value.msg)
+
+
+def test_complete_engine_is_found(tmp_path: Path) -> None:
+    for name in NEEDED:
+        (tmp_path / name).touch(mode=0o755)
+
+    assert require_engine(str(tmp_path), required=True) == str(tmp_path)
+
+
+# the harness on a program of two resources
+
+
+def test_steps_of_a_toy_are_made_then_none_then_those_of_a_change(lab: Lab) -> None:
+    write_toy(lab)
+
+    planned = [(step.op, step.name) for step in lab.preview("toy")]
+    lab.up("toy")
+    after = lab.preview("toy")
+    (lab.project / "infra" / "__main__.py").write_text(PROGRAM.replace('"team": "a"', '"team": "b"'))
+    changed = lab.preview("toy")
+    (lab.project / "infra" / "__main__.py").write_text(PROGRAM.replace('name="tasks"', 'name="others"'))
+    renamed = lab.preview("toy")
+
+    assert planned == [("create", "research-runtime-toy"), *[("create", name) for name in ("google", "api", "tasks")]]
+    assert after == []
+    assert [(step.op, step.name, step.paths) for step in changed] == [("update", "tasks", ("labels.team",))]
+    assert {step.op for step in renamed} == {"replace"}
+
+
+def test_expecting_no_changes_fails_where_there_is_one(lab: Lab) -> None:
+    write_toy(lab)
+    lab.up("toy")
+    (lab.project / "infra" / "__main__.py").write_text(PROGRAM.replace('"team": "a"', '"team": "b"'))
+
+    with pytest.raises(AssertionError, match="no changes were expected"):
+        lab.expect_no_changes("toy")
+
+
+def test_resource_without_an_explicit_provider_reaches_no_ambient_project(lab: Lab) -> None:
+    write_toy(lab, 'from pulumi_gcp import pubsub\npubsub.Topic("tasks", name="tasks")\n')
+
+    said = lab.up("toy", check=False)
+
+    assert (said.code != 0, lab.cloud.ids("Topic")) == (True, [])
+    assert "an ambient project would be taken" in said.text
+
+
+# the virtual environment
+
+
+def test_missing_virtual_environment_says_what_to_run(make_lab: Callable[..., Lab], tmp_path: Path) -> None:
+    lab = make_lab("bare", virtualenv=False)
+    lab.run("stack", "init", "toy", "--no-select")
+    # The engine brings pip, setuptools and wheel up to date first; here they come from a folder.
+    wheels = tmp_path / "wheels"
+    for name in ("setuptools", "wheel"):
+        write_empty_wheel(wheels, name)
+    offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_CONFIG_FILE": "/dev/null"}
+
+    said = lab.run("preview", "--stack", "toy", check=False, **offline)
+    again = lab.run("preview", "--stack", "toy", check=False, **offline)
+
+    assert (said.code != 0, again.code != 0) == (True, True)
+    assert "run `make .venv/.ready`, then pulumi again" in said.text
+    # Now an empty one is there; the engine's own words lead to the same line.
+    assert "pip install -r requirements.txt" in again.text
+
+
+def write_empty_wheel(folder: Path, name: str) -> None:
+    folder.mkdir(exist_ok=True)
+    info = f"{name}-99.0.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-99.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 99.0\n")
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+# how differences are found
+
+
+def test_differences_are_named_by_path_and_kind() -> None:
+    old = {"a": 1, "labels": {"x": "1", "a.b": "2"}, "rules": [{"p": 1}, {"p": 2}], "__defaults": [], "on": True}
+    new = {"b": 1, "labels": {"x": "2", "a.b": "3"}, "rules": [{"p": 1}], "__defaults": ["b"], "on": 1}
+
+    assert find_differences(old, new) == [
+        Difference("a", "delete"),
+        Difference("b", "add"),
+        Difference("labels.x", "update"),
+        Difference('labels["a.b"]', "update"),
+        Difference("on", "update"),
+        Difference("rules[1]", "delete"),
+    ]
+
+
+def test_secret_values_are_compared_by_what_lies_inside() -> None:
+    assert find_differences({"a": Secret("x")}, {"a": "x"}) == []
+    assert find_differences({"a": Secret("x")}, {"a": Secret("y")}) == [Difference("a", "update")]
+
+
+def test_paths_with_quotes_indices_and_stars_are_understood() -> None:
+    values = {"a": {"b.c": [{"d": 1}]}}
+
+    assert split_path('a["b.c"][0].d') == ["a", "b.c", 0, "d"]
+    assert value_at(values, 'a["b.c"][0].d') == 1
+    assert value_at(values, "a.x[2].y") is None
+    assert is_covered('labels["ray-node-name"]', ['labels["ray-node-name"]'])
+    assert is_covered("networkInterfaces[0].subnetwork", ["networkInterfaces.*.subnetwork"])
+    assert not is_covered("labels", ['labels["ray-node-name"]'])
