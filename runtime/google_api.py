@@ -65,6 +65,11 @@ class GoogleApi:
         self.skew: timedelta | None = None
         """How far this machine's clock was ahead of Google's in the last answer."""
 
+    @property
+    def stands_in(self) -> bool:
+        """Whether another server answers in Google's place."""
+        return self._server is not None
+
     def who(self) -> str | None:
         """E-mail address of whoever asks; None where the credentials do not tell."""
         if self._impersonate:

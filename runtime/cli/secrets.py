@@ -1,0 +1,172 @@
+"""`runtime secrets`: put the values of the stack's secrets, and see who can read them. No value is ever printed."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from runtime.cli.commands import OutputOption, StackOption, new_app
+from runtime.cli.show import Output, note, print_json, print_list
+from runtime.config import load_settings
+from runtime.errors import NotPossible, RequestRefused
+from runtime.stacks import find_stack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from runtime.google_api import GoogleApi
+    from runtime.outputs import StackOutputs
+
+app = new_app("Put the values of the stack's secrets, and see who can read them. No value is ever printed.")
+
+# A value on the command line would be in the shell's history and in every list of processes. Whoever tries is told so,
+# and the usual error would repeat it.
+_TAKE_ALL = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+
+@app.command("list")
+def list_(stack: StackOption = None, output: OutputOption = Output.TEXT) -> None:
+    """List the stack's secrets: variable, versions, newest version, who can read it.
+
+    Readers are those who were granted it on the secret itself. `-` stands for what this identity may not see.
+
+    \b
+    Examples:
+      runtime secrets list
+      runtime secrets list --stack marin-us-west4 -o json | jq -r '.[] | select(.newest == null) | .name'
+    """
+    from runtime.secrets import list_secrets
+
+    columns = {
+        "SECRET": lambda seen: seen.name,
+        "VARIABLE": lambda seen: seen.env,
+        "RESOURCE": lambda seen: seen.resource,
+        "VERSIONS": lambda seen: seen.versions,
+        "NEWEST": lambda seen: seen.newest,
+        "CREATED": lambda seen: seen.created_at,
+        "READERS": lambda seen: None if seen.readers is None else ", ".join(seen.readers) or "nobody",
+        "PROBLEM": lambda seen: seen.problem,
+    }
+    with _open(stack) as (outputs, api):
+        print_list(list_secrets(outputs, api), columns, output)
+
+
+@app.command(context_settings=_TAKE_ALL)
+def put(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A secret of the stack.")],
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-f", metavar="PATH", help="Read the value from a file, as it is.", show_default=False),
+    ] = None,
+    disable_older: Annotated[
+        bool, typer.Option("--disable-older", help="Switch off every older version afterwards.")
+    ] = False,
+    stack: StackOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Add a version to a secret. The value comes from standard input, a file, or a hidden prompt; never as an argument.
+
+    One newline at the end of standard input is dropped, so that `echo` and `pbpaste` work; a file is taken byte by
+    byte. Readers get the new version when they start next; `--disable-older` ends the old one, which those that ask
+    for it by number then miss.
+
+    \b
+    Examples:
+      runtime secrets put hf-token                         asks, and shows nothing
+      pass show hf | runtime secrets put hf-token
+      runtime secrets put deploy-key --file key.pem --disable-older
+    """
+    from runtime.secrets import check_value, find_secret, put_secret
+
+    if ctx.args:
+        raise RequestRefused(
+            "`runtime secrets put` takes one NAME, and no value on the command line",
+            facts=["what was typed is in this shell's history now: if it was a secret, replace it"],
+            hint="pipe the value in, name its file with `--file`, or type it when asked; `--help` lists the options",
+        )
+    with _open(stack) as (outputs, api):
+        find_secret(outputs, name)
+        value = _read_value(name, file)
+        check_value(value, name)
+        made = put_secret(outputs, name, value, api, disable_older=disable_older)
+    if output is Output.JSON:
+        print_json(made)
+        return
+    older = f"; disabled {', '.join(made.disabled)}" if made.disabled else ""
+    note(f"secret `{name}` has version {made.version} now, for `{made.env}`{older}")
+
+
+@app.command()
+def check(stack: StackOption = None, output: OutputOption = Output.TEXT) -> int:
+    """Check that each secret of the stack has a value that its readers can get. Exit code 1 where one has not.
+
+    That this identity may not read a value itself is no failure: most should not.
+
+    \b
+    Examples:
+      runtime secrets check
+      runtime secrets check --stack marin-us-west4 -o json | jq -r '.[] | select(.problem) | .next_step'
+    """
+    from runtime.secrets import list_secrets
+
+    columns = {
+        "SECRET": lambda seen: seen.name,
+        "STATE": lambda seen: "lacking" if seen.problem else "ok",
+        "VERSION": lambda seen: seen.newest,
+        "READERS": lambda seen: None if seen.readers is None else len(seen.readers),
+        "I MAY READ": lambda seen: seen.may_read,
+        "PROBLEM": lambda seen: seen.problem,
+        "NEXT STEP": lambda seen: seen.next_step,
+    }
+    with _open(stack) as (outputs, api):
+        found = list(list_secrets(outputs, api))
+    print_list(found, columns, output)
+    lacking = sum(seen.problem is not None for seen in found)
+    if output is Output.TEXT:
+        note(f"{lacking} of {len(found)} secrets are lacking" if lacking else f"{len(found)} secrets are in order")
+    return 1 if lacking else 0
+
+
+@contextmanager
+def _open(stack: str | None) -> Iterator[tuple[StackOutputs, GoogleApi]]:
+    from runtime.google_api import GoogleApi
+    from runtime.outputs import need_output
+
+    settings = load_settings()
+    outputs = find_stack(stack, settings=settings).outputs
+    need_output(outputs, "secrets", "`runtime secrets`")
+    with GoogleApi(server=settings.google_api) as api:
+        yield outputs, api
+
+
+def _read_value(name: str, file: Path | None) -> bytes:
+    if file is not None:
+        return _read_file(file)
+    if sys.stdin is None or sys.stdin.closed:
+        raise NotPossible("there is no standard input to read the value from", hint="name its file with `--file`")
+    if sys.stdin.isatty():
+        import getpass
+
+        try:
+            return getpass.getpass(f"value of `{name}`: ", stream=sys.stderr).encode()
+        except EOFError:
+            raise RequestRefused("no value was typed, nothing was added", hint="try again") from None
+    data: Any = sys.stdin.buffer.read()
+    return bytes(data[:-2] if data.endswith(b"\r\n") else data.removesuffix(b"\n"))
+
+
+def _read_file(file: Path) -> bytes:
+    try:
+        data = file.expanduser().read_bytes()
+    except OSError as problem:
+        raise RequestRefused(
+            f"cannot read `{file}`: {(problem.strerror or str(problem)).lower()}", hint="check the path of `--file`"
+        ) from problem
+    if data.endswith(b"\n"):
+        note("the file ends with a newline, which is part of the value; `… | runtime secrets put` drops it")
+    return data
