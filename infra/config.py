@@ -168,6 +168,9 @@ class KubernetesSettings:
     """Stays when the address changes; another one means another cluster, and everything in it is made anew."""
     server: str
     namespaces: Mapping[str, NamespaceSettings] = field(default_factory=dict)
+    slot_namespace: str | None = None
+    """The one of `namespaces` whose Lease objects say which parts of GPUs are taken, for all of them; by default each
+    keeps its own, which is right where no two of them use the same machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,6 +100,7 @@ def _kubernetes(built: Built) -> dict[str, KubernetesOutput]:
         cluster: KubernetesOutput(
             context=clusters[cluster].context,
             server=clusters[cluster].server,
+            slot_namespace=clusters[cluster].slot_namespace,
             namespaces={
                 name: NamespaceOutput(
                     service_account=_leaf(workspace.service_account),

@@ -20,7 +20,7 @@ from infra.components.registry import Registry, RegistryArgs
 from infra.components.secret import Secret, SecretArgs
 from infra.components.site import Site
 from infra.components.workspace import Workspace, WorkspaceArgs
-from infra.config import Role, Settings
+from infra.config import KubernetesSettings, Role, Settings
 from infra.naming import Names, labels
 
 Members = dict[str, pulumi.Input[str]]
@@ -54,7 +54,7 @@ def build(settings: Settings) -> Built:
 def _build_workspaces(settings: Settings) -> dict[str, dict[str, Workspace]]:
     found: dict[str, dict[str, Workspace]] = {}
     for cluster, cluster_settings in settings.kubernetes.items():
-        provider = kubernetes_provider(cluster, cluster_settings)
+        provider = kubernetes_provider(cluster, cluster_settings, adopt=settings.adopt)
         found[cluster] = {
             namespace: Workspace(
                 f"{cluster}-{namespace}",
@@ -63,12 +63,23 @@ def _build_workspaces(settings: Settings) -> dict[str, dict[str, Workspace]]:
                     settings=namespace_settings,
                     labels=labels(settings.stack, settings.labels),
                     protect=settings.protect,
+                    neighbours=_neighbours(namespace, cluster_settings),
+                    holds_slots=namespace == cluster_settings.slot_namespace,
                 ),
                 pulumi.ResourceOptions(providers=[provider]),
             )
             for namespace, namespace_settings in cluster_settings.namespaces.items()
         }
     return found
+
+
+def _neighbours(namespace: str, cluster: KubernetesSettings) -> tuple[str, ...]:
+    """Who launches in the cluster's other namespaces, where all of them share one table of GPU slots."""
+    if cluster.slot_namespace is None:
+        return ()
+    others = (each for name, each in cluster.namespaces.items() if name != namespace)
+    own = cluster.namespaces[namespace].launchers
+    return tuple(dict.fromkeys(who for each in others for who in each.launchers if who not in own))
 
 
 class _GoogleParts:

@@ -360,6 +360,13 @@ def _kubernetes(cluster: KubernetesSettings, path: str) -> Iterator[Problem]:
             yield _wrong(join(path, key), value, "a name without spaces")
     if not re.fullmatch(r"https://[A-Za-z0-9.\[\]:-]+(?:/\S*)?", cluster.server):
         yield _wrong(join(path, "server"), cluster.server, "an address that begins with `https://`")
+    if cluster.slot_namespace is not None and cluster.slot_namespace not in cluster.namespaces:
+        yield _wrong(
+            join(path, "slot_namespace"),
+            cluster.slot_namespace,
+            f"one of the cluster's namespaces: {', '.join(sorted(cluster.namespaces)) or 'none'}",
+            suggest(cluster.slot_namespace, cluster.namespaces),
+        )
     for name, namespace in cluster.namespaces.items():
         where = join(path, f"namespaces.{name}")
         if not _DNS_LABEL.fullmatch(name):

@@ -133,6 +133,8 @@ class KubernetesOutput:
     context: str
     server: str
     namespaces: Mapping[str, NamespaceOutput] = field(default_factory=dict)
+    slot_namespace: str | None = None
+    """Whose Lease objects say which parts of GPUs are taken; None: each namespace keeps its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

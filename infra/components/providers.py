@@ -35,8 +35,11 @@ def google_provider(settings: Settings) -> pulumi.ProviderResource:
     )
 
 
-def kubernetes_provider(name: str, settings: KubernetesSettings) -> pulumi.ProviderResource:
-    """Named by context and cluster identifier; the kubeconfig itself is read where the engine runs and stays there."""
+def kubernetes_provider(name: str, settings: KubernetesSettings, *, adopt: bool = False) -> pulumi.ProviderResource:
+    """Named by context and cluster identifier; the kubeconfig itself is read where the engine runs and stays there.
+
+    With `adopt` it takes over objects that are there already under the names of ours, instead of failing on them.
+    """
     return pulumi_kubernetes.Provider(
         f"kubernetes-{shorten(name, 100)}",
         context=settings.context,
@@ -50,7 +53,7 @@ def kubernetes_provider(name: str, settings: KubernetesSettings) -> pulumi.Provi
         enable_config_map_mutable=False,
         enable_secret_mutable=False,
         enable_patch_force=False,
-        upsert_existing_objects=False,
+        upsert_existing_objects=adopt,
         suppress_deprecation_warnings=False,
         suppress_helm_hook_warnings=False,
     )

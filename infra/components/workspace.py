@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Any, Final
 
 import pulumi
 from pulumi_kubernetes import core, meta, networking, rbac
 
 from infra.config import ClaimSettings, NamespaceSettings, ensure_valid
+from infra.settings_rules import quantity
 from runtime.errors import InvalidValue
 
 SERVICE_ACCOUNT: Final = "runtime-job"
@@ -72,16 +72,14 @@ NEIGHBOURLY: Final = (_rule("batch", ["jobs"], ["get"]),)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkspaceArgs:
     namespace: str
-    settings: NamespaceSettings = NamespaceSettings()
+    settings: NamespaceSettings
     labels: Mapping[str, str] = field(default_factory=dict)
     protect: bool = True
-    adopt: bool = False
-    """Import the namespace and the claims that survived a destroy instead of creating them."""
     neighbours: Sequence[str] = ()
-    """Launchers of other namespaces that share this one's GPUs, written like `settings.launchers`. They may ask whether
-    a job here is still there."""
-    slot_users: Sequence[str] = ()
-    """Launchers of other namespaces that may write this one's Lease objects, because it holds the table of GPU slots."""
+    """Launchers of other namespaces that share one table of GPU slots with this one, written like
+    `settings.launchers`. They may ask whether a job here is still there."""
+    holds_slots: bool = False
+    """Whether the table is here: then the neighbours may write this namespace's Lease objects."""
 
 
 class Workspace(pulumi.ComponentResource):
@@ -105,7 +103,7 @@ class Workspace(pulumi.ComponentResource):
         self._close_network()
         account = self._make_account()
         self._grant("launchers", LAUNCHER_ROLE, LAUNCHING, self._settings.launchers)
-        self._grant("gpu-slots", SLOT_ROLE, LEASES, args.slot_users)
+        self._grant("gpu-slots", SLOT_ROLE, LEASES, args.neighbours if args.holds_slots else ())
         self._grant("job-readers", NEIGHBOUR_ROLE, NEIGHBOURLY, args.neighbours)
         self.namespace = _name_of(made) if made else pulumi.Output.from_input(args.namespace)
         self.service_account = _name_of(account)
@@ -125,7 +123,6 @@ class Workspace(pulumi.ComponentResource):
                 protect=self._args.protect,
                 # A namespace takes its claims with it.
                 retain_on_delete=bool(self._settings.claims),
-                import_=namespace if self._args.adopt and self._settings.claims else None,
             ),
         )
 
@@ -200,11 +197,7 @@ class Workspace(pulumi.ComponentResource):
             # A class that binds on first use would keep `up` waiting for a job that nobody can launch yet.
             metadata=self._metadata(claim, annotations={"pulumi.com/skipAwait": "true"}),
             spec=claim_spec(settings),
-            opts=self._options(
-                protect=self._args.protect,
-                retain_on_delete=True,
-                import_=f"{self._args.namespace}/{claim}" if self._args.adopt else None,
-            ),
+            opts=self._options(protect=self._args.protect, retain_on_delete=True),
         )
         return _name_of(made)
 
@@ -261,6 +254,8 @@ def pod_defaults(quota: Mapping[str, str]) -> core.v1.LimitRangeItemArgs | None:
     """
     requests = _defaults(quota, "requests.{0}", "{0}")
     limits = _defaults(quota, "limits.{0}")
+    # No request above its limit, or the LimitRange itself is refused.
+    requests = {each: min(amount, limits.get(each, amount), key=quantity) for each, amount in requests.items()}
     if not (requests or limits):
         return None
     return core.v1.LimitRangeItemArgs(type="Container", default=limits or None, default_request=requests or None)
@@ -273,14 +268,6 @@ def _defaults(quota: Mapping[str, str], *patterns: str) -> dict[str, str]:
         if counted:
             found[resource] = min([usual, *counted], key=quantity)
     return found
-
-
-def quantity(text: str) -> Decimal:
-    """A Kubernetes quantity (`500m`, `64`, `2Gi`, `1e3`) as a number. Raises `InvalidValue`."""
-    read = _QUANTITY.fullmatch(text)
-    if not read:
-        raise InvalidValue("quantity", text, "a number with a unit of Kubernetes, such as 500m, 64 or 2Gi")
-    return Decimal(read["number"]) * _UNITS[read["unit"] or ""]
 
 
 def subject(launcher: str) -> rbac.v1.SubjectArgs:
@@ -312,11 +299,3 @@ def _ensure_labels(labels: Mapping[str, str]) -> None:
 
 
 _LABEL_VALUE: Final = re.compile(r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
-_UNITS: Final = {
-    **{
-        unit: Decimal(10) ** (3 * power)
-        for power, unit in enumerate(("n", "u", "m", "", "k", "M", "G", "T", "P", "E"), -3)
-    },
-    **{unit: Decimal(1024) ** power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"), 1)},
-}
-_QUANTITY: Final = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?)(?P<unit>[KMGTPE]i|[numkMGTPE])?")

@@ -1,0 +1,182 @@
+"""A real Kubernetes for the tests: found, started by `scripts/kubernetes`, and spoken to.
+
+Most tests need the control plane only, which starts in seconds; a node whose pods run is there for those that ask.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+from kubernetes import client, dynamic
+from kubernetes.client.exceptions import ApiException
+
+from infra.recording import Registration
+from tests.services_support import wait_until
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "kubernetes"
+INSTALL = "scripts/kubernetes install && scripts/kubernetes build"
+FIELD_MANAGER = "research-runtime"
+
+# Read at once: each test gets a cache folder of its own, and what took minutes to build is not in it.
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "research-runtime" / "kubernetes"
+
+
+def find_missing(*, node: bool = False) -> str | None:
+    """What this machine lacks for a Kubernetes, or for a node with pods; None where nothing is missing."""
+    done = _script("status")
+    packages, built = done.stdout.splitlines()[:2]
+    absent = packages.removeprefix("packages: ").removeprefix("installed").removeprefix("missing ").split()
+    if not node:
+        absent = [each for each in absent if each in ("etcd-server", "openssl", "curl")]
+    if absent:
+        return f"Kubernetes (without {', '.join(absent)})"
+    if not built.endswith("not built"):
+        return "Kubernetes (a node needs root)" if node and os.geteuid() != 0 else None
+    return "Kubernetes (its programs are not built)"
+
+
+class Kubernetes:
+    """A Kubernetes in a private folder. It ends with this process, also when that is killed."""
+
+    def __init__(self, *, node: bool = False) -> None:
+        # Short, for the sockets in it: a path of pytest's own can exceed the 107 characters of a socket's name.
+        self.folder = Path(tempfile.mkdtemp(prefix="rr-kubernetes-"))
+        self.kubeconfig = self.folder / "kubeconfig"
+        self._node = node
+
+    def start(self) -> Self:
+        options = ["--owner", str(os.getpid())] + ([] if self._node else ["--control-plane-only"])
+        done = _script("start", *options, str(self.folder))
+        if done.returncode != 0:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise RuntimeError(f"Kubernetes did not start (exit code {done.returncode}): {done.stderr}")
+        return self
+
+    def stop(self) -> None:
+        """Stopping twice changes nothing."""
+        _script("stop", str(self.folder))
+
+    @property
+    def server(self) -> str:
+        return str(self._cluster()["server"])
+
+    def administrator(self) -> Access:
+        user = yaml.safe_load(self.kubeconfig.read_text())["users"][0]["user"]
+        return Access(self, user["token"])
+
+    def account(self, namespace: str, name: str) -> Access:
+        """What a service account may do, by a token that the API made for it."""
+        made = client.CoreV1Api(self.administrator().api).create_namespaced_service_account_token(
+            name, namespace, {"spec": {"expirationSeconds": 3600}}
+        )
+        return Access(self, made.status.token)
+
+    def new_namespace(self, prefix: str, labels: Mapping[str, str] | None = None) -> str:
+        made = client.CoreV1Api(self.administrator().api).create_namespace(
+            {"metadata": {"generateName": f"{prefix}-", "labels": dict(labels or {})}}
+        )
+        return str(made.metadata.name)
+
+    def kubeconfig_with_context(self, path: Path, context: str) -> Path:
+        """The administrator's kubeconfig under the name that a stack gives its cluster."""
+        config = yaml.safe_load(self.kubeconfig.read_text())
+        config["contexts"][0]["name"] = config["current-context"] = context
+        path.write_text(yaml.safe_dump(config))
+        path.chmod(0o600)
+        return path
+
+    def _cluster(self) -> dict[str, Any]:
+        found: dict[str, Any] = yaml.safe_load(self.kubeconfig.read_text())["clusters"][0]["cluster"]
+        return found
+
+    def configuration(self, token: str) -> client.Configuration:
+        configuration = client.Configuration()
+        configuration.host = self.server
+        configuration.ssl_ca_cert = self._cluster()["certificate-authority"]
+        configuration.api_key = {"authorization": f"Bearer {token}"}
+        # A proxy of the environment must not come between us and 127.0.0.1.
+        configuration.proxy = None
+        return configuration
+
+
+class Access:
+    """The API as one identity sees it."""
+
+    def __init__(self, kubernetes: Kubernetes, token: str) -> None:
+        self.api = client.ApiClient(kubernetes.configuration(token))
+        self._cache = kubernetes.folder / "discovery.json"
+        self._dynamic: dynamic.DynamicClient | None = None
+
+    @property
+    def dynamic(self) -> dynamic.DynamicClient:
+        if self._dynamic is None:
+            self._dynamic = dynamic.DynamicClient(self.api, cache_file=str(self._cache))
+        return self._dynamic
+
+    def apply(self, manifest: Mapping[str, Any], *, dry_run: bool = False, force: bool = False) -> dict[str, Any]:
+        """Server-side apply; raises ApiException as the API answers."""
+        metadata = manifest["metadata"]
+        resource = self.dynamic.resources.get(api_version=manifest["apiVersion"], kind=manifest["kind"])
+        applied: dict[str, Any] = resource.server_side_apply(
+            body=dict(manifest),
+            name=metadata["name"],
+            namespace=metadata.get("namespace"),
+            field_manager=FIELD_MANAGER,
+            force_conflicts=force,
+            **({"dry_run": "All"} if dry_run else {}),
+        ).to_dict()
+        return applied
+
+    def find(self, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What is stored under the kind and name of `manifest`."""
+        metadata = manifest["metadata"]
+        resource = self.dynamic.resources.get(api_version=manifest["apiVersion"], kind=manifest["kind"])
+        try:
+            found: dict[str, Any] = resource.get(name=metadata["name"], namespace=metadata.get("namespace")).to_dict()
+        except ApiException as refused:
+            if refused.status == 404:
+                return None
+            raise
+        return found
+
+    def may(self, verb: str, resource: str, *, namespace: str | None = None, group: str = "") -> bool:
+        """The API's own answer to whether this identity may. `resource` may name a subresource: `pods/log`."""
+        name, _, subresource = resource.partition("/")
+        attributes = {"verb": verb, "group": group, "resource": name, "subresource": subresource}
+        review = client.AuthorizationV1Api(self.api).create_self_subject_access_review(
+            {"spec": {"resourceAttributes": attributes | ({"namespace": namespace} if namespace else {})}}
+        )
+        return bool(review.status.allowed)
+
+
+def manifests(registrations: Sequence[Registration]) -> list[dict[str, Any]]:
+    """The Kubernetes objects that a program registered, in its order."""
+    return [copy.deepcopy(dict(each.inputs)) for each in registrations if is_object(each.type)]
+
+
+def is_object(type_: str) -> bool:
+    return re.fullmatch(r"kubernetes:[^:]+:[A-Z]\w+", type_) is not None
+
+
+def eventually(condition: Any, *, timeout_s: float = 20) -> None:
+    assert wait_until(condition, timeout_s=timeout_s, every_s=0.1), "it did not come true in time"
+
+
+def _script(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: PLW1510
+        [str(SCRIPT), *args],
+        env={**os.environ, "RUNTIME_KUBERNETES_CACHE": str(_CACHE)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
