@@ -10,7 +10,7 @@ import pulumi
 from infra.components.alerts import Alerts, AlertsArgs, WatchedCluster, WatchedQueue
 from infra.components.apis import Apis, ApisArgs
 from infra.components.ci_identity import CiIdentity, CiIdentityArgs
-from infra.components.identity import Identity, IdentityArgs
+from infra.components.identity import PROJECT_ROLES, Identity, IdentityArgs, member_label
 from infra.components.network import Network, NetworkArgs
 from infra.components.providers import google_provider, kubernetes_provider
 from infra.components.queue import Queue, QueueArgs
@@ -123,8 +123,10 @@ class _GoogleParts:
         }
         everyone = people["operators"] | people["researchers"]
         network = self._network()
-        registries = self._registries(identity, everyone)
-        secrets = self._secrets(identity)
+        ci = self._ci()
+        deployer: Members = {"deployer": ci.deployer_member} if ci is not None else {}
+        registries = self._registries(identity, everyone, deployer)
+        secrets = self._secrets(identity, people["operators"])
         heads = self._heads(network, registries, secrets, identity, people["operators"])
         nodes: Members = {f"{name}-node": _member(head.node_email) for name, head in heads.items()}
         workers: Members = {"worker": identity.members[Role.WORKER]} | nodes if settings.queues else nodes
@@ -150,13 +152,14 @@ class _GoogleParts:
             records = Records(
                 "records",
                 RecordsArgs(
-                    site=self.site, settings=settings.records, users=workers | submitters | everyone, apis=self.apis
+                    site=self.site,
+                    settings=settings.records,
+                    users=workers | submitters | everyone,
+                    publishers=deployer,
+                    apis=self.apis,
                 ),
                 self.opts,
             )
-        ci = None
-        if settings.ci is not None:
-            ci = CiIdentity("ci", CiIdentityArgs(site=self.site, settings=settings.ci, apis=self.apis), self.opts)
         self._alerts(queues, heads)
         return Built(
             settings=settings,
@@ -178,7 +181,22 @@ class _GoogleParts:
             "network", NetworkArgs(site=self.site, settings=self.settings.network, apis=self.apis), self.opts
         )
 
-    def _registries(self, identity: Identity, people: Members) -> dict[str, Registry]:
+    def _ci(self) -> CiIdentity | None:
+        if self.settings.ci is None:
+            return None
+        return CiIdentity(
+            "ci",
+            CiIdentityArgs(
+                site=self.site,
+                settings=self.settings.ci,
+                services=_services(self.settings),
+                grantable=_grantable(self.settings, self.site.names),
+                apis=self.apis,
+            ),
+            self.opts,
+        )
+
+    def _registries(self, identity: Identity, people: Members, deployer: Members) -> dict[str, Registry]:
         machines: Members = {role.value: identity.members[role] for role in (Role.WORKER,) if role in identity.members}
         return {
             name: Registry(
@@ -187,8 +205,9 @@ class _GoogleParts:
                     site=self.site,
                     registry=name,
                     settings=registry,
-                    readers=machines | people,
-                    writers={"pusher": identity.members[Role.PUSHER]},
+                    readers=people,
+                    guests=machines,
+                    writers={"pusher": identity.members[Role.PUSHER]} | deployer,
                     apis=self.apis,
                 ),
                 self.opts,
@@ -196,7 +215,7 @@ class _GoogleParts:
             for name, registry in self.settings.registries.items()
         }
 
-    def _secrets(self, identity: Identity) -> dict[str, Secret]:
+    def _secrets(self, identity: Identity, operators: Members) -> dict[str, Secret]:
         return {
             name: Secret(
                 f"{name}-secret",
@@ -206,6 +225,7 @@ class _GoogleParts:
                     settings=secret,
                     # A head grants its own nodes what its `environment` names.
                     readers={role.value: identity.members[role] for role in secret.readers if role in identity.members},
+                    keepers=operators,
                     apis=self.apis,
                 ),
                 self.opts,
@@ -323,7 +343,13 @@ def _roles(settings: Settings) -> list[Role]:
 
 def _people(label: str, members: tuple[str, ...]) -> Members:
     """One stable label for each member, so that a new one in the list moves no other grant."""
-    return {f"{label}-{member.replace(':', '-').replace('@', '-at-')}": member for member in members}
+    return {member_label(label, member): member for member in members}
+
+
+def _grantable(settings: Settings, names: Names) -> list[str]:
+    """What the stack grants in its project, beside what its pipeline itself has."""
+    heads = (names.role(f"{head}-{role}") for head in settings.heads for role in ("head", "reaper"))
+    return [*PROJECT_ROLES, *(f"projects/{settings.project}/roles/{role}" for role in heads)]
 
 
 def _member(email: pulumi.Output[str]) -> pulumi.Output[str]:

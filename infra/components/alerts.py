@@ -1,15 +1,35 @@
-"""Who hears of what: dead letters, old tasks, too many TPUs, a silent head, spend."""
+"""What wakes people: dead letters, old tasks, too many TPUs, a silent head, spend.
+
+Names of metrics and their labels: https://cloud.google.com/monitoring/api/metrics_gcp_p_z (pubsub, tpu) and
+https://cloud.google.com/monitoring/api/metrics_gcp_c (compute).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import pulumi
+from pulumi_gcp import billing, monitoring
 
-from infra.components.apis import Apis
+from infra.components.apis import Apis, find_needs
 from infra.components.site import Site
-from infra.config import AlertSettings
+from infra.config import AlertSettings, BudgetSettings, ensure_valid
+
+FORWARDED: Final = "pubsub.googleapis.com/subscription/dead_letter_message_count"
+WAITING: Final = "pubsub.googleapis.com/subscription/num_undelivered_messages"
+OLDEST: Final = "pubsub.googleapis.com/subscription/oldest_unacked_message_age"
+TPU_MEMORY: Final = "tpu.googleapis.com/memory/usage"
+UPTIME: Final = "compute.googleapis.com/instance/uptime_total"
+
+SILENCE: Final = "900s"
+"""Uptime is sampled every minute and visible within two more; a restart of the machine takes some."""
+SPEND_STEPS: Final = (0.5, 0.9, 1.0)
+_DAY_S: Final = 86_400
+_BUDGET_CHANNELS: Final = 5
+"""As many as Google lets a budget notify. https://cloud.google.com/billing/docs/how-to/budgets-notification-recipients"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +57,228 @@ class AlertsArgs:
 
 
 class Alerts(pulumi.ComponentResource):
+    """A policy for each queue, zone and head, a budget, and a channel for each address.
+
+    A budget counts all of the project, so stacks that share one need one of them to have it.
+    """
+
+    channels: Sequence[pulumi.Output[str]]
+
     def __init__(self, name: str, args: AlertsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        ensure_valid(args.settings, "alerts")
         super().__init__("runtime:monitoring:Alerts", name, None, opts)
-        raise NotImplementedError
+        self._site, self._needs = args.site, find_needs(args.apis, "monitoring")
+        self.channels = [self._channel(name, email) for email in dict.fromkeys(args.settings.emails)]
+        for queue, watched in args.queues.items():
+            self._watch_dead_letters(f"{name}-{queue}-dead-letters", queue, watched)
+            self._watch_age(f"{name}-{queue}-oldest-task", queue, watched, args.settings.oldest_task_days)
+        for zone in dict.fromkeys(cluster.zone for cluster in args.clusters.values()):
+            self._watch_tpus(f"{name}-{zone}-tpus", zone, args.clusters)
+        for cluster, head in args.clusters.items():
+            self._watch_head(f"{name}-{cluster}-head", cluster, head)
+        if args.settings.budget is not None:
+            self._budget(f"{name}-budget", args.settings.budget, find_needs(args.apis, "billingbudgets"))
+        self.register_outputs({"channels": self.channels})
+
+    def _channel(self, name: str, email: str) -> pulumi.Output[str]:
+        channel = monitoring.NotificationChannel(
+            f"{name}-email-{re.sub(r'[^A-Za-z0-9.-]+', '-', email.replace('@', '-at-'))}",
+            project=self._site.project,
+            type="email",
+            display_name=f"{email} ({self._site.names.stack})",
+            labels={"email_address": email},
+            user_labels=self._site.labels,
+            enabled=True,
+            force_delete=False,
+            deletion_policy="DELETE",
+            opts=pulumi.ResourceOptions(parent=self, depends_on=self._needs),
+        )
+        return channel.name
+
+    def _policy(
+        self,
+        name: str,
+        title: str,
+        conditions: list[monitoring.AlertPolicyConditionArgs],
+        *,
+        severity: str,
+        advice: str,
+    ) -> None:
+        monitoring.AlertPolicy(
+            name,
+            project=self._site.project,
+            display_name=f"{self._site.names.stack}: {title}",
+            combiner="OR",
+            conditions=conditions,
+            enabled=True,
+            severity=severity,
+            notification_channels=self.channels,
+            documentation=monitoring.AlertPolicyDocumentationArgs(content=advice, mime_type="text/markdown"),
+            user_labels=self._site.labels,
+            deletion_policy="DELETE",
+            opts=pulumi.ResourceOptions(parent=self, depends_on=self._needs),
+        )
+
+    def _watch_dead_letters(self, name: str, queue: str, watched: WatchedQueue) -> None:
+        # Workers drain the dead-letter subscription, so what passes through is counted where it comes from as well.
+        self._policy(
+            name,
+            f"dead letters of queue {queue}",
+            [
+                _above(
+                    "the service gave up on a message",
+                    _subscription_filter(FORWARDED, watched.subscription),
+                    0,
+                    aligner="ALIGN_DELTA",
+                ),
+                _above(
+                    "a dead letter waits",
+                    _subscription_filter(WAITING, watched.dead_letter_subscription),
+                    0,
+                    aligner="ALIGN_MAX",
+                ),
+            ],
+            severity="WARNING",
+            advice="`runtime queue dead list` says which and why; `runtime queue dead redrive` runs them again.",
+        )
+
+    def _watch_age(self, name: str, queue: str, watched: WatchedQueue, days: int) -> None:
+        self._policy(
+            name,
+            f"queue {queue} has a task older than {days} days",
+            [
+                _above(
+                    f"oldest task over {days} days",
+                    _subscription_filter(OLDEST, watched.subscription),
+                    days * _DAY_S,
+                    aligner="ALIGN_MAX",
+                )
+            ],
+            severity="CRITICAL",
+            advice="The service forgets what is older than its retention. `runtime status` says why tasks wait; "
+            "`runtime queue repair` publishes again what was forgotten.",
+        )
+
+    def _watch_tpus(self, name: str, zone: str, clusters: Mapping[str, WatchedCluster]) -> None:
+        """Of all nodes in the zone: a node's metrics do not say to which cluster it belongs."""
+        most = sum(cluster.max_nodes for cluster in clusters.values() if cluster.zone == zone)
+        aggregations = [
+            # One series for each node, however many hosts it has; then how many there are.
+            monitoring.AlertPolicyConditionConditionThresholdAggregationArgs(
+                alignment_period="300s",
+                per_series_aligner="ALIGN_MEAN",
+                cross_series_reducer="REDUCE_MEAN",
+                group_by_fields=["resource.label.node_id"],
+            ),
+            monitoring.AlertPolicyConditionConditionThresholdAggregationArgs(
+                alignment_period="300s", per_series_aligner="ALIGN_MEAN", cross_series_reducer="REDUCE_COUNT"
+            ),
+        ]
+        self._policy(
+            name,
+            f"more than {most} TPU nodes in {zone}",
+            [
+                monitoring.AlertPolicyConditionArgs(
+                    display_name=f"more than {most} nodes",
+                    condition_threshold=monitoring.AlertPolicyConditionConditionThresholdArgs(
+                        filter=f'resource.type = "tpu_worker" AND resource.labels.zone = "{zone}"'
+                        f' AND metric.type = "{TPU_MEMORY}"',
+                        comparison="COMPARISON_GT",
+                        threshold_value=most,
+                        duration="600s",
+                        aggregations=aggregations,
+                    ),
+                )
+            ],
+            severity="CRITICAL",
+            advice="More nodes than the pools' maxima together: Ray lost sight of some, or others are in the zone. "
+            "`runtime cluster status` lists them.",
+        )
+
+    def _watch_head(self, name: str, cluster: str, watched: WatchedCluster) -> None:
+        # An uptime check would have to reach the head, which has no address outside.
+        head = pulumi.Output.from_input(watched.head)
+        self._policy(
+            name,
+            f"head of cluster {cluster} is silent",
+            [
+                monitoring.AlertPolicyConditionArgs(
+                    display_name="no sign of life for 15 minutes",
+                    condition_absent=monitoring.AlertPolicyConditionConditionAbsentArgs(
+                        filter=pulumi.Output.concat(
+                            'resource.type = "gce_instance" AND metric.labels.instance_name = "',
+                            head,
+                            f'" AND metric.type = "{UPTIME}"',
+                        ),
+                        duration=SILENCE,
+                        aggregations=[
+                            monitoring.AlertPolicyConditionConditionAbsentAggregationArgs(
+                                alignment_period="60s", per_series_aligner="ALIGN_MAX"
+                            )
+                        ],
+                    ),
+                )
+            ],
+            severity="CRITICAL",
+            advice="`runtime cluster status` says what is known; `runtime cluster restart` brings the head back.",
+        )
+
+    def _budget(self, name: str, settings: BudgetSettings, needs: list[pulumi.Resource]) -> None:
+        billing.Budget(
+            name,
+            billing_account=settings.billing_account,
+            display_name=f"{self._site.project} ({self._site.names.stack})"[:60],
+            amount=billing.BudgetAmountArgs(
+                specified_amount=billing.BudgetAmountSpecifiedAmountArgs(
+                    currency_code=settings.currency, units=str(settings.monthly)
+                )
+            ),
+            budget_filter=billing.BudgetBudgetFilterArgs(
+                projects=[f"projects/{self._site.project}"], calendar_period="MONTH"
+            ),
+            threshold_rules=[
+                *(
+                    billing.BudgetThresholdRuleArgs(threshold_percent=step, spend_basis="CURRENT_SPEND")
+                    for step in SPEND_STEPS
+                ),
+                billing.BudgetThresholdRuleArgs(threshold_percent=1.0, spend_basis="FORECASTED_SPEND"),
+            ],
+            all_updates_rule=billing.BudgetAllUpdatesRuleArgs(
+                monitoring_notification_channels=self.channels[:_BUDGET_CHANNELS],
+                disable_default_iam_recipients=False,
+            ),
+            deletion_policy="DELETE",
+            # Google answers with the project's number, which would be a difference for ever.
+            opts=pulumi.ResourceOptions(
+                parent=self, ignore_changes=["budgetFilter.projects"], depends_on=[*needs, *self._needs]
+            ),
+        )
+
+
+def _subscription_filter(metric: str, subscription: pulumi.Input[str]) -> pulumi.Output[str]:
+    """Of the subscription with this full name; metrics know it by its last part."""
+    return pulumi.Output.from_input(subscription).apply(
+        lambda path: (
+            f'resource.type = "pubsub_subscription" AND resource.labels.subscription_id = "{path.rsplit("/", 1)[-1]}"'
+            f' AND metric.type = "{metric}"'
+        )
+    )
+
+
+def _above(
+    title: str, filter_: pulumi.Output[str], threshold: int, *, aligner: str
+) -> monitoring.AlertPolicyConditionArgs:
+    return monitoring.AlertPolicyConditionArgs(
+        display_name=title,
+        condition_threshold=monitoring.AlertPolicyConditionConditionThresholdArgs(
+            filter=filter_,
+            comparison="COMPARISON_GT",
+            threshold_value=threshold,
+            duration="0s",
+            aggregations=[
+                monitoring.AlertPolicyConditionConditionThresholdAggregationArgs(
+                    alignment_period="300s", per_series_aligner=aligner
+                )
+            ],
+        ),
+    )

@@ -1,20 +1,139 @@
-"""What pipelines act as: federation without a key, one provider to deploy and one to preview."""
+"""What pipelines act as: federation without a key, one provider to deploy and one to preview.
+
+What the two accounts may do in the project is listed here, with the reason of each; the policies allow these project
+roles and no others. The deployer makes what the stacks are made of and reads none of what they hold: no message, no
+object, no secret value. It grants in the project only what the stack grants, so its own rights are widened by a person.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import pulumi
+from pulumi_gcp import iam, projects, serviceaccount
 
-from infra.components.apis import Apis
+from infra.components.apis import Apis, find_needs
 from infra.components.site import Site
-from infra.config import CiSettings
+from infra.config import CiSettings, ensure_valid
+
+DEPLOY: Final = "deploy"
+PREVIEW: Final = "preview"
+ISSUER: Final = "https://token.actions.githubusercontent.com"
+"""https://docs.github.com/actions/concepts/security/openid-connect"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectRole:
+    role: str
+    reason: str
+    service: str | None = None
+    """API without which a stack has no need of it; None: every stack has."""
+    deploys: bool = True
+    """Of the deployer; otherwise of the previewer."""
+
+    @property
+    def label(self) -> str:
+        return self.role.removeprefix("roles/").replace(".", "-")
+
+
+PROJECT_IAM_ADMIN: Final = "roles/resourcemanager.projectIamAdmin"
+
+PROJECT_ROLES: Final = (
+    ProjectRole(role="roles/serviceusage.serviceUsageAdmin", reason="switches APIs on and makes their agents"),
+    ProjectRole(role="roles/iam.serviceAccountAdmin", reason="makes accounts and grants their use"),
+    ProjectRole(role="roles/iam.roleAdmin", reason="makes the custom roles of heads and pipelines"),
+    ProjectRole(role=PROJECT_IAM_ADMIN, reason="grants in the project, by its condition only what the stack grants"),
+    ProjectRole(role="roles/iam.workloadIdentityPoolAdmin", reason="keeps pool and providers", service="sts"),
+    ProjectRole(role="roles/compute.networkAdmin", reason="makes network, router and NAT", service="compute"),
+    ProjectRole(role="roles/compute.securityAdmin", reason="makes firewall rules", service="compute"),
+    ProjectRole(role="roles/compute.instanceAdmin.v1", reason="makes heads and their disks", service="tpu"),
+    ProjectRole(
+        role="roles/iam.serviceAccountUser",
+        reason="starts heads under their account, which may have been made in the same run",
+        service="tpu",
+    ),
+    ProjectRole(role="roles/monitoring.alertPolicyEditor", reason="makes alerts", service="monitoring"),
+    ProjectRole(role="roles/monitoring.notificationChannelEditor", reason="says whom to tell", service="monitoring"),
+    ProjectRole(role="roles/serviceusage.serviceUsageViewer", reason="reads which APIs are on", deploys=False),
+    ProjectRole(role="roles/iam.serviceAccountViewer", reason="reads accounts and their grants", deploys=False),
+    ProjectRole(role="roles/iam.roleViewer", reason="reads custom roles", deploys=False),
+    ProjectRole(
+        role="roles/iam.workloadIdentityPoolViewer", reason="reads pool and providers", service="sts", deploys=False
+    ),
+    ProjectRole(
+        role="roles/compute.viewer", reason="reads network, firewall and heads", service="compute", deploys=False
+    ),
+    ProjectRole(role="roles/monitoring.viewer", reason="reads alerts", service="monitoring", deploys=False),
+)
+
+PERMISSIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "cloudresourcemanager": ("resourcemanager.projects.get", "resourcemanager.projects.getIamPolicy"),
+    "serviceusage": ("serviceusage.services.use",),
+    "pubsub": (
+        "pubsub.subscriptions.create",
+        "pubsub.subscriptions.delete",
+        "pubsub.subscriptions.get",
+        "pubsub.subscriptions.getIamPolicy",
+        "pubsub.subscriptions.list",
+        "pubsub.subscriptions.setIamPolicy",
+        "pubsub.subscriptions.update",
+        "pubsub.topics.attachSubscription",
+        "pubsub.topics.create",
+        "pubsub.topics.delete",
+        "pubsub.topics.get",
+        "pubsub.topics.getIamPolicy",
+        "pubsub.topics.list",
+        "pubsub.topics.setIamPolicy",
+        "pubsub.topics.update",
+    ),
+    "storage": (
+        "storage.buckets.create",
+        "storage.buckets.get",
+        "storage.buckets.getIamPolicy",
+        "storage.buckets.list",
+        "storage.buckets.setIamPolicy",
+        "storage.buckets.update",
+    ),
+    "artifactregistry": (
+        "artifactregistry.repositories.create",
+        "artifactregistry.repositories.delete",
+        "artifactregistry.repositories.get",
+        "artifactregistry.repositories.getIamPolicy",
+        "artifactregistry.repositories.list",
+        "artifactregistry.repositories.setIamPolicy",
+        "artifactregistry.repositories.update",
+    ),
+    "secretmanager": (
+        "secretmanager.secrets.create",
+        "secretmanager.secrets.delete",
+        "secretmanager.secrets.get",
+        "secretmanager.secrets.getIamPolicy",
+        "secretmanager.secrets.list",
+        "secretmanager.secrets.setIamPolicy",
+        "secretmanager.secrets.update",
+    ),
+}
+"""API → what the deployer's custom role holds. Google's own administrator roles of these services would read messages,
+objects and secret values too. The previewer's role has those of them that only read."""
+
+READS: Final = frozenset({"get", "list", "getIamPolicy", "use"})
+"""Last part of a permission that changes nothing."""
+
+_CONDITION_LIMIT: Final = 10
+"""Roles that one `hasOnly` of a condition may list.
+https://cloud.google.com/iam/docs/setting-limits-on-granting-roles"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CiIdentityArgs:
     site: Site
     settings: CiSettings
+    services: Sequence[str] = ()
+    """Short names of the APIs that the stack uses; decides what the accounts may do. Empty: all that are known here."""
+    grantable: Sequence[str] = ()
+    """Roles that the deployer may grant in the project: those that the stack grants there."""
     apis: Apis | None = None
 
 
@@ -23,10 +142,217 @@ class CiIdentity(pulumi.ComponentResource):
 
     deployer_email: pulumi.Output[str]
     previewer_email: pulumi.Output[str]
+    deployer_member: pulumi.Output[str]
+    """`serviceAccount:EMAIL`, to publish the contract and to push images."""
     deploy_provider: pulumi.Output[str]
     """`projects/NUMBER/locations/global/workloadIdentityPools/POOL/providers/deploy`, what the pipeline names."""
     preview_provider: pulumi.Output[str]
 
     def __init__(self, name: str, args: CiIdentityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        ensure_valid(args.settings, "ci")
         super().__init__("runtime:identity:CiIdentity", name, None, opts)
-        raise NotImplementedError
+        pool = self._pool(name, args)
+        self.deploy_provider = pulumi.Output.concat(pool, f"/providers/{DEPLOY}")
+        self.preview_provider = pulumi.Output.concat(pool, f"/providers/{PREVIEW}")
+        deployer = self._account(name, "deployer", "Deploys from the pipeline", args)
+        previewer = self._account(name, "previewer", "Previews from the pipeline", args)
+        self.deployer_email, self.previewer_email = deployer.email, previewer.email
+        self.deployer_member = _member(deployer)
+        for role, account in ((DEPLOY, deployer), (PREVIEW, previewer)):
+            serviceaccount.IAMMember(
+                f"{name}-{role}-federation",
+                service_account_id=account.name,
+                role="roles/iam.workloadIdentityUser",
+                member=pulumi.Output.concat("principalSet://iam.googleapis.com/", pool, f"/attribute.role/{role}"),
+                opts=pulumi.ResourceOptions(parent=self),
+            )
+        permissions = find_permissions(args.services)
+        self._custom_role(name, "deployer", permissions, deployer, args)
+        self._custom_role(name, "previewer", tuple(filter(_reads, permissions)), previewer, args)
+        for granted in find_project_roles(args.services):
+            if granted.service == "sts" and args.settings.pool is not None:
+                continue  # The stack that owns the pool looks after it.
+            self._grant(name, granted, deployer if granted.deploys else previewer, args)
+        self.register_outputs(
+            {
+                "deployer_email": self.deployer_email,
+                "previewer_email": self.previewer_email,
+                "deployer_member": self.deployer_member,
+                "deploy_provider": self.deploy_provider,
+                "preview_provider": self.preview_provider,
+            }
+        )
+
+    def _pool(self, name: str, args: CiIdentityArgs) -> pulumi.Output[str]:
+        """Its name, with the project's number. Providers come with the pool: a stack that refers to one has both."""
+        site, settings = args.site, args.settings
+        if settings.pool is not None:
+            return pulumi.Output.from_input(settings.pool)
+        pool_id = site.names.identity_pool()
+        path = f"projects/{site.project}/locations/global/workloadIdentityPools/{pool_id}"
+        pool = iam.WorkloadIdentityPool(
+            f"{name}-pool",
+            project=site.project,
+            workload_identity_pool_id=pool_id,
+            display_name="Pipelines",
+            description=f"Pipelines of {settings.repository}",
+            disabled=False,
+            deletion_policy="ABANDON",
+            # A deleted pool keeps its id for 30 days and refuses another one under it.
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                protect=site.protect,
+                retain_on_delete=True,
+                delete_before_replace=True,
+                import_=path if site.adopt else None,
+                depends_on=find_needs(args.apis, "iam", "sts", "iamcredentials"),
+            ),
+        )
+        for role, condition in ((DEPLOY, deploy_condition(settings)), (PREVIEW, preview_condition(settings))):
+            iam.WorkloadIdentityPoolProvider(
+                f"{name}-{role}-provider",
+                project=site.project,
+                workload_identity_pool_id=pool.workload_identity_pool_id,
+                workload_identity_pool_provider_id=role,
+                display_name=f"{role} {settings.repository}"[:32],
+                disabled=False,
+                attribute_condition=condition,
+                # The role is a constant of the provider, so no claim of a token can turn a preview into a deployment.
+                attribute_mapping={"google.subject": "assertion.sub", "attribute.role": f"'{role}'"},
+                oidc=iam.WorkloadIdentityPoolProviderOidcArgs(issuer_uri=ISSUER),
+                deletion_policy="ABANDON",
+                opts=pulumi.ResourceOptions(
+                    parent=self,
+                    protect=site.protect,
+                    retain_on_delete=True,
+                    delete_before_replace=True,
+                    import_=f"{path}/providers/{role}" if site.adopt else None,
+                ),
+            )
+        return pool.name
+
+    def _account(self, name: str, role: str, title: str, args: CiIdentityArgs) -> serviceaccount.Account:
+        return serviceaccount.Account(
+            f"{name}-{role}-account",
+            project=args.site.project,
+            account_id=args.site.names.account(role),
+            display_name=f"{title} ({args.site.names.stack})"[:100],
+            create_ignore_already_exists=False,
+            deletion_policy="DELETE",
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                protect=args.site.protect,
+                delete_before_replace=True,
+                depends_on=find_needs(args.apis, "iam"),
+            ),
+        )
+
+    def _custom_role(
+        self,
+        name: str,
+        role: str,
+        permissions: tuple[str, ...],
+        account: serviceaccount.Account,
+        args: CiIdentityArgs,
+    ) -> None:
+        site = args.site
+        role_id = site.names.role(role)
+        made = projects.IAMCustomRole(
+            f"{name}-{role}-role",
+            project=site.project,
+            role_id=role_id,
+            title=f"Pipeline {role} ({site.names.stack})"[:100],
+            description="What a stack is made of, and nothing of what it holds",
+            permissions=list(permissions),
+            stage="GA",
+            deletion_policy="ABANDON",
+            # A deleted role keeps its id for weeks and refuses another one under it.
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                retain_on_delete=True,
+                delete_before_replace=True,
+                import_=f"projects/{site.project}/roles/{role_id}" if site.adopt else None,
+                depends_on=find_needs(args.apis, "iam"),
+            ),
+        )
+        projects.IAMMember(
+            f"{name}-{role}-custom",
+            project=site.project,
+            role=made.name,
+            member=_member(account),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=find_needs(args.apis, "cloudresourcemanager")),
+        )
+
+    def _grant(self, name: str, granted: ProjectRole, account: serviceaccount.Account, args: CiIdentityArgs) -> None:
+        condition = None
+        if granted.role == PROJECT_IAM_ADMIN and args.grantable:
+            condition = projects.IAMMemberConditionArgs(
+                title="stack-roles-only",
+                description="Grants in the project what the stack grants there, and nothing else",
+                expression=grant_condition(args.grantable),
+            )
+        projects.IAMMember(
+            f"{name}-{'deployer' if granted.deploys else 'previewer'}-{granted.label}",
+            project=args.site.project,
+            role=granted.role,
+            member=_member(account),
+            condition=condition,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=find_needs(args.apis, "cloudresourcemanager")),
+        )
+
+
+def find_project_roles(services: Sequence[str]) -> list[ProjectRole]:
+    """The project roles that the accounts of a stack with these APIs have."""
+    return [each for each in PROJECT_ROLES if not services or each.service is None or each.service in services]
+
+
+def find_permissions(services: Sequence[str]) -> tuple[str, ...]:
+    """What the deployer's custom role of a stack with these APIs holds."""
+    return tuple(
+        permission
+        for service, permissions in PERMISSIONS.items()
+        if not services or service in services
+        for permission in permissions
+    )
+
+
+def deploy_condition(settings: CiSettings) -> str:
+    """Ids, because names of owners and repositories can be taken over; the environment, because it has reviewers."""
+    return (
+        f"{preview_condition(settings)} && assertion.ref == {_quoted(settings.ref)}"
+        f" && assertion.environment == {_quoted(settings.environment)}"
+    )
+
+
+def preview_condition(settings: CiSettings) -> str:
+    # That event runs with the rights of the repository on what a stranger proposes.
+    return (
+        f"assertion.repository_id == '{settings.repository_id}'"
+        f" && assertion.repository_owner_id == '{settings.owner_id}'"
+        " && assertion.event_name != 'pull_request_target'"
+    )
+
+
+def grant_condition(roles: Sequence[str]) -> str:
+    """True where a change of the project's grants concerns these roles only."""
+    ordered = sorted(set(roles))
+    parts = [ordered[start : start + _CONDITION_LIMIT] for start in range(0, len(ordered), _CONDITION_LIMIT)]
+    return " || ".join(
+        "api.getAttribute('iam.googleapis.com/modifiedGrantsByRole', []).hasOnly(["
+        + ", ".join(f"'{role}'" for role in part)
+        + "])"
+        for part in parts
+    )
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _reads(permission: str) -> bool:
+    return permission.rsplit(".", 1)[-1] in READS
+
+
+def _member(account: serviceaccount.Account) -> pulumi.Output[str]:
+    return pulumi.Output.concat("serviceAccount:", account.email)

@@ -2,14 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import pulumi
+from pulumi_gcp import projects, serviceaccount
 
-from infra.components.apis import Apis
+from infra.components.apis import Apis, find_needs
 from infra.components.site import Site
-from infra.config import AccessSettings, Role
+from infra.config import AccessSettings, Role, ensure_valid
+
+TITLES: Final = {
+    Role.WORKER: "Serves queues",
+    Role.SUBMITTER: "Puts tasks into queues",
+    Role.HEAD: "Runs Ray heads",
+    Role.NODE: "Runs Ray nodes",
+    Role.REAPER: "Removes lost TPU nodes",
+    Role.PUSHER: "Pushes images",
+}
+
+LOG_WRITER: Final = "roles/logging.logWriter"
+METRIC_WRITER: Final = "roles/monitoring.metricWriter"
+MACHINE_ROLES: Final = {"log-writer": LOG_WRITER, "metric-writer": METRIC_WRITER}
+"""Of accounts that machines run as. There is no smaller thing than the project to grant these at."""
+MACHINES: Final = frozenset({Role.WORKER, Role.HEAD, Role.NODE, Role.REAPER})
+
+MONITORING_VIEWER: Final = "roles/monitoring.viewer"
+LOG_VIEWER: Final = "roles/logging.viewer"
+TUNNEL: Final = "roles/iap.tunnelResourceAccessor"
+LOGIN: Final = "roles/compute.osLogin"
+ADMIN_LOGIN: Final = "roles/compute.osAdminLogin"
+SSH_ONLY: Final = "destination.port == 22"
+
+PROJECT_ROLES: Final = (
+    LOG_WRITER,
+    METRIC_WRITER,
+    MONITORING_VIEWER,
+    LOG_VIEWER,
+    TUNNEL,
+    LOGIN,
+    ADMIN_LOGIN,
+)
+"""All that this component grants in a project."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +58,14 @@ class IdentityArgs:
     apis: Apis | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ProjectGrant:
+    label: str
+    role: str
+    member: pulumi.Input[str]
+    condition: projects.IAMMemberConditionArgs | None = None
+
+
 class Identity(pulumi.ComponentResource):
     """The accounts are protected: one made again under its old name has silently lost its grants."""
 
@@ -31,5 +75,68 @@ class Identity(pulumi.ComponentResource):
     accounts: Mapping[Role, pulumi.Resource]
 
     def __init__(self, name: str, args: IdentityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        ensure_valid(args.access, "access")
         super().__init__("runtime:identity:Identity", name, None, opts)
-        raise NotImplementedError
+        accounts = {role: self._account(f"{name}-{role.value}", role, args) for role in dict.fromkeys(args.roles)}
+        self.accounts = accounts
+        self.emails = {role: account.email for role, account in accounts.items()}
+        self.members = {role: pulumi.Output.concat("serviceAccount:", each.email) for role, each in accounts.items()}
+        for grant in (*self._machine_grants(), *_people_grants(args)):
+            projects.IAMMember(
+                f"{name}-{grant.label}",
+                project=args.site.project,
+                role=grant.role,
+                member=grant.member,
+                condition=grant.condition,
+                opts=pulumi.ResourceOptions(parent=self, depends_on=find_needs(args.apis, "cloudresourcemanager")),
+            )
+        self.register_outputs(
+            {
+                "emails": {role.value: email for role, email in self.emails.items()},
+                "members": {role.value: member for role, member in self.members.items()},
+            }
+        )
+
+    def _account(self, name: str, role: Role, args: IdentityArgs) -> serviceaccount.Account:
+        return serviceaccount.Account(
+            f"{name}-account",
+            project=args.site.project,
+            account_id=args.site.names.account(role.value),
+            display_name=f"{TITLES[role]} ({args.site.names.stack})"[:100],
+            create_ignore_already_exists=False,
+            deletion_policy="DELETE",
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                protect=args.site.protect,
+                delete_before_replace=True,
+                depends_on=find_needs(args.apis, "iam"),
+            ),
+        )
+
+    def _machine_grants(self) -> Iterator[_ProjectGrant]:
+        for role, member in self.members.items():
+            if role in MACHINES:
+                for kind, granted in MACHINE_ROLES.items():
+                    yield _ProjectGrant(label=f"{role.value}-{kind}", role=granted, member=member)
+
+
+def member_label(group: str, member: str) -> str:
+    """One stable label for each person or group, so that a new one in a list moves no other's grant."""
+    return f"{group}-{re.sub(r'[^A-Za-z0-9.-]+', '-', member.replace('@', '-at-'))}"
+
+
+def _people_grants(args: IdentityArgs) -> Iterator[_ProjectGrant]:
+    ssh = projects.IAMMemberConditionArgs(
+        title="ssh-only", description="Tunnels to the SSH port and no other", expression=SSH_ONLY
+    )
+    for group, members, login in (
+        ("operators", args.access.operators, ADMIN_LOGIN),
+        ("researchers", args.access.researchers, LOGIN),
+    ):
+        for member in members:
+            label = member_label(group, member)
+            yield _ProjectGrant(label=f"{label}-monitoring", role=MONITORING_VIEWER, member=member)
+            yield _ProjectGrant(label=f"{label}-logs", role=LOG_VIEWER, member=member)
+            if args.has_heads:
+                yield _ProjectGrant(label=f"{label}-tunnel", role=TUNNEL, member=member, condition=ssh)
+                yield _ProjectGrant(label=f"{label}-login", role=login, member=member)

@@ -60,12 +60,12 @@ class Registry(pulumi.ComponentResource):
                 continue
             made = self._make(f"{name}-{region}", region, repository_id, args)
             urls[region], repositories[region] = _url(made), _path(made)
-            self._grant(f"{name}-{region}", made, READER, args.readers | args.guests)
+            self._grant(f"{name}-{region}", made, READER, {**args.readers, **args.guests})
             self._grant(f"{name}-{region}", made, WRITER, args.writers)
             if settings.pull_through is not None:
                 cache = self._make_cache(f"{name}-{region}-cache", region, settings.pull_through, args)
                 caches[region] = _url(cache)
-                self._grant(f"{name}-{region}-cache", cache, READER, args.readers | args.guests | args.writers)
+                self._grant(f"{name}-{region}-cache", cache, READER, {**args.readers, **args.guests, **args.writers})
         self.urls, self.repositories, self.caches = urls, repositories, caches
         self.register_outputs({"urls": urls, "repositories": repositories, "caches": caches})
 
