@@ -25,6 +25,8 @@ HEAD_PERMISSIONS: Final = (
     "compute.instances.get",
     "compute.instances.list",
     "compute.instances.setLabels",
+    # Ray waits for the operation that sets labels.
+    "compute.zoneOperations.get",
     "tpu.nodes.create",
     "tpu.nodes.delete",
     "tpu.nodes.get",

@@ -172,7 +172,7 @@ def _handler(server: FaultyServer) -> type[BaseHTTPRequestHandler]:
                 self.wfile.write(response.body)
             self.wfile.flush()
 
-        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve  # noqa: N815
+        do_PATCH = do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve  # noqa: N815
 
         def log_message(self, format: str, *args: object) -> None:
             pass

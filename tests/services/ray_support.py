@@ -1,0 +1,137 @@
+"""Ray's own Google node provider and autoscaler, unmodified, on a fake TPU API."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from infra.render import units
+from tests.fakes.tpu import TpuServer
+from tests.services_support import wait_until
+
+
+@contextmanager
+def google_of(server: TpuServer) -> Iterator[None]:
+    """Ray's clients talk to `server`: the endpoint is all that differs, and Ray has no setting for it."""
+    from google.auth.credentials import AnonymousCredentials
+    from googleapiclient import discovery
+    from ray.autoscaler._private.gcp import config
+    from ray.autoscaler._private.providers import _clear_provider_cache
+
+    def client(service: str, version: str) -> Any:
+        def build(credentials: object = None) -> Any:
+            return discovery.build(
+                service,
+                version,
+                credentials=AnonymousCredentials(),
+                requestBuilder=config.build_request,
+                cache_discovery=False,
+                static_discovery=True,
+                client_options={"api_endpoint": server.endpoint(service)} if service in ("tpu", "compute") else None,
+            )
+
+        return build
+
+    makers = {
+        "_create_tpu": client("tpu", "v2alpha1"),
+        "_create_compute": client("compute", "v1"),
+        "_create_crm": client("cloudresourcemanager", "v1"),
+        "_create_iam": client("iam", "v1"),
+    }
+    before = {name: getattr(config, name) for name in makers}
+    for name, maker in makers.items():
+        setattr(config, name, maker)
+    # A provider of the same settings is kept for the life of the process, and with it an earlier server.
+    _clear_provider_cache()
+    try:
+        yield
+    finally:
+        for name, maker in before.items():
+            setattr(config, name, maker)
+
+
+@dataclass
+class Shell:
+    """Stands where Ray starts `ssh`: notes what would be run on which node, and it works."""
+
+    ran: list[tuple[str, str]] = field(default_factory=list)
+    """(address, command)"""
+
+    def check_call(self, command: list[str], **_: object) -> int:
+        target = next(index for index, word in enumerate(command) if word.startswith("ray@"))
+        self.ran.append((command[target].partition("@")[2], " ".join(command[target + 1 :])))
+        return 0
+
+    call = check_call
+
+    def check_output(self, command: list[str], **kwargs: object) -> bytes:
+        self.check_call(command)
+        return b""
+
+    def Popen(self, command: list[str], **kwargs: object) -> subprocess.Popen[bytes]:  # noqa: N802  its name there
+        self.check_call(command)
+        return subprocess.Popen(["true"])
+
+    def commands(self, address: str) -> list[str]:
+        return [command for to, command in self.ran if to == address]
+
+
+@dataclass
+class Gcs:
+    """Ray's store, of which the autoscaler asks only that it drain nodes."""
+
+    drained: list[bytes] = field(default_factory=list)
+
+    def drain_nodes(self, node_ids: set[bytes], timeout: int) -> set[bytes]:
+        self.drained += sorted(node_ids)
+        return node_ids
+
+
+class Autoscaler:
+    """What Ray's monitor does every five seconds, one round at a time, on a file of ours."""
+
+    def __init__(self, file: Path, key: Path) -> None:
+        from ray.autoscaler._private.autoscaler import StandardAutoscaler
+        from ray.autoscaler._private.load_metrics import LoadMetrics
+
+        self._file, self._key = file, key
+        self.shell, self.gcs, self.load = Shell(), Gcs(), LoadMetrics()
+        self._make = lambda: StandardAutoscaler(
+            str(file), self.load, self.gcs, process_runner=self.shell, update_interval_s=0
+        )
+        self._ray: Any = None
+
+    def apply(self, rendered: str) -> None:
+        """Put a rendered file where Ray reads it, as the head does: with its own key."""
+        text = rendered.replace(units.PRIVATE_KEY, str(self._key)).replace("@@HEAD_PUBLIC_KEY@@", "ssh-ed25519 AAAA")
+        self._file.write_text(text)
+
+    @property
+    def ray(self) -> Any:
+        if self._ray is None:
+            self._ray = self._make()
+        return self._ray
+
+    def round(self) -> None:
+        """One round, and all that it began: launches and set-up of nodes run in threads."""
+        failures = self.ray.num_failures
+        self.ray.update()
+        assert self.ray.num_failures == failures, "Ray's round failed; its log says why"
+        wait_until(lambda: self.ray.pending_launches.value == 0)
+        for updater in list(self.ray.updaters.values()):
+            updater.join(timeout=30)
+
+    def workers(self) -> list[str]:
+        """Nodes that Ray counts."""
+        return sorted(self.ray.provider.non_terminated_nodes({"ray-node-type": "worker"}))
+
+
+def node_types(rendered: str) -> dict[str, Any]:
+    types: dict[str, Any] = yaml.safe_load(rendered)["available_node_types"]
+    return types
