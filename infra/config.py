@@ -51,6 +51,8 @@ class NetworkSettings:
     """Range of the subnet, at least a /21; the sum of the pools' maxima has to fit into it."""
     subnet: str | None = None
     """Self-link of a subnet that exists already; then nothing of the network is made."""
+    network: str | None = None
+    """Self-link of the network of `subnet`; by default the one of the subnet's name, as Google names automatic ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,8 +118,8 @@ class _GoogleParts:
             self.opts,
         )
         people = {
-            "operators": _people("operators", settings.access.operators),
-            "researchers": _people("researchers", settings.access.researchers),
+            "operators": _people(settings.access.operators),
+            "researchers": _people(settings.access.researchers),
         }
         everyone = people["operators"] | people["researchers"]
         network = self._network()
@@ -261,9 +261,9 @@ class _GoogleParts:
                         for secret in head.environment
                     },
                     repositories={
-                        f"{registry}-{region}": repository
+                        label: repository
                         for registry, made in registries.items()
-                        for region, repository in made.repositories.items()
+                        for label, repository in _pulled_from(registry, made).items()
                     },
                     reapers={"reaper": identity.members[Role.REAPER]},
                     operators=operators,
@@ -341,9 +341,13 @@ def _roles(settings: Settings) -> list[Role]:
     return [role for role, needed in wanted.items() if needed]
 
 
-def _people(label: str, members: tuple[str, ...]) -> Members:
-    """One stable label for each member, so that a new one in the list moves no other grant."""
-    return {member_label(label, member): member for member in members}
+def _pulled_from(name: str, registry: Registry) -> Members:
+    own: Members = {f"{name}-{region}": repository for region, repository in registry.repositories.items()}
+    return own | {f"{name}-{region}-cache": cache for region, cache in registry.cache_repositories.items()}
+
+
+def _people(members: tuple[str, ...]) -> Members:
+    return {member_label(member): member for member in members}
 
 
 def _grantable(settings: Settings, names: Names) -> list[str]:

@@ -56,6 +56,9 @@ _SERVICE_ACCOUNT: Final = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]@[a-z0-9.-]+\
 _SUBNET: Final = re.compile(
     r"(?:https://www\.googleapis\.com/compute/v1/)?projects/[a-z0-9.:-]+/regions/(?P<region>[a-z0-9-]+)/subnetworks/[a-z0-9-]+"
 )
+_NETWORK: Final = re.compile(
+    r"(?:https://www\.googleapis\.com/compute/v1/)?projects/[a-z0-9.:-]+/global/networks/[a-z0-9-]+"
+)
 _REPOSITORY: Final = re.compile(
     r"projects/(?P<project>[a-z0-9.:-]+)/locations/(?P<region>[a-z0-9-]+)/repositories/(?P<name>[a-z][a-z0-9-]*)"
 )
@@ -171,6 +174,10 @@ def _network(network: NetworkSettings, path: str) -> Iterator[Problem]:
         yield _wrong(where, network.cidr, f"a range that does not overlap {_DOCKERS}, which containers on the head use")
     if network.subnet is not None and not _SUBNET.fullmatch(network.subnet):
         yield _wrong(join(path, "subnet"), network.subnet, "a self-link, `projects/P/regions/R/subnetworks/N`")
+    if network.network is not None and network.subnet is None:
+        yield Problem(path=join(path, "network"), message="is set without `subnet`", hint="name the subnet as well")
+    elif network.network is not None and not _NETWORK.fullmatch(network.network):
+        yield _wrong(join(path, "network"), network.network, "a self-link, `projects/P/global/networks/N`")
 
 
 def _queue(queue: QueueSettings, path: str) -> Iterator[Problem]:

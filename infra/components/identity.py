@@ -120,23 +120,24 @@ class Identity(pulumi.ComponentResource):
                     yield _ProjectGrant(label=f"{role.value}-{kind}", role=granted, member=member)
 
 
-def member_label(group: str, member: str) -> str:
-    """One stable label for each person or group, so that a new one in a list moves no other's grant."""
-    return f"{group}-{re.sub(r'[^A-Za-z0-9.-]+', '-', member.replace('@', '-at-'))}"
+def member_label(member: str) -> str:
+    """One stable label for each person or group: a new one in a list moves no other's grant, and whoever moves from one
+    list to another keeps what both may do."""
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", member.replace("@", "-at-"))
 
 
 def _people_grants(args: IdentityArgs) -> Iterator[_ProjectGrant]:
     ssh = projects.IAMMemberConditionArgs(
         title="ssh-only", description="Tunnels to the SSH port and no other", expression=SSH_ONLY
     )
-    for group, members, login in (
-        ("operators", args.access.operators, ADMIN_LOGIN),
-        ("researchers", args.access.researchers, LOGIN),
-    ):
-        for member in members:
-            label = member_label(group, member)
-            yield _ProjectGrant(label=f"{label}-monitoring", role=MONITORING_VIEWER, member=member)
-            yield _ProjectGrant(label=f"{label}-logs", role=LOG_VIEWER, member=member)
-            if args.has_heads:
-                yield _ProjectGrant(label=f"{label}-tunnel", role=TUNNEL, member=member, condition=ssh)
-                yield _ProjectGrant(label=f"{label}-login", role=login, member=member)
+    for member in dict.fromkeys((*args.access.operators, *args.access.researchers)):
+        label = member_label(member)
+        yield _ProjectGrant(label=f"{label}-monitoring", role=MONITORING_VIEWER, member=member)
+        yield _ProjectGrant(label=f"{label}-logs", role=LOG_VIEWER, member=member)
+        if not args.has_heads:
+            continue
+        yield _ProjectGrant(label=f"{label}-tunnel", role=TUNNEL, member=member, condition=ssh)
+        if member in args.access.operators:
+            yield _ProjectGrant(label=f"{label}-admin-login", role=ADMIN_LOGIN, member=member)
+        else:
+            yield _ProjectGrant(label=f"{label}-login", role=LOGIN, member=member)

@@ -32,7 +32,7 @@ class Network(pulumi.ComponentResource):
         ensure_valid(args.settings, "network")
         super().__init__("runtime:network:Network", name, None, opts)
         if args.settings.subnet is not None:
-            self.network = pulumi.Output.from_input(_find_network(args.settings.subnet))
+            self.network = pulumi.Output.from_input(args.settings.network or _find_network(args.settings.subnet))
             self.subnet = pulumi.Output.from_input(args.settings.subnet)
             self.cidr = pulumi.Output.from_input(args.settings.cidr)
         else:

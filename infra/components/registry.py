@@ -43,6 +43,7 @@ class Registry(pulumi.ComponentResource):
     """Region → `projects/P/locations/REGION/repositories/N`."""
     caches: Mapping[str, pulumi.Output[str]]
     """Region → address of the pull-through cache, where the settings ask for one."""
+    cache_repositories: Mapping[str, pulumi.Output[str]]
 
     def __init__(self, name: str, args: RegistryArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         settings = args.settings
@@ -51,6 +52,7 @@ class Registry(pulumi.ComponentResource):
         urls: dict[str, pulumi.Output[str]] = {}
         repositories: dict[str, pulumi.Output[str]] = {}
         caches: dict[str, pulumi.Output[str]] = {}
+        cache_repositories: dict[str, pulumi.Output[str]] = {}
         repository_id = settings.repository or args.site.names.repository(args.registry)
         for region in dict.fromkeys((*(settings.regions or (args.site.region,)), *settings.existing)):
             if region in settings.existing:
@@ -64,10 +66,18 @@ class Registry(pulumi.ComponentResource):
             self._grant(f"{name}-{region}", made, WRITER, args.writers)
             if settings.pull_through is not None:
                 cache = self._make_cache(f"{name}-{region}-cache", region, settings.pull_through, args)
-                caches[region] = _url(cache)
+                caches[region], cache_repositories[region] = _url(cache), _path(cache)
                 self._grant(f"{name}-{region}-cache", cache, READER, {**args.readers, **args.guests, **args.writers})
-        self.urls, self.repositories, self.caches = urls, repositories, caches
-        self.register_outputs({"urls": urls, "repositories": repositories, "caches": caches})
+        self.urls, self.repositories = urls, repositories
+        self.caches, self.cache_repositories = caches, cache_repositories
+        self.register_outputs(
+            {
+                "urls": urls,
+                "repositories": repositories,
+                "caches": caches,
+                "cache_repositories": cache_repositories,
+            }
+        )
 
     def _make(self, name: str, region: str, repository_id: str, args: RegistryArgs) -> artifactregistry.Repository:
         settings = args.settings
