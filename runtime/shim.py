@@ -1,0 +1,895 @@
+#!/usr/bin/env python3
+"""Runs one job's command on any backend, with the same environment, signals, logs, deadline and result everywhere.
+
+One file of the standard library, for Python 3.6 to 3.14, copied beside the job: nothing of this package need be on the
+machine. It is told everything by `order.json` in the job's run folder, decides by what lies there, and writes nowhere
+else but to a scratch folder of the machine. docs/shim.md describes the folder and each rule.
+
+    shim.py FOLDER [--native ID] [--index I | --indices A-B] [--scratch FOLDER]
+
+Exit codes: 0 the runs succeeded, 1 one failed for good, 2 the order cannot be followed, 3 this is a twin of another
+job, 10 the backend should start it again, 11 the backend should never start it again.
+"""
+
+import argparse
+import errno
+import hashlib
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+
+SCHEMA = 1
+DONE, FAILED, REFUSED, DUPLICATE, AGAIN, NEVER = 0, 1, 2, 3, 10, 11
+
+BEAT_S = 10.0
+LOOK_S = 0.2
+TEMPORARY_FAILURE = 75
+"""A command that wants to be started again says so with this code (EX_TEMPFAIL), and no budget pays."""
+LOST_IN_A_ROW = 3
+TIMEOUTS_IN_A_ROW = 2
+
+# What each end is charged to. Ends that are not here are final.
+FAILURES = ("app_failed", "oom", "idle", "setup_failed", "timeout")
+PREEMPTIONS = ("stopped", "lost", "preempted", "node_failed")
+FREE = ("requeue", "checkpointed")
+
+
+class Refused(Exception):
+    """The order cannot be followed; the text says why."""
+
+
+class SetupFailed(Exception):
+    """The attempt could not be prepared."""
+
+
+class Taken(Exception):
+    """Something that only one may make is there already."""
+
+
+# the run folder
+
+
+def read_json(path):
+    with io.open(path, encoding="utf-8") as opened:
+        return json.load(opened)
+
+
+def write_whole(path, text):
+    """Write a file so that whoever looks sees none or all of it; one that is there is replaced."""
+    temporary = "%s.%d.%s" % (path, os.getpid(), token())
+    with io.open(temporary, "w", encoding="utf-8") as opened:
+        opened.write(text)
+        opened.flush()
+        os.fsync(opened.fileno())
+    os.rename(temporary, path)
+
+
+def create_whole(path, text):
+    """As `write_whole`; raises `Taken` if the file is there already. The first of any number wins, on NFS too."""
+    temporary = "%s.%d.%s" % (path, os.getpid(), token())
+    with io.open(temporary, "w", encoding="utf-8") as opened:
+        opened.write(text)
+        opened.flush()
+        os.fsync(opened.fileno())
+    try:
+        try:
+            os.link(temporary, path)
+        except OSError as problem:
+            # An answer that was lost on the way looks like a refusal of our own link; the link count tells.
+            if problem.errno == errno.EEXIST and os.stat(temporary).st_nlink < 2:
+                raise Taken(path)
+            if problem.errno != errno.EEXIST:
+                raise
+    finally:
+        os.unlink(temporary)
+
+
+def token():
+    return "%08x" % random.SystemRandom().getrandbits(32)
+
+
+def make_folder(path):
+    try:
+        os.makedirs(path)
+    except OSError as problem:
+        if problem.errno != errno.EEXIST:
+            raise
+
+
+def list_names(path):
+    try:
+        return sorted(os.listdir(path))
+    except OSError:
+        return []
+
+
+class Run(object):
+    """What lies in the job's folder about one index."""
+
+    def __init__(self, folder, index):
+        self.job = folder
+        self.index = index
+        self.folder = os.path.join(folder, "runs", str(index))
+
+    def result(self):
+        """The committed result, None while there is none."""
+        try:
+            return read_json(os.path.join(self.folder, "result"))
+        except (IOError, OSError):
+            return None
+
+    def commit(self, reason, code, attempt, details):
+        """Make this the result of the index, unless another is; returns the one that stands."""
+        result = dict(details, reason=reason, code=code, attempt=attempt, at=time.time())
+        try:
+            create_whole(os.path.join(self.folder, "result"), json.dumps(result, sort_keys=True))
+        except Taken:
+            result = self.result()
+        self.announce(result)
+        return result
+
+    def announce(self, result):
+        """Say the outcome in a name, so that one listing of the record root tells the state of every job."""
+        done = os.path.join(os.path.dirname(os.path.dirname(self.job)), "done")
+        make_folder(done)
+        name = "%s.%d.%s.%s.%d" % (
+            os.path.basename(self.job),
+            self.index,
+            result["reason"],
+            result["code"],
+            result["attempt"],
+        )
+        try:
+            create_whole(os.path.join(done, name), "")
+        except Taken:
+            pass
+
+    def cancelled(self):
+        return any(os.path.exists(os.path.join(self.job, name)) for name in ("cancel", "cancel.%d" % self.index))
+
+    def attempts(self):
+        """Every attempt so far, oldest first: its number, and how it ended or None."""
+        found = []
+        for name in list_names(self.folder):
+            if name.startswith("a") and name[1:].isdigit():
+                found.append((int(name[1:]), self.ended(int(name[1:]))))
+        return sorted(found, key=lambda each: each[0])
+
+    def ended(self, attempt):
+        for name in list_names(self.attempt_folder(attempt)):
+            if name.startswith("end."):
+                return read_json(os.path.join(self.attempt_folder(attempt), name))
+        return None
+
+    def attempt_folder(self, attempt):
+        return os.path.join(self.folder, "a%04d" % attempt)
+
+    def claim(self, native):
+        """Begin the next attempt: its number, which nobody else gets."""
+        make_folder(self.folder)
+        known = self.attempts()
+        attempt = known[-1][0] + 1 if known else 1
+        while True:
+            try:
+                os.mkdir(self.attempt_folder(attempt))
+            except OSError as problem:
+                if problem.errno != errno.EEXIST:
+                    raise
+                attempt += 1
+                continue
+            start = {"native": native, "host": socket.gethostname(), "pid": os.getpid(), "at": time.time()}
+            write_whole(os.path.join(self.attempt_folder(attempt), "start.json"), json.dumps(start, sort_keys=True))
+            return attempt
+
+    def end(self, attempt, reason, code, details):
+        """Note how an attempt ended; the name says it too."""
+        note = dict(details, reason=reason, code=code, at=time.time())
+        path = os.path.join(self.attempt_folder(attempt), "end.%s.%s" % (reason, code))
+        write_whole(path, json.dumps(note, sort_keys=True))
+
+
+def claim_job(folder, epoch, part, native):
+    """Raise `Taken` if another native job than ours serves this part of the job."""
+    owners = os.path.join(folder, "owners")
+    make_folder(owners)
+    path = os.path.join(owners, "%d.%d" % (epoch, part))
+    try:
+        create_whole(path, native)
+    except Taken:
+        with io.open(path, encoding="utf-8") as opened:
+            owner = opened.read()
+        if owner != native:
+            raise Taken(owner)
+    later = [name for name in list_names(owners) if name.endswith(".%d" % part) and int(name.split(".")[0]) > epoch]
+    if later:
+        raise Taken(later[-1])
+
+
+# what follows on an end: a pure function
+
+
+def decide(ended, retry, pause=random.random):
+    """("again", seconds) or ("final", reason) after `ended`, the notes of all attempts, oldest first.
+
+    A note of None is an attempt that left no word: its machine went, so it counts as lost.
+    """
+    reasons = [note["reason"] if note else "lost" for note in ended]
+    last = reasons[-1]
+    if last in FREE:
+        return "again", 0.0
+    if last in PREEMPTIONS:
+        if last == "lost" and _in_a_row(reasons, ("lost",)) >= LOST_IN_A_ROW:
+            return "final", "lost"
+        spent = sum(reason in PREEMPTIONS for reason in reasons)
+        return ("again", 0.0) if spent <= retry["preemption"] else ("final", _named(last))
+    if last == "timeout" and _in_a_row(reasons, ("timeout",)) >= TIMEOUTS_IN_A_ROW:
+        return "final", "timeout"
+    if last not in FAILURES:
+        return "final", last
+    spent = sum(reason in FAILURES for reason in reasons)
+    if spent > retry["failure"]:
+        return "final", last
+    low, high = retry["backoff_s"]
+    return "again", min(high, low * 2 ** (spent - 1)) * (0.5 + pause())
+
+
+def _in_a_row(reasons, wanted):
+    count = 0
+    for reason in reversed(reasons):
+        if reason not in wanted:
+            break
+        count += 1
+    return count
+
+
+def _named(reason):
+    # Whoever looked at the backend's own state knows better; what we know is that something took the machine away.
+    return "preempted" if reason == "stopped" else reason
+
+
+# one attempt
+
+
+class Attempt(object):
+    """Prepares, runs and ends the command of one index, once."""
+
+    def __init__(self, order, run, number, scratch, asked, binding):
+        self.order, self.run, self.number, self.asked = order, run, number, asked
+        self.scratch = scratch
+        self.binding = binding
+        self.folder = run.attempt_folder(number)
+        self.started = time.time()
+        limit = order.get("time_limit_s")
+        self.deadline = self.started + limit if limit else None
+        self.checkpoints = self._checkpoint_folder()
+        self.had = _newest(self.checkpoints)
+        self.children = []
+        self.signalled = False
+
+    def go(self):
+        """Returns (reason, exit code, details)."""
+        try:
+            words, environment, folder = self._prepare()
+        except SetupFailed as problem:
+            return "setup_failed", 1, {"message": str(problem)}
+        ranks = self.order["nodes"] * self.order["tasks_per_node"]
+        try:
+            for rank in range(ranks):
+                self.children.append(self._start(rank, ranks, words, environment, folder))
+        except OSError as problem:
+            self._end_all(0)
+            return "setup_failed", 127, {"message": "cannot start %s: %s" % (words[0], problem.strerror)}
+        return self._watch()
+
+    # before
+
+    def _prepare(self):
+        work = self.order["runs"][str(self.run.index)]
+        folder = self._tree()
+        environment = self._environment(work)
+        words = list(work["command"])
+        if self.order.get("shell"):
+            words = ["/bin/sh", "-c", words[0]]
+        words = list(self.order.get("wrap") or []) + words
+        if self.order.get("setup"):
+            lines = "\n".join(["set -e"] + list(self.order["setup"]) + ["set +e", 'exec "$@"'])
+            words = [shutil.which("bash") or "/bin/sh", "-c", lines, "setup"] + words
+        return words, environment, folder
+
+    def _tree(self):
+        """The folder that the command starts in, its own tree if the order has code."""
+        code = self.order.get("code") or {}
+        if code.get("path"):
+            if not os.path.isdir(code["path"]):
+                raise SetupFailed("no folder %s on %s" % (code["path"], socket.gethostname()))
+            return code["path"]
+        if not code.get("archive"):
+            home = os.path.join(self.scratch, "work")
+            make_folder(home)
+            return home
+        if code.get("writable", True):
+            return restore(
+                os.path.join(self.run.job, code["archive"]), code["sha256"], os.path.join(self.scratch, "tree")
+            )
+        return shared_tree(os.path.join(self.run.job, code["archive"]), code["sha256"])
+
+    def _checkpoint_folder(self):
+        path = (self.order.get("checkpoint") or {}).get("dir") or os.path.join(self.run.folder, "checkpoint")
+        make_folder(path)
+        return path
+
+    def _environment(self, work):
+        output = self.order.get("output_dir") or os.path.join(self.run.folder, "output", "a%04d" % self.number)
+        try:
+            make_folder(output)
+        except OSError as problem:
+            raise SetupFailed("cannot make the output folder %s: %s" % (output, problem.strerror))
+        own = dict(
+            RUNTIME_JOB_ID=self.order["job"],
+            RUNTIME_ATTEMPT=str(self.number),
+            RUNTIME_RESTARTS=str(self.number - 1),
+            RUNTIME_ARRAY_INDEX=str(self.run.index),
+            RUNTIME_CHECKPOINT_DIR=self.checkpoints,
+            RUNTIME_OUTPUT_DIR=output,
+            PYTHONUNBUFFERED="1",
+        )
+        if self.deadline:
+            own["RUNTIME_DEADLINE"] = str(int(self.deadline))
+        if (self.order.get("code") or {}).get("sha256"):
+            own["RUNTIME_SNAPSHOT_ID"] = "sha256:" + self.order["code"]["sha256"]
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("RUNTIME_")}
+        environment.update(self.order.get("env") or {})
+        environment.update(work.get("env") or {})
+        for name, path in sorted((self.order.get("secrets") or {}).items()):
+            environment[name] = read_secret(os.path.join(self.run.job, path))
+        environment.update(self.binding)
+        environment.update(own)
+        return environment
+
+    def _start(self, rank, ranks, words, environment, folder):
+        per_node = self.order["tasks_per_node"]
+        address = "127.0.0.1"
+        environment = dict(
+            environment,
+            RUNTIME_RANK=str(rank),
+            RUNTIME_WORLD_SIZE=str(ranks),
+            RUNTIME_LOCAL_RANK=str(rank % per_node),
+            RUNTIME_NODE_RANK=str(rank // per_node),
+            RUNTIME_NUM_NODES=str(self.order["nodes"]),
+            RUNTIME_MASTER_ADDR=address,
+        )
+        if ranks > 1:
+            port = str(
+                self.order.get("master_port")
+                or 20000 + int(hashlib.sha256(self.folder.encode()).hexdigest()[:4], 16) % 10000
+            )
+            environment.update(
+                RANK=str(rank),
+                WORLD_SIZE=str(ranks),
+                LOCAL_RANK=environment["RUNTIME_LOCAL_RANK"],
+                MASTER_ADDR=address,
+                MASTER_PORT=port,
+                JAX_COORDINATOR_ADDRESS="%s:%s" % (address, port),
+                JAX_NUM_PROCESSES=str(ranks),
+                JAX_PROCESS_ID=str(rank),
+            )
+        log = os.open(self._log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            return subprocess.Popen(
+                words,
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                close_fds=True,
+            )
+        finally:
+            os.close(log)
+
+    def _log(self, rank):
+        return os.path.join(self.folder, "rank%d.log" % rank)
+
+    # meanwhile
+
+    def _watch(self):
+        """Wait for the command, and for all that may end it sooner."""
+        beat, beats, quiet = 0.0, 0, (self._printed(), time.time())
+        checkpoint = self.order.get("checkpoint")
+        while True:
+            codes = [child.poll() for child in self.children]
+            if all(code is not None for code in codes):
+                return self._judge(codes)
+            if any(code for code in codes):
+                # One rank's end ends the others: they would wait for it for ever.
+                self._end_all(self.order["grace_s"])
+                return self._judge(codes)
+            now = time.time()
+            if now - beat >= BEAT_S:
+                beat, beats = now, beats + 1
+                write_whole(os.path.join(self.folder, "beat"), str(beats))
+            if self.run.cancelled():
+                self._end_all(self.order["grace_s"])
+                return "cancelled", 1, {}
+            if self.asked.stop:
+                self._end_all(self.order["grace_s"])
+                return self._stopped()
+            if self.deadline and now >= self.deadline:
+                self._end_all(self.order["grace_s"])
+                return self._timed_out()
+            soon = self.deadline and checkpoint and now >= self.deadline - checkpoint["lead_s"]
+            if (soon or self.asked.checkpoint) and not self.signalled:
+                self.signalled = True
+                self._ask_for_checkpoint()
+            idle = self.order.get("idle_timeout_s")
+            if idle:
+                printed = self._printed()
+                if printed != quiet[0]:
+                    quiet = (printed, now)
+                elif now - quiet[1] >= idle:
+                    self._end_all(self.order["grace_s"])
+                    return "idle", 1, {"message": "printed nothing for %d s" % idle}
+            time.sleep(LOOK_S)
+
+    def _printed(self):
+        return sum(os.path.getsize(self._log(rank)) for rank in range(len(self.children)))
+
+    def _ask_for_checkpoint(self):
+        """To the command itself and not its group: a helper of it without a handler would die of the signal."""
+        name = (self.order.get("checkpoint") or {}).get("signal")
+        if name:
+            for child in self.children:
+                if child.poll() is None:
+                    _kill(child.pid, getattr(signal, "SIG" + name))
+
+    def _end_all(self, grace):
+        """TERM to every group, and what is left after `grace` seconds is killed."""
+        until = time.time() + grace
+        for child in self.children:
+            if child.poll() is None:
+                _kill_group(child.pid, signal.SIGTERM)
+        while time.time() < until and any(child.poll() is None for child in self.children):
+            time.sleep(min(LOOK_S, 0.05))
+        for child in self.children:
+            _kill_group(child.pid, signal.SIGKILL)
+            child.wait()
+
+    # after
+
+    def _judge(self, codes):
+        for child in self.children:
+            _kill_group(child.pid, signal.SIGKILL)  # what a command that ended left behind
+        if self.asked.stop:
+            return self._stopped()
+        first = next((code for code in codes if code), 0)
+        code = first if first >= 0 else 128 - first
+        if not first:
+            return "succeeded", 0, {}
+        said = self.order["retry"]["on_exit"].get(str(code))
+        if said == "succeed":
+            return "succeeded", code, {}
+        if said == "requeue" or (code == TEMPORARY_FAILURE and said is None):
+            return "requeue", code, {}
+        if said == "fail":
+            return "final_failure", code, {}
+        if code == 137 and ran_out_of_memory():
+            return "oom", code, {}
+        if (
+            self.signalled
+            and self.deadline
+            and -first in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGTERM)
+        ):
+            return self._timed_out()
+        return "app_failed", code, {}
+
+    def _stopped(self):
+        """TERM alone proves nothing about why: the backend's own state does, or the start of a next attempt."""
+        return "stopped", 143, {"message": "asked to stop by %s" % self.asked.why}
+
+    def _timed_out(self):
+        newest = _newest(self.checkpoints)
+        if newest is not None and newest != self.had:
+            return "checkpointed", 124, {"message": "time limit, after a new checkpoint"}
+        return "timeout", 124, {}
+
+
+class Asked(object):
+    """What was asked of us by signals."""
+
+    def __init__(self):
+        self.stop = False
+        self.checkpoint = False
+        self.why = ""
+        for name in ("SIGTERM", "SIGINT", "SIGHUP"):
+            signal.signal(getattr(signal, name), self._stop)
+        for name in ("SIGUSR1", "SIGUSR2"):
+            signal.signal(getattr(signal, name), self._checkpoint)
+
+    def _stop(self, number, frame):
+        self.stop = True
+        self.why = self.why or signal.Signals(number).name
+
+    def _checkpoint(self, number, frame):
+        self.checkpoint = True
+
+
+def _kill(pid, number):
+    try:
+        os.kill(pid, number)
+    except OSError:
+        pass
+
+
+def _kill_group(pid, number):
+    try:
+        os.killpg(pid, number)
+    except OSError:
+        pass
+
+
+def _newest(folder):
+    """What tells one checkpoint from the next: the newest time and the number of files below."""
+    newest, count = 0.0, 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                newest = max(newest, os.stat(os.path.join(place, name)).st_mtime)
+                count += 1
+            except OSError:
+                continue
+    return (newest, count) if count else None
+
+
+def ran_out_of_memory():
+    """Whether the kernel killed something of our cgroup for memory."""
+    return _oom_kills() > _OOM_BEFORE
+
+
+def _oom_kills():
+    count = 0
+    try:
+        with io.open("/proc/self/cgroup") as opened:
+            lines = opened.read().splitlines()
+    except (IOError, OSError):
+        return 0
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            places = ["/sys/fs/cgroup" + path + "/memory.events"]
+        elif "memory" in controllers.split(","):
+            places = [
+                "/sys/fs/cgroup/memory" + path + "/memory.oom_control",
+                "/sys/fs/cgroup/memory/memory.oom_control",
+            ]
+        else:
+            continue
+        for place in places:
+            try:
+                with io.open(place) as opened:
+                    for entry in opened.read().splitlines():
+                        if entry.startswith("oom_kill "):
+                            count = max(count, int(entry.split()[1]))
+            except (IOError, OSError):
+                continue
+    return count
+
+
+_OOM_BEFORE = _oom_kills()
+
+
+def read_secret(path):
+    try:
+        with io.open(path, encoding="utf-8") as opened:
+            return opened.read()
+    except (IOError, OSError):
+        raise SetupFailed("a secret's file is gone: %s" % os.path.basename(path))
+
+
+# the tree
+
+
+def restore(archive, sha256, folder):
+    """Unpack the snapshot into `folder`, after its bytes have proven to be the ones that were submitted."""
+    try:
+        with io.open(archive, "rb") as opened:
+            content = opened.read()
+    except (IOError, OSError) as problem:
+        raise SetupFailed("cannot read the snapshot %s: %s" % (archive, problem.strerror))
+    found = hashlib.sha256(content).hexdigest()
+    if found != sha256:
+        raise SetupFailed("the snapshot %s holds other bytes than were submitted: sha256 is %s" % (archive, found))
+    if os.path.exists(folder):
+        shutil.rmtree(folder)
+    os.makedirs(folder)
+    root = os.path.realpath(folder)
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        for entry in tar:
+            _restore_entry(tar, entry, root)
+    return folder
+
+
+def _restore_entry(tar, entry, root):
+    """Written out, because `extractall` has other rules in each of the Pythons; nothing lands outside of `root`."""
+    target = os.path.join(root, entry.name)
+    parent = os.path.realpath(os.path.dirname(target))
+    if parent != root and not parent.startswith(root + os.sep):
+        raise SetupFailed("the snapshot has a name that leads outside: %s" % entry.name)
+    make_folder(parent)
+    if entry.issym():
+        os.symlink(entry.linkname, target)
+    elif entry.isreg():
+        with io.open(target, "wb") as opened:
+            shutil.copyfileobj(tar.extractfile(entry), opened)
+        os.chmod(target, entry.mode)
+
+
+def shared_tree(archive, sha256):
+    """A tree that all attempts of this machine share and none can write to, made once and published by rename."""
+    place = os.path.join(tempfile.gettempdir(), "research-runtime-%d" % os.getuid())
+    make_folder(place)
+    os.chmod(place, 0o700)
+    tree = os.path.join(place, sha256)
+    if os.path.isdir(tree):
+        return tree
+    fresh = restore(archive, sha256, "%s.%s" % (tree, token()))
+    for folder, _, names in os.walk(fresh):
+        for name in names:
+            path = os.path.join(folder, name)
+            if not os.path.islink(path):
+                os.chmod(path, os.stat(path).st_mode & 0o555)
+        os.chmod(folder, 0o700 if folder == fresh else 0o555)
+    try:
+        os.rename(fresh, tree)
+    except OSError:
+        _remove(fresh)  # another was first
+    os.chmod(tree, 0o555)
+    return tree
+
+
+def _remove(folder):
+    for place, _, _ in os.walk(folder):
+        os.chmod(place, 0o700)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+# one index, attempt after attempt
+
+
+def serve(order, folder, index, options, asked, binding):
+    """Run one index until it has a result or the backend has to start us again; returns an exit code."""
+    run = Run(folder, index)
+    while True:
+        result = run.result()
+        if result:
+            run.announce(result)  # its maker may have died before it could
+            return _exit_code(result["reason"])
+        if run.cancelled():
+            return _exit_code(run.commit("cancelled", 1, 0, {})["reason"])
+        before = [note for _, note in run.attempts()]
+        if before and _is_final(order, before):
+            what, reason = decide(before, order["retry"])
+            return _exit_code(run.commit(reason, 1, len(before), before[-1] or {})["reason"])
+        number = run.claim(options.native)
+        fault("claimed")
+        scratch = tempfile.mkdtemp(prefix="job-%s-%d-" % (order["job"][:10], index), dir=options.scratch)
+        try:
+            reason, code, details = Attempt(order, run, number, scratch, asked, binding).go()
+        finally:
+            _remove(scratch)
+        fault("ended")
+        if reason in ("succeeded", "cancelled"):
+            return _exit_code(run.commit(reason, code, number, details)["reason"])
+        named = "app_failed" if reason == "final_failure" else reason
+        run.end(number, named, code, details)
+        fault("noted")
+        if reason == "final_failure":
+            return _exit_code(run.commit(named, code, number, details)["reason"])
+        what, then = decide([note for _, note in run.attempts()], order["retry"])
+        if what == "final":
+            return _exit_code(run.commit(then, code, number, details)["reason"])
+        if reason == "stopped" or asked.stop:
+            return AGAIN
+        again = next_start(order, options, then, asked)
+        if again is not None:
+            return again
+
+
+def _is_final(order, before):
+    return decide(before, order["retry"])[0] == "final"
+
+
+def _exit_code(reason):
+    return DONE if reason == "succeeded" else FAILED
+
+
+def next_start(order, options, pause, asked):
+    """Have the job started again: by the backend (then an exit code), or here after a pause (then None)."""
+    how = order["retries"]
+    if how == "backend":
+        return AGAIN
+    if how == "requeue":
+        words = [word.replace("{native}", options.member or options.native) for word in order["requeue"]]
+        try:
+            answer = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            said = answer.communicate()[0].decode("utf-8", "replace").strip()
+        except OSError as problem:
+            answer, said = None, str(problem)
+        if answer is not None and answer.returncode == 0:
+            return AGAIN
+        say("cannot be requeued, goes on here: %s" % said)
+    until = time.time() + pause
+    while time.time() < until:
+        if asked.stop:
+            return AGAIN
+        time.sleep(min(LOOK_S, max(0.0, until - time.time())))
+    return None
+
+
+# many indices on one machine
+
+
+def pack(order, folder, indices, options, asked):
+    """Fill this machine's slots with the runs of `indices`, each with CPUs and GPUs of its own; returns an exit code."""
+    slots = share_out(order["pack"]["slots"], order["pack"].get("per", "node"), _cpus(), _gpus())
+    waiting, codes = list(indices), []
+    running = {}  # type: dict
+    while waiting or running:
+        for slot in range(len(slots)):
+            if slot in running and running[slot][0].poll() is not None:
+                codes.append(running.pop(slot)[0].returncode)
+            if slot not in running and waiting and not asked.stop:
+                index = waiting.pop(0)
+                running[slot] = (_start_one(folder, index, slots[slot], options), index)
+        if asked.stop:
+            for child, _ in running.values():
+                _kill(child.pid, signal.SIGTERM)
+            codes += [child.wait() for child, _ in running.values()]
+            return AGAIN
+        time.sleep(LOOK_S / 4)
+    return worst(codes)
+
+
+def worst(codes):
+    """One exit code for many runs."""
+    for code in (AGAIN, REFUSED, DUPLICATE):
+        if code in codes:
+            return code
+    return FAILED if any(codes) else DONE
+
+
+def share_out(slots, per, cpus, gpus):
+    """What each slot may use: its CPUs, and its GPU or GPUs, as evenly as they go."""
+    count = slots * max(1, len(gpus)) if per == "gpu" else slots
+    shares = []
+    for slot in range(count):
+        mine = [cpu for place, cpu in enumerate(cpus) if place % count == slot] or [cpus[slot % len(cpus)]]
+        if per == "gpu":
+            own = [gpus[slot // slots]] if gpus else []
+        elif len(gpus) >= count:
+            own = [gpu for place, gpu in enumerate(gpus) if place % count == slot]
+        else:
+            own = [gpus[slot % len(gpus)]] if gpus else []
+        shares.append((mine, own))
+    return shares
+
+
+def _cpus():
+    try:
+        return sorted(os.sched_getaffinity(0))
+    except AttributeError:
+        return list(range(os.cpu_count() or 1))
+
+
+def _gpus():
+    for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
+        value = os.environ.get(name, "")
+        if value and value not in ("all", "none", "void", "NoDevFiles"):
+            return value.split(",")
+    return []
+
+
+def _start_one(folder, index, share, options):
+    cpus, gpus = share
+    words = [sys.executable, os.path.abspath(__file__), folder, "--index", str(index), "--native", options.native]
+    words += ["--claimed", "--cpus", ",".join(str(cpu) for cpu in cpus), "--gpus", ",".join(gpus)]
+    if options.scratch:
+        words += ["--scratch", options.scratch]
+    return subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
+
+
+def bind(options):
+    """Keep this run to its CPUs, and return the variables that keep it to its GPUs."""
+    if options.cpus:
+        try:
+            os.sched_setaffinity(0, [int(cpu) for cpu in options.cpus.split(",")])
+        except (AttributeError, OSError):
+            pass
+    if options.gpus is None:
+        return {}
+    # Both, for frameworks look at one and container runtimes at the other.
+    return {"CUDA_VISIBLE_DEVICES": options.gpus, "NVIDIA_VISIBLE_DEVICES": options.gpus or "void"}
+
+
+# the command
+
+
+def load_order(folder):
+    try:
+        order = read_json(os.path.join(folder, "order.json"))
+    except (IOError, OSError) as problem:
+        raise Refused("cannot read the order in %s: %s" % (folder, problem.strerror))
+    except ValueError as problem:
+        raise Refused("the order in %s is no JSON: %s" % (folder, problem))
+    if order.get("schema") != SCHEMA:
+        raise Refused("the order has schema %s, this shim follows %d" % (order.get("schema"), SCHEMA))
+    return order
+
+
+def parse_indices(text):
+    first, _, last = text.partition("-")
+    return list(range(int(first), int(last or first) + 1))
+
+
+def say(text):
+    sys.stderr.write("shim: %s\n" % text)
+    sys.stderr.flush()
+
+
+def fault(point):
+    """Die here if a test asked for it."""
+    if os.environ.get("RUNTIME_SHIM_FAULT") == point:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(words):
+    parser = argparse.ArgumentParser(description="Runs a job by the order in its folder.")
+    parser.add_argument("folder", help="the job's run folder")
+    parser.add_argument("--native", default="local", help="the backend's own id of this job")
+    parser.add_argument("--member", help="its id of this array member, where that differs")
+    parser.add_argument("--index", type=int, help="run this index")
+    parser.add_argument("--indices", type=parse_indices, help="run these, A-B, in turn or packed")
+    parser.add_argument("--scratch", help="folder on this machine for trees; the system's temporary one by default")
+    parser.add_argument("--claimed", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--cpus", help=argparse.SUPPRESS)
+    parser.add_argument("--gpus", help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    folder = os.path.abspath(options.folder)
+    asked = Asked()
+    try:
+        order = load_order(folder)
+        if not options.claimed:
+            claim_job(folder, order.get("epoch", 1), order.get("part", 0), options.native)
+    except Refused as problem:
+        say(str(problem))
+        return REFUSED
+    except Taken as owner:
+        say("this is a twin: the job is served by %s" % owner)
+        return DUPLICATE
+    indices = [options.index] if options.index is not None else options.indices or [0]
+    unknown = [index for index in indices if str(index) not in order["runs"]]
+    if unknown:
+        say("the order has no index %d" % unknown[0])
+        return REFUSED
+    if order.get("pack") and options.index is None:
+        return pack(order, folder, indices, options, asked)
+    binding = bind(options)
+    codes = []
+    for index in indices:
+        codes.append(serve(order, folder, index, options, asked, binding))
+        if asked.stop:
+            break
+    return worst(codes)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,148 @@
+"""A job's folder for the shim, and ways to run it on any Python of this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SHIM = Path(__file__).parents[1] / "runtime" / "shim.py"
+JOB = "j-0123456789abcdef01234567"
+
+
+def find_pythons() -> dict[str, str]:
+    """Version → interpreter, for every Python from 3.6 on that this machine has."""
+    found = {f"{sys.version_info[0]}.{sys.version_info[1]}": sys.executable}
+    root = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
+    for minor in range(6, 15):
+        version = f"3.{minor}"
+        installed = sorted(str(path) for path in root.glob(f"{version}.*/bin/python"))
+        path = next(iter(installed), None) or shutil.which(f"python{version}")
+        if path:
+            found.setdefault(version, path)
+    return found
+
+
+@dataclass
+class ShimJob:
+    """A run folder; `run` starts the shim on it as a backend would."""
+
+    root: Path
+    python: str
+    order: dict[str, Any]
+    environ: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        return self.root / "jobs" / JOB
+
+    def write(self) -> ShimJob:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "order.json").write_text(json.dumps(self.order))
+        return self
+
+    def start(self, *words: str, **environ: str) -> subprocess.Popen[str]:
+        scratch = self.root / "scratch"
+        scratch.mkdir(exist_ok=True)
+        return subprocess.Popen(
+            [self.python, str(SHIM), str(self.folder), "--scratch", str(scratch), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={"PATH": os.environ["PATH"], "TMPDIR": str(scratch), **self.environ, **environ},
+        )
+
+    def run(self, *words: str, **environ: str) -> int:
+        return self.finish(self.start(*words, **environ))
+
+    def finish(self, started: subprocess.Popen[str]) -> int:
+        """Wait for a shim that was started; its exit code."""
+        try:
+            self.stdout, self.stderr = started.communicate(timeout=60)
+        finally:
+            started.kill()
+        return started.returncode
+
+    def results(self) -> dict[int, tuple[str, int, int]]:
+        """Index → reason, exit code and attempt, as the names in `done` say."""
+        found = {}
+        for path in sorted((self.root / "done").glob(f"{JOB}.*")):
+            index, reason, code, attempt = path.name.removeprefix(f"{JOB}.").split(".")
+            found[int(index)] = (reason, int(code), int(attempt))
+        return found
+
+    def ends(self, index: int = 0) -> list[str]:
+        """How each attempt ended, oldest first; `-` where it left no word."""
+        ends = []
+        for folder in sorted((self.folder / "runs" / str(index)).glob("a0*")):
+            notes = [path.name.removeprefix("end.").rpartition(".")[0] for path in folder.glob("end.*")]
+            ends.append(notes[0] if notes else "-")
+        return ends
+
+    def log(self, index: int = 0, attempt: int = 1, rank: int = 0) -> str:
+        return (self.folder / "runs" / str(index) / f"a{attempt:04d}" / f"rank{rank}.log").read_text()
+
+    def left_over(self) -> list[str]:
+        """What lies in the scratch folder, which is nothing once the shim has ended."""
+        return sorted(
+            path.name for path in (self.root / "scratch").iterdir() if not path.name.startswith("research-runtime-")
+        )
+
+
+def make_job(
+    root: Path,
+    python: str,
+    script: str | Sequence[str],
+    *,
+    runs: Mapping[int, Mapping[str, Any]] | None = None,
+    **changes: Any,
+) -> ShimJob:
+    """A job of a shell script, or an argv, with the fields of the order that matter to a test."""
+    command = ["sh", "-c", script] if isinstance(script, str) else list(script)
+    retry = {"failure": 0, "preemption": 100, "on_exit": {}, "backoff_s": [0.05, 0.1]} | changes.pop("retry", {})
+    order: dict[str, Any] = {
+        "schema": 1,
+        "job": JOB,
+        "runs": {str(index): {"command": command, **(run or {})} for index, run in (runs or {0: {}}).items()},
+        "nodes": 1,
+        "tasks_per_node": 1,
+        "grace_s": 1.0,
+        "retry": retry,
+        "retries": "shim",
+        **changes,
+    }
+    return ShimJob(root, python, order).write()
+
+
+def add_snapshot(job: ShimJob, archive: bytes, **code: Any) -> None:
+    (job.folder / "snapshot.tar").write_bytes(archive)
+    job.order["code"] = {"archive": "snapshot.tar", "sha256": hashlib.sha256(archive).hexdigest(), **code}
+    job.write()
+
+
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 20) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, f"{what} did not come within {seconds} s"
+        time.sleep(0.02)
+
+
+def processes_with(text: str) -> list[int]:
+    """Pids whose command line or environment has `text`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if text.encode() in (path / "environ").read_bytes() or text.encode() in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
+        except OSError:
+            continue
+    return [pid for pid in found if pid != os.getpid()]

@@ -1,0 +1,589 @@
+"""The shim: what it promises wherever it runs, on every Python that this machine has."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.shim import decide, parse_indices, share_out
+from runtime.snapshot import make_snapshot
+from tests.shim_support import JOB, ShimJob, add_snapshot, find_pythons, make_job, processes_with, wait_for
+
+PYTHONS = find_pythons()
+OWN = f"{sys.version_info[0]}.{sys.version_info[1]}"
+RETRY = {"failure": 1, "preemption": 2, "on_exit": {}, "backoff_s": [1.0, 4.0]}
+
+MakeJob = Callable[..., ShimJob]
+
+
+OLDEST, NEWEST = (
+    next(iter(sorted(PYTHONS, key=lambda version: int(version[2:])))),
+    max(PYTHONS, key=lambda version: int(version[2:])),
+)
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(version, marks=[] if version == OWN else [pytest.mark.service], id=f"python{version}")
+        for version in dict.fromkeys((OWN, OLDEST, NEWEST))
+    ]
+)
+def job(request: pytest.FixtureRequest, tmp_path: Path) -> MakeJob:
+    def make(script: str | Sequence[str], **changes: Any) -> ShimJob:
+        return make_job(tmp_path, PYTHONS[request.param], script, **changes)
+
+    return make
+
+
+# a run
+
+
+def test_shim_runs_the_command_and_says_the_outcome_in_a_name(job: MakeJob) -> None:
+    made = job("echo out; echo err >&2; pwd > $RUNTIME_OUTPUT_DIR/where")
+
+    assert made.run() == 0
+
+    assert made.results() == {0: ("succeeded", 0, 1)}
+    assert made.log() == "out\nerr\n"
+    assert made.left_over() == []
+    assert json.loads((made.folder / "runs/0/result").read_text())["reason"] == "succeeded"
+
+
+def test_shim_gives_the_command_the_environment_that_every_job_sees(job: MakeJob) -> None:
+    made = job(
+        "env",
+        env={"A": "1"},
+        runs={3: {"env": {"SEED": "3"}}},
+        time_limit_s=600,
+        checkpoint={"signal": "USR1", "lead_s": 5},
+    )
+
+    assert made.run("--index", "3", RUNTIME_RANK="9", RUNTIME_OTHER="leaks") == 0
+
+    seen = dict(line.split("=", 1) for line in made.log(3).splitlines() if "=" in line)
+    folder = made.folder / "runs" / "3"
+    wanted = {
+        "A": "1",
+        "SEED": "3",
+        "RUNTIME_JOB_ID": JOB,
+        "RUNTIME_ATTEMPT": "1",
+        "RUNTIME_RESTARTS": "0",
+        "RUNTIME_RANK": "0",
+        "RUNTIME_WORLD_SIZE": "1",
+        "RUNTIME_LOCAL_RANK": "0",
+        "RUNTIME_NODE_RANK": "0",
+        "RUNTIME_NUM_NODES": "1",
+        "RUNTIME_ARRAY_INDEX": "3",
+        "RUNTIME_CHECKPOINT_DIR": str(folder / "checkpoint"),
+        "RUNTIME_OUTPUT_DIR": str(folder / "output" / "a0001"),
+        "PYTHONUNBUFFERED": "1",
+    }
+    assert {name: seen.get(name) for name in wanted} == wanted
+    assert abs(int(seen["RUNTIME_DEADLINE"]) - time.time() - 600) < 30
+    assert "RUNTIME_OTHER" not in seen
+    assert "RANK" not in seen
+
+
+def test_shim_runs_each_rank_with_its_place_and_a_log_of_its_own(job: MakeJob) -> None:
+    made = job(
+        "echo $RANK/$WORLD_SIZE local $LOCAL_RANK node $RUNTIME_NODE_RANK of $RUNTIME_NUM_NODES",
+        nodes=2,
+        tasks_per_node=2,
+    )
+
+    assert made.run() == 0
+
+    assert [made.log(rank=rank) for rank in range(4)] == [
+        "0/4 local 0 node 0 of 2\n",
+        "1/4 local 1 node 0 of 2\n",
+        "2/4 local 0 node 1 of 2\n",
+        "3/4 local 1 node 1 of 2\n",
+    ]
+
+
+def test_shim_ends_the_other_ranks_when_one_fails(job: MakeJob) -> None:
+    made = job('if [ "$RANK" = 1 ]; then exit 7; fi; sleep 60', nodes=2)
+
+    started = time.monotonic()
+    assert made.run() == 1
+
+    assert made.results() == {0: ("app_failed", 7, 1)}
+    assert time.monotonic() - started < 20
+    assert processes_with(str(made.root)) == []
+
+
+def test_shim_runs_a_line_of_shell_after_the_setup_lines(job: MakeJob) -> None:
+    made = job(["echo $GREETING $HOME_OF | tr a-z A-Z"], shell=True, setup=["export GREETING=hello", "HOME_OF=nobody"])
+
+    assert made.run() == 0
+
+    assert made.log() == "HELLO\n"
+
+
+def test_shim_whose_setup_fails_says_so(job: MakeJob) -> None:
+    made = job("echo never", setup=["false"])
+
+    assert made.run() == 1
+
+    assert made.results() == {0: ("app_failed", 1, 1)}
+    assert made.log() == ""
+
+
+def test_shim_with_a_command_that_is_not_there_ends_as_setup_failed(job: MakeJob) -> None:
+    made = job(["no-such-command"])
+
+    assert made.run() == 1
+
+    assert made.results() == {0: ("setup_failed", 127, 1)}
+    assert made.ends() == ["setup_failed"]
+
+
+# code
+
+
+def test_shim_runs_the_submitted_tree_byte_for_byte_and_each_attempt_has_its_own(job: MakeJob, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "pkg").mkdir(parents=True)
+    (tree / "pkg" / "data").write_bytes(b"\r\n\0")
+    (tree / "run.sh").write_text(
+        "#!/bin/sh\ncat pkg/data > $RUNTIME_OUTPUT_DIR/data\nls\ntouch mine\n[ $RUNTIME_ATTEMPT = 2 ]\n"
+    )
+    (tree / "run.sh").chmod(0o755)
+    (tree / "link").symlink_to("run.sh")
+    made = job(["./link"], retry={"failure": 1})
+    add_snapshot(made, make_snapshot(tree).archive)
+    (tree / "run.sh").write_text("exit 9")
+
+    assert made.run() == 0
+
+    assert (made.folder / "runs/0/output/a0002/data").read_bytes() == b"\r\n\0"
+    assert made.log(attempt=1) == made.log(attempt=2) == "link\npkg\nrun.sh\n"
+    assert made.left_over() == []
+
+
+def test_shim_refuses_a_snapshot_of_other_bytes(job: MakeJob, tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "a").write_text("1")
+    made = job("echo never")
+    add_snapshot(made, make_snapshot(tmp_path / "tree").archive)
+    (made.folder / "snapshot.tar").write_bytes(b"other")
+
+    assert made.run() == 1
+
+    assert made.results() == {0: ("setup_failed", 1, 1)}
+    assert "other bytes" in json.loads((made.folder / "runs/0/result").read_text())["message"]
+
+
+def test_shim_shares_a_tree_that_nobody_can_write_to_where_the_order_says_so(job: MakeJob, tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "a").write_text("1")
+    made = job("cat a; echo; pwd; stat -c %a . a", runs={0: {}, 1: {}})
+    add_snapshot(made, make_snapshot(tmp_path / "tree").archive, writable=False)
+
+    assert made.run("--indices", "0-1") == 0
+
+    assert made.log(0) == made.log(1)
+    assert made.log(0).splitlines()[0] == "1"
+    assert made.log(0).splitlines()[2:] == ["555", "444"]
+
+
+def test_shim_reads_secrets_from_files_and_leaves_them_out_of_what_it_writes(job: MakeJob) -> None:
+    made = job("test $HF_TOKEN = canary-4711", secrets={"HF_TOKEN": "secrets/HF_TOKEN"})
+    (made.folder / "secrets").mkdir()
+    (made.folder / "secrets" / "HF_TOKEN").write_text("canary-4711")
+
+    assert made.run() == 0
+
+    written = [path for path in made.root.rglob("*") if path.is_file() and "secrets" not in path.parts]
+    assert [path for path in written if b"canary-4711" in path.read_bytes() and path.name != "order.json"] == []
+    assert "canary" not in json.dumps(made.order["secrets"])
+
+
+# retries
+
+
+def test_shim_retries_failures_in_place_until_the_budget_is_spent(job: MakeJob) -> None:
+    made = job("echo attempt $RUNTIME_ATTEMPT; exit 3", retry={"failure": 2})
+
+    assert made.run() == 1
+
+    assert made.ends() == ["app_failed"] * 3
+    assert made.results() == {0: ("app_failed", 3, 3)}
+    assert made.log(attempt=3) == "attempt 3\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "on_exit", "ends", "result"),
+    [
+        (75, {}, ["requeue", "requeue"], ("succeeded", 0, 3)),
+        (9, {"9": "requeue"}, ["requeue", "requeue"], ("succeeded", 0, 3)),
+        (9, {"9": "fail"}, ["app_failed"], ("app_failed", 9, 1)),
+        (9, {"9": "succeed"}, [], ("succeeded", 9, 1)),
+        (75, {"75": "fail"}, ["app_failed"], ("app_failed", 75, 1)),
+    ],
+)
+def test_shim_does_what_an_exit_code_means(
+    job: MakeJob, code: int, on_exit: dict[str, str], ends: list[str], result: tuple[str, int, int]
+) -> None:
+    made = job(f"[ $RUNTIME_ATTEMPT = 3 ] || exit {code}", retry={"failure": 1, "on_exit": on_exit})
+
+    assert made.run() == (0 if result[0] == "succeeded" else 1)
+
+    assert [end for end in made.ends() if end != "-"] == ends
+    assert made.results() == {0: result}
+
+
+def test_shim_that_has_the_backend_retry_says_so_by_its_exit_code(job: MakeJob) -> None:
+    made = job("exit $((3 - RUNTIME_ATTEMPT))", retry={"failure": 5}, retries="backend")
+
+    assert [made.run(), made.run(), made.run(), made.run()] == [10, 10, 0, 0]
+
+    assert made.ends() == ["app_failed", "app_failed", "-"]
+    assert made.results() == {0: ("succeeded", 0, 3)}
+
+
+def test_shim_requeues_by_the_member_id_and_goes_on_in_place_where_that_is_refused(
+    job: MakeJob, tmp_path: Path
+) -> None:
+    asked = tmp_path / "asked"
+    made = job(
+        "[ $RUNTIME_ATTEMPT = 3 ]",
+        retry={"failure": 5},
+        retries="requeue",
+        requeue=["sh", "-c", f'echo "$0" >> {asked}; [ $(wc -l < {asked}) = 1 ]', "{native}"],
+    )
+
+    assert made.run("--native", "70", "--member", "70_0") == 10
+    assert made.run("--native", "70", "--member", "70_0") == 0
+
+    assert asked.read_text().split() == ["70_0", "70_0"]
+    assert "cannot be requeued" in made.stderr
+    assert made.results() == {0: ("succeeded", 0, 3)}
+
+
+def test_shim_that_finds_a_result_exits_with_it_and_runs_nothing(job: MakeJob) -> None:
+    made = job("exit 4")
+    made.run()
+
+    assert made.run() == 1
+
+    assert made.ends() == ["app_failed"]
+    assert made.results() == {0: ("app_failed", 4, 1)}
+
+
+def test_shim_that_finds_another_owner_is_a_twin(job: MakeJob) -> None:
+    made = job("echo once")
+
+    assert made.run("--native", "41") == 0
+    assert made.run("--native", "42") == 3
+    assert made.run("--native", "41") == 0
+
+    assert "this is a twin: the job is served by 41" in _twin_says(made)
+    assert made.ends() == ["-"]
+
+
+def _twin_says(made: ShimJob) -> str:
+    made.run("--native", "42")
+    return made.stderr
+
+
+def test_shim_of_a_later_epoch_takes_over_and_the_earlier_one_stands_back(job: MakeJob) -> None:
+    made = job("exit 75", retries="backend")
+    assert made.run("--native", "41") == 10
+    made.order["epoch"] = 2
+    made.order["runs"]["0"]["command"] = ["true"]
+    made.write()
+
+    assert made.run("--native", "43") == 0
+    made.order["epoch"] = 1
+    made.write()
+    assert made.run("--native", "41") == 3
+
+
+# signals and limits
+
+
+def test_shim_at_the_time_limit_ends_the_whole_tree_and_two_without_checkpoint_are_final(job: MakeJob) -> None:
+    made = job("sleep 61 & sleep 62", time_limit_s=0.5, retry={"failure": 9})
+
+    assert made.run() == 1
+
+    assert made.ends() == ["timeout", "timeout"]
+    assert made.results() == {0: ("timeout", 124, 2)}
+    assert processes_with(str(made.root)) == []
+
+
+def test_shim_asks_for_a_checkpoint_before_the_time_limit_and_goes_on_for_free(job: MakeJob) -> None:
+    script = (
+        "n=$(cat $RUNTIME_CHECKPOINT_DIR/n 2>/dev/null || echo 0); [ $n = 2 ] && exit 0; "
+        'trap "echo $((n + 1)) > $RUNTIME_CHECKPOINT_DIR/n; echo saved" USR1; while :; do sleep 0.1; done'
+    )
+    made = job(script, time_limit_s=1.5, checkpoint={"signal": "USR1", "lead_s": 1.0})
+
+    assert made.run() == 0
+
+    assert made.ends() == ["checkpointed", "checkpointed", "-"]
+    assert made.results() == {0: ("succeeded", 0, 3)}
+    assert made.log(attempt=1) == "saved\n"
+
+
+def test_shim_passes_an_early_warning_on_and_lets_the_command_finish(job: MakeJob) -> None:
+    made = job(
+        'trap "echo warned; exit 0" USR2; touch $RUNTIME_OUTPUT_DIR/up; while :; do sleep 0.1; done',
+        checkpoint={"signal": "USR2", "lead_s": 1},
+    )
+    started = made.start()
+    wait_for((made.folder / "runs/0/output/a0001/up").exists, "the command")
+
+    started.send_signal(signal.SIGUSR1)
+
+    assert made.finish(started) == 0
+    assert made.log() == "warned\n"
+
+
+@pytest.mark.parametrize("after", ["exit 0", "exit 3", ":"])
+def test_shim_that_is_told_to_stop_lets_the_backend_say_why(job: MakeJob, after: str) -> None:
+    made = job(f'trap "echo bye; {after}" TERM; touch $RUNTIME_OUTPUT_DIR/up; while :; do sleep 0.1; done')
+    started = made.start()
+    wait_for((made.folder / "runs/0/output/a0001/up").exists, "the command")
+
+    started.send_signal(signal.SIGTERM)
+
+    assert made.finish(started) == 10
+    assert made.ends() == ["stopped"]
+    assert made.results() == {}
+    assert "bye" in made.log()
+    assert processes_with(str(made.root)) == []
+
+
+def test_shim_that_finds_a_cancel_mark_ends_the_run_as_cancelled(job: MakeJob) -> None:
+    made = job("touch $RUNTIME_OUTPUT_DIR/up; sleep 60", retry={"failure": 9})
+    started = made.start()
+    wait_for((made.folder / "runs/0/output/a0001/up").exists, "the command")
+
+    (made.folder / "cancel").write_text("")
+
+    assert made.finish(started) == 1
+    assert made.results() == {0: ("cancelled", 1, 1)}
+    assert made.run() == 1
+
+
+def test_shim_ends_a_command_that_prints_nothing_for_too_long(job: MakeJob) -> None:
+    made = job("echo once; sleep 60", idle_timeout_s=0.6)
+
+    assert made.run() == 1
+
+    assert made.results() == {0: ("idle", 1, 1)}
+
+
+def test_shim_beats_while_the_command_runs(job: MakeJob) -> None:
+    made = job("sleep 1")
+
+    assert made.run() == 0
+
+    assert (made.folder / "runs/0/a0001/beat").read_text() == "1"
+
+
+@pytest.mark.parametrize("point", ["claimed", "ended", "noted"])
+def test_shim_killed_at_any_step_and_started_again_ends_with_one_result(job: MakeJob, point: str) -> None:
+    made = job("echo attempt >> $RUNTIME_OUTPUT_DIR/../ran; exit 5", retry={"failure": 3})
+
+    assert made.run(RUNTIME_SHIM_FAULT=point) == -signal.SIGKILL
+    assert made.run() == 1
+
+    assert made.results()[0][:2] == ("app_failed", 5)
+    assert len(made.results()) == 1
+    ended = [end for end in made.ends() if end != "-"]
+    assert ended == ["app_failed"] * 4
+
+
+def test_shim_lost_three_times_in_a_row_is_not_started_a_fourth_time(job: MakeJob) -> None:
+    made = job("true")
+
+    for _ in range(3):
+        assert made.run(RUNTIME_SHIM_FAULT="claimed") == -signal.SIGKILL
+
+    assert made.run() == 1
+    assert made.ends() == ["-", "-", "-"]
+    assert made.results() == {0: ("lost", 1, 3)}
+
+
+def test_shim_started_twice_at_once_commits_one_result(job: MakeJob) -> None:
+    made = job("sleep 0.3; exit $RUNTIME_ATTEMPT")
+
+    both = [made.start(), made.start()]
+    codes = [made.finish(each) for each in both]
+
+    assert codes == [1, 1]
+    assert len(made.results()) == 1
+
+
+# many on one machine
+
+
+def test_shim_packs_runs_into_slots_that_share_cpus_and_gpus(job: MakeJob) -> None:
+    made = job(
+        "sleep 0.3; echo $CUDA_VISIBLE_DEVICES $NVIDIA_VISIBLE_DEVICES",
+        runs={index: {} for index in range(8)},
+        pack={"slots": 2, "per": "gpu"},
+    )
+
+    assert made.run("--indices", "0-7", CUDA_VISIBLE_DEVICES="0,1") == 0
+
+    used = sorted(made.log(index).strip() for index in range(8))
+    assert set(used) == {"0 0", "1 1"}
+    assert made.results() == dict.fromkeys(range(8), ("succeeded", 0, 1))
+
+
+def test_shim_packs_on_when_a_run_fails_and_says_so_in_the_end(job: MakeJob) -> None:
+    made = job("[ $RUNTIME_ARRAY_INDEX != 1 ]", runs={index: {} for index in range(4)}, pack={"slots": 2})
+
+    assert made.run("--indices", "0-3") == 1
+
+    assert {index: found[0] for index, found in made.results().items()} == {
+        0: "succeeded",
+        1: "app_failed",
+        2: "succeeded",
+        3: "succeeded",
+    }
+
+
+def test_shim_that_packs_and_is_stopped_ends_every_run_and_takes_up_the_rest_later(job: MakeJob) -> None:
+    made = job(
+        "touch $RUNTIME_OUTPUT_DIR/up; [ $RUNTIME_ATTEMPT = 2 ] || [ $RUNTIME_ARRAY_INDEX = 2 ] || sleep 60",
+        runs={index: {} for index in range(3)},
+        pack={"slots": 2},
+    )
+    started = made.start("--indices", "0-2")
+    for index in (0, 1):
+        wait_for((made.folder / f"runs/{index}/output/a0001/up").exists, f"run {index}")
+
+    started.send_signal(signal.SIGTERM)
+    assert made.finish(started) == 10
+    assert processes_with(str(made.root)) == []
+
+    assert made.run("--indices", "0-2") == 0
+    assert made.results() == {0: ("succeeded", 0, 2), 1: ("succeeded", 0, 2), 2: ("succeeded", 0, 1)}
+
+
+# wrong orders
+
+
+@pytest.mark.parametrize(
+    ("order", "says"),
+    [
+        ("{", "is no JSON"),
+        ('{"schema": 2}', "has schema 2, this shim follows 1"),
+        (None, "cannot read the order"),
+    ],
+)
+def test_shim_with_an_order_it_cannot_follow_says_why(job: MakeJob, order: str | None, says: str) -> None:
+    made = job("true")
+    (made.folder / "order.json").unlink()
+    if order is not None:
+        (made.folder / "order.json").write_text(order)
+
+    assert made.run() == 2
+
+    assert says in made.stderr
+    assert "Traceback" not in made.stderr
+
+
+def test_shim_with_an_index_that_is_not_in_the_order_says_so(job: MakeJob) -> None:
+    made = job("true")
+
+    assert made.run("--index", "5") == 2
+
+    assert "no index 5" in made.stderr
+
+
+# decisions
+
+
+def ended(*reasons: str | None) -> list[dict[str, Any] | None]:
+    return [None if reason is None else {"reason": reason} for reason in reasons]
+
+
+@pytest.mark.parametrize(
+    ("notes", "then"),
+    [
+        (ended("app_failed"), ("again", 1.0)),
+        (ended("app_failed", "app_failed"), ("final", "app_failed")),
+        (ended("setup_failed"), ("again", 1.0)),
+        (ended("oom", "app_failed"), ("final", "app_failed")),
+        (ended("stopped"), ("again", 0.0)),
+        (ended("stopped", "stopped", "stopped"), ("final", "preempted")),
+        (ended("stopped", "app_failed", "stopped"), ("again", 0.0)),
+        (ended(None, None), ("again", 0.0)),
+        (ended(None, "stopped", None), ("final", "lost")),
+        (ended("timeout"), ("again", 1.0)),
+        (ended("timeout", "checkpointed", "timeout"), ("final", "timeout")),
+        (ended("timeout", "timeout"), ("final", "timeout")),
+        (ended(*["checkpointed"] * 50), ("again", 0.0)),
+        (ended(*["requeue"] * 50), ("again", 0.0)),
+        (ended("duplicate"), ("final", "duplicate")),
+    ],
+)
+def test_decision_follows_from_how_the_attempts_ended(
+    notes: list[dict[str, Any] | None], then: tuple[str, object]
+) -> None:
+    assert decide(notes, RETRY, pause=lambda: 0.5) == then
+
+
+def test_decision_pauses_longer_each_time_up_to_a_bound() -> None:
+    retry = RETRY | {"failure": 9}
+    pauses = [decide(ended(*["app_failed"] * count), retry, pause=lambda: 0.5)[1] for count in range(1, 6)]
+
+    assert pauses == [1.0, 2.0, 4.0, 4.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("slots", "per", "cpus", "gpus", "shares"),
+    [
+        (2, "node", [0, 1, 2, 3], [], [([0, 2], []), ([1, 3], [])]),
+        (4, "node", [0, 1], [], [([0], []), ([1], []), ([0], []), ([1], [])]),
+        (2, "gpu", [0, 1, 2, 3], ["0", "1"], [([0], ["0"]), ([1], ["0"]), ([2], ["1"]), ([3], ["1"])]),
+        (2, "node", [0, 1], ["0", "1", "2", "3"], [([0], ["0", "2"]), ([1], ["1", "3"])]),
+        (3, "node", [0], ["0"], [([0], ["0"]), ([0], ["0"]), ([0], ["0"])]),
+    ],
+)
+def test_slots_share_cpus_and_gpus_evenly(
+    slots: int, per: str, cpus: list[int], gpus: list[str], shares: list[tuple[list[int], list[str]]]
+) -> None:
+    assert share_out(slots, per, cpus, gpus) == shares
+
+
+def test_indices_are_read_as_a_range_or_one() -> None:
+    assert (parse_indices("3"), parse_indices("3-5")) == ([3], [3, 4, 5])
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("version", PYTHONS)
+def test_shim_retries_and_succeeds_on_every_python_here(tmp_path: Path, version: str) -> None:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "run.sh").write_text('echo "$RUNTIME_ATTEMPT"; [ "$RUNTIME_ATTEMPT" = 2 ]')
+    made = make_job(
+        tmp_path, PYTHONS[version], ["sh", "run.sh"], retry={"failure": 1}, runs={0: {}, 1: {}}, pack={"slots": 2}
+    )
+    add_snapshot(made, make_snapshot(tree).archive)
+
+    assert made.run("--indices", "0-1") == 0
+
+    assert made.results() == {0: ("succeeded", 0, 2), 1: ("succeeded", 0, 2)}
+    assert made.log(1, attempt=2) == "2\n"
+
+
+@pytest.mark.service
+def test_shim_is_tested_on_the_oldest_python_it_promises() -> None:
+    if "3.6" not in PYTHONS and not os.environ.get("RUNTIME_REQUIRE_SERVICES"):
+        pytest.skip("no Python 3.6 here: pyenv install 3.6")
+    assert "3.6" in PYTHONS
