@@ -15,6 +15,8 @@ from tests.services_support import MotoServer, PubsubEmulator, RedisServer, find
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tests.kubernetes_support import Kubernetes
+
 GOLDEN_FOLDER = Path(__file__).parent / "golden"
 
 INSTALL_SERVICES = "make services"
@@ -31,6 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by the fixtures they use, so that none is forgotten: services as `service`, golden files as `golden`."""
     services = {"pubsub_server", "pubsub_emulator", "moto_process", "moto_server", "redis_server"}
+    services |= {"kubernetes", "kubernetes_node"}
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         if fixtures & services:
@@ -98,6 +101,28 @@ def redis_server() -> Iterator[RedisServer]:
     server = RedisServer().start()
     yield server
     server.kill()
+
+
+@pytest.fixture(scope="session")
+def kubernetes() -> Iterator[Kubernetes]:
+    """A Kubernetes without nodes: its API, its admission and its controllers are real, and no pod ever runs."""
+    yield from _running_kubernetes(node=False)
+
+
+@pytest.fixture(scope="session")
+def kubernetes_node() -> Iterator[Kubernetes]:
+    """A Kubernetes with one node whose pods run."""
+    yield from _running_kubernetes(node=True)
+
+
+def _running_kubernetes(*, node: bool) -> Iterator[Kubernetes]:
+    from tests import kubernetes_support
+
+    missing = kubernetes_support.find_missing(node=node)
+    require(missing or "Kubernetes", not missing, kubernetes_support.INSTALL)
+    running = kubernetes_support.Kubernetes(node=node).start()
+    yield running
+    running.stop()
 
 
 @pytest.fixture

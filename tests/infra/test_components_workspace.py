@@ -256,7 +256,6 @@ def test_role_for_launching_is_this_and_no_more() -> None:
         ("", "configmaps"): making,
         ("", "services"): ["create", "delete", "get", "list"],
         ("", "events"): watching,
-        ("events.k8s.io", "events"): watching,
         ("", "persistentvolumeclaims"): ["get", "list"],
         ("", "resourcequotas"): ["get", "list"],
         ("", "limitranges"): ["get", "list"],
