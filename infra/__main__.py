@@ -31,4 +31,5 @@ def run_program() -> None:
         raise pulumi.RunError(problem.render()) from problem
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -6,12 +6,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+import traceback
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from infra.recording import Recording
+import pulumi
+
+from infra.google_outputs import compute
+from infra.prices import Cost, find_costs
+from infra.recording import UNKNOWN, UNKNOWN_MARK, Recording, Registration, Secret, Unknown, record
+from infra.stack_files import StackConfig, find_project_folder, find_stack_file, load_stack_config
+from runtime.errors import RuntimeFailure
+from runtime.outputs import OUTPUT_NAME, parse_outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +30,7 @@ class Finding:
     """One reason why a stack must not be deployed."""
 
     source: str
-    """`settings`, `inputs` or `policy`"""
+    """`file`, `settings`, `program`, `inputs`, `policy`, `contract` or `stacks`"""
     rule: str
     """Name of the policy or check."""
     where: str
@@ -38,14 +49,6 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    urn: str
-    monthly_usd: float
-    basis: str
-    """`n2-standard-8, 730 h, us-west4, prices of 2026-11`"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     stack: str
     findings: tuple[Finding, ...]
@@ -54,15 +57,440 @@ class Report:
     costs: tuple[Cost, ...] = ()
     grants: tuple[Grant, ...] = ()
     rendered: Mapping[str, str] = field(default_factory=dict)
-    """File name → text of what is rendered into metadata: autoscaler files, boot scripts, units."""
+    """`RESOURCE/KEY` → text of what is rendered into metadata: autoscaler files, boot scripts, units."""
     contract: Mapping[str, Any] | None = None
+    """What is not known before `up` reads `<known after up>`."""
+    notes: tuple[str, ...] = ()
+    """What is worth knowing and no reason to stop."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+    @property
+    def resources(self) -> tuple[Registration, ...]:
+        return self.recording.resources if self.recording is not None else ()
 
 
 def check_stack(stack: str, *, folder: Path | None = None) -> Report:
-    """Check the stack whose file is `Pulumi.<stack>.yaml` in `folder`, by default the project's root."""
-    raise NotImplementedError
+    """Check the stack whose file is `Pulumi.<stack>.yaml` in `folder`, by default the project's root.
+
+    Raises `UnknownName` where there is no such file; all else that is wrong is in the report.
+    """
+    path = find_stack_file(stack, folder or find_project_folder())
+    try:
+        recording = record_stack(stack, load_stack_config(path))
+    except RuntimeFailure as problem:
+        return Report(stack=stack, recording=None, findings=tuple(_explained(problem, path.name)))
+    except Exception as problem:
+        # Whatever the program raises is what this command is asked to find.
+        return Report(stack=stack, recording=None, findings=(_crash(problem),))
+    return report_on(recording)
+
+
+def record_stack(stack: str, config: StackConfig) -> Recording:
+    """Run the program as the engine would for this stack. Raises what the program raises, unwrapped."""
+    from infra.__main__ import run_program
+
+    try:
+        return record(run_program, stack=stack, config=config.values, secrets=config.secrets, compute=compute)
+    except pulumi.RunError as wrapped:
+        if isinstance(wrapped.__cause__, RuntimeFailure):
+            raise wrapped.__cause__ from None
+        raise
 
 
 def load_stack_file(path: Path) -> dict[str, str]:
     """The `config:` of a stack file with full keys, values as the engine passes them (objects as JSON text)."""
-    raise NotImplementedError
+    return dict(load_stack_config(path).values)
+
+
+def report_on(recording: Recording) -> Report:
+    """Everything that can be said about what a program registered."""
+    contract = recording.outputs.get(OUTPUT_NAME)
+    rendered = find_rendered(recording)
+    findings = [
+        *find_wrong_inputs(recording),
+        *find_default_providers(recording),
+        *find_twins(recording),
+        *find_violations(recording),
+        *find_leaks(recording),
+        *find_contract_problems(contract),
+    ]
+    return Report(
+        stack=recording.stack,
+        findings=tuple(findings),
+        recording=recording,
+        costs=find_costs(recording),
+        grants=find_grants(recording),
+        rendered=rendered,
+        contract=shown(contract) if isinstance(contract, Mapping) else None,
+        notes=tuple(find_notes(recording)),
+    )
+
+
+def _explained(problem: RuntimeFailure, file: str) -> Iterator[Finding]:
+    from infra.config import InvalidSettings
+
+    if isinstance(problem, InvalidSettings):
+        for each in problem.problems:
+            yield Finding(
+                source="settings", rule="settings", where=each.path or file, message=each.message, hint=each.hint
+            )
+        return
+    message = "; ".join((problem.message, *problem.facts))
+    yield Finding(source="file", rule="stack-file", where=file, message=message, hint=problem.hint)
+
+
+def _crash(problem: Exception) -> Finding:
+    frames = traceback.extract_tb(problem.__traceback__)
+    ours = [each for each in frames if "/infra/" in each.filename and not each.filename.endswith(_PLUMBING)]
+    where = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "the program"
+    message = f"{type(problem).__name__}: {problem}"
+    return Finding(source="program", rule="program-runs", where=where, message=message)
+
+
+_PLUMBING: Final = ("/recording.py", "/check.py", "/__main__.py")
+
+
+def find_wrong_inputs(recording: Recording) -> Iterator[Finding]:
+    from infra.validate import find_input_problems
+
+    for each in recording.resources:
+        if not each.custom:
+            continue
+        try:
+            problems = find_input_problems(each.type, each.inputs)
+        except LookupError as problem:
+            yield Finding(source="inputs", rule="known-type", where=each.urn, message=str(problem))
+            continue
+        for found in problems:
+            yield Finding(
+                source="inputs", rule="valid-input", where=each.urn, message=f"`{found.path}` {found.message}"
+            )
+
+
+def find_default_providers(recording: Recording) -> Iterator[Finding]:
+    """Default providers are switched off, so the engine refuses a resource that names none."""
+    for each in recording.resources:
+        if each.custom and each.provider is None and not each.type.startswith("pulumi:providers:"):
+            yield Finding(
+                source="inputs",
+                rule="explicit-provider",
+                where=each.urn,
+                message="has no explicit provider",
+                hint="pass the stack's provider to the component, and `parent=self` to its children",
+            )
+
+
+def find_twins(recording: Recording) -> Iterator[Finding]:
+    """Two resources of one stack that would be one and the same thing in the cloud."""
+    owners: dict[tuple[str, str], str] = {}
+    for each in recording.resources:
+        identity = identity_of(each, recording)
+        if identity is None:
+            continue
+        first = owners.setdefault(identity, each.urn)
+        if first != each.urn:
+            yield Finding(
+                source="inputs",
+                rule="made-once",
+                where=each.urn,
+                message=f"is `{identity[1]}`, which `{_name(first)}` makes too",
+            )
+
+
+def find_violations(recording: Recording) -> Iterator[Finding]:
+    from infra.policy.rules import apply_rules
+
+    for each in apply_rules(recording.resources):
+        yield Finding(source="policy", rule=each.rule, where=each.urn, message=each.message, hint=each.hint)
+
+
+SUSPICIOUS_KEY: Final = re.compile(r"token|key|password|credential|passphrase", re.IGNORECASE)
+
+SECRET_VALUE: Final = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY|\bya29\.[\w-]{20,}|\bAIza[\w-]{35}|\bgh[pousr]_\w{30,}|\bhf_[A-Za-z0-9]{20,}"
+    r'|\bAKIA[0-9A-Z]{16}\b|"private_key"|\bsk-[A-Za-z0-9_-]{20,}'
+)
+
+
+def find_leaks(recording: Recording) -> Iterator[Finding]:
+    """Secret values where none may be: in the outputs, and in what any resource is given."""
+    for path, why in leaks_in(recording.outputs):
+        yield Finding(source="contract", rule="no-secret-output", where=path, message=why)
+    for each in recording.resources:
+        if not each.type.startswith("pulumi:providers:"):
+            for path, value in _leaves(each.inputs, ""):
+                if isinstance(value, str) and SECRET_VALUE.search(value):
+                    yield Finding(
+                        source="inputs", rule="no-secret-input", where=each.urn, message=f"`{path}` looks like a secret"
+                    )
+
+
+def leaks_in(outputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Path and reason of everything in a stack's outputs that is a secret, or is named like one."""
+    for path, value in _leaves(outputs, ""):
+        if isinstance(value, Secret):
+            yield path, "is a secret value"
+        elif isinstance(value, str) and SECRET_VALUE.search(value):
+            yield path, "looks like a secret value"
+        elif SUSPICIOUS_KEY.search(path.rpartition(".")[2]) and not _is_resource_name(value):
+            yield path, "is named like a secret"
+
+
+def _is_resource_name(value: Any) -> bool:
+    return isinstance(value, Unknown) or (isinstance(value, str) and value.startswith("projects/"))
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{path}[{index}]")
+    else:
+        yield path, value
+
+
+def find_contract_problems(contract: Any) -> Iterator[Finding]:
+    if not isinstance(contract, Mapping):
+        yield Finding(
+            source="contract", rule="contract", where=OUTPUT_NAME, message=f"the stack exports no `{OUTPUT_NAME}`"
+        )
+        return
+    try:
+        parse_outputs(shown(contract))
+    except RuntimeFailure as problem:
+        yield Finding(source="contract", rule="contract", where=OUTPUT_NAME, message=problem.message)
+
+
+def find_grants(recording: Recording) -> tuple[Grant, ...]:
+    found: list[Grant] = []
+    for each in recording.resources:
+        if is_grant(each.type):
+            found.append(
+                Grant(member=_text(each.inputs.get("member")), role=_text(each.inputs.get("role")), on=_on(each))
+            )
+        elif each.type.endswith((":RoleBinding", ":ClusterRoleBinding")):
+            found += _kubernetes_grants(each)
+    return tuple(found)
+
+
+def is_grant(type_: str) -> bool:
+    return type_.startswith("gcp:") and type_.endswith(("IAMMember", "IamMember"))
+
+
+_NOT_THE_TARGET: Final = frozenset({"role", "member", "project", "location", "region", "zone", "condition"})
+
+
+def _on(each: Registration) -> str:
+    """`topic dev-default`, `project my-lab`: what a grant is about."""
+    targets = sorted(set(each.inputs) - _NOT_THE_TARGET)
+    key = targets[0] if targets else "project"
+    value = _text(each.inputs.get(key))
+    # All of one project, so the last part tells them apart.
+    short = value.rpartition("/")[2] if key != "project" else value
+    return f"{_words(key)} {short}"
+
+
+def _words(key: str) -> str:
+    key = re.sub(r"(Id|Name)$", "", key)
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", key).lower()
+
+
+def _kubernetes_grants(each: Registration) -> Iterator[Grant]:
+    role, subjects = each.inputs.get("roleRef"), each.inputs.get("subjects")
+    metadata = each.inputs.get("metadata")
+    space = _text(metadata.get("namespace")) if isinstance(metadata, Mapping) else ""
+    for subject in subjects if isinstance(subjects, list) else ():
+        if isinstance(subject, Mapping) and isinstance(role, Mapping):
+            own = f"{_text(subject['namespace'])}/" if subject.get("namespace") else ""
+            yield Grant(
+                member=f"{_text(subject.get('kind'))}:{own}{_text(subject.get('name'))}",
+                role=_text(role.get("name")),
+                on=f"namespace {space}" if space else "cluster",
+            )
+
+
+def find_rendered(recording: Recording) -> dict[str, str]:
+    """Every text of several lines that a machine gets in its metadata."""
+    found: dict[str, str] = {}
+    for each in recording.of_type("gcp:compute/instance:Instance"):
+        metadata = each.inputs.get("metadata")
+        for key, value in metadata.items() if isinstance(metadata, Mapping) else ():
+            if isinstance(value, str) and "\n" in value:
+                found[f"{each.name}/{key}"] = value
+    return found
+
+
+def find_notes(recording: Recording) -> Iterator[str]:
+    contract = recording.outputs.get(OUTPUT_NAME)
+    clusters = contract.get("clusters") if isinstance(contract, Mapping) else None
+    for name, cluster in clusters.items() if isinstance(clusters, Mapping) else ():
+        image = cluster.get("image") if isinstance(cluster, Mapping) else None
+        if isinstance(image, str) and image.endswith("@sha256:" + "0" * 64):
+            yield f"no image pinned yet: head `{name}` will wait for one"
+    adopted = sum(1 for each in recording.resources if each.import_id)
+    if adopted:
+        yield f"{adopted} resources are taken over, not made: they have to exist"
+
+
+def find_protected(recording: Recording) -> list[Registration]:
+    return [each for each in recording.resources if each.protect]
+
+
+PHYSICAL_NAMES: Final = (
+    "name",
+    "accountId",
+    "secretId",
+    "repositoryId",
+    "roleId",
+    "workloadIdentityPoolProviderId",
+    "workloadIdentityPoolId",
+    "service",
+    "displayName",
+)
+
+
+def physical_name(each: Registration) -> str | None:
+    """What the resource is called in the cloud; None where nobody names it, or the name is not known yet."""
+    metadata = each.inputs.get("metadata")
+    if each.type.startswith("kubernetes:") and isinstance(metadata, Mapping):
+        name = metadata.get("name")
+        return name if isinstance(name, str) else None
+    for key in PHYSICAL_NAMES:
+        value = each.inputs.get(key)
+        if isinstance(value, str):
+            return value
+    return None
+
+
+def identity_of(each: Registration, recording: Recording) -> tuple[str, str] | None:
+    """Type and id of the one thing in the world that a resource is; None where it is not known."""
+    if not each.custom or each.type.startswith("pulumi:providers:"):
+        return None
+    identity = each.outputs.get("id", UNKNOWN)
+    if not isinstance(identity, str) or not identity:
+        return None
+    if each.type.startswith("kubernetes:"):
+        return each.type, f"{_cluster_of(each, recording)}/{identity}"
+    return each.type, identity
+
+
+def _cluster_of(each: Registration, recording: Recording) -> str:
+    urn = (each.provider or "").rpartition("::")[0]
+    provider = next((found for found in recording.resources if found.urn == urn), None)
+    return _text(provider.inputs.get("clusterIdentifier", provider.inputs.get("context"))) if provider else "?"
+
+
+SHARED_TYPES: Final = frozenset({"gcp:projects/service:Service", "gcp:projects/serviceIdentity:ServiceIdentity"})
+"""What several stacks of a project ask for and none of them owns."""
+
+
+def find_collisions(reports: Sequence[Report]) -> list[Finding]:
+    """What two stacks would both make, or call by the same name where the name has to be one's own."""
+    owners: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for report in reports:
+        for identity in sorted(_owned_by(report)):
+            owners[identity].append(report.stack)
+    return [
+        Finding(
+            source="stacks",
+            rule="one-owner",
+            where=" and ".join(stacks),
+            message=f"both make {_words(kind.rpartition(':')[2])} `{name}`",
+            hint="let one stack own it and the others refer to it with `existing`, or give them names of their own",
+        )
+        for (kind, name), stacks in owners.items()
+        if len(stacks) > 1
+    ]
+
+
+def _owned_by(report: Report) -> set[tuple[str, str]]:
+    if report.recording is None:
+        return set()
+    made = {
+        identity
+        for each in report.recording.resources
+        if (identity := identity_of(each, report.recording))
+        and each.type not in SHARED_TYPES
+        and not is_grant(each.type)
+    }
+    contract = report.contract or {}
+    for cluster in contract.get("clusters", {}).values():
+        # Ray finds its nodes by this label in a zone of a project.
+        place = f"{contract.get('project')}/{cluster.get('zone')}/{cluster.get('cluster_name')}"
+        made.add(("ray:cluster:RayCluster", place))
+    return made
+
+
+def find_shared_notes(reports: Sequence[Report]) -> list[str]:
+    """What one stack takes for granted and no other of these makes, and grants that two stacks share."""
+    made = {identity for report in reports for _, identity in _owned_by(report)}
+    notes = []
+    for report in reports:
+        notes += [
+            f"{report.stack} refers to `{name}`, which none of these stacks makes: it has to exist"
+            for name in sorted(_referred_to(report) - made)
+        ]
+    return [*notes, *_shared_grants(reports)]
+
+
+def _shared_grants(reports: Sequence[Report]) -> list[str]:
+    owners: dict[tuple[str, Grant], list[str]] = defaultdict(list)
+    for report in reports:
+        project = (report.contract or {}).get("project")
+        for grant in dict.fromkeys(report.grants):
+            if project and UNKNOWN_MARK not in (grant.member, grant.on):
+                owners[project, grant].append(report.stack)
+    shared: dict[tuple[str, ...], int] = defaultdict(int)
+    for stacks in owners.values():
+        if len(stacks) > 1:
+            shared[tuple(stacks)] += 1
+    return [
+        f"{', '.join(stacks)} make the same {count} grants to people: after one is destroyed the others need `pulumi up --refresh`"
+        for stacks, count in shared.items()
+    ]
+
+
+_FULL_NAME: Final = re.compile(r"projects/[^/]+/(?:secrets/[^/]+|locations/[^/]+/repositories/[^/]+)")
+
+
+def _referred_to(report: Report) -> set[str]:
+    """Repositories and secrets by their full names, wherever a resource or the contract names one."""
+    found: set[str] = set()
+    if report.recording is None:
+        return found
+    contract = report.contract or {}
+    for secret in contract.get("secrets", {}).values():
+        found |= set(_FULL_NAME.findall(str(secret.get("resource"))))
+    for regions in contract.get("registries", {}).values():
+        for region, registry in regions.items():
+            parts = str(registry.get("url")).split("/")
+            if len(parts) == 3:
+                found.add(f"projects/{parts[1]}/locations/{region}/repositories/{parts[2]}")
+    return found
+
+
+def shown(value: Any) -> Any:
+    """With marks a person reads in the place of what is unknown or secret; numbers and the rest stay."""
+    if isinstance(value, Unknown):
+        return UNKNOWN_MARK
+    if isinstance(value, Secret):
+        return "<secret>"
+    if isinstance(value, Mapping):
+        return {key: shown(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [shown(item) for item in value]
+    return value
+
+
+def _text(value: Any) -> str:
+    value = shown(value)
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _name(urn: str) -> str:
+    return urn.rpartition("::")[2]

@@ -2,9 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+import difflib
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final, NoReturn
+
+from runtime.errors import RequestRefused, RuntimeFailure, UnknownName
+
+PROGRAM: Final = "python -m infra"
+
+COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "check": ("infra.check_command", "what a stack would make, without an engine, an account or a network"),
+}
+"""Verb → module with `add_command(parser)` and `run(args) -> int`, and a line of help."""
+
+HELP: Final = """usage: {program} COMMAND [OPTIONS]
+
+Asks about the stacks in this folder before anything is made. `pulumi up` itself runs the same program.
+
+commands:
+{commands}
+
+`{program} COMMAND --help` has the options and examples; `{program} check --all` is where to begin.
+"""
+
+
+class Refused(RequestRefused):
+    """Words on the command line that make no sense together."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise Refused(f"`{self.prog}`: {message}", hint=f"`{self.prog} --help` has every option with examples")
 
 
 def main(args: Sequence[str]) -> int:
     """Run the command and return its exit code; errors are printed."""
-    raise NotImplementedError
+    try:
+        return _run(list(args))
+    except RuntimeFailure as problem:
+        sys.stderr.write(problem.render() + "\n")
+        return problem.exit_code
+    except BrokenPipeError:
+        # Whoever read has seen enough, such as `head`.
+        sys.stderr.close()
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(args: list[str]) -> int:
+    if not args or args[0] in ("-h", "--help", "help"):
+        lines = "\n".join(f"  {name:<12}{summary}" for name, (_, summary) in COMMANDS.items())
+        sys.stdout.write(HELP.format(program=PROGRAM, commands=lines))
+        return 0
+    if args[0] not in COMMANDS:
+        near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+        hint = f"did you mean `{PROGRAM} {near[0]}`?" if near else f"`{PROGRAM} --help` lists what there is"
+        raise UnknownName("command", args[0], COMMANDS, hint=hint)
+    module_name, summary = COMMANDS[args[0]]
+    module = importlib.import_module(module_name)
+    parser = _Parser(
+        prog=f"{PROGRAM} {args[0]}",
+        description=summary,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.add_command(parser)
+    return int(module.run(parser.parse_args(args[1:])))

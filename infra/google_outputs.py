@@ -181,12 +181,11 @@ def _metric(inputs: Inputs) -> Outputs:
 
 
 def _grant(inputs: Inputs) -> Outputs:
-    """An id of Google's grants is the resource, the role and the member."""
-    targets = [
-        key for key in inputs if key not in ("role", "member", "project", "location", "region", "zone", "condition")
-    ]
-    on = inputs[targets[0]] if len(targets) == 1 else inputs.get("project", UNKNOWN)
-    return {"id": join("{on}/{role}/{member}", inputs, on=on), "etag": UNKNOWN}
+    """An id of Google's grants is the resource with its place, the role and the member."""
+    places = [key for key in ("project", "location", "region", "zone") if key in inputs]
+    others = sorted(key for key in inputs if key not in (*places, "role", "member", "condition"))
+    pattern = "/".join(f"{{{key}}}" for key in [*places, *others, "role", "member"])
+    return {"id": join(pattern, inputs), "etag": UNKNOWN}
 
 
 def _kubernetes(inputs: Inputs) -> Outputs:
