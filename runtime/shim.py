@@ -26,6 +26,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from typing import Any, Dict
 
 SCHEMA = 1
 DONE, FAILED, REFUSED, DUPLICATE, AGAIN, NEVER = 0, 1, 2, 3, 10, 11
@@ -742,7 +743,7 @@ def pack(order, folder, indices, options, asked):
     """Fill this machine's slots with the runs of `indices`, each with CPUs and GPUs of its own; returns an exit code."""
     slots = share_out(order["pack"]["slots"], order["pack"].get("per", "node"), _cpus(), _gpus())
     waiting, codes = list(indices), []
-    running = {}  # type: dict
+    running = {}  # type: Dict[int, Any]
     while waiting or running:
         for slot in range(len(slots)):
             if slot in running and running[slot][0].poll() is not None:
