@@ -743,7 +743,7 @@ def pack(order, folder, indices, options, asked):
     """Fill this machine's slots with the runs of `indices`, each with CPUs and GPUs of its own; returns an exit code."""
     slots = share_out(order["pack"]["slots"], order["pack"].get("per", "node"), _cpus(), _gpus())
     waiting, codes = list(indices), []
-    running = {}  # type: Dict[int, Any]
+    running: Dict[int, Any] = {}
     while waiting or running:
         for slot in range(len(slots)):
             if slot in running and running[slot][0].poll() is not None:
