@@ -1,0 +1,466 @@
+"""The boot scripts and the machine's own program, run for real in a folder that stands for a machine."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import hashlib
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.render import machine as machine_module
+from infra.render import units
+from infra.render.autoscaler import render_autoscaler
+from infra.render.cluster import PORTS, Cluster, SecretReference
+from infra.render.startup import (
+    METADATA_LIMIT_BYTES,
+    head_metadata,
+    node_metadata,
+    render_contract,
+    render_head_script,
+    render_machine,
+    render_node_script,
+)
+from runtime.errors import InvalidValue
+from runtime.outputs import decode_outputs
+from tests.infra.machine_support import TOKEN, Machine, finish
+from tests.infra.render_support import IMAGE, SHAPES, V4, sample_cluster
+from tests.services_support import wait_until
+
+HF = "projects/p-1/secrets/marin-hf-token"
+VALUE = 'hf_It\'s "secret"\nof two lines $HOME `id`'
+SCRIPTS = {
+    "boot script of a head": render_head_script("0" * 64),
+    "boot script of a node": render_node_script(),
+    "start script": units.render_start_script(),
+}
+
+
+def metadata_of(cluster: Cluster) -> dict[str, str]:
+    rendered = render_autoscaler(cluster)
+    return head_metadata(cluster, rendered, hashlib.sha256(rendered.encode()).hexdigest())
+
+
+@pytest.fixture
+def new_machine(tmp_path: Path) -> Iterator[Callable[..., Machine]]:
+    made: list[Machine] = []
+
+    def make(metadata: dict[str, str], *, image: bool = True, secret: str | None = VALUE) -> Machine:
+        machine = Machine(tmp_path / f"machine-{len(made)}", metadata)
+        made.append(machine)
+        if image:
+            machine.push_image(IMAGE)
+        if secret is not None:
+            machine.server.versions[HF] = [secret]
+        return machine
+
+    yield make
+    for machine in made:
+        machine.server.stop()
+
+
+# the text
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_script_is_valid_shell(name: str) -> None:
+    done = subprocess.run(["bash", "-n"], input=SCRIPTS[name], text=True, capture_output=True, check=False)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_script_has_nothing_that_shellcheck_warns_of(name: str) -> None:
+    if shutil.which("shellcheck") is None:
+        pytest.skip("shellcheck is not installed; install it with `apt-get install shellcheck`")
+    done = subprocess.run(["shellcheck", "-"], input=SCRIPTS[name], text=True, capture_output=True, check=False)
+
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_checkers_of_shell_find_a_broken_script() -> None:
+    broken = SCRIPTS["boot script of a head"].replace("  fi\n", "", 1)
+    assert subprocess.run(["bash", "-n"], input=broken, text=True, capture_output=True, check=False).returncode != 0
+    if shutil.which("shellcheck"):
+        unquoted = "#!/bin/bash\nrm -rf $1\n"
+        done = subprocess.run(["shellcheck", "-"], input=unquoted, text=True, capture_output=True, check=False)
+        assert done.returncode != 0
+
+
+def test_machine_program_is_python_3_8_and_needs_the_standard_library_only() -> None:
+    tree = ast.parse(render_machine(), feature_version=(3, 8))
+
+    imported = {
+        name.name.partition(".")[0] for each in ast.walk(tree) if isinstance(each, ast.Import) for name in each.names
+    }
+    imported |= {str(each.module).partition(".")[0] for each in ast.walk(tree) if isinstance(each, ast.ImportFrom)}
+    assert imported == {
+        "__future__", "argparse", "base64", "collections", "hashlib", "json", "os", "pathlib", "random", "re",
+        "shlex", "socket", "subprocess", "sys", "time", "typing", "urllib",
+    }  # fmt: skip
+
+
+def test_machine_program_and_renderers_name_the_same_things() -> None:
+    assert "/" + machine_module.PRIVATE_KEY == units.PRIVATE_KEY
+    assert machine_module.NODE_UNIT == units.NODE_UNIT
+    assert PORTS["node_manager"] == machine_module.RAYLET_PORT
+    manifest = {each["key"]: each for each in json.loads(metadata_of(sample_cluster())["ray-files"])}
+    assert manifest[machine_module.AUTOSCALER_KEY]["path"] == units.AUTOSCALER_FILE
+    assert manifest["ray-settings"]["path"] == "/" + machine_module.SETTINGS
+
+
+def test_metadata_lists_every_file_that_it_holds() -> None:
+    for metadata in (metadata_of(sample_cluster()), node_metadata(sample_cluster())):
+        listed = {each["key"] for each in json.loads(metadata["ray-files"])}
+        assert metadata.keys() - listed == {"startup-script", "ray-files"}
+
+
+def test_metadata_holds_no_value_but_only_the_names_of_secrets() -> None:
+    text = json.dumps(metadata_of(sample_cluster()))
+
+    assert "projects/p-1/secrets/marin-hf-token" in text
+    assert "PRIVATE KEY" not in text
+
+
+def test_metadata_has_room_for_every_shape_of_pool() -> None:
+    sizes = {key: len(text) for key, text in metadata_of(sample_cluster(pools=SHAPES)).items()}
+
+    assert max(sizes.values()) < METADATA_LIMIT_BYTES / 4
+
+
+def test_metadata_beyond_the_limit_is_refused() -> None:
+    many = {f"pool-{number:04}": V4 for number in range(400)}
+
+    with pytest.raises(InvalidValue) as refused:
+        metadata_of(sample_cluster(pools=many))
+    assert refused.value.field == "metadata `ray-autoscaler` of head main"
+
+
+def test_contract_on_the_head_is_one_that_the_runtime_reads() -> None:
+    cluster = sample_cluster()
+
+    found = decode_outputs(render_contract(cluster, "0" * 64))
+
+    assert (found.project, found.clusters["main"].cluster_name, found.clusters["main"].pools["v4"]["max"]) == (
+        "p-1",
+        "marin-main",
+        1024,
+    )
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("key", sorted(metadata_of(sample_cluster()).keys() - {"ray-machine"}))
+def test_metadata_of_a_head_matches_its_golden_file(key: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"infra/ray/head/{key}", metadata_of(sample_cluster())[key])
+
+
+def test_metadata_of_a_node_matches_its_golden_file(golden: Callable[[str, str], None]) -> None:
+    metadata = node_metadata(sample_cluster())
+
+    golden("infra/ray/node/startup-script", metadata["startup-script"])
+    golden("infra/ray/node/ray-node-service", metadata["ray-node-service"])
+
+
+# booting a head
+
+
+def test_head_boots_once_and_the_second_run_changes_nothing(new_machine: Callable[..., Machine]) -> None:
+    machine = new_machine(metadata_of(sample_cluster()))
+
+    code, out = finish(machine.boot())
+    assert code == 0, out
+    first, key = machine.snapshot(), machine.text("etc/runtime-ray/ssh/id_ed25519")
+    assert "systemctl restart runtime-ray-head.service" in machine.notes
+    assert machine.server.last("state") == "ready"
+    machine.forget_notes()
+
+    code, out = finish(machine.boot())
+
+    assert code == 0, out
+    assert machine.snapshot() == first
+    assert machine.text("etc/runtime-ray/ssh/id_ed25519") == key
+    # The watcher is started again, for it is the one that waits on what has changed; Ray is left alone.
+    assert [line for line in machine.notes if line.startswith("systemctl")] == [
+        "systemctl start docker.service",
+        "systemctl restart runtime-ray-watch.service",
+        "systemctl start runtime-ray-head.service",
+        "systemctl start runtime-ray-reaper.timer runtime-ray-secrets.timer",
+    ]
+    assert not any(line.startswith("docker pull") for line in machine.notes)
+
+
+def test_head_boots_with_its_own_key_in_the_autoscaler_file(new_machine: Callable[..., Machine]) -> None:
+    metadata = metadata_of(sample_cluster())
+    machine = new_machine(metadata)
+    finish(machine.boot())
+
+    public = machine.text("etc/runtime-ray/ssh/id_ed25519.pub").strip()
+    installed = machine.text("etc/runtime-ray/config/autoscaler.yaml")
+
+    assert public.startswith("ssh-ed25519 ")
+    assert installed == metadata["ray-autoscaler"].replace("@@HEAD_PUBLIC_KEY@@", public)
+    assert installed.count(public) == 1
+    assert machine.mode("etc/runtime-ray/ssh/id_ed25519") == "0o600"
+    assert machine.mode("etc/runtime-ray/config/autoscaler.yaml") == "0o600"
+    digest = hashlib.sha256(metadata["ray-autoscaler"].encode()).hexdigest()
+    assert machine.server.last("config-sha256") == digest
+    assert f"readonly CONFIG_SHA256={digest}" in metadata["startup-script"]
+
+
+def test_head_waits_for_secret_and_image_and_says_which(new_machine: Callable[..., Machine]) -> None:
+    machine = new_machine(metadata_of(sample_cluster()), image=False, secret=None)
+    boot = machine.boot()
+
+    assert wait_until(lambda: machine.server.last("waiting-for") == "secret marin-hf-token: it has no version")
+    assert machine.server.last("state") == "waiting"
+    assert "systemctl restart runtime-ray-watch.service" in machine.notes
+    machine.server.versions[HF] = [VALUE]
+    image = f"image {IMAGE}: Error response from daemon: manifest for {IMAGE} not found"
+    assert wait_until(lambda: machine.server.last("waiting-for") == image)
+    assert not any("runtime-ray-head.service" in line for line in machine.notes)
+    machine.push_image(IMAGE)
+
+    code, out = finish(boot)
+    assert code == 0, out
+    assert machine.server.values("state")[-1] == "ready"
+    assert machine.server.last("waiting-for") == "nothing"
+    assert machine.notes.index("systemctl restart runtime-ray-head.service") > machine.notes.index(
+        f"docker pull {IMAGE}"
+    )
+
+
+def test_head_without_guest_attributes_boots_all_the_same(new_machine: Callable[..., Machine]) -> None:
+    machine = new_machine(metadata_of(sample_cluster()))
+    machine.server.guest_attributes = False
+
+    code, out = finish(machine.boot())
+
+    assert code == 0, out
+    assert "no guest attribute" in out
+
+
+def test_head_that_was_given_another_image_is_started_again_by_its_boot_script(
+    new_machine: Callable[..., Machine],
+) -> None:
+    machine = new_machine(metadata_of(sample_cluster()))
+    finish(machine.boot())
+    machine.forget_notes()
+    newer = IMAGE.replace("a" * 64, "b" * 64)
+    machine.push_image(newer)
+    machine.server.set(metadata_of(sample_cluster(image=newer)))
+
+    code, out = finish(machine.boot())
+
+    assert code == 0, out
+    assert machine.notes.index(f"docker pull {newer}") < machine.notes.index(
+        "systemctl restart runtime-ray-head.service"
+    )
+    assert "systemctl daemon-reload" in machine.notes
+
+
+def test_secret_lies_in_one_file_of_root_alone(new_machine: Callable[..., Machine]) -> None:
+    machine = new_machine(metadata_of(sample_cluster()))
+
+    code, out = finish(machine.boot())
+
+    assert code == 0
+    environment = machine.root / "run/runtime-ray/environment"
+    assert (machine.mode("run/runtime-ray/environment"), machine.mode("run/runtime-ray")) == ("0o600", "0o700")
+    shown = subprocess.run(
+        ["bash", "-c", f'source "{environment}"; printf %s "$HF_TOKEN"'], capture_output=True, text=True, check=True
+    )
+    assert shown.stdout == VALUE
+    for canary in ("hf_It", "of two lines", TOKEN):
+        holders = [path for path in machine.files() if canary in path.read_text(errors="replace")]
+        assert holders == ([] if canary == TOKEN else [environment])
+        assert canary not in out
+        assert canary not in "\n".join(machine.notes)
+        assert canary not in str(machine.server.reported)
+
+
+# while it runs
+
+
+def test_watch_applies_a_changed_pool_without_touching_ray(new_machine: Callable[..., Machine]) -> None:
+    machine = new_machine(metadata_of(sample_cluster()))
+    finish(machine.boot())
+    machine.forget_notes()
+    watch = machine.run("watch", "--rounds", "2")
+    assert wait_until((machine.root / "run/runtime-ray/restart-needed").exists)
+    more = metadata_of(sample_cluster(pools={"v4": dataclasses.replace(V4, max=2048)}))
+
+    machine.server.set(more)
+    code, out = finish(watch)
+
+    assert code == 0, out
+    public = machine.text("etc/runtime-ray/ssh/id_ed25519.pub").strip()
+    installed = machine.text("etc/runtime-ray/config/autoscaler.yaml")
+    assert installed == more["ray-autoscaler"].replace("@@HEAD_PUBLIC_KEY@@", public)
+    assert "max_workers: 2048" in installed
+    assert (
+        decode_outputs(machine.text("etc/runtime-ray/config/contract.json")).clusters["main"].pools["v4"]["max"] == 2048
+    )
+    assert machine.server.last("config-sha256") == hashlib.sha256(more["ray-autoscaler"].encode()).hexdigest()
+    assert machine.notes == []
+    assert machine.server.last("restart-needed") == "no"
+
+
+def test_watch_names_what_needs_a_restart(new_machine: Callable[..., Machine]) -> None:
+    machine = new_machine(metadata_of(sample_cluster()))
+    finish(machine.boot())
+    before = machine.text("etc/systemd/system/runtime-ray-head.service")
+    machine.server.set(metadata_of(sample_cluster(image=IMAGE.replace("a" * 64, "b" * 64))))
+
+    code, out = finish(machine.run("watch", "--rounds", "1"))
+
+    assert code == 0, out
+    assert machine.server.last("restart-needed") == "ray-head-service, ray-reaper-service"
+    assert machine.text("etc/systemd/system/runtime-ray-head.service") == before
+
+
+def test_watch_outlives_a_metadata_server_that_is_away(new_machine: Callable[..., Machine]) -> None:
+    machine = new_machine(metadata_of(sample_cluster()))
+    finish(machine.boot())
+    machine.server.set({"ray-files": "no json"})
+
+    code, out = finish(machine.run("watch", "--rounds", "2"))
+
+    assert code == 0
+    assert out.count("cannot follow the metadata") == 2
+
+
+def test_rotation_fetches_the_newest_enabled_version(new_machine: Callable[..., Machine]) -> None:
+    machine = new_machine(metadata_of(sample_cluster()))
+    finish(machine.boot())
+
+    machine.server.versions[HF] += ["second", None]
+    assert finish(machine.run("secrets"))[0] == 0
+    assert machine.text("run/runtime-ray/environment") == "export HF_TOKEN=second\n"
+    assert machine.server.last("rotation") == "new values"
+    assert finish(machine.run("secrets"))[0] == 0
+    assert machine.server.last("rotation") == "unchanged"
+
+
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [
+        ("denied", "kept the old values: secret marin-hf-token: this machine may not read it"),
+        ("disabled", "kept the old values: secret marin-hf-token: it has no enabled version"),
+        ("gone", "kept the old values: secret marin-hf-token: it has no version"),
+    ],
+)
+def test_rotation_that_fails_keeps_the_old_values_and_says_why(
+    new_machine: Callable[..., Machine], trouble: str, said: str
+) -> None:
+    machine = new_machine(metadata_of(sample_cluster()))
+    finish(machine.boot())
+    before = machine.text("run/runtime-ray/environment")
+    if trouble == "denied":
+        machine.server.denied.add(HF)
+    machine.server.versions[HF] = {"denied": [VALUE], "disabled": [None, None], "gone": []}[trouble]  # type: ignore[assignment]
+
+    code, out = finish(machine.run("secrets"))
+
+    assert code == 1
+    assert machine.server.last("rotation") == said
+    assert machine.text("run/runtime-ray/environment") == before
+    assert "hf_It" not in out
+
+
+def test_one_secret_that_lacks_keeps_all_of_them_as_they_were(new_machine: Callable[..., Machine]) -> None:
+    two = (
+        SecretReference(env="HF_TOKEN", resource=HF),
+        SecretReference(env="WANDB_API_KEY", resource="projects/p-1/secrets/marin-wandb"),
+    )
+    machine = new_machine(metadata_of(sample_cluster(secrets=two)))
+    boot = machine.boot()
+
+    assert wait_until(lambda: machine.server.last("waiting-for") == "secret marin-wandb: it has no version")
+    assert not (machine.root / "run/runtime-ray/environment").exists()
+    machine.server.versions["projects/p-1/secrets/marin-wandb"] = ["w"]
+    assert finish(boot)[0] == 0
+    assert machine.text("run/runtime-ray/environment").count("export ") == 2
+
+
+# nodes
+
+
+def test_node_boots_and_leaves_the_start_to_the_head(new_machine: Callable[..., Machine]) -> None:
+    machine = new_machine(node_metadata(sample_cluster()))
+
+    code, out = finish(machine.boot())
+
+    assert code == 0, out
+    assert machine.mode("run/runtime-ray/environment") == "0o600"
+    assert [line for line in machine.notes if line.startswith("systemctl")] == [
+        "systemctl start docker.service",
+        "systemctl daemon-reload",
+        "systemctl start runtime-ray-secrets.timer",
+    ]
+    assert not (machine.root / "etc/runtime-ray/ssh").exists()
+
+
+def test_start_node_writes_what_ray_said_and_waits_until_it_listens(
+    new_machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = new_machine(node_metadata(sample_cluster()))
+    finish(machine.boot())
+    machine.forget_notes()
+    for name, value in machine.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(machine_module, "ROOT", machine.root)
+    monkeypatch.setattr(machine_module, "METADATA", machine.server.address)
+    monkeypatch.setattr(machine_module, "GOOGLE", f"http://{machine.server.address}")
+    monkeypatch.setenv("RAY_HEAD_IP", "10.64.0.2")
+    monkeypatch.setenv("RAY_OVERRIDE_RESOURCES", '{"CPU":120,"TPU":4}')
+    answers = iter([False, True])
+    monkeypatch.setattr(machine_module, "listens", lambda port: next(answers))
+    monkeypatch.setattr(machine_module.time, "sleep", lambda _: None)
+
+    machine_module.main(["start-node"])
+
+    assert machine.text("etc/runtime-ray/node.env") == (
+        'RAY_HEAD_IP="10.64.0.2"\nRAY_OVERRIDE_RESOURCES="{\\"CPU\\":120,\\"TPU\\":4}"\n'
+    )
+    assert "systemctl restart runtime-ray-node.service" in machine.notes
+    assert machine.server.last("state") == "ready"
+
+
+def test_start_node_without_a_head_says_so(new_machine: Callable[..., Machine]) -> None:
+    machine = new_machine(node_metadata(sample_cluster()))
+    finish(machine.boot())
+
+    code, out = finish(machine.run("start-node"))
+
+    assert code == 1
+    assert "RAY_HEAD_IP is not set" in out
+
+
+@pytest.mark.parametrize("kind", ["head", "node"])
+def test_start_script_starts_ray_with_the_secrets_in_its_environment(kind: str, tmp_path: Path) -> None:
+    ray = tmp_path / "ray"
+    ray.write_text('#!/bin/bash\nprintf "%s\\n" "$HF_TOKEN" "$@"\n')
+    ray.chmod(0o755)
+    environment = tmp_path / "environment"
+    environment.write_text("export HF_TOKEN=hf_x\n")
+    script = units.render_start_script().replace("/run/runtime-ray/environment", str(environment))
+
+    done = subprocess.run(
+        ["bash", "-c", script, "start-ray", kind],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "RAY_HEAD_IP": "10.64.0.2"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    token, *arguments = done.stdout.splitlines()
+    assert token == "hf_x"
+    assert arguments[0] == "start"
+    assert ("--head" in arguments) == (kind == "head")
+    assert ("--address=10.64.0.2:6379" in arguments) == (kind == "node")
+    assert "--block" in arguments
