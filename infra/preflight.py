@@ -373,8 +373,11 @@ def _wanted(settings: Settings) -> Iterator[_Wanted]:
         name = each.repository or names.repository(registry)
         for region in each.regions or (settings.region or "",):
             if region not in each.existing:
-                path = f"v1/{project}/locations/{region}/repositories/{name}"
-                yield _Wanted(f"repository in {region}", name, "artifactregistry", path)
+                path = f"v1/{project}/locations/{region}/repositories"
+                yield _Wanted(f"repository in {region}", name, "artifactregistry", f"{path}/{name}")
+                if each.pull_through is not None:
+                    cache = names.repository(f"{registry}-cache")
+                    yield _Wanted(f"repository in {region}", cache, "artifactregistry", f"{path}/{cache}")
     for secret, wanted in settings.secrets.items():
         if wanted.existing is None:
             name = names.secret(secret)
@@ -399,8 +402,10 @@ def _wanted_identities(settings: Settings, names: Names) -> Iterator[_Wanted]:
     for role in roles:
         path = f"v1/{project}/serviceAccounts/{names.account_email(role)}"
         yield _Wanted("service account", names.account(role), "iam", path)
-    for head in settings.heads:
-        name = names.role(f"{head}-head")
+    made = [f"{head}-{role}" for head in settings.heads for role in ("head", "reaper")]
+    made += ["deployer", "previewer"] if settings.ci is not None else []
+    for role in made:
+        name = names.role(role)
         yield _Wanted("custom role", name, "iam", f"v1/{project}/roles/{name}", adoptable=True)
     if settings.ci is not None and settings.ci.pool is None:
         name = names.identity_pool()
@@ -445,7 +450,7 @@ def _look_up(settings: Settings, wanted: _Wanted, api: GoogleApi) -> Iterator[Fi
         else:
             yield _fail(check, f"{thing} is soft-deleted, and its name cannot be taken until it is gone", adopts)
         return
-    owner = _owner(found, settings.stack)
+    owner = _owner(found, settings)
     if owner == settings.stack:
         yield _ok(check, f"{thing} is there and this stack's own")
     elif owner is not None:
@@ -457,14 +462,16 @@ def _look_up(settings: Settings, wanted: _Wanted, api: GoogleApi) -> Iterator[Fi
         yield _warn(check, f"{thing} is there: fine if an earlier `up` of this stack made it, else `up` fails", fix)
 
 
-def _owner(found: Mapping[str, Any], stack: str) -> str | None:
-    """The stack that says it made this: by its labels, or by the description where a kind has no labels."""
+def _owner(found: Mapping[str, Any], settings: Settings) -> str | None:
+    """The stack that says it made this: by its labels, or in words where a kind of resource has no labels."""
     labels = found.get("labels", {})
     if labels.get(MANAGED_BY) == MAKER:
         own = labels.get(STACK_LABEL)
-        return stack if own == _label_of(stack) else str(own)
-    said = re.search(r"\bstack ([A-Za-z0-9_.-]+[A-Za-z0-9])", str(found.get("description", "")))
-    return stack if said and said[1] == stack else None
+        return settings.stack if own == _label_of(settings.stack) else str(own)
+    said = " ".join(str(found.get(key, "")) for key in ("displayName", "title", "description"))
+    names = Names(stack=settings.stack, project=settings.project)
+    ours = {settings.stack, *(names.cluster(head) for head in settings.heads)}
+    return settings.stack if ours & set(re.findall(r"[\w-]+", said)) else None
 
 
 def _label_of(stack: str) -> str:
