@@ -17,10 +17,13 @@ from typing import Any, Final
 
 import pulumi
 
+from infra.config import InvalidSettings, Settings, settings_from
 from infra.google_outputs import compute
+from infra.policy.rules import Bounds, apply_rules, bounds_of
 from infra.prices import Cost, find_costs
 from infra.recording import UNKNOWN, UNKNOWN_MARK, Recording, Registration, Secret, Unknown, record
-from infra.stack_files import StackConfig, find_project_folder, find_stack_file, load_stack_config
+from infra.stack_files import StackConfig, find_project_folder, find_stack_file, load_stack_config, read_stack_file
+from infra.validate import find_input_problems
 from runtime.errors import RuntimeFailure
 from runtime.outputs import OUTPUT_NAME, parse_outputs
 
@@ -79,13 +82,15 @@ def check_stack(stack: str, *, folder: Path | None = None) -> Report:
     """
     path = find_stack_file(stack, folder or find_project_folder())
     try:
-        recording = record_stack(stack, load_stack_config(path))
+        config = load_stack_config(path)
+        settings = settings_from(stack, config.values, config.secrets)
+        recording = record_stack(stack, config)
     except RuntimeFailure as problem:
         return Report(stack=stack, recording=None, findings=tuple(_explained(problem, path.name)))
     except Exception as problem:
         # Whatever the program raises is what this command is asked to find.
         return Report(stack=stack, recording=None, findings=(_crash(problem),))
-    return report_on(recording)
+    return report_on(recording, settings)
 
 
 def record_stack(stack: str, config: StackConfig) -> Recording:
@@ -102,18 +107,18 @@ def record_stack(stack: str, config: StackConfig) -> Recording:
 
 def load_stack_file(path: Path) -> dict[str, str]:
     """The `config:` of a stack file with full keys, values as the engine passes them (objects as JSON text)."""
-    return dict(load_stack_config(path).values)
+    return dict(read_stack_file(path).values)
 
 
-def report_on(recording: Recording) -> Report:
-    """Everything that can be said about what a program registered."""
+def report_on(recording: Recording, settings: Settings | None = None) -> Report:
+    """Everything that can be said about what a program registered; with its settings, whether it keeps to them."""
     contract = recording.outputs.get(OUTPUT_NAME)
     rendered = find_rendered(recording)
     findings = [
         *find_wrong_inputs(recording),
         *find_default_providers(recording),
         *find_twins(recording),
-        *find_violations(recording),
+        *find_violations(recording, settings),
         *find_leaks(recording),
         *find_contract_problems(contract),
     ]
@@ -121,7 +126,7 @@ def report_on(recording: Recording) -> Report:
         stack=recording.stack,
         findings=tuple(findings),
         recording=recording,
-        costs=find_costs(recording),
+        costs=(*find_costs(recording), *_pool_costs(recording, settings)),
         grants=find_grants(recording),
         rendered=rendered,
         contract=shown(contract) if isinstance(contract, Mapping) else None,
@@ -129,9 +134,16 @@ def report_on(recording: Recording) -> Report:
     )
 
 
-def _explained(problem: RuntimeFailure, file: str) -> Iterator[Finding]:
-    from infra.config import InvalidSettings
+def _pool_costs(recording: Recording, settings: Settings | None) -> Iterator[Cost]:
+    """The nodes of a pool are Ray's, so they stand with the head that makes them."""
+    heads = {each.name: each.urn for each in recording.of_type("runtime:ray:RayHead")}
+    for name, head in settings.heads.items() if settings is not None else ():
+        for pool, each in head.pools.items():
+            nodes = f"{each.min:,} to {each.max:,} nodes {each.accelerator}, {each.capacity.value}"
+            yield Cost(urn=heads.get(f"{name}-head", name), monthly_usd=None, basis=f"by use: pool {pool}, {nodes}")
 
+
+def _explained(problem: RuntimeFailure, file: str) -> Iterator[Finding]:
     if isinstance(problem, InvalidSettings):
         for each in problem.problems:
             yield Finding(
@@ -154,8 +166,6 @@ _PLUMBING: Final = ("/recording.py", "/check.py", "/__main__.py")
 
 
 def find_wrong_inputs(recording: Recording) -> Iterator[Finding]:
-    from infra.validate import find_input_problems
-
     for each in recording.resources:
         if not each.custom:
             continue
@@ -200,10 +210,9 @@ def find_twins(recording: Recording) -> Iterator[Finding]:
             )
 
 
-def find_violations(recording: Recording) -> Iterator[Finding]:
-    from infra.policy.rules import apply_rules
-
-    for each in apply_rules(recording.resources):
+def find_violations(recording: Recording, settings: Settings | None = None) -> Iterator[Finding]:
+    bounds = bounds_of(settings) if settings is not None else Bounds()
+    for each in apply_rules(recording.resources, bounds):
         yield Finding(source="policy", rule=each.rule, where=each.urn, message=each.message, hint=each.hint)
 
 
@@ -292,7 +301,8 @@ def _on(each: Registration) -> str:
     value = _text(each.inputs.get(key))
     # All of one project, so the last part tells them apart.
     short = value.rpartition("/")[2] if key != "project" else value
-    return f"{_words(key)} {short}"
+    place = f" in {_text(each.inputs['location'])}" if "location" in each.inputs else ""
+    return f"{_words(key)} {short}{place}"
 
 
 def _words(key: str) -> str:
@@ -356,6 +366,8 @@ PHYSICAL_NAMES: Final = (
 
 def physical_name(each: Registration) -> str | None:
     """What the resource is called in the cloud; None where nobody names it, or the name is not known yet."""
+    if is_grant(each.type):
+        return None
     metadata = each.inputs.get("metadata")
     if each.type.startswith("kubernetes:") and isinstance(metadata, Mapping):
         name = metadata.get("name")

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from infra.check import Finding, Report, check_stack, find_collisions, find_shared_notes
 from infra.plan import Step, plan
@@ -53,8 +53,19 @@ class CheckFailed(RequestRefused):
         )
 
 
-def add_command(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = EXAMPLES
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise RequestRefused(f"`{self.prog}`: {message}", hint=f"`{self.prog} --help` has every option with examples")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m infra check",
+        description="What a stack would make, without an engine, an account or a network.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--stack", "-s", metavar="NAME", help="the stack of the file Pulumi.NAME.yaml")
     which.add_argument("--all", action="store_true", help="every stack, and what they would take from each other")
@@ -66,9 +77,11 @@ def add_command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against", metavar="FILE|STACK", help="the steps from what --save wrote, or from another stack"
     )
+    return parser
 
 
-def run(args: argparse.Namespace) -> int:
+def main(words: Sequence[str]) -> int:
+    args = make_parser().parse_args(words)
     folder = find_project_folder(args.folder)
     if args.all:
         if args.show or args.render or args.save or args.against:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Final, NoReturn
+from typing import Final
 
-from runtime.errors import RequestRefused, RuntimeFailure, UnknownName
+from runtime.errors import RuntimeFailure, UnknownName
 
 PROGRAM: Final = "python -m infra"
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "check": ("infra.check_command", "what a stack would make, without an engine, an account or a network"),
+    "preflight": ("infra.preflight", "whether its Google project would let it be made; reads only"),
 }
-"""Verb → module with `add_command(parser)` and `run(args) -> int`, and a line of help."""
+"""Verb → module with `main(args) -> int`, and a line of help."""
 
 HELP: Final = """usage: {program} COMMAND [OPTIONS]
 
@@ -27,15 +27,6 @@ commands:
 
 `{program} COMMAND --help` has the options and examples; `{program} check --all` is where to begin.
 """
-
-
-class Refused(RequestRefused):
-    """Words on the command line that make no sense together."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise Refused(f"`{self.prog}`: {message}", hint=f"`{self.prog} --help` has every option with examples")
 
 
 def main(args: Sequence[str]) -> int:
@@ -62,13 +53,5 @@ def _run(args: list[str]) -> int:
         near = difflib.get_close_matches(args[0], COMMANDS, n=1)
         hint = f"did you mean `{PROGRAM} {near[0]}`?" if near else f"`{PROGRAM} --help` lists what there is"
         raise UnknownName("command", args[0], COMMANDS, hint=hint)
-    module_name, summary = COMMANDS[args[0]]
-    module = importlib.import_module(module_name)
-    parser = _Parser(
-        prog=f"{PROGRAM} {args[0]}",
-        description=summary,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    module.add_command(parser)
-    return int(module.run(parser.parse_args(args[1:])))
+    module = importlib.import_module(COMMANDS[args[0]][0])
+    return int(module.main(args[1:]))

@@ -78,6 +78,12 @@ def load_stack_config(path: Path) -> StackConfig:
 
     Raises `InvalidStackFile`.
     """
+    own = read_stack_file(path)
+    return StackConfig(values={**_defaults(path.parent), **own.values}, secrets=own.secrets)
+
+
+def read_stack_file(path: Path) -> StackConfig:
+    """What the file itself says under `config:`, with full keys. Raises `InvalidStackFile`."""
     content = _read_mapping(path)
     unknown = sorted(set(content) - {"config", "encryptionsalt", "encryptedkey", "secretsprovider", "environment"})
     if unknown:
@@ -90,7 +96,8 @@ def load_stack_config(path: Path) -> StackConfig:
     config = content.get("config") or {}
     if not isinstance(config, Mapping):
         raise InvalidStackFile(path, f"`config` is {_kind(config)}, expected keys and values")
-    values, secrets = _defaults(path.parent), set()
+    values: dict[str, str] = {}
+    secrets = set()
     for key, value in config.items():
         full = str(key) if ":" in str(key) else f"{PROJECT}:{key}"
         if isinstance(value, Mapping) and set(value) == {"secure"}:
