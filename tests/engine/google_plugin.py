@@ -270,10 +270,12 @@ class GooglePlugin(Plugin):
         _refuse_unless_there(world, wanted.type, inputs)
         world.serial += 1
         outputs = self._outputs(wanted, inputs, serial=world.serial)
-        id_ = str(outputs.pop("id"))
+        id_ = _grant_id(world, wanted.type, inputs) if _is_grant(wanted.type) else str(outputs["id"])
+        outputs.pop("id", None)
         _give_address(world, outputs)
         taken = world.resources.get(id_)
-        again = taken is not None and taken["urn"] == wanted.urn and _is_grant(wanted.type)
+        # Google takes a grant twice and keeps one. Two of one stack are a mistake all the same: either removes both.
+        again = taken is not None and _is_grant(wanted.type) and _is_granted_elsewhere(taken["urn"], wanted.urn)
         if taken is not None and not kind.shared and not again:
             raise Refused(f"Error 409: `{id_}` already exists", grpc.StatusCode.ALREADY_EXISTS)
         ghost = world.deleted.get(id_)
@@ -444,7 +446,7 @@ def _refuse_unless_enabled(world: World, type_: str, inputs: Values) -> None:
 def _refuse_unless_there(world: World, type_: str, inputs: Values) -> None:
     for path, wanted_type in KINDS[type_].refers.items():
         for value in _values_at(inputs, path):
-            if not _names_something(world, wanted_type, str(value)):
+            if _find(world, wanted_type, str(value), inputs) is None:
                 raise Refused(f"Error 404: `{path}` names `{value}`, which was not found", grpc.StatusCode.NOT_FOUND)
     if _is_grant(type_):
         _refuse_unknown_member(world, str(inputs["member"]))
@@ -488,12 +490,30 @@ def _orphan_grants(world: World, account: Values) -> None:
             world.resources[f"{id_}?uid={account['uniqueId']}"] = lost
 
 
-def _names_something(world: World, type_: str, value: str) -> bool:
-    if any(_fits(id_, value) for id_, each in world.resources.items() if each["type"] == type_):
-        return True
-    if type_ == ACCOUNT:
-        return any(each["outputs"].get("email") == value for each in world.resources.values())
-    return False
+def _find(world: World, type_: str, value: str, inputs: Values) -> str | None:
+    """The id of the thing that an input names by id, self-link, e-mail address, or by its name in the same place."""
+    for id_, each in world.resources.items():
+        if each["type"] != type_:
+            continue
+        if _plain_id(value) == id_ or (type_ == ACCOUNT and value == each["outputs"].get("email")):
+            return id_
+        if "/" not in value and id_.rpartition("/")[2] == value and _is_in_place(id_, inputs):
+            return id_
+    return None
+
+
+def _is_in_place(id_: str, inputs: Values) -> bool:
+    """Whether an id lies where the inputs say, as far as both say it."""
+    parts = id_.split("/")
+    for key, collection in (
+        ("project", "projects"),
+        ("location", "locations"),
+        ("region", "regions"),
+        ("zone", "zones"),
+    ):
+        if collection in parts and inputs.get(key) and parts[parts.index(collection) + 1] != inputs[key]:
+            return False
+    return True
 
 
 def _fits(id_: str, value: str) -> bool:
@@ -518,6 +538,20 @@ def _values_at(inputs: Values, path: str) -> Iterator[Any]:
         found = step
     for value in found:
         yield from value if isinstance(value, list) else [value]
+
+
+def _grant_id(world: World, type_: str, inputs: Values) -> str:
+    """What is granted on, the role and the member: two resources that grant the same would undo each other."""
+    on = str(inputs["project"])
+    for path, wanted_type in KINDS[type_].refers.items():
+        on = _find(world, wanted_type, str(value_at(inputs, path)), inputs) or on
+    service = "iap/" if type_.startswith("gcp:iap/") else ""
+    return f"{service}{on}/{inputs['role']}/{inputs['member']}"
+
+
+def _is_granted_elsewhere(there: str, wanted: str) -> bool:
+    """Whether the grant that is there is this very one, or of another stack."""
+    return there == wanted or there.split("::")[0] != wanted.split("::")[0]
 
 
 def _is_grant(type_: str) -> bool:

@@ -112,7 +112,7 @@ class Lab:
         settings = yaml.safe_load(target.read_text())
         self.run("stack", "init", stack, "--no-select")
         rewritten = yaml.safe_load(target.read_text())
-        assert rewritten["config"] == settings["config"], "`stack init` changed a setting"
+        assert _as_text(rewritten["config"]) == _as_text(settings["config"]), "`stack init` changed a setting"
 
     def set(self, stack: str, path: str, value: Any) -> None:
         """Set `queues.default.ack_deadline_s` of the stack's file; None removes it."""
@@ -223,6 +223,11 @@ class Lab:
         said = Said(done.returncode, done.stdout, done.stderr)
         assert not check or said.code == 0, f"runtime {' '.join(args)} ended with {said.code}:\n{said.text}"
         return said
+
+
+def _as_text(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The engine writes a boolean back as text."""
+    return {key: str(value).lower() if isinstance(value, bool) else value for key, value in config.items()}
 
 
 def _outside() -> dict[str, str]:
