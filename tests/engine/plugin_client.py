@@ -39,8 +39,13 @@ class PluginClient:
         assert self.process.stdout is not None
         self._channel = grpc.insecure_channel(f"127.0.0.1:{int(self.process.stdout.readline())}")
         self.stub = provider_pb2_grpc.ResourceProviderStub(self._channel)
-        self.version = self._call(self.stub.GetPluginInfo, _empty()).version
-        self._call(self.stub.Configure, provider_pb2.ConfigureRequest(args=struct(configuration), acceptSecrets=True))
+        configure = provider_pb2.ConfigureRequest(args=struct(configuration), acceptSecrets=True)
+        try:
+            self.version = self._call(self.stub.GetPluginInfo, _empty()).version
+            self._call(self.stub.Configure, configure)
+        except CallRefused:
+            self.close()
+            raise
 
     def check_provider(self, inputs: Mapping[str, Any]) -> list[Failure]:
         request = provider_pb2.CheckRequest(urn=urn_of("pulumi:providers:gcp", "google"), news=struct(inputs))
