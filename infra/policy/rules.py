@@ -179,7 +179,8 @@ def _rule(name: str) -> Callable[[Rule], Rule]:
 
 @_rule("no-keys")
 def find_keys(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
-    """Keys leak, and nobody sees who uses them. People log in, machines have an identity, pipelines federate."""
+    """No key is ever made. It leaks, and nobody sees who uses it; people log in, machines have an identity, pipelines
+    federate."""
     keys = {
         "gcp:serviceaccount/key:Key": "a service account's key",
         "gcp:storage/hmacKey:HmacKey": "an HMAC key",
@@ -192,6 +193,7 @@ def find_keys(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
 
 @_rule("no-basic-roles")
 def find_basic_roles(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """Owner, editor and viewer are nearly everything, and grow with each new API."""
     for each in graph.made("gcp"):
         role = each.inputs.get("role")
         if role in ("roles/owner", "roles/editor", "roles/viewer"):
@@ -212,6 +214,7 @@ def find_wholesale_grants(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
 
 @_rule("no-public-members")
 def find_public_members(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """Nothing is open to everybody."""
     for each in graph.made("gcp"):
         members = [each.inputs.get("member"), *_list(each.inputs.get("members"))]
         for member in members:
@@ -226,7 +229,7 @@ def find_public_members(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
 
 @_rule("project-grants")
 def find_project_grants(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
-    """Grants belong on the resource. On the project are only those that have a reason in `PROJECT_ROLES`."""
+    """Grants are on the resource, and on the project only those that have a reason. `PROJECT_ROLES` lists them."""
     for each in graph.of_type(PROJECT_GRANT):
         role = each.inputs.get("role")
         if isinstance(role, Unknown) or graph.behind(each, "role", CUSTOM_ROLE):
@@ -312,6 +315,7 @@ def find_powerless_agents(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
 
 @_rule("no-expiry")
 def find_expiring_subscriptions(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """By default an idle subscription is deleted after 31 days, with all its tasks."""
     for each in graph.of_type(SUBSCRIPTION):
         if _get(each.inputs.get("expirationPolicy"), "ttl") != "":
             hint = 'set `expiration_policy` with the ttl ""'
@@ -320,7 +324,7 @@ def find_expiring_subscriptions(graph: Graph, bounds: Bounds) -> Iterator[Findin
 
 @_rule("retention")
 def find_short_retention(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
-    """Stated, because the default is 7 days; and dead letters are kept no shorter than tasks."""
+    """Subscriptions say how long they keep messages, dead letters no shorter than tasks. The default is 7 days."""
     by_topic: dict[str, float] = {}
     for each in graph.of_type(SUBSCRIPTION):
         kept = _seconds(each.inputs.get("messageRetentionDuration"))
@@ -342,6 +346,7 @@ def find_short_retention(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
 
 @_rule("closed-instances")
 def find_open_instances(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """Machines have no external address, are shielded, and take no SSH keys of the project."""
     for each in graph.of_type(INSTANCE):
         for interface in _list(each.inputs.get("networkInterfaces")):
             if _get(interface, "accessConfigs") or _get(interface, "ipv6AccessConfigs"):
@@ -358,6 +363,7 @@ def find_open_instances(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
 
 @_rule("closed-firewalls")
 def find_open_firewalls(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """Nothing is open to everybody, and SSH comes through the identity-aware proxy or from inside."""
     for each in graph.of_type(FIREWALL):
         if each.inputs.get("direction", "INGRESS") != "INGRESS" or not each.inputs.get("allows"):
             continue
@@ -379,7 +385,7 @@ def find_open_firewalls(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
 
 @_rule("no-secret-values")
 def find_secret_values(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
-    """Values are added out of band: what Pulumi is given it keeps in its state."""
+    """No secret value passes through Pulumi. What it is given it keeps in its state."""
     versions = (
         "gcp:secretmanager/secretVersion:SecretVersion",
         "gcp:secretmanager/regionalSecretVersion:RegionalSecretVersion",
@@ -394,6 +400,7 @@ def find_secret_values(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
 
 @_rule("buckets")
 def find_open_buckets(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """Buckets are closed, keep versions, and say how long what is deleted stays."""
     for each in graph.of_type(BUCKET):
         if not _is_true(each.inputs.get("uniformBucketLevelAccess")):
             yield each, "grants by object", "set `uniform_bucket_level_access`"
@@ -407,7 +414,7 @@ def find_open_buckets(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
 
 @_rule("labels")
 def find_unlabelled(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
-    """By its labels anybody can see whose a resource is, and `gc` and the bill can tell."""
+    """Labels say whose a resource is. `gc` and the bill go by them."""
     for each in graph.resources:
         if not each.custom:
             continue
@@ -425,6 +432,7 @@ def find_unlabelled(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
 
 @_rule("protected")
 def find_unprotected(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """What holds work refuses to be destroyed, in every stack that says so."""
     # A pull-through cache is filled again by itself.
     holders = [each for each in graph.of_type(*HOLD_WORK) if each.inputs.get("mode") != "REMOTE_REPOSITORY"]
     wanted = bounds.protect if bounds.protect is not None else any(each.protect for each in holders)
@@ -435,6 +443,7 @@ def find_unprotected(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
 
 @_rule("regions")
 def find_strays(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """Everything is in the regions that the stack file names."""
     if bounds.regions is None:
         return
     for each in graph.made("gcp"):
@@ -453,6 +462,7 @@ def find_strays(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
 
 @_rule("claims")
 def find_wild_claims(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """Claims have a size within bounds, and a class that the stack file names."""
     for each in graph.of_type(CLAIM):
         spec = each.inputs.get("spec")
         size = _get(_get(_get(spec, "resources"), "requests"), "storage")
@@ -504,7 +514,8 @@ def find_default_providers(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
 
 @_rule("parented")
 def find_orphans(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
-    """Two of a component would otherwise have children of one name, and a review could not tell whose they are."""
+    """Every resource belongs to a component and begins with its name. Two of a component would otherwise have children
+    of one name."""
     for each in graph.resources:
         if not each.custom or each.type.startswith(PROVIDER_PREFIX):
             continue

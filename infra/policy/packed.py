@@ -1,0 +1,107 @@
+"""The rules as policies of the engine.
+
+The engine shows a policy pack every resource of a stack, after the program ended and before anything is made. Here these
+become the registrations that the rules know. What the engine does not show, a rule cannot see: that a value is marked as
+secret, and what is kept on destroy. `python -m infra check` sees both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from pulumi_policy import (
+    EnforcementLevel,
+    Policy,
+    PolicyResource,
+    ReportViolation,
+    StackValidationArgs,
+    StackValidationPolicy,
+)
+from pulumi_policy.proxy import UnknownValueError
+
+from infra.config import settings_from
+from infra.policy.rules import RULES, Bounds, Rule, apply_rule, bounds_of
+from infra.recording import UNKNOWN, Registration
+from runtime.errors import RuntimeFailure
+
+PACK: Final = "research-runtime"
+
+
+def policies() -> list[Policy]:
+    """Every rule, and each one stops an `up`."""
+    return [_policy(name, rule) for name, rule in RULES.items()]
+
+
+def as_registration(resource: PolicyResource) -> Registration:
+    return Registration(
+        urn=resource.urn,
+        type=resource.resource_type,
+        name=resource.name,
+        inputs=_plain(resource.props),
+        custom=_is_custom(resource.resource_type),
+        # Only the URN of a resource's provider is shown; its id, which follows in a registration, judges nothing.
+        parent=resource.parent.urn if resource.parent else None,
+        provider=f"{resource.provider.urn}::-" if resource.provider else None,
+        protect=resource.opts.protect,
+        delete_before_replace=resource.opts.delete_before_replace,
+        ignore_changes=tuple(resource.opts.ignore_changes),
+        aliases=tuple(resource.opts.aliases),
+        dependencies=frozenset(each.urn for each in resource.dependencies),
+        property_dependencies={
+            key: frozenset(each.urn for each in behind) for key, behind in resource.property_dependencies.items()
+        },
+    )
+
+
+def stack_bounds(environment: Mapping[str, str] = os.environ) -> Bounds:
+    """What the stack's settings bound. Without readable settings the program itself fails, so there is nothing to say."""
+    try:
+        config = json.loads(environment.get("PULUMI_CONFIG") or "{}")
+        return bounds_of(settings_from(environment.get("PULUMI_STACK", ""), config))
+    except (RuntimeFailure, ValueError):
+        return Bounds()
+
+
+def _policy(name: str, rule: Rule) -> StackValidationPolicy:
+    def validate(args: StackValidationArgs, report_violation: ReportViolation) -> None:
+        resources = [as_registration(each) for each in args.resources]
+        for violation in apply_rule(name, resources, stack_bounds()):
+            report_violation(
+                f"{violation.message}; {violation.hint}" if violation.hint else violation.message, violation.urn
+            )
+
+    return StackValidationPolicy(
+        name=name,
+        description=describe(name, rule),
+        enforcement_level=EnforcementLevel.MANDATORY,
+        validate=validate,
+    )
+
+
+def describe(name: str, rule: Rule) -> str:
+    """The first sentence of the rule's docstring, or its name in words."""
+    text = " ".join((rule.__doc__ or "").split())
+    return text.partition(". ")[0].rstrip(".") or name.replace("-", " ")
+
+
+def _is_custom(type_: str) -> bool:
+    return not type_.startswith(("runtime:", "pulumi:pulumi:"))
+
+
+def _plain(value: Any) -> Any:
+    """The proxies of the policy library raise on every unknown value; a rule rather sees `UNKNOWN`."""
+    if isinstance(value, Mapping):
+        return {key: _item(value, key) for key in value}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_item(value, index) for index in range(len(value))]
+    return value
+
+
+def _item(container: Any, key: Any) -> Any:
+    try:
+        return _plain(container[key])
+    except UnknownValueError:
+        return UNKNOWN
