@@ -292,7 +292,7 @@ class RayHead(pulumi.ComponentResource):
         """The values that the renderers need. The e-mail is a known one, so that a preview shows the file; that the
         account is there first is said by `depends_on`."""
         args, site = self._args, self._site
-        secrets = pulumi.Output.all(**{each.env: each.resource for each in args.environment.values()})
+        secrets = pulumi.Output.from_input({each.env: each.resource for each in args.environment.values()})
         return pulumi.Output.all(network=args.network, subnet=args.subnet, secrets=secrets).apply(
             lambda known: Cluster(
                 name=self.cluster_name,
