@@ -215,6 +215,7 @@ def _docker_run(*options: str, image: str, arguments: tuple[str, ...]) -> str:
             "/usr/bin/docker",
             "run",
             "--rm",
+            "--init",
             "--name=ray",
             "--network=host",
             "--user=0",
