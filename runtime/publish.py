@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -138,7 +139,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
             yield Change(path=path, kind=ChangeKind.ADDED, new=after[path])
         elif path not in after:
             yield Change(path=path, kind=ChangeKind.REMOVED, old=before[path])
-        elif before[path] != after[path]:
+        elif not _same(before[path], after[path]):
             yield Change(path=path, kind=ChangeKind.CHANGED, old=before[path], new=after[path])
 
 
@@ -267,6 +268,11 @@ def _bare(commit: str) -> str:
     return commit.removesuffix("+dirty")
 
 
+def _same(old: Any, new: Any) -> bool:
+    """As JSON has it: 60 and 60.0 are one, 1 and true are two."""
+    return bool(old == new) and isinstance(old, bool) == isinstance(new, bool)
+
+
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
@@ -291,7 +297,8 @@ def _write_file(url: str, scheme: str, data: bytes) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as problem:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise StoreUnavailable(
             f"cannot write `{path}`: {(problem.strerror or str(problem)).lower()}",
             hint="name another place with `--to`",

@@ -1,9 +1,10 @@
-"""`runtime stack`: list, show, pull, use."""
+"""`runtime stack`: list, show, pull, use, publish, diff."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,129 @@ def test_contract_of_another_major_is_explained(run: Run, tmp_path: Path) -> Non
         "error: stack `dev` exports a contract that this release cannot read\n  found schema 2, need 1\n"
         "hint: pip install --upgrade research-runtime\n"
     )
+
+
+# publish and diff
+
+
+def contract(folder: Path, name: str, **changes: object) -> str:
+    (folder / name).write_text(encode_outputs(replace(DEV, **changes)))  # type: ignore[arg-type]
+    return f"./{name}"
+
+
+def test_publish_writes_what_a_machine_without_pulumi_reads(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, err = run("publish", "--stack", "./dev.json", "--to", "./shared/v1.json", "--commit", "4f1c2d0")
+
+    assert (code, out) == (0, "")
+    assert err.startswith("wrote the contract of stack `dev` to ./shared/v1.json (sha256:")
+    monkeypatch.setenv("RUNTIME_OUTPUTS", str(tmp_path / "shared/v1.json"))
+    code, out, _ = run("show")
+    assert code == 0
+    assert "as of       now, commit 4f1c2d0\n" in out
+
+
+def test_publish_says_what_changes_and_dry_run_writes_nothing(run: Run, tmp_path: Path) -> None:
+    run("publish", "--stack", "./dev.json", "--to", "./v1.json")
+    before = (tmp_path / "v1.json").read_text()
+    changed = contract(tmp_path, "new.json", region="us-east1")
+
+    code, out, err = run("publish", "--stack", changed, "--to", "./v1.json", "--dry-run")
+
+    assert (code, out) == (0, "")
+    lines = err.splitlines()
+    assert lines[0] == "  changed region: us-west4 → us-east1"
+    assert lines[1].startswith("would write the contract of stack `dev` to ./v1.json")
+    assert (tmp_path / "v1.json").read_text() == before
+
+
+def test_publish_again_says_that_nothing_changes(run: Run) -> None:
+    run("publish", "--stack", "./dev.json", "--to", "./v1.json")
+
+    _, _, err = run("publish", "--stack", "./dev.json", "--to", "./v1.json")
+
+    assert "which says the same as before" in err
+
+
+def test_publish_over_something_unreadable_asks_and_yes_goes_on(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "v1.json").write_text("nonsense")
+
+    code, _, err = run("publish", "--stack", "./dev.json", "--to", "./v1.json")
+    assert code == 2
+    assert "replace the contract at ./v1.json: nobody is there to answer" in err
+    assert (tmp_path / "v1.json").read_text() == "nonsense"
+
+    code, _, _ = run("publish", "--stack", "./dev.json", "--to", "./v1.json", "--yes")
+    assert code == 0
+    assert decode_outputs((tmp_path / "v1.json").read_text()) == DEV
+
+
+def test_publish_as_json_tells_what_was_done(run: Run) -> None:
+    code, out, _ = run("publish", "--stack", "./dev.json", "--to", "./v1.json", "--commit", "4f1c2d0", "-o", "json")
+
+    printed = json.loads(out)
+    assert code == 0
+    assert {key: printed[key] for key in ("stack", "url", "written", "effect", "commit", "previous")} == {
+        "stack": "dev",
+        "url": "./v1.json",
+        "written": True,
+        "effect": "creates",
+        "commit": "4f1c2d0",
+        "previous": None,
+    }
+    assert printed["digest"].startswith("sha256:")
+
+
+def test_publish_of_the_built_in_stack_is_refused(run: Run) -> None:
+    code, _, err = run("publish")
+
+    assert code == 2
+    assert "the built-in stack is not published" in err
+
+
+def test_publish_takes_pulumis_word_only(run: Run) -> None:
+    run("pull", "./dev.json")
+
+    code, _, err = run("publish", "--stack", "dev", "--to", "./v1.json")
+
+    assert code == 2
+    assert "the `pulumi` command is not installed here" in err
+
+
+def test_diff_exits_with_0_where_contracts_are_the_same_and_1_where_they_differ(run: Run, tmp_path: Path) -> None:
+    changed = contract(tmp_path, "new.json", region="us-east1", zone="us-east1-a")
+    run("publish", "--stack", "./dev.json", "--to", "./v1.json")
+
+    assert run("diff", "./dev.json", "./v1.json") == (0, "", "the two contracts are the same\n")
+    assert run("diff", "./dev.json", changed) == (
+        1,
+        "changed\tregion\tus-west4\tus-east1\nadded\tzone\t-\tus-east1-a\n",
+        "2 differences\n",
+    )
+
+
+def test_diff_as_json_is_an_array(run: Run, tmp_path: Path) -> None:
+    changed = contract(tmp_path, "new.json", region="us-east1")
+
+    code, out, err = run("diff", "./dev.json", changed, "-o", "json")
+
+    assert (code, err) == (1, "")
+    assert json.loads(out) == [{"path": "region", "kind": "changed", "old": "us-west4", "new": "us-east1"}]
+    assert run("diff", "./dev.json", "./dev.json", "-o", "json") == (0, "[]\n", "")
+
+
+def test_diff_with_the_stack_in_use_and_the_cache(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run("pull", "./dev.json")
+    monkeypatch.setenv("RUNTIME_OUTPUTS", contract(tmp_path, "new.json", region="us-east1"))
+
+    code, out, _ = run("diff", "cache:dev")
+
+    assert (code, out) == (1, "changed\tregion\tus-west4\tus-east1\n")
+
+
+def test_diff_of_what_is_not_there_is_an_error(run: Run) -> None:
+    code, out, err = run("diff", "./none.json", "./dev.json")
+
+    assert (code, out) == (3, "")
+    assert "cannot read `none.json`" in err

@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime import __version__
 from runtime.errors import InvalidContract
 from runtime.outputs import (
     ClaimOutput,
     ClusterOutput,
+    ContractAltered,
+    HiddenValue,
     IdentityOutput,
     KubernetesOutput,
+    MissingOutput,
     NamespaceOutput,
     NetworkOutput,
     OtherQueueOutput,
+    Published,
     PubSubQueueOutput,
     RecordsOutput,
     RegistryOutput,
     SecretOutput,
     SqliteQueueOutput,
     StackOutputs,
+    contract_digest,
     decode_outputs,
     encode_outputs,
+    need_output,
     outputs_fields,
     parse_outputs,
+    published_fields,
+    read_published,
 )
 
 
@@ -221,3 +231,168 @@ def test_any_object_parses_or_is_refused(fields: dict[str, Any]) -> None:
     except InvalidContract:
         return
     assert parsed.stack == fields["stack"]
+
+
+# schemas of other releases
+
+
+def test_contract_of_a_later_schema_says_which_release_reads_it() -> None:
+    with pytest.raises(InvalidContract) as refused:
+        parse_outputs({"schema": 2, "stack": "dev", "needs_runtime": "1.4", "queues": "of another shape"})
+
+    assert refused.value.facts == (
+        "found schema 2, need 1",
+        "release 1.4 of research-runtime reads it, and newer ones do",
+    )
+    assert refused.value.hint == "pip install --upgrade 'research-runtime>=1.4'"
+
+
+def test_every_contract_says_which_release_reads_it() -> None:
+    """Whoever raises SCHEMA must raise NEEDS_RUNTIME to the release that can read it."""
+    fields = outputs_fields(StackOutputs(stack="dev"))
+
+    assert (fields["schema"], fields["needs_runtime"]) == (1, "0.1")
+    first, own = ([int(part) for part in text.split(".")[:2]] for text in (fields["needs_runtime"], __version__))
+    assert first <= own
+
+
+# secrets
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("region", "[secret]"),
+        ("secrets.hf-token.resource", "[secret]"),
+        ("labels.owner", {"4dabf18193072939515e22adb298388d": "1b47061264138c4ac30d75fd1eb44270", "plaintext": '"x"'}),
+    ],
+)
+def test_hidden_value_is_refused_with_its_path(path: str, value: object) -> None:
+    fields = set_at(json.loads(encode_outputs(full_outputs())), path, value)
+
+    with pytest.raises(HiddenValue) as refused:
+        parse_outputs(fields, source="pulumi")
+
+    assert (refused.value.path, refused.value.facts[0]) == (path, "read from pulumi")
+    assert f"`{path}` is hidden" in refused.value.message
+
+
+def test_contract_that_is_hidden_as_a_whole_is_refused() -> None:
+    with pytest.raises(HiddenValue) as refused:
+        decode_outputs('"[secret]"', source="pulumi")
+
+    assert refused.value.path == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("secrets.hf-token", "hf_verysecret"),
+        ("secrets.hf-token.resource", 31337),
+        ("secrets", "hf_verysecret"),
+    ],
+)
+def test_value_in_the_place_of_a_secret_is_refused_and_not_repeated(path: str, value: object) -> None:
+    fields = set_at(json.loads(encode_outputs(full_outputs())), path, value)
+
+    with pytest.raises(InvalidContract) as refused:
+        parse_outputs(fields)
+
+    assert f"`{path}` is a plain value" in refused.value.message
+    assert str(value) not in refused.value.render()
+
+
+# published copies
+
+
+AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+def published(**more: Any) -> dict[str, Any]:
+    fields = outputs_fields(full_outputs())
+    copy = published_fields(fields, Published(digest=contract_digest(fields), at=AT, commit="c" * 40, committed_at=AT))
+    copy["published"].update(more)
+    return json.loads(json.dumps(copy))  # type: ignore[no-any-return]
+
+
+def test_published_copy_reads_like_the_contract_and_tells_of_itself() -> None:
+    assert parse_outputs(published()) == full_outputs()
+    assert read_published(published()) == Published(
+        digest=contract_digest(outputs_fields(full_outputs())), at=AT, commit="c" * 40, committed_at=AT
+    )
+    assert read_published(outputs_fields(full_outputs())) is None
+
+
+def test_reader_that_knows_no_published_copies_takes_one() -> None:
+    """An older release ignores the key, as every key that it does not know."""
+    copy = published()
+    copy["something_else"] = copy.pop("published")
+
+    assert parse_outputs(copy) == full_outputs()
+
+
+def test_altered_copy_is_refused_with_both_digests() -> None:
+    copy = published()
+    copy["queues"]["default"]["topic"] = "projects/evil/topics/t"
+
+    with pytest.raises(ContractAltered) as refused:
+        parse_outputs(copy, source="gs://lab/v1.json")
+
+    assert refused.value.said == contract_digest(outputs_fields(full_outputs()))
+    assert refused.value.found == contract_digest(copy)
+    assert "runtime stack publish" in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"digest": None}, {"digest": "md5:x"}, {"digest": 5}, {"at": "yesterday"}, {"at": None}, {"committed_at": "x"}],
+)
+def test_copy_that_cannot_be_verified_is_refused(more: dict[str, Any]) -> None:
+    with pytest.raises(InvalidContract, match="cannot be verified"):
+        parse_outputs(published(**more))
+
+
+@pytest.mark.parametrize("value", ["x", 5, ["x"]])
+def test_published_of_another_kind_is_refused(value: object) -> None:
+    with pytest.raises(InvalidContract, match="cannot be verified"):
+        parse_outputs({**published(), "published": value})
+
+
+def test_contract_nested_beyond_reason_is_refused() -> None:
+    value: object = 1
+    for _ in range(200):
+        value = {"a": value}
+
+    with pytest.raises(InvalidContract, match="nested"):
+        parse_outputs({"schema": 1, "stack": "dev", "x": value})
+    with pytest.raises(InvalidContract):
+        decode_outputs("[" * 100_000)
+
+
+# keys that are not there
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("records", "add `records` to Pulumi.dev.yaml, then run `pulumi up --stack dev`"),
+        ("queues", "add `queues` to Pulumi.dev.yaml, then run `pulumi up --stack dev`"),
+        ("registries", "add `registries` to Pulumi.dev.yaml, then run `pulumi up --stack dev`"),
+        ("clusters", "add `heads` to Pulumi.dev.yaml, then run `pulumi up --stack dev`"),
+        ("kubernetes", "add `kubernetes` to Pulumi.dev.yaml, then run `pulumi up --stack dev`"),
+    ],
+)
+def test_missing_key_is_named_with_the_command_that_brings_it(key: str, hint: str) -> None:
+    with pytest.raises(MissingOutput) as missing:
+        need_output(StackOutputs(stack="dev"), key, "`runtime x`")
+
+    assert missing.value.message == f"stack `dev` exports no `{key}`, and `runtime x` needs it"
+    assert missing.value.hint == hint
+    assert need_output(full_outputs(), key, "`runtime x`") == getattr(full_outputs(), key)
+
+
+def test_key_that_the_local_stack_lacks_is_no_matter_of_pulumi() -> None:
+    with pytest.raises(MissingOutput) as missing:
+        need_output(StackOutputs(stack="local"), "secrets", "`runtime secrets`")
+
+    assert "pulumi" not in (missing.value.hint or "")

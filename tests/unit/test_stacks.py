@@ -8,7 +8,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,30 @@ import pytest
 from runtime import stacks
 from runtime.config import Settings, load_settings, remember_stack
 from runtime.errors import InvalidContract, InvalidValue, NotPossible, StoreUnavailable, UnknownName
-from runtime.outputs import OtherQueueOutput, PubSubQueueOutput, RecordsOutput, StackOutputs, encode_outputs
-from runtime.stacks import StackNotFound, find_stack, list_stacks, open_stack, pull_stack
+from runtime.outputs import (
+    ContractAltered,
+    HiddenValue,
+    MissingOutput,
+    OtherQueueOutput,
+    Published,
+    PubSubQueueOutput,
+    RecordsOutput,
+    StackOutputs,
+    contract_digest,
+    encode_outputs,
+    outputs_fields,
+    published_fields,
+)
+from runtime.stacks import (
+    PulumiFailed,
+    StackNotFound,
+    find_published_url,
+    find_stack,
+    list_stacks,
+    open_stack,
+    pull_stack,
+    read_stack,
+)
 from runtime.testing import sample_task
 
 DEV = StackOutputs(stack="dev", region="us-west4")
@@ -297,6 +319,151 @@ def test_contract_is_read_from_a_bucket(settings: Settings, moto_server: Any) ->
 def test_location_of_an_unknown_scheme_is_refused(settings: Settings, source: str) -> None:
     with pytest.raises(InvalidValue):
         find_stack(settings=replace(settings, outputs=source))
+
+
+# published copies
+
+
+def write_published(path: Path, outputs: StackOutputs = DEV) -> str:
+    fields = outputs_fields(outputs)
+    said = Published(digest=contract_digest(fields), at=datetime.now(UTC) - timedelta(hours=3), commit="c" * 40)
+    path.write_text(json.dumps(published_fields(fields, said)))
+    return str(path)
+
+
+def test_published_copy_stands_in_for_pulumi_that_cannot_answer_and_that_is_said(
+    settings: Settings, pulumi: FakePulumi, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pulumi.answer(stderr=PASSPHRASE, code=255)
+    published = write_published(tmp_path / "c.json")
+
+    with caplog.at_level(logging.WARNING):
+        found = find_stack("dev", settings=replace(settings, outputs=published))
+
+    assert (found.outputs, found.source, found.cached) == (DEV, published, False)
+    assert f"using the published copy of stack `dev` at {published}, published 3h ago" in caplog.text
+    assert "pulumi needs the stack's passphrase" in caplog.text
+
+
+def test_copy_that_the_stack_was_seen_to_have_stands_in_too(
+    settings: Settings, pulumi: FakePulumi, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    outputs = replace(DEV, published_url=str(tmp_path / "c.json"))
+    pulumi.answer(encode_outputs(outputs))
+    find_stack("dev", settings=settings)
+    write_published(tmp_path / "c.json", replace(outputs, region="newer"))
+    pulumi.answer(stderr="error: no stack named 'dev' found", code=255)
+
+    with caplog.at_level(logging.WARNING):
+        found = find_stack("dev", settings=settings)
+
+    assert (found.outputs.region, found.source, found.cached) == ("newer", str(tmp_path / "c.json"), False)
+    assert "no stack named 'dev' found" in caplog.text
+
+
+def test_cache_stands_in_where_the_copy_is_not_there_either(
+    settings: Settings, pulumi: FakePulumi, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pulumi.answer(encode_outputs(replace(DEV, published_url=str(tmp_path / "c.json"))))
+    find_stack("dev", settings=settings)
+    pulumi.answer(stderr="error: disk on fire", code=255)
+
+    with caplog.at_level(logging.WARNING):
+        found = find_stack("dev", settings=settings)
+
+    assert (found.cached, found.source) == (True, "pulumi")
+    assert "disk on fire" in caplog.text
+
+
+def test_copy_of_another_stack_at_the_known_address_is_not_taken(
+    settings: Settings, pulumi: FakePulumi, tmp_path: Path
+) -> None:
+    pulumi.answer(encode_outputs(replace(DEV, published_url=str(tmp_path / "c.json"))))
+    find_stack("dev", settings=settings)
+    write_published(tmp_path / "c.json", replace(DEV, stack="prod"))
+    pulumi.answer(stderr="error: disk on fire", code=255)
+
+    assert find_stack("dev", settings=settings).cached
+
+
+def test_altered_copy_is_an_error_and_never_passed_over(settings: Settings, tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    configured = replace(settings, outputs=write_published(path))
+    find_stack(settings=configured)
+    path.write_text(path.read_text().replace("us-west4", "us-east1"))
+
+    with pytest.raises(ContractAltered):
+        find_stack(settings=configured)
+
+
+def test_hidden_value_is_an_error_and_never_passed_over(settings: Settings, pulumi: FakePulumi, tmp_path: Path) -> None:
+    pulumi.answer(json.dumps("[secret]"))
+
+    with pytest.raises(HiddenValue):
+        find_stack("dev", settings=replace(settings, outputs=write_published(tmp_path / "c.json")))
+
+
+def test_what_the_cache_keeps_is_the_contract_as_it_was_read(settings: Settings, tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    fields = {**outputs_fields(DEV), "novel": {"x": 1}}
+    said = Published(digest=contract_digest(fields), at=datetime.now(UTC))
+    path.write_text(json.dumps(published_fields(fields, said)))
+    found = pull_stack(str(path), settings=settings)
+    path.unlink()
+
+    cached = find_stack("dev", settings=settings)
+
+    assert (cached.contract, cached.cached) == (fields, True)
+    assert cached.published is not None
+    assert cached.published.digest == said.digest
+    assert found.contract == fields
+
+
+def test_read_stack_takes_each_source_by_its_name(settings: Settings, pulumi: FakePulumi, tmp_path: Path) -> None:
+    path = str(tmp_path / "c.json")
+    pulumi.answer(encode_outputs(replace(DEV, region="pulumi", published_url=path)))
+    find_stack("dev", settings=settings)
+    write_published(tmp_path / "c.json", replace(DEV, region="published"))
+    pulumi.answer(encode_outputs(replace(DEV, region="now", published_url=path)))
+
+    regions = {
+        source: read_stack(source, settings=settings).outputs.region
+        for source in ("dev", path, "cache:dev", "published:dev", "local")
+    }
+
+    assert regions == {
+        "dev": "now",
+        path: "published",
+        "cache:dev": "pulumi",
+        "published:dev": "published",
+        "local": None,
+    }
+    assert find_published_url("dev", settings=settings) == path
+
+
+def test_read_stack_never_takes_a_copy_for_a_name(settings: Settings, tmp_path: Path) -> None:
+    configured = replace(settings, outputs=write_contract(tmp_path / "c.json"))
+    find_stack("dev", settings=configured)
+
+    with pytest.raises(PulumiFailed):
+        read_stack("dev", settings=configured)
+
+
+def test_copy_whose_place_nobody_knows_is_refused(settings: Settings) -> None:
+    with pytest.raises(NotPossible):
+        read_stack("published:dev", settings=settings)
+    with pytest.raises(UnknownName):
+        read_stack("cache:dev", settings=settings)
+
+
+def test_stack_without_queues_names_the_key_and_the_command(settings: Settings, tmp_path: Path) -> None:
+    with open_stack(settings=contract_settings(settings, tmp_path, DEV)) as opened, pytest.raises(MissingOutput) as no:
+        opened.queue()
+
+    assert (no.value.key, no.value.hint) == (
+        "queues",
+        "add `queues` to Pulumi.dev.yaml, then run `pulumi up --stack dev`",
+    )
 
 
 # opening
