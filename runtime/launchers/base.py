@@ -1,0 +1,204 @@
+"""What a launcher is: values that pass between the parts, and the Protocol that every backend fulfils.
+
+`plan` decides everything and touches nothing; `submit` is the only call that starts something. What a job was, is and
+became lies in its record root (docs/jobs.md); a launcher adds what only its backend knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, ClassVar, Protocol
+
+from runtime.jobs import JobSpec, JobState
+from runtime.launchers.hosts import Host
+from runtime.outputs import StackOutputs
+from runtime.reasons import EndReason
+
+
+class Fidelity(StrEnum):
+    """How a backend keeps one field of a spec."""
+
+    NATIVE = "native"
+    SHIM = "shim"
+    """Emulated by the shim, as long as the job lives."""
+    CLIENT = "client"
+    """Emulated by the command that follows the job, while it follows."""
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """How, and in which words of the backend."""
+
+    fidelity: Fidelity
+    how: str
+    """`--time`, `activeDeadlineSeconds of the pod`, `the shim's clock`; of a refused field why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A named place to launch."""
+
+    name: str
+    kind: str
+    """Name of its launcher."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What the launcher reads: host, partition, namespace, profiles …, as `[tool.runtime.targets.NAME]` has it."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of a spec that are taken where the spec leaves them out."""
+    records: str | None = None
+    """Record root: a folder on the target, `claim://NAME/PATH`, or a bucket's URL; the launcher's default where None."""
+    stack: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobIdentity:
+    """Who launches what, decided before anything is planned."""
+
+    id: str
+    """`j-…`"""
+    name: str
+    """For people: the spec's name, or one made of the command."""
+    owner: str
+    """`user@host`"""
+    snapshot: str | None
+    """`sha256:…` of the code; None where the spec has none."""
+    experiment: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    """Exactly what would be started, as data. Equal inputs have equal plans."""
+
+    job: JobIdentity
+    spec: JobSpec
+    target: Target
+    order: Mapping[str, Any]
+    """`order.json` of the shim."""
+    artefacts: Mapping[str, str]
+    """File name → text of what the backend is given: a script, a manifest, a command line."""
+    parts: tuple[NativePart, ...]
+    """What is submitted, one native job each; more than one where a limit splits an array."""
+    fidelity: Mapping[str, Keeping]
+    """Field that the spec sets → how it is kept."""
+    indices: tuple[Mapping[str, Any], ...] = ({},)
+    """Parameters of each index, in order."""
+    root: str = ""
+    """Record root in full."""
+    notes: tuple[str, ...] = ()
+    """What a person should know: a default that was taken, a field that was ignored by request."""
+
+    @property
+    def folder(self) -> str:
+        """The job's run folder under the record root."""
+        return f"jobs/{self.job.id}"
+
+    def refused(self) -> list[str]:
+        return [name for name, keeping in self.fidelity.items() if keeping.fidelity is Fidelity.REFUSED]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativePart:
+    """One call of the backend's own submit command."""
+
+    name: str
+    """Unique on the backend, and a hash: it is how the job is found again when an answer was lost."""
+    artefact: str
+    """Which of the plan's artefacts it submits."""
+    offset: int = 0
+    """The first index that it serves."""
+    count: int = 1
+    native: Mapping[str, Any] = field(default_factory=dict)
+    """What else the launcher has to know to submit it: an argv, a namespace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeState:
+    """What the backend says of one native job, or of one of its indices."""
+
+    native_id: str
+    """`1234`, `1234_7`, `NAMESPACE/NAME`"""
+    index: int | None
+    """None for the whole."""
+    state: JobState
+    reason: EndReason | None = None
+    """Where it has ended and the backend knows why."""
+    raw: str = ""
+    """The backend's own word: `PREEMPTED`, `OOMKilled`, `Pending/Resources`."""
+    message: str = ""
+    """The backend's own sentence about it."""
+    exit_code: int | None = None
+    started_at: datetime | None = None
+    where: str = ""
+    """Node or host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Why something waits or failed."""
+
+    sentence: str
+    evidence: tuple[str, ...] = ()
+    """What was seen, a line each, with who said it."""
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanContext:
+    """What a launcher may look at while it plans; it asks nothing of the network."""
+
+    outputs: StackOutputs
+    now: datetime
+    python: str = "python3"
+    """Interpreter on the target's nodes, from its settings."""
+
+
+class Launcher(Protocol):
+    """Starts, inspects and stops jobs on one kind of backend.
+
+    All calls but `plan` may raise `InfrastructureFailure` where the backend does not answer, and then nothing is
+    concluded from it.
+    """
+
+    kind: ClassVar[str]
+    keeps: ClassVar[Mapping[str, Keeping]]
+    """Every leaf field of `JobSpec`, dotted → how it is kept here; a test holds that none is missing."""
+
+    def check_settings(self, target: Target) -> None:
+        """Raise `RequestRefused` unless the target's settings are such as this launcher reads; nothing is asked."""
+
+    def open_host(self, target: Target, context: PlanContext) -> Host:
+        """The machine that submits, and the files of the record root."""
+
+    def plan(self, spec: JobSpec, target: Target, job: JobIdentity, context: PlanContext) -> LaunchPlan: ...
+
+    def submit(self, plan: LaunchPlan, part: NativePart, host: Host) -> str:
+        """Start one part and return its native id. Only called when `find` has no job of that name."""
+
+    def find(self, target: Target, names: Sequence[str], host: Host) -> dict[str, str]:
+        """Name → native id of the jobs that the backend has or remembers under these names."""
+
+    def states(self, target: Target, native_ids: Sequence[str], host: Host) -> list[NativeState]:
+        """What the backend says of these jobs, in as few calls as it can; one it has forgotten is left out."""
+
+    def cancel(self, target: Target, native_ids: Sequence[str], indices: Sequence[int] | None, host: Host) -> list[str]:
+        """Stop the jobs, or some indices of them; already gone is success. Returns what is left over, in words."""
+
+    def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
+        """Why it waits or how it ended, as far as only the backend knows."""
+
+
+class Interrupts(Protocol):
+    """A launcher that can provoke what backends do to jobs, for tests and rehearsals."""
+
+    def interrupt(self, target: Target, native_id: str, index: int | None, how: str, host: Host) -> None:
+        """`how` is `preempt`, `timeout`, `node-loss` or `oom`. Raises `NotPossible` for one that cannot be done here."""
+
+
+class FollowsLogs(Protocol):
+    """A launcher whose logs cannot be read from the record root while the job runs."""
+
+    def live_log(self, target: Target, native_id: str, index: int, rank: int, host: Host) -> Iterator[str]: ...

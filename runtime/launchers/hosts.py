@@ -1,0 +1,457 @@
+"""Where launchers act: a machine that runs commands, and the files of a record root.
+
+`LocalHost` is this machine, `SshHost` another through the system's `ssh`. Both answer the same Protocols, so a Slurm
+launcher does not know whether it runs on the login node.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import secrets
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol, TypeVar
+
+from runtime.errors import InfrastructureFailure, StoreUnavailable
+from runtime.launchers import agent
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command said."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Files(Protocol):
+    """Files below one root, by relative names with `/`. Nothing here locks, and all of it is safe on NFS.
+
+    Every method raises `StoreUnavailable` where the place does not answer.
+    """
+
+    @property
+    def root(self) -> str:
+        """In full, as the nodes see it."""
+
+    def read(self, name: str) -> bytes | None:
+        """None where there is no such file."""
+
+    def read_many(self, names: Iterable[str]) -> dict[str, bytes]:
+        """Those of the files that there are, in one exchange."""
+
+    def read_from(self, name: str, offset: int, limit: int = 1 << 20) -> bytes:
+        """At most `limit` bytes from `offset`; empty at the end and where there is no such file."""
+
+    def create(self, name: str, data: bytes, *, mode: int = 0o600) -> bool:
+        """Create the file whole, folders above included; False if it is there already. The first of many wins."""
+
+    def write(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
+        """Create or replace it, whole."""
+
+    def make_folder(self, name: str, *, mode: int = 0o700) -> bool:
+        """False if it is there already. The first of many wins."""
+
+    def names(self, folder: str, prefix: str = "") -> list[str]:
+        """Names in the folder that begin with `prefix`, sorted; empty where there is none."""
+
+    def tree(self, folder: str) -> list[tuple[str, int]]:
+        """Relative name and size in bytes of every file below."""
+
+    def download(self, name: str, to: Path) -> None:
+        """Copy a file, or a folder with all below, to this machine."""
+
+    def remove(self, name: str) -> None:
+        """Delete a file or a folder with all below; already gone is success."""
+
+    def free_bytes(self) -> int: ...
+
+
+class Host(Protocol):
+    """A machine that runs commands for us, and the record root as seen from it."""
+
+    name: str
+    """`localhost`, or as `ssh` knows it."""
+    files: Files
+
+    def run(
+        self, words: Sequence[str], *, stdin: bytes = b"", timeout_s: float = 60, env: dict[str, str] | None = None
+    ) -> Answer:
+        """Run a command to its end. Raises `HostUnavailable` where the host cannot be reached or does not answer in
+        time; then it is not known whether the command ran."""
+
+    def spawn(self, words: Sequence[str], *, folder: str, log: str, env: Mapping[str, str] | None = None) -> int:
+        """Start a process that outlives us and our connection, in a session of its own; its pid."""
+
+    def close(self) -> None: ...
+
+
+class HostUnavailable(InfrastructureFailure):
+    """A machine cannot be reached, or did not answer in time: it is not known whether the command ran."""
+
+
+class LocalFiles:
+    """A folder that this machine can see."""
+
+    def __init__(self, root: str) -> None:
+        self._place = agent.Place(root)
+        self.root = self._place.root
+
+    def read(self, name: str) -> bytes | None:
+        return self._do(self._place.read, name)
+
+    def read_many(self, names: Iterable[str]) -> dict[str, bytes]:
+        return self._do(self._place.read_many, list(names))
+
+    def read_from(self, name: str, offset: int, limit: int = 1 << 20) -> bytes:
+        return self._do(self._place.read_from, name, offset, limit)
+
+    def create(self, name: str, data: bytes, *, mode: int = 0o600) -> bool:
+        return self._do(self._place.create, name, data, mode)
+
+    def write(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
+        self._do(self._place.write, name, data, mode)
+
+    def make_folder(self, name: str, *, mode: int = 0o700) -> bool:
+        return self._do(self._place.make_folder, name, mode)
+
+    def names(self, folder: str, prefix: str = "") -> list[str]:
+        return self._do(self._place.names, folder, prefix)
+
+    def tree(self, folder: str) -> list[tuple[str, int]]:
+        return [(name, size) for name, size in self._do(self._place.tree, folder)]
+
+    def download(self, name: str, to: Path) -> None:
+        path = Path(self._place.path(name))
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            self._do(functools.partial(shutil.copytree, symlinks=True, dirs_exist_ok=True), path, to)
+        else:
+            self._do(shutil.copy2, path, to)
+
+    def remove(self, name: str) -> None:
+        self._do(self._place.remove, name)
+
+    def free_bytes(self) -> int:
+        return self._do(self._place.free_bytes)
+
+    def _do(self, action: Callable[..., T], *args: Any) -> T:
+        try:
+            return action(*args)
+        except OSError as problem:
+            raise _explain(self.root, problem.strerror or str(problem), problem.errno) from problem
+
+
+class LocalHost:
+    """This machine."""
+
+    name = "localhost"
+
+    def __init__(self, root: str) -> None:
+        self.files: Files = LocalFiles(root)
+
+    def run(
+        self,
+        words: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float = 60,
+        env: Mapping[str, str | None] | None = None,
+    ) -> Answer:
+        code, out, err = agent.run(list(words), stdin, timeout_s, dict(env or {}))
+        return _in_time(self.name, words, code, out, err, timeout_s)
+
+    def spawn(self, words: Sequence[str], *, folder: str, log: str, env: Mapping[str, str] | None = None) -> int:
+        return agent.spawn(list(words), folder, log, dict(env or {}))
+
+    def close(self) -> None:
+        pass
+
+
+class SshHost:
+    """A machine behind the system's `ssh`: its settings, its agent, its jump hosts and its known hosts are the user's.
+
+    One connection carries everything. Host keys are checked as the user's ssh checks them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        root: str,
+        *,
+        python: str = "python3",
+        options: Sequence[str] = (),
+        control_folder: Path | None = None,
+    ) -> None:
+        """`control_folder` keeps a connection that later commands share, so that a second factor is asked for once;
+        not used where the user's own settings for this host share one already."""
+        self.name = name
+        self._python, self._options, self._control = python, list(options), control_folder
+        self._root = root
+        self._process: subprocess.Popen[bytes] | None = None
+        self._mark = ""
+        self._count = 0
+        self._lock = threading.Lock()
+        self.files: Files = SshFiles(self, root)
+
+    def run(
+        self,
+        words: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float = 60,
+        env: Mapping[str, str | None] | None = None,
+    ) -> Answer:
+        code, out, err = self.ask("run", list(words), stdin, timeout_s, dict(env or {}), patience_s=timeout_s + 30)
+        return _in_time(self.name, words, code, out, err, timeout_s)
+
+    def spawn(self, words: Sequence[str], *, folder: str, log: str, env: Mapping[str, str] | None = None) -> int:
+        pid: int = self.ask("spawn", list(words), folder, log, dict(env or {}))
+        return pid
+
+    def ask(self, do: str, *args: Any, patience_s: float = 60) -> Any:
+        """One request to the other end. Raises `HostUnavailable`, and `StoreUnavailable` for what a file refused."""
+        with self._lock:
+            process = self._process or self._connect()
+            self._count += 1
+            request = json.dumps({"id": self._count, "do": do, "args": agent.pack(list(args))})
+            try:
+                assert process.stdin is not None
+                process.stdin.write(request.encode() + b"\n")
+                process.stdin.flush()
+                said = self._hear(process, patience_s)
+            except (OSError, EOFError) as problem:
+                raise self._lost(process) from problem
+        if "error" in said:
+            raise _explain(f"{self.name}:{self._root}", said["error"], said["errno"])
+        return agent.unpack(said["value"])
+
+    def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    try:
+                        stream.close()
+                    except OSError:
+                        pass
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if self._errors is not None:
+                self._errors.close()
+
+    def _connect(self) -> subprocess.Popen[bytes]:
+        self._mark = f"=={secrets.token_hex(12)}=="
+        source = Path(agent.__file__).read_bytes()
+        program = "import sys; n = int(sys.stdin.buffer.readline()); exec(sys.stdin.buffer.read(n).decode('utf-8'))"
+        words = [
+            "ssh",
+            "-T",
+            *self._connection_options(),
+            self.name,
+            "exec",
+            self._python,
+            "-u",
+            "-c",
+            shlex.quote(program),
+        ]
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the connection
+        try:
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                start_new_session=not _has_terminal(),
+            )
+        except OSError as problem:
+            raise HostUnavailable(
+                f"cannot run `ssh`: {(problem.strerror or str(problem)).lower()}",
+                hint="install an OpenSSH client",
+                retryable=False,
+            ) from problem
+        self._process = process
+        call = f"\nserve({self._mark!r}, {self._root!r})\n".encode()
+        assert process.stdin is not None
+        try:
+            process.stdin.write(b"%d\n" % (len(source) + len(call)) + source + call)
+            process.stdin.flush()
+        except OSError as problem:
+            raise self._lost(process) from problem
+        return process
+
+    def _connection_options(self) -> list[str]:
+        options = [
+            *self._options,
+            "-o",
+            "ConnectTimeout=20",
+            "-o",
+            "ServerAliveInterval=15",
+            "-o",
+            "ServerAliveCountMax=4",
+        ]
+        if not _has_terminal():
+            options += ["-o", "BatchMode=yes"]
+        if self._control is not None and not self._shares_connection():
+            self._control.mkdir(parents=True, exist_ok=True, mode=0o700)
+            options += ["-o", "ControlMaster=auto", "-o", f"ControlPath={self._control}/%C", "-o", "ControlPersist=10m"]
+        return options
+
+    def _shares_connection(self) -> bool:
+        asked = subprocess.run(["ssh", "-G", *self._options, self.name], capture_output=True, text=True, check=False)
+        settings = dict(line.split(" ", 1) for line in asked.stdout.splitlines() if " " in line)
+        return settings.get("controlpath", "none") != "none" and settings.get("controlmaster", "false") != "false"
+
+    def _hear(self, process: subprocess.Popen[bytes], patience_s: float) -> dict[str, Any]:
+        """The next answer, whatever else is printed; `EOFError` where none comes."""
+        assert process.stdout is not None
+        timer = threading.Timer(patience_s, process.kill)
+        timer.start()
+        try:
+            mark = self._mark.encode()
+            while line := process.stdout.readline():
+                _, found, rest = line.partition(mark)
+                if found:
+                    said: dict[str, Any] = json.loads(rest)
+                    return said
+        finally:
+            timer.cancel()
+        raise EOFError
+
+    def _lost(self, process: subprocess.Popen[bytes]) -> HostUnavailable:
+        try:
+            code: int | None = process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            code = None
+        said = ""
+        if self._errors is not None:
+            self._errors.seek(0)
+            said = self._errors.read().decode("utf-8", "replace").strip()
+        self.close()
+        last = said.splitlines()[-1] if said else "it closed the connection without a word"
+        return HostUnavailable(
+            f"no connection to `{self.name}`: {last}",
+            facts=[] if code is None else [f"ssh ended with code {code}"],
+            hint=_hint(self.name, said, self._python),
+        )
+
+    _errors: IO[bytes] | None = None
+
+
+class SshFiles:
+    """A folder of another machine."""
+
+    def __init__(self, host: SshHost, root: str) -> None:
+        self._host, self._given = host, root
+
+    @functools.cached_property
+    def root(self) -> str:
+        found: str = self._host.ask("where")
+        return found
+
+    def read(self, name: str) -> bytes | None:
+        found: bytes | None = self._host.ask("read", name)
+        return found
+
+    def read_many(self, names: Iterable[str]) -> dict[str, bytes]:
+        found: dict[str, bytes] = self._host.ask("read_many", list(names))
+        return found
+
+    def read_from(self, name: str, offset: int, limit: int = 1 << 20) -> bytes:
+        found: bytes = self._host.ask("read_from", name, offset, limit)
+        return found
+
+    def create(self, name: str, data: bytes, *, mode: int = 0o600) -> bool:
+        made: bool = self._host.ask("create", name, data, mode, patience_s=600)
+        return made
+
+    def write(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
+        self._host.ask("write", name, data, mode, patience_s=600)
+
+    def make_folder(self, name: str, *, mode: int = 0o700) -> bool:
+        made: bool = self._host.ask("make_folder", name, mode)
+        return made
+
+    def names(self, folder: str, prefix: str = "") -> list[str]:
+        found: list[str] = self._host.ask("names", folder, prefix)
+        return found
+
+    def tree(self, folder: str) -> list[tuple[str, int]]:
+        return [(name, size) for name, size in self._host.ask("tree", folder)]
+
+    def download(self, name: str, to: Path) -> None:
+        inside = self.tree(name)
+        for relative, _ in inside or [("", 0)]:
+            target = to / relative if inside else to
+            target.parent.mkdir(parents=True, exist_ok=True)
+            source = f"{name}/{relative}" if inside else name
+            with target.open("wb") as opened:
+                offset = 0
+                while chunk := self.read_from(source, offset):
+                    opened.write(chunk)
+                    offset += len(chunk)
+
+    def remove(self, name: str) -> None:
+        self._host.ask("remove", name, patience_s=600)
+
+    def free_bytes(self) -> int:
+        found: int = self._host.ask("free_bytes")
+        return found
+
+
+def _in_time(host: str, words: Sequence[str], code: int | None, out: str, err: str, timeout_s: float) -> Answer:
+    if code is None:
+        raise HostUnavailable(
+            f"`{words[0]}` did not end on `{host}` within {timeout_s:g} s and was killed",
+            facts=(err.strip().splitlines() or out.strip().splitlines())[-1:],
+            hint=f"try it by hand on `{host}`",
+        )
+    return Answer(code, out, err)
+
+
+def _explain(root: str, said: str, number: int | None) -> StoreUnavailable:
+    hints = {
+        errno.EACCES: "name another record root: `records` of the target",
+        errno.EPERM: "name another record root: `records` of the target",
+        errno.EROFS: "name another record root: `records` of the target",
+        errno.ENOSPC: "free some space, or `runtime gc`",
+        errno.EDQUOT: "the quota is spent: free some space, or name another record root",
+    }
+    return StoreUnavailable(
+        f"the record root `{root}` refuses: {said.lower()}",
+        hint=hints.get(number or 0, "`runtime targets check` tries every step"),
+        retryable=number not in hints,
+    )
+
+
+def _hint(name: str, said: str, python: str) -> str:
+    text = said.lower()
+    if "host key verification failed" in text:
+        return f"see who it is, by hand: ssh {name}"
+    if "permission denied" in text:
+        return f"ssh {name} has to work without a question, or be open already (ControlMaster)"
+    if "not found" in text or "no such file" in text:
+        return f"set `python` of the target: `{python}` is not there"
+    return f"try it by hand: ssh {name} true"
+
+
+def _has_terminal() -> bool:
+    """Whether somebody can answer what ssh asks."""
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()

@@ -1,0 +1,48 @@
+"""Which launchers there are: ours, and those of other packages by the entry point `research_runtime.launchers`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from typing import TYPE_CHECKING, Final, cast
+
+from runtime.errors import MissingExtra, UnknownName
+
+if TYPE_CHECKING:
+    from runtime.launchers.base import Launcher
+
+ENTRY_POINTS: Final = "research_runtime.launchers"
+
+_OWN: Final = {
+    "local": "runtime.launchers.local.launcher:LocalLauncher",
+    "ssh": "runtime.launchers.ssh.launcher:SshLauncher",
+    "slurm": "runtime.launchers.slurm.launcher:SlurmLauncher",
+    "kubernetes": "runtime.launchers.kubernetes.launcher:KubernetesLauncher",
+}
+_EXTRAS: Final = {"kubernetes": "kubernetes"}
+
+
+def list_kinds() -> list[str]:
+    """Names of all launchers that can be named here."""
+    return sorted({*_OWN, *(point.name for point in _entry_points())})
+
+
+def get_launcher(kind: str) -> Launcher:
+    """Raises `UnknownName`, and `MissingExtra` where its library is not installed."""
+    place = _OWN.get(kind) or next((point.value for point in _entry_points() if point.name == kind), None)
+    if place is None:
+        raise UnknownName("launcher", kind, list_kinds())
+    module, _, name = place.partition(":")
+    try:
+        made = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as problem:
+        if kind in _EXTRAS and not (problem.name or "").startswith("runtime"):
+            raise MissingExtra(f"launcher `{kind}`", _EXTRAS[kind]) from problem
+        raise
+    return cast("Launcher", made())
+
+
+def _entry_points() -> list[importlib.metadata.EntryPoint]:
+    from importlib.metadata import entry_points
+
+    return list(entry_points(group=ENTRY_POINTS))
