@@ -39,6 +39,7 @@ from infra.typed import Problem, join, suggest
 
 DAY_S: Final = 86_400
 MAX_NODES: Final = 1024
+SMALLEST_SUBNET: Final = 21
 GOOGLES_ADDRESSES: Final = 4
 """Of every subnet Google keeps the network, the gateway, the last but one and the broadcast address."""
 
@@ -168,7 +169,7 @@ def _network(network: NetworkSettings, path: str) -> Iterator[Problem]:
     if cidr.version != 4 or not any(cidr.subnet_of(each) for each in _PRIVATE if each.version == cidr.version):
         private = ", ".join(str(each) for each in _PRIVATE)
         yield _wrong(where, network.cidr, f"a private IPv4 range, within {private}")
-    elif cidr.prefixlen > 21:
+    elif cidr.prefixlen > SMALLEST_SUBNET:
         yield _wrong(where, network.cidr, "at least a /21: 1,024 nodes and a head have to fit")
     elif cidr.overlaps(_DOCKERS):
         yield _wrong(where, network.cidr, f"a range that does not overlap {_DOCKERS}, which containers on the head use")
@@ -650,9 +651,12 @@ def _subnet(settings: Settings) -> Iterator[Problem]:
     ):
         yield _wrong("network.subnet", network.subnet, f"a subnet in the region `{settings.region}`")
     try:
-        room = ipaddress.ip_network(network.cidr).num_addresses - GOOGLES_ADDRESSES
+        cidr = ipaddress.ip_network(network.cidr)
     except ValueError:
         return
+    if cidr.prefixlen > SMALLEST_SUBNET:
+        return
+    room = cidr.num_addresses - GOOGLES_ADDRESSES
     nodes = sum(pool.max for head in settings.heads.values() for pool in head.pools.values())
     needed = nodes + len(settings.heads)
     if needed > room:
@@ -676,7 +680,7 @@ def _queues(settings: Settings) -> Iterator[Problem]:
         return
     days = settings.alerts.oldest_task_days
     for name, queue in settings.queues.items():
-        if days * DAY_S >= queue.retention_s:
+        if days <= 30 and days * DAY_S >= queue.retention_s:
             yield _wrong(
                 "alerts.oldest_task_days",
                 days,

@@ -83,6 +83,9 @@ class Reader:
         return type_(**read) if complete else UNREADABLE
 
     def read(self, hint: Any, value: object, path: str) -> Any:
+        if _is_encrypted(value):
+            self._report(path, "is encrypted, and no setting is a secret", hint="see `secrets`")
+            return UNREADABLE
         hint = _without_none(hint)
         origin = typing.get_origin(hint)
         if is_dataclass(hint) and isinstance(hint, type):
@@ -143,7 +146,7 @@ class Reader:
         for key, item in value.items():
             if key in known:
                 continue
-            if key == "secure" or (isinstance(item, Mapping) and set(item) == {"secure"}):
+            if _is_encrypted(item):
                 self._report(join(path, key), "is encrypted, and no setting is a secret", hint="see `secrets`")
                 continue
             nearest = suggest(key, known)
@@ -216,6 +219,11 @@ def _describe(hint: Any) -> str:
     if isinstance(bare, type) and issubclass(bare, StrEnum):
         return f"one of {', '.join(member.value for member in bare)}"
     return f"it is {_TYPE_NAMES.get(bare, 'an object with keys')}"
+
+
+def _is_encrypted(value: object) -> bool:
+    """`pulumi config set --secret` writes `{secure: …}`."""
+    return isinstance(value, Mapping) and set(value) == {"secure"}
 
 
 def _as_int(value: object) -> int | None:

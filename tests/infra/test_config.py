@@ -1,0 +1,613 @@
+"""Settings: what is read, and what every wrong stack file is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.config import (
+    KEYS,
+    AccessSettings,
+    AlertSettings,
+    Capacity,
+    ClaimSettings,
+    HeadSettings,
+    InvalidSettings,
+    NamespaceSettings,
+    NetworkSettings,
+    PoolSettings,
+    QueueSettings,
+    RecordsSettings,
+    Role,
+    SecretSettings,
+    Settings,
+    ensure_valid,
+    find_problems,
+    parse_settings,
+    settings_from,
+)
+from infra.recording import record
+from infra.settings_rules import quantity
+from infra.typed import Problem
+
+DIGEST = "sha256:" + "0" * 64
+IMAGE = f"us-west4-docker.pkg.dev/my-lab/marin/cluster@{DIGEST}"
+POOL = {"accelerator": "v5litepod-1", "runtime_version": "v2-alpha-tpuv5-lite"}
+CLOSED_DOOR = {"pulumi:disable-default-providers": '["*"]'}
+
+GOOD: dict[str, Any] = {
+    "project": "my-lab",
+    "region": "us-west4",
+    "zone": "us-west4-a",
+    "network": {"cidr": "10.64.0.0/20"},
+    "queues": {"default": {}},
+    "records": {"location": "us-west4"},
+    "registries": {"images": {"repository": "marin"}},
+    "secrets": {"hf-token": {"env": "HF_TOKEN", "readers": ["worker"]}},
+    "heads": {"main": {"image": IMAGE, "environment": ["hf-token"], "pools": {"v5e": POOL}}},
+    "kubernetes": {
+        "lab": {
+            "context": "lab",
+            "cluster_identifier": "lab-1",
+            "server": "https://lab.example.com:6443",
+            "namespaces": {"train": {"quota": {"pods": "200"}, "claims": {"scratch": {"size": "1Ti"}}}},
+        }
+    },
+    "access": {"operators": ["group:ops@example.com"]},
+    "ci": {"repository": "lab/runtime", "repository_id": 12, "owner_id": 34},
+    "alerts": {"emails": ["ops@example.com"]},
+    "labels": {"team": "vision"},
+}
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """`GOOD` with one value set; None takes the key away."""
+    copy: dict[str, Any] = json.loads(json.dumps(GOOD))
+    *parents, last = path.split("/")
+    place = copy
+    for key in parents:
+        place = place.setdefault(key, {})
+    if value is None:
+        place.pop(last)
+    else:
+        place[last] = value
+    return copy
+
+
+def problems_of(values: Mapping[str, Any]) -> tuple[Problem, ...]:
+    with pytest.raises(InvalidSettings) as invalid:
+        parse_settings("west", values)
+    return invalid.value.problems
+
+
+def find_paths(values: Mapping[str, Any]) -> list[str]:
+    """Where the problems are; none where the settings can be used."""
+    try:
+        parse_settings("west", values)
+    except InvalidSettings as invalid:
+        return [problem.path for problem in invalid.problems]
+    return []
+
+
+def test_good_settings_are_read_into_their_types() -> None:
+    assert parse_settings(
+        "west", {"project": "my-lab", "region": "us-west4", "queues": {"a": {"ack_deadline_s": 30}}}
+    ) == (Settings(stack="west", project="my-lab", region="us-west4", queues={"a": QueueSettings(ack_deadline_s=30)}))
+
+
+def test_settings_with_every_part_have_no_problem_and_keep_all_of_it() -> None:
+    read = parse_settings("west", GOOD)
+
+    assert read.heads["main"].pools["v5e"] == PoolSettings(
+        accelerator="v5litepod-1", runtime_version="v2-alpha-tpuv5-lite", capacity=Capacity.PREEMPTIBLE
+    )
+    assert read.secrets["hf-token"] == SecretSettings(env="HF_TOKEN", readers=(Role.WORKER,))
+    assert read.kubernetes["lab"].namespaces["train"] == NamespaceSettings(
+        quota={"pods": "200"}, claims={"scratch": ClaimSettings(size="1Ti")}
+    )
+    assert read.access == AccessSettings(operators=("group:ops@example.com",))
+    assert find_problems(read) == []
+
+
+def test_settings_as_the_engine_passes_them_read_the_same() -> None:
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in GOOD.items()}
+
+    assert parse_settings("west", texts) == parse_settings("west", GOOD)
+
+
+def test_quoted_numbers_and_booleans_read_like_bare_ones() -> None:
+    quoted = {"queues": {"a": {"ack_deadline_s": "30", "exactly_once": "false"}}, "protect": "false"}
+    bare = {"queues": {"a": {"ack_deadline_s": 30, "exactly_once": False}}, "protect": False}
+    place = {"project": "my-lab", "region": "us-west4"}
+
+    assert parse_settings("west", place | quoted) == parse_settings("west", place | bare)
+
+
+def test_empty_text_and_empty_entry_are_the_defaults() -> None:
+    read = parse_settings(
+        "west", {"project": "my-lab", "region": "us-west4", "zone": "", "queues": {"a": None}, "labels": ""}
+    )
+
+    assert read == Settings(stack="west", project="my-lab", region="us-west4", queues={"a": QueueSettings()})
+
+
+TOO_LONG = "a" * 41
+WRONG: list[tuple[str, Any, str, str]] = [
+    # path of the change, value, path of the problem, what its line has to name
+    # types and keys
+    ("regoin", "us-west4", "regoin", "did you mean `region`?"),
+    ("queues/default/ack_deadline", 60, "queues.default.ack_deadline", "did you mean `ack_deadline_s`?"),
+    ("heads/main/pools/v5e/maximum", 3, "heads.main.pools.v5e.maximum", "allowed are accelerator, capacity, cpus"),
+    ("queues/default/ack_deadline_s", 1.5, "queues.default.ack_deadline_s", "is 1.5, allowed is a whole number"),
+    ("queues/default/ack_deadline_s", True, "queues.default.ack_deadline_s", "is true, allowed is a whole number"),
+    ("queues/default/ack_deadline_s", "soon", "queues.default.ack_deadline_s", "is `soon`"),
+    ("queues/default/exactly_once", "yes", "queues.default.exactly_once", "allowed is true or false"),
+    ("queues", "default", "queues", "allowed is an object with keys"),
+    ("queues", ["default"], "queues", "is a list, allowed is an object with keys"),
+    ("registries/images/regions", "us-west4", "registries.images.regions", "write `[us-west4]`"),
+    ("labels/team", 5, "labels.team", 'put it in quotes: "5"'),
+    ("labels/team", True, "labels.team", 'put it in quotes: "true"'),
+    ("ci/repository_id", None, "ci", "lacks `repository_id`"),
+    ("secrets/hf-token/env", None, "secrets.hf-token", "lacks `env`"),
+    ("project", {"secure": "v1:abc"}, "project", "is encrypted"),
+    ("secrets/hf-token/value", {"secure": "v1:abc"}, "secrets.hf-token.value", "no setting is a secret"),
+    ("records", {}, "records", "the engine cannot tell that from absent"),
+    # place
+    ("project", None, "project", "is not set, and"),
+    ("project", "My_Lab", "project", "is `My_Lab`"),
+    ("project", "123456789", "project", "that is its number"),
+    ("region", "us-west44", "region", "did you mean `us-west4`?"),
+    ("region", "us-west4-a", "region", "its region is `us-west4`"),
+    ("zone", "us-west1-a", "zone", "a zone of the region `us-west4`"),
+    ("zone", None, "zone", "us-west4-a has the pools' accelerators"),
+    ("impersonate", "me@example.com", "impersonate", "a service account"),
+    ("labels/Team", "x", "labels.Team", "is no label key"),
+    ("labels/team", "Vision!", "labels.team", "is `Vision!`"),
+    ("labels/goog-x", "y", "labels.goog-x", "keeps for itself"),
+    ("labels/stack", "y", "labels.stack", "every resource gets from us"),
+    # network
+    ("network/cidr", "10.64.0.1/20", "network.cidr", "host bits are zero"),
+    ("network/cidr", "10.64.0.0/22", "network.cidr", "at least a /21"),
+    ("network/cidr", "8.8.0.0/16", "network.cidr", "a private IPv4 range"),
+    ("network/cidr", "fd00::/64", "network.cidr", "a private IPv4 range"),
+    ("network/cidr", "172.16.0.0/15", "network.cidr", "containers on the head use"),
+    ("network/subnet", "my-subnet", "network.subnet", "a self-link"),
+    (
+        "network/subnet",
+        "projects/p/regions/us-east1/subnetworks/s",
+        "network.subnet",
+        "a subnet in the region `us-west4`",
+    ),
+    ("network", None, "network", "is not set, and `heads` need it"),
+    # queues
+    ("queues/default/ack_deadline_s", 9, "queues.default.ack_deadline_s", "is 9, allowed are 10 to 600"),
+    ("queues/default/max_delivery_attempts", 101, "queues.default.max_delivery_attempts", "allowed are 5 to 100"),
+    ("queues/default/retention_s", 2_678_401, "queues.default.retention_s", "allowed are 600 to 2,678,400"),
+    ("queues/default/max_backoff_s", 601, "queues.default.max_backoff_s", "allowed are 0 to 600"),
+    (
+        "queues/default",
+        {"min_backoff_s": 20, "max_backoff_s": 10},
+        "queues.default.min_backoff_s",
+        "at most `max_backoff_s`",
+    ),
+    ("queues/Default Queue", {}, "queues.Default Queue", "did you mean `default-queue`?"),
+    (f"queues/{TOO_LONG}", {}, f"queues.{TOO_LONG}", "is no name"),
+    ("queues/default-dead", {}, "queues.default-dead", "the dead letters of `default`"),
+    # records
+    ("records/soft_delete_days", 3, "records.soft_delete_days", "allowed is 0, or 7 to 90"),
+    ("records/bucket", "My.Bucket", "records.bucket", "is `My.Bucket`"),
+    ("records/bucket", "my-google-bucket", "records.bucket", "is `my-google-bucket`"),
+    ("records/logs_days", 0, "records.logs_days", "allowed are 1 to 3,650"),
+    ("records/location", "mars", "records.location", "is `mars`"),
+    # registries
+    ("registries/images/regions", ["us-west44"], "registries.images.regions[0]", "did you mean `us-west4`?"),
+    ("registries/images/regions", ["us-west4", "us-west4"], "registries.images.regions", "2 times"),
+    ("registries/images/existing", {"us-west1": "marin"}, "registries.images.existing.us-west1", "is `marin`"),
+    (
+        "registries/images/existing",
+        {"us-west1": "projects/p/locations/us-east1/repositories/r"},
+        "registries.images.existing.us-west1",
+        "a repository in us-west1",
+    ),
+    ("registries/images/pull_through", "dockr.io", "registries.images.pull_through", "did you mean `docker.io`?"),
+    ("registries/images/repository", "Marin", "registries.images.repository", "is `Marin`"),
+    ("registries/other", {"repository": "marin"}, "registries.other.repository", "`registries.images` makes"),
+    # secrets
+    ("secrets/hf-token/env", "HF-TOKEN", "secrets.hf-token.env", "the name of a variable"),
+    ("secrets/hf-token/env", "PATH", "secrets.hf-token.env", "neither the system nor the runtime"),
+    ("secrets/hf-token/env", "RUNTIME_STACK", "secrets.hf-token.env", "neither the system nor the runtime"),
+    ("secrets/other", {"env": "HF_TOKEN"}, "secrets.other.env", "which `hf-token` has too"),
+    ("secrets/hf-token/readers", ["wroker"], "secrets.hf-token.readers[0]", "did you mean `worker`?"),
+    ("secrets/hf-token/readers", ["node"], "secrets.hf-token.readers[0]", "its head's `environment`"),
+    ("secrets/hf-token/existing", "hf-token", "secrets.hf-token.existing", "is `hf-token`"),
+    ("secrets/hf-token/existing", "projects/p/secrets/s/versions/1", "secrets.hf-token.existing", "without a version"),
+    ("secrets/hf-token/regions", ["us-west9"], "secrets.hf-token.regions[0]", "is `us-west9`"),
+    ("queues", {}, "secrets.hf-token.readers[0]", "without `queues` a stack has no account of that role"),
+    # heads and pools
+    ("heads/main/image", "marin:latest", "heads.main.image", "write 64 zeros until there is one"),
+    ("heads/main/image", f"us-west4-docker.pkg.dev/my-lab/marni/c@{DIGEST}", "heads.main.image", "not of this stack"),
+    ("heads/main/machine_type", "n2", "heads.main.machine_type", "a machine type such as"),
+    ("heads/main/machine_type", "t2a-standard-8", "heads.main.machine_type", "an x86 machine"),
+    ("heads/main/machine_type", "q7-standard-8", "heads.main.machine_type", "of the families"),
+    ("heads/main/disk_gb", 10, "heads.main.disk_gb", "allowed are 50 to"),
+    ("heads/main/boot_image", "debian-cloud/debian-12", "heads.main.boot_image", "one version of an image"),
+    (
+        "heads/main/boot_image",
+        "projects/debian-cloud/global/images/family/debian-12",
+        "heads.main.boot_image",
+        "a family would replace the head",
+    ),
+    ("heads/main/environment", ["hf-tokn"], "heads.main.environment[0]", "did you mean `hf-token`?"),
+    ("heads/main/pools/v5e/accelerator", "v5e-1", "heads.main.pools.v5e.accelerator", "did you mean `v5litepod-1`?"),
+    ("heads/main/pools/v5e/accelerator", "v5litepod", "heads.main.pools.v5e.accelerator", "`FAMILY-N`"),
+    ("heads/main/pools/v5e/accelerator", "v9-8", "heads.main.pools.v5e.accelerator", "is `v9-8`"),
+    ("heads/main/pools/v5e/accelerator", "v5litepod-2", "heads.main.pools.v5e.accelerator", "v5litepod-1, v5litepod-4"),
+    (
+        "heads/main/pools/v5e/accelerator",
+        "v5litepod-16",
+        "heads.main.pools.v5e.accelerator",
+        "a slice of several hosts",
+    ),
+    (
+        "heads/main/pools/v5e",
+        {"accelerator": "v4-8", "runtime_version": "tpu-ubuntu2204-base"},
+        "heads.main.pools.v5e.accelerator",
+        "us-west4-a has no v4",
+    ),
+    ("heads/main/pools/v5e/capacity", "reserved", "heads.main.pools.v5e.capacity", "join a running cluster by hand"),
+    ("heads/main/pools/v5e/reservation", "mine", "heads.main.pools.v5e.reservation", "leave it out"),
+    (
+        "heads/main/pools/v5e/capacity",
+        "cheap",
+        "heads.main.pools.v5e.capacity",
+        "preemptible, spot, reserved, on_demand",
+    ),
+    ("heads/main/pools/v5e/max", 1025, "heads.main.pools.v5e.max", "is 1,025, allowed are 0 to 1,024"),
+    ("heads/main/pools/v5e/min", -1, "heads.main.pools.v5e.min", "is -1, allowed are 0 to 1,024"),
+    ("heads/main/pools/v5e/max", 3, "heads.main.pools.v5e.min", "is 4, allowed is at most `max`, 3"),
+    (
+        "heads/main/pools/v5e/runtime_version",
+        "",
+        "heads.main.pools.v5e.runtime_version",
+        "is the usual one for v5litepod",
+    ),
+    ("heads/main/pools/v5e/runtime_version", "v2-alpha-tpuv6e", "heads.main.pools.v5e.runtime_version", "is for v6e"),
+    ("heads/main/pools/v5e/cpus", 0, "heads.main.pools.v5e.cpus", "allowed are 1 to"),
+    # Kubernetes
+    ("kubernetes/lab/server", "http://lab", "kubernetes.lab.server", "begins with `https://`"),
+    ("kubernetes/lab/context", " ", "kubernetes.lab.context", "a name without spaces"),
+    ("kubernetes/lab/namespaces/Train", {"quota": {"pods": "1"}}, "kubernetes.lab.namespaces.Train", "lower case"),
+    ("kubernetes/lab/namespaces/default", {}, "kubernetes.lab.namespaces.default", "`create: false`"),
+    ("kubernetes/lab/namespaces/train/quota", {}, "kubernetes.lab.namespaces.train.quota", "is empty"),
+    (
+        "kubernetes/lab/namespaces/train/quota",
+        {"nvidia.com/gpu": "8"},
+        "kubernetes.lab.namespaces.train.quota.nvidia.com/gpu",
+        "did you mean `requests.nvidia.com/gpu`?",
+    ),
+    (
+        "kubernetes/lab/namespaces/train/quota",
+        {"pods": "many"},
+        "kubernetes.lab.namespaces.train.quota.pods",
+        "a quantity",
+    ),
+    (
+        "kubernetes/lab/namespaces/train/quota",
+        {"requests.storage": "1Gi"},
+        "kubernetes.lab.namespaces.train.quota.requests.storage",
+        "add up to more",
+    ),
+    (
+        "kubernetes/lab/namespaces/train/claims/scratch/size",
+        "1 TB",
+        "kubernetes.lab.namespaces.train.claims.scratch.size",
+        "a size such as",
+    ),
+    (
+        "kubernetes/lab/namespaces/train/claims/scratch/access_mode",
+        "ReadWriteMnay",
+        "kubernetes.lab.namespaces.train.claims.scratch.access_mode",
+        "ReadWriteOnce, ReadOnlyMany",
+    ),
+    (
+        "kubernetes/lab/namespaces/train/claims/scratch",
+        {"size": "1Gi", "existing": True, "existing_volume": "v"},
+        "kubernetes.lab.namespaces.train.claims.scratch.existing_volume",
+        "leave one of them out",
+    ),
+    (
+        "kubernetes/lab/namespaces/train/launchers",
+        ["alice"],
+        "kubernetes.lab.namespaces.train.launchers[0]",
+        "`User:NAME`",
+    ),
+    (
+        "kubernetes/lab/namespaces/train/launchers",
+        ["Group:system:authenticated"],
+        "kubernetes.lab.namespaces.train.launchers[0]",
+        "no group of everybody",
+    ),
+    (
+        "kubernetes/lab/namespaces/train/egress_cidrs",
+        ["10.0.0.1/8"],
+        "kubernetes.lab.namespaces.train.egress_cidrs[0]",
+        "a range such as",
+    ),
+    (
+        "kubernetes/other",
+        {"context": "lab", "cluster_identifier": "lab-2", "server": "https://x"},
+        "kubernetes.other.context",
+        "another cluster of this stack has too",
+    ),
+    # people, pipelines, alerts
+    ("access/operators", ["ops@example.com"], "access.operators[0]", "did you mean `group:ops@example.com`?"),
+    ("access/operators", ["allUsers"], "access.operators[0]", "which is everybody"),
+    ("access/operators", ["group:not an address"], "access.operators[0]", "`group:EMAIL`"),
+    ("ci/repository", "runtime", "ci.repository", "`owner/name`"),
+    ("ci/repository_id", 0, "ci.repository_id", "a positive number"),
+    ("ci/ref", "main", "ci.ref", "did you mean `refs/heads/main`?"),
+    ("ci/pool", "projects/my-lab/locations/global/workloadIdentityPools/p-ci", "ci.pool", "the project's number"),
+    ("ci/pool", "p-ci", "ci.pool", "`projects/NUMBER/"),
+    ("alerts/emails", [], "alerts.emails", "reach nobody"),
+    ("alerts/emails", ["ops"], "alerts.emails[0]", "an e-mail address"),
+    ("alerts/oldest_task_days", 31, "alerts.oldest_task_days", "allowed are 1 to 30"),
+    ("queues/default/retention_s", 86_400, "alerts.oldest_task_days", "less than the retention of queue `default`"),
+    ("alerts/budget", {"billing_account": "mine", "monthly": 5}, "alerts.budget.billing_account", "is `mine`"),
+    ("alerts/budget", {"billing_account": "0123AB-0123AB-0123AB", "monthly": 0}, "alerts.budget.monthly", "positive"),
+    # overrides
+    ("overrides/tpu_zones", {"v5e": ["us-west4-b"]}, "overrides.tpu_zones.v5e", "did you mean `v5litepod`?"),
+    ("overrides/tpu_zones", {"v4": ["us-west4"]}, "overrides.tpu_zones.v4[0]", "a zone such as"),
+    ("overrides/regions", ["west"], "overrides.regions[0]", "a region such as"),
+]
+
+
+@pytest.mark.parametrize(("change", "value", "path", "says"), WRONG, ids=[f"{p}={v!r}"[:60] for p, v, _, _ in WRONG])
+def test_one_wrong_setting_is_named_with_its_value_and_what_is_allowed(
+    change: str, value: Any, path: str, says: str
+) -> None:
+    found = {problem.path: problem.line() for problem in problems_of(changed(change, value))}
+
+    assert path in found, found
+    assert says in found[path]
+
+
+# One mistake is one line, except where it makes others wrong: what refers to it, or a second rule of the same value.
+SEVERAL = {
+    "kubernetes/lab/namespaces/default",
+    "kubernetes/other",
+    "network",
+    "project",
+    "queues",
+    "region",
+    "registries/images/regions",
+    "registries/images/repository",
+    "secrets/hf-token/env",
+    "secrets/other",
+    "zone",
+}
+
+
+@pytest.mark.parametrize(("change", "value"), [(p, v) for p, v, _, _ in WRONG if p not in SEVERAL])
+def test_one_wrong_setting_is_one_line(change: str, value: Any) -> None:
+    assert len(problems_of(changed(change, value))) == 1
+
+
+def test_several_wrong_settings_are_all_told_at_once() -> None:
+    found = problems_of(
+        {
+            "regoin": "us-west4",
+            "protect": "maybe",
+            "queues": {"a": {"ack_deadline_s": 5}},
+            "heads": {"main": {"image": "x:latest", "pools": {"p": POOL | {"accelerator": "v5e-1", "max": 2}}}},
+            "access": {"operators": ["me"]},
+        }
+    )
+
+    assert [problem.path for problem in found] == [
+        "regoin",
+        "protect",
+        "queues.a.ack_deadline_s",
+        "heads.main.image",
+        "heads.main.pools.p.accelerator",
+        "heads.main.pools.p.min",
+        "access.operators[0]",
+        "project",
+        "region",
+        "zone",
+        "network",
+    ]
+
+
+def test_invalid_settings_render_a_line_per_problem_and_where_to_read_on() -> None:
+    problems = [
+        Problem(path="zone", message="is not set", hint="set it"),
+        Problem(path="heads.a.disk_gb", message="is 1"),
+    ]
+
+    assert InvalidSettings("stack `west`", problems).render() == (
+        "error: the settings of stack `west` cannot be used\n"
+        "  `zone` is not set; set it\n"
+        "  `heads.a.disk_gb` is 1\n"
+        "hint: docs/settings.md has every key and what is allowed"
+    )
+
+
+def test_pools_whose_maxima_do_not_fit_the_subnet_are_refused_with_the_size_that_does() -> None:
+    pools = {name: POOL | {"max": 1024} for name in ("a", "b")}
+    values = changed("heads/main/pools", pools) | {"network": {"cidr": "10.64.0.0/21"}}
+
+    assert problems_of(values) == (
+        Problem(
+            path="network.cidr",
+            message="is `10.64.0.0/21` with room for 2,044 machines, and the pools' maxima with the heads are 2,049",
+            hint="a /20 would do",
+        ),
+    )
+
+
+@given(nodes=st.integers(0, 1024), others=st.integers(0, 1024))
+def test_pools_fit_the_subnet_exactly_when_there_are_addresses_for_all(nodes: int, others: int) -> None:
+    pools = {"a": POOL | {"min": 0, "max": nodes}, "b": POOL | {"min": 0, "max": others}}
+    values = changed("heads/main/pools", pools) | {"network": {"cidr": "10.64.0.0/21"}}
+
+    fits = nodes + others + 1 <= 2048 - 4
+
+    assert find_paths(values) == ([] if fits else ["network.cidr"])
+
+
+def test_a_zone_and_a_region_that_the_tables_lack_are_accepted_by_override() -> None:
+    values = changed("heads/main/pools/v5e", {"accelerator": "v6e-4", "runtime_version": "v2-alpha-tpuv6e"})
+    values["overrides"] = {"tpu_zones": {"v6e": ["us-west4-a"]}, "regions": ["us-north9"]}
+    values["registries"]["images"]["regions"] = ["us-west4", "us-north9"]
+
+    assert parse_settings("west", values).heads["main"].pools["v5e"].accelerator == "v6e-4"
+
+
+@pytest.mark.parametrize("capacity", ["preemptible", "spot", "on_demand"])
+def test_capacity_that_ray_passes_on_is_accepted(capacity: str) -> None:
+    read = parse_settings("west", changed("heads/main/pools/v5e/capacity", capacity))
+
+    assert read.heads["main"].pools["v5e"].capacity == Capacity(capacity)
+
+
+def test_image_digest_of_zeros_is_accepted_because_the_head_waits_for_the_image() -> None:
+    assert parse_settings("west", GOOD).heads["main"].image.endswith("0" * 64)
+
+
+def test_stack_without_google_needs_no_project_and_refuses_what_would_do_nothing() -> None:
+    kubernetes = {"kubernetes": GOOD["kubernetes"]}
+
+    assert parse_settings("lab", kubernetes).project is None
+    assert [each.path for each in problems_of(kubernetes | {"access": GOOD["access"], "alerts": GOOD["alerts"]})] == [
+        "access",
+        "alerts",
+    ]
+
+
+def test_key_of_another_namespace_is_refused_with_the_key_of_ours() -> None:
+    config = CLOSED_DOOR | {
+        "gcp:project": "ambient",
+        "kubernetes:context": "lab",
+        "reserch-runtime:queues": "{}",
+        "research-runtime:kubernetes": json.dumps(GOOD["kubernetes"]),
+    }
+
+    with pytest.raises(InvalidSettings) as invalid:
+        settings_from("lab", config)
+
+    assert [(each.path, each.hint) for each in invalid.value.problems] == [
+        ("gcp:project", "`research-runtime:project` is where the project is set"),
+        ("kubernetes:context", "`research-runtime:kubernetes` names each cluster's context"),
+        ("reserch-runtime:queues", "did you mean `research-runtime`?"),
+    ]
+
+
+def test_stack_that_leaves_default_providers_on_is_refused() -> None:
+    with pytest.raises(InvalidSettings) as invalid:
+        settings_from("lab", {"research-runtime:kubernetes": json.dumps(GOOD["kubernetes"])})
+
+    assert [each.path for each in invalid.value.problems] == ["pulumi:disable-default-providers"]
+
+
+def test_encrypted_setting_is_refused_and_its_value_not_told() -> None:
+    config = CLOSED_DOOR | {
+        "research-runtime:kubernetes": json.dumps(GOOD["kubernetes"]),
+        "research-runtime:labels": '{"team": "hunter2"}',
+    }
+
+    with pytest.raises(InvalidSettings) as invalid:
+        settings_from("lab", config, secrets=["research-runtime:labels"])
+
+    assert [each.path for each in invalid.value.problems] == ["research-runtime:labels"]
+    assert "hunter2" not in invalid.value.render()
+
+
+def test_defaults_that_the_engine_fills_in_mean_absent() -> None:
+    config = CLOSED_DOOR | {f"research-runtime:{key}": "{}" for key in KEYS}
+    config |= {f"research-runtime:{key}": "" for key in ("project", "region", "zone", "impersonate")}
+    config |= {"research-runtime:protect": "true", "research-runtime:adopt": "false"}
+
+    assert settings_from("empty", config) == Settings(stack="empty")
+
+
+def test_settings_of_the_running_stack_are_read_with_misspelt_keys_in_view() -> None:
+    from infra.config import read_settings
+
+    good = {f"research-runtime:{key}": v if isinstance(v, str) else json.dumps(v) for key, v in GOOD.items()}
+    seen: list[Settings] = []
+
+    record(lambda: seen.append(read_settings()), stack="west", config=good | CLOSED_DOOR)
+    with pytest.raises(InvalidSettings) as invalid:
+        record(
+            lambda: seen.append(read_settings()),
+            stack="west",
+            config=good | CLOSED_DOOR | {"research-runtime:quues": "{}"},
+        )
+
+    assert seen == [parse_settings("west", GOOD)]
+    assert [each.path for each in invalid.value.problems] == ["quues"]
+
+
+@pytest.mark.parametrize(
+    ("value", "paths"),
+    [
+        (QueueSettings(), []),
+        (QueueSettings(ack_deadline_s=5), ["queues.a.ack_deadline_s"]),
+        (QueueSettings(ack_deadline_s="60"), ["queues.a.ack_deadline_s"]),  # type: ignore[arg-type]
+        (NetworkSettings(cidr="10.0.0.0/30"), ["queues.a.cidr"]),
+        (RecordsSettings(soft_delete_days=1, logs_days=0), ["queues.a.soft_delete_days", "queues.a.logs_days"]),
+        (AlertSettings(emails=("x",)), ["queues.a.emails[0]"]),
+        (AlertSettings(emails="ops@example.com"), ["queues.a.emails"]),  # type: ignore[arg-type]
+        (
+            HeadSettings(image=IMAGE, pools={"p": PoolSettings(accelerator="v4-16", runtime_version="tpu-vm-v4-base")}),
+            ["queues.a.pools.p.accelerator"],
+        ),
+        (HeadSettings(image=IMAGE, pools={"p": 5}), ["queues.a.pools.p"]),  # type: ignore[dict-item]
+    ],
+)
+def test_value_built_by_another_program_is_judged_like_a_stack_file(value: object, paths: list[str]) -> None:
+    assert [problem.path for problem in find_problems(value, "queues.a")] == paths
+
+
+def test_ensure_valid_names_the_place() -> None:
+    ensure_valid(QueueSettings(), "queues.a")
+    with pytest.raises(InvalidSettings) as invalid:
+        ensure_valid(QueueSettings(max_delivery_attempts=1), "queues.a")
+
+    assert (invalid.value.where, [each.path for each in invalid.value.problems]) == (
+        "`queues.a`",
+        ["queues.a.max_delivery_attempts"],
+    )
+
+
+junk = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=8), inner, max_size=3)),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(path=st.sampled_from(sorted({path for path, *_ in WRONG})), value=junk)
+def test_any_value_anywhere_is_read_or_refused_and_never_a_traceback(path: str, value: Any) -> None:
+    values: dict[str, Any] = json.loads(json.dumps(GOOD))
+    *parents, last = path.split("/")
+    place = values
+    for key in parents:
+        place = place.setdefault(key, {})
+    place[last] = value
+
+    assert all(find_paths(values))
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("64", 64), ("500m", 0.5), ("1k", 1000), ("1Ki", 1024), ("20Gi", 20 * 2**30), ("1.5T", 1.5e12), ("many", 0)],
+)
+def test_quantity_is_read_as_kubernetes_does(text: str, number: float) -> None:
+    assert quantity(text) == number
