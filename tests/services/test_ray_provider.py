@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import importlib.util
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from infra.components.ray_head import HEAD_PERMISSIONS, REAPER_PERMISSIONS
 from infra.render.autoscaler import START_NODE, render_autoscaler
 from infra.render.cluster import HEAD_TYPE, Cluster
 from infra.render.startup import render_contract
+from infra.render.units import render_head_service, render_start_script
 from runtime.cli.main import main
 from tests.fakes.tpu import TpuServer, names_of
 from tests.infra.render_support import SHAPES, V4, sample_cluster
@@ -120,6 +122,37 @@ def test_chips_of_a_pool_are_what_ray_counts_on_a_host(shape: str) -> None:
     config = {"acceleratorType": pool.accelerator}
     ours = min(_get_num_tpu_chips(config), get_num_tpu_visible_chips_per_host(pool.accelerator))
     assert resources == {"CPU": 120, "TPU": ours, f"TPU-{pool.accelerator}-head": 1}
+
+
+@pytest.mark.parametrize("kind", ["head", "node"])
+def test_start_script_gives_ray_only_options_that_it_takes(kind: str, tmp_path: Path) -> None:
+    from ray.scripts.scripts import start
+
+    recorder = tmp_path / "ray"
+    recorder.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    recorder.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-c", render_start_script(), "start-ray", kind],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "RAY_HEAD_IP": "10.64.0.2"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    command, *arguments = done.stdout.splitlines()
+
+    assert command == "start"
+    parsed = start.make_context("start", list(arguments)).params
+    assert (parsed["head"], parsed["block"], parsed["disable_usage_stats"]) == (kind == "head", True, True)
+    assert (parsed["node_manager_port"], parsed["min_worker_port"]) == (6380, 10002)
+    with pytest.raises(Exception, match="node-manager-prot"):
+        start.make_context("start", [*arguments, "--node-manager-prot=1"])
+
+
+def test_ray_start_uses_the_first_autoscaler_as_we_do() -> None:
+    import ray
+
+    assert ray._config.enable_autoscaler_v2() is False
+    assert "--env=RAY_enable_autoscaler_v2=0" in render_head_service(sample_cluster())
 
 
 def test_rays_validation_refuses_what_is_wrong() -> None:
