@@ -284,7 +284,10 @@ def parse_settings(stack: str, values: Mapping[str, Any]) -> Settings:
             )
             del decoded[key]
     settings = reader.read_dataclass(Settings, decoded, "", {"stack": stack})
-    problems = reader.problems + (find_problems(settings) if isinstance(settings, Settings) else [])
+    unread = {problem.path for problem in reader.problems}
+    found = find_problems(settings) if isinstance(settings, Settings) else []
+    # What could not be read has its default for now, and what that would break is no news.
+    problems = [*reader.problems, *(problem for problem in found if problem.path not in unread)]
     if problems:
         raise InvalidSettings(f"stack `{stack}`", problems)
     assert isinstance(settings, Settings)

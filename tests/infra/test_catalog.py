@@ -1,0 +1,69 @@
+"""The tables of what Google has where hold together."""
+
+from __future__ import annotations
+
+import re
+from datetime import date
+
+import pytest
+from ray._private.accelerators.tpu import TPUAcceleratorManager
+from ray.autoscaler._private.gcp.config import _is_single_host_tpu
+
+from infra import catalog
+
+
+@pytest.mark.parametrize("family", catalog.TPU_FAMILIES)
+def test_zones_of_every_family_lie_in_known_regions(family: str) -> None:
+    zones = catalog.TPU_FAMILIES[family].zones
+
+    assert zones
+    assert {catalog.region_of(zone) for zone in zones} <= catalog.REGIONS
+
+
+def test_families_of_the_seed_clusters_are_where_those_run() -> None:
+    assert "us-central2-b" in catalog.TPU_FAMILIES["v4"].zones
+    assert {"us-west4-a", "europe-west4-b"} <= catalog.TPU_FAMILIES["v5litepod"].zones
+
+
+@pytest.mark.parametrize("family", catalog.TPU_FAMILIES)
+def test_ray_agrees_which_sizes_are_one_machine(family: str) -> None:
+    entry = catalog.TPU_FAMILIES[family]
+    single = [f"{family}-{size}" for size in entry.single_host]
+    several = f"{family}-{entry.pod_sizes_from}"
+
+    assert all(TPUAcceleratorManager.is_valid_tpu_accelerator_type(name) for name in [*single, several])
+    assert all(_is_single_host_tpu({"acceleratorType": name}) for name in single)
+    assert not _is_single_host_tpu({"acceleratorType": several})
+
+
+@pytest.mark.parametrize("family", catalog.TPU_FAMILIES)
+def test_software_of_every_family_is_not_made_for_another(family: str) -> None:
+    assert catalog.software_family(catalog.TPU_FAMILIES[family].runtime_version) in (family, None)
+
+
+@pytest.mark.parametrize(
+    ("version", "family"),
+    [
+        ("v2-alpha-tpuv5-lite", "v5litepod"),
+        ("v2-alpha-tpuv5", "v5p"),
+        ("v2-alpha-tpuv6e", "v6e"),
+        ("tpu-vm-v4-base", "v4"),
+        ("tpu-ubuntu2204-base", None),
+    ],
+)
+def test_software_that_is_for_one_family_says_which(version: str, family: str | None) -> None:
+    assert catalog.software_family(version) == family
+
+
+def test_aliases_name_families_that_exist_and_are_none_themselves() -> None:
+    assert set(catalog.FAMILY_ALIASES.values()) <= set(catalog.TPU_FAMILIES)
+    assert not set(catalog.FAMILY_ALIASES) & set(catalog.TPU_FAMILIES)
+
+
+def test_machine_families_are_either_x86_or_arm() -> None:
+    assert not catalog.X86_FAMILIES & catalog.ARM_FAMILIES
+    assert all(re.fullmatch(r"[a-z]\d+[a-z]*", family) for family in catalog.X86_FAMILIES | catalog.ARM_FAMILIES)
+
+
+def test_tables_have_a_date_that_has_been() -> None:
+    assert date(2026, 1, 1) < catalog.AS_OF <= date.today()  # noqa: DTZ011

@@ -1,0 +1,193 @@
+"""The checked-in stack files: what they say, what is said about them, and what they must not contain."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from infra.config import KEYS, OPTIONAL_PARTS, InvalidSettings, Settings, settings_from
+from infra.policy.rules import PROJECT_GRANT, PROJECT_ROLES, apply_rules, bounds_of
+from infra.program import build
+from infra.recording import Recording, Unknown, record
+
+ROOT = Path(__file__).parents[2]
+STACKS = sorted(path.name.split(".")[1] for path in ROOT.glob("Pulumi.*.yaml"))
+MARIN = ("marin-us-central2", "marin-us-west4", "marin-eu-west4")
+
+
+def load(stack: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((ROOT / f"Pulumi.{stack}.yaml").read_text())
+    return loaded
+
+
+def settings_of(stack: str) -> Settings:
+    return settings_from(stack, load(stack)["config"])
+
+
+def recording_of(stack: str) -> Recording:
+    def program() -> None:
+        build(settings_of(stack))
+
+    return record(program, stack=stack)
+
+
+def find_missing_header(text: str) -> list[str]:
+    """What a stack file's header comment has to say and does not."""
+    header = "\n".join(line for line in text.partition("config:")[0].splitlines() if line.startswith("#"))
+    wanted = {"what it is for": len(header) > 80, "what to change first": "Change first:" in header}
+    return [what for what, there in wanted.items() if not there]
+
+
+def test_the_stacks_are_the_six_that_the_documentation_names() -> None:
+    assert STACKS == ["dev", "marin-eu-west4", "marin-us-central2", "marin-us-west4", "phoebe", "skylight"]
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_stack_file_can_be_used(stack: str) -> None:
+    assert settings_of(stack).stack == stack
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_stack_file_opens_with_what_it_is_for_and_what_to_change_first(stack: str) -> None:
+    assert find_missing_header((ROOT / f"Pulumi.{stack}.yaml").read_text()) == []
+
+
+def test_stack_file_without_a_header_is_noticed() -> None:
+    assert find_missing_header("# dev\nconfig: {}") == ["what it is for", "what to change first"]
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_stack_file_names_no_secrets_provider_and_no_secret(stack: str) -> None:
+    text = (ROOT / f"Pulumi.{stack}.yaml").read_text()
+
+    assert set(load(stack)) == {"config"}
+    assert not re.search(r"secure:|encryptionsalt|secretsprovider|encryptedkey", text)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_misspelt_key_in_a_stack_file_is_refused(stack: str) -> None:
+    config = load(stack)["config"] | {"research-runtime:kubernets": {}}
+
+    with pytest.raises(InvalidSettings) as invalid:
+        settings_from(stack, config)
+
+    assert [problem.path for problem in invalid.value.problems] == ["kubernets"]
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_stack_file_read_after_the_engine_filled_in_its_defaults_is_the_same(stack: str) -> None:
+    declared = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
+    defaults = {f"research-runtime:{key}": _as_text(each["default"]) for key, each in declared.items()}
+    config = {key: _as_text(value) for key, value in load(stack)["config"].items()}
+
+    assert settings_from(stack, defaults | config) == settings_of(stack)
+
+
+def test_project_file_declares_every_key_with_a_default_that_changes_nothing() -> None:
+    declared = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
+    meant = {
+        each.name: each.default_factory() if each.default is MISSING else each.default for each in fields(Settings)[1:]
+    }  # type: ignore[misc]
+
+    assert declared.keys() == KEYS
+    for key, each in declared.items():
+        if each["type"] == "object":
+            assert each["default"] == {}
+            assert key in OPTIONAL_PARTS or meant[key] is not None
+        else:
+            assert each["default"] == (meant[key] if meant[key] is not None else "")
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_stack_breaks_no_policy(stack: str) -> None:
+    found = recording_of(stack)
+
+    assert apply_rules(found.resources, bounds_of(settings_of(stack))) == []
+    assert apply_rules(found.resources) == []
+
+
+def test_every_exception_for_project_grants_is_needed_by_some_stack() -> None:
+    used = set()
+    for stack in STACKS:
+        found = recording_of(stack)
+        for grant in found.of_type(PROJECT_GRANT):
+            if not isinstance(grant.inputs["role"], Unknown):
+                used.add((found.get(grant.parent or "").type, grant.inputs["role"]))
+
+    assert set(PROJECT_ROLES) == used
+
+
+def test_dev_is_the_smallest_stack_of_use() -> None:
+    dev = settings_of("dev")
+
+    assert (list(dev.queues), list(dev.registries), list(dev.secrets)) == (["default"], ["images"], ["hf-token"])
+    assert dev.records is not None
+    assert (dev.heads, dev.kubernetes, dev.network, dev.ci, dev.protect) == ({}, {}, None, None, False)
+
+
+def test_phoebe_needs_no_google_project() -> None:
+    phoebe = settings_of("phoebe")
+    namespace = phoebe.kubernetes["phoebe"].namespaces["l2r"]
+
+    assert (phoebe.project, phoebe.uses_google) == (None, False)
+    assert namespace.claims["l2r-persistent-claim"].size == "20Gi"
+    assert namespace.quota["requests.nvidia.com/gpu"] == "24"
+
+
+@pytest.mark.parametrize(
+    ("stack", "region", "zone", "accelerator"),
+    [
+        ("marin-us-central2", "us-central2", "us-central2-b", "v4-8"),
+        ("marin-us-west4", "us-west4", "us-west4-a", "v5litepod-1"),
+        ("marin-eu-west4", "europe-west4", "europe-west4-b", "v5litepod-1"),
+    ],
+)
+def test_marin_cluster_is_what_its_guide_describes(stack: str, region: str, zone: str, accelerator: str) -> None:
+    marin = settings_of(stack)
+    head = marin.heads["main"]
+    (pool,) = head.pools.values()
+
+    assert (marin.project, marin.region, marin.zone, marin.protect) == ("hai-gcp-models", region, zone, True)
+    assert (head.machine_type, head.disk_gb) == ("n2-standard-8", 200)
+    assert (pool.accelerator, pool.min, pool.max, pool.capacity.value, pool.cpus) == (
+        accelerator,
+        4,
+        1024,
+        "preemptible",
+        120,
+    )
+
+
+def test_marin_stacks_share_what_one_of_them_makes() -> None:
+    owner, *others = (settings_of(stack) for stack in MARIN)
+    made = {
+        region: f"projects/{owner.project}/locations/{region}/repositories/{owner.registries['images'].repository}"
+        for region in owner.registries["images"].regions
+    }
+    resources = recording_of(owner.stack).resources
+    secrets = {each.inputs["secretId"] for each in resources if each.type == "gcp:secretmanager/secret:Secret"}
+
+    for other in others:
+        assert other.registries["images"].existing == made
+        assert {each.existing for each in other.secrets.values()} == {
+            f"projects/{owner.project}/secrets/{one}" for one in secrets
+        }
+        assert other.ci is None
+    assert owner.ci is not None
+
+
+def test_marin_networks_do_not_overlap_so_that_they_can_be_joined() -> None:
+    ranges = [network.cidr for stack in MARIN if (network := settings_of(stack).network)]
+
+    assert len(set(ranges)) == len(MARIN)
+
+
+def _as_text(value: Any) -> str:
+    """As the engine hands a value to the program."""
+    return value if isinstance(value, str) else json.dumps(value)
