@@ -1,0 +1,671 @@
+"""APIs, providers, network, accounts, pipelines' identity and alerts: what each makes, keeps and grants."""
+
+from __future__ import annotations
+
+import pulumi
+import pytest
+
+from infra.components.alerts import Alerts, AlertsArgs, WatchedCluster, WatchedQueue
+from infra.components.apis import Apis, ApisArgs
+from infra.components.ci_identity import (
+    PERMISSIONS,
+    PROJECT_ROLES,
+    CiIdentity,
+    CiIdentityArgs,
+    find_permissions,
+    grant_condition,
+)
+from infra.components.identity import Identity, IdentityArgs, member_label
+from infra.components.network import Network, NetworkArgs
+from infra.components.providers import google_provider, kubernetes_provider
+from infra.config import (
+    AccessSettings,
+    AlertSettings,
+    BudgetSettings,
+    CiSettings,
+    KubernetesSettings,
+    NetworkSettings,
+    QueueSettings,
+    Role,
+    Settings,
+)
+from infra.google_outputs import compute
+from infra.recording import Recording, record
+from runtime.errors import NotPossible, UnknownName
+from tests.infra.components_support import (
+    LABELS,
+    POOL,
+    PROJECT,
+    assert_sound,
+    assert_waits_for,
+    customs,
+    depends_on,
+    find_grants,
+    make_apis,
+    run,
+    sample_site,
+)
+
+APIS = "runtime:google:Apis"
+NETWORK = "runtime:network:Network"
+IDENTITY = "runtime:identity:Identity"
+CI = "runtime:identity:CiIdentity"
+ALERTS = "runtime:monitoring:Alerts"
+
+SERVICE = "gcp:projects/service:Service"
+ACCOUNT = "gcp:serviceaccount/account:Account"
+PROJECT_GRANT = "gcp:projects/iAMMember:IAMMember"
+CUSTOM_ROLE = "gcp:projects/iAMCustomRole:IAMCustomRole"
+IDENTITY_POOL = "gcp:iam/workloadIdentityPool:WorkloadIdentityPool"
+IDENTITY_PROVIDER = "gcp:iam/workloadIdentityPoolProvider:WorkloadIdentityPoolProvider"
+POLICY = "gcp:monitoring/alertPolicy:AlertPolicy"
+CHANNEL = "gcp:monitoring/notificationChannel:NotificationChannel"
+
+OPS, LAB = "group:ops@example.org", "group:lab@example.org"
+CI_SETTINGS = CiSettings(repository="lab/infra", repository_id=11, owner_id=22)
+
+
+# APIs
+
+
+@pytest.mark.parametrize("preview", [True, False])
+def test_apis_stay_on_when_the_stack_goes(preview: bool) -> None:
+    recording = run(lambda opts: make_apis(opts, "pubsub", "serviceusage", "storage"), preview=preview)
+
+    assert {each.name: each.inputs for each in recording.of_type(SERVICE)} == {
+        f"apis-{service}": {
+            "project": "lab-1234",
+            "service": f"{service}.googleapis.com",
+            "disableOnDestroy": False,
+            "disableDependentServices": False,
+            "deletionPolicy": "ABANDON",
+        }
+        for service in ("pubsub", "serviceusage", "storage")
+    }
+    assert all(each.retain_on_delete and not each.protect for each in customs(recording, APIS))
+    first = recording.named(SERVICE, "apis-serviceusage")
+    assert first.dependencies == frozenset()
+    assert all(depends_on(recording, each, first.urn) for each in customs(recording, APIS))
+    assert_sound(recording, APIS)
+
+
+def test_apis_agent_waits_for_its_service_and_is_what_others_need() -> None:
+    needed: list[list[pulumi.Resource]] = []
+
+    def program(opts: pulumi.ResourceOptions) -> None:
+        apis = make_apis(opts, "serviceusage", "pubsub", "storage")
+        needed.extend([apis.needs("storage"), apis.needs("pubsub", "storage")])
+
+    recording = run(program)
+
+    agent = recording.named("gcp:projects/serviceIdentity:ServiceIdentity", "apis-pubsub-agent")
+    assert recording.named(SERVICE, "apis-pubsub").urn in agent.dependencies
+    assert [len(each) for each in needed] == [1, 3]
+
+
+def test_apis_refuse_an_agent_of_a_service_that_is_not_on() -> None:
+    def program(opts: pulumi.ResourceOptions) -> None:
+        with pytest.raises(UnknownName) as refused:
+            Apis("apis", ApisArgs(project=PROJECT, services=["storage"], agents=["pubsub"]), opts)
+        assert (refused.value.name, refused.value.known) == ("pubsub", ["storage"])
+
+    assert customs(run(program), APIS) == []
+
+
+def test_apis_need_of_a_service_that_was_not_asked_for_names_those_that_were() -> None:
+    def program(opts: pulumi.ResourceOptions) -> None:
+        with pytest.raises(UnknownName) as refused:
+            make_apis(opts, "storage").needs("pubsob")
+        assert refused.value.known == ["storage"]
+
+    run(program)
+
+
+# Providers
+
+
+def test_google_provider_takes_nothing_from_its_surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("GOOGLE_PROJECT", "GOOGLE_CLOUD_PROJECT", "GOOGLE_REGION", "GOOGLE_ZONE", "CLOUDSDK_COMPUTE_ZONE"):
+        monkeypatch.setenv(variable, "ambient")
+    settings = Settings(stack="dev", project="lab-1234", region="us-west4", queues={"default": QueueSettings()})
+
+    recording = record(lambda: google_provider(settings), compute=compute)
+
+    (provider,) = recording.of_type("pulumi:providers:gcp")
+    assert provider.inputs == {
+        "project": "lab-1234",
+        "region": "us-west4",
+        "addPulumiAttributionLabel": "false",
+        "userProjectOverride": "false",
+    }
+
+
+def test_google_provider_impersonates_and_pays_for_budgets_as_the_settings_say() -> None:
+    settings = Settings(
+        stack="dev",
+        project="lab-1234",
+        region="us-west4",
+        zone="us-west4-a",
+        impersonate="deployer@lab-1234.iam.gserviceaccount.com",
+        alerts=AlertSettings(
+            emails=("ops@example.org",), budget=BudgetSettings(billing_account="000000-AAAAAA-111111", monthly=1)
+        ),
+    )
+
+    recording = record(lambda: google_provider(settings), compute=compute)
+
+    (provider,) = recording.of_type("pulumi:providers:gcp")
+    assert provider.inputs == {
+        "project": "lab-1234",
+        "region": "us-west4",
+        "zone": "us-west4-a",
+        "impersonateServiceAccount": "deployer@lab-1234.iam.gserviceaccount.com",
+        "addPulumiAttributionLabel": "false",
+        "userProjectOverride": "true",
+        "billingProject": "lab-1234",
+    }
+
+
+def test_google_provider_without_a_project_is_refused_with_the_key_to_set() -> None:
+    with pytest.raises(NotPossible) as refused:
+        google_provider(Settings(stack="dev", region="us-west4"))
+
+    assert "research-runtime:project" in (refused.value.hint or "")
+
+
+def test_kubernetes_provider_never_holds_a_kubeconfig(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", "/home/someone/.kube/config")
+    monkeypatch.setenv("PULUMI_K8S_DELETE_UNREACHABLE", "true")
+    settings = KubernetesSettings(context="nautilus", cluster_identifier="nautilus-1", server="https://k8s.example.org")
+
+    recording = record(lambda: kubernetes_provider("nautilus", settings))
+
+    (provider,) = recording.of_type("pulumi:providers:kubernetes")
+    assert provider.name == "kubernetes-nautilus"
+    assert provider.inputs == {
+        "context": "nautilus",
+        "clusterIdentifier": "nautilus-1",
+        "enableServerSideApply": "true",
+        "deleteUnreachable": "false",
+        "skipUpdateUnreachable": "false",
+        "enableConfigMapMutable": "false",
+        "enableSecretMutable": "false",
+        "enablePatchForce": "true",
+        "upsertExistingObjects": "false",
+        "suppressDeprecationWarnings": "false",
+        "suppressHelmHookWarnings": "false",
+    }
+
+
+# Network
+
+
+def record_network(*, preview: bool = True, **args: object) -> Recording:
+    def program(opts: pulumi.ResourceOptions) -> None:
+        own: dict[str, object] = {"site": sample_site(), "apis": make_apis(opts)}
+        Network("network", NetworkArgs(**(own | args)), opts)  # type: ignore[arg-type]
+
+    return run(program, preview=preview)
+
+
+@pytest.mark.parametrize("preview", [True, False])
+def test_network_is_private_with_a_way_out_and_none_in(preview: bool) -> None:
+    recording = record_network(preview=preview)
+
+    link = "https://www.googleapis.com/compute/v1/projects/lab-1234/global/networks/marin"
+    subnet = "https://www.googleapis.com/compute/v1/projects/lab-1234/regions/us-west4/subnetworks/marin"
+    assert {each.name: each.inputs for each in customs(recording, NETWORK)} == {
+        "network-network": {
+            "name": "marin",
+            "project": "lab-1234",
+            "description": "Machines of stack marin",
+            "autoCreateSubnetworks": False,
+            "routingMode": "REGIONAL",
+            "deletionPolicy": "DELETE",
+        },
+        "network-subnet": {
+            "name": "marin",
+            "project": "lab-1234",
+            "region": "us-west4",
+            "network": link,
+            "ipCidrRange": "10.64.0.0/20",
+            "privateIpGoogleAccess": True,
+            "stackType": "IPV4_ONLY",
+            "deletionPolicy": "DELETE",
+        },
+        "network-router": {
+            "name": "marin",
+            "project": "lab-1234",
+            "region": "us-west4",
+            "network": link,
+            "deletionPolicy": "DELETE",
+        },
+        "network-nat": {
+            "name": "marin",
+            "project": "lab-1234",
+            "region": "us-west4",
+            "router": "marin",
+            "natIpAllocateOption": "AUTO_ONLY",
+            "sourceSubnetworkIpRangesToNat": "LIST_OF_SUBNETWORKS",
+            "subnetworks": [{"name": subnet, "sourceIpRangesToNats": ["ALL_IP_RANGES"]}],
+            "enableDynamicPortAllocation": True,
+            "enableEndpointIndependentMapping": False,
+            "minPortsPerVm": 64,
+            "maxPortsPerVm": 8192,
+            "logConfig": {"enable": True, "filter": "ERRORS_ONLY"},
+            "deletionPolicy": "DELETE",
+        },
+        "network-internal": {
+            "name": "marin-internal",
+            "project": "lab-1234",
+            "network": link,
+            "description": "Machines of the subnet reach each other; nothing else reaches them",
+            "direction": "INGRESS",
+            "priority": 1000,
+            "sourceRanges": ["10.64.0.0/20"],
+            "destinationRanges": ["10.64.0.0/20"],
+            "allows": [{"protocol": "tcp"}, {"protocol": "udp"}, {"protocol": "icmp"}],
+            "deletionPolicy": "DELETE",
+        },
+    }
+    assert {each.name for each in customs(recording, NETWORK) if each.protect} == {"network-network", "network-subnet"}
+    assert recording.named(NETWORK, "network").outputs == {"network": link, "subnet": subnet, "cidr": "10.64.0.0/20"}
+    assert_sound(recording, NETWORK)
+    assert_waits_for(recording, NETWORK, "compute")
+
+
+@pytest.mark.parametrize(
+    ("named", "network"),
+    [
+        (None, "projects/lab-9/global/networks/shared"),
+        ("projects/lab-9/global/networks/backbone", "projects/lab-9/global/networks/backbone"),
+    ],
+)
+def test_network_that_exists_is_used_and_not_touched(named: str | None, network: str) -> None:
+    subnet = "projects/lab-9/regions/us-west4/subnetworks/shared"
+
+    recording = record_network(settings=NetworkSettings(subnet=subnet, network=named, cidr="10.8.0.0/16"))
+
+    assert customs(recording, NETWORK) == []
+    assert recording.named(NETWORK, "network").outputs == {
+        "network": network,
+        "subnet": subnet,
+        "cidr": "10.8.0.0/16",
+    }
+
+
+# Accounts and people
+
+
+def record_identity(*, preview: bool = True, **args: object) -> Recording:
+    def program(opts: pulumi.ResourceOptions) -> None:
+        own: dict[str, object] = {
+            "site": sample_site(),
+            "roles": [Role.WORKER, Role.SUBMITTER],
+            "apis": make_apis(opts),
+        }
+        Identity("identity", IdentityArgs(**(own | args)), opts)  # type: ignore[arg-type]
+
+    return run(program, preview=preview)
+
+
+@pytest.mark.parametrize("preview", [True, False])
+def test_identity_has_one_protected_account_for_each_role(preview: bool) -> None:
+    recording = record_identity(preview=preview, roles=[Role.WORKER, Role.SUBMITTER, Role.PUSHER, Role.REAPER])
+
+    accounts = recording.of_type(ACCOUNT)
+    assert {each.name: each.inputs["accountId"] for each in accounts} == {
+        "identity-worker-account": "marin-worker",
+        "identity-submitter-account": "marin-submitter",
+        "identity-pusher-account": "marin-pusher",
+        "identity-reaper-account": "marin-reaper",
+    }
+    assert all(each.protect and each.delete_before_replace for each in accounts)
+    emails = {
+        role: f"marin-{role}@lab-1234.iam.gserviceaccount.com" for role in ("worker", "submitter", "pusher", "reaper")
+    }
+    assert recording.named(IDENTITY, "identity").outputs == {
+        "emails": emails,
+        "members": {role: f"serviceAccount:{email}" for role, email in emails.items()},
+    }
+    assert find_grants(recording) == {
+        (f"serviceAccount:{emails[role]}", granted, "project lab-1234")
+        for role in ("worker", "reaper")
+        for granted in ("roles/logging.logWriter", "roles/monitoring.metricWriter")
+    }
+    assert_sound(recording, IDENTITY)
+    assert_waits_for(recording, IDENTITY, "serviceusage")
+    for each in recording.of_type(PROJECT_GRANT):
+        assert depends_on(recording, each, recording.named(SERVICE, "apis-cloudresourcemanager").urn)
+
+
+def test_identity_lets_people_see_and_where_there_are_heads_log_in() -> None:
+    access = AccessSettings(operators=(OPS,), researchers=(LAB,))
+
+    watching = record_identity(roles=[], access=access)
+    entering = record_identity(roles=[], access=access, has_heads=True)
+
+    seeing = {
+        (member, role, "project lab-1234")
+        for member in (OPS, LAB)
+        for role in ("roles/monitoring.viewer", "roles/logging.viewer")
+    }
+    assert find_grants(watching) == seeing
+    assert find_grants(entering) == seeing | {
+        (OPS, "roles/iap.tunnelResourceAccessor", "project lab-1234"),
+        (OPS, "roles/compute.osAdminLogin", "project lab-1234"),
+        (LAB, "roles/iap.tunnelResourceAccessor", "project lab-1234"),
+        (LAB, "roles/compute.osLogin", "project lab-1234"),
+    }
+    tunnels = [each for each in entering.of_type(PROJECT_GRANT) if "tunnel" in each.inputs["role"]]
+    assert [each.inputs["condition"]["expression"] for each in tunnels] == ["destination.port == 22"] * 2
+
+
+def test_identity_of_one_who_changes_lists_keeps_what_both_may_do() -> None:
+    before = record_identity(roles=[], access=AccessSettings(researchers=(LAB,)), has_heads=True)
+    after = record_identity(roles=[], access=AccessSettings(operators=(LAB,)), has_heads=True)
+    both = record_identity(roles=[], access=AccessSettings(operators=(LAB,), researchers=(LAB,)), has_heads=True)
+
+    changed = {each.urn for each in before.resources} ^ {each.urn for each in after.resources}
+    assert {urn.rsplit("::", 1)[-1] for urn in changed} == {
+        "identity-group-lab-at-example.org-login",
+        "identity-group-lab-at-example.org-admin-login",
+    }
+    assert find_grants(both) == find_grants(after)
+
+
+def test_member_labels_tell_people_apart() -> None:
+    members = ["group:lab@example.org", "user:lab@example.org", "user:lab.x@example.org", "domain:example.org"]
+
+    assert len({member_label(each) for each in members}) == len(members)
+
+
+# The pipelines' identity
+
+
+def record_ci(*, preview: bool = True, **args: object) -> Recording:
+    def program(opts: pulumi.ResourceOptions) -> None:
+        own: dict[str, object] = {"site": sample_site(), "settings": CI_SETTINGS, "apis": make_apis(opts)}
+        CiIdentity("ci", CiIdentityArgs(**(own | args)), opts)  # type: ignore[arg-type]
+
+    return run(program, preview=preview)
+
+
+@pytest.mark.parametrize("preview", [True, False])
+def test_ci_providers_pin_ids_and_map_a_constant_role(preview: bool) -> None:
+    recording = record_ci(preview=preview)
+
+    ids = (
+        "assertion.repository_id == '11' && assertion.repository_owner_id == '22'"
+        " && assertion.event_name != 'pull_request_target'"
+    )
+    assert {
+        each.inputs["workloadIdentityPoolProviderId"]: (
+            each.inputs["attributeCondition"],
+            each.inputs["attributeMapping"],
+            each.inputs["oidc"],
+        )
+        for each in recording.of_type(IDENTITY_PROVIDER)
+    } == {
+        "deploy": (
+            f"{ids} && assertion.ref == 'refs/heads/main' && assertion.environment == 'production'",
+            {"google.subject": "assertion.sub", "attribute.role": "'deploy'"},
+            {"issuerUri": "https://token.actions.githubusercontent.com"},
+        ),
+        "preview": (
+            ids,
+            {"google.subject": "assertion.sub", "attribute.role": "'preview'"},
+            {"issuerUri": "https://token.actions.githubusercontent.com"},
+        ),
+    }
+    assert recording.named(CI, "ci").outputs == {
+        "deployer_email": "marin-deployer@lab-1234.iam.gserviceaccount.com",
+        "previewer_email": "marin-previewer@lab-1234.iam.gserviceaccount.com",
+        "deployer_member": "serviceAccount:marin-deployer@lab-1234.iam.gserviceaccount.com",
+        "deploy_provider": f"{POOL}/providers/deploy",
+        "preview_provider": f"{POOL}/providers/preview",
+    }
+    assert_sound(recording, CI)
+    assert_waits_for(recording, CI, "serviceusage")
+    assert not [each for each in recording.resources if "Key" in each.type]
+
+
+def test_ci_accounts_are_bound_to_the_role_of_their_provider_alone() -> None:
+    recording = record_ci()
+
+    bound = [each for each in find_grants(recording) if each[1] == "roles/iam.workloadIdentityUser"]
+    at = "serviceAccountId projects/lab-1234/serviceAccounts"
+    assert set(bound) == {
+        (
+            f"principalSet://iam.googleapis.com/{POOL}/attribute.role/{role}",
+            "roles/iam.workloadIdentityUser",
+            f"{at}/marin-{account}@lab-1234.iam.gserviceaccount.com",
+        )
+        for role, account in (("deploy", "deployer"), ("preview", "previewer"))
+    }
+
+
+def test_ci_what_survives_a_destroy_stays_and_can_be_taken_over() -> None:
+    fresh, adopted = record_ci(), record_ci(site=sample_site(adopt=True))
+
+    surviving = (IDENTITY_POOL, IDENTITY_PROVIDER, CUSTOM_ROLE)
+    pool = "projects/lab-1234/locations/global/workloadIdentityPools/marin-ci"
+    assert {each.name: each.import_id for each in adopted.resources if each.import_id} == {
+        "ci-pool": pool,
+        "ci-deploy-provider": f"{pool}/providers/deploy",
+        "ci-preview-provider": f"{pool}/providers/preview",
+        "ci-deployer-role": "projects/lab-1234/roles/marin_deployer",
+        "ci-previewer-role": "projects/lab-1234/roles/marin_previewer",
+    }
+    assert [each for each in fresh.resources if each.import_id] == []
+    for each in customs(fresh, CI):
+        assert each.retain_on_delete == (each.type in surviving), each.urn
+        assert (each.inputs.get("deletionPolicy") == "ABANDON") == (each.type in surviving), each.urn
+
+
+def test_ci_of_a_stack_that_refers_to_a_pool_makes_neither_pool_nor_provider() -> None:
+    settings = CiSettings(repository="lab/infra", repository_id=11, owner_id=22, pool=POOL)
+
+    recording = record_ci(settings=settings)
+
+    assert recording.of_type(IDENTITY_POOL) == recording.of_type(IDENTITY_PROVIDER) == []
+    assert recording.named(CI, "ci").outputs["deploy_provider"] == f"{POOL}/providers/deploy"
+    roles = {role for _member, role, _on in find_grants(recording)}
+    assert not {role for role in roles if role.startswith("roles/iam.workloadIdentityPool")}
+
+
+def test_ci_rights_follow_what_the_stack_uses() -> None:
+    services = ["serviceusage", "cloudresourcemanager", "iam", "pubsub", "sts"]
+
+    recording = record_ci(services=services)
+
+    deployer = "serviceAccount:marin-deployer@lab-1234.iam.gserviceaccount.com"
+    previewer = "serviceAccount:marin-previewer@lab-1234.iam.gserviceaccount.com"
+    granted = {(member, role) for member, role, on in find_grants(recording) if on == "project lab-1234"}
+    assert granted == {
+        (deployer, "projects/lab-1234/roles/marin_deployer"),
+        (deployer, "roles/serviceusage.serviceUsageAdmin"),
+        (deployer, "roles/iam.serviceAccountAdmin"),
+        (deployer, "roles/iam.roleAdmin"),
+        (deployer, "roles/resourcemanager.projectIamAdmin"),
+        (deployer, "roles/iam.workloadIdentityPoolAdmin"),
+        (previewer, "projects/lab-1234/roles/marin_previewer"),
+        (previewer, "roles/serviceusage.serviceUsageViewer"),
+        (previewer, "roles/iam.serviceAccountViewer"),
+        (previewer, "roles/iam.roleViewer"),
+        (previewer, "roles/iam.workloadIdentityPoolViewer"),
+    }
+    roles = {each.name: each.inputs["permissions"] for each in recording.of_type(CUSTOM_ROLE)}
+    assert roles["ci-deployer-role"] == list(find_permissions(services))
+    assert roles["ci-previewer-role"] == [
+        "resourcemanager.projects.get",
+        "resourcemanager.projects.getIamPolicy",
+        "serviceusage.services.use",
+        "pubsub.subscriptions.get",
+        "pubsub.subscriptions.getIamPolicy",
+        "pubsub.subscriptions.list",
+        "pubsub.topics.get",
+        "pubsub.topics.getIamPolicy",
+        "pubsub.topics.list",
+    ]
+
+
+def test_ci_deployer_reads_nothing_of_what_the_stack_holds() -> None:
+    everything = [permission for permissions in PERMISSIONS.values() for permission in permissions]
+
+    for permission in everything:
+        assert not permission.startswith(("storage.objects.", "secretmanager.versions."))
+        assert not permission.endswith((".consume", ".publish", ".access", ".downloadArtifacts"))
+    admins = {each.role for each in PROJECT_ROLES}
+    assert not admins & {
+        "roles/owner",
+        "roles/editor",
+        "roles/viewer",
+        "roles/pubsub.admin",
+        "roles/storage.admin",
+        "roles/secretmanager.admin",
+        "roles/artifactregistry.admin",
+    }
+    assert all(each.reason for each in PROJECT_ROLES)
+
+
+def test_ci_deployer_grants_in_the_project_only_what_the_stack_grants() -> None:
+    recording = record_ci(grantable=["roles/logging.logWriter", "projects/lab-1234/roles/marin_main_head"])
+
+    admin = recording.named(PROJECT_GRANT, "ci-deployer-resourcemanager-projectIamAdmin")
+    assert admin.inputs["condition"]["expression"] == (
+        "api.getAttribute('iam.googleapis.com/modifiedGrantsByRole', []).hasOnly("
+        "['projects/lab-1234/roles/marin_main_head', 'roles/logging.logWriter'])"
+    )
+    conditional = [each.name for each in recording.of_type(PROJECT_GRANT) if "condition" in each.inputs]
+    assert conditional == ["ci-deployer-resourcemanager-projectIamAdmin"]
+
+
+def test_ci_condition_of_many_roles_is_cut_where_google_counts() -> None:
+    expression = grant_condition([f"roles/r{number:02}" for number in range(21)])
+
+    parts = expression.split(" || ")
+    assert [part.count("roles/") for part in parts] == [10, 10, 1]
+
+
+# Alerts
+
+
+def record_alerts(*, preview: bool = True, **args: object) -> Recording:
+    def program(opts: pulumi.ResourceOptions) -> None:
+        own: dict[str, object] = {
+            "site": sample_site(),
+            "settings": AlertSettings(emails=("ops@example.org",)),
+            "apis": make_apis(opts),
+        }
+        Alerts("alerts", AlertsArgs(**(own | args)), opts)  # type: ignore[arg-type]
+
+    return run(program, preview=preview)
+
+
+QUEUES = {
+    "default": WatchedQueue(
+        subscription="projects/lab-1234/subscriptions/marin-default",
+        dead_letter_subscription="projects/lab-1234/subscriptions/marin-default-dead",
+    )
+}
+
+
+def filters(recording: Recording, name: str) -> list[str]:
+    conditions = recording.named(POLICY, name).inputs["conditions"]
+    return [(each.get("conditionThreshold") or each["conditionAbsent"])["filter"] for each in conditions]
+
+
+@pytest.mark.parametrize("preview", [True, False])
+def test_alerts_of_a_queue_watch_dead_letters_and_the_oldest_task(preview: bool) -> None:
+    recording = record_alerts(preview=preview, queues=QUEUES)
+
+    assert [each.name for each in recording.of_type(POLICY)] == [
+        "alerts-default-dead-letters",
+        "alerts-default-oldest-task",
+    ]
+    kind = 'resource.type = "pubsub_subscription" AND resource.labels.subscription_id'
+    assert filters(recording, "alerts-default-dead-letters") == [
+        f'{kind} = "marin-default" AND metric.type = "pubsub.googleapis.com/subscription/dead_letter_message_count"',
+        f'{kind} = "marin-default-dead" AND metric.type = "pubsub.googleapis.com/subscription/num_undelivered_messages"',
+    ]
+    (oldest,) = recording.named(POLICY, "alerts-default-oldest-task").inputs["conditions"]
+    assert oldest["conditionThreshold"] == {
+        "filter": f'{kind} = "marin-default" AND'
+        ' metric.type = "pubsub.googleapis.com/subscription/oldest_unacked_message_age"',
+        "comparison": "COMPARISON_GT",
+        "thresholdValue": 21 * 86_400,
+        "duration": "0s",
+        "aggregations": [{"alignmentPeriod": "300s", "perSeriesAligner": "ALIGN_MAX"}],
+    }
+    channel = f"projects/{PROJECT}/notificationChannels/alerts-email-ops-at-example.org"
+    assert all(each.inputs["notificationChannels"] == [channel] for each in recording.of_type(POLICY))
+    assert all(
+        each.inputs["userLabels"] == LABELS for each in (*recording.of_type(POLICY), *recording.of_type(CHANNEL))
+    )
+    assert_sound(recording, ALERTS)
+    assert_waits_for(recording, ALERTS, "monitoring")
+
+
+def test_alerts_of_clusters_count_the_tpus_of_a_zone_and_listen_to_each_head() -> None:
+    recording = record_alerts(
+        clusters={
+            "main": WatchedCluster(cluster_name="marin-main", zone="us-west4-a", head="ray-a", max_nodes=1024),
+            "small": WatchedCluster(cluster_name="marin-small", zone="us-west4-a", head="ray-b", max_nodes=8),
+        }
+    )
+
+    assert [each.name for each in recording.of_type(POLICY)] == [
+        "alerts-us-west4-a-tpus",
+        "alerts-main-head",
+        "alerts-small-head",
+    ]
+    (count,) = recording.named(POLICY, "alerts-us-west4-a-tpus").inputs["conditions"]
+    assert count["conditionThreshold"]["thresholdValue"] == 1032
+    assert count["conditionThreshold"]["filter"] == (
+        'resource.type = "tpu_worker" AND resource.labels.zone = "us-west4-a"'
+        ' AND metric.type = "tpu.googleapis.com/memory/usage"'
+    )
+    assert [each["crossSeriesReducer"] for each in count["conditionThreshold"]["aggregations"]] == [
+        "REDUCE_MEAN",
+        "REDUCE_COUNT",
+    ]
+    (silence,) = filters(recording, "alerts-main-head")
+    assert silence == (
+        'resource.type = "gce_instance" AND metric.labels.instance_name = "ray-a"'
+        ' AND metric.type = "compute.googleapis.com/instance/uptime_total"'
+    )
+    assert_sound(recording, ALERTS)
+
+
+def test_alerts_with_a_budget_tell_of_spend_and_of_what_is_to_come() -> None:
+    settings = AlertSettings(
+        emails=tuple(f"op{number}@example.org" for number in range(6)),
+        budget=BudgetSettings(billing_account="000000-AAAAAA-111111", monthly=1500, currency="EUR"),
+    )
+
+    recording = record_alerts(settings=settings)
+
+    (budget,) = recording.of_type("gcp:billing/budget:Budget")
+    assert budget.inputs == {
+        "billingAccount": "000000-AAAAAA-111111",
+        "displayName": "lab-1234 (marin)",
+        "amount": {"specifiedAmount": {"currencyCode": "EUR", "units": "1500"}},
+        "budgetFilter": {"projects": ["projects/lab-1234"], "calendarPeriod": "MONTH"},
+        "thresholdRules": [
+            {"thresholdPercent": 0.5, "spendBasis": "CURRENT_SPEND"},
+            {"thresholdPercent": 0.9, "spendBasis": "CURRENT_SPEND"},
+            {"thresholdPercent": 1, "spendBasis": "CURRENT_SPEND"},
+            {"thresholdPercent": 1, "spendBasis": "FORECASTED_SPEND"},
+        ],
+        "allUpdatesRule": {
+            "monitoringNotificationChannels": [
+                f"projects/{PROJECT}/notificationChannels/alerts-email-op{number}-at-example.org" for number in range(5)
+            ],
+            "disableDefaultIamRecipients": False,
+        },
+        "deletionPolicy": "DELETE",
+    }
+    assert budget.ignore_changes == ("budgetFilter.projects",)
+    assert depends_on(recording, budget, recording.named(SERVICE, "apis-billingbudgets").urn)
+    assert len(recording.of_type(CHANNEL)) == 6

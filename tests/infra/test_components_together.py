@@ -1,0 +1,279 @@
+"""The components as a program composes them, refuse together what is wrong, and serve a program of somebody else."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+
+import pulumi
+import pytest
+
+from infra.components.alerts import Alerts, AlertsArgs
+from infra.components.ci_identity import CiIdentity, CiIdentityArgs
+from infra.components.identity import Identity, IdentityArgs
+from infra.components.network import Network, NetworkArgs
+from infra.components.queue import Queue, QueueArgs
+from infra.components.records import Records, RecordsArgs
+from infra.components.registry import Registry, RegistryArgs
+from infra.components.secret import Secret, SecretArgs
+from infra.config import (
+    AccessSettings,
+    AlertSettings,
+    BudgetSettings,
+    CiSettings,
+    HeadSettings,
+    InvalidSettings,
+    NetworkSettings,
+    PoolSettings,
+    QueueSettings,
+    RecordsSettings,
+    RegistrySettings,
+    Role,
+    SecretSettings,
+    Settings,
+)
+from infra.export import export
+from infra.google_outputs import compute
+from infra.program import build
+from infra.recording import Recording, record
+from infra.validate import find_input_problems
+from tests.infra.components_support import depends_on, find_grants, run, sample_site
+
+ROOT = Path(__file__).parents[2]
+
+WRONG: dict[str, tuple[Callable[[pulumi.ResourceOptions], object], str]] = {
+    "queue": (
+        lambda opts: Queue(
+            "q", QueueArgs(site=sample_site(), queue="default", settings=QueueSettings(ack_deadline_s=5)), opts
+        ),
+        "queues.default.ack_deadline_s",
+    ),
+    "records": (
+        lambda opts: Records("r", RecordsArgs(site=sample_site(), settings=RecordsSettings(soft_delete_days=3)), opts),
+        "records.soft_delete_days",
+    ),
+    "registry": (
+        lambda opts: Registry(
+            "r",
+            RegistryArgs(site=sample_site(), registry="images", settings=RegistrySettings(existing={"us-west4": "x"})),
+            opts,
+        ),
+        "registries.images.existing.us-west4",
+    ),
+    "secret": (
+        lambda opts: Secret(
+            "s", SecretArgs(site=sample_site(), secret="hf", settings=SecretSettings(env="not a name")), opts
+        ),
+        "secrets.hf.env",
+    ),
+    "network": (
+        lambda opts: Network("n", NetworkArgs(site=sample_site(), settings=NetworkSettings(cidr="10.0.0.0/24")), opts),
+        "network.cidr",
+    ),
+    "network without its subnet": (
+        lambda opts: Network(
+            "n",
+            NetworkArgs(site=sample_site(), settings=NetworkSettings(network="projects/p/global/networks/n")),
+            opts,
+        ),
+        "network.network",
+    ),
+    "identity": (
+        lambda opts: Identity(
+            "i", IdentityArgs(site=sample_site(), roles=[], access=AccessSettings(operators=("allUsers",))), opts
+        ),
+        "access.operators[0]",
+    ),
+    "ci": (
+        lambda opts: CiIdentity(
+            "c",
+            CiIdentityArgs(
+                site=sample_site(), settings=CiSettings(repository="lab/infra", repository_id=0, owner_id=22)
+            ),
+            opts,
+        ),
+        "ci.repository_id",
+    ),
+    "alerts": (
+        lambda opts: Alerts("a", AlertsArgs(site=sample_site(), settings=AlertSettings()), opts),
+        "alerts.emails",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_component_with_a_wrong_value_names_it_and_registers_nothing(name: str) -> None:
+    make, path = WRONG[name]
+
+    def program(opts: pulumi.ResourceOptions) -> None:
+        with pytest.raises(InvalidSettings) as refused:
+            make(opts)
+        assert [each.path for each in refused.value.problems] == [path]
+
+    recording = run(program)
+
+    assert [each.type for each in recording.resources] == ["pulumi:providers:gcp"]
+
+
+OPS, LAB = "group:ops@example.org", "group:lab@example.org"
+
+
+def sample_settings(**changes: object) -> Settings:
+    own: dict[str, object] = {
+        "stack": "marin-us-west4",
+        "project": "lab-1234",
+        "region": "us-west4",
+        "zone": "us-west4-a",
+        "labels": {"team": "ml"},
+        "network": NetworkSettings(),
+        "queues": {"default": QueueSettings()},
+        "records": RecordsSettings(),
+        "registries": {"images": RegistrySettings(regions=("us-west4", "europe-west4"))},
+        "secrets": {"hf-token": SecretSettings(env="HF_TOKEN", readers=(Role.WORKER,))},
+        "heads": {
+            "main": HeadSettings(
+                image=f"us-west4-docker.pkg.dev/lab-1234/marin-us-west4-images/cluster@sha256:{'a' * 64}",
+                environment=("hf-token",),
+                pools={"v5e": PoolSettings(accelerator="v5litepod-4", runtime_version="v2-alpha-tpuv5-lite")},
+            )
+        },
+        "access": AccessSettings(operators=(OPS,), researchers=(LAB,)),
+        "ci": CiSettings(repository="lab/infra", repository_id=11, owner_id=22),
+        "alerts": AlertSettings(
+            emails=("ops@example.org",), budget=BudgetSettings(billing_account="000000-AAAAAA-111111", monthly=1000)
+        ),
+    }
+    return Settings(**(own | changes))  # type: ignore[arg-type]
+
+
+def record_stack(settings: Settings, *, preview: bool = True) -> Recording:
+    return record(lambda: export(build(settings)), stack=settings.stack, compute=compute, preview=preview)
+
+
+@pytest.mark.parametrize("preview", [True, False])
+def test_whole_stack_registers_nothing_that_google_would_refuse(preview: bool) -> None:
+    recording = record_stack(sample_settings(), preview=preview)
+
+    problems = {each.urn: find_input_problems(each.type, each.inputs) for each in recording.resources if each.custom}
+    assert {urn: found for urn, found in problems.items() if found} == {}
+    strays = [each.urn for each in recording.resources if each.custom and each.parent and "pulumi:Stack" in each.parent]
+    assert [urn.rsplit("::", 1)[-1] for urn in strays] == ["google"]
+    assert all(each.provider for each in recording.resources if each.custom and each.type.startswith("gcp:"))
+
+
+def test_whole_stack_waits_for_the_switch_of_all_switches() -> None:
+    recording = record_stack(sample_settings())
+
+    first = recording.named("gcp:projects/service:Service", "apis-serviceusage")
+    for each in recording.resources:
+        if each.custom and each.type.startswith("gcp:"):
+            assert depends_on(recording, each, first.urn), each.urn
+
+
+def test_whole_stack_deployer_may_grant_all_that_the_stack_grants_in_the_project() -> None:
+    recording = record_stack(sample_settings())
+
+    admin = recording.named("gcp:projects/iAMMember:IAMMember", "ci-deployer-resourcemanager-projectIamAdmin")
+    expression = admin.inputs["condition"]["expression"]
+    own = ("marin-us-west4-deployer@", "marin-us-west4-previewer@")
+    granted = {
+        role
+        for member, role, on in find_grants(recording)
+        if on == "project lab-1234" and not any(account in member for account in own)
+    }
+    assert len(granted) >= 9
+    assert {role for role in granted if f"'{role}'" not in expression} == set()
+    assert "'roles/resourcemanager.projectIamAdmin'" not in expression
+    assert "'roles/iam.roleAdmin'" not in expression
+
+
+def test_whole_stack_contract_is_published_by_the_deployer_and_by_no_other_pipeline() -> None:
+    recording = record_stack(sample_settings())
+
+    bucket = "bucket lab-1234-marin-us-west4-records"
+    pipelines = {
+        (member.split(":")[1].split("@")[0], role)
+        for member, role, on in find_grants(recording)
+        if on == bucket and ("deployer" in member or "previewer" in member)
+    }
+    assert pipelines == {("marin-us-west4-deployer", "roles/storage.objectUser")}
+    grant = recording.named("gcp:storage/bucketIAMMember:BucketIAMMember", "records-deployer-publisher")
+    assert "/objects/contract/" in grant.inputs["condition"]["expression"]
+    assert recording.outputs["contract"]["published_url"] == "gs://lab-1234-marin-us-west4-records/contract/v1.json"
+
+
+def test_whole_stack_moving_a_person_between_lists_loses_no_shared_grant() -> None:
+    before = record_stack(sample_settings(access=AccessSettings(researchers=(LAB,))))
+    after = record_stack(sample_settings(access=AccessSettings(operators=(LAB,))))
+
+    lost = {each.urn for each in before.resources} - {each.urn for each in after.resources}
+    assert {urn.rsplit("::", 1)[-1] for urn in lost} == {"identity-group-lab-at-example.org-login"}
+
+
+def test_whole_stack_twice_over_is_the_same() -> None:
+    once, again = record_stack(sample_settings()), record_stack(sample_settings())
+
+    assert {each.urn: each.inputs for each in once.resources} == {each.urn: each.inputs for each in again.resources}
+
+
+def test_two_stacks_of_a_project_share_no_name() -> None:
+    """Names that a project has once; what lies in a region or under a parent is told apart by that."""
+    keys = {
+        "gcp:pubsub/topic:Topic": "name",
+        "gcp:pubsub/subscription:Subscription": "name",
+        "gcp:storage/bucket:Bucket": "name",
+        "gcp:serviceaccount/account:Account": "accountId",
+        "gcp:projects/iAMCustomRole:IAMCustomRole": "roleId",
+        "gcp:secretmanager/secret:Secret": "secretId",
+        "gcp:artifactregistry/repository:Repository": "repositoryId",
+        "gcp:iam/workloadIdentityPool:WorkloadIdentityPool": "workloadIdentityPoolId",
+        "gcp:compute/network:Network": "name",
+        "gcp:compute/firewall:Firewall": "name",
+        "gcp:compute/instance:Instance": "name",
+    }
+
+    def names(stack: str) -> set[tuple[str, str]]:
+        recording = record_stack(sample_settings(stack=stack))
+        return {(each.type, each.inputs[keys[each.type]]) for each in recording.resources if each.type in keys}
+
+    west, east = names("marin-us-west4"), names("marin-east")
+    assert {type_ for type_, _name in west} == set(keys)
+    assert west & east == set()
+
+
+def test_own_program_takes_a_queue_and_a_bucket_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOOGLE_PROJECT", "ambient")
+    member = "serviceAccount:pipeline@lab-1234.iam.gserviceaccount.com"
+
+    recording = record(
+        lambda: runpy.run_path(str(ROOT / "examples" / "own-program" / "__main__.py")) and None,
+        project="own-program",
+        stack="dev",
+        config={
+            "own-program:project": "lab-1234",
+            "own-program:region": "us-west4",
+            "own-program:worker": member,
+        },
+        compute=compute,
+    )
+
+    assert recording.outputs == {
+        "topic": "projects/lab-1234/topics/curation-dev-crops",
+        "subscription": "projects/lab-1234/subscriptions/curation-dev-crops",
+        "records": "gs://lab-1234-curation-dev-records",
+    }
+    kinds = {each.type for each in recording.resources if not each.custom}
+    assert kinds == {"runtime:queue:Queue", "runtime:records:Records"}
+    assert {on for who, _role, on in find_grants(recording) if who == member} == {
+        "topic curation-dev-crops",
+        "topic curation-dev-crops-dead",
+        "subscription curation-dev-crops",
+        "subscription curation-dev-crops-dead",
+        "bucket lab-1234-curation-dev-records",
+    }
+    for each in recording.resources:
+        if each.custom and each.type.startswith("gcp:"):
+            assert each.provider is not None
+            assert find_input_problems(each.type, each.inputs) == []
+            assert not each.protect
