@@ -464,3 +464,53 @@ def test_start_script_starts_ray_with_the_secrets_in_its_environment(kind: str, 
     assert ("--head" in arguments) == (kind == "head")
     assert ("--address=10.64.0.2:6379" in arguments) == (kind == "node")
     assert "--block" in arguments
+
+
+# units
+
+
+def verify_units(folder: Path, unit_files: dict[str, str]) -> str:
+    """What systemd says of them; the programs that they start are not on this machine."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed; install it with `apt-get install systemd`")
+    for name, text in unit_files.items():
+        (folder / name).write_text(text.replace("/usr/bin/docker", "/bin/true").replace(units.MACHINE, "/bin/true"))
+    (folder / "docker.service").write_text("[Service]\nExecStart=/bin/true\n")
+    command = ["systemd-analyze", "verify", *(str(folder / name) for name in unit_files)]
+    done = subprocess.run(
+        command,
+        env={"PATH": "/usr/bin:/bin", "SYSTEMD_UNIT_PATH": f"{folder}:"},
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    return "\n".join(line for line in done.stderr.splitlines() if any(name in line for name in unit_files))
+
+
+def unit_files_of(metadata: dict[str, str]) -> dict[str, str]:
+    entries = json.loads(metadata["ray-files"])
+    return {Path(each["path"]).name: metadata[each["key"]] for each in entries if "/systemd/system/" in each["path"]}
+
+
+def test_units_are_ones_that_systemd_understands(tmp_path: Path) -> None:
+    head, node = tmp_path / "head", tmp_path / "node"
+    head.mkdir()
+    node.mkdir()
+
+    assert verify_units(head, unit_files_of(metadata_of(sample_cluster()))) == ""
+    assert verify_units(node, unit_files_of(node_metadata(sample_cluster()))) == ""
+
+
+def test_checker_of_units_finds_a_broken_one(tmp_path: Path) -> None:
+    broken = units.render_head_service(sample_cluster()).replace("Restart=always", "Restart=allways")
+
+    assert "allways" in verify_units(tmp_path, {"broken.service": broken})
+
+
+def test_node_environment_reads_back_in_systemd_and_shell_alike() -> None:
+    value = '{"CPU":120,"weird":"a\\\\b $HOME `id`"}'
+
+    quoted = machine_module.quote_for_systemd(value)
+
+    shown = subprocess.run(["bash", "-c", f"printf %s {quoted}"], capture_output=True, text=True, check=True)
+    assert shown.stdout == value
