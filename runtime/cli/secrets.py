@@ -128,7 +128,7 @@ def check(stack: StackOption = None, output: OutputOption = Output.TEXT) -> int:
     print_list(found, columns, output)
     lacking = sum(seen.problem is not None for seen in found)
     if output is Output.TEXT:
-        note(f"{lacking} of {len(found)} secrets are lacking" if lacking else f"{len(found)} secrets are in order")
+        note(f"{lacking} of {len(found)} lacking" if lacking else f"{len(found)} of {len(found)} in order")
     return 1 if lacking else 0
 
 
