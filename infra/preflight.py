@@ -15,15 +15,18 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
-from infra.config import NAMESPACE, Capacity, HeadSettings, PoolSettings, Settings, parse_settings
-from infra.naming import MAKER, MANAGED_BY, STACK_LABEL, Names
-from runtime.errors import InvalidValue, RuntimeFailure
-from runtime.google_api import GoogleApi, GoogleRefused
+from infra.config import Capacity, HeadSettings, PoolSettings, Settings, settings_from
+from infra.naming import MAKER, MANAGED_BY, STACK_LABEL, Names, labels
+from infra.stack_files import find_project_folder, find_stack_file, load_stack_config
+from runtime.errors import RequestRefused, RuntimeFailure
+from runtime.google_api import GoogleApi, GoogleRefused, GoogleUnreachable
 
 GITHUB_TOKENS: Final = "https://token.actions.githubusercontent.com"
 """The issuer of the identities that the hosted pipelines bring."""
@@ -53,69 +56,89 @@ class Finding:
 Look = Callable[[], Iterable[Finding]]
 
 
-def preflight(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
-    """Everything that can be told before `up`. Changes nothing."""
-    if not settings.uses_google:
+def preflight(settings: Settings, api: GoogleApi | None) -> Iterator[Finding]:
+    """Everything that can be told before `up`. Changes nothing. Without Google resources no `api` is needed."""
+    if api is None or not settings.uses_google:
         yield _ok("project", "the stack has no Google resources, so there is nothing to ask")
         return
+    reached = False
+    first: list[tuple[str, Look]] = [("identity", lambda: _identity(api)), ("project", lambda: _project(settings, api))]
+    for check, look in first:
+        try:
+            yield from _guard(check, look)
+            reached = True
+        except GoogleUnreachable as problem:
+            yield _fail(check, problem.message, problem.hint)
+    if not reached:
+        # Each further question would wait as long for nothing.
+        yield _warn("the rest", "was not asked: Google cannot be reached from here", "mend the network, then ask again")
+        return
+    yield from _look_around(settings, api)
+
+
+def _look_around(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
     looks: list[tuple[str, Look]] = [
-        ("identity", lambda: [_ok("identity", api.who() or "credentials that do not tell whose they are")]),
-        ("project", lambda: _project(settings, api)),
         ("apis", lambda: _apis(settings, api)),
         ("zones", lambda: _zones(settings, api)),
         ("quotas", lambda: _quotas(settings, api)),
         ("quota service accounts", lambda: _accounts(settings, api)),
         *((f"pool {head}.{name}", look) for head, name, look in _pool_looks(settings, api)),
     ]
+    looks += [(f"uses {wanted.what}", partial(_look_for, wanted, api)) for wanted in _referred(settings)]
     for check, look in looks:
-        yield from _guard(check, look)
+        yield from _guard_all(check, look)
     yield from _names(settings, api)
     yield from _policies(settings, api)
 
 
+EXAMPLES: Final = """examples:
+  python -m infra preflight --stack dev
+  python -m infra preflight --stack marin-us-west4 -o json | jq '.[] | select(.level != "ok")'
+
+It asks with this machine's Google credentials, as the account that the stack file names under `impersonate`, and reads
+only. What an identity may not ask is a warning.
+
+exit codes: 0 nothing fails, 2 something does
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise RequestRefused(f"`{self.prog}`: {message}", hint=f"`{self.prog} --help` has every option with examples")
+
+
 def main(args: Sequence[str]) -> int:
-    """`python -m infra preflight --stack S [-o json]`. Exit code 1 if a finding fails; errors are raised."""
-    parser = argparse.ArgumentParser(
+    """`python -m infra preflight`. Errors are raised."""
+    parser = _Parser(
         prog="python -m infra preflight",
-        description="Ask a project, by reading alone, whether a stack could be made in it. Exit code 1 if not.",
+        description="Ask a Google project, by reading alone, whether a stack could be made in it.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--stack", "-s", required=True, metavar="NAME", help="whose file is Pulumi.NAME.yaml")
+    parser.add_argument(
+        "--folder", type=Path, metavar="PATH", help="where the stack files lie; here or above by default"
+    )
     parser.add_argument("--output", "-o", choices=["text", "json"], default="text")
     asked = parser.parse_args(args)
-    settings = load_settings(asked.stack)
-    # The name of a server that stands in for Google, as in the runtime.
-    server = os.environ.get("RUNTIME_GOOGLE_API") or None
-    if settings.uses_google:
-        with GoogleApi(server=server, impersonate=settings.impersonate, again=False) as api:
-            findings = list(_shown(preflight(settings, api), asked.output))
-    else:
-        findings = list(_shown(_nothing_to_ask(), asked.output))
+    settings = load_settings(asked.stack, asked.folder)
+    with ExitStack() as stack:
+        api = None
+        if settings.uses_google:
+            # The name of a server that stands in for Google, as the runtime reads it.
+            server = os.environ.get("RUNTIME_GOOGLE_API") or None
+            api = stack.enter_context(GoogleApi(server=server, impersonate=settings.impersonate, again=False))
+        findings = list(_shown(preflight(settings, api), asked.output))
     if asked.output == "json":
         sys.stdout.write(json.dumps([dataclasses.asdict(each) for each in findings], indent=2) + "\n")
-    return 1 if any(each.level is Level.FAIL for each in findings) else 0
+    return 2 if any(each.level is Level.FAIL for each in findings) else 0
 
 
 def load_settings(stack: str, folder: Path | None = None) -> Settings:
-    """The settings of `Pulumi.<stack>.yaml`. Raises `InvalidValue` where there is no such file, `InvalidSettings`."""
-    from infra.check import load_stack_file
-
-    folder = folder or Path(__file__).resolve().parent.parent
-    path = folder / f"Pulumi.{stack}.yaml"
-    if not path.is_file():
-        known = sorted(each.name.split(".")[1] for each in folder.glob("Pulumi.*.yaml"))
-        nearest = difflib.get_close_matches(stack, known, n=1)
-        raise InvalidValue(
-            "stack", stack, f"one of {', '.join(known)}", hint=f"did you mean `{nearest[0]}`?" if nearest else None
-        )
-    values = load_stack_file(path)
-    prefix = f"{NAMESPACE}:"
-    return parse_settings(
-        stack, {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
-    )
-
-
-def _nothing_to_ask() -> Iterator[Finding]:
-    yield _ok("project", "the stack has no Google resources, so there is nothing to ask")
+    """The settings of `Pulumi.<stack>.yaml`. Raises `UnknownName` where there is no such file, `InvalidSettings`."""
+    config = load_stack_config(find_stack_file(stack, folder or find_project_folder()))
+    return settings_from(stack, config.values, config.secrets)
 
 
 def _shown(findings: Iterable[Finding], output: str) -> Iterator[Finding]:
@@ -129,7 +152,11 @@ def _shown(findings: Iterable[Finding], output: str) -> Iterator[Finding]:
         yield finding
 
 
-# project, APIs
+# identity, project, APIs
+
+
+def _identity(api: GoogleApi) -> Iterator[Finding]:
+    yield _ok("identity", api.who() or "credentials that do not tell whose they are")
 
 
 def _project(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
@@ -260,7 +287,7 @@ def _pool_looks(settings: Settings, api: GoogleApi) -> Iterator[tuple[str, str, 
 
             def look(label: str = label, pool: PoolSettings = pool) -> Iterator[Finding]:
                 yield from _hardware(settings, label, pool, api)
-                yield from _guard(f"quota {label}", lambda: _tpu_quota(settings, label, pool, api))
+                yield from _guard_all(f"quota {label}", lambda: _tpu_quota(settings, label, pool, api))
 
             yield head_name, pool_name, look
 
@@ -417,12 +444,12 @@ def _names(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
     free = total = 0
     for wanted in _wanted(settings):
         total += 1
-        found = list(_guard(f"name {wanted.name}", lambda wanted=wanted: _look_up(settings, wanted, api)))  # type: ignore[misc]
+        found = list(_guard_all(f"name {wanted.name}", partial(_look_up, settings, wanted, api)))
         free += not found
         yield from found
     if settings.records is not None:
         bucket = settings.records.bucket or Names(stack=settings.stack, project=settings.project).bucket("records")
-        yield from _guard(f"name {bucket}", lambda: _deleted_buckets(settings, bucket, api))
+        yield from _guard_all(f"name {bucket}", lambda: _deleted_buckets(settings, bucket, api))
     if total:
         yield _ok("names", f"{free} of {total} are free")
 
@@ -464,20 +491,40 @@ def _look_up(settings: Settings, wanted: _Wanted, api: GoogleApi) -> Iterator[Fi
 
 def _owner(found: Mapping[str, Any], settings: Settings) -> str | None:
     """The stack that says it made this: by its labels, or in words where a kind of resource has no labels."""
-    labels = found.get("labels", {})
-    if labels.get(MANAGED_BY) == MAKER:
-        own = labels.get(STACK_LABEL)
-        return settings.stack if own == _label_of(settings.stack) else str(own)
+    borne = found.get("labels", {})
+    if borne.get(MANAGED_BY) == MAKER:
+        own = borne.get(STACK_LABEL)
+        return settings.stack if own == labels(settings.stack, {})[STACK_LABEL] else str(own)
     said = " ".join(str(found.get(key, "")) for key in ("displayName", "title", "description"))
     names = Names(stack=settings.stack, project=settings.project)
     ours = {settings.stack, *(names.cluster(head) for head in settings.heads)}
     return settings.stack if ours & set(re.findall(r"[\w-]+", said)) else None
 
 
-def _label_of(stack: str) -> str:
-    from infra.naming import labels
+def _referred(settings: Settings) -> Iterator[_Wanted]:
+    """What the stack uses and another one makes."""
+    for registry in settings.registries.values():
+        for existing in registry.existing.values():
+            yield _Wanted("repository", existing, "artifactregistry", f"v1/{existing}")
+    for secret in settings.secrets.values():
+        if secret.existing is not None:
+            yield _Wanted("secret", secret.existing, "secretmanager", f"v1/{secret.existing}")
+    if settings.ci is not None and settings.ci.pool is not None:
+        yield _Wanted("identity pool", settings.ci.pool, "iam", f"v1/{settings.ci.pool}")
+    subnet = settings.network.subnet if settings.network is not None else None
+    if subnet is not None:
+        path = subnet[subnet.index("projects/") :] if "projects/" in subnet else subnet
+        yield _Wanted("subnet", path, "compute", f"compute/v1/{path}")
 
-    return labels(stack, {})[STACK_LABEL]
+
+def _look_for(wanted: _Wanted, api: GoogleApi) -> Iterator[Finding]:
+    check = f"uses {wanted.what}"
+    found = api.find(wanted.service, wanted.path)
+    if found is None or found.get("state") == "DELETED":
+        fix = "bring up the stack that makes it first, or correct the name"
+        yield _fail(check, f"there is no `{wanted.name}`, which this stack refers to", fix)
+    else:
+        yield _ok(check, f"{wanted.name} is there")
 
 
 def _deleted_buckets(settings: Settings, bucket: str, api: GoogleApi) -> Iterator[Finding]:
@@ -515,7 +562,7 @@ def _policies(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
             spec = api.get("orgpolicy", path).get("spec", {})
             yield from judge(check, spec, settings)
 
-        yield from _guard(check, look)
+        yield from _guard_all(check, look)
 
 
 @dataclass(frozen=True, slots=True)
@@ -664,8 +711,16 @@ def _addresses(check: str, spec: Mapping[str, Any], settings: Settings) -> Itera
 # findings
 
 
+def _guard_all(check: str, look: Look) -> Iterator[Finding]:
+    """As `_guard`; that nothing answered is a finding too."""
+    try:
+        yield from _guard(check, look)
+    except RuntimeFailure as problem:
+        yield _fail(check, problem.message, problem.hint)
+
+
 def _guard(check: str, look: Look) -> Iterator[Finding]:
-    """What `look` finds; that it could not look is a finding."""
+    """What `look` finds; that it was refused is a finding."""
     try:
         yield from look()
     except GoogleRefused as refused:
@@ -677,8 +732,6 @@ def _guard(check: str, look: Look) -> Iterator[Finding]:
             yield _warn(check, text, "ask with an identity that may, such as one with `roles/viewer` on the project")
         else:
             yield _fail(check, refused.message, refused.hint)
-    except RuntimeFailure as problem:
-        yield _fail(check, problem.message, problem.hint)
 
 
 def _api_of(refused: GoogleRefused) -> str:
