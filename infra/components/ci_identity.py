@@ -121,6 +121,9 @@ objects and secret values too. The previewer's role has those of them that only 
 READS: Final = frozenset({"get", "list", "getIamPolicy", "use"})
 """Last part of a permission that changes nothing."""
 
+UNREAD: Final = ("deletionPolicy",)
+"""What Google knows nothing of; an import that compares it would be refused. The first `up` without `adopt` sets it."""
+
 _CONDITION_LIMIT: Final = 10
 """Roles that one `hasOnly` of a condition may list.
 https://cloud.google.com/iam/docs/setting-limits-on-granting-roles"""
@@ -184,7 +187,11 @@ class CiIdentity(pulumi.ComponentResource):
         )
 
     def _pool(self, name: str, args: CiIdentityArgs) -> pulumi.Output[str]:
-        """Its name, with the project's number. Providers come with the pool: a stack that refers to one has both."""
+        """Its name, with the project's number.
+
+        A stack that refers to another's pool has its providers too, and their conditions: ids, ref and environment are
+        those of the owner.
+        """
         site, settings = args.site, args.settings
         if settings.pool is not None:
             return pulumi.Output.from_input(settings.pool)
@@ -205,6 +212,7 @@ class CiIdentity(pulumi.ComponentResource):
                 retain_on_delete=True,
                 delete_before_replace=True,
                 import_=path if site.adopt else None,
+                ignore_changes=list(UNREAD) if site.adopt else None,
                 depends_on=find_needs(args.apis, "iam", "sts", "iamcredentials"),
             ),
         )
@@ -227,6 +235,7 @@ class CiIdentity(pulumi.ComponentResource):
                     retain_on_delete=True,
                     delete_before_replace=True,
                     import_=f"{path}/providers/{role}" if site.adopt else None,
+                    ignore_changes=list(UNREAD) if site.adopt else None,
                 ),
             )
         return pool.name
@@ -272,6 +281,7 @@ class CiIdentity(pulumi.ComponentResource):
                 retain_on_delete=True,
                 delete_before_replace=True,
                 import_=f"projects/{site.project}/roles/{role_id}" if site.adopt else None,
+                ignore_changes=list(UNREAD) if site.adopt else None,
                 depends_on=find_needs(args.apis, "iam"),
             ),
         )

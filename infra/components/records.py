@@ -21,6 +21,9 @@ LOGS: Final = "logs/"
 NOTES: Final = "attempts/"
 REWRITTEN: Final = ("workers/", "counters/", "control/")
 """What workers write over and over, every 30 seconds each; its past is of no use to anyone."""
+UNREAD: Final = ("deletionPolicy", "forceDestroy", "labels")
+"""What Google does not answer about a bucket as we say it; an import that compares these would be refused. The first
+`up` without `adopt` sets them."""
 _DAY_S: Final = 86_400
 _PAST_DAYS: Final = 30
 """How long an overwritten or deleted object can still be restored."""
@@ -112,6 +115,7 @@ class Records(pulumi.ComponentResource):
                 retain_on_delete=True,
                 delete_before_replace=True,
                 import_=bucket if site.adopt else None,
+                ignore_changes=list(UNREAD) if site.adopt else None,
                 depends_on=find_needs(args.apis, "storage"),
             ),
         )
