@@ -74,11 +74,29 @@ class Kubernetes:
         return Access(self, user["token"])
 
     def account(self, namespace: str, name: str) -> Access:
-        """What a service account may do, by a token that the API made for it."""
+        """The API as a service account sees it."""
+        return Access(self, self.token(namespace, name))
+
+    def token(self, namespace: str, name: str) -> str:
+        """Of a service account, as the API makes them for pods."""
         made = client.CoreV1Api(self.administrator().api).create_namespaced_service_account_token(
             name, namespace, {"spec": {"expirationSeconds": 3600}}
         )
-        return Access(self, made.status.token)
+        return str(made.status.token)
+
+    def member(self, group: str) -> Access:
+        """The API as a person of a group sees it."""
+        access = self.administrator()
+        access.api.default_headers |= {"Impersonate-User": "somebody", "Impersonate-Group": group}
+        return access
+
+    def delete_namespace(self, name: str) -> None:
+        """Delete it with all in it, and return when it is gone. One that is not there is no error."""
+        core = client.CoreV1Api(self.administrator().api)
+        manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+        if self.administrator().find(manifest) is not None:
+            core.delete_namespace(name)
+            eventually(lambda: self.administrator().find(manifest) is None, timeout_s=60)
 
     def new_namespace(self, prefix: str, labels: Mapping[str, str] | None = None) -> str:
         made = client.CoreV1Api(self.administrator().api).create_namespace(
@@ -86,9 +104,11 @@ class Kubernetes:
         )
         return str(made.metadata.name)
 
-    def kubeconfig_with_context(self, path: Path, context: str) -> Path:
-        """The administrator's kubeconfig under the name that a stack gives its cluster."""
+    def kubeconfig_with_context(self, path: Path, context: str, *, token: str | None = None) -> Path:
+        """A kubeconfig, the administrator's by default, under the name that a stack gives its cluster."""
         config = yaml.safe_load(self.kubeconfig.read_text())
+        if token:
+            config["users"][0]["user"] = {"token": token}
         config["contexts"][0]["name"] = config["current-context"] = context
         path.write_text(yaml.safe_dump(config))
         path.chmod(0o600)

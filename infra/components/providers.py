@@ -52,7 +52,8 @@ def kubernetes_provider(name: str, settings: KubernetesSettings, *, adopt: bool 
         skip_update_unreachable=False,
         enable_config_map_mutable=False,
         enable_secret_mutable=False,
-        enable_patch_force=False,
+        # What somebody changed by hand is set back: without it one edited rule of a role would stop every later `up`.
+        enable_patch_force=True,
         upsert_existing_objects=adopt,
         suppress_deprecation_warnings=False,
         suppress_helm_hook_warnings=False,

@@ -1,8 +1,8 @@
 """The provider `kubernetes` of the engine tests: it makes what a program asks for in a real Kubernetes API.
 
 `FAKE_KUBERNETES_CONFIG` names the kubeconfig; the program has to name one of its contexts. It is stricter than
-convenient: inputs are held to the wheel's types, a given name is required, what exists is not taken over unless the
-provider was told to, fields that another manager holds are a conflict, and a preview asks the API too.
+convenient: inputs are held to the wheel's types, a given name is required, what exists is not taken over and fields
+that another manager holds are a conflict unless the provider was told otherwise, and a preview asks the API too.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from tests.engine.plugin import Failure, Found, Plugin, Refused, Resource, Value
 KUBECONFIG_VARIABLE: Final = "FAKE_KUBERNETES_CONFIG"
 MANAGER: Final = "pulumi-kubernetes"
 PROVIDER: Final = "pulumi:providers:kubernetes"
+ENGINES: Final = ("version", "pluginDownloadURL")
+"""What the engine adds to a provider's inputs."""
 DELETION_S: Final = 60
 
 IMMUTABLE: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
@@ -56,12 +58,13 @@ class KubernetesPlugin(Plugin):
         super().__init__()
         self._lock, self._discovering = threading.Lock(), threading.Lock()
         self._client: dynamic.DynamicClient | None = None
-        self._upserts = False
+        self._upserts = self._forces = False
 
     # the provider itself
 
     def check_provider(self, inputs: Values) -> list[Failure]:
-        failures = [Failure(each.path, each.message) for each in find_input_problems(PROVIDER, inputs)]
+        own = {key: value for key, value in inputs.items() if key not in ENGINES}
+        failures = [Failure(each.path, each.message) for each in find_input_problems(PROVIDER, own)]
         if inputs.get("kubeconfig") is not None:
             failures.append(Failure("kubeconfig", "would enter the state; name a context instead"))
         missing = [key for key in ("context", "clusterIdentifier") if not inputs.get(key)]
@@ -82,6 +85,7 @@ class KubernetesPlugin(Plugin):
         api.configuration.proxy = None
         self._client = dynamic.DynamicClient(api, cache_file=f"{path}.discovery-{os.getpid()}")
         self._upserts = inputs.get("upsertExistingObjects") in (True, "true")
+        self._forces = inputs.get("enablePatchForce") in (True, "true")
 
     # objects
 
@@ -197,7 +201,7 @@ class KubernetesPlugin(Plugin):
                 name=metadata["name"],
                 namespace=metadata.get("namespace"),
                 field_manager=MANAGER,
-                force_conflicts=False,
+                force_conflicts=self._forces,
                 **({"dry_run": "All"} if dry_run else {}),
             )
         except ApiException as refused:

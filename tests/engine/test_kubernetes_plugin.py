@@ -343,6 +343,17 @@ def test_update_of_a_field_that_another_has_taken_is_a_conflict(
     assert "conflict" in refused.message
 
 
+def test_provider_that_was_told_to_takes_a_field_back(kubeconfig: Path, admin: Access, namespace: str) -> None:
+    told = {**CLUSTER, "enablePatchForce": "true"}
+    with PluginClient("kubernetes", {KUBECONFIG_VARIABLE: str(kubeconfig)}, told) as plugin:
+        id_, state = plugin.create(CONFIG, config_map(namespace))
+        client.CoreV1Api(admin.api).patch_namespaced_config_map("settings", namespace, {"data": {"a": "theirs"}})
+
+        updated = plugin.update(CONFIG, id_, config_map(namespace), config_map(namespace), state=state)
+
+    assert updated["data"] == {"a": "1"}
+
+
 def test_update_that_the_api_refuses_says_why(plugin: PluginClient, namespace: str) -> None:
     id_, state = plugin.create(CLAIM, claim(namespace, "2Gi"))
 

@@ -148,7 +148,7 @@ def test_checker_of_stored_objects_sees_a_difference() -> None:
     assert missing_in(None, {"a": 1}) == [""]
 
 
-def test_checked_in_phoebe_stack_is_accepted_object_by_object(admin: Access) -> None:
+def test_checked_in_phoebe_stack_is_accepted_object_by_object(kubernetes: Kubernetes, admin: Access) -> None:
     from infra import config
     from infra.program import build
 
@@ -160,6 +160,7 @@ def test_checked_in_phoebe_stack_is_accepted_object_by_object(admin: Access) -> 
     for each in objects:
         # A dry run keeps no namespace for what comes next.
         admin.apply(each, dry_run=each["kind"] != "Namespace")
+    kubernetes.delete_namespace("l2r")
 
 
 def _ignore(built: object) -> None:

@@ -1,0 +1,222 @@
+"""The checked-in Kubernetes stack through its life: the real engine, and a real Kubernetes API behind the provider."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from infra.check import check_stack
+from runtime.outputs import parse_outputs
+from tests.engine.harness import Lab
+from tests.engine.kubernetes_plugin import KUBECONFIG_VARIABLE
+from tests.kubernetes_support import Access, Kubernetes
+
+STACK, SPACE = "phoebe", "l2r"
+CLAIM = "l2r-persistent-claim"
+AT = f"kubernetes.phoebe.namespaces.{SPACE}"
+
+
+@pytest.fixture
+def admin(kubernetes: Kubernetes) -> Access:
+    return kubernetes.administrator()
+
+
+@pytest.fixture
+def phoebe(lab: Lab, kubernetes: Kubernetes, tmp_path: Path) -> Iterator[Lab]:
+    """The stack, not made yet, on a cluster where nothing of it is left."""
+    kubernetes.delete_namespace(SPACE)
+    lab.environment[KUBECONFIG_VARIABLE] = str(kubernetes.kubeconfig_with_context(tmp_path / "kubeconfig", "phoebe"))
+    lab.init(STACK)
+    yield lab
+    kubernetes.delete_namespace(SPACE)
+
+
+def kinds_there(admin: Access) -> dict[str, list[str]]:
+    """What of ours is in the namespace; what Kubernetes puts into each is left out."""
+    core, rbac = client.CoreV1Api(admin.api), client.RbacAuthorizationV1Api(admin.api)
+    lists: dict[str, Callable[[str], Any]] = {
+        "quota": core.list_namespaced_resource_quota,
+        "account": core.list_namespaced_service_account,
+        "claim": core.list_namespaced_persistent_volume_claim,
+        "policy": client.NetworkingV1Api(admin.api).list_namespaced_network_policy,
+        "role": rbac.list_namespaced_role,
+        "binding": rbac.list_namespaced_role_binding,
+    }
+    found = {kind: [each.metadata.name for each in call(SPACE).items] for kind, call in lists.items()}
+    return {kind: [name for name in names if name != "default"] for kind, names in found.items()}
+
+
+MADE = {
+    "quota": ["runtime-quota"],
+    "account": ["runtime-job"],
+    "claim": [CLAIM],
+    "policy": ["runtime-default-deny", "runtime-workers"],
+    "role": ["runtime-launcher"],
+    "binding": ["runtime-launcher"],
+}
+
+
+def namespace_exists(admin: Access) -> bool:
+    return SPACE in [each.metadata.name for each in client.CoreV1Api(admin.api).list_namespace().items]
+
+
+def test_stack_is_made_as_planned_and_a_member_of_the_group_can_launch(
+    phoebe: Lab, kubernetes: Kubernetes, admin: Access
+) -> None:
+    planned = phoebe.preview(STACK)
+    nothing_yet = namespace_exists(admin)
+    phoebe.up(STACK)
+
+    report = check_stack(STACK)
+    assert report.recording is not None
+    assert not nothing_yet
+    assert {step.op for step in planned} == {"create"}
+    assert sorted(step.urn for step in planned) == sorted(phoebe.resources(STACK))
+    assert {each.urn for each in report.recording.resources} < set(phoebe.resources(STACK))
+    assert kinds_there(admin) == MADE
+    phoebe.expect_no_changes(STACK)
+    made = parse_outputs(phoebe.contract(STACK), source="pulumi").kubernetes["phoebe"].namespaces[SPACE]
+    assert (made.service_account, made.image_pull_secret) == ("runtime-job", "pdl-registry")
+    assert made.claims[CLAIM].claim == CLAIM
+    member = kubernetes.member("l2r")
+    assert member.may("create", "jobs", group="batch", namespace=SPACE)
+    assert not kubernetes.member("others").may("create", "jobs", group="batch", namespace=SPACE)
+
+
+def test_no_kubeconfig_and_no_token_is_in_the_state(phoebe: Lab) -> None:
+    phoebe.up(STACK)
+
+    exported = str(phoebe.export(STACK))
+
+    kubeconfig = Path(phoebe.environment[KUBECONFIG_VARIABLE]).read_text()
+    token = kubeconfig.partition("token: ")[2].split()[0]
+    assert len(token) == 32
+    assert token not in exported
+    assert "certificate-authority" not in exported
+
+
+def test_what_somebody_changed_by_hand_is_found_and_set_back(phoebe: Lab, admin: Access) -> None:
+    phoebe.up(STACK)
+    rbac, networking = client.RbacAuthorizationV1Api(admin.api), client.NetworkingV1Api(admin.api)
+    networking.delete_namespaced_network_policy("runtime-default-deny", SPACE)
+    role = rbac.read_namespaced_role("runtime-launcher", SPACE)
+    role.rules = [*role.rules, client.V1PolicyRule(api_groups=[""], resources=["secrets"], verbs=["get"])]
+    rbac.replace_namespaced_role("runtime-launcher", SPACE, role)
+
+    unseen = phoebe.preview(STACK)
+    drift = phoebe.preview(STACK, "--refresh")
+    phoebe.refresh(STACK)
+    phoebe.up(STACK)
+
+    assert unseen == []
+    assert sorted((step.op, step.name) for step in drift) == [
+        ("create", "phoebe-l2r-default-deny"),
+        ("update", "phoebe-l2r-launchers-role"),
+    ]
+    assert phoebe.preview(STACK, "--refresh") == []
+    assert kinds_there(admin) == MADE
+    rules = rbac.read_namespaced_role("runtime-launcher", SPACE).rules
+    assert "secrets" not in [resource for rule in rules for resource in rule.resources]
+
+
+def test_one_knob_changes_one_object_in_place(phoebe: Lab, admin: Access) -> None:
+    phoebe.up(STACK)
+
+    phoebe.set(STACK, f"{AT}.quota.pods", "300")
+    (step,) = phoebe.preview(STACK)
+    phoebe.up(STACK)
+
+    assert (step.op, step.name, step.paths) == ("update", "phoebe-l2r-quota", ("spec.hard.pods",))
+    quota = client.CoreV1Api(admin.api).read_namespaced_resource_quota("runtime-quota", SPACE)
+    assert quota.spec.hard["pods"] == "300"
+
+
+def test_change_that_the_api_would_refuse_is_refused_in_the_preview(phoebe: Lab) -> None:
+    phoebe.up(STACK)
+
+    phoebe.set(STACK, f"{AT}.claims.{CLAIM}.size", "10Gi")
+    refused = phoebe.run("preview", "--stack", STACK, check=False)
+
+    assert refused.code != 0
+    assert f"PersistentVolumeClaim {SPACE}/{CLAIM}" in refused.text
+
+
+def test_claim_that_would_be_made_anew_refuses_to_go(phoebe: Lab, admin: Access) -> None:
+    phoebe.up(STACK)
+    before = client.CoreV1Api(admin.api).read_namespaced_persistent_volume_claim(CLAIM, SPACE).metadata.uid
+
+    phoebe.set(STACK, f"{AT}.claims.{CLAIM}.access_mode", "ReadWriteOnce")
+    refused = phoebe.up(STACK, check=False)
+
+    assert refused.code != 0
+    assert "protect" in refused.text
+    assert client.CoreV1Api(admin.api).read_namespaced_persistent_volume_claim(CLAIM, SPACE).metadata.uid == before
+
+
+def test_destroy_refuses_then_leaves_the_data_and_an_up_after_it_adopts(phoebe: Lab, admin: Access) -> None:
+    phoebe.up(STACK)
+    core = client.CoreV1Api(admin.api)
+    before = core.read_namespaced_persistent_volume_claim(CLAIM, SPACE).metadata.uid
+
+    refused = phoebe.destroy(STACK, check=False)
+    phoebe.unprotect(STACK)
+    phoebe.destroy(STACK)
+    left = kinds_there(admin)
+    taken = phoebe.up(STACK, check=False)
+    phoebe.set(STACK, "adopt", True)
+    phoebe.up(STACK)
+
+    assert refused.code != 0
+    assert left == {kind: [CLAIM] if kind == "claim" else [] for kind in MADE}
+    assert taken.code != 0
+    assert f"409: Namespace {SPACE} already exists" in taken.text
+    assert core.read_namespaced_persistent_volume_claim(CLAIM, SPACE).metadata.uid == before
+    assert kinds_there(admin) == MADE
+    phoebe.expect_no_changes(STACK)
+
+
+def test_stack_in_a_namespace_of_others_needs_its_administrators_rights_alone(
+    phoebe: Lab, kubernetes: Kubernetes, admin: Access, tmp_path: Path
+) -> None:
+    core = client.CoreV1Api(admin.api)
+    core.create_namespace({"metadata": {"name": SPACE}})
+    core.create_namespaced_service_account(SPACE, {"metadata": {"name": "theirs"}})
+    admin.apply(
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": "administrators", "namespace": SPACE},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "admin"},
+            "subjects": [{"kind": "ServiceAccount", "name": "theirs", "namespace": SPACE}],
+        }
+    )
+    granted = tmp_path / "granted"
+    kubernetes.kubeconfig_with_context(granted, "phoebe", token=kubernetes.token(SPACE, "theirs"))
+    phoebe.environment[KUBECONFIG_VARIABLE] = str(granted)
+    phoebe.set(STACK, f"{AT}.create", False)
+    phoebe.set(STACK, f"{AT}.quota", None)
+
+    phoebe.up(STACK)
+
+    assert kinds_there(admin) == {
+        **MADE,
+        "quota": [],
+        "account": ["runtime-job", "theirs"],
+        "binding": ["administrators", "runtime-launcher"],
+    }
+    assert "kubernetes:core/v1:Namespace" not in {each["type"] for each in phoebe.resources(STACK).values()}
+    phoebe.expect_no_changes(STACK)
+
+
+def test_context_that_is_not_there_stops_before_anything_is_made(phoebe: Lab, admin: Access) -> None:
+    phoebe.set(STACK, "kubernetes.phoebe.context", "elsewhere")
+
+    refused = phoebe.up(STACK, check=False)
+
+    assert refused.code != 0
+    assert "the kubeconfig has no context `elsewhere`; it has phoebe" in refused.text
+    assert not namespace_exists(admin)
