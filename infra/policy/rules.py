@@ -8,6 +8,7 @@ known.
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -335,10 +336,12 @@ def find_short_retention(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
             by_topic[topic] = min(kept, by_topic.get(topic, kept))
     for each in graph.of_type(SUBSCRIPTION):
         kept = _seconds(each.inputs.get("messageRetentionDuration"))
-        for topic in sorted(_topics(graph, each, "deadLetterPolicy")):
-            if kept is not None and topic in by_topic and by_topic[topic] < kept:
-                message = f"keeps tasks for {kept:.0f} s and its dead letters for {by_topic[topic]:.0f} s only"
-                yield each, message, "keep dead letters at least as long"
+        shortest = min(
+            (by_topic.get(topic, math.inf) for topic in _topics(graph, each, "deadLetterPolicy")), default=math.inf
+        )
+        if kept is not None and shortest < kept:
+            message = f"keeps tasks for {kept:.0f} s and its dead letters for {shortest:.0f} s only"
+            yield each, message, "keep dead letters at least as long"
 
 
 # --- machines and networks
@@ -620,7 +623,7 @@ def _same_name(grant: Registration, subscription: Registration) -> bool:
 def _seconds(value: Any) -> float | None:
     """Of `600s`; None where nothing is said, and for ever where only the cloud knows."""
     if isinstance(value, Unknown):
-        return float("inf")
+        return math.inf
     found = re.fullmatch(r"(\d+(?:\.\d+)?)s", value) if isinstance(value, str) else None
     return float(found[1]) if found else None
 

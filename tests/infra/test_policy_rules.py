@@ -1,0 +1,644 @@
+"""Every rule, on small programs that keep it and that break it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pulumi
+import pulumi_gcp as gcp
+import pulumi_kubernetes as kubernetes
+import pytest
+
+from infra.config import parse_settings
+from infra.naming import labels
+from infra.policy.graph import Graph
+from infra.policy.rules import IAP_RANGE, RULES, Bounds, Violation, apply_rule, apply_rules, bounds_of
+from infra.recording import Recording, record
+from tests.infra.test_config import GOOD
+
+LABELS = labels("dev", {})
+AGENT = "serviceAccount:service-1234567@gcp-sa-pubsub.iam.gserviceaccount.com"
+SUBNET = "projects/p/regions/us-west4/subnetworks/s"
+
+
+class Component(pulumi.ComponentResource):
+    def __init__(self, name: str, type_: str, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__(type_, name, None, opts)
+
+
+class Lab:
+    """What a program under test is written with: a provider, a component, and short ways to make things."""
+
+    def __init__(self, type_: str = "runtime:test:Lab") -> None:
+        self.google = gcp.Provider("google", project="my-lab")
+        self.cluster = kubernetes.Provider("cluster", context="lab")
+        self.component = Component("lab", type_, pulumi.ResourceOptions(providers=[self.google, self.cluster]))
+
+    def opts(self, **others: Any) -> pulumi.ResourceOptions:
+        return pulumi.ResourceOptions(parent=self.component, **others)
+
+    def topic(self, name: str, **others: Any) -> gcp.pubsub.Topic:
+        return gcp.pubsub.Topic(f"lab-{name}", name=name, labels=LABELS, opts=self.opts(**others))
+
+    def subscription(
+        self, name: str, topic: gcp.pubsub.Topic, opts: dict[str, Any] | None = None, **others: Any
+    ) -> Any:
+        arguments: dict[str, Any] = {
+            "expiration_policy": {"ttl": ""},
+            "message_retention_duration": "2678400s",
+            "labels": LABELS,
+        }
+        return gcp.pubsub.Subscription(
+            f"lab-{name}", name=name, topic=topic.id, **(arguments | others), opts=self.opts(**(opts or {}))
+        )
+
+    def dead_letters(self, topic: gcp.pubsub.Topic) -> dict[str, Any]:
+        return {"dead_letter_policy": {"dead_letter_topic": topic.id, "max_delivery_attempts": 100}}
+
+    def instance(self, **others: Any) -> None:
+        arguments: dict[str, Any] = {
+            "machine_type": "n2-standard-8",
+            "zone": "us-west4-a",
+            "boot_disk": {"initialize_params": {"image": "debian"}},
+            "network_interfaces": [{"subnetwork": SUBNET}],
+            "shielded_instance_config": {
+                "enable_secure_boot": True,
+                "enable_vtpm": True,
+                "enable_integrity_monitoring": True,
+            },
+            "metadata": {"block-project-ssh-keys": "TRUE"},
+            "labels": LABELS,
+        }
+        gcp.compute.Instance("lab-vm", **(arguments | others), opts=self.opts())
+
+    def firewall(self, **others: Any) -> None:
+        arguments: dict[str, Any] = {
+            "network": "n",
+            "direction": "INGRESS",
+            "source_ranges": [IAP_RANGE],
+            "allows": [{"protocol": "tcp", "ports": ["22"]}],
+        }
+        gcp.compute.Firewall("lab-firewall", **(arguments | others), opts=self.opts())
+
+    def bucket(self, **others: Any) -> None:
+        arguments: dict[str, Any] = {
+            "location": "us-west4",
+            "uniform_bucket_level_access": True,
+            "public_access_prevention": "enforced",
+            "versioning": {"enabled": True},
+            "soft_delete_policy": {"retention_duration_seconds": 604_800},
+            "labels": LABELS,
+        }
+        gcp.storage.Bucket("lab-bucket", **(arguments | others), opts=self.opts())
+
+    def project_grant(self, role: pulumi.Input[str], **others: Any) -> None:
+        gcp.projects.IAMMember(
+            "lab-grant", project="my-lab", role=role, member="group:x@example.com", **others, opts=self.opts()
+        )
+
+    def custom_role(self, *permissions: str) -> gcp.projects.IAMCustomRole:
+        return gcp.projects.IAMCustomRole(
+            "lab-role", role_id="lab", title="Lab", permissions=[*permissions], opts=self.opts()
+        )
+
+    def namespace(self, *, quota: bool = True, deny: dict[str, Any] | None = None) -> None:
+        kubernetes.core.v1.Namespace("lab-train", metadata={"name": "train", "labels": LABELS}, opts=self.opts())
+        inside = {"namespace": "train", "labels": LABELS}
+        if quota:
+            kubernetes.core.v1.ResourceQuota(
+                "lab-quota", metadata=inside, spec={"hard": {"pods": "9"}}, opts=self.opts()
+            )
+        if deny is not None:
+            kubernetes.networking.v1.NetworkPolicy("lab-deny", metadata=inside, spec=deny, opts=self.opts())
+
+    def claim(self, size: str | None, storage_class: str | None = None) -> None:
+        kubernetes.core.v1.PersistentVolumeClaim(
+            "lab-claim",
+            metadata={"name": "scratch", "namespace": "train", "labels": LABELS},
+            spec={
+                "access_modes": ["ReadWriteMany"],
+                "resources": {"requests": {"storage": size} if size else {}},
+                "storage_class_name": storage_class,
+            },
+            opts=self.opts(),
+        )
+
+
+Program = Callable[[Lab], None]
+UNBOUNDED = Bounds()
+DENY = {"pod_selector": {}, "policy_types": ["Ingress", "Egress"]}
+
+
+def run(program: Program, *, component: str = "runtime:test:Lab") -> Recording:
+    return record(lambda: program(Lab(component)))
+
+
+def found_by(rule: str, program: Program, bounds: Bounds = UNBOUNDED, **options: Any) -> list[tuple[str, str]]:
+    """Name of the resource and what is said of it."""
+    recording = run(program, **options)
+    return [(recording.get(each.urn).name, each.message) for each in apply_rule(rule, recording.resources, bounds)]
+
+
+# --- a queue as it should be, with one thing changed
+
+
+def queue(
+    lab: Lab, *, task: dict[str, Any] | None = None, dead: dict[str, Any] | None = None, grants: bool = True
+) -> None:
+    topic, dead_topic = lab.topic("tasks"), lab.topic("tasks-dead")
+    lab.subscription("dead-sub", dead_topic, **(dead or {}))
+    subscription = lab.subscription("tasks-sub", topic, **(lab.dead_letters(dead_topic) | (task or {})))
+    if grants:
+        agent = gcp.projects.ServiceIdentity("lab-agent", service="pubsub.googleapis.com", opts=lab.opts())
+        gcp.pubsub.TopicIAMMember(
+            "lab-may-bury", topic=dead_topic.id, role="roles/pubsub.publisher", member=agent.member, opts=lab.opts()
+        )
+        gcp.pubsub.SubscriptionIAMMember(
+            "lab-may-take",
+            subscription=subscription.name,
+            role="roles/pubsub.subscriber",
+            member=agent.member,
+            opts=lab.opts(),
+        )
+
+
+def lonely_subscription(lab: Lab) -> None:
+    lab.subscription("sub", lab.topic("tasks"))
+
+
+def dead_letters_to_nowhere(lab: Lab) -> None:
+    lab.subscription("sub", lab.topic("tasks"), **lab.dead_letters(lab.topic("dead")))
+
+
+def default_provider(lab: Lab) -> None:
+    gcp.pubsub.Topic("lab-t", name="t")
+
+
+def ungrouped(lab: Lab) -> None:
+    gcp.pubsub.Topic("lab-t", name="t", opts=pulumi.ResourceOptions(provider=lab.google))
+
+
+def misnamed(lab: Lab) -> None:
+    gcp.pubsub.Topic("topic", name="t", opts=lab.opts())
+
+
+def key(lab: Lab) -> None:
+    gcp.serviceaccount.Key("lab-key", service_account_id="a", opts=lab.opts())
+
+
+def hmac_key(lab: Lab) -> None:
+    gcp.storage.HmacKey("lab-key", service_account_email="a@b.c", opts=lab.opts())
+
+
+def basic_role(lab: Lab) -> None:
+    lab.project_grant("roles/editor")
+
+
+def binding(lab: Lab) -> None:
+    gcp.pubsub.TopicIAMBinding(
+        "lab-b", topic="t", role="roles/pubsub.publisher", members=["group:x@y.z"], opts=lab.opts()
+    )
+
+
+def policy(lab: Lab) -> None:
+    gcp.projects.IAMPolicy("lab-p", project="my-lab", policy_data="{}", opts=lab.opts())
+
+
+def public_bucket(lab: Lab) -> None:
+    gcp.storage.BucketIAMMember(
+        "lab-g", bucket="b", role="roles/storage.objectViewer", member="allUsers", opts=lab.opts()
+    )
+
+
+def public_binding(lab: Lab) -> None:
+    kubernetes.rbac.v1.RoleBinding(
+        "lab-rb",
+        metadata={"namespace": "train", "labels": LABELS},
+        role_ref={"api_group": "rbac.authorization.k8s.io", "kind": "Role", "name": "r"},
+        subjects=[{"kind": "Group", "name": "system:authenticated", "api_group": "rbac.authorization.k8s.io"}],
+        opts=lab.opts(),
+    )
+
+
+def group_grant(lab: Lab) -> None:
+    gcp.storage.BucketIAMMember(
+        "lab-g", bucket="b", role="roles/storage.objectViewer", member="group:x@example.com", opts=lab.opts()
+    )
+
+
+def own_custom_role(lab: Lab) -> None:
+    lab.project_grant(lab.custom_role("tpu.nodes.list").name)
+
+
+def secret_version(lab: Lab) -> None:
+    gcp.secretmanager.SecretVersion("lab-v", secret="projects/p/secrets/s", secret_data="x", opts=lab.opts())
+
+
+def kubernetes_secret(lab: Lab) -> None:
+    kubernetes.core.v1.Secret("lab-s", metadata={"labels": LABELS}, string_data={"a": "b"}, opts=lab.opts())
+
+
+def secret_input(lab: Lab) -> None:
+    gcp.pubsub.Topic("lab-t", name="t", labels=LABELS | {"x": pulumi.Output.secret("y")}, opts=lab.opts())
+
+
+def labelled(lab: Lab) -> None:
+    lab.topic("tasks")
+    kubernetes.core.v1.ConfigMap("lab-c", metadata={"labels": LABELS}, opts=lab.opts())
+
+
+def unlabelled(lab: Lab) -> None:
+    gcp.pubsub.Topic("lab-t", name="t", labels={"team": "x"}, opts=lab.opts())
+    kubernetes.core.v1.ConfigMap("lab-c", metadata={}, opts=lab.opts())
+
+
+def half_protected(lab: Lab) -> None:
+    lab.topic("kept", protect=True)
+    lab.topic("loose")
+    gcp.serviceaccount.Account("lab-a", account_id="worker", opts=lab.opts())
+
+
+def unprotected(lab: Lab) -> None:
+    lab.topic("loose")
+
+
+def cache(lab: Lab) -> None:
+    gcp.artifactregistry.Repository(
+        "lab-cache", repository_id="c", location="us-west4", format="DOCKER", mode="REMOTE_REPOSITORY", opts=lab.opts()
+    )
+
+
+def strays(lab: Lab) -> None:
+    lab.bucket(location="US-EAST1")
+    lab.instance(zone="europe-west4-b")
+
+
+def waits_for_api(lab: Lab) -> None:
+    service = gcp.projects.Service("lab-pubsub", service="pubsub.googleapis.com", opts=lab.opts())
+    topic = lab.topic("tasks", depends_on=[service])
+    # Through the topic it waits for the API as well.
+    lab.subscription("sub", topic)
+
+
+def waits_with_its_parent(lab: Lab) -> None:
+    service = gcp.projects.Service("lab-pubsub", service="pubsub.googleapis.com", opts=lab.opts())
+    inner = Component("lab-inner", "runtime:test:Inner", lab.opts(depends_on=[service]))
+    gcp.pubsub.Topic("lab-inner-t", name="t", opts=pulumi.ResourceOptions(parent=inner))
+
+
+def waits_for_another_api(lab: Lab) -> None:
+    service = gcp.projects.Service("lab-storage", service="storage.googleapis.com", opts=lab.opts())
+    lab.topic("tasks", depends_on=[service])
+
+
+def grants_to_agent(lab: Lab, *, waits: bool) -> None:
+    agent = gcp.projects.ServiceIdentity("lab-agent", service="pubsub.googleapis.com", opts=lab.opts())
+    gcp.pubsub.TopicIAMMember(
+        "lab-g",
+        topic="t",
+        role="roles/pubsub.publisher",
+        member=AGENT,
+        opts=lab.opts(depends_on=[agent] if waits else []),
+    )
+
+
+def open_policy(lab: Lab) -> None:
+    lab.namespace(deny=DENY | {"ingress": [{}]})
+
+
+def claim_elsewhere(lab: Lab) -> None:
+    lab.claim("1Gi")
+
+
+KEPT: list[tuple[str, Program]] = [
+    ("no-keys", group_grant),
+    ("no-basic-roles", group_grant),
+    ("single-grants", group_grant),
+    ("no-public-members", group_grant),
+    ("project-grants", own_custom_role),
+    ("narrow-custom-roles", own_custom_role),
+    ("dead-letters", queue),
+    ("dead-letters-kept", queue),
+    ("dead-letters-arrive", queue),
+    ("no-expiry", queue),
+    ("retention", queue),
+    ("closed-instances", lambda lab: lab.instance()),
+    ("closed-firewalls", lambda lab: lab.firewall()),
+    ("closed-firewalls", lambda lab: lab.firewall(source_ranges=["10.64.0.0/20"])),
+    ("closed-firewalls", lambda lab: lab.firewall(source_ranges=["0.0.0.0/0"], direction="EGRESS")),
+    ("no-secret-values", labelled),
+    ("buckets", lambda lab: lab.bucket()),
+    ("labels", labelled),
+    ("protected", unprotected),
+    ("protected", cache),
+    ("regions", strays),
+    ("claims", lambda lab: lab.claim("1Ti", "fast")),
+    ("closed-namespaces", lambda lab: lab.namespace(deny=DENY)),
+    ("explicit-provider", labelled),
+    ("parented", labelled),
+    ("api-first", waits_for_api),
+    ("api-first", waits_with_its_parent),
+    ("agent-first", lambda lab: grants_to_agent(lab, waits=True)),
+]
+
+BROKEN: list[tuple[str, Program, list[tuple[str, str]]]] = [
+    ("no-keys", key, [("lab-key", "is a service account's key, and no key is ever made")]),
+    ("no-keys", hmac_key, [("lab-key", "is an HMAC key, and no key is ever made")]),
+    ("no-basic-roles", basic_role, [("lab-grant", "grants `roles/editor`, which is nearly everything")]),
+    ("single-grants", binding, [("lab-b", "is a `TopicIAMBinding`, which removes the grants of others")]),
+    ("single-grants", policy, [("lab-p", "is a `IAMPolicy`, which removes the grants of others")]),
+    ("no-public-members", public_bucket, [("lab-g", "grants to `allUsers`, which is everybody")]),
+    ("no-public-members", public_binding, [("lab-rb", "grants to `system:authenticated`, which is everybody")]),
+    (
+        "project-grants",
+        lambda lab: lab.project_grant("roles/pubsub.admin"),
+        [("lab-grant", "grants `roles/pubsub.admin` on the whole project")],
+    ),
+    (
+        "narrow-custom-roles",
+        lambda lab: (
+            lab.custom_role("tpu.nodes.list", "pubsub.topics.setIamPolicy", "iam.serviceAccounts.actAs") and None
+        ),
+        [("lab-role", "contains `pubsub.topics.setIamPolicy`, `iam.serviceAccounts.actAs`")],
+    ),
+    ("dead-letters", lonely_subscription, [("lab-sub", "has no dead letters")]),
+    (
+        "dead-letters-kept",
+        dead_letters_to_nowhere,
+        [("lab-sub", "sends its dead letters to a topic that has no subscription")],
+    ),
+    (
+        "dead-letters-arrive",
+        lambda lab: queue(lab, grants=False),
+        [
+            ("lab-tasks-sub", "has dead letters that Pub/Sub's agent may not publish"),
+            ("lab-tasks-sub", "has dead letters that Pub/Sub's agent may not take off it"),
+        ],
+    ),
+    (
+        "no-expiry",
+        lambda lab: queue(lab, dead={"expiration_policy": None}),
+        [("lab-dead-sub", "is deleted with all its tasks after 31 days without a worker")],
+    ),
+    (
+        "no-expiry",
+        lambda lab: queue(lab, task={"expiration_policy": {"ttl": "86400s"}}),
+        [("lab-tasks-sub", "is deleted with all its tasks after 31 days without a worker")],
+    ),
+    (
+        "retention",
+        lambda lab: queue(lab, task={"message_retention_duration": None}),
+        [("lab-tasks-sub", "does not say how long it keeps messages")],
+    ),
+    (
+        "retention",
+        lambda lab: queue(lab, dead={"message_retention_duration": "600s"}),
+        [("lab-tasks-sub", "keeps tasks for 2678400 s and its dead letters for 600 s only")],
+    ),
+    (
+        "closed-instances",
+        lambda lab: lab.instance(
+            network_interfaces=[{"subnetwork": SUBNET, "access_configs": [{"nat_ip": "1.2.3.4"}]}]
+        ),
+        [("lab-vm", "has an external address")],
+    ),
+    (
+        "closed-instances",
+        lambda lab: lab.instance(shielded_instance_config={"enable_vtpm": True, "enable_integrity_monitoring": True}),
+        [("lab-vm", "is not shielded: `enableSecureBoot` is not true")],
+    ),
+    (
+        "closed-instances",
+        lambda lab: lab.instance(metadata={"block-project-ssh-keys": "FALSE"}),
+        [("lab-vm", "accepts SSH keys of the whole project")],
+    ),
+    (
+        "closed-firewalls",
+        lambda lab: lab.firewall(source_ranges=["0.0.0.0/0"]),
+        [("lab-firewall", "lets in `0.0.0.0/0`, which is everybody")],
+    ),
+    (
+        "closed-firewalls",
+        lambda lab: lab.firewall(source_ranges=["::/0"], allows=[{"protocol": "icmp"}]),
+        [("lab-firewall", "lets in `::/0`, which is everybody")],
+    ),
+    (
+        "closed-firewalls",
+        lambda lab: lab.firewall(source_ranges=None),
+        [("lab-firewall", "names no source, so it lets in everybody")],
+    ),
+    (
+        "closed-firewalls",
+        lambda lab: lab.firewall(source_ranges=["8.8.8.0/24"], allows=[{"protocol": "tcp", "ports": ["20-30"]}]),
+        [("lab-firewall", "lets in SSH from `8.8.8.0/24`")],
+    ),
+    (
+        "closed-firewalls",
+        lambda lab: lab.firewall(source_ranges=["8.8.8.0/24"], allows=[{"protocol": "all"}]),
+        [("lab-firewall", "lets in SSH from `8.8.8.0/24`")],
+    ),
+    ("no-secret-values", secret_version, [("lab-v", "holds a secret's value")]),
+    ("no-secret-values", kubernetes_secret, [("lab-s", "holds a secret's value")]),
+    ("no-secret-values", secret_input, [("lab-t", "has a secret value in `labels.x`")]),
+    (
+        "buckets",
+        lambda lab: lab.bucket(
+            uniform_bucket_level_access=False,
+            public_access_prevention="inherited",
+            versioning={"enabled": False},
+            soft_delete_policy=None,
+        ),
+        [
+            ("lab-bucket", "grants by object"),
+            ("lab-bucket", "could be made public"),
+            ("lab-bucket", "keeps no versions"),
+            ("lab-bucket", "does not say how long deleted objects stay"),
+        ],
+    ),
+    (
+        "labels",
+        unlabelled,
+        [
+            ("lab-t", "lacks the labels `managed-by: research-runtime` and `stack`"),
+            ("lab-c", "lacks the labels `managed-by: research-runtime` and `stack`"),
+        ],
+    ),
+    (
+        "protected",
+        half_protected,
+        [("lab-loose", "holds work and can be destroyed"), ("lab-a", "holds work and can be destroyed")],
+    ),
+    ("claims", lambda lab: lab.claim("101Ti"), [("lab-claim", "asks for 101Ti, allowed is at most 100Ti")]),
+    ("claims", lambda lab: lab.claim(None), [("lab-claim", "asks for no size")]),
+    (
+        "closed-namespaces",
+        lambda lab: lab.namespace(quota=False, deny=DENY),
+        [("lab-train", "makes the namespace `train` without a quota")],
+    ),
+    (
+        "closed-namespaces",
+        open_policy,
+        [("lab-train", "makes the namespace `train` without a network policy that denies by default")],
+    ),
+    (
+        "closed-namespaces",
+        claim_elsewhere,
+        [("lab-claim", "is in the namespace `train`, which has no network policy that denies by default")],
+    ),
+    ("explicit-provider", default_provider, [("lab-t", "uses the default provider")]),
+    ("parented", ungrouped, [("lab-t", "belongs to no component")]),
+    ("parented", misnamed, [("topic", "is named `topic`, and its component `lab`")]),
+    (
+        "api-first",
+        lonely_subscription,
+        [
+            ("lab-tasks", "does not wait until pubsub.googleapis.com is on"),
+            ("lab-sub", "does not wait until pubsub.googleapis.com is on"),
+        ],
+    ),
+    ("api-first", waits_for_another_api, [("lab-tasks", "does not wait until pubsub.googleapis.com is on")]),
+    (
+        "agent-first",
+        lambda lab: grants_to_agent(lab, waits=False),
+        [("lab-g", f"grants to `{AGENT}`, and does not wait until that is made")],
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "program"), KEPT, ids=[rule for rule, _ in KEPT])
+def test_rule_that_a_program_keeps_finds_nothing(rule: str, program: Program) -> None:
+    assert found_by(rule, program) == []
+
+
+@pytest.mark.parametrize(("rule", "program", "expected"), BROKEN, ids=[rule for rule, _, _ in BROKEN])
+def test_rule_that_a_program_breaks_names_the_resource_and_what_is_wrong(
+    rule: str, program: Program, expected: list[tuple[str, str]]
+) -> None:
+    assert found_by(rule, program) == expected
+
+
+def test_every_rule_has_a_program_that_keeps_it_and_one_that_breaks_it() -> None:
+    bounded = {"regions"}  # breaks with bounds only, below
+
+    assert {rule for rule, _ in KEPT} == set(RULES)
+    assert {rule for rule, _, _ in BROKEN} == set(RULES) - bounded
+
+
+def test_region_outside_of_the_bounds_is_refused() -> None:
+    bounds = Bounds(regions=frozenset({"us-west4"}))
+
+    assert found_by("regions", strays, bounds) == [
+        ("lab-bucket", "is in `US-EAST1`, allowed are us-west4"),
+        ("lab-vm", "is in `europe-west4-b`, allowed are us-west4"),
+    ]
+    assert found_by("regions", lambda lab: lab.instance(), bounds) == []
+
+
+def test_storage_class_outside_of_the_bounds_is_refused() -> None:
+    bounds = Bounds(storage_classes=frozenset({"slow"}), max_claim="1Ti")
+
+    assert found_by("claims", lambda lab: lab.claim("2Ti", "fast"), bounds) == [
+        ("lab-claim", "asks for 2Ti, allowed is at most 1Ti"),
+        ("lab-claim", "has the class `fast`, allowed are slow"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("protect", "program", "names"),
+    [
+        (True, unprotected, ["lab-loose"]),
+        (True, half_protected, ["lab-loose", "lab-a"]),
+        (False, half_protected, []),
+        (None, unprotected, []),
+    ],
+)
+def test_protection_follows_what_the_stack_says(protect: bool | None, program: Program, names: list[str]) -> None:
+    assert [name for name, _ in found_by("protected", program, Bounds(protect=protect))] == names
+
+
+@pytest.mark.parametrize(
+    ("component", "role", "count"),
+    [
+        ("runtime:ray:RayHead", "roles/logging.logWriter", 0),
+        ("runtime:ray:RayHead", "roles/iam.roleAdmin", 1),
+        ("runtime:identity:CiIdentity", "roles/iam.roleAdmin", 0),
+        ("runtime:identity:CiIdentity", "roles/resourcemanager.projectIamAdmin", 1),
+        ("runtime:queue:Queue", "roles/logging.logWriter", 1),
+    ],
+)
+def test_project_grant_is_excepted_for_its_component_only(component: str, role: str, count: int) -> None:
+    assert len(found_by("project-grants", lambda lab: lab.project_grant(role), component=component)) == count
+
+
+def test_deployer_may_grant_on_what_it_makes_and_not_on_the_project() -> None:
+    def program(lab: Lab) -> None:
+        lab.custom_role("storage.buckets.setIamPolicy", "resourcemanager.projects.setIamPolicy")
+
+    assert found_by("narrow-custom-roles", program, component="runtime:identity:CiIdentity") == [
+        ("lab-role", "contains `resourcemanager.projects.setIamPolicy`")
+    ]
+
+
+def test_dead_letters_that_are_given_by_name_are_told_apart_as_well() -> None:
+    def program(lab: Lab) -> None:
+        full = "projects/my-lab/topics/dead"
+        policy = {"dead_letter_policy": {"dead_letter_topic": full, "max_delivery_attempts": 5}}
+        gcp.pubsub.Subscription("lab-a", name="a", topic="projects/my-lab/topics/tasks", **policy, opts=lab.opts())
+        gcp.pubsub.Subscription("lab-b", name="b", topic=full, opts=lab.opts())
+
+    assert found_by("dead-letters", program) == []
+    assert found_by("dead-letters-kept", program) == []
+
+
+def test_violations_come_in_the_order_of_the_resources_with_rule_and_hint() -> None:
+    def program(lab: Lab) -> None:
+        lab.bucket(versioning=None)
+        key(lab)
+
+    recording = run(program)
+
+    found = [each for each in apply_rules(recording.resources) if each.rule in ("buckets", "no-keys")]
+
+    assert found == [
+        Violation(
+            rule="buckets",
+            urn=recording.named("gcp:storage/bucket:Bucket", "lab-bucket").urn,
+            message="keeps no versions",
+            hint="set `versioning`",
+        ),
+        Violation(
+            rule="no-keys",
+            urn=recording.named("gcp:serviceaccount/key:Key", "lab-key").urn,
+            message="is a service account's key, and no key is ever made",
+            hint="grant a role to an identity instead",
+        ),
+    ]
+
+
+def test_bounds_are_what_the_settings_say() -> None:
+    values = GOOD | {
+        "registries": {"images": {"repository": "marin", "regions": ["us-west4", "us-east1"]}},
+        "records": {"location": "EU"},
+    }
+
+    assert bounds_of(parse_settings("west", values)) == Bounds(
+        protect=True, regions=frozenset({"us-west4", "us-east1", "eu"}), storage_classes=frozenset()
+    )
+
+
+def test_waiting_is_found_through_parents_inputs_and_rings() -> None:
+    recording = run(waits_for_api)
+    graph = Graph(recording.resources)
+    subscription = recording.named("gcp:pubsub/subscription:Subscription", "lab-sub")
+    names = {each.name for each in graph.waited_for(subscription)}
+
+    assert names == {"lab", "google", "lab-pubsub", "lab-tasks"}
+
+    service = recording.named("gcp:projects/service:Service", "lab-pubsub")
+    ring = [
+        replace(each, dependencies=each.dependencies | {subscription.urn}) if each.urn == service.urn else each
+        for each in recording.resources
+    ]
+    assert {each.name for each in Graph(ring).waited_for(service)} >= {"lab-sub", "lab-tasks"}
