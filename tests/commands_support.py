@@ -36,12 +36,12 @@ def find_problem(words: Sequence[str]) -> str | None:
 def find_command_lines(markdown: str) -> Iterator[list[str]]:
     """Our command lines of a document: in fenced blocks a line each, and in backticks."""
     prose, blocks = [], []
-    for number, part in enumerate(re.split(r"^```\w*$", markdown, flags=re.MULTILINE)):
+    for number, part in enumerate(re.split(r"^ *```\w*$", markdown, flags=re.MULTILINE)):
         (blocks if number % 2 else prose).append(part)
     shown = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     shown += re.findall(r"`([^`\n]+)`", "\n".join(prose))
     for line in shown:
-        for piece in re.split(r"\||&&|;", re.sub(r"\s{2,}\S.*|\s#.*", "", line.strip())):
+        for piece in re.split(r"\||&&|;", re.sub(r"\s{2,}\S.*|\s#.*", "", line.strip().removeprefix("$ "))):
             words = piece.replace(".venv/bin/", "").split()
             while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
                 del words[0]

@@ -25,7 +25,7 @@ from runtime.images.build import (
 from runtime.images.build import (
     build as build_image,
 )
-from runtime.images.push import Pushed, ensure_all_pushed, find_targets, list_stored, plan_push
+from runtime.images.push import Pushed, ensure_all_pushed, find_targets, head_images, list_stored, plan_push
 from runtime.images.push import push as push_image
 from runtime.images.tools import Tool, build_command, find_tool
 
@@ -155,6 +155,8 @@ def push(
             for command in plan.commands(chosen, step):
                 print(command)
         ensure_all_pushed(name, push_image(replace(plan, steps=()), chosen))
+        if not any(step.tags for step in plan.steps):
+            note("all of it is there already")
         return
     with progress(f"pushing {name}", total=len(plan.steps), unit="regions") as bar:
         results = push_image(plan, chosen, advance=bar.advance)
@@ -172,7 +174,8 @@ def push(
 @app.command("list")
 def list_(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME...]", help="By default worker, worker-cuda and cluster.")
+        list[str] | None,
+        typer.Argument(metavar="[NAME...]", help="By default worker, worker-cuda, cluster and what heads run."),
     ] = None,
     stack: StackOption = None,
     registry: RegistryOption = None,
@@ -228,7 +231,7 @@ def _say_built(plan: BuildPlan, image: LocalImage, tool: Tool, output: Output) -
 
 def _say_where_to_pin(outputs: StackOutputs, name: str, results: list[Pushed]) -> None:
     """The line for the stack file, for an image that heads run."""
-    if not name.startswith("cluster"):
+    if name != "cluster" and name not in head_images(outputs):
         return
     there = [each for each in results if each.digest]
     nearest = next((each for each in there if each.region == outputs.region), there[0] if there else None)

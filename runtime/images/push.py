@@ -213,7 +213,8 @@ def ensure_all_pushed(name: str, results: Sequence[Pushed]) -> None:
 
 def list_stored(outputs: StackOutputs, targets: Sequence[Target], names: Sequence[str]) -> list[Stored]:
     """What the registries hold, newest first. A name that is nowhere is an error only where it was asked for."""
-    pairs = [(target, name) for target in targets for name in names or KNOWN_NAMES]
+    wanted = names or tuple(dict.fromkeys((*KNOWN_NAMES, *head_images(outputs))))
+    pairs = [(target, name) for target in targets for name in wanted]
     answers = _at_once(lambda pair: _stored(outputs, *pair), pairs)
     found = {pair[1] for pair, answer in zip(pairs, answers, strict=True) if answer is not None}
     for name in names:
@@ -222,6 +223,11 @@ def list_stored(outputs: StackOutputs, targets: Sequence[Target], names: Sequenc
     stored = [each for answer in answers for each in answer or ()]
     oldest_last = sorted(stored, key=lambda each: each.created.timestamp() if each.created else 0.0, reverse=True)
     return sorted(oldest_last, key=lambda each: (each.name, each.region))
+
+
+def head_images(outputs: StackOutputs) -> list[str]:
+    """What the images are called that the stack's heads run."""
+    return sorted({each.image.partition("@")[0].rpartition("/")[2] for each in outputs.clusters.values()})
 
 
 def _look(target: Target, name: str, tags: Sequence[str]) -> Seen:
