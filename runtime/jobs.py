@@ -506,6 +506,17 @@ def job_id(*, owner: str, target: str, spec: JobSpec, snapshot: str | None, agai
     return f"j-{digest[:ID_LETTERS]}"
 
 
+def secret_refs(spec: JobSpec) -> tuple[SecretRef, ...]:
+    """Every secret of a spec: those named, and variables taken from the shell whose names say that they are one."""
+    named = {each.name for each in spec.secrets}
+    implied = (
+        SecretRef(name=name, source=f"env://{name}")
+        for name, value in sorted(spec.env.items())
+        if value is None and _SECRET_WORDS.search(name) and name not in named
+    )
+    return (*spec.secrets, *implied)
+
+
 def expand_array(array: Array | None, lines: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
     """The parameters of each index in order; one empty set for a job that is no array. `lines` are those of `file`."""
     if array is None:
@@ -606,3 +617,17 @@ def _dotted(values: Mapping[str, Any], kind: type, prefix: str) -> Iterator[str]
             yield from _dotted(value, inner, f"{prefix}{name}.")
         else:
             yield prefix + name
+
+
+def leaf_fields(kind: type = JobSpec, prefix: str = "") -> list[str]:
+    """Dotted names of everything that a spec can say: what a launcher's table has to answer for."""
+    import typing
+
+    found: list[str] = []
+    for name, hint in typing.get_type_hints(kind).items():
+        inner = next((each for each in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(each)), None)
+        if isinstance(inner, type) and inner is not Range and typing.get_origin(hint) is not tuple:
+            found += leaf_fields(inner, f"{prefix}{name}.")
+        else:
+            found.append(prefix + name)
+    return found

@@ -1,24 +1,71 @@
 """Launching: from a spec to a job that runs, exactly once, whatever is killed on the way.
 
-Steps, each safe to repeat: take the snapshot; decide the job's id; plan; make the run folder, which is the lock; write
-what was decided; for each part look for a native job of its name, and only if there is none submit it; write down its id.
-A launcher that dies leaves the lock; the next one waits until its counter stands still, looks for the native jobs by
-name, and goes on.
+Steps, each safe to repeat: take the snapshot; decide the job's id; plan; lock the run folder; write what was decided;
+submit each part and write down its native id. A launcher that dies leaves its lock; the next one waits until its counter
+stands still, and goes on where it stopped. The shim's claim refuses the twin that a lost answer may have made.
 """
 
 from __future__ import annotations
 
+import functools
+import getpass
+import json
+import os
+import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
-from runtime.jobs import JobSpec, JobState
-from runtime.launchers.base import LaunchPlan, Target
-from runtime.ledger import JobStatus
+from runtime import ledger
+from runtime.errors import NotPossible, RequestRefused, UnknownName
+from runtime.jobs import (
+    CodeMode,
+    JobSpec,
+    JobState,
+    SecretRef,
+    job_id,
+    secret_refs,
+    set_fields,
+    spec_fields,
+)
+from runtime.launchers.base import (
+    Fidelity,
+    JobIdentity,
+    Keeping,
+    Launcher,
+    LaunchPlan,
+    NativeState,
+    PlanContext,
+    Target,
+)
+from runtime.launchers.hosts import Files, Host
+from runtime.launchers.order import SNAPSHOT_FILE
+from runtime.launchers.registry import get_launcher
+from runtime.ledger import JobStatus, LedgerEntry, NativeJob, job_folder
+from runtime.snapshot import Snapshot, SnapshotRules, make_snapshot, read_git_state
+from runtime.targets import apply_defaults, choose_target, find_target, list_targets, named_here
+from runtime.units import format_time
 
 if TYPE_CHECKING:
     from runtime.config import Settings
+
+SHIM: Final = Path(__file__).parent / "shim.py"
+SHORTEST_PREFIX: Final = 4
+WAIT_S: Final = 1.0
+
+
+class FieldsRefused(RequestRefused):
+    """The target cannot keep fields that the spec sets."""
+
+    def __init__(self, target: str, refused: dict[str, Keeping]) -> None:
+        self.target, self.refused = target, refused
+        super().__init__(
+            f"target `{target}` cannot keep {', '.join(f'`{name}`' for name in refused)} of this job",
+            facts=[f"{name}: {keeping.how}" for name, keeping in refused.items()],
+            hint=f"take it out of the spec, name another target, or drop it: --ignore {next(iter(refused))}",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,54 +79,414 @@ class LaunchOptions:
     """Folder that the spec's relative paths start from; the working directory by default."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A plan, and the bytes that go with it."""
+
+    plan: LaunchPlan
+    launcher: Launcher
+    context: PlanContext
+    snapshot: Snapshot | None
+    base: Path
+
+
 class JobHandle:
-    """A job that was launched, here or elsewhere, now or earlier."""
+    """A job that was launched, here or elsewhere, now or earlier. Closing it closes the connection to its target."""
 
-    id: str
-    target: Target
-    new: bool
-    """False where the same launch had been made before."""
+    def __init__(self, job: str, target: Target, launcher: Launcher, host: Host, *, new: bool = False) -> None:
+        self.id, self.target, self.new = job, target, new
+        """`new` is False where the same launch had been made before."""
+        self._launcher, self._host = launcher, host
 
-    def state(self) -> JobState:
-        raise NotImplementedError
+    def entry(self) -> LedgerEntry:
+        found = ledger.read_entry(self._host.files, self.id)
+        if found is None:
+            raise UnknownName("job", self.id, [], hint="`runtime status` lists the jobs that there are")
+        return found
 
     def status(self, *, indices: bool = False) -> JobStatus:
-        raise NotImplementedError
+        """Where it stands now, by the ledger and one question to the backend."""
+        entry = self.entry()
+        natives = self.natives(entry)
+        if any(each.state.terminal for each in natives) or len(natives) < len(entry.natives):
+            # A result that was committed while we asked counts: it was there before the native job went.
+            entry = replace(entry, outcomes=ledger.read_outcomes(self._host.files, self.id).get(self.id, {}))
+        return ledger.judge(entry, natives, indices=indices)
+
+    def state(self) -> JobState:
+        return self.status().state
+
+    def natives(self, entry: LedgerEntry | None = None) -> list[NativeState]:
+        """What the backend says; nothing is asked where every index has its result."""
+        entry = entry or self.entry()
+        if len(entry.outcomes) >= entry.indices or not entry.natives:
+            return []
+        return self._launcher.states(self.target, [each.native_id for each in entry.natives], self._host)
 
     def wait(self, *, timeout_s: float | None = None) -> JobStatus:
         """Wait for the end. Raises `TimeoutError`; the job goes on."""
-        raise NotImplementedError
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        pause = 0.05
+        while True:
+            status = self.status()
+            if status.state.terminal:
+                return status
+            if until is not None and time.monotonic() >= until:
+                raise TimeoutError(f"job {self.id} is {status.state} after {timeout_s:g} s")
+            time.sleep(pause)
+            pause = min(WAIT_S, pause * 1.5)
 
-    def logs(self, *, index: int = 0, rank: int = 0, attempt: int | None = None, follow: bool = False) -> Iterator[str]:
-        """Lines of the newest attempt, or of one; `follow` goes on until the job has ended, over its attempts."""
-        raise NotImplementedError
+    def attempts(self, index: int = 0) -> list[int]:
+        """Numbers of the attempts of an index, oldest first."""
+        names = self._host.files.names(f"{job_folder(self.id)}/runs/{index}", "a")
+        return sorted(int(name[1:]) for name in names if name[1:].isdigit())
+
+    def logs(
+        self, *, index: int = 0, rank: int = 0, attempt: int | None = None, follow: bool = False
+    ) -> Iterator[bytes]:
+        """What was printed, of every attempt in turn or of one; `follow` goes on until the job has ended."""
+        at, offset = attempt or 1, 0
+        while True:
+            ended = not follow or self.status().state.terminal
+            there = self.attempts(index)
+            for number in [each for each in there if each >= at] if attempt is None else [attempt]:
+                if number != at:
+                    at, offset = number, 0
+                name = f"{job_folder(self.id)}/runs/{index}/a{number:04d}/rank{rank}.log"
+                while chunk := self._host.files.read_from(name, offset):
+                    offset += len(chunk)
+                    yield chunk
+            if ended:
+                return
+            time.sleep(0.3)
 
     def cancel(self, *, indices: Sequence[int] | None = None) -> list[str]:
-        """Returns what is left over, in words; empty means all is gone."""
-        raise NotImplementedError
+        """Stop it, or some of its indices. Returns what is left over, in words; empty means that all is gone."""
+        entry = self.entry()
+        mark = json.dumps({"at": format_time(ledger.now()), "by": owner_name()}).encode()
+        for name in ["cancel"] if indices is None else [f"cancel.{index}" for index in indices]:
+            self._host.files.create(f"{job_folder(self.id)}/{name}", mark)
+        if not entry.natives or len(entry.outcomes) >= entry.indices:
+            return []
+        return self._launcher.cancel(self.target, [each.native_id for each in entry.natives], indices, self._host)
 
     def fetch(self, to: Path, *, index: int | None = None) -> list[Path]:
-        """Copy outputs home; the files that were written."""
-        raise NotImplementedError
+        """Copy what the job wrote to its output folders home; the files that were written."""
+        entry = self.entry()
+        offset = int(entry.intent.get("offset", 0))
+        wanted = [index] if index is not None else list(range(offset, offset + entry.indices))
+        written: list[Path] = []
+        for each in wanted:
+            outcome = entry.outcomes.get(each)
+            attempt = outcome.attempt if outcome else next(iter(reversed(self.attempts(each))), None)
+            if attempt is None:
+                continue
+            name = f"{job_folder(self.id)}/runs/{each}/output/a{attempt:04d}"
+            place = to if entry.indices == 1 else to / str(each)
+            inside = self._host.files.tree(name)
+            if inside:
+                self._host.files.download(name, place)
+                written += [place / relative for relative, _ in inside]
+        return written
+
+    def close(self) -> None:
+        self._host.close()
+
+    def __enter__(self) -> JobHandle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-def plan_launch(spec: JobSpec, target: Target, settings: Settings, options: LaunchOptions) -> LaunchPlan:
-    """What `launch` would do, without doing any of it and without the network. Raises `RequestRefused`."""
-    raise NotImplementedError
+# deciding
+
+
+def prepare(spec: JobSpec, target: Target, settings: Settings, options: LaunchOptions) -> Prepared:
+    """Everything that a launch will do, decided without doing any of it and without the network.
+
+    Reads the work tree, for the code's content id is part of the job's. Raises `FieldsRefused`, `RequestRefused`.
+    """
+    launcher = get_launcher(target.kind)
+    base = options.base or Path.cwd()
+    spec = apply_defaults(named_here(spec), target)
+    spec = _drop_refused(spec, target, launcher, options.ignore)
+    snapshot = _take_code(spec, base)
+    identity = JobIdentity(
+        id=job_id(owner=owner_name(), target=target.name, spec=spec, snapshot=snapshot.id if snapshot else None),
+        name=spec.name or _name_of(spec),
+        owner=owner_name(),
+        snapshot=snapshot.id if snapshot else None,
+        experiment=options.experiment,
+    )
+    context = make_context(target, settings, base)
+    plan = launcher.plan(spec, target, identity, context)
+    return Prepared(plan=plan, launcher=launcher, context=context, snapshot=snapshot, base=base)
+
+
+def make_context(target: Target, settings: Settings, base: Path | None = None) -> PlanContext:
+    return PlanContext(
+        settings=settings,
+        now=ledger.now(),
+        base=base or Path.cwd(),
+        environ=dict(os.environ),
+        records=str(settings.data_dir / "jobs"),
+    )
+
+
+def read_fidelity(spec: JobSpec, launcher: Launcher) -> dict[str, Keeping]:
+    """How each field that the spec sets is kept."""
+    return {name: launcher.keeps[name] for name in _leaves(spec)}
+
+
+def owner_name() -> str:
+    """Whose jobs these are; on every machine of a person the same."""
+    return getpass.getuser()
+
+
+def _leaves(spec: JobSpec) -> list[str]:
+    return [name for name in set_fields(spec) if name not in ("placement.on", "checkpoint", "array", "retry")]
+
+
+def _drop_refused(spec: JobSpec, target: Target, launcher: Launcher, ignore: Sequence[str]) -> JobSpec:
+    kept = {name: launcher.keeps[name] for name in _leaves(spec)}
+    refused = {name: keeping for name, keeping in kept.items() if keeping.fidelity is Fidelity.REFUSED}
+    left = {name: keeping for name, keeping in refused.items() if name not in ignore}
+    if left:
+        raise FieldsRefused(target.name, left)
+    for name in refused:
+        spec = _without(spec, name.split("."))
+    return spec
+
+
+def _without(value: Any, path: Sequence[str]) -> Any:
+    """The dataclass with one leaf at its default; an object that is nothing without it goes as a whole."""
+    import dataclasses
+
+    first, *rest = path
+    field = next(each for each in dataclasses.fields(value) if each.name == first)
+    default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+    if rest and default is not None:
+        default = _without(getattr(value, first), rest)
+    return replace(value, **{first: default})
+
+
+def _take_code(spec: JobSpec, base: Path) -> Snapshot | None:
+    if spec.code.mode is not CodeMode.SNAPSHOT:
+        return None
+    rules = SnapshotRules(max_bytes=spec.code.max_size, secrets=spec.code.secrets, exclude=spec.code.exclude)
+    return make_snapshot(base / spec.code.path, rules)
+
+
+def _name_of(spec: JobSpec) -> str:
+    word = next((word for word in spec.command if word.endswith((".py", ".sh"))), spec.command[0])
+    kept = "".join(char if char.isalnum() else "-" for char in Path(word).stem.lower()).strip("-")
+    return (kept or "job")[:28]
+
+
+# doing
 
 
 def launch(
     spec: JobSpec,
-    on: str | Sequence[str],
+    on: str | Sequence[str] = (),
     *,
     settings: Settings | None = None,
     options: LaunchOptions | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> JobHandle:
-    """Start the job on the first of `on` that accepts it, or find the one that the same launch made before."""
-    raise NotImplementedError
+    """Start the job on the first target that accepts it, or find the one that the same launch made before.
+
+    A target that refuses a field, or that cannot be reached, is passed over where there is another; raises what the last
+    one said.
+    """
+    from runtime.config import load_settings
+
+    settings, options = settings or load_settings(), options or LaunchOptions()
+    targets = choose_target(spec, [on] if isinstance(on, str) else on, settings)
+    for place, target in enumerate(targets):
+        try:
+            return carry_out(prepare(spec, target, settings, options), options, progress)
+        except (FieldsRefused, NotPossible) as problem:
+            if place == len(targets) - 1:
+                raise
+            progress(f"target `{target.name}` does not accept it: {problem.message}")
+    raise AssertionError("unreachable")
 
 
-def find_job(job_id: str, *, settings: Settings | None = None) -> JobHandle:
+def carry_out(
+    prepared: Prepared, options: LaunchOptions, progress: Callable[[str], None] = lambda text: None
+) -> JobHandle:
+    """Do what was decided, exactly once."""
+    host = prepared.launcher.open_host(prepared.plan.target, prepared.context)
+    try:
+        return _carry_out(prepared, options, host, progress)
+    except BaseException:
+        host.close()
+        raise
+
+
+def _carry_out(prepared: Prepared, options: LaunchOptions, host: Host, progress: Callable[[str], None]) -> JobHandle:
+    plan = prepared.plan
+    if options.again:
+        plan = _next_of_the_same(prepared, host.files)
+        prepared = replace(prepared, plan=plan)
+    handle = functools.partial(JobHandle, plan.job.id, plan.target, prepared.launcher, host)
+    if host.files.read(f"{plan.folder}/launched") is not None:
+        return handle(new=False)
+    fault("unlocked")
+    host.files.make_folder(plan.folder)
+    lock = ledger.Lock(host.files, plan.job.id, f"{plan.job.owner}@{socket.gethostname()}")
+    lock.take(patience_s=600, tell=progress)
+    try:
+        if host.files.read(f"{plan.folder}/launched") is not None:
+            return handle(new=False)
+        fault("locked")
+        _write_down(prepared, host.files, progress)
+        fault("written")
+        for number in range(len(plan.parts)):
+            _submit_part(prepared, number, host, lock, progress)
+        host.files.create(f"{plan.folder}/launched", format_time(ledger.now()).encode())
+        fault("launched")
+    finally:
+        lock.release()
+    return handle(new=True)
+
+
+def _submit_part(
+    prepared: Prepared, number: int, host: Host, lock: ledger.Lock, progress: Callable[[str], None]
+) -> None:
+    plan, part = prepared.plan, prepared.plan.parts[number]
+    if host.files.read(f"{plan.folder}/native/001.{number:06d}.json") is not None:
+        return
+    lock.ensure_held()
+    native_id = prepared.launcher.find(plan.target, [part.name], host).get(part.name)
+    if native_id is None:
+        native_id = prepared.launcher.submit(plan, part, host)
+    fault("submitted")
+    native = NativeJob(name=part.name, native_id=native_id, part=number, epoch=1, at=ledger.now())
+    ledger.record_native(host.files, plan.job.id, native)
+    progress(f"started {native_id} on {plan.target.name}")
+
+
+def _write_down(prepared: Prepared, files: Files, progress: Callable[[str], None]) -> None:
+    """The intent and all that the nodes need, before the backend is called."""
+    plan = prepared.plan
+    if prepared.snapshot is not None:
+        _store_snapshot(prepared.snapshot, plan, files, progress)
+    for ref in secret_refs(plan.spec):
+        files.write(f"{plan.folder}/secrets/{ref.name}", read_secret(ref, prepared.context).encode(), mode=0o600)
+    files.write(f"{plan.folder}/shim.py", SHIM.read_bytes(), mode=0o700)
+    files.write(f"{plan.folder}/order.json", _json(plan.order))
+    for name, text in plan.artefacts.items():
+        files.write(f"{plan.folder}/artefacts/{name}", text.encode(), mode=0o700)
+    files.create(f"{plan.folder}/spec.json", _json(spec_fields(plan.spec)))
+    files.create(f"{plan.folder}/intent.json", _json(_intent(prepared)))
+
+
+def _intent(prepared: Prepared) -> dict[str, Any]:
+    plan = prepared.plan
+    git = read_git_state(prepared.base / plan.spec.code.path) if prepared.snapshot else None
+    return {
+        "name": plan.job.name,
+        "owner": plan.job.owner,
+        "from": socket.gethostname(),
+        "target": plan.target.name,
+        "kind": plan.target.kind,
+        "at": format_time(ledger.now()),
+        "snapshot": plan.job.snapshot,
+        "experiment": plan.job.experiment,
+        "indices": len(plan.indices),
+        "offset": plan.spec.array.offset if plan.spec.array else 0,
+        "parts": [part.name for part in plan.parts],
+        **({"commit": git.commit, "branch": git.branch, "diff": git.diff[:1_000_000]} if git else {}),
+    }
+
+
+def _store_snapshot(snapshot: Snapshot, plan: LaunchPlan, files: Files, progress: Callable[[str], None]) -> None:
+    """Stored once for all jobs of the root, and beside the job under a name that the shim knows."""
+    assert plan.job.snapshot is not None
+    name = f"{plan.folder}/{SNAPSHOT_FILE}"
+    if files.read_from(name, 0, 1):
+        return
+    progress(f"sending the code: {snapshot.files} files")
+    files.create(name, snapshot.archive)
+
+
+def _next_of_the_same(prepared: Prepared, files: Files) -> LaunchPlan:
+    """The plan of the first launch of this kind that was not made yet."""
+    plan = prepared.plan
+    again = 0
+    while True:
+        identity = job_id(
+            owner=plan.job.owner, target=plan.target.name, spec=plan.spec, snapshot=plan.job.snapshot, again=again
+        )
+        if files.read(f"{job_folder(identity)}/intent.json") is None:
+            renamed = replace(plan.job, id=identity)
+            return prepared.launcher.plan(plan.spec, plan.target, renamed, prepared.context)
+        again += 1
+
+
+def read_secret(ref: SecretRef, context: PlanContext) -> str:
+    """The value behind a reference, as the launching machine can see it. It goes into a file of mode 0600 and nowhere else."""
+    scheme, _, rest = ref.source.partition("://")
+    if scheme == "env":
+        if rest not in context.environ:
+            raise NotPossible(f"secret `{ref.name}` is to come from the variable `{rest}`, which is not set here")
+        return context.environ[rest]
+    if scheme == "file":
+        try:
+            return Path(rest).expanduser().read_text(encoding="utf-8").removesuffix("\n")
+        except OSError as problem:
+            raise NotPossible(f"cannot read the secret `{ref.name}` from `{rest}`: {problem.strerror}") from None
+    raise NotPossible(
+        f"secret `{ref.name}` is to come from `{ref.source}`, which this target cannot read",
+        hint="file://PATH and env://NAME are read where the job is launched",
+    )
+
+
+# finding
+
+
+def find_job(text: str, *, settings: Settings | None = None, target: str | None = None) -> JobHandle:
     """The job of that id or beginning of an id, on whichever target of the project it lies. Raises `UnknownName`."""
-    raise NotImplementedError
+    from runtime.config import load_settings
+
+    settings = settings or load_settings()
+    targets = [find_target(target, settings)] if target else list_targets(settings)
+    known: list[str] = []
+    for each in targets:
+        launcher = get_launcher(each.kind)
+        host = launcher.open_host(each, make_context(each, settings))
+        jobs = ledger.list_jobs(host.files)
+        found = [job for job in jobs if job.startswith(text)] if len(text) >= SHORTEST_PREFIX else []
+        if len(found) == 1:
+            return JobHandle(found[0], each, launcher, host)
+        host.close()
+        if found:
+            raise NotPossible(
+                f"`{text}` is the beginning of more than one job",
+                facts=[f"it may be: {', '.join(found[:10])}"],
+                hint="add letters until only one is left",
+            )
+        known += jobs
+    raise UnknownName("job", text, known[:10], hint="`runtime status` lists the jobs that there are")
+
+
+def list_handles(settings: Settings) -> Iterator[tuple[Target, Launcher, Host]]:
+    """Every target of the project, opened; whoever iterates closes the hosts."""
+    for target in list_targets(settings):
+        launcher = get_launcher(target.kind)
+        yield target, launcher, launcher.open_host(target, make_context(target, settings))
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False).encode() + b"\n"
+
+
+def fault(point: str) -> None:
+    """Die here if a test asked for it."""
+    if os.environ.get("RUNTIME_LAUNCH_FAULT") == point:
+        import signal
+
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -16,13 +16,26 @@ Nothing is locked with flock and nothing is appended to: all of it is safe on NF
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, Final
 
+from runtime.errors import NotPossible
 from runtime.jobs import JobState
+from runtime.launchers.base import NativeState
+from runtime.launchers.hosts import Files
 from runtime.reasons import EndReason
+from runtime.units import format_time, parse_time
+
+BEAT_S: Final = 1.0
+STILL_S: Final = 10.0
+"""A launcher whose counter stands still for so long is taken to be dead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +91,8 @@ class IndexStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
+    """Where a job stands, by the evidence there is."""
+
     entry: LedgerEntry
     state: JobState
     reason: EndReason | None
@@ -85,3 +100,270 @@ class JobStatus:
     counts: Mapping[JobState, int]
     indices: tuple[IndexStatus, ...] = ()
     """Only where they were asked for."""
+
+
+# marks and names
+
+
+def job_folder(job: str) -> str:
+    return f"jobs/{job}"
+
+
+def read_outcomes(files: Files, job: str = "") -> dict[str, dict[int, Outcome]]:
+    """Job → index → outcome, of every job or of one, by one listing."""
+    found: dict[str, dict[int, Outcome]] = {}
+    for name in files.names("done", f"{job}." if job else ""):
+        outcome = parse_outcome(name)
+        if outcome is not None:
+            found.setdefault(outcome.job, {})[outcome.index] = outcome
+    return found
+
+
+def parse_outcome(name: str) -> Outcome | None:
+    """None for what is no outcome, such as a file that is just being written."""
+    parts = name.split(".")
+    if len(parts) != 5 or parts[2] not in _REASONS:
+        return None
+    try:
+        return Outcome(
+            job=parts[0], index=int(parts[1]), reason=EndReason(parts[2]), code=int(parts[3]), attempt=int(parts[4])
+        )
+    except ValueError:
+        return None
+
+
+_REASONS: Final = frozenset(reason.value for reason in EndReason)
+
+
+def read_entry(files: Files, job: str, outcomes: Mapping[int, Outcome] | None = None) -> LedgerEntry | None:
+    """What the ledger knows of a job; None where it has none of that id."""
+    folder = job_folder(job)
+    names = files.names(folder)
+    natives = [f"{folder}/native/{name}" for name in files.names(f"{folder}/native")] if "native" in names else []
+    read = files.read_many([f"{folder}/intent.json", *natives])
+    if f"{folder}/intent.json" not in read:
+        return None
+    intent = json.loads(read[f"{folder}/intent.json"])
+    found = read_outcomes(files, job).get(job, {}) if outcomes is None else outcomes
+    return LedgerEntry(
+        id=job,
+        name=intent["name"],
+        owner=intent["owner"],
+        target=intent["target"],
+        kind=intent["kind"],
+        launched_at=parse_time(intent["at"]),
+        snapshot=intent.get("snapshot"),
+        indices=intent["indices"],
+        natives=tuple(_native(json.loads(read[name])) for name in natives if name in read),
+        cancelled="cancel" in names,
+        cancelled_indices=frozenset(
+            int(name.removeprefix("cancel.")) for name in names if name.removeprefix("cancel.").isdigit()
+        ),
+        outcomes=found,
+        intent=intent,
+    )
+
+
+def _native(value: Mapping[str, Any]) -> NativeJob:
+    return NativeJob(
+        name=value["name"],
+        native_id=value["id"],
+        part=value["part"],
+        epoch=value["epoch"],
+        at=parse_time(value["at"]),
+    )
+
+
+def record_native(files: Files, job: str, native: NativeJob) -> None:
+    """Write down a native job that was started. Safe to repeat."""
+    content = {
+        "name": native.name,
+        "id": native.native_id,
+        "part": native.part,
+        "epoch": native.epoch,
+        "at": format_time(native.at),
+    }
+    name = f"{job_folder(job)}/native/{native.epoch:03d}.{native.part:06d}.json"
+    files.create(name, json.dumps(content, sort_keys=True).encode())
+
+
+# the lock of a launch
+
+
+class Lock:
+    """Who launches a job now: an exclusive create with an owner, a token and a counter that others watch.
+
+    A holder that dies leaves a counter that stands still; the next makes a lock of the next number. A holder that was
+    only slow finds it and gives up.
+    """
+
+    def __init__(self, files: Files, job: str, owner: str) -> None:
+        self._files, self._folder, self._owner = files, job_folder(job), owner
+        self._token = secrets.token_hex(8)
+        self._number = 0
+        self._count = 0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def take(self, *, patience_s: float, tell: Callable[[str], None] = lambda text: None) -> bool:
+        """Take it, waiting for a holder who lives; True where a dead one's was taken over.
+
+        Raises `NotPossible` where a living holder did not let go in time.
+        """
+        until, seen, still, took_over = time.monotonic() + patience_s, b"", time.monotonic(), False
+        while True:
+            held = self._newest()
+            if held is None or took_over:
+                self._number = (held or 0) + 1
+                if self._files.create(self._name(self._number), self._content()):
+                    self._keep()
+                    return took_over
+                took_over = False
+                continue
+            content = self._files.read(self._name(held)) or b""
+            if content != seen:
+                seen, still = content, time.monotonic()
+            elif time.monotonic() - still >= STILL_S:
+                took_over = True
+                continue
+            if time.monotonic() >= until:
+                raise NotPossible(
+                    "this job is being launched by another",
+                    facts=[f"holder: {json.loads(content or b'{}').get('owner', 'unknown')}"],
+                    hint="`runtime status` shows it once it is there",
+                )
+            tell("another launcher is at work on this job; waiting for it")
+            time.sleep(BEAT_S / 4)
+
+    def ensure_held(self) -> None:
+        """Raise `NotPossible` if another took it over meanwhile."""
+        if self._newest() != self._number:
+            raise NotPossible(
+                "another launcher took this job over, because this one stood still for too long",
+                hint="run the same command again: it finds the job",
+            )
+
+    def release(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        for number in range(1, self._number + 1):
+            self._files.remove(self._name(number))
+
+    def _newest(self) -> int | None:
+        numbers = [
+            int(name.removeprefix("lock.")) for name in self._files.names(self._folder, "lock.") if name[5:].isdigit()
+        ]
+        return max(numbers, default=None)
+
+    def _name(self, number: int) -> str:
+        return f"{self._folder}/lock.{number}"
+
+    def _content(self) -> bytes:
+        return json.dumps({"owner": self._owner, "token": self._token, "count": self._count}, sort_keys=True).encode()
+
+    def _keep(self) -> None:
+        def beat() -> None:
+            while not self._stop.wait(BEAT_S):
+                self._count += 1
+                try:
+                    if self._newest() == self._number:
+                        self._files.write(self._name(self._number), self._content())
+                except Exception:  # the launch itself will meet what is wrong
+                    return
+
+        self._thread = threading.Thread(target=beat, name="launch-lock", daemon=True)
+        self._thread.start()
+
+
+# the verdict: a pure function of the evidence
+
+
+def judge(entry: LedgerEntry, natives: Sequence[NativeState], *, indices: bool = False) -> JobStatus:
+    """Where a job stands. In this order counts: a committed result, our cancel mark, the native state.
+
+    A native job that is gone without a word and left no result is `lost`; one that nobody submitted is `pending`.
+    """
+    by_index: dict[int | None, NativeState] = {}
+    for each in natives:
+        by_index[each.index] = each
+    offset = int(entry.intent.get("offset", 0))
+    statuses = [_judge_index(entry, index, by_index) for index in range(offset, offset + entry.indices)]
+    counts = Counter(each.state for each in statuses)
+    state = _overall(counts)
+    failed = next((each for each in statuses if each.state is JobState.FAILED), None)
+    ended = failed or next((each for each in statuses if each.reason is not None), None)
+    return JobStatus(
+        entry=entry,
+        state=state,
+        reason=ended.reason if ended and state.terminal else None,
+        counts=dict(counts),
+        indices=tuple(statuses) if indices else (),
+    )
+
+
+def _judge_index(entry: LedgerEntry, index: int, natives: Mapping[int | None, NativeState]) -> IndexStatus:
+    outcome = entry.outcomes.get(index)
+    if outcome is not None:
+        return IndexStatus(
+            index=index,
+            state=state_of(outcome.reason),
+            reason=outcome.reason,
+            attempt=outcome.attempt,
+            exit_code=outcome.code,
+        )
+    native = natives.get(index) or natives.get(None)
+    cancelled = entry.cancelled or index in entry.cancelled_indices
+    if native is None:
+        if cancelled:
+            return IndexStatus(index=index, state=JobState.CANCELLED, reason=EndReason.CANCELLED)
+        if not entry.natives:
+            return IndexStatus(index=index, state=JobState.PENDING, message="not submitted yet")
+        return IndexStatus(index=index, state=JobState.FAILED, reason=EndReason.LOST, message="gone without a result")
+    if not native.state.terminal:
+        return IndexStatus(index=index, state=native.state, message=native.message)
+    if cancelled:
+        return IndexStatus(index=index, state=JobState.CANCELLED, reason=EndReason.CANCELLED)
+    # The backend says that it ended well and no result was committed: the nodes could not write, or it was not the shim.
+    reason = EndReason.LOST if native.state is JobState.SUCCEEDED or native.reason is None else native.reason
+    return IndexStatus(
+        index=index,
+        state=state_of(reason),
+        reason=reason,
+        exit_code=native.exit_code,
+        message=native.message or native.raw,
+    )
+
+
+def state_of(reason: EndReason) -> JobState:
+    if reason is EndReason.SUCCEEDED:
+        return JobState.SUCCEEDED
+    return JobState.CANCELLED if reason is EndReason.CANCELLED else JobState.FAILED
+
+
+def _overall(counts: Mapping[JobState, int]) -> JobState:
+    for state in (JobState.RUNNING, JobState.UNKNOWN):
+        if counts.get(state):
+            return state
+    if counts.get(JobState.PENDING):
+        return JobState.RUNNING if any(state.terminal for state in counts) else JobState.PENDING
+    for state in (JobState.FAILED, JobState.CANCELLED):
+        if counts.get(state):
+            return state
+    return JobState.SUCCEEDED
+
+
+def list_jobs(files: Files) -> list[str]:
+    """Ids of every job in the record root."""
+    return [name for name in files.names("jobs") if name.startswith("j-")]
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def read_many_entries(files: Files, jobs: Iterable[str]) -> list[LedgerEntry]:
+    """The entries of many jobs, with one listing of the outcomes of all."""
+    outcomes = read_outcomes(files)
+    found = (read_entry(files, job, outcomes.get(job, {})) for job in jobs)
+    return [each for each in found if each is not None]

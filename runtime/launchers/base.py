@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from runtime.config import Settings
 from runtime.jobs import JobSpec, JobState
 from runtime.launchers.hosts import Host
-from runtime.outputs import StackOutputs
 from runtime.reasons import EndReason
 
 
@@ -150,10 +151,14 @@ class Explanation:
 class PlanContext:
     """What a launcher may look at while it plans; it asks nothing of the network."""
 
-    outputs: StackOutputs
+    settings: Settings
     now: datetime
-    python: str = "python3"
-    """Interpreter on the target's nodes, from its settings."""
+    base: Path
+    """Folder that the spec's relative paths start from."""
+    environ: Mapping[str, str]
+    """Variables of the launching shell."""
+    records: str
+    """Record root on this machine, for targets that lie here and name none."""
 
 
 class Launcher(Protocol):

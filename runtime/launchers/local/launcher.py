@@ -1,0 +1,76 @@
+"""Jobs as processes of this machine: a detached shim each, with n nodes as n process groups."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar, Final
+
+from runtime.errors import UnknownName
+from runtime.jobs import JobSpec
+from runtime.launchers.base import (
+    Explanation,
+    JobIdentity,
+    Keeping,
+    LaunchPlan,
+    NativePart,
+    NativeState,
+    PlanContext,
+    Target,
+)
+from runtime.launchers.hosts import Host, LocalFiles, LocalHost
+from runtime.launchers.processes import (
+    PROCESS_KEEPS,
+    check_slots,
+    end_processes,
+    plan_processes,
+    process_states,
+    spawn_shim,
+)
+
+SETTINGS: Final = ("python", "setup", "slots", "scratch")
+
+
+class LocalLauncher:
+    kind: ClassVar[str] = "local"
+    keeps: ClassVar[Mapping[str, Keeping]] = PROCESS_KEEPS
+
+    def check_settings(self, target: Target) -> None:
+        for name in target.settings:
+            if name not in SETTINGS:
+                raise UnknownName("setting", name, SETTINGS, where=f"for target `{target.name}`")
+        check_slots(target)
+
+    def open_host(self, target: Target, context: PlanContext) -> Host:
+        return LocalHost(target.records or context.records)
+
+    def plan(self, spec: JobSpec, target: Target, job: JobIdentity, context: PlanContext) -> LaunchPlan:
+        settings = {"python": sys.executable, **target.settings}
+        return plan_processes(
+            spec,
+            replace(target, settings=settings),
+            job,
+            context,
+            keeps=self.keeps,
+            root=LocalFiles(target.records or context.records).root,
+            slots=check_slots(target) or os.cpu_count() or 1,
+        )
+
+    def submit(self, plan: LaunchPlan, part: NativePart, host: Host) -> str:
+        return spawn_shim(plan, part, host)
+
+    def find(self, target: Target, names: Sequence[str], host: Host) -> dict[str, str]:
+        # A process has no name that could be looked up; the shim's claim of the job says which one counts.
+        return {}
+
+    def states(self, target: Target, native_ids: Sequence[str], host: Host) -> list[NativeState]:
+        return process_states(native_ids, host)
+
+    def cancel(self, target: Target, native_ids: Sequence[str], indices: Sequence[int] | None, host: Host) -> list[str]:
+        # The shims look for the mark that cancels an index or all of them.
+        return [] if indices is not None else end_processes(native_ids, host)
+
+    def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
+        return None

@@ -1,0 +1,208 @@
+"""What launchers that start plain processes share: `local` on this machine, `ssh` on others.
+
+A native id is `TOKEN@BOOT`: the token is on the shim's command line, so one listing of processes says which jobs live,
+and the boot id tells a reboot from a death.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from runtime.errors import InvalidValue, NotPossible
+from runtime.jobs import CodeMode, EnvironmentManager, JobSpec, JobState, expand_array, leaf_fields
+from runtime.launchers.base import (
+    Fidelity,
+    JobIdentity,
+    Keeping,
+    LaunchPlan,
+    NativePart,
+    NativeState,
+    PlanContext,
+    Target,
+)
+from runtime.launchers.hosts import Host
+from runtime.launchers.order import make_order
+from runtime.launchers.spec_files import read_array_file
+from runtime.reasons import EndReason
+
+_BOOT: Final = "cat /proc/sys/kernel/random/boot_id 2>/dev/null || sysctl -n kern.bootsessionuuid"
+_LIST: Final = f"({_BOOT}) | head -n 1; ps -ww -A -o args= | grep -F -e '--native' || true"
+
+_SHIM: Final = Keeping(fidelity=Fidelity.SHIM, how="the shim")
+_NO_LIMIT: Final = Keeping(fidelity=Fidelity.REFUSED, how="nothing on a plain machine holds a process to it")
+_NO_SCHEDULER: Final = Keeping(fidelity=Fidelity.REFUSED, how="there is no scheduler: what is launched runs at once")
+
+PROCESS_KEEPS: Final[Mapping[str, Keeping]] = {
+    **dict.fromkeys(leaf_fields(), _SHIM),
+    "command": Keeping(fidelity=Fidelity.NATIVE, how="a process"),
+    "name": Keeping(fidelity=Fidelity.NATIVE, how="the ledger"),
+    "image": Keeping(fidelity=Fidelity.REFUSED, how="processes of this machine run without a container"),
+    "mounts": Keeping(fidelity=Fidelity.REFUSED, how="a path of the machine is there already; others need a container"),
+    "environment.manager": Keeping(
+        fidelity=Fidelity.REFUSED, how="name an environment that is there: environment.name"
+    ),
+    "environment.lock": Keeping(fidelity=Fidelity.REFUSED, how="name an environment that is there: environment.name"),
+    "environment.extras": Keeping(fidelity=Fidelity.REFUSED, how="name an environment that is there: environment.name"),
+    "environment.build_on": Keeping(
+        fidelity=Fidelity.REFUSED, how="name an environment that is there: environment.name"
+    ),
+    "resources.cpus": _NO_LIMIT,
+    "resources.memory": _NO_LIMIT,
+    "resources.disk": _NO_LIMIT,
+    "resources.shared_memory": Keeping(fidelity=Fidelity.NATIVE, how="the machine's own /dev/shm"),
+    "resources.gpus.count": _NO_LIMIT,
+    "resources.gpus.type": _NO_LIMIT,
+    "resources.tpu.type": _NO_LIMIT,
+    "resources.tpu.topology": _NO_LIMIT,
+    "resources.tpu.slices": _NO_LIMIT,
+    "gang.start_timeout": Keeping(fidelity=Fidelity.NATIVE, how="all ranks are started at once"),
+    "array.on_task_failure": _SHIM,
+    "placement.on": Keeping(fidelity=Fidelity.NATIVE, how="the choice of the target"),
+    "placement.capacity": _NO_SCHEDULER,
+    "placement.nodes": _NO_SCHEDULER,
+    "placement.exclude": _NO_SCHEDULER,
+    "placement.selector": _NO_SCHEDULER,
+    "priority": _NO_SCHEDULER,
+    "account": _NO_SCHEDULER,
+    "start_deadline": Keeping(fidelity=Fidelity.NATIVE, how="it starts at once"),
+    "ttl_after_finished": Keeping(fidelity=Fidelity.CLIENT, how="runtime gc"),
+    "retry.capacity.window": _NO_SCHEDULER,
+    "outputs.upload": Keeping(fidelity=Fidelity.REFUSED, how="outputs stay in the record root: runtime fetch"),
+    "after": Keeping(fidelity=Fidelity.REFUSED, how="there is no scheduler that could wait"),
+    "idempotency_key": Keeping(fidelity=Fidelity.NATIVE, how="part of the job's id"),
+}
+
+
+def plan_processes(
+    spec: JobSpec,
+    target: Target,
+    job: JobIdentity,
+    context: PlanContext,
+    *,
+    keeps: Mapping[str, Keeping],
+    root: str,
+    slots: int,
+) -> LaunchPlan:
+    """The plan of a job that is one shim process; an array shares out `slots` at a time."""
+    from runtime.jobs import set_fields
+
+    indices = expand_array(spec.array, read_array_file(spec.array, context.base))
+    offset = spec.array.offset if spec.array else 0
+    backend: dict[str, Any] = {}
+    if spec.array:
+        wanted = spec.array.pack or spec.array.max_parallel or slots
+        backend["pack"] = {
+            "slots": min(wanted, spec.array.max_parallel or wanted, len(indices)),
+            "per": spec.array.pack_per.value,
+        }
+    setup = [*target.settings.get("setup", ()), *_activate(spec)]
+    if setup:
+        backend["setup"] = setup
+    live = str((context.base / spec.code.path).resolve()) if spec.code.mode is CodeMode.NONE else None
+    order = make_order(spec, job, indices, context, retries="shim", environ=context.environ, live_tree=live, **backend)
+    python = str(target.settings.get("python", "python3"))
+    words = [python, f"{root}/jobs/{job.id}/shim.py", f"{root}/jobs/{job.id}", "--native", "TOKEN"]
+    words += ["--indices", f"{offset}-{offset + len(indices) - 1}"] if spec.array else []
+    if scratch := target.settings.get("scratch"):
+        words += ["--scratch", str(scratch)]
+    return LaunchPlan(
+        job=job,
+        spec=spec,
+        target=target,
+        order=order,
+        artefacts={"command": shlex.join(words) + "\n"},
+        parts=(
+            NativePart(name=job.id, artefact="command", offset=offset, count=len(indices), native={"words": words}),
+        ),
+        fidelity={name: keeps[name] for name in set_fields(spec) if name in keeps},
+        indices=tuple(indices),
+        root=root,
+    )
+
+
+def _activate(spec: JobSpec) -> list[str]:
+    name = spec.environment.name
+    if name is None:
+        return []
+    if spec.environment.manager is EnvironmentManager.CONDA:
+        return ['eval "$(conda shell.posix hook)"', f"conda activate {shlex.quote(name)}"]
+    return [f". {shlex.quote(name)}/bin/activate"]
+
+
+def check_slots(target: Target) -> int | None:
+    """How many runs of an array go at a time, where the target says it."""
+    slots = target.settings.get("slots")
+    if slots is not None and (type(slots) is not int or slots < 1):
+        raise InvalidValue(f"targets.{target.name}.slots", slots, "a whole number from 1 on")
+    return slots
+
+
+def spawn_shim(plan: LaunchPlan, part: NativePart, host: Host) -> str:
+    """Start the shim and return the native id of the one that serves the job: an earlier one may have been first."""
+    token, folder = secrets.token_hex(8), f"{plan.root}/{plan.folder}"
+    boot = _look(host)[0]
+    native = f"{token}@{boot}"
+    words = [native if word == "TOKEN" else word for word in part.native["words"]]
+    host.spawn(words, folder=folder, log=f"{folder}/shim.log")
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        owner = host.files.read(f"{plan.folder}/owners/1.0")
+        if owner is not None:
+            return owner.decode()
+        if time.monotonic() > until - 25 and native not in " ".join(_look(host)[1]):
+            break
+        time.sleep(0.02)
+    said = (host.files.read(f"{plan.folder}/shim.log") or b"").decode("utf-8", "replace").strip()
+    raise NotPossible(
+        f"the shim of job `{plan.job.id}` did not start on `{host.name}`",
+        facts=said.splitlines()[-3:],
+        hint=f"set `python` of target `{plan.target.name}`; `runtime targets check {plan.target.name}` tries it",
+    )
+
+
+def process_states(native_ids: Sequence[str], host: Host) -> list[NativeState]:
+    """Which shims live. One that is gone is lost, or its machine was started anew."""
+    boot, lines = _look(host)
+    text = "\n".join(lines)
+    found = []
+    for native in native_ids:
+        if native in text:
+            found.append(
+                NativeState(native_id=native, index=None, state=JobState.RUNNING, raw="running", where=host.name)
+            )
+            continue
+        rebooted = native.partition("@")[2] != boot
+        found.append(
+            NativeState(
+                native_id=native,
+                index=None,
+                state=JobState.FAILED,
+                reason=EndReason.NODE_FAILED if rebooted else EndReason.LOST,
+                raw="rebooted" if rebooted else "gone",
+                message=f"`{host.name}` was started anew" if rebooted else f"its process on `{host.name}` is gone",
+                where=host.name,
+            )
+        )
+    return found
+
+
+def end_processes(native_ids: Sequence[str], host: Host, *, patience_s: float = 150) -> list[str]:
+    """Wait for shims that found our cancel mark; what is still there after `patience_s` is left over."""
+    until = time.monotonic() + patience_s
+    while True:
+        text = "\n".join(_look(host)[1])
+        left = [native for native in native_ids if native in text]
+        if not left or time.monotonic() >= until:
+            return [f"the shim {native} on `{host.name}` still runs" for native in left]
+        time.sleep(0.1)
+
+
+def _look(host: Host) -> tuple[str, list[str]]:
+    """The machine's boot id, and the command lines of all shims on it."""
+    answer = host.run(["sh", "-c", _LIST])
+    boot, *lines = answer.out.splitlines() or [""]
+    return boot.strip()[:8], lines
