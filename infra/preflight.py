@@ -599,14 +599,14 @@ _EXCEPTION: Final = "ask an administrator of the organisation for an exception f
 
 def _locations(check: str, spec: Mapping[str, Any], settings: Settings) -> Iterator[Finding]:
     policy = _read_list(spec)
-    wanted = sorted(_locations_of(settings))
+    wanted = sorted(set(_locations_of(settings)))
     if policy.free:
         yield _ok(check, "resources may lie anywhere")
         return
     refused = [place for place in wanted if policy.none or not _place_allowed(place, policy)]
     if refused:
         allowed = ", ".join(policy.allowed) or "nothing"
-        yield _fail(check, f"{', '.join(refused)} is not among the allowed locations: {allowed}", _EXCEPTION)
+        yield _fail(check, f"nothing may lie in {', '.join(refused)}; allowed: {allowed}", _EXCEPTION)
     else:
         yield _ok(check, f"{', '.join(wanted)} is allowed")
 
@@ -620,7 +620,8 @@ def _locations_of(settings: Settings) -> Iterator[str]:
         yield from (region for region in registry.regions if region not in registry.existing)
     for secret in settings.secrets.values():
         if secret.existing is None:
-            yield from secret.regions
+            # Kept everywhere, a secret lies in a location of its own.
+            yield from secret.regions or ("global",)
 
 
 def _place_allowed(place: str, policy: _Allowed) -> bool:

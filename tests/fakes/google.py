@@ -113,6 +113,8 @@ class GoogleServer(FaultyServer):
         self.clock_offset = timedelta(0)
         self.resources: dict[str, Answer] = {f"projects/{project}": {"projectId": project, "state": "ACTIVE"}}
         """Name → what `get` answers: `projects/p/topics/t`, `b/bucket`, `projects/p/global/networks/n` …"""
+        self.project_quotas: list[Answer] = []
+        """Of the project as the compute API tells it, which has its own view under the same name."""
         self.foreign: set[str] = set()
         """Names that another project has."""
         self.deleted_buckets: dict[str, Answer] = {}
@@ -295,6 +297,13 @@ class GoogleServer(FaultyServer):
         key = "items" if path.startswith("compute/") else collection.rpartition("/")[2]
         return self._page(key, items, query)
 
+    def _compute_project(self, path: str, query: Mapping[str, list[str]], body: Answer) -> Answer:
+        self._get(path, query, body)
+        return {"name": self.project, "quotas": self.project_quotas}
+
+    def _accounts(self, path: str, query: Mapping[str, list[str]], body: Answer) -> Answer:
+        return self._page("accounts", self.lists.get(_name(path), []), query)
+
     def _quota(self, path: str, query: Mapping[str, list[str]], body: Answer) -> Answer:
         return self._page("metrics", self.lists.get(_name(path), []), query)
 
@@ -379,7 +388,9 @@ class GoogleServer(FaultyServer):
         "storage.buckets.get": _get_bucket,
         "storage.buckets.list": _list_buckets,
         "tpu.projects.locations.*.list": _list,
+        "compute.projects.get": _compute_project,
         "compute.zones.list": _list,
+        "iam.projects.serviceAccounts.list": _accounts,
         "*.get": _get,
     }
 
