@@ -299,7 +299,7 @@ def read_settings() -> Settings:
     import pulumi
     from pulumi.runtime import config as engine
 
-    config: dict[str, Any] = {**engine.get_config_env(), **engine.CONFIG.get()}
+    config: dict[str, Any] = engine.CONFIG.get() or engine.get_config_env()
     secrets = {key for key in config if engine.is_config_secret(key)}
     return settings_from(pulumi.get_stack(), config, secrets)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from infra import config
 from infra.config import KEYS, OPTIONAL_PARTS, InvalidSettings, Settings, settings_from
 from infra.policy.rules import PROJECT_GRANT, PROJECT_ROLES, apply_rules, bounds_of
 from infra.program import build
@@ -62,20 +63,39 @@ def test_stack_file_without_a_header_is_noticed() -> None:
     assert find_missing_header("# dev\nconfig: {}") == ["what it is for", "what to change first"]
 
 
-@pytest.mark.parametrize("stack", STACKS)
-def test_stack_file_names_no_secrets_provider_and_no_secret(stack: str) -> None:
-    text = (ROOT / f"Pulumi.{stack}.yaml").read_text()
+def find_secrets(text: str) -> list[str]:
+    """What a stack file says about secrets beyond the key that a bootstrapped stack names."""
+    loaded = yaml.safe_load(text)
+    found = [key for key in loaded if key not in ("config", "secretsprovider", "encryptedkey")]
+    if not str(loaded.get("secretsprovider", "gcpkms://")).startswith("gcpkms://"):
+        found.append("secretsprovider")
+    return found + re.findall(r"secure:", text)
 
-    assert set(load(stack)) == {"config"}
-    assert not re.search(r"secure:|encryptionsalt|secretsprovider|encryptedkey", text)
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_stack_file_has_no_secret_and_no_passphrase(stack: str) -> None:
+    assert find_secrets((ROOT / f"Pulumi.{stack}.yaml").read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("config: {}\nsecretsprovider: gcpkms://projects/p\nencryptedkey: abc", []),
+        ("config: {}\nsecretsprovider: passphrase", ["secretsprovider"]),
+        ("config: {}\nencryptionsalt: v1:abc", ["encryptionsalt"]),
+        ("config:\n  research-runtime:x:\n    secure: v1:abc", ["secure:"]),
+    ],
+)
+def test_passphrase_or_secret_in_a_stack_file_is_noticed(text: str, found: list[str]) -> None:
+    assert find_secrets(text) == found
 
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_misspelt_key_in_a_stack_file_is_refused(stack: str) -> None:
-    config = load(stack)["config"] | {"research-runtime:kubernets": {}}
+    values = load(stack)["config"] | {"research-runtime:kubernets": {}}
 
     with pytest.raises(InvalidSettings) as invalid:
-        settings_from(stack, config)
+        settings_from(stack, values)
 
     assert [problem.path for problem in invalid.value.problems] == ["kubernets"]
 
@@ -84,9 +104,9 @@ def test_misspelt_key_in_a_stack_file_is_refused(stack: str) -> None:
 def test_stack_file_read_after_the_engine_filled_in_its_defaults_is_the_same(stack: str) -> None:
     declared = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
     defaults = {f"research-runtime:{key}": _as_text(each["default"]) for key, each in declared.items()}
-    config = {key: _as_text(value) for key, value in load(stack)["config"].items()}
+    values = {key: _as_text(value) for key, value in load(stack)["config"].items()}
 
-    assert settings_from(stack, defaults | config) == settings_of(stack)
+    assert settings_from(stack, defaults | values) == settings_of(stack)
 
 
 def test_project_file_declares_every_key_with_a_default_that_changes_nothing() -> None:
@@ -186,6 +206,25 @@ def test_marin_networks_do_not_overlap_so_that_they_can_be_joined() -> None:
     ranges = [network.cidr for stack in MARIN if (network := settings_of(stack).network)]
 
     assert len(set(ranges)) == len(MARIN)
+
+
+def find_undocumented(text: str) -> set[str]:
+    """Keys of settings that the reference does not have a row for."""
+    parts = [each for each in vars(config).values() if isinstance(each, type) and is_dataclass(each)]
+    keys = {each.name for part in parts if part is not config.Problem for each in fields(part)} - {"stack"}
+    rows = set(re.findall(r"^\| `(?:budget\.)?([a-z_]+)`", text, re.MULTILINE))
+    headings = set(re.findall(r"^## `([a-z_]+)", text, re.MULTILINE))
+    return keys - rows - headings - {"budget"}
+
+
+def test_reference_has_every_key() -> None:
+    assert find_undocumented((ROOT / "docs" / "settings.md").read_text()) == set()
+
+
+def test_key_that_the_reference_lacks_is_noticed() -> None:
+    text = (ROOT / "docs" / "settings.md").read_text()
+
+    assert find_undocumented(text.replace("| `idle_minutes`", "| `idle`")) == {"idle_minutes"}
 
 
 def _as_text(value: Any) -> str:
