@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
@@ -468,18 +469,24 @@ def parse_spec(value: object, *, source: str = "the request") -> JobSpec:
     return spec
 
 
-def load_spec(path: str) -> JobSpec:
+def load_spec(path: str | Path) -> JobSpec:
     """The spec in a YAML or JSON file."""
+    return parse_spec(read_spec_file(path), source=f"`{path}`")
+
+
+def read_spec_file(path: str | Path) -> dict[str, Any]:
+    """What a YAML or JSON file says, not yet checked. Raises `NotPossible` for one that is neither."""
     import yaml
 
     try:
-        with open(path, encoding="utf-8") as opened:  # noqa: PTH123 - the text is a user's and may be `-`
-            value = yaml.safe_load(opened)
+        value = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as problem:
         raise NotPossible(f"cannot read the job spec `{path}`: {(problem.strerror or str(problem)).lower()}") from None
-    except yaml.YAMLError as problem:
+    except (yaml.YAMLError, UnicodeDecodeError) as problem:
         raise NotPossible(f"`{path}` is no YAML: {' '.join(str(problem).split())}") from None
-    return parse_spec(value, source=f"`{path}`")
+    if not isinstance(value, Mapping):
+        raise NotPossible(f"`{path}` holds {describe(value)}, expected the fields of a job", hint="docs/jobs.md")
+    return dict(value)
 
 
 def spec_fields(spec: JobSpec) -> dict[str, Any]:

@@ -59,6 +59,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "run": ("runtime.cli.run", "Run one workflow here and now."),
         "submit": ("runtime.cli.submit", "Put tasks into a queue."),
         "worker": ("runtime.cli.worker", "Serve a queue: lease tasks and run them."),
+        "launch": ("runtime.cli.launch", "Start a job on this machine, a host or a cluster."),
     },
     "See": {
         "status": ("runtime.cli.status", "What runs, what waits and why, what failed."),

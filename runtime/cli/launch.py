@@ -1,0 +1,289 @@
+"""`runtime launch`: a job on a target."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from runtime.cli.commands import OutputOption
+from runtime.cli.show import Output, note, print_json
+from runtime.errors import InvalidValue, RequestRefused
+
+if TYPE_CHECKING:
+    from runtime.jobs import JobSpec
+    from runtime.launchers.base import LaunchPlan
+    from runtime.launching import JobHandle
+    from runtime.ledger import JobStatus
+
+INTERRUPTED: Final = 130
+TIMED_OUT: Final = 124
+CONTEXT_SETTINGS = {"allow_interspersed_args": False}
+
+
+def launch(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[--] CMD...", help="What to run; what follows it is its own.")
+    ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option("--on", metavar="TARGET[,TARGET…]", help="Where: the first that accepts.", show_default=False),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", metavar="JOB.yaml", help="A job file.", show_default=False)
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="For people.", show_default=False)] = None,
+    image: Annotated[
+        str | None, typer.Option("--image", help="Container image, or a .sif file.", show_default=False)
+    ] = None,
+    cpus: Annotated[float | None, typer.Option("--cpus", help="Of each node.", show_default=False)] = None,
+    memory: Annotated[
+        str | None, typer.Option("--memory", metavar="SIZE", help="Of each node: 16GiB, 16GiB..", show_default=False)
+    ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option("--gpus", metavar="[TYPE:]N", help="Of each node; below 1 a part of one.", show_default=False),
+    ] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", help="How many machines.", show_default=False)] = None,
+    time_limit: Annotated[
+        str | None, typer.Option("--time-limit", metavar="2h", help="Wall clock of each attempt.", show_default=False)
+    ] = None,
+    retries: Annotated[
+        int | None, typer.Option("--retries", help="Failures that are tried again.", show_default=False)
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env", metavar="NAME[=VALUE]", help="A variable; without a value, this shell's.", show_default=False
+        ),
+    ] = None,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--secret", metavar="NAME=SOURCE", help="A secret by reference: env://N, file://P.", show_default=False
+        ),
+    ] = None,
+    grid: Annotated[
+        list[str] | None,
+        typer.Option("--grid", metavar="NAME=A,B", help="An array of every combination.", show_default=False),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", help="An array of N seeds.", show_default=False)] = None,
+    max_parallel: Annotated[
+        int | None, typer.Option("--max-parallel", help="Of the array's runs at a time.", show_default=False)
+    ] = None,
+    code: Annotated[
+        str | None, typer.Option("--code", metavar="snapshot|none", help="none: the live tree.", show_default=False)
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Any field of the job file.", show_default=False),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option("--ignore", metavar="FIELD", help="Drop a field that the target refuses.", show_default=False),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Print the log until the job has ended.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="A new job, though the same was launched before.")] = False,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Start a job on a target: this machine, a host, a Slurm cluster, a Kubernetes namespace.
+
+    The code is the folder you are in, dirty and untracked files included, as it is now. The same launch again is the
+    same job and its result; `--again` starts a new one. What the target cannot keep is refused and never dropped.
+
+    \b
+    Examples:
+      runtime launch --on local python train.py --lr 1e-3
+      runtime launch --on hpc --gpus a100:2 --time-limit 12h -- python train.py
+      runtime launch --on hpc --grid lr=1e-3,3e-4 --max-parallel 4 -- python train.py --lr {lr}
+      runtime launch --on hpc,local -f job.yaml --follow
+      runtime launch --on hpc -f job.yaml --dry-run
+    """
+    from runtime.config import load_settings
+    from runtime.launching import LaunchOptions, prepare
+    from runtime.launching import launch as start
+    from runtime.targets import choose_target
+
+    flags = {
+        "name": name,
+        "image": image,
+        "resources.cpus": cpus,
+        "resources.memory": memory,
+        **_gpus(gpus),
+        "nodes": nodes,
+        "time_limit": time_limit,
+        "retry.failure": retries,
+        "array.seeds": seeds,
+        "array.max_parallel": max_parallel,
+        "code.mode": code,
+    }
+    spec = build_spec(file, command or [], flags, env or [], secret or [], grid or [], set_ or [])
+    options = LaunchOptions(again=again, ignore=tuple(ignore or ()), base=file.parent.absolute() if file else None)
+    settings, targets = load_settings(), [each for each in (on or "").split(",") if each]
+    if dry_run:
+        plans = [prepare(spec, target, settings, options).plan for target in choose_target(spec, targets, settings)]
+        _print_plans(plans, output)
+        return 0
+    with start(spec, targets, settings=settings, options=options, progress=note) as job:
+        return _tell(job, follow=follow, output=output)
+
+
+def build_spec(
+    file: Path | None,
+    command: Sequence[str],
+    flags: Mapping[str, Any],
+    env: Sequence[str],
+    secret: Sequence[str],
+    grid: Sequence[str],
+    assignments: Sequence[str],
+) -> JobSpec:
+    """The spec of a file with the flags over it; of the flags alone where there is no file."""
+    from runtime.grid import parse_grid
+    from runtime.jobs import parse_spec, read_spec_file
+
+    written: dict[str, Any] = read_spec_file(file) if file else {}
+    if command:
+        written["command"] = list(command)
+    for path, value in flags.items():
+        if value is not None:
+            _put(written, path, value)
+    for text in env:
+        variable, given, value = text.partition("=")
+        _put(written, f"env.{variable}", value if given else None)
+    for text in secret:
+        variable, given, source = text.partition("=")
+        if not given:
+            raise InvalidValue("secret", text, "NAME=SOURCE, such as HF_TOKEN=env://HF_TOKEN")
+        written["secrets"] = [*written.get("secrets", []), {"name": variable, "source": source}]
+    if grid:
+        _put(written, "array.params", {axis.name: list(axis.values) for axis in parse_grid(grid).axes})
+    for text in assignments:
+        path, given, value = text.partition("=")
+        if not given:
+            raise InvalidValue("set", text, "FIELD=VALUE, such as resources.shared_memory=8GiB")
+        _put(written, path, _read_yaml(value))
+    if "command" not in written:
+        raise RequestRefused(
+            "there is nothing to run: no command, and no job file that has one",
+            hint="runtime launch --on local -- python train.py",
+        )
+    return parse_spec(written, source=f"`{file}`" if file else "this command line")
+
+
+def _put(written: dict[str, Any], path: str, value: Any) -> None:
+    *folders, last = path.split(".")
+    place = written
+    for folder in folders:
+        inner = place.get(folder)
+        place[folder] = inner = dict(inner) if isinstance(inner, Mapping) else {}
+        place = inner
+    place[last] = value
+
+
+def _gpus(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    kind, _, count = text.rpartition(":")
+    try:
+        amount = float(count)
+    except ValueError:
+        raise InvalidValue("gpus", text, "N or TYPE:N, such as 2, 0.25 or a100:4") from None
+    return {"resources.gpus.count": amount, **({"resources.gpus.type": kind} if kind else {})}
+
+
+def _read_yaml(text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+# output
+
+
+def _print_plans(plans: Sequence[LaunchPlan], output: Output) -> None:
+    if output is Output.JSON:
+        print_json([_plan_fields(plan) for plan in plans])
+        return
+    for plan in plans:
+        print(f"# job {plan.job.id} `{plan.job.name}` on {plan.target.name} ({plan.target.kind})")
+        print(f"# code {plan.job.snapshot or 'none'}, {len(plan.indices)} runs, {len(plan.parts)} native jobs")
+        for name, text in plan.artefacts.items():
+            print(f"\n# {name}\n{text.rstrip()}")
+        print("\n# who keeps each field")
+        for name, keeping in plan.fidelity.items():
+            print(f"{name:<24} {keeping.fidelity:<8} {keeping.how}")
+        for text in plan.notes:
+            note(text)
+
+
+def _plan_fields(plan: LaunchPlan) -> dict[str, Any]:
+    from runtime.jobs import spec_fields
+
+    return {
+        "job": plan.job.id,
+        "name": plan.job.name,
+        "target": plan.target.name,
+        "kind": plan.target.kind,
+        "snapshot": plan.job.snapshot,
+        "records": plan.root,
+        "spec": spec_fields(plan.spec),
+        "order": plan.order,
+        "artefacts": plan.artefacts,
+        "parts": [{"name": part.name, "offset": part.offset, "count": part.count} for part in plan.parts],
+        "fidelity": {name: {"kept": each.fidelity, "how": each.how} for name, each in plan.fidelity.items()},
+        "notes": plan.notes,
+    }
+
+
+def _tell(job: JobHandle, *, follow: bool, output: Output) -> int:
+    entry = job.entry()
+    if not job.new:
+        note(f"the same was launched before: job {job.id} on {job.target.name}; `--again` starts a new one")
+    if not follow:
+        if output is Output.JSON:
+            print_json(
+                {"job": job.id, "name": entry.name, "target": job.target.name, "new": job.new, "runs": entry.indices}
+            )
+        else:
+            print(job.id)
+        note(f"`runtime status {job.id[:10]}` shows it, `runtime logs -f {job.id[:10]}` what it prints")
+        return 0
+    try:
+        for chunk in job.logs(index=int(entry.intent.get("offset", 0)), follow=True):
+            sys.stdout.buffer.write(chunk)
+            sys.stdout.flush()
+        status = job.wait()
+    except KeyboardInterrupt:
+        note(
+            f"detached, the job goes on; `runtime logs -f {job.id[:10]}` comes back, `runtime cancel {job.id[:10]}` ends it"
+        )
+        return INTERRUPTED
+    note(f"job {job.id} {describe(status)}")
+    return exit_code(status)
+
+
+def describe(status: JobStatus) -> str:
+    """`succeeded`, `failed (oom)`, `running, 3 of 8 done`."""
+    done = sum(count for state, count in status.counts.items() if state.terminal)
+    if not status.state.terminal:
+        return (
+            f"{status.state}, {done} of {status.entry.indices} done" if status.entry.indices > 1 else str(status.state)
+        )
+    reason = f" ({status.reason})" if status.reason and status.reason.value != status.state.value else ""
+    return f"{status.state}{reason}"
+
+
+def exit_code(status: JobStatus) -> int:
+    from runtime.jobs import JobState
+    from runtime.reasons import EndReason
+
+    if status.state is JobState.SUCCEEDED:
+        return 0
+    return TIMED_OUT if status.reason is EndReason.TIMEOUT else 1
