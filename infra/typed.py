@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import json
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -28,7 +29,8 @@ class Problem:
     hint: str | None = None
 
     def line(self) -> str:
-        return f"`{self.path}` {self.message}" + (f"; {self.hint}" if self.hint else "")
+        text = f"`{self.path}` {self.message}" + (f"; {self.hint}" if self.hint else "")
+        return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 class _Unreadable:
@@ -207,6 +209,7 @@ def show(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:76]}…`"
 
 
+_WHOLE_NUMBER: Final = re.compile(r"-?[0-9]{1,18}")
 _TYPE_NAMES: Final = {int: "a whole number", str: "a text", bool: "true or false"}
 
 
@@ -234,11 +237,8 @@ def _as_int(value: object) -> int | None:
     if isinstance(value, float) and value.is_integer():
         # JSON has one kind of number.
         return int(value)
-    if isinstance(value, str):
-        try:
-            return int(value)
-        except ValueError:
-            return None
+    if isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value):
+        return int(value)
     return None
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from infra.naming import CLUSTER_LIMIT, Names, labels, shorten
@@ -22,6 +22,9 @@ roles = st.one_of(
     st.text(min_size=1, max_size=80),
     st.sampled_from(["goog", "google", "gcp-", "-", "_", "a", "0", "g00gle", "GOOG-x"]),
 )
+
+FEW = settings(max_examples=40, deadline=None)
+"""For each kind of name: there are many."""
 
 SLUG = r"[a-z](?:[a-z0-9-]*[a-z0-9])?"
 KINDS: dict[str, tuple[Callable[[Names, str], str], str, int, int]] = {
@@ -69,6 +72,7 @@ def test_the_judge_of_these_tests_given_a_bad_name_refuses_it(kind: str, name: s
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@FEW
 @given(stack=stacks, project=projects, role=roles)
 def test_name_of_any_stack_and_role_is_what_google_takes(kind: str, stack: str, project: str, role: str) -> None:
     name = KINDS[kind][0](Names(stack=stack, project=project), role)
@@ -77,6 +81,7 @@ def test_name_of_any_stack_and_role_is_what_google_takes(kind: str, stack: str, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@FEW
 @given(stack=stacks, project=projects, role=roles)
 def test_name_asked_for_twice_is_the_same(kind: str, stack: str, project: str, role: str) -> None:
     make = KINDS[kind][0]
@@ -85,6 +90,7 @@ def test_name_asked_for_twice_is_the_same(kind: str, stack: str, project: str, r
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - WITHOUT_ROLE))
+@FEW
 @given(stack=stacks, project=projects, one=roles, other=roles)
 def test_two_roles_of_a_stack_have_two_names(kind: str, stack: str, project: str, one: str, other: str) -> None:
     assume(one != other)
@@ -94,6 +100,7 @@ def test_two_roles_of_a_stack_have_two_names(kind: str, stack: str, project: str
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@FEW
 @given(one=stacks, other=stacks, project=projects)
 def test_two_stacks_of_a_project_have_two_names_for_one_role(kind: str, one: str, other: str, project: str) -> None:
     assume(one != other)
@@ -103,6 +110,7 @@ def test_two_stacks_of_a_project_have_two_names_for_one_role(kind: str, one: str
 
 
 @pytest.mark.parametrize("kind", ["bucket", "head"])
+@FEW
 @given(stack=stacks, one=projects, other=projects)
 def test_names_that_the_world_has_once_differ_between_projects(kind: str, stack: str, one: str, other: str) -> None:
     assume(one != other)
@@ -111,6 +119,7 @@ def test_names_that_the_world_has_once_differ_between_projects(kind: str, stack:
     assert make(Names(stack=stack, project=one), "records") != make(Names(stack=stack, project=other), "records")
 
 
+@FEW
 @given(stack=stacks, head=roles)
 def test_cluster_leaves_room_for_the_names_that_ray_makes(stack: str, head: str) -> None:
     cluster = Names(stack=stack).cluster(head)
@@ -119,6 +128,7 @@ def test_cluster_leaves_room_for_the_names_that_ray_makes(stack: str, head: str)
     assert re.fullmatch(rf"ray-{cluster}-head-[0-9a-f]{{8}}-compute", Names(stack=stack).head(head))
 
 
+@FEW
 @given(name=st.text(max_size=300), limit=st.integers(12, 255))
 def test_shorten_never_passes_its_limit_and_keeps_what_fits(name: str, limit: int) -> None:
     short = shorten(name, limit)
@@ -127,6 +137,7 @@ def test_shorten_never_passes_its_limit_and_keeps_what_fits(name: str, limit: in
     assert short == name or len(name) > limit
 
 
+@FEW
 @given(one=st.text(min_size=31, max_size=99), other=st.text(min_size=31, max_size=99))
 def test_shorten_of_two_long_names_leaves_two(one: str, other: str) -> None:
     assume(one != other)
@@ -176,6 +187,7 @@ def test_name_that_carries_the_project_without_one_is_refused(name_of: Callable[
     assert (refused.value.field, refused.value.value) == ("project", None)
 
 
+@FEW
 @given(stack=stacks)
 def test_labels_of_any_stack_obey_googles_rules(stack: str) -> None:
     made = labels(stack, {"team": "vision"})
