@@ -120,7 +120,7 @@ class _Comparison:
         # A replaced resource may come back with other outputs, so the engine takes what hangs on them along.
         for name, urns in new.property_dependencies.items():
             takes_along = urns & self.replaced and not _covered(name, new.ignore_changes)
-            if takes_along and _must_replace(new.type, name, {}, {}):
+            if takes_along and _may_replace(new.type, name):
                 found.append(name)
         return tuple(dict.fromkeys(found))
 
@@ -154,6 +154,9 @@ def _refusal_to_replace(old: Registration, new: Registration) -> str | None:
         return "it is protected"
     if new.import_id:
         return "it is still marked as imported, and an import cannot be replaced"
+    identity = old.outputs.get("id")
+    if old.retain_on_delete and isinstance(identity, str) and identity == new.outputs.get("id"):
+        return "the old one stays where it is, and has the name"
     return _guarded(old)
 
 
@@ -221,16 +224,25 @@ def _begins_with(parts: Sequence[str], prefix: Sequence[str]) -> bool:
 
 
 def _must_replace(type_: str, path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    if type_.startswith("gcp:") and type_.endswith(("IAMMember", "IamMember")):
-        return True
-    rules: Mapping[str, Trigger] = REPLACING.get(type_, {})
-    if type_.startswith("kubernetes:"):
-        rules = {**KUBERNETES_OBJECT, **rules}
     parts = path_parts(path)
-    for pattern, trigger in rules.items():
-        if _begins_with(parts, path_parts(pattern)) and (trigger(old, new) if callable(trigger) else trigger):
-            return True
-    return False
+    return _is_grant(type_) or any(
+        _begins_with(parts, path_parts(pattern)) and (trigger(old, new) if callable(trigger) else trigger)
+        for pattern, trigger in _triggers(type_).items()
+    )
+
+
+def _may_replace(type_: str, name: str) -> bool:
+    """Whether a new value anywhere in the input `name` could force a replacement."""
+    return _is_grant(type_) or any(path_parts(pattern)[0] == name for pattern in _triggers(type_))
+
+
+def _is_grant(type_: str) -> bool:
+    return type_.startswith("gcp:") and type_.endswith(("IAMMember", "IamMember"))
+
+
+def _triggers(type_: str) -> Mapping[str, Trigger]:
+    own: Mapping[str, Trigger] = REPLACING.get(type_, {})
+    return {**KUBERNETES_OBJECT, **own} if type_.startswith("kubernetes:") else own
 
 
 Trigger: TypeAlias = bool | Callable[[Mapping[str, Any], Mapping[str, Any]], bool]

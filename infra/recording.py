@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
 from google.protobuf import json_format
-from pulumi.runtime import mocks, rpc, run_in_stack, set_all_config
+from pulumi.runtime import mocks, register_stack_transformation, rpc, run_in_stack, set_all_config
 from pulumi.runtime import settings as runtime_settings
 from pulumi.runtime.settings import set_root_resource
 
@@ -81,7 +81,7 @@ class Registration:
 class Recording:
     stack: str
     resources: tuple[Registration, ...]
-    """In the order of registration, without the stack itself."""
+    """In the order in which the program makes them, without the stack itself."""
     outputs: Mapping[str, Any]
     """The stack's exports."""
 
@@ -167,7 +167,13 @@ async def _run(
     loop.set_default_executor(ThreadPoolExecutor(max_workers=1))
     # What other tasks of a failed program raise comes after its first failure, which is what the caller gets.
     loop.set_exception_handler(lambda loop, context: None)
-    await run_in_stack(program)
+
+    def whole() -> None:
+        # The requests are sent when their inputs are known, in an order that depends on hashes; this one is the program's.
+        register_stack_transformation(lambda resource: monitor.begin(resource.type_, resource.name))
+        program()
+
+    await run_in_stack(whole)
 
 
 class _Cloud(mocks.Mocks):
@@ -190,6 +196,11 @@ class _Monitor(mocks.MockMonitor):
         self._cloud, self._project, self._stack = cloud, project, stack
         self._requests: dict[str, Any] = {}
         self._outputs: dict[str, Mapping[str, Any]] = {}
+        self._begun: dict[tuple[str, str], int] = {}
+
+    def begin(self, type_: str, name: str) -> None:
+        """The program is about to make a resource."""
+        self._begun.setdefault((type_, name), len(self._begun))
 
     def RegisterResource(self, request: Any) -> Any:
         from pulumi.runtime.proto import resource_pb2
@@ -256,7 +267,10 @@ class _Monitor(mocks.MockMonitor):
         for urn, outputs in self._outputs.items():
             if f"::{STACK_TYPE}::" in urn:
                 stack_outputs = outputs
-        resources = tuple(self._registration(urn, request) for urn, request in self._requests.items())
+        requests = sorted(
+            self._requests.items(), key=lambda each: self._begun.get((each[1].type, each[1].name), len(self._begun))
+        )
+        resources = tuple(self._registration(urn, request) for urn, request in requests)
         return Recording(stack=self._stack, resources=resources, outputs=stack_outputs)
 
     def _registration(self, urn: str, request: Any) -> Registration:
@@ -326,11 +340,19 @@ def _registration_fields(each: Registration) -> dict[str, Any]:
             value = {key: sorted(urns) for key, urns in value.items() if urns}
         elif isinstance(value, frozenset | tuple):
             value = sorted(value) if isinstance(value, frozenset) else list(value)
-        if name in ("inputs", "outputs"):
+        if name == "outputs" and each.inputs and each.inputs.keys() <= each.outputs.keys():
+            # Most of them are the inputs again, and those of a machine are long.
+            name = "more_outputs"
+            value = {key: item for key, item in value.items() if key not in each.inputs or item != each.inputs[key]}
+        if name in ("inputs", "outputs", "more_outputs"):
             value = _to_json(value, f"`{each.urn}`")
-        if value not in (None, [], {}) and (value is not False or name in ("custom", "delete_before_replace")):
+        if name == "more_outputs" or (value not in (None, [], {}, False)) or (value is False and name in TRUE_OR_FALSE):
             found[name] = value
     return found
+
+
+TRUE_OR_FALSE: Final = ("custom", "delete_before_replace")
+"""Fields whose default is not False."""
 
 
 def _registration_from(value: Mapping[str, Any]) -> Registration:
@@ -343,10 +365,13 @@ def _registration_from(value: Mapping[str, Any]) -> Registration:
                 item = {key: frozenset(urns) for key, urns in item.items()}
             case "ignore_changes" | "replace_on_changes" | "aliases":
                 item = tuple(item)
-            case "inputs" | "outputs":
+            case "inputs" | "outputs" | "more_outputs":
                 item = _from_json(item)
         read[name] = item
-    return Registration(**{"inputs": {}, **read})
+    inputs = read.setdefault("inputs", {})
+    if "more_outputs" in read:
+        read["outputs"] = {**inputs, **read.pop("more_outputs")}
+    return Registration(**read)
 
 
 def _to_json(value: Any, where: str) -> Any:

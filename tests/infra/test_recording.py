@@ -11,7 +11,7 @@ from pulumi.runtime import settings as engine
 from pulumi_gcp import Provider, organizations, pubsub
 
 from infra.google_outputs import compute
-from infra.recording import UNKNOWN, Recording, Secret, decode_recording, encode_recording, record
+from infra.recording import UNKNOWN, Recording, Registration, Secret, decode_recording, encode_recording, record
 from runtime.errors import RequestRefused
 
 URN = "urn:pulumi:dev::research-runtime::"
@@ -194,3 +194,14 @@ def test_named_unknown_name_says_which_there_are() -> None:
     recording: Recording = record(make_pair)
     with pytest.raises(LookupError, match="main-topic"):
         recording.named("gcp:pubsub/topic:Topic", "other")
+
+
+@pytest.mark.parametrize("outputs", [{}, {"a": 1}, {"a": 1, "b": 2}, {"a": 2}, {"b": 2}])
+def test_encode_recording_outputs_beside_inputs_read_back_equal(outputs: dict[str, int]) -> None:
+    resource = Registration(urn="urn:x", type="a:b:C", name="x", inputs={"a": 1}, outputs=outputs)
+    recording = Recording(stack="dev", resources=(resource,), outputs={})
+    assert decode_recording(encode_recording(recording)) == recording
+
+
+def test_encode_recording_of_stack_reads_back_equal(recording: Recording) -> None:
+    assert decode_recording(encode_recording(recording)) == recording
