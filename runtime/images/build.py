@@ -11,7 +11,7 @@ from typing import Final
 
 from runtime.errors import NotPossible, RequestRefused
 from runtime.images.registry import Registry
-from runtime.images.source import BASE_LABEL, LATEST, Source, is_pinned, name_of, read_source
+from runtime.images.source import BASE_LABEL, LATEST, Source, check_name, is_pinned, name_of, read_source
 from runtime.images.tools import (
     BuildRequest,
     Command,
@@ -80,7 +80,7 @@ def plan_build(options: BuildOptions, now: datetime) -> BuildPlan:
     if options.pip_config is not None and not options.pip_config.is_file():
         raise NotPossible(f"no file `{options.pip_config}`", hint="`--pip-config` takes a file such as pip.conf")
     base = options.base or (CUDA_BASE if options.variant is Variant.CUDA else None)
-    name = options.name or name_of(file=file, base=options.base, variant=options.variant)
+    name = check_name(options.name) if options.name else name_of(file=file, base=options.base, variant=options.variant)
     source = read_source(context, now)
     labels = {**source.labels, **({BASE_LABEL: base} if base else {})}
     # `latest` of this machine is what was built last; the tags of a registry follow from the labels.
