@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,8 @@ from tests.engine.harness import Lab
 from tests.engine.kubernetes_plugin import KUBECONFIG_VARIABLE
 from tests.kubernetes_support import Access, Kubernetes
 
-STACK, SPACE = "phoebe", "l2r"
+STACK, CHECKED_IN = "phoebe", "l2r"
 CLAIM = "l2r-persistent-claim"
-AT = f"kubernetes.phoebe.namespaces.{SPACE}"
 
 
 @pytest.fixture
@@ -26,16 +26,36 @@ def admin(kubernetes: Kubernetes) -> Access:
 
 
 @pytest.fixture
-def phoebe(lab: Lab, kubernetes: Kubernetes, tmp_path: Path) -> Iterator[Lab]:
-    """The stack, not made yet, on a cluster where nothing of it is left."""
-    kubernetes.delete_namespace(SPACE)
+def untouched(lab: Lab, kubernetes: Kubernetes, tmp_path: Path) -> Iterator[Lab]:
+    """The stack as it is checked in, not made yet, on a cluster where nothing of it is left."""
+    kubernetes.delete_namespace(CHECKED_IN)
     lab.environment[KUBECONFIG_VARIABLE] = str(kubernetes.kubeconfig_with_context(tmp_path / "kubeconfig", "phoebe"))
     lab.init(STACK)
     yield lab
-    kubernetes.delete_namespace(SPACE)
+    kubernetes.delete_namespace(CHECKED_IN)
 
 
-def kinds_there(admin: Access) -> dict[str, list[str]]:
+@pytest.fixture
+def space() -> str:
+    """A namespace of one test's own: Kubernetes takes ten seconds and more to delete one, and here nobody waits."""
+    return f"l2r-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def phoebe(lab: Lab, kubernetes: Kubernetes, space: str, tmp_path: Path) -> Lab:
+    """The stack, not made yet, in a namespace of another name."""
+    lab.environment[KUBECONFIG_VARIABLE] = str(kubernetes.kubeconfig_with_context(tmp_path / "kubeconfig", "phoebe"))
+    lab.init(STACK)
+    namespaces = lab.setting(STACK, "kubernetes")["phoebe"]["namespaces"]
+    lab.set(STACK, "kubernetes.phoebe.namespaces", {space: namespaces[CHECKED_IN]})
+    return lab
+
+
+def knob(space: str, rest: str) -> str:
+    return f"kubernetes.phoebe.namespaces.{space}.{rest}"
+
+
+def kinds_there(admin: Access, space: str) -> dict[str, list[str]]:
     """What of ours is in the namespace; what Kubernetes puts into each is left out."""
     core, rbac = client.CoreV1Api(admin.api), client.RbacAuthorizationV1Api(admin.api)
     lists: dict[str, Callable[[str], Any]] = {
@@ -46,7 +66,7 @@ def kinds_there(admin: Access) -> dict[str, list[str]]:
         "role": rbac.list_namespaced_role,
         "binding": rbac.list_namespaced_role_binding,
     }
-    found = {kind: [each.metadata.name for each in call(SPACE).items] for kind, call in lists.items()}
+    found = {kind: [each.metadata.name for each in call(space).items] for kind, call in lists.items()}
     return {kind: [name for name in names if name != "default"] for kind, names in found.items()}
 
 
@@ -60,15 +80,16 @@ MADE = {
 }
 
 
-def namespace_exists(admin: Access) -> bool:
-    return SPACE in [each.metadata.name for each in client.CoreV1Api(admin.api).list_namespace().items]
+def namespace_exists(admin: Access, space: str) -> bool:
+    return space in [each.metadata.name for each in client.CoreV1Api(admin.api).list_namespace().items]
 
 
 def test_stack_is_made_as_planned_and_a_member_of_the_group_can_launch(
-    phoebe: Lab, kubernetes: Kubernetes, admin: Access
+    untouched: Lab, kubernetes: Kubernetes, admin: Access
 ) -> None:
+    phoebe, space = untouched, CHECKED_IN
     planned = phoebe.preview(STACK)
-    nothing_yet = namespace_exists(admin)
+    nothing_yet = namespace_exists(admin, space)
     phoebe.up(STACK)
 
     report = check_stack(STACK)
@@ -77,14 +98,14 @@ def test_stack_is_made_as_planned_and_a_member_of_the_group_can_launch(
     assert {step.op for step in planned} == {"create"}
     assert sorted(step.urn for step in planned) == sorted(phoebe.resources(STACK))
     assert {each.urn for each in report.recording.resources} < set(phoebe.resources(STACK))
-    assert kinds_there(admin) == MADE
+    assert kinds_there(admin, space) == MADE
     phoebe.expect_no_changes(STACK)
-    made = parse_outputs(phoebe.contract(STACK), source="pulumi").kubernetes["phoebe"].namespaces[SPACE]
+    made = parse_outputs(phoebe.contract(STACK), source="pulumi").kubernetes["phoebe"].namespaces[space]
     assert (made.service_account, made.image_pull_secret) == ("runtime-job", "pdl-registry")
     assert made.claims[CLAIM].claim == CLAIM
     member = kubernetes.member("l2r")
-    assert member.may("create", "jobs", group="batch", namespace=SPACE)
-    assert not kubernetes.member("others").may("create", "jobs", group="batch", namespace=SPACE)
+    assert member.may("create", "jobs", group="batch", namespace=space)
+    assert not kubernetes.member("others").may("create", "jobs", group="batch", namespace=space)
 
 
 def test_no_kubeconfig_and_no_token_is_in_the_state(phoebe: Lab) -> None:
@@ -99,13 +120,13 @@ def test_no_kubeconfig_and_no_token_is_in_the_state(phoebe: Lab) -> None:
     assert "certificate-authority" not in exported
 
 
-def test_what_somebody_changed_by_hand_is_found_and_set_back(phoebe: Lab, admin: Access) -> None:
+def test_what_somebody_changed_by_hand_is_found_and_set_back(phoebe: Lab, admin: Access, space: str) -> None:
     phoebe.up(STACK)
     rbac, networking = client.RbacAuthorizationV1Api(admin.api), client.NetworkingV1Api(admin.api)
-    networking.delete_namespaced_network_policy("runtime-default-deny", SPACE)
-    role = rbac.read_namespaced_role("runtime-launcher", SPACE)
+    networking.delete_namespaced_network_policy("runtime-default-deny", space)
+    role = rbac.read_namespaced_role("runtime-launcher", space)
     role.rules = [*role.rules, client.V1PolicyRule(api_groups=[""], resources=["secrets"], verbs=["get"])]
-    rbac.replace_namespaced_role("runtime-launcher", SPACE, role)
+    rbac.replace_namespaced_role("runtime-launcher", space, role)
 
     unseen = phoebe.preview(STACK)
     drift = phoebe.preview(STACK, "--refresh")
@@ -114,58 +135,58 @@ def test_what_somebody_changed_by_hand_is_found_and_set_back(phoebe: Lab, admin:
 
     assert unseen == []
     assert sorted((step.op, step.name) for step in drift) == [
-        ("create", "phoebe-l2r-default-deny"),
-        ("update", "phoebe-l2r-launchers-role"),
+        ("create", f"phoebe-{space}-default-deny"),
+        ("update", f"phoebe-{space}-launchers-role"),
     ]
     assert phoebe.preview(STACK, "--refresh") == []
-    assert kinds_there(admin) == MADE
-    rules = rbac.read_namespaced_role("runtime-launcher", SPACE).rules
+    assert kinds_there(admin, space) == MADE
+    rules = rbac.read_namespaced_role("runtime-launcher", space).rules
     assert "secrets" not in [resource for rule in rules for resource in rule.resources]
 
 
-def test_one_knob_changes_one_object_in_place(phoebe: Lab, admin: Access) -> None:
+def test_one_knob_changes_one_object_in_place(phoebe: Lab, admin: Access, space: str) -> None:
     phoebe.up(STACK)
 
-    phoebe.set(STACK, f"{AT}.quota.pods", "300")
+    phoebe.set(STACK, knob(space, "quota.pods"), "300")
     (step,) = phoebe.preview(STACK)
     phoebe.up(STACK)
 
-    assert (step.op, step.name, step.paths) == ("update", "phoebe-l2r-quota", ("spec.hard.pods",))
-    quota = client.CoreV1Api(admin.api).read_namespaced_resource_quota("runtime-quota", SPACE)
+    assert (step.op, step.name, step.paths) == ("update", f"phoebe-{space}-quota", ("spec.hard.pods",))
+    quota = client.CoreV1Api(admin.api).read_namespaced_resource_quota("runtime-quota", space)
     assert quota.spec.hard["pods"] == "300"
 
 
-def test_change_that_the_api_would_refuse_is_refused_in_the_preview(phoebe: Lab) -> None:
+def test_change_that_the_api_would_refuse_is_refused_in_the_preview(phoebe: Lab, space: str) -> None:
     phoebe.up(STACK)
 
-    phoebe.set(STACK, f"{AT}.claims.{CLAIM}.size", "10Gi")
+    phoebe.set(STACK, knob(space, f"claims.{CLAIM}.size"), "10Gi")
     refused = phoebe.run("preview", "--stack", STACK, check=False)
 
     assert refused.code != 0
-    assert f"PersistentVolumeClaim {SPACE}/{CLAIM}" in refused.text
+    assert f"PersistentVolumeClaim {space}/{CLAIM}" in refused.text
 
 
-def test_claim_that_would_be_made_anew_refuses_to_go(phoebe: Lab, admin: Access) -> None:
+def test_claim_that_would_be_made_anew_refuses_to_go(phoebe: Lab, admin: Access, space: str) -> None:
     phoebe.up(STACK)
-    before = client.CoreV1Api(admin.api).read_namespaced_persistent_volume_claim(CLAIM, SPACE).metadata.uid
+    before = client.CoreV1Api(admin.api).read_namespaced_persistent_volume_claim(CLAIM, space).metadata.uid
 
-    phoebe.set(STACK, f"{AT}.claims.{CLAIM}.access_mode", "ReadWriteOnce")
+    phoebe.set(STACK, knob(space, f"claims.{CLAIM}.access_mode"), "ReadWriteOnce")
     refused = phoebe.up(STACK, check=False)
 
     assert refused.code != 0
     assert "protect" in refused.text
-    assert client.CoreV1Api(admin.api).read_namespaced_persistent_volume_claim(CLAIM, SPACE).metadata.uid == before
+    assert client.CoreV1Api(admin.api).read_namespaced_persistent_volume_claim(CLAIM, space).metadata.uid == before
 
 
-def test_destroy_refuses_then_leaves_the_data_and_an_up_after_it_adopts(phoebe: Lab, admin: Access) -> None:
+def test_destroy_refuses_then_leaves_the_data_and_an_up_after_it_adopts(phoebe: Lab, admin: Access, space: str) -> None:
     phoebe.up(STACK)
     core = client.CoreV1Api(admin.api)
-    before = core.read_namespaced_persistent_volume_claim(CLAIM, SPACE).metadata.uid
+    before = core.read_namespaced_persistent_volume_claim(CLAIM, space).metadata.uid
 
     refused = phoebe.destroy(STACK, check=False)
     phoebe.unprotect(STACK)
     phoebe.destroy(STACK)
-    left = kinds_there(admin)
+    left = kinds_there(admin, space)
     taken = phoebe.up(STACK, check=False)
     phoebe.set(STACK, "adopt", True)
     phoebe.up(STACK)
@@ -173,36 +194,36 @@ def test_destroy_refuses_then_leaves_the_data_and_an_up_after_it_adopts(phoebe: 
     assert refused.code != 0
     assert left == {kind: [CLAIM] if kind == "claim" else [] for kind in MADE}
     assert taken.code != 0
-    assert f"409: Namespace {SPACE} already exists" in taken.text
-    assert core.read_namespaced_persistent_volume_claim(CLAIM, SPACE).metadata.uid == before
-    assert kinds_there(admin) == MADE
+    assert f"409: Namespace {space} already exists" in taken.text
+    assert core.read_namespaced_persistent_volume_claim(CLAIM, space).metadata.uid == before
+    assert kinds_there(admin, space) == MADE
     phoebe.expect_no_changes(STACK)
 
 
 def test_stack_in_a_namespace_of_others_needs_its_administrators_rights_alone(
-    phoebe: Lab, kubernetes: Kubernetes, admin: Access, tmp_path: Path
+    phoebe: Lab, kubernetes: Kubernetes, admin: Access, space: str, tmp_path: Path
 ) -> None:
     core = client.CoreV1Api(admin.api)
-    core.create_namespace({"metadata": {"name": SPACE}})
-    core.create_namespaced_service_account(SPACE, {"metadata": {"name": "theirs"}})
+    core.create_namespace({"metadata": {"name": space}})
+    core.create_namespaced_service_account(space, {"metadata": {"name": "theirs"}})
     admin.apply(
         {
             "apiVersion": "rbac.authorization.k8s.io/v1",
             "kind": "RoleBinding",
-            "metadata": {"name": "administrators", "namespace": SPACE},
+            "metadata": {"name": "administrators", "namespace": space},
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "admin"},
-            "subjects": [{"kind": "ServiceAccount", "name": "theirs", "namespace": SPACE}],
+            "subjects": [{"kind": "ServiceAccount", "name": "theirs", "namespace": space}],
         }
     )
     granted = tmp_path / "granted"
-    kubernetes.kubeconfig_with_context(granted, "phoebe", token=kubernetes.token(SPACE, "theirs"))
+    kubernetes.kubeconfig_with_context(granted, "phoebe", token=kubernetes.token(space, "theirs"))
     phoebe.environment[KUBECONFIG_VARIABLE] = str(granted)
-    phoebe.set(STACK, f"{AT}.create", False)
-    phoebe.set(STACK, f"{AT}.quota", None)
+    phoebe.set(STACK, knob(space, "create"), False)
+    phoebe.set(STACK, knob(space, "quota"), None)
 
     phoebe.up(STACK)
 
-    assert kinds_there(admin) == {
+    assert kinds_there(admin, space) == {
         **MADE,
         "quota": [],
         "account": ["runtime-job", "theirs"],
@@ -212,11 +233,11 @@ def test_stack_in_a_namespace_of_others_needs_its_administrators_rights_alone(
     phoebe.expect_no_changes(STACK)
 
 
-def test_context_that_is_not_there_stops_before_anything_is_made(phoebe: Lab, admin: Access) -> None:
+def test_context_that_is_not_there_stops_before_anything_is_made(phoebe: Lab, admin: Access, space: str) -> None:
     phoebe.set(STACK, "kubernetes.phoebe.context", "elsewhere")
 
     refused = phoebe.up(STACK, check=False)
 
     assert refused.code != 0
     assert "the kubeconfig has no context `elsewhere`; it has phoebe" in refused.text
-    assert not namespace_exists(admin)
+    assert not namespace_exists(admin, space)
