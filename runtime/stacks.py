@@ -283,7 +283,12 @@ def _find_named(name: str, settings: Settings, *, allow_cache: bool = True) -> F
     if not allow_cache and isinstance(first, StoreUnavailable):
         raise first
     tried.append(f"cache: no copy in `{_cache_folder(settings)}`")
-    known = [LOCAL, *(stack.name for stack in _cached_stacks(settings)), *_pulumi_stacks()]
+    listed = _pulumi_stacks()
+    if failed is not None and name in listed:
+        # Pulumi has it: that it cannot be read is the news, not its name.
+        failed.facts = tuple(tried)
+        raise failed
+    known = [LOCAL, *(stack.name for stack in _cached_stacks(settings)), *listed]
     raise StackNotFound(name, sorted(set(known)), tried, hint=hint) from first
 
 

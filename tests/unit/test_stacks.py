@@ -375,6 +375,20 @@ def test_cache_stands_in_where_the_copy_is_not_there_either(
     assert "disk on fire" in caplog.text
 
 
+def test_stack_that_pulumi_lists_and_cannot_tell_of_is_no_unknown_name(settings: Settings, pulumi: FakePulumi) -> None:
+    no_contract = "error: current stack does not have output property 'contract'"
+    pulumi.answer(stderr=no_contract, code=255, ls='[{"name": "dev"}]')
+
+    with pytest.raises(PulumiFailed) as refused:
+        find_stack("dev", settings=settings)
+
+    assert (refused.value.reason, refused.value.hint) == (
+        "the stack exports no `contract`",
+        "run `pulumi up --stack dev`",
+    )
+    assert refused.value.facts[:2] == ("pulumi: the stack exports no `contract`", "RUNTIME_OUTPUTS: not set")
+
+
 def test_copy_of_another_stack_at_the_known_address_is_not_taken(
     settings: Settings, pulumi: FakePulumi, tmp_path: Path
 ) -> None:
