@@ -770,11 +770,14 @@ def known_regions(settings: Settings) -> frozenset[str]:
 
 
 def made_repository_urls(settings: Settings, registry: str) -> set[str]:
-    """`REGION-docker.pkg.dev/PROJECT/NAME` of what the stack makes itself."""
+    """`REGION-docker.pkg.dev/PROJECT/NAME` of what the stack makes itself, caches included."""
     its = settings.registries[registry]
-    name = its.repository or Names(stack=settings.stack, project=settings.project).repository(registry)
-    regions = its.regions or ((settings.region,) if settings.region else ())
-    return {f"{region}-docker.pkg.dev/{settings.project}/{name}" for region in regions if region not in its.existing}
+    names = Names(stack=settings.stack, project=settings.project)
+    repositories = {its.repository or names.repository(registry)}
+    if its.pull_through:
+        repositories.add(names.repository(f"{registry}-cache"))
+    regions = [region for region in its.regions or (settings.region,) if region and region not in its.existing]
+    return {f"{region}-docker.pkg.dev/{settings.project}/{name}" for region in regions for name in repositories}
 
 
 def repository_urls(settings: Settings) -> set[str]:

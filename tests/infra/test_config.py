@@ -219,6 +219,12 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("registries/images/pull_through", "dockr.io", "registries.images.pull_through", "did you mean `docker.io`?"),
     ("registries/images/repository", "Marin", "registries.images.repository", "is `Marin`"),
     ("registries/other", {"repository": "marin"}, "registries.other.repository", "`registries.images` makes"),
+    (
+        "registries",
+        {"images": {"repository": "marin", "pull_through": "docker.io"}, "images-cache": {}},
+        "registries.images-cache.repository",
+        "west-images-cache that `registries.images` makes",
+    ),
     # secrets
     ("secrets/hf-token/env", "HF-TOKEN", "secrets.hf-token.env", "the name of a variable"),
     ("secrets/hf-token/env", "PATH", "secrets.hf-token.env", "neither the system nor the runtime"),
