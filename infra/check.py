@@ -22,7 +22,14 @@ from infra.google_outputs import compute
 from infra.policy.rules import Bounds, apply_rules, bounds_of
 from infra.prices import Cost, find_costs
 from infra.recording import UNKNOWN, UNKNOWN_MARK, Recording, Registration, Secret, Unknown, record
-from infra.stack_files import StackConfig, find_project_folder, find_stack_file, load_stack_config, read_stack_file
+from infra.stack_files import (
+    InvalidStackFile,
+    StackConfig,
+    find_project_folder,
+    find_stack_file,
+    load_stack_config,
+    read_stack_file,
+)
 from infra.validate import find_input_problems
 from runtime.errors import RuntimeFailure
 from runtime.outputs import OUTPUT_NAME, parse_outputs
@@ -150,8 +157,11 @@ def _explained(problem: RuntimeFailure, file: str) -> Iterator[Finding]:
                 source="settings", rule="settings", where=each.path or file, message=each.message, hint=each.hint
             )
         return
+    if isinstance(problem, InvalidStackFile):
+        yield Finding(source="file", rule="file", where=file, message=problem.problem, hint=problem.hint)
+        return
     message = "; ".join((problem.message, *problem.facts))
-    yield Finding(source="file", rule="stack-file", where=file, message=message, hint=problem.hint)
+    yield Finding(source="program", rule="program", where=file, message=message, hint=problem.hint)
 
 
 def _crash(problem: Exception) -> Finding:
@@ -279,9 +289,7 @@ def find_grants(recording: Recording) -> tuple[Grant, ...]:
     found: list[Grant] = []
     for each in recording.resources:
         if is_grant(each.type):
-            found.append(
-                Grant(member=_text(each.inputs.get("member")), role=_text(each.inputs.get("role")), on=_on(each))
-            )
+            found.append(Grant(member=_member(each), role=_text(each.inputs.get("role")), on=_on(each)))
         elif each.type.endswith((":RoleBinding", ":ClusterRoleBinding")):
             found += _kubernetes_grants(each)
     return tuple(found)
@@ -289,6 +297,14 @@ def find_grants(recording: Recording) -> tuple[Grant, ...]:
 
 def is_grant(type_: str) -> bool:
     return type_.startswith("gcp:") and type_.endswith(("IAMMember", "IamMember"))
+
+
+def _member(each: Registration) -> str:
+    member = each.inputs.get("member")
+    if not isinstance(member, Unknown):
+        return _text(member)
+    makers = sorted(_name(urn) for urn in each.property_dependencies.get("member", ()))
+    return f"{UNKNOWN_MARK}, from {', '.join(makers)}" if makers else UNKNOWN_MARK
 
 
 _NOT_THE_TARGET: Final = frozenset({"role", "member", "project", "location", "region", "zone", "condition"})
@@ -455,7 +471,7 @@ def _shared_grants(reports: Sequence[Report]) -> list[str]:
     for report in reports:
         project = (report.contract or {}).get("project")
         for grant in dict.fromkeys(report.grants):
-            if project and UNKNOWN_MARK not in (grant.member, grant.on):
+            if project and UNKNOWN_MARK not in f"{grant.member} {grant.on}":
                 owners[project, grant].append(report.stack)
     shared: dict[tuple[str, ...], int] = defaultdict(int)
     for stacks in owners.values():

@@ -43,7 +43,7 @@ class CheckFailed(RequestRefused):
     def __init__(self, what: str, findings: Sequence[Finding], lines: Sequence[str]) -> None:
         self.findings = tuple(findings)
         count = f"{len(findings)} problem{'' if len(findings) == 1 else 's'}"
-        settings = any(each.source == "settings" for each in findings)
+        settings = any(each.source in ("settings", "file") for each in findings)
         super().__init__(
             f"{what} cannot be deployed: {count}",
             facts=lines,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
@@ -50,8 +49,6 @@ def _run(args: list[str]) -> int:
         sys.stdout.write(HELP.format(program=PROGRAM, commands=lines))
         return 0
     if args[0] not in COMMANDS:
-        near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-        hint = f"did you mean `{PROGRAM} {near[0]}`?" if near else f"`{PROGRAM} --help` lists what there is"
-        raise UnknownName("command", args[0], COMMANDS, hint=hint)
+        raise UnknownName("command", args[0], COMMANDS, hint=f"`{PROGRAM} --help` lists what there is")
     module = importlib.import_module(COMMANDS[args[0]][0])
     return int(module.main(args[1:]))

@@ -123,7 +123,8 @@ def _costs(report: Report) -> list[str]:
     for each in report.costs:
         amount = f"{each.monthly_usd:>10,.2f}" if each.monthly_usd is not None else f"{'–':>10}"
         lines.append(f"{amount}  {each.urn.rpartition('::')[2]}: {each.basis}")
-    return [*lines, f"{monthly_total(report.costs):>10,.2f}  in all, in USD, before what is paid by use"]
+    total = monthly_total(report.costs)
+    return [*lines, f"{total:>10,.2f}  in all, in USD, before what is paid by use"] if total else lines
 
 
 def _grants(report: Report) -> list[str]:
@@ -165,7 +166,7 @@ def finding_line(finding: Finding) -> str:
     """`policy subscription-has-dead-letter: main-queue: …`, one line of an error."""
     where = finding.where.rpartition("::")[2]
     place = f"`{where}` "
-    rule = "" if finding.rule in (finding.source, "settings") else f"{finding.rule}: "
+    rule = "" if finding.rule == finding.source else f"{finding.rule}: "
     return f"{rule}{place}{finding.message}" + (f"; {finding.hint}" if finding.hint else "")
 
 

@@ -18,11 +18,11 @@ PROJECT_FILE = "Pulumi.yaml"
 
 
 class InvalidStackFile(RequestRefused):
-    """A file that cannot be read as a stack file; `path` is its place."""
+    """A file that cannot be read as a stack file; `path` is its place, `problem` what it is or has."""
 
     def __init__(self, path: Path, problem: str, *, hint: str | None = None) -> None:
-        self.path = path
-        super().__init__(f"`{path.name}` cannot be used: {problem}", facts=[f"read from {path}"], hint=hint)
+        self.path, self.problem = path, problem
+        super().__init__(f"`{path.name}` {problem}", facts=[f"read from {path}"], hint=hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,12 +90,12 @@ def read_stack_file(path: Path) -> StackConfig:
         near = difflib.get_close_matches(unknown[0], ["config"], n=1)
         raise InvalidStackFile(
             path,
-            f"`{unknown[0]}` is no part of a stack file",
+            f"has the key `{unknown[0]}`, which is no part of a stack file",
             hint=f"did you mean `{near[0]}`?" if near else "settings stand under `config:`",
         )
     config = content.get("config") or {}
     if not isinstance(config, Mapping):
-        raise InvalidStackFile(path, f"`config` is {_kind(config)}, expected keys and values")
+        raise InvalidStackFile(path, f"has {_kind(config)} under `config`, expected keys and values")
     values: dict[str, str] = {}
     secrets = set()
     for key, value in config.items():
@@ -153,21 +153,19 @@ def _read_mapping(path: Path) -> Mapping[str, Any]:
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except OSError as problem:
-        raise InvalidStackFile(path, problem.strerror or str(problem)) from None
+        raise InvalidStackFile(path, f"cannot be read: {problem.strerror or problem}") from None
     except UnicodeDecodeError:
-        raise InvalidStackFile(path, "it is no UTF-8 text") from None
+        raise InvalidStackFile(path, "is no UTF-8 text") from None
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
-        raise InvalidStackFile(
-            path, f"it is no valid YAML: {place}{problem.problem}", hint="indent with two spaces, quote `*` and `:`"
-        ) from None
+        raise InvalidStackFile(path, f"is no valid YAML: {place}{problem.problem}") from None
     except yaml.YAMLError as problem:
-        raise InvalidStackFile(path, f"it is no valid YAML: {problem}") from None
+        raise InvalidStackFile(path, f"is no valid YAML: {problem}") from None
     if content is None:
         content = {}
     if not isinstance(content, Mapping):
-        raise InvalidStackFile(path, f"it holds {_kind(content)}, expected `config:` with keys and values")
+        raise InvalidStackFile(path, f"holds {_kind(content)}, expected `config:` with keys and values")
     return content
 
 
