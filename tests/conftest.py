@@ -118,6 +118,8 @@ def kubernetes_node() -> Iterator[Kubernetes]:
 def _running_kubernetes(*, node: bool) -> Iterator[Kubernetes]:
     from tests import kubernetes_support
 
+    if node and os.geteuid() != 0:
+        pytest.skip("a Kubernetes node makes namespaces, mounts and a bridge, which takes root")
     missing = kubernetes_support.find_missing(node=node)
     require(missing or "Kubernetes", not missing, kubernetes_support.INSTALL)
     running = kubernetes_support.Kubernetes(node=node).start()

@@ -27,21 +27,19 @@ INSTALL = "scripts/kubernetes install && scripts/kubernetes build"
 FIELD_MANAGER = "research-runtime"
 
 # Read at once: each test gets a cache folder of its own, and what took minutes to build is not in it.
-_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "research-runtime" / "kubernetes"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "research-runtime" / "kubernetes"
 
 
 def find_missing(*, node: bool = False) -> str | None:
     """What this machine lacks for a Kubernetes, or for a node with pods; None where nothing is missing."""
-    done = _script("status")
+    done = run_script("status")
     packages, built = done.stdout.splitlines()[:2]
     absent = packages.removeprefix("packages: ").removeprefix("installed").removeprefix("missing ").split()
     if not node:
         absent = [each for each in absent if each in ("etcd-server", "openssl", "curl")]
     if absent:
         return f"Kubernetes (without {', '.join(absent)})"
-    if not built.endswith("not built"):
-        return "Kubernetes (a node needs root)" if node and os.geteuid() != 0 else None
-    return "Kubernetes (its programs are not built)"
+    return "Kubernetes (its programs are not built)" if built.endswith("not built") else None
 
 
 class Kubernetes:
@@ -55,7 +53,7 @@ class Kubernetes:
 
     def start(self) -> Self:
         options = ["--owner", str(os.getpid())] + ([] if self._node else ["--control-plane-only"])
-        done = _script("start", *options, str(self.folder))
+        done = run_script("start", *options, str(self.folder))
         if done.returncode != 0:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise RuntimeError(f"Kubernetes did not start (exit code {done.returncode}): {done.stderr}")
@@ -63,7 +61,7 @@ class Kubernetes:
 
     def stop(self) -> None:
         """Stopping twice changes nothing."""
-        _script("stop", str(self.folder))
+        run_script("stop", str(self.folder))
 
     @property
     def server(self) -> str:
@@ -191,10 +189,10 @@ def eventually(condition: Any, *, timeout_s: float = 20) -> None:
     assert wait_until(condition, timeout_s=timeout_s, every_s=0.1), "it did not come true in time"
 
 
-def _script(*args: str) -> subprocess.CompletedProcess[str]:
+def run_script(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(  # noqa: PLW1510
         [str(SCRIPT), *args],
-        env={**os.environ, "RUNTIME_KUBERNETES_CACHE": str(_CACHE)},
+        env={**os.environ, "RUNTIME_KUBERNETES_CACHE": str(CACHE)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
