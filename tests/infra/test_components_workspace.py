@@ -11,7 +11,16 @@ import pulumi_kubernetes
 import pytest
 
 from infra.components.workspace import Workspace, WorkspaceArgs, pod_defaults
-from infra.config import ClaimSettings, InvalidSettings, NamespaceSettings
+from infra.config import (
+    ClaimSettings,
+    InvalidSettings,
+    KubernetesSettings,
+    NamespaceSettings,
+    Settings,
+    find_problems,
+)
+from infra.export import export
+from infra.program import build
 from infra.recording import Recording, Registration, record
 from infra.validate import find_input_problems
 from runtime.errors import InvalidValue
@@ -378,3 +387,60 @@ def test_label_that_kubernetes_does_not_take_is_refused() -> None:
         record_workspace(FULL, labels={"team": "l2r-"})
 
     assert (refused.value.field, refused.value.value) == ("value of the label `team`", "l2r-")
+
+
+# a cluster with several namespaces
+
+
+def record_cluster(slot_namespace: str | None) -> Recording:
+    cluster = KubernetesSettings(
+        context="lab",
+        cluster_identifier="lab",
+        server="https://lab.example:6443",
+        slot_namespace=slot_namespace,
+        namespaces={
+            "one": NamespaceSettings(quota=QUOTA, launchers=("User:ann", "User:both")),
+            "two": NamespaceSettings(quota=QUOTA, launchers=("User:bob", "User:both")),
+        },
+    )
+    settings = Settings(stack="lab", kubernetes={"lab": cluster})
+    return record(lambda: export(build(settings)), stack="lab")
+
+
+def bound(recording: Recording) -> dict[str, list[str]]:
+    bindings = recording.of_type("kubernetes:rbac.authorization.k8s.io/v1:RoleBinding")
+    return {each.name: [who["name"] for who in each.inputs["subjects"]] for each in bindings}
+
+
+def test_namespaces_know_nothing_of_each_other_by_default() -> None:
+    recording = record_cluster(None)
+
+    assert bound(recording) == {"lab-one-launchers": ["ann", "both"], "lab-two-launchers": ["bob", "both"]}
+    assert "slot_namespace" not in recording.outputs["contract"]["kubernetes"]["lab"]
+
+
+def test_namespaces_that_share_slots_let_the_others_launchers_write_them_and_see_jobs() -> None:
+    recording = record_cluster("two")
+
+    assert bound(recording) == {
+        "lab-one-launchers": ["ann", "both"],
+        "lab-one-job-readers": ["bob"],
+        "lab-two-launchers": ["bob", "both"],
+        "lab-two-job-readers": ["ann"],
+        "lab-two-gpu-slots": ["ann"],
+    }
+    assert recording.outputs["contract"]["kubernetes"]["lab"]["slot_namespace"] == "two"
+
+
+def test_slot_namespace_that_is_none_of_the_clusters_is_refused_with_the_nearest() -> None:
+    cluster = KubernetesSettings(
+        context="lab",
+        cluster_identifier="lab",
+        server="https://lab.example:6443",
+        slot_namespace="slot",
+        namespaces={"slots": NamespaceSettings(quota=QUOTA)},
+    )
+
+    (problem,) = find_problems(cluster, "kubernetes.lab")
+
+    assert (problem.path, problem.hint) == ("kubernetes.lab.slot_namespace", "did you mean `slots`?")
