@@ -29,10 +29,13 @@ types: .venv/.ready
 	$(PY) -m mypy --no-error-summary
 
 fast: .venv/.compiled
-	$(PY) -m pytest -q -n 4 -m 'not service and not slow' $(wildcard tests/unit tests/conformance tests/golden) $(ARGS)
+	$(PY) -m pytest -q -n 4 -m 'not service and not slow' $(wildcard tests/unit tests/conformance tests/infra) $(ARGS)
 
 services: ## install the real components the service tests need (Debian, Ubuntu)
 	@scripts/services
+	@scripts/image-tools
+	@scripts/kubernetes install
+	@scripts/kubernetes build
 
 goldens: .venv/.ready ## rewrite the golden files; review the diff
 	$(PY) -m pytest -q -m golden --update-goldens $(ARGS)
