@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from runtime import ledger
-from runtime.errors import NotPossible, RequestRefused, UnknownName
+from runtime.errors import InfrastructureFailure, NotPossible, RequestRefused, UnknownName
 from runtime.jobs import (
     CodeMode,
     JobSpec,
@@ -332,6 +332,7 @@ def _carry_out(prepared: Prepared, options: LaunchOptions, host: Host, progress:
         plan = _next_of_the_same(prepared, host.files)
         prepared = replace(prepared, plan=plan)
     handle = functools.partial(JobHandle, plan.job.id, plan.target, prepared.launcher, host)
+    remember_job(plan.job.id, plan.target.name, prepared.context.settings)
     if host.files.read(f"{plan.folder}/launched") is not None:
         return handle(new=False)
     fault("unlocked")
@@ -449,16 +450,26 @@ def read_secret(ref: SecretRef, context: PlanContext) -> str:
 
 
 def find_job(text: str, *, settings: Settings | None = None, target: str | None = None) -> JobHandle:
-    """The job of that id or beginning of an id, on whichever target of the project it lies. Raises `UnknownName`."""
+    """The job of that id or beginning of an id, on whichever target of the project it lies.
+
+    The target that it was launched on from here is looked at first; one that does not answer is passed over. Raises
+    `UnknownName`.
+    """
     from runtime.config import load_settings
 
     settings = settings or load_settings()
-    targets = [find_target(target, settings)] if target else list_targets(settings)
     known: list[str] = []
-    for each in targets:
+    silent: list[str] = []
+    for each in [find_target(target, settings)] if target else _likely_targets(text, settings):
         launcher = get_launcher(each.kind)
-        host = launcher.open_host(each, make_context(each, settings))
-        jobs = ledger.list_jobs(host.files)
+        try:
+            host = launcher.open_host(each, make_context(each, settings))
+            jobs = ledger.list_jobs(host.files)
+        except InfrastructureFailure as problem:
+            if target:
+                raise
+            silent.append(f"target `{each.name}` does not answer: {problem.message}")
+            continue
         found = [job for job in jobs if job.startswith(text)] if len(text) >= SHORTEST_PREFIX else []
         if len(found) == 1:
             return JobHandle(found[0], each, launcher, host)
@@ -470,7 +481,29 @@ def find_job(text: str, *, settings: Settings | None = None, target: str | None 
                 hint="add letters until only one is left",
             )
         known += jobs
-    raise UnknownName("job", text, known[:10], hint="`runtime status` lists the jobs that there are")
+    unknown = UnknownName("job", text, known[:10], hint="`runtime status` lists the jobs that there are")
+    unknown.facts = (*unknown.facts, *silent)
+    raise unknown
+
+
+def remember_job(job: str, target: str, settings: Settings) -> None:
+    """Keep on this machine where a job lies; a cache, and a folder that cannot be written stops nobody."""
+    path = settings.data_dir / "launched" / job
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(target + "\n", encoding="utf-8")
+    except OSError:
+        pass
+
+
+def _likely_targets(text: str, settings: Settings) -> list[Target]:
+    """Every target, those first on which a job that begins so was launched from here."""
+    targets = list_targets(settings)
+    remembered: set[str] = set()
+    if len(text) >= SHORTEST_PREFIX:
+        for path in (settings.data_dir / "launched").glob(f"{text}*"):
+            remembered.add(path.read_text(encoding="utf-8").strip())
+    return sorted(targets, key=lambda each: (each.name not in remembered, targets.index(each)))
 
 
 def list_handles(settings: Settings) -> Iterator[tuple[Target, Launcher, Host]]:

@@ -5,7 +5,8 @@
       spec.json intent.json  what was asked for, by whom, from which code; written before the backend is called
       plan.json artefacts/   what was decided
       order.json shim.py     what the shim is told, and the shim
-      native/000001.json     a native job: name, id, part, epoch; one file for each that was started
+      native/001.000000.json a native job by epoch and part: its name and id; one file for each that was started
+      epoch                  the newest epoch of a job that was retried
       cancel  cancel.INDEX   marks
       owners/ runs/          the shim's (docs/shim.md)
     done/ID.INDEX.REASON.CODE.ATTEMPT   outcomes in names: one listing tells the state of every job
@@ -16,6 +17,7 @@ Nothing is locked with flock and nothing is appended to: all of it is safe on NF
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 import threading
@@ -104,6 +106,13 @@ class JobStatus:
 
 # marks and names
 
+EPOCH: Final = "epoch"
+"""File in the run folder of a job that was retried: the number of its newest epoch."""
+
+
+def native_name(epoch: int, part: int) -> str:
+    return f"native/{epoch:03d}.{part:06d}.json"
+
 
 def job_folder(job: str) -> str:
     return f"jobs/{job}"
@@ -144,7 +153,27 @@ def read_entry(files: Files, job: str, outcomes: Mapping[int, Outcome] | None = 
     if f"{folder}/intent.json" not in read:
         return None
     intent = json.loads(read[f"{folder}/intent.json"])
-    found = read_outcomes(files, job).get(job, {}) if outcomes is None else outcomes
+    return _entry(
+        job,
+        intent,
+        tuple(_native(json.loads(read[name])) for name in natives if name in read),
+        read_outcomes(files, job).get(job, {}) if outcomes is None else outcomes,
+        cancelled="cancel" in names,
+        cancelled_indices=frozenset(
+            int(name.removeprefix("cancel.")) for name in names if name.removeprefix("cancel.").isdigit()
+        ),
+    )
+
+
+def _entry(
+    job: str,
+    intent: Mapping[str, Any],
+    natives: tuple[NativeJob, ...],
+    outcomes: Mapping[int, Outcome],
+    *,
+    cancelled: bool = False,
+    cancelled_indices: frozenset[int] = frozenset(),
+) -> LedgerEntry:
     return LedgerEntry(
         id=job,
         name=intent["name"],
@@ -154,12 +183,10 @@ def read_entry(files: Files, job: str, outcomes: Mapping[int, Outcome] | None = 
         launched_at=parse_time(intent["at"]),
         snapshot=intent.get("snapshot"),
         indices=intent["indices"],
-        natives=tuple(_native(json.loads(read[name])) for name in natives if name in read),
-        cancelled="cancel" in names,
-        cancelled_indices=frozenset(
-            int(name.removeprefix("cancel.")) for name in names if name.removeprefix("cancel.").isdigit()
-        ),
-        outcomes=found,
+        natives=natives,
+        cancelled=cancelled,
+        cancelled_indices=cancelled_indices,
+        outcomes=outcomes,
         intent=intent,
     )
 
@@ -183,7 +210,7 @@ def record_native(files: Files, job: str, native: NativeJob) -> None:
         "epoch": native.epoch,
         "at": format_time(native.at),
     }
-    name = f"{job_folder(job)}/native/{native.epoch:03d}.{native.part:06d}.json"
+    name = f"{job_folder(job)}/{native_name(native.epoch, native.part)}"
     files.create(name, json.dumps(content, sort_keys=True).encode())
 
 
@@ -286,7 +313,9 @@ def judge(entry: LedgerEntry, natives: Sequence[NativeState], *, indices: bool =
     """
     by_index: dict[int | None, NativeState] = {}
     for each in natives:
-        by_index[each.index] = each
+        known = by_index.get(each.index)
+        if known is None or known.state.terminal:
+            by_index[each.index] = each  # of several native jobs the one that lives counts
     offset = int(entry.intent.get("offset", 0))
     statuses = [_judge_index(entry, index, by_index) for index in range(offset, offset + entry.indices)]
     counts = Counter(each.state for each in statuses)
@@ -363,7 +392,35 @@ def now() -> datetime:
 
 
 def read_many_entries(files: Files, jobs: Iterable[str]) -> list[LedgerEntry]:
-    """The entries of many jobs, with one listing of the outcomes of all."""
+    """The entries of many jobs: one listing of the outcomes of all, and two reads.
+
+    Only arrays that have not ended, and jobs that were retried, are looked at one by one.
+    """
     outcomes = read_outcomes(files)
-    found = (read_entry(files, job, outcomes.get(job, {})) for job in jobs)
-    return [each for each in found if each is not None]
+    intents = _read_intents(files, jobs)
+    left = [job for job, intent in intents.items() if len(outcomes.get(job, {})) < intent["indices"]]
+    simple = [job for job in left if intents[job]["indices"] == 1]
+    natives = {job: [f"{job_folder(job)}/{native_name(1, part)}" for part in _parts(intents[job])] for job in simple}
+    marks = [f"{job_folder(job)}/{name}" for job in simple for name in ("cancel", EPOCH)]
+    read = files.read_many([*itertools.chain.from_iterable(natives.values()), *marks])
+    found = []
+    for job, intent in intents.items():
+        mine = outcomes.get(job, {})
+        if job in natives and f"{job_folder(job)}/{EPOCH}" not in read:
+            started = tuple(_native(json.loads(read[name])) for name in natives[job] if name in read)
+            found.append(_entry(job, intent, started, mine, cancelled=f"{job_folder(job)}/cancel" in read))
+        elif len(mine) < intent["indices"]:
+            entry = read_entry(files, job, mine)
+            found += [entry] if entry else []
+        else:
+            found.append(_entry(job, intent, (), mine))
+    return found
+
+
+def _read_intents(files: Files, jobs: Iterable[str]) -> dict[str, dict[str, Any]]:
+    names = {f"{job_folder(job)}/intent.json": job for job in jobs}
+    return {names[name]: json.loads(content) for name, content in files.read_many(names).items()}
+
+
+def _parts(intent: Mapping[str, Any]) -> range:
+    return range(len(intent.get("parts", ())) or 1)
