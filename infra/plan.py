@@ -3,8 +3,8 @@
 `plan` compares what a program registered before with what it registers now, resource by resource, and answers with
 steps. It follows the engine's own rules where they need no provider: URNs and aliases, ignored changes, imports,
 protection, and which dependents a replacement takes along. Which properties make Google or Kubernetes replace a
-resource is in `REPLACING`, a table of our own for the types of this program; it is checked against nothing but the
-providers' documentation, and docs/decisions/plan-of-recordings.md says what that leaves to the real engine.
+resource is in `REPLACING`, a table of our own for the types of this program; docs/decisions/plan-of-recordings.md says
+where it comes from and what is left to the real engine.
 """
 
 from __future__ import annotations
@@ -273,34 +273,57 @@ REPLACING: Final[Mapping[str, Mapping[str, Trigger]]] = {
         "repositoryId", "location", "project", "format", "mode", "kmsKeyName", "remoteRepositoryConfig"
     ),
     "gcp:billing/budget:Budget": _all("billingAccount"),
-    "gcp:compute/address:Address": _all("name", "project", "region", "address", "addressType", "subnetwork", "purpose"),
-    "gcp:compute/disk:Disk": {**_all("name", "project", "zone", "type", "image", "snapshot"), "size": _disk_shrinks},
-    "gcp:compute/firewall:Firewall": _all("name", "project", "network", "direction"),
+    "gcp:compute/address:Address": _all(
+        "name",
+        "project",
+        "region",
+        "address",
+        "addressType",
+        "description",
+        "network",
+        "networkTier",
+        "prefixLength",
+        "purpose",
+        "subnetwork",
+    ),
+    "gcp:compute/disk:Disk": {
+        **_all("name", "project", "zone", "type", "image", "snapshot", "description", "sourceDisk", "architecture"),
+        "size": _disk_shrinks,
+    },
+    "gcp:compute/firewall:Firewall": _all("name", "project", "direction"),
     "gcp:compute/instance:Instance": _all(
         "name",
         "project",
         "zone",
-        "bootDisk",
         "hostname",
         "metadataStartupScript",
-        "networkInterfaces[*].network",
-        "networkInterfaces[*].subnetwork",
         "guestAccelerators",
-        "confidentialInstanceConfig",
         "scratchDisks",
+        "reservationAffinity",
+        "confidentialInstanceConfig",
+        "bootDisk.deviceName",
+        "bootDisk.source",
+        "bootDisk.mode",
+        "bootDisk.initializeParams.image",
+        "bootDisk.initializeParams.snapshot",
+        "bootDisk.initializeParams.type",
+        "scheduling.preemptible",
+        "scheduling.provisioningModel",
+        "networkInterfaces[*].nicType",
+        "networkInterfaces[*].networkIp",
     ),
     "gcp:compute/network:Network": _all("name", "project", "autoCreateSubnetworks", "description"),
-    "gcp:compute/router:Router": _all("name", "project", "region", "network"),
-    "gcp:compute/routerNat:RouterNat": _all("name", "project", "region", "router", "type"),
+    "gcp:compute/router:Router": _all("name", "project", "region", "network", "encryptedInterconnectRouter"),
+    "gcp:compute/routerNat:RouterNat": _all("name", "project", "region", "router", "type", "endpointTypes"),
     "gcp:compute/subnetwork:Subnetwork": {
-        **_all("name", "project", "region", "network", "description", "purpose"),
+        **_all("name", "project", "region", "network", "description"),
         "ipCidrRange": _range_moves,
     },
     "gcp:iam/workloadIdentityPool:WorkloadIdentityPool": _all("workloadIdentityPoolId", "project"),
     "gcp:iam/workloadIdentityPoolProvider:WorkloadIdentityPoolProvider": _all(
         "workloadIdentityPoolId", "workloadIdentityPoolProviderId", "project"
     ),
-    "gcp:logging/metric:Metric": _all("name", "project"),
+    "gcp:logging/metric:Metric": _all("project", "metricDescriptor.valueType"),
     "gcp:monitoring/alertPolicy:AlertPolicy": _all("project"),
     "gcp:monitoring/notificationChannel:NotificationChannel": _all("project"),
     "gcp:projects/iAMCustomRole:IAMCustomRole": _all("roleId", "project"),
@@ -308,7 +331,7 @@ REPLACING: Final[Mapping[str, Mapping[str, Trigger]]] = {
     "gcp:projects/serviceIdentity:ServiceIdentity": _all("service", "project"),
     "gcp:pubsub/subscription:Subscription": _all("name", "project", "topic", "enableMessageOrdering", "filter", "tags"),
     "gcp:pubsub/topic:Topic": _all("name", "project", "tags"),
-    "gcp:secretmanager/secret:Secret": _all("secretId", "project", "replication"),
+    "gcp:secretmanager/secret:Secret": _all("secretId", "project", "replication", "tags"),
     "gcp:serviceaccount/account:Account": _all("accountId", "project"),
     "gcp:storage/bucket:Bucket": _all(
         "name", "location", "project", "enableObjectRetention", "hierarchicalNamespace", "customPlacementConfig"
@@ -319,4 +342,7 @@ REPLACING: Final[Mapping[str, Mapping[str, Trigger]]] = {
     "kubernetes:rbac.authorization.k8s.io/v1:RoleBinding": _all("roleRef"),
     "pulumi:providers:kubernetes": _all("clusterIdentifier"),
 }
-"""Type → inputs that cannot be changed in place. Grants (`…IAMMember`) are replaced by any change."""
+"""Type → inputs that cannot be changed in place. Grants (`…IAMMember`) are replaced by any change.
+
+Google's are those that the Terraform provider below pulumi-gcp marks as such, as of its source of August 2026.
+"""
