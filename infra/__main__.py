@@ -27,8 +27,8 @@ def run_program() -> None:
     try:
         export(build(read_settings()))
     except RuntimeFailure as problem:
-        # The engine prints the text of this one error without a traceback.
-        raise pulumi.RunError(problem.render()) from problem
+        # The engine prints this one error without a traceback, and writes `error: ` before it.
+        raise pulumi.RunError(problem.render().removeprefix("error: ")) from problem
 
 
 if __name__ == "__main__":
