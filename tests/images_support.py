@@ -201,6 +201,8 @@ def build_from(dockerfile: str, files: Mapping[str, str], *, arguments: Iterable
 
 
 def remove_images(*references: str) -> None:
-    """From the tests' own storage; what is not there is left out."""
+    """With all their names, from the tests' own storage; what is not there is left out."""
     for reference in references:
-        subprocess.run(["buildah", "rmi", "--force", reference], check=False, capture_output=True)
+        found = subprocess.run(["buildah", "images", "--quiet", reference], check=False, capture_output=True, text=True)
+        for identifier in set(found.stdout.split()):
+            subprocess.run(["buildah", "rmi", "--force", identifier], check=False, capture_output=True)
