@@ -26,7 +26,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 SCHEMA = 1
 DONE, FAILED, REFUSED, DUPLICATE, AGAIN, NEVER = 0, 1, 2, 3, 10, 11
@@ -165,6 +165,11 @@ class Run(object):
                 found.append((int(name[1:]), self.ended(int(name[1:]))))
         return sorted(found, key=lambda each: each[0])
 
+    def counted(self, order):
+        """How the attempts ended that budgets count: those before a retry by hand are forgiven."""
+        forgiven = (order.get("forgiven") or {}).get(str(self.index), 0)
+        return [note for number, note in self.attempts() if number > forgiven]
+
     def ended(self, attempt):
         for name in list_names(self.attempt_folder(attempt)):
             if name.startswith("end."):
@@ -187,7 +192,13 @@ class Run(object):
                     raise
                 attempt += 1
                 continue
-            start = {"native": native, "host": socket.gethostname(), "pid": os.getpid(), "at": time.time()}
+            start = {
+                "native": native,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "at": time.time(),
+                "python": "%d.%d.%d" % sys.version_info[:3],
+            }
             write_whole(os.path.join(self.attempt_folder(attempt), "start.json"), json.dumps(start, sort_keys=True))
             return attempt
 
@@ -416,6 +427,9 @@ class Attempt(object):
                 self._end_all(self.order["grace_s"])
                 return self._judge(codes)
             now = time.time()
+            if self.asked.due:
+                self.asked.due = False
+                self.deadline = min(self.deadline or now + 1e9, now + (checkpoint or {}).get("lead_s", 0))
             if now - beat >= BEAT_S:
                 beat, beats = now, beats + 1
                 write_whole(os.path.join(self.folder, "beat"), str(beats))
@@ -483,7 +497,7 @@ class Attempt(object):
             return "requeue", code, {}
         if said == "fail":
             return "final_failure", code, {}
-        if code == 137 and ran_out_of_memory():
+        if code == 137 and (ran_out_of_memory() or os.path.exists(os.path.join(self.folder, "oom"))):
             return "oom", code, {}
         if (
             self.signalled
@@ -510,11 +524,13 @@ class Asked(object):
     def __init__(self):
         self.stop = False
         self.checkpoint = False
+        self.due = False
         self.why = ""
         for name in ("SIGTERM", "SIGINT", "SIGHUP"):
             signal.signal(getattr(signal, name), self._stop)
         for name in ("SIGUSR1", "SIGUSR2"):
             signal.signal(getattr(signal, name), self._checkpoint)
+        signal.signal(signal.SIGALRM, self._due)
 
     def _stop(self, number, frame):
         self.stop = True
@@ -522,6 +538,10 @@ class Asked(object):
 
     def _checkpoint(self, number, frame):
         self.checkpoint = True
+
+    def _due(self, number, frame):
+        """The time limit is taken to be near, for rehearsals: as far away as a checkpoint's lead."""
+        self.due = True
 
 
 def _kill(pid, number):
@@ -676,10 +696,10 @@ def serve(order, folder, index, options, asked, binding):
             return _exit_code(result["reason"])
         if run.cancelled():
             return _exit_code(run.commit("cancelled", 1, 0, {})["reason"])
-        before = [note for _, note in run.attempts()]
+        before = run.counted(order)
         if before and _is_final(order, before):
             what, reason = decide(before, order["retry"])
-            return _exit_code(run.commit(reason, 1, len(before), before[-1] or {})["reason"])
+            return _exit_code(run.commit(reason, 1, run.attempts()[-1][0], before[-1] or {})["reason"])
         number = run.claim(options.native)
         fault("claimed")
         scratch = tempfile.mkdtemp(prefix="job-%s-%d-" % (order["job"][:10], index), dir=options.scratch)
@@ -695,7 +715,7 @@ def serve(order, folder, index, options, asked, binding):
         fault("noted")
         if reason == "final_failure":
             return _exit_code(run.commit(named, code, number, details)["reason"])
-        what, then = decide([note for _, note in run.attempts()], order["retry"])
+        what, then = decide(run.counted(order), order["retry"])
         if what == "final":
             return _exit_code(run.commit(then, code, number, details)["reason"])
         if reason == "stopped" or asked.stop:
@@ -836,9 +856,27 @@ def load_order(folder):
     return order
 
 
+def parse_index(text):
+    return sum(int(number) for number in text.split("+"))
+
+
 def parse_indices(text):
-    first, _, last = text.partition("-")
-    return list(range(int(first), int(last or first) + 1))
+    found: List[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def forget_secrets(order, folder):
+    """Remove the files of secrets once every index has its result; who was last does it."""
+    if not order.get("secrets"):
+        return
+    job = os.path.basename(folder)
+    names = list_names(os.path.join(os.path.dirname(os.path.dirname(folder)), "done"))
+    ended = {name.split(".")[1] for name in names if name.startswith(job + ".") and name.count(".") == 4}
+    if ended.issuperset(order["runs"]):
+        shutil.rmtree(os.path.join(folder, "secrets"), ignore_errors=True)
 
 
 def say(text):
@@ -857,8 +895,11 @@ def main(words):
     parser.add_argument("folder", help="the job's run folder")
     parser.add_argument("--native", default="local", help="the backend's own id of this job")
     parser.add_argument("--member", help="its id of this array member, where that differs")
-    parser.add_argument("--index", type=int, help="run this index")
-    parser.add_argument("--indices", type=parse_indices, help="run these, A-B, in turn or packed")
+    parser.add_argument("--part", type=int, help="which part of the job this native job is, where there are several")
+    parser.add_argument(
+        "--index", type=parse_index, help="run this index; a sum such as 8+3 where the backend counts from 0"
+    )
+    parser.add_argument("--indices", type=parse_indices, help="run these, such as 0-7,9, in turn or packed")
     parser.add_argument("--scratch", help="folder on this machine for trees; the system's temporary one by default")
     parser.add_argument("--claimed", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cpus", help=argparse.SUPPRESS)
@@ -869,7 +910,8 @@ def main(words):
     try:
         order = load_order(folder)
         if not options.claimed:
-            claim_job(folder, order.get("epoch", 1), order.get("part", 0), options.native)
+            part = order.get("part", 0) if options.part is None else options.part
+            claim_job(folder, order.get("epoch", 1), part, options.native)
     except Refused as problem:
         say(str(problem))
         return REFUSED
@@ -882,13 +924,17 @@ def main(words):
         say("the order has no index %d" % unknown[0])
         return REFUSED
     if order.get("pack") and options.index is None:
-        return pack(order, folder, indices, options, asked)
+        code = pack(order, folder, indices, options, asked)
+        forget_secrets(order, folder)
+        return code
     binding = bind(options)
     codes = []
     for index in indices:
         codes.append(serve(order, folder, index, options, asked, binding))
         if asked.stop:
             break
+    if not options.claimed:
+        forget_secrets(order, folder)
     return worst(codes)
 
 

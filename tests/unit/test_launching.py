@@ -167,15 +167,22 @@ def test_launch_with_a_field_that_cannot_be_kept_is_refused_unless_ignored(setti
     assert job.wait(timeout_s=30).state is JobState.SUCCEEDED
 
 
-def test_launch_of_a_secret_keeps_its_value_out_of_everything_but_its_file(
+def test_launch_of_a_secret_keeps_its_value_in_one_file_until_the_job_has_ended(
     settings: Settings, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "canary-815")
-    job = start(settings, "sh", "-c", "test $HF_TOKEN = canary-$((800 + 15))", env={"HF_TOKEN": None})
+
+    def holding() -> list[Path]:
+        files = [path for path in settings.data_dir.rglob("*") if path.is_file()]
+        return [path for path in files if path.exists() and b"canary-815" in path.read_bytes()]
+
+    script = "until [ -e go ]; do sleep 0.05; done; test $HF_TOKEN = canary-$((800 + 15))"
+    job = start(settings, "sh", "-c", script, env={"HF_TOKEN": None}, code=Code(mode=CodeMode.NONE))
+    assert [(path.parent.name, path.stat().st_mode & 0o777) for path in holding()] == [("secrets", 0o600)]
+    (tree / "go").touch()
 
     assert job.wait(timeout_s=30).state is JobState.SUCCEEDED
-    holding = [path for path in settings.data_dir.rglob("*") if path.is_file() and b"canary-815" in path.read_bytes()]
-    assert [(path.parent.name, path.stat().st_mode & 0o777) for path in holding] == [("secrets", 0o600)]
+    wait_for(lambda: holding() == [], "the end of the secret")
 
 
 def test_cancel_ends_the_tree_and_says_that_nothing_is_left(settings: Settings, tree: Path) -> None:

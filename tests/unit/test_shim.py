@@ -562,7 +562,7 @@ def test_slots_share_cpus_and_gpus_evenly(
 
 
 def test_indices_are_read_as_a_range_or_one() -> None:
-    assert (parse_indices("3"), parse_indices("3-5")) == ([3], [3, 4, 5])
+    assert (parse_indices("3"), parse_indices("3-5"), parse_indices("1,4-5")) == ([3], [3, 4, 5], [1, 4, 5])
 
 
 @pytest.mark.service
@@ -587,3 +587,55 @@ def test_shim_is_tested_on_the_oldest_python_it_promises() -> None:
     if "3.6" not in PYTHONS and not os.environ.get("RUNTIME_REQUIRE_SERVICES"):
         pytest.skip("no Python 3.6 here: pyenv install 3.6")
     assert "3.6" in PYTHONS
+
+
+# by hand
+
+
+def test_shim_forgets_secrets_once_every_index_has_its_result(job: MakeJob) -> None:
+    made = job('test "$KEY" = abc', runs={0: {}, 1: {}}, secrets={"KEY": "secrets/KEY"})
+    (made.folder / "secrets").mkdir()
+    (made.folder / "secrets" / "KEY").write_text("abc")
+
+    assert made.run("--index", "0", "--native", "n") == 0
+    assert (made.folder / "secrets" / "KEY").exists()
+    assert made.run("--index", "1", "--native", "n") == 0
+
+    assert not (made.folder / "secrets").exists()
+    assert made.results() == {0: ("succeeded", 0, 1), 1: ("succeeded", 0, 1)}
+
+
+def test_shim_counts_no_attempt_from_before_a_retry_by_hand(job: MakeJob) -> None:
+    made = job("exit 1", retry={"failure": 1})
+    assert made.run() == 1
+    (made.folder / "runs" / "0" / "result").unlink()
+    for mark in (made.root / "done").iterdir():
+        mark.unlink()
+    made.order |= {"epoch": 2, "forgiven": {"0": 2}}
+    made.write()
+
+    assert made.run("--native", "second") == 1
+
+    assert made.ends() == ["app_failed"] * 4
+    assert made.results() == {0: ("app_failed", 1, 4)}
+
+
+def test_shim_told_that_time_is_up_asks_for_a_checkpoint_and_times_out(job: MakeJob) -> None:
+    script = "trap 'touch $RUNTIME_CHECKPOINT_DIR/new' USR1; while true; do sleep 0.1; done"
+    made = job(script, checkpoint={"signal": "USR1", "lead_s": 1.0}, grace_s=0.2)
+    shim = made.start()
+    wait_for((made.folder / "runs/0/a0001/rank0.log").exists, "the attempt")
+    time.sleep(0.5)
+
+    shim.send_signal(signal.SIGALRM)
+    wait_for(lambda: made.ends()[:1] == ["checkpointed"], "the end of the attempt")
+    (made.folder / "cancel").touch()
+
+    assert made.finish(shim) == 1
+
+
+def test_shim_calls_a_kill_that_was_announced_as_one_for_memory_so(job: MakeJob) -> None:
+    made = job("touch $(dirname $RUNTIME_CHECKPOINT_DIR)/a0001/oom; kill -9 $$")
+
+    assert made.run() == 1
+    assert made.results() == {0: ("oom", 137, 1)}
