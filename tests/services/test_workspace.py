@@ -487,7 +487,8 @@ def test_claim_binds_to_the_existing_volume_it_names(
     make: Callable[..., Made], admin: Access, scrapped: list[dict[str, Any]], default_class: bool
 ) -> None:
     mark = uuid.uuid4().hex[:8]
-    there = [volume(f"kept-{mark}")]
+    # Reserved, as an administrator should: claims of other tests are pending, and any of them would fit.
+    there = [volume(f"kept-{mark}", claimRef={"namespace": f"lab-{mark}", "name": "data"})]
     if default_class:
         default = storage_class(f"default-{mark}")
         default["metadata"]["annotations"] = {"storageclass.kubernetes.io/is-default-class": "true"}
@@ -497,7 +498,7 @@ def test_claim_binds_to_the_existing_volume_it_names(
         admin.apply(each)
 
     claim = ClaimSettings(size="1Gi", existing_volume=f"kept-{mark}")
-    made = make(NamespaceSettings(quota={"pods": "5"}, claims={"data": claim}))
+    made = make(NamespaceSettings(quota={"pods": "5"}, claims={"data": claim}), namespace=f"lab-{mark}")
 
     eventually(lambda: claim_of(admin, made.namespace, "data").status.phase == "Bound")
     assert claim_of(admin, made.namespace, "data").spec.volume_name == f"kept-{mark}"
