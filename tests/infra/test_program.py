@@ -247,7 +247,7 @@ def test_main_file_runs_as_the_engine_runs_it(stack: str, recording: Recording) 
 
 def test_main_file_with_wrong_settings_ends_with_the_engines_own_error() -> None:
     """An error of this class is printed without a traceback."""
-    with pytest.raises(pulumi.RunError, match="error: the settings of stack `dev` cannot be used"):
+    with pytest.raises(pulumi.RunError, match="the settings of stack `dev` cannot be used"):
         record(lambda: runpy.run_path(str(ROOT / "infra"), run_name="__main__") and None, stack="dev", config={})
 
 
