@@ -310,6 +310,7 @@ def test_cluster_image_has_ray_the_tpu_libraries_and_what_its_units_start(checko
     assert build_image(checkout, "--file", str(file), "--name", "test-cluster") == 0
     done = podman("run", "--rm", "--network=host", "localhost/test-cluster:latest", "bash", "-c", script)
 
+    remove_images("localhost/test-cluster:latest")
     assert done.stdout.splitlines() == ["10001", "ray, version 2.60.0", f"runtime {__version__}", "tools", "libraries"]
 
 
