@@ -483,17 +483,18 @@ def _shared_grants(reports: Sequence[Report]) -> list[str]:
     ]
 
 
-_FULL_NAME: Final = re.compile(r"projects/[^/]+/(?:secrets/[^/]+|locations/[^/]+/repositories/[^/]+)")
+_FULL_NAME: Final = re.compile(r"projects/[^/]+/(?:secrets/[^/]+|regions/[^/]+/subnetworks/[^/]+)$")
 
 
 def _referred_to(report: Report) -> set[str]:
-    """Repositories and secrets by their full names, wherever a resource or the contract names one."""
+    """Full names of the secrets, repositories and subnet that the contract names."""
     found: set[str] = set()
     if report.recording is None:
         return found
     contract = report.contract or {}
-    for secret in contract.get("secrets", {}).values():
-        found |= set(_FULL_NAME.findall(str(secret.get("resource"))))
+    named = [secret.get("resource") for secret in contract.get("secrets", {}).values()]
+    named.append(contract.get("network", {}).get("subnet"))
+    found |= {name for each in named for name in _FULL_NAME.findall(str(each))}
     for regions in contract.get("registries", {}).values():
         for region, registry in regions.items():
             parts = str(registry.get("url")).split("/")

@@ -37,10 +37,10 @@ def test_validate_largest_stack_takes_milliseconds(recording: Recording) -> None
     custom = [each for each in recording.resources if each.custom]
     for each in custom:
         find_args_class(each.type)
-    began = time.perf_counter()
+    began = time.process_time()
     for each in custom:
         find_input_problems(each.type, each.inputs)
-    assert time.perf_counter() - began < 0.25
+    assert time.process_time() - began < 0.25
 
 
 @pytest.mark.parametrize(
