@@ -31,6 +31,7 @@ from runtime.jobs import (
     spec_fields,
 )
 from runtime.launchers.base import (
+    ChecksHost,
     Fidelity,
     JobIdentity,
     Keeping,
@@ -44,6 +45,7 @@ from runtime.launchers.hosts import Files, Host
 from runtime.launchers.order import SNAPSHOT_FILE
 from runtime.launchers.registry import get_launcher
 from runtime.ledger import JobStatus, LedgerEntry, NativeJob, job_folder
+from runtime.reasons import EndReason
 from runtime.snapshot import Snapshot, SnapshotRules, make_snapshot, read_git_state
 from runtime.targets import apply_defaults, choose_target, find_target, list_targets, named_here
 from runtime.units import format_time
@@ -96,10 +98,15 @@ class JobHandle:
     def __init__(self, job: str, target: Target, launcher: Launcher, host: Host, *, new: bool = False) -> None:
         self.id, self.target, self.new = job, target, new
         """`new` is False where the same launch had been made before."""
-        self._launcher, self._host = launcher, host
+        self.launcher, self.host = launcher, host
+
+    @property
+    def files(self) -> Files:
+        """The record root."""
+        return self.host.files
 
     def entry(self) -> LedgerEntry:
-        found = ledger.read_entry(self._host.files, self.id)
+        found = ledger.read_entry(self.files, self.id)
         if found is None:
             raise UnknownName("job", self.id, [], hint="`runtime status` lists the jobs that there are")
         return found
@@ -108,9 +115,9 @@ class JobHandle:
         """Where it stands now, by the ledger and one question to the backend."""
         entry = self.entry()
         natives = self.natives(entry)
-        if any(each.state.terminal for each in natives) or len(natives) < len(entry.natives):
+        if any(each.state.terminal for each in natives) or len(natives) < len(newest_natives(entry)):
             # A result that was committed while we asked counts: it was there before the native job went.
-            entry = replace(entry, outcomes=ledger.read_outcomes(self._host.files, self.id).get(self.id, {}))
+            entry = replace(entry, outcomes=ledger.read_outcomes(self.files, self.id).get(self.id, {}))
         return ledger.judge(entry, natives, indices=indices)
 
     def state(self) -> JobState:
@@ -121,7 +128,7 @@ class JobHandle:
         entry = entry or self.entry()
         if len(entry.outcomes) >= entry.indices or not entry.natives:
             return []
-        return self._launcher.states(self.target, [each.native_id for each in entry.natives], self._host)
+        return self.launcher.states(self.target, [each.native_id for each in newest_natives(entry)], self.host)
 
     def wait(self, *, timeout_s: float | None = None) -> JobStatus:
         """Wait for the end. Raises `TimeoutError`; the job goes on."""
@@ -138,7 +145,7 @@ class JobHandle:
 
     def attempts(self, index: int = 0) -> list[int]:
         """Numbers of the attempts of an index, oldest first."""
-        names = self._host.files.names(f"{job_folder(self.id)}/runs/{index}", "a")
+        names = self.files.names(f"{job_folder(self.id)}/runs/{index}", "a")
         return sorted(int(name[1:]) for name in names if name[1:].isdigit())
 
     def logs(
@@ -153,7 +160,7 @@ class JobHandle:
                 if number != at:
                     at, offset = number, 0
                 name = f"{job_folder(self.id)}/runs/{index}/a{number:04d}/rank{rank}.log"
-                while chunk := self._host.files.read_from(name, offset):
+                while chunk := self.files.read_from(name, offset):
                     offset += len(chunk)
                     yield chunk
             if ended:
@@ -165,10 +172,11 @@ class JobHandle:
         entry = self.entry()
         mark = json.dumps({"at": format_time(ledger.now()), "by": owner_name()}).encode()
         for name in ["cancel"] if indices is None else [f"cancel.{index}" for index in indices]:
-            self._host.files.create(f"{job_folder(self.id)}/{name}", mark)
+            self.files.create(f"{job_folder(self.id)}/{name}", mark)
         if not entry.natives or len(entry.outcomes) >= entry.indices:
             return []
-        return self._launcher.cancel(self.target, [each.native_id for each in entry.natives], indices, self._host)
+        natives = [each.native_id for each in newest_natives(entry)]
+        return self.launcher.cancel(self.target, natives, indices, self.host)
 
     def fetch(self, to: Path, *, index: int | None = None) -> list[Path]:
         """Copy what the job wrote to its output folders home; the files that were written."""
@@ -183,14 +191,14 @@ class JobHandle:
                 continue
             name = f"{job_folder(self.id)}/runs/{each}/output/a{attempt:04d}"
             place = to if entry.indices == 1 else to / str(each)
-            inside = self._host.files.tree(name)
+            inside = self.files.tree(name)
             if inside:
-                self._host.files.download(name, place)
+                self.files.download(name, place)
                 written += [place / relative for relative, _ in inside]
         return written
 
     def close(self) -> None:
-        self._host.close()
+        self.host.close()
 
     def __enter__(self) -> JobHandle:
         return self
@@ -333,14 +341,19 @@ def _carry_out(prepared: Prepared, options: LaunchOptions, host: Host, progress:
         prepared = replace(prepared, plan=plan)
     handle = functools.partial(JobHandle, plan.job.id, plan.target, prepared.launcher, host)
     remember_job(plan.job.id, plan.target.name, prepared.context.settings)
-    if host.files.read(f"{plan.folder}/launched") is not None:
+    known = host.files.read(f"{plan.folder}/launched") is not None
+    if known and not _find_broken(prepared, host):
         return handle(new=False)
     fault("unlocked")
+    if not known and isinstance(prepared.launcher, ChecksHost):
+        for note in prepared.launcher.check_host(plan.target, host):
+            progress(note)
     host.files.make_folder(plan.folder)
     lock = ledger.Lock(host.files, plan.job.id, f"{plan.job.owner}@{socket.gethostname()}")
     lock.take(patience_s=600, tell=progress)
     try:
         if host.files.read(f"{plan.folder}/launched") is not None:
+            _take_up(prepared, host, lock, progress)
             return handle(new=False)
         fault("locked")
         _write_down(prepared, host.files, progress)
@@ -368,6 +381,66 @@ def _submit_part(
     native = NativeJob(name=part.name, native_id=native_id, part=number, epoch=1, at=ledger.now())
     ledger.record_native(host.files, plan.job.id, native)
     progress(f"started {native_id} on {plan.target.name}")
+
+
+def _find_broken(prepared: Prepared, host: Host) -> list[NativeJob]:
+    """Native jobs that are gone, with indices of theirs that have no result, and that nobody else will start again."""
+    plan = prepared.plan
+    if not getattr(prepared.launcher, "takes_up", False):
+        return []
+    entry = ledger.read_entry(host.files, plan.job.id)
+    if entry is None or entry.cancelled:
+        return []
+    newest = newest_natives(entry)
+    states = prepared.launcher.states(plan.target, [each.native_id for each in newest], host)
+    gone = {
+        each.native_id
+        for each in states
+        if each.index is None and each.reason in (EndReason.LOST, EndReason.NODE_FAILED)
+    }
+    # Read after the states: what was committed before a native job went counts.
+    outcomes = ledger.read_outcomes(host.files, plan.job.id).get(plan.job.id, {})
+    open_indices = (
+        set(range(_offset(plan), _offset(plan) + len(plan.indices))) - set(outcomes) - entry.cancelled_indices
+    )
+    found = []
+    for each in newest:
+        part = plan.parts[each.part]
+        if each.native_id in gone and open_indices & set(range(part.offset, part.offset + part.count)):
+            found.append(each)
+    return found
+
+
+def _take_up(prepared: Prepared, host: Host, lock: ledger.Lock, progress: Callable[[str], None]) -> None:
+    """Start the shims of native jobs that are gone anew, once; the budgets that are left are theirs to keep.
+
+    The new shim claims the job for a later epoch, so whatever an old one may still do is refused.
+    """
+    for broken in _find_broken(prepared, host):
+        number, epoch = broken.part, broken.epoch + 1
+        plan = replace(prepared.plan, order={**prepared.plan.order, "epoch": epoch})
+        host.files.write(f"{plan.folder}/shim.py", SHIM.read_bytes(), mode=0o700)
+        host.files.write(f"{plan.folder}/order.json", _json(plan.order))
+        fault("reordered")
+        lock.ensure_held()
+        native_id = prepared.launcher.submit(plan, plan.parts[number], host)
+        fault("resubmitted")
+        native = NativeJob(name=broken.name, native_id=native_id, part=number, epoch=epoch, at=ledger.now())
+        ledger.record_native(host.files, plan.job.id, native)
+        progress(f"`{broken.native_id}` is gone; started {native_id} on {plan.target.name} to go on")
+
+
+def newest_natives(entry: LedgerEntry) -> list[NativeJob]:
+    """The native job of each part that counts: the one of the latest epoch."""
+    newest: dict[int, NativeJob] = {}
+    for each in entry.natives:
+        if each.part not in newest or each.epoch > newest[each.part].epoch:
+            newest[each.part] = each
+    return [newest[part] for part in sorted(newest)]
+
+
+def _offset(plan: LaunchPlan) -> int:
+    return plan.spec.array.offset if plan.spec.array else 0
 
 
 def _write_down(prepared: Prepared, files: Files, progress: Callable[[str], None]) -> None:
@@ -398,7 +471,7 @@ def _intent(prepared: Prepared) -> dict[str, Any]:
         "snapshot": plan.job.snapshot,
         "experiment": plan.job.experiment,
         "indices": len(plan.indices),
-        "offset": plan.spec.array.offset if plan.spec.array else 0,
+        "offset": _offset(plan),
         "parts": [part.name for part in plan.parts],
         **({"commit": git.commit, "branch": git.branch, "diff": git.diff[:1_000_000]} if git else {}),
     }
