@@ -37,6 +37,7 @@ from runtime.launchers.base import (
     Keeping,
     Launcher,
     LaunchPlan,
+    NativePart,
     NativeState,
     PlanContext,
     Target,
@@ -405,7 +406,7 @@ def _find_broken(prepared: Prepared, host: Host) -> list[NativeJob]:
     )
     found = []
     for each in newest:
-        part = plan.parts[each.part]
+        part = plan.parts[each.part] if each.part < len(plan.parts) else NativePart(name="", artefact="", count=0)
         if each.native_id in gone and open_indices & set(range(part.offset, part.offset + part.count)):
             found.append(each)
     return found
@@ -418,9 +419,12 @@ def _take_up(prepared: Prepared, host: Host, lock: ledger.Lock, progress: Callab
     """
     for broken in _find_broken(prepared, host):
         number, epoch = broken.part, broken.epoch + 1
-        plan = replace(prepared.plan, order={**prepared.plan.order, "epoch": epoch})
+        # What stands there counts and not the plan's: a retry by hand may have changed it.
+        order = json.loads(host.files.read(f"{prepared.plan.folder}/order.json") or b"{}") or prepared.plan.order
+        plan = replace(prepared.plan, order={**order, "epoch": epoch})
         host.files.write(f"{plan.folder}/shim.py", SHIM.read_bytes(), mode=0o700)
         host.files.write(f"{plan.folder}/order.json", _json(plan.order))
+        host.files.write(f"{plan.folder}/{ledger.EPOCH}", str(epoch).encode())
         fault("reordered")
         lock.ensure_held()
         native_id = prepared.launcher.submit(plan, plan.parts[number], host)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from runtime.config import Settings
 from runtime.jobs import JobSpec, JobState
@@ -170,7 +170,11 @@ class Launcher(Protocol):
 
     kind: ClassVar[str]
     keeps: ClassVar[Mapping[str, Keeping]]
-    """Every leaf field of `JobSpec`, dotted → how it is kept here; a test holds that none is missing."""
+    """Every leaf field of `JobSpec`, dotted → how it is kept here; a test holds that none is missing.
+
+    A launcher whose backend starts nothing again by itself also has `takes_up = True`: launching a job again, whose
+    native job is gone without a result, then starts its shim anew.
+    """
 
     def check_settings(self, target: Target) -> None:
         """Raise `RequestRefused` unless the target's settings are such as this launcher reads; nothing is asked."""
@@ -201,6 +205,14 @@ class Interrupts(Protocol):
 
     def interrupt(self, target: Target, native_id: str, index: int | None, how: str, host: Host) -> None:
         """`how` is `preempt`, `timeout`, `node-loss` or `oom`. Raises `NotPossible` for one that cannot be done here."""
+
+
+@runtime_checkable
+class ChecksHost(Protocol):
+    """A launcher that looks at the machine before anything is written there."""
+
+    def check_host(self, target: Target, host: Host) -> list[str]:
+        """What a person should know, in words. Raises `NotPossible` where no job should be launched."""
 
 
 class FollowsLogs(Protocol):

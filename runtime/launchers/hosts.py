@@ -19,12 +19,16 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any, Final, Protocol, TypeVar
 
 from runtime.errors import InfrastructureFailure, StoreUnavailable
 from runtime.launchers import agent
 
 T = TypeVar("T")
+
+_SOCKET_PATH: Final = 104
+_SOCKET_NAME: Final = 58
+"""Letters of `/%C` and of the ending that ssh gives it until the socket is ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +311,9 @@ class SshHost:
         ]
         if not _has_terminal():
             options += ["-o", "BatchMode=yes"]
-        if self._control is not None and not self._shares_connection():
+        # A longer path than a socket can have would make ssh give up altogether.
+        short = self._control is not None and len(str(self._control)) + _SOCKET_NAME <= _SOCKET_PATH
+        if self._control is not None and short and not self._shares_connection():
             self._control.mkdir(parents=True, exist_ok=True, mode=0o700)
             options += ["-o", "ControlMaster=auto", "-o", f"ControlPath={self._control}/%C", "-o", "ControlPersist=10m"]
         return options
@@ -315,7 +321,8 @@ class SshHost:
     def _shares_connection(self) -> bool:
         asked = subprocess.run(["ssh", "-G", *self._options, self.name], capture_output=True, text=True, check=False)
         settings = dict(line.split(" ", 1) for line in asked.stdout.splitlines() if " " in line)
-        return settings.get("controlpath", "none") != "none" and settings.get("controlmaster", "false") != "false"
+        # With a path of theirs and `ControlMaster no`, a connection that they opened by hand is used all the same.
+        return settings.get("controlpath", "none") != "none"
 
     def _hear(self, process: subprocess.Popen[bytes], patience_s: float) -> dict[str, Any]:
         """The next answer, whatever else is printed; `EOFError` where none comes."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from runtime.errors import NotPossible
-from runtime.jobs import CodeMode, JobSpec, fill_command, secret_refs
+from runtime.jobs import BuildOn, CodeMode, EnvironmentManager, JobSpec, OnTaskFailure, fill_command, secret_refs
 from runtime.launchers.base import JobIdentity, PlanContext
 
 ORDER_SCHEMA: Final = 1
@@ -51,6 +51,8 @@ def make_order(
     }
     if spec.shell:
         order["shell"] = True
+    if spec.array and spec.array.on_task_failure is OnTaskFailure.STOP:
+        order["on_task_failure"] = spec.array.on_task_failure.value
     for name, span in (("time_limit_s", spec.time_limit), ("idle_timeout_s", spec.idle_timeout)):
         if span is not None:
             order[name] = span.total_seconds()
@@ -76,6 +78,31 @@ def make_order(
     if setup:
         order["setup"] = setup
     return order
+
+
+def environment_order(spec: JobSpec, build_on: BuildOn) -> dict[str, Any]:
+    """The order's `environment`: one that the shim makes of a lock file. Empty where none is to be made.
+
+    `build_on` is the backend's choice where the spec has none. Raises `NotPossible` where there is no tree to find the
+    lock in.
+    """
+    wanted = spec.environment
+    if wanted.manager is EnvironmentManager.NONE or wanted.name is not None:
+        return {}
+    if spec.code.mode is CodeMode.IMAGE:
+        raise NotPossible(
+            "`environment.manager` makes an environment of a lock file, and `code.mode: image` brings no tree to find it in",
+            hint="take `environment.manager` out, or let the code be a snapshot",
+        )
+    return {
+        "manager": wanted.manager.value,
+        "lock": wanted.lock or _LOCKS[wanted.manager],
+        "extras": list(wanted.extras),
+        "build_on": (wanted.build_on or build_on).value,
+    }
+
+
+_LOCKS: Final = {EnvironmentManager.UV: "uv.lock", EnvironmentManager.CONDA: "environment.yml"}
 
 
 def _run(spec: JobSpec, params: Mapping[str, Any], index: int) -> dict[str, Any]:

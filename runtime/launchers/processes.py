@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from runtime.errors import InvalidValue, NotPossible
-from runtime.jobs import CodeMode, EnvironmentManager, JobSpec, JobState, expand_array, leaf_fields
+from runtime.jobs import BuildOn, CodeMode, EnvironmentManager, JobSpec, JobState, expand_array, leaf_fields, set_fields
 from runtime.launchers.base import (
     Fidelity,
     JobIdentity,
@@ -25,7 +25,7 @@ from runtime.launchers.base import (
     Target,
 )
 from runtime.launchers.hosts import Host
-from runtime.launchers.order import make_order
+from runtime.launchers.order import environment_order, make_order
 from runtime.launchers.spec_files import read_array_file
 from runtime.reasons import EndReason
 
@@ -42,25 +42,16 @@ PROCESS_KEEPS: Final[Mapping[str, Keeping]] = {
     "name": Keeping(fidelity=Fidelity.NATIVE, how="the ledger"),
     "image": Keeping(fidelity=Fidelity.REFUSED, how="processes of this machine run without a container"),
     "mounts": Keeping(fidelity=Fidelity.REFUSED, how="a path of the machine is there already; others need a container"),
-    "environment.manager": Keeping(
-        fidelity=Fidelity.REFUSED, how="name an environment that is there: environment.name"
-    ),
-    "environment.lock": Keeping(fidelity=Fidelity.REFUSED, how="name an environment that is there: environment.name"),
-    "environment.extras": Keeping(fidelity=Fidelity.REFUSED, how="name an environment that is there: environment.name"),
-    "environment.build_on": Keeping(
-        fidelity=Fidelity.REFUSED, how="name an environment that is there: environment.name"
-    ),
     "resources.cpus": _NO_LIMIT,
     "resources.memory": _NO_LIMIT,
     "resources.disk": _NO_LIMIT,
     "resources.shared_memory": Keeping(fidelity=Fidelity.NATIVE, how="the machine's own /dev/shm"),
-    "resources.gpus.count": _NO_LIMIT,
+    "resources.gpus.count": Keeping(fidelity=Fidelity.SHIM, how="locks of the machine's GPUs that all its users share"),
     "resources.gpus.type": _NO_LIMIT,
     "resources.tpu.type": _NO_LIMIT,
     "resources.tpu.topology": _NO_LIMIT,
     "resources.tpu.slices": _NO_LIMIT,
     "gang.start_timeout": Keeping(fidelity=Fidelity.NATIVE, how="all ranks are started at once"),
-    "array.on_task_failure": _SHIM,
     "placement.on": Keeping(fidelity=Fidelity.NATIVE, how="the choice of the target"),
     "placement.capacity": _NO_SCHEDULER,
     "placement.nodes": _NO_SCHEDULER,
@@ -85,20 +76,24 @@ def plan_processes(
     *,
     keeps: Mapping[str, Keeping],
     root: str,
-    slots: int,
+    slots: int | None,
 ) -> LaunchPlan:
-    """The plan of a job that is one shim process; an array shares out `slots` at a time."""
-    from runtime.jobs import set_fields
-
+    """The plan of a job that is one shim process; an array shares out `slots` at a time, the machine's CPUs if None."""
     indices = expand_array(spec.array, read_array_file(spec.array, context.base))
     offset = spec.array.offset if spec.array else 0
     backend: dict[str, Any] = {}
     if spec.array:
-        wanted = spec.array.pack or spec.array.max_parallel or slots
+        wanted = spec.array.pack or spec.array.max_parallel or check_slots(target) or slots
         backend["pack"] = {
-            "slots": min(wanted, spec.array.max_parallel or wanted, len(indices)),
+            "slots": min(wanted, spec.array.max_parallel or wanted, len(indices)) if wanted else 0,
             "per": spec.array.pack_per.value,
         }
+    if spec.resources.gpus:
+        backend["gpus"] = {"count": spec.resources.gpus.count}
+        if (devices := read_gpus(target)) is not None:
+            backend["gpus"]["devices"] = devices
+    if made := environment_order(spec, BuildOn.NODE):
+        backend["environment"] = made
     setup = [*target.settings.get("setup", ()), *_activate(spec)]
     if setup:
         backend["setup"] = setup
@@ -133,6 +128,23 @@ def _activate(spec: JobSpec) -> list[str]:
     return [f". {shlex.quote(name)}/bin/activate"]
 
 
+PROCESS_SETTINGS: Final = ("python", "setup", "slots", "scratch", "gpus")
+
+
+def check_process_settings(target: Target) -> None:
+    """Raise `InvalidValue` for a setting of a target of processes that cannot be used."""
+    where = f"targets.{target.name}"
+    for name in ("python", "scratch"):
+        value = target.settings.get(name)
+        if name in target.settings and (not isinstance(value, str) or not value):
+            raise InvalidValue(f"{where}.{name}", value, "text")
+    setup = target.settings.get("setup", [])
+    if not isinstance(setup, list | tuple) or not all(isinstance(line, str) for line in setup):
+        raise InvalidValue(f"{where}.setup", setup, "lines of shell")
+    check_slots(target)
+    read_gpus(target)
+
+
 def check_slots(target: Target) -> int | None:
     """How many runs of an array go at a time, where the target says it."""
     slots = target.settings.get("slots")
@@ -141,27 +153,60 @@ def check_slots(target: Target) -> int | None:
     return slots
 
 
-def spawn_shim(plan: LaunchPlan, part: NativePart, host: Host) -> str:
-    """Start the shim and return the native id of the one that serves the job: an earlier one may have been first."""
-    token, folder = secrets.token_hex(8), f"{plan.root}/{plan.folder}"
-    boot = _look(host)[0]
-    native = f"{token}@{boot}"
-    words = [native if word == "TOKEN" else word for word in part.native["words"]]
-    host.spawn(words, folder=folder, log=f"{folder}/shim.log")
+def read_gpus(target: Target) -> list[str] | None:
+    """The machine's GPUs where the target names them; the shim asks `nvidia-smi` otherwise."""
+    given = target.settings.get("gpus")
+    if given is None:
+        return None
+    if type(given) is int and given >= 0:
+        return [str(number) for number in range(given)]
+    if isinstance(given, list | tuple) and all(isinstance(each, str | int) for each in given):
+        return [str(each) for each in given]
+    raise InvalidValue(f"targets.{target.name}.gpus", given, 'how many there are, or their names, such as ["0", "2"]')
+
+
+def spawn_shim(plan: LaunchPlan, part: NativePart, host: Host, *, before: Sequence[str] = ()) -> str:
+    """Start the shim and return the native id of the one that serves the job: an earlier one may have been first.
+
+    `before` are words that the shim's command line is put behind.
+    """
+    # The plan was made without asking the machine, so its root may begin with `~`.
+    folder = f"{host.files.root}/{plan.folder}"
+    words = [word.replace(f"{plan.root}/{plan.folder}", folder) for word in part.native["words"]]
+    if plan.order.get("environment", {}).get("build_on") == BuildOn.SUBMIT:
+        _build_environment(plan, words, host)
+    native = f"{secrets.token_hex(8)}@{_look(host)[0]}"
+    host.spawn(
+        [*before, *(native if word == "TOKEN" else word for word in words)], folder=folder, log=f"{folder}/shim.log"
+    )
     until = time.monotonic() + 30
     while time.monotonic() < until:
-        owner = host.files.read(f"{plan.folder}/owners/1.0")
+        owner = host.files.read(f"{plan.folder}/owners/{plan.order['epoch']}.0")
         if owner is not None:
             return owner.decode()
         if time.monotonic() > until - 25 and native not in " ".join(_look(host)[1]):
             break
         time.sleep(0.02)
-    said = (host.files.read(f"{plan.folder}/shim.log") or b"").decode("utf-8", "replace").strip()
     raise NotPossible(
         f"the shim of job `{plan.job.id}` did not start on `{host.name}`",
-        facts=said.splitlines()[-3:],
+        facts=_last_words(plan, host),
         hint=f"set `python` of target `{plan.target.name}`; `runtime targets check {plan.target.name}` tries it",
     )
+
+
+def _build_environment(plan: LaunchPlan, words: Sequence[str], host: Host) -> None:
+    done = host.run([words[0], words[1], words[2], "--prepare"], timeout_s=3600)
+    if done.code != 0:
+        raise NotPossible(
+            f"the environment of job `{plan.job.id}` cannot be made on `{host.name}`",
+            facts=(done.err or done.out).strip().splitlines()[-5:],
+            hint="environment.build_on: node makes it where the job runs",
+        )
+
+
+def _last_words(plan: LaunchPlan, host: Host) -> list[str]:
+    said = host.files.read(f"{plan.folder}/shim.log") or b""
+    return said.decode("utf-8", "replace").strip().splitlines()[-3:]
 
 
 def process_states(native_ids: Sequence[str], host: Host) -> list[NativeState]:

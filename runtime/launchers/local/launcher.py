@@ -23,25 +23,27 @@ from runtime.launchers.base import (
 from runtime.launchers.hosts import Host, LocalFiles, LocalHost
 from runtime.launchers.processes import (
     PROCESS_KEEPS,
-    check_slots,
+    PROCESS_SETTINGS,
+    check_process_settings,
     end_processes,
     plan_processes,
     process_states,
     spawn_shim,
 )
 
-SETTINGS: Final = ("python", "setup", "slots", "scratch")
+SETTINGS: Final = PROCESS_SETTINGS
 
 
 class LocalLauncher:
     kind: ClassVar[str] = "local"
     keeps: ClassVar[Mapping[str, Keeping]] = PROCESS_KEEPS
+    takes_up: ClassVar[bool] = True
 
     def check_settings(self, target: Target) -> None:
         for name in target.settings:
             if name not in SETTINGS:
                 raise UnknownName("setting", name, SETTINGS, where=f"for target `{target.name}`")
-        check_slots(target)
+        check_process_settings(target)
 
     def open_host(self, target: Target, context: PlanContext) -> Host:
         return LocalHost(target.records or context.records)
@@ -55,7 +57,7 @@ class LocalLauncher:
             context,
             keeps=self.keeps,
             root=LocalFiles(target.records or context.records).root,
-            slots=check_slots(target) or os.cpu_count() or 1,
+            slots=os.cpu_count() or 1,
         )
 
     def submit(self, plan: LaunchPlan, part: NativePart, host: Host) -> str:

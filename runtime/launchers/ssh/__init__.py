@@ -1,0 +1,1 @@
+"""Jobs on named machines, through the system's `ssh`."""

@@ -1,0 +1,163 @@
+"""Jobs as processes of a named machine, started through the system's `ssh`; only the shim stays there.
+
+Record root, where the target names none: `~/.local/share/research-runtime/jobs` on that machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar, Final
+
+from runtime.errors import InvalidValue, NotPossible, UnknownName
+from runtime.jobs import JobSpec
+from runtime.launchers.base import (
+    Explanation,
+    Fidelity,
+    JobIdentity,
+    Keeping,
+    LaunchPlan,
+    NativePart,
+    NativeState,
+    PlanContext,
+    Target,
+)
+from runtime.launchers.hosts import Host, SshHost
+from runtime.launchers.processes import (
+    PROCESS_KEEPS,
+    PROCESS_SETTINGS,
+    check_process_settings,
+    end_processes,
+    plan_processes,
+    process_states,
+    spawn_shim,
+)
+from runtime.units import format_size
+
+SETTINGS: Final = ("host", "options", *PROCESS_SETTINGS)
+RECORDS: Final = "~/.local/share/research-runtime/jobs"
+SMALL_HOME: Final = 20 * 1024**3
+"""Bytes. A quota of less on the home is not filled with snapshots, logs and outputs unless it is named."""
+
+# The first line is what logind says of itself (`b true`), the second the user's lingering (`yes`).
+_LOGIND: Final = (
+    "busctl get-property org.freedesktop.login1 /org/freedesktop/login1 org.freedesktop.login1.Manager "
+    "KillUserProcesses 2>/dev/null || echo unknown; "
+    'loginctl show-user "$(id -un)" --property=Linger --value 2>/dev/null || echo unknown'
+)
+# Blocks of 1 KiB: used, quota, limit of the file system that holds the home; nothing where there is no quota.
+_QUOTA: Final = 'quota -wpl --filesystem="$HOME" 2>/dev/null || quota -wp 2>/dev/null || true'
+
+
+class SshLauncher:
+    kind: ClassVar[str] = "ssh"
+    keeps: ClassVar[Mapping[str, Keeping]] = {
+        **PROCESS_KEEPS,
+        "image": Keeping(fidelity=Fidelity.REFUSED, how="processes of that machine run without a container"),
+    }
+    takes_up: ClassVar[bool] = True
+
+    def check_settings(self, target: Target) -> None:
+        for name in target.settings:
+            if name not in SETTINGS:
+                raise UnknownName("setting", name, SETTINGS, where=f"for target `{target.name}`")
+        host = target.settings.get("host")
+        # A name that begins with a hyphen would be an option of ssh.
+        if not isinstance(host, str) or not host or host.startswith("-") or any(char.isspace() for char in host):
+            raise InvalidValue(f"targets.{target.name}.host", host, "a host as `ssh` knows it, such as me@gpu1")
+        options = target.settings.get("options", [])
+        if not isinstance(options, list | tuple) or not all(isinstance(each, str) for each in options):
+            raise InvalidValue(f"targets.{target.name}.options", options, 'words for ssh, such as ["-p", "2222"]')
+        for option in options:
+            if option.replace(" ", "").lower().removeprefix("-o").startswith("stricthostkeychecking=no"):
+                raise NotPossible(
+                    f"target `{target.name}` turns the check of host keys off",
+                    hint=f"connect once by hand and say yes to its key: ssh {host}",
+                )
+        check_process_settings(target)
+
+    def open_host(self, target: Target, context: PlanContext) -> Host:
+        return SshHost(
+            str(target.settings["host"]),
+            target.records or RECORDS,
+            python=_python(target),
+            options=tuple(target.settings.get("options", ())),
+            control_folder=context.settings.cache_dir / "ssh",
+        )
+
+    def check_host(self, target: Target, host: Host) -> list[str]:
+        """Refuse a machine that ends our processes when we leave, and a home that is too small to hold jobs."""
+        _scope(target, host)
+        return [] if target.records else _check_home(target, host)
+
+    def plan(self, spec: JobSpec, target: Target, job: JobIdentity, context: PlanContext) -> LaunchPlan:
+        settings = {"python": "python3", **target.settings}
+        return plan_processes(
+            spec,
+            replace(target, settings=settings),
+            job,
+            context,
+            keeps=self.keeps,
+            root=(target.records or RECORDS).rstrip("/"),
+            slots=None,
+        )
+
+    def submit(self, plan: LaunchPlan, part: NativePart, host: Host) -> str:
+        return spawn_shim(plan, part, host, before=_scope(plan.target, host))
+
+    def find(self, target: Target, names: Sequence[str], host: Host) -> dict[str, str]:
+        # A process has no name that could be looked up; the shim's claim of the job says which one counts.
+        return {}
+
+    def states(self, target: Target, native_ids: Sequence[str], host: Host) -> list[NativeState]:
+        return process_states(native_ids, host)
+
+    def cancel(self, target: Target, native_ids: Sequence[str], indices: Sequence[int] | None, host: Host) -> list[str]:
+        # The shims look for the mark that cancels an index or all of them.
+        return [] if indices is not None else end_processes(native_ids, host)
+
+    def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
+        return None
+
+
+def _python(target: Target) -> str:
+    return str(target.settings.get("python", "python3"))
+
+
+def _scope(target: Target, host: Host) -> list[str]:
+    """The words to put before the shim's, so that it outlives our session.
+
+    Where logind ends the processes of a session with it, lingering users have a place that stays. Raises `NotPossible`.
+    """
+    kills, lingers, *_ = [*host.run(["sh", "-c", _LOGIND]).out.split("\n"), "", ""]
+    if kills.strip() != "b true":
+        return []
+    if lingers.strip() != "yes":
+        raise NotPossible(
+            f"`{host.name}` ends all of a user's processes when the user leaves (KillUserProcesses of logind)",
+            facts=["a job would end with the connection that started it"],
+            hint=f"allow them to stay, once: ssh {host.name} loginctl enable-linger, or ask its administrator",
+        )
+    return ["systemd-run", "--user", "--scope", "--quiet", "--"]
+
+
+def _check_home(target: Target, host: Host) -> list[str]:
+    limit = read_quota(host.run(["sh", "-c", _QUOTA]).out)
+    if limit is not None and limit < SMALL_HOME:
+        raise NotPossible(
+            f"the home on `{host.name}` has a quota of {format_size(limit)}, and jobs would be kept there",
+            facts=[f"`{host.files.root}` is the default where a target names no records"],
+            hint=f'name a place for them: records = "/scratch/…" of target `{target.name}`',
+        )
+    return []
+
+
+def read_quota(said: str) -> int | None:
+    """The smallest limit in bytes that `quota -w` tells of; None where there is none."""
+    limits = []
+    for line in said.splitlines():
+        words = line.split()
+        if len(words) < 4 or not words[1].rstrip("*").isdigit():
+            continue
+        limits += [int(word) * 1024 for word in words[2:4] if word.isdigit() and int(word) > 0]
+    return min(limits, default=None)
