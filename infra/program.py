@@ -127,7 +127,7 @@ class _GoogleParts:
         deployer: Members = {"deployer": ci.deployer_member} if ci is not None else {}
         registries = self._registries(identity, everyone, deployer)
         secrets = self._secrets(identity, people["operators"])
-        heads = self._heads(network, registries, secrets, identity, people["operators"])
+        heads = self._heads(network, registries, secrets, identity, people)
         nodes: Members = {f"{name}-node": _member(head.node_email) for name, head in heads.items()}
         workers: Members = {"worker": identity.members[Role.WORKER]} | nodes if settings.queues else nodes
         submitters: Members = {"submitter": identity.members[Role.SUBMITTER]} if settings.queues else {}
@@ -239,7 +239,7 @@ class _GoogleParts:
         registries: Mapping[str, Registry],
         secrets: Mapping[str, Secret],
         identity: Identity,
-        operators: Members,
+        people: Mapping[str, Members],
     ) -> dict[str, RayHead]:
         if not self.settings.heads:
             return {}
@@ -266,7 +266,8 @@ class _GoogleParts:
                         for label, repository in _pulled_from(registry, made).items()
                     },
                     reapers={"reaper": identity.members[Role.REAPER]},
-                    operators=operators,
+                    operators=people["operators"],
+                    users=people["researchers"],
                     apis=self.apis,
                 ),
                 self.opts,

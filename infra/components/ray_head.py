@@ -81,6 +81,9 @@ class RayHeadArgs:
     reapers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
     """Label → member that may list, create and delete nodes and queued resources, beside the head."""
     operators: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    users: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    """Label → member that logs in to the head to use the cluster. Whoever is on a machine can act as its account, so
+    this is as much as the head may do."""
     """As `reapers`; they may log in to the head too, and add nodes with the nodes' identity."""
     apis: Apis | None = None
 
@@ -249,6 +252,7 @@ class RayHead(pulumi.ComponentResource):
         for label, member in sorted(self._args.operators.items()):
             # A node is made under the nodes' identity, and who logs in to a machine can act as its account.
             self._may_act_as(f"node-user-{label}", node, member)
+        for label, member in sorted({**self._args.users, **self._args.operators}.items()):
             self._may_act_as(f"head-user-{label}", head, member)
 
     def _may_act_as(
