@@ -184,7 +184,7 @@ def test_destroy_refuses_then_leaves_the_data_and_an_up_after_it_adopts(phoebe: 
     before = core.read_namespaced_persistent_volume_claim(CLAIM, space).metadata.uid
 
     refused = phoebe.destroy(STACK, check=False)
-    phoebe.unprotect(STACK)
+    phoebe.run("state", "unprotect", "--all", "--yes", "--stack", STACK)
     phoebe.destroy(STACK)
     left = kinds_there(admin, space)
     taken = phoebe.up(STACK, check=False)
