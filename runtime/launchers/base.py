@@ -200,11 +200,23 @@ class Launcher(Protocol):
         """Why it waits or how it ended, as far as only the backend knows."""
 
 
+@runtime_checkable
 class Interrupts(Protocol):
     """A launcher that can provoke what backends do to jobs, for tests and rehearsals."""
 
+    interrupts: ClassVar[Mapping[str, Keeping]]
+    """`preempt`, `timeout`, `node-loss` and `oom` → how it is provoked here, or why not."""
+
     def interrupt(self, target: Target, native_id: str, index: int | None, how: str, host: Host) -> None:
         """`how` is `preempt`, `timeout`, `node-loss` or `oom`. Raises `NotPossible` for one that cannot be done here."""
+
+
+@runtime_checkable
+class Releases(Protocol):
+    """A launcher whose backend keeps a run for a machine that is gone, until somebody gives it up."""
+
+    def release(self, target: Target, native_ids: Sequence[str], index: int, host: Host) -> list[str]:
+        """Give up one index, so that it can end or start elsewhere. Returns what is left over, in words."""
 
 
 @runtime_checkable
