@@ -453,6 +453,8 @@ def _write_down(prepared: Prepared, files: Files, progress: Callable[[str], None
     if prepared.snapshot is not None:
         _store_snapshot(prepared.snapshot, plan, files, progress)
     for ref in secret_refs(plan.spec):
+        if ref.name not in plan.order.get("secrets", {}):
+            continue  # the backend itself brings it
         files.write(f"{plan.folder}/secrets/{ref.name}", read_secret(ref, prepared.context).encode(), mode=0o600)
     files.write(f"{plan.folder}/shim.py", SHIM.read_bytes(), mode=0o700)
     files.write(f"{plan.folder}/order.json", _json(plan.order))
