@@ -1,41 +1,70 @@
-"""`runtime cancel`: stop tasks and experiments."""
+"""`runtime cancel`: stop tasks, experiments and jobs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from runtime.cancel import Cancelled
 from runtime.cancel import cancel as cancel_one
 from runtime.cli.commands import OutputOption, StackOption, YesOption
+from runtime.cli.jobs import OnOption, OthersOption, is_job, open_job, short
 from runtime.cli.show import Output, confirm, format_count, note, print_list
+from runtime.errors import RequestRefused
 from runtime.identify import Kind, identify, recall_last
 from runtime.stacks import open_stack
 from runtime.tasks import TaskState
 
+if TYPE_CHECKING:
+    from runtime.jobs import JobState
+
+LEFT_OVER: Final = 3
+
 
 def cancel(
     what: Annotated[
-        list[str], typer.Argument(metavar="TASK|EXPERIMENT...", help="Ids or their beginnings, names, or `last`.")
+        list[str], typer.Argument(metavar="TASK|EXPERIMENT|JOB...", help="Ids or their beginnings, names, or `last`.")
     ],
     yes: YesOption = False,
+    index: Annotated[
+        list[int] | None,
+        typer.Option("--index", metavar="I", help="Only this run of a job's array.", show_default=False),
+    ] = None,
+    release: Annotated[
+        bool, typer.Option("--release", help="With `--index`: give up a run on a node that is gone.")
+    ] = False,
+    others: OthersOption = False,
+    on: OnOption = None,
     stack: StackOption = None,
     output: OutputOption = Output.TEXT,
 ) -> int:
-    """Stop tasks and experiments.
+    """Stop tasks, experiments and jobs.
 
     A queued task will not run; a running one is stopped within 10 s and what it wrote is not recorded. What has ended
     already stays as it is, and that is success too. An experiment is asked about first: everything submitted to it
-    until now is cancelled, however much that is.
+    until now is cancelled, however much that is. Of a job it is verified that nothing is left; what is left over is
+    said, with exit code 3.
 
     \b
     Examples:
       runtime cancel t-3f2a
       runtime cancel sweep --yes
       runtime cancel last
+      runtime cancel j-91c0 --index 3
     """
+    jobs = [text for text in what if is_job(text)]
+    if not jobs and (index or release or others or on):
+        raise RequestRefused(
+            "`--index`, `--release`, `--others` and `--on` are of jobs", hint="runtime cancel j-91c0 --index 3"
+        )
+    if jobs:
+        if len(jobs) < len(what):
+            raise RequestRefused("jobs are cancelled by themselves", hint=f"runtime cancel {' '.join(jobs)}")
+        return _cancel_jobs(jobs, index or [], release=release, others=others, on=on, yes=yes, output=output)
     with open_stack(stack) as opened:
         records = opened.records
         last = recall_last(opened.settings.data_dir, opened.name)
@@ -50,6 +79,84 @@ def cancel(
     if any(one.kind is Kind.EXPERIMENT for one in done):
         note("`runtime status` shows what is left; `runtime retry` brings a cancelled task back")
     return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelledJob:
+    name: str
+    kind: str
+    state: JobState
+    already: bool
+    indices: tuple[int, ...]
+    """Those that were named; empty means all."""
+    left_over: tuple[str, ...]
+
+
+def _cancel_jobs(
+    texts: Sequence[str],
+    indices: Sequence[int],
+    *,
+    release: bool,
+    others: bool,
+    on: str | None,
+    yes: bool,
+    output: Output,
+) -> int:
+    done = [_cancel_job(text, indices, release=release, others=others, on=on, yes=yes) for text in texts]
+    print_list(done, JOB_COLUMNS, output)
+    left = [line for one in done for line in one.left_over]
+    for line in left:
+        note(f"left over: {line}")
+    return LEFT_OVER if left else 0
+
+
+def _cancel_job(
+    text: str, indices: Sequence[int], *, release: bool, others: bool, on: str | None, yes: bool
+) -> CancelledJob:
+    from runtime.jobs import JobState
+    from runtime.jobview import check_index, check_owner, forget_secrets, judge_job, release_index
+    from runtime.launching import owner_name
+
+    with open_job(text, on) as job:
+        status, _ = judge_job(job)
+        check_owner(status.entry, owner_name(), others=others, verb="cancel")
+        for each in indices:
+            check_index(status.entry, each)
+        left_runs = [each for each in status.indices if not each.state.terminal]
+        ended = not [each for each in left_runs if each.index in indices or not indices]
+        if ended and not release:
+            return CancelledJob(
+                name=job.id, kind="job", state=status.state, already=True, indices=tuple(indices), left_over=()
+            )
+        if len(left_runs) > 1 and not indices:
+            confirm(f"cancel job `{short(job.id)}` with {format_count(len(left_runs))} unfinished runs", yes=yes)
+        if release and not indices:
+            raise RequestRefused("`--release` gives up one run", hint=f"runtime cancel {text} --index I --release")
+        left = job.cancel(indices=list(indices) or None)
+        left += [line for each in indices if release for line in release_index(job, each)]
+        if not indices and not left:
+            forget_secrets(job)
+        return CancelledJob(
+            name=job.id,
+            kind="job",
+            state=JobState.CANCELLED,
+            already=False,
+            indices=tuple(indices),
+            left_over=tuple(left),
+        )
+
+
+def _describe_job(done: CancelledJob) -> str:
+    if done.already:
+        return "it had been cancelled before" if done.state == "cancelled" else f"it had already {done.state}"
+    if done.left_over:
+        return f"{len(done.left_over)} left over"
+    if done.indices:
+        return f"{'runs' if len(done.indices) > 1 else 'run'} {', '.join(map(str, done.indices))} will end"
+    return "nothing of it is left"
+
+
+JOB_COLUMNS = {"NAME": lambda one: one.name, "STATE": lambda one: one.state, "WHAT": _describe_job}
 
 
 def describe(done: Cancelled) -> str:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from runtime.cli.commands import OutputOption, StackOption
+from runtime.cli.jobs import IndexOption, OnOption, is_job, open_job
 from runtime.cli.show import Output, paint, print_json
+from runtime.errors import RequestRefused
 from runtime.explain import Explanation, explain_experiment, explain_worker, read_facts
 from runtime.explain import explain as explain_task
 from runtime.identify import Identity, Kind, identify, recall_last
@@ -21,8 +23,10 @@ if TYPE_CHECKING:
 
 def explain(
     what: Annotated[
-        str, typer.Argument(metavar="TASK|EXPERIMENT|WORKER", help="An id or its beginning, a name, or `last`.")
+        str, typer.Argument(metavar="TASK|EXPERIMENT|WORKER|JOB", help="An id or its beginning, a name, or `last`.")
     ],
+    index: IndexOption = None,
+    on: OnOption = None,
     stack: StackOption = None,
     output: OutputOption = Output.TEXT,
 ) -> int:
@@ -34,12 +38,32 @@ def explain(
       runtime explain last
       runtime explain w-node3-81
       runtime explain t-3f2a -o json | jq -r .next_step
+      runtime explain j-91c0 --index 3
     """
+    if is_job(what):
+        return _explain_job(what, index, on, output)
+    if index is not None or on is not None:
+        raise RequestRefused(
+            f"`--index` and `--on` are of jobs, and `{what}` is none", hint="runtime explain j-91c0 --index 3"
+        )
     with open_stack(stack) as opened:
         found = identify(what, opened.records, last=recall_last(opened.settings.data_dir, opened.name))
         explanation = _explain(opened, found)
+    return _print(found.kind, found.name, explanation, output)
+
+
+def _explain_job(text: str, index: int | None, on: str | None, output: Output) -> int:
+    from runtime.jobview import explain as explain_job
+    from runtime.jobview import read_facts as read_job_facts
+
+    with open_job(text, on) as job:
+        found = explain_job(read_job_facts(job, index))
+        return _print("job", job.id, Explanation(found.sentence, found.evidence, found.next_step), output)
+
+
+def _print(kind: str, name: str, explanation: Explanation, output: Output) -> int:
     if output is Output.JSON:
-        print_json({"kind": found.kind, "name": found.name, **_fields(explanation)})
+        print_json({"kind": kind, "name": name, **_fields(explanation)})
         return 0
     print(paint(explanation.sentence, "bold"))
     for line in explanation.evidence:

@@ -1,4 +1,4 @@
-"""`runtime logs`: what a task printed."""
+"""`runtime logs`: what a task or a job printed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 from runtime.cli.commands import StackOption
+from runtime.cli.jobs import IndexOption, OnOption, detached, is_job, open_job, write_bytes
 from runtime.cli.show import note
+from runtime.errors import InvalidValue, RequestRefused
 from runtime.identify import get_task_id, recall_last
 from runtime.logs import AttemptLog, choose_log, find_logs, follow, read_log
 from runtime.stacks import open_stack
@@ -19,17 +21,29 @@ INTERRUPTED = 130
 
 
 def logs(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="A task's id or its beginning.")],
-    follow_: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the task has ended.")] = False,
+    task: Annotated[str, typer.Argument(metavar="TASK|JOB", help="An id or its beginning.")],
+    follow_: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it has ended.")] = False,
     attempt: Annotated[
-        str | None, typer.Option("--attempt", metavar="TOKEN", help="This attempt, not the newest.", show_default=False)
+        str | None,
+        typer.Option(
+            "--attempt",
+            metavar="TOKEN|N",
+            help="This attempt: of a task not the newest, of a job not all.",
+            show_default=False,
+        ),
     ] = None,
+    rank: Annotated[
+        int | None, typer.Option("--rank", metavar="R", help="This rank of a job.", show_default=False)
+    ] = None,
+    index: IndexOption = None,
+    on: OnOption = None,
     stack: StackOption = None,
 ) -> int:
-    """What a task printed: its standard output and error as they came.
+    """What a task or a job printed: its standard output and error as they came.
 
-    Of a task that was tried several times it is the newest attempt; `runtime status TASK` lists them all. Ctrl-C while
-    following leaves the task alone.
+    Of a task that was tried several times it is the newest attempt, of a job all of them in turn; `runtime status`
+    lists them. Of an array it is the first run, and with `--follow` every run, each line with its index. Ctrl-C while
+    following leaves the work alone.
 
     \b
     Examples:
@@ -37,7 +51,14 @@ def logs(
       runtime logs -f t-3f2a
       runtime logs t-3f2a --attempt 91c0
       runtime logs t-3f2a | grep -i loss
+      runtime logs j-91c0 --index 3 --attempt 2
     """
+    if is_job(task):
+        return _job_logs(task, follow=follow_, attempt=attempt, rank=rank, index=index, on=on)
+    if rank is not None or index is not None or on is not None:
+        raise RequestRefused(
+            f"`--rank`, `--index` and `--on` are of jobs, and `{task}` is none", hint="runtime logs j-91c0 --index 3"
+        )
     with open_stack(stack) as opened:
         records = opened.records
         task_id = get_task_id(task, records, last=recall_last(opened.settings.data_dir, opened.name))
@@ -49,6 +70,32 @@ def logs(
         if len(found) > 1:
             _say(chosen)
         _write(read_log(records, chosen))
+    return 0
+
+
+def _job_logs(
+    text: str, *, follow: bool, attempt: str | None, rank: int | None, index: int | None, on: str | None
+) -> int:
+    from runtime.jobview import check_index, check_log, first_index, follow_all
+
+    if attempt is not None and not attempt.isdigit():
+        raise InvalidValue("attempt", attempt, "its number, such as 2: attempts of a job are counted")
+    number = int(attempt) if attempt else None
+    with open_job(text, on) as job:
+        entry = job.entry()
+        chosen = first_index(entry) if index is None else check_index(entry, index)
+        check_log(job, chosen, number, rank or 0)
+        try:
+            if follow and entry.indices > 1 and index is None and not rank and number is None:
+                for run, line in follow_all(job):
+                    write_bytes([b"[%d] %s\n" % (run, line)])
+                return 0
+            if entry.indices > 1 and index is None:
+                note(f"-- run {chosen} of {entry.indices}; `--index` shows another")
+            write_bytes(job.logs(index=chosen, rank=rank or 0, attempt=number, follow=follow))
+        except KeyboardInterrupt:
+            detached(job.id)
+            return INTERRUPTED
     return 0
 
 

@@ -7,14 +7,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union
 
 import typer
 
 from runtime.cli.commands import OutputOption, StackOption
+from runtime.cli.jobs import INDEX_COLUMNS, IndexOption, OnOption, is_job, job_lines, summarise_job, target_lines
 from runtime.cli.show import (
     Output,
     format_ago,
@@ -47,6 +48,8 @@ from runtime.status import (
 from runtime.tasks import TaskState
 
 if TYPE_CHECKING:
+    from runtime.config import Settings
+    from runtime.jobview import JobView, TargetJobs
     from runtime.stacks import OpenStack
 
 LOCAL_EVERY_S = 1.0
@@ -57,7 +60,16 @@ LISTED = 10
 
 _STYLES = {TaskState.SUCCEEDED: "green", TaskState.FAILED: "red", TaskState.LEASED: "cyan"}
 
-Seen = Overview | ExperimentStatus | TaskStatus | WorkerStatus
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """The overview: the stack's tasks, and the jobs of this machine."""
+
+    tasks: Overview
+    jobs: TargetJobs | None
+
+
+Seen = Union[Board, Overview, ExperimentStatus, TaskStatus, WorkerStatus, "JobView", "TargetJobs"]
 T = TypeVar("T")
 
 
@@ -65,20 +77,25 @@ def status(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="[EXPERIMENT|TASK|WORKER]", help="A name, an id or its beginning, or `last`.", show_default=False
+            metavar="[EXPERIMENT|TASK|WORKER|JOB]",
+            help="A name, an id or its beginning, or `last`.",
+            show_default=False,
         ),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again and again until all is done.")] = False,
     exact: Annotated[bool, typer.Option("--exact", help="Count records instead of believing the workers.")] = False,
-    failed: Annotated[bool, typer.Option("--failed", help="List every failed task of the experiment.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="List every failed task, or run of the job.")] = False,
     queue: Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="Queue to look at.")] = None,
+    on: OnOption = None,
+    index: IndexOption = None,
     stack: StackOption = None,
     output: OutputOption = Output.TEXT,
 ) -> int:
     """What runs, what waits and why, what failed.
 
-    Alone it is the overview. Of an experiment it shows the tasks by state, the rate, the time left, its workers and
-    its failures; of a task its attempts and where record, outputs and log lie; of a worker what it runs.
+    Alone it is the overview of the stack and of this machine's jobs; with `--on` that of a target's jobs. Of an
+    experiment it shows the tasks by state, the rate, the time left, its workers and its failures; of a task its
+    attempts and where record, outputs and log lie; of a worker what it runs; of a job its runs, attempts and places.
 
     \b
     Examples:
@@ -87,6 +104,8 @@ def status(
       runtime status last --watch
       runtime status sweep --failed | cut -f1 | xargs runtime retry
       runtime status t-3f2a
+      runtime status j-91c0 --watch
+      runtime status --on hpc
       runtime status sweep -o json | jq .totals.failed
     """
     if watch and (failed or output is Output.JSON):
@@ -95,6 +114,10 @@ def status(
             facts=["it goes with neither `--failed` nor `-o json`"],
             hint="leave it out, and ask again when you want to know",
         )
+    if is_job(what) or on:
+        return _job_status(what, on, index=index, watch=watch, failed=failed, output=output)
+    if index is not None:
+        raise RequestRefused("`--index` is a run of a job", hint="runtime status j-91c0 --index 3")
     with open_stack(stack, queue=queue) as opened:
         last = recall_last(opened.settings.data_dir, opened.name)
         found = identify(what, opened.records, last=last) if what else None
@@ -108,20 +131,108 @@ def status(
             return _watch(read, remote=not opened.records.holds_tasks)
         seen = read()
     if output is Output.JSON:
-        print_json(seen)
+        print_json(_fields(seen))
     elif failed and isinstance(seen, ExperimentStatus):
         print_list(seen.failures, FAILURE_COLUMNS)
     else:
         sys.stdout.write("".join(f"{line}\n" for line in render(seen, datetime.now(UTC))))
-    if isinstance(seen, Overview) and output is Output.TEXT:
-        _remember_look(opened, seen)
+    if isinstance(seen, Board) and output is Output.TEXT:
+        _remember_look(opened)
     return 0
+
+
+def _fields(seen: Seen) -> object:
+    if not isinstance(seen, Board):
+        return seen
+    jobs = seen.jobs.jobs if seen.jobs else ()
+    return {**{each.name: getattr(seen.tasks, each.name) for each in fields(seen.tasks)}, "jobs": jobs}
+
+
+# jobs
+
+
+def _job_status(
+    what: str | None, on: str | None, *, index: int | None, watch: bool, failed: bool, output: Output
+) -> int:
+    if what is not None and not is_job(what):
+        raise RequestRefused(
+            f"`--on` looks at a target's jobs, and `{what}` is no job", hint="runtime status --on hpc, or … j-91c0"
+        )
+    if what is None:
+        return _target_status(str(on), watch=watch, failed=failed, output=output)
+    from runtime.cli.jobs import open_job
+    from runtime.jobview import read_job
+
+    with open_job(what, on) as job:
+
+        def read() -> Seen:
+            return read_job(job, index=index, failed_only=failed)
+
+        if watch:
+            return _watch(read, remote=job.target.kind != "local")
+        seen = read_job(job, index=index, failed_only=failed)
+    if output is Output.JSON:
+        print_json(seen)
+    elif failed:
+        print_list(seen.indices, INDEX_COLUMNS)
+    else:
+        sys.stdout.write("".join(f"{line}\n" for line in job_lines(seen, datetime.now(UTC))))
+    return 0
+
+
+def _target_status(on: str, *, watch: bool, failed: bool, output: Output) -> int:
+    from runtime.config import load_settings
+    from runtime.jobs import JobState
+
+    settings = load_settings()
+
+    def read() -> TargetJobs:
+        return _read_jobs(on, settings, looked_at=None)
+
+    if watch:
+        return _watch(read, remote=True)
+    seen = read()
+    if failed:
+        seen = replace(seen, jobs=tuple(each for each in seen.jobs if each.state is JobState.FAILED))
+    if output is Output.JSON:
+        print_json(seen)
+    else:
+        sys.stdout.write("".join(f"{line}\n" for line in target_lines(seen, datetime.now(UTC))))
+    return 0
+
+
+def _read_jobs(name: str, settings: Settings, *, looked_at: datetime | None) -> TargetJobs:
+    """The jobs of a target; one that does not answer is said in a line."""
+    from runtime.errors import InfrastructureFailure
+    from runtime.jobview import TargetJobs, read_target
+    from runtime.launchers.registry import get_launcher
+    from runtime.launching import make_context
+    from runtime.targets import find_target
+
+    target = find_target(name, settings)
+    launcher = get_launcher(target.kind)
+    try:
+        host = launcher.open_host(target, make_context(target, settings))
+        try:
+            return read_target(target, launcher, host, now=datetime.now(UTC), looked_at=looked_at)
+        finally:
+            host.close()
+    except InfrastructureFailure as problem:
+        return TargetJobs(target=name, records="", problem=problem.message)
+
+
+def _local_jobs(opened: OpenStack) -> TargetJobs | None:
+    """Those of this machine's own record root; whoever launched none loads nothing for them."""
+    if not (opened.settings.data_dir / "jobs" / "jobs").is_dir():
+        return None
+    return _read_jobs("local", opened.settings, looked_at=_looked_at(opened))
 
 
 def _read(opened: OpenStack, found: Identity | None, *, exact: bool, all_failures: bool) -> Seen:
     now = datetime.now(UTC)
     if found is None:
-        return read_overview(opened, now=now, exact=exact, looked_at=_looked_at(opened))
+        overview = read_overview(opened, now=now, exact=exact, looked_at=_looked_at(opened))
+        return Board(overview, _local_jobs(opened))
     if found.kind is Kind.TASK:
         return read_task(opened, found.name)
     if found.kind is Kind.WORKER:
@@ -145,7 +256,7 @@ def _looked_at(opened: OpenStack) -> datetime | None:
         return None
 
 
-def _remember_look(opened: OpenStack, seen: Overview) -> None:
+def _remember_look(opened: OpenStack) -> None:
     path = _look_path(opened)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,7 +284,13 @@ def is_over(seen: Seen) -> bool:
     """Nothing more will change by itself."""
     if isinstance(seen, ExperimentStatus):
         return seen.submitted > 0 and seen.remaining == 0
-    return isinstance(seen, TaskStatus) and seen.state.terminal
+    if isinstance(seen, TaskStatus):
+        return seen.state.terminal
+    if isinstance(seen, Board | Overview | WorkerStatus):
+        return False
+    from runtime.jobview import JobView
+
+    return isinstance(seen, JobView) and seen.state.terminal
 
 
 class RateMeter:
@@ -229,17 +346,27 @@ def _screen() -> Iterator[Callable[[Seen], None]]:
 
 def render(seen: Seen, now: datetime) -> list[str]:
     """The lines for people."""
+    if isinstance(seen, Board):
+        jobs = target_lines(seen.jobs, now, whole=False) if seen.jobs else []
+        return [*_overview_lines(seen.tasks, now), *(["", *jobs] if jobs else [])]
     if isinstance(seen, Overview):
         return _overview_lines(seen, now)
     if isinstance(seen, ExperimentStatus):
         return _experiment_lines(seen, now)
     if isinstance(seen, TaskStatus):
         return _task_lines(seen, now)
-    return _worker_lines(seen, now)
+    if isinstance(seen, WorkerStatus):
+        return _worker_lines(seen, now)
+    from runtime.jobview import JobView
+
+    return job_lines(seen, now) if isinstance(seen, JobView) else target_lines(seen, now)
 
 
 def summarise(seen: Seen) -> str:
     """One line for logs."""
+    if isinstance(seen, Board):
+        running = sum(not each.state.terminal for each in seen.jobs.jobs) if seen.jobs else 0
+        return summarise(seen.tasks) + (f", {_count(running, 'unfinished job')}" if running else "")
     if isinstance(seen, ExperimentStatus):
         left = f", {format_duration(seen.eta_s)} left" if seen.eta_s else ""
         rate = f", {_rate(seen.rate_per_s)}" if seen.rate_per_s else ""
@@ -248,6 +375,10 @@ def summarise(seen: Seen) -> str:
         return f"{seen.task}: {seen.state}" + (f" on {seen.worker}" if seen.worker else "")
     if isinstance(seen, WorkerStatus):
         return f"{seen.worker}: {seen.state}, {len(seen.running)} running, {seen.done} succeeded, {seen.failed} failed"
+    if not isinstance(seen, Overview):
+        from runtime.jobview import JobView
+
+        return summarise_job(seen) if isinstance(seen, JobView) else "; ".join(target_lines(seen, datetime.now(UTC)))
     return f"{seen.stack}: {_by_state(seen.totals)}, {sum(worker.live for worker in seen.workers)} live workers"
 
 

@@ -1,0 +1,692 @@
+"""What became of jobs, for people to read: the overview of a target, one job in full, why it waits or failed, its log.
+
+Reads the ledger and what the shim wrote beside it, and asks each backend once. A backend that does not answer makes
+states unknown and is never an error of the look itself.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from runtime import ledger
+from runtime.errors import InfrastructureFailure, NotPossible, RuntimeFailure, UnknownName
+from runtime.jobs import JobState
+from runtime.launchers.base import Launcher, NativeState, Releases, Target
+from runtime.launchers.hosts import Files, Host
+from runtime.launching import JobHandle, newest_natives
+from runtime.ledger import IndexStatus, JobStatus, LedgerEntry, job_folder
+from runtime.reasons import EndReason
+from runtime.units import format_duration, format_time
+
+NEWEST: Final = 10
+"""Jobs that an overview shows whatever became of them."""
+RECENT: Final = timedelta(days=1)
+ATTEMPTS_SHOWN: Final = 20
+LOG_TAIL: Final = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLine:
+    """One job in an overview."""
+
+    job: str
+    name: str
+    target: str
+    owner: str
+    state: JobState
+    reason: EndReason | None
+    runs: int
+    totals: Mapping[JobState, int]
+    launched_at: datetime
+    ended_at: datetime | None
+    """Of a job that failed, where its result says it."""
+    new: bool = False
+    """It failed since you last looked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetJobs:
+    """The jobs of one target."""
+
+    target: str
+    records: str
+    jobs: tuple[JobLine, ...] = ()
+    """What runs or waits, what failed in the last day, and the newest."""
+    left_out: int = 0
+    """Older ones that have ended."""
+    problem: str | None = None
+    """Why the target could not be asked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptView:
+    """One attempt of one run."""
+
+    index: int
+    attempt: int
+    native: str | None
+    host: str | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    reason: EndReason | str | None
+    """None while it runs, or where it left no word."""
+    exit_code: int | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeView:
+    """One native job, and what its backend says of it."""
+
+    native_id: str
+    name: str
+    part: int
+    epoch: int
+    state: JobState | None
+    """None where nothing was asked, because every run has its result."""
+    raw: str
+    where: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """One job in full."""
+
+    job: str
+    name: str
+    target: str
+    kind: str
+    owner: str
+    state: JobState
+    reason: EndReason | None
+    totals: Mapping[JobState, int]
+    runs: int
+    launched_at: datetime
+    launched_from: str | None
+    snapshot: str | None
+    commit: str | None
+    branch: str | None
+    cancelled: bool
+    natives: tuple[NativeView, ...]
+    attempts: tuple[AttemptView, ...]
+    """Of the run that was asked for, or of a job that is one run."""
+    indices: tuple[IndexStatus, ...]
+    """Runs that have not succeeded; of a job that is one run, that one."""
+    records: str
+    logs: str
+    outputs: str
+
+
+# many jobs
+
+
+def read_target(
+    target: Target, launcher: Launcher, host: Host, *, now: datetime, looked_at: datetime | None = None
+) -> TargetJobs:
+    """The jobs of a target: one listing of outcomes, two reads, and one question to the backend."""
+    files = host.files
+    entries = ledger.read_many_entries(files, ledger.list_jobs(files))
+    judged = judge_many(entries, target, launcher, host)
+    ranked = sorted(judged, key=lambda each: each.entry.launched_at, reverse=True)
+    failed = [each for each in ranked if each.state is JobState.FAILED]
+    ended = read_ends(files, failed[:50])
+    shown = [
+        _line(status, ended.get(status.entry.id), looked_at)
+        for place, status in enumerate(ranked)
+        if place < NEWEST or not status.state.terminal or _is_recent(status, ended, now)
+    ]
+    return TargetJobs(target=target.name, records=files.root, jobs=tuple(shown), left_out=len(ranked) - len(shown))
+
+
+def judge_many(entries: Sequence[LedgerEntry], target: Target, launcher: Launcher, host: Host) -> list[JobStatus]:
+    """Where each job stands, with one question to the backend for all that have not ended."""
+    homes = {
+        native.native_id: entry.id
+        for entry in entries
+        if len(entry.outcomes) < entry.indices
+        for native in newest_natives(entry)
+    }
+    said: dict[str, list[NativeState]] = {}
+    for state in ask(list(homes), target, launcher, host):
+        home = homes.get(state.native_id) or homes.get(state.native_id.rpartition("_")[0])
+        if home is not None:
+            said.setdefault(home, []).append(state)
+    suspect = [entry.id for entry in entries if entry.id in homes.values() and _might_have_ended(entry, said)]
+    # A result that was committed while we asked counts: it was there before the native job went.
+    again = ledger.read_outcomes(host.files) if suspect else {}
+    found = []
+    for entry in entries:
+        current = replace(entry, outcomes=again.get(entry.id, {})) if entry.id in suspect else entry
+        found.append(ledger.judge(current, said.get(entry.id, [])))
+    return found
+
+
+def _might_have_ended(entry: LedgerEntry, said: Mapping[str, Sequence[NativeState]]) -> bool:
+    states = said.get(entry.id, ())
+    return len(states) < len(newest_natives(entry)) or any(each.state.terminal for each in states)
+
+
+def ask(native_ids: Sequence[str], target: Target, launcher: Launcher, host: Host) -> list[NativeState]:
+    """What the backend says; `unknown` of each where it does not answer."""
+    if not native_ids:
+        return []
+    try:
+        return launcher.states(target, native_ids, host)
+    except InfrastructureFailure as problem:
+        return [
+            NativeState(native_id=native, index=None, state=JobState.UNKNOWN, message=problem.message)
+            for native in native_ids
+        ]
+
+
+def read_ends(files: Files, statuses: Iterable[JobStatus]) -> dict[str, datetime]:
+    """Job → when its first failed run ended, in one read."""
+    names = {}
+    for status in statuses:
+        failed = [index for index, each in status.entry.outcomes.items() if ledger.state_of(each.reason).terminal]
+        if failed:
+            names[f"{job_folder(status.entry.id)}/runs/{min(failed)}/result"] = status.entry.id
+    read = files.read_many(list(names)) if names else {}
+    return {names[name]: datetime.fromtimestamp(json.loads(text)["at"], UTC) for name, text in read.items()}
+
+
+def _is_recent(status: JobStatus, ended: Mapping[str, datetime], now: datetime) -> bool:
+    if status.state is not JobState.FAILED:
+        return False
+    return now - ended.get(status.entry.id, status.entry.launched_at) < RECENT
+
+
+def _line(status: JobStatus, ended: datetime | None, looked_at: datetime | None) -> JobLine:
+    entry = status.entry
+    new = status.state is JobState.FAILED and (looked_at is None or (ended or entry.launched_at) > looked_at)
+    return JobLine(
+        job=entry.id,
+        name=entry.name,
+        target=entry.target,
+        owner=entry.owner,
+        state=status.state,
+        reason=status.reason,
+        runs=entry.indices,
+        totals=totals_of(status.counts),
+        launched_at=entry.launched_at,
+        ended_at=ended if status.state is JobState.FAILED else None,
+        new=new,
+    )
+
+
+def totals_of(counts: Mapping[JobState, int]) -> dict[JobState, int]:
+    """Every state with its number."""
+    return {state: counts.get(state, 0) for state in JobState}
+
+
+# one job
+
+
+def judge_job(job: JobHandle) -> tuple[JobStatus, list[NativeState]]:
+    """Where it stands, run by run, and what the backend said; `unknown` where that does not answer."""
+    entry = job.entry()
+    newest = newest_natives(entry) if len(entry.outcomes) < entry.indices else []
+    natives = [each.native_id for each in newest]
+    said = ask(natives, job.target, job.launcher, job.host)
+    if natives and (len(said) < len(natives) or any(each.state.terminal for each in said)):
+        entry = replace(entry, outcomes=ledger.read_outcomes(job.files, job.id).get(job.id, {}))
+    return ledger.judge(entry, said, indices=True), said
+
+
+def read_job(job: JobHandle, *, index: int | None = None, failed_only: bool = False) -> JobView:
+    """A job in full; `index` asks for the attempts of that run."""
+    status, said = judge_job(job)
+    entry = status.entry
+    chosen = check_index(entry, index) if index is not None else first_index(entry) if entry.indices == 1 else None
+    indices = [each for each in status.indices if entry.indices == 1 or each.state is not JobState.SUCCEEDED]
+    if failed_only:
+        indices = [each for each in status.indices if each.state is JobState.FAILED]
+    folder = f"{job.files.root}/{job_folder(job.id)}"
+    return JobView(
+        job=job.id,
+        name=entry.name,
+        target=entry.target,
+        kind=entry.kind,
+        owner=entry.owner,
+        state=status.state,
+        reason=status.reason,
+        totals=totals_of(status.counts),
+        runs=entry.indices,
+        launched_at=entry.launched_at,
+        launched_from=entry.intent.get("from"),
+        snapshot=entry.snapshot,
+        commit=entry.intent.get("commit"),
+        branch=entry.intent.get("branch"),
+        cancelled=entry.cancelled,
+        natives=tuple(_native_views(entry, said)),
+        attempts=tuple(read_attempts(job.files, job.id, chosen)) if chosen is not None else (),
+        indices=tuple(indices),
+        records=folder,
+        logs=f"{folder}/runs/{'INDEX' if chosen is None else chosen}/aATTEMPT/rankRANK.log",
+        outputs=f"{folder}/runs/{'INDEX' if chosen is None else chosen}/output/aATTEMPT",
+    )
+
+
+def _native_views(entry: LedgerEntry, states: Sequence[NativeState]) -> Iterator[NativeView]:
+    said = {each.native_id: each for each in states}
+    for native in entry.natives:
+        state = said.get(native.native_id)
+        yield NativeView(
+            native_id=native.native_id,
+            name=native.name,
+            part=native.part,
+            epoch=native.epoch,
+            state=state.state if state else None,
+            raw=state.raw if state else "",
+            where=state.where if state else "",
+            message=state.message if state else "",
+        )
+
+
+def first_index(entry: LedgerEntry) -> int:
+    return int(entry.intent.get("offset", 0))
+
+
+def check_index(entry: LedgerEntry, index: int) -> int:
+    """`index`, if the job has it. Raises `UnknownName`."""
+    first = first_index(entry)
+    if not first <= index < first + entry.indices:
+        what = f"{first} to {first + entry.indices - 1}" if entry.indices > 1 else f"only {first}: it is no array"
+        raise UnknownName("run", str(index), [], where=f"in job `{entry.id}`", hint=f"it has {what}")
+    return index
+
+
+def read_attempts(files: Files, job: str, index: int) -> list[AttemptView]:
+    """The newest attempts of a run, oldest first."""
+    run = f"{job_folder(job)}/runs/{index}"
+    numbers = sorted(int(name[1:]) for name in files.names(run, "a") if name[1:].isdigit())[-ATTEMPTS_SHOWN:]
+    ends = {
+        number: next((name for name in files.names(f"{run}/a{number:04d}", "end.") if name.count(".") == 2), None)
+        for number in numbers
+    }
+    wanted = [f"{run}/result", *(f"{run}/a{number:04d}/start.json" for number in numbers)]
+    wanted += [f"{run}/a{number:04d}/{name}" for number, name in ends.items() if name]
+    read = {name: json.loads(text) for name, text in files.read_many(wanted).items()}
+    result = read.get(f"{run}/result", {})
+    found = []
+    for number in numbers:
+        start = read.get(f"{run}/a{number:04d}/start.json", {})
+        end = read.get(f"{run}/a{number:04d}/{ends[number]}", {})
+        if not end and result.get("attempt") == number:
+            end = result
+        found.append(
+            AttemptView(
+                index=index,
+                attempt=number,
+                native=start.get("native"),
+                host=start.get("host"),
+                started_at=_at(start),
+                ended_at=_at(end),
+                reason=end.get("reason"),
+                exit_code=end.get("code"),
+                message=end.get("message", ""),
+            )
+        )
+    return found
+
+
+def _at(note: Mapping[str, Any]) -> datetime | None:
+    return datetime.fromtimestamp(note["at"], UTC) if "at" in note else None
+
+
+def read_params(files: Files, job: str, indices: Iterable[int]) -> dict[int, dict[str, str]]:
+    """Index → the parameters that its command was given, as far as the order says them."""
+    text = files.read(f"{job_folder(job)}/order.json")
+    runs = json.loads(text)["runs"] if text else {}
+    prefix = "RUNTIME_PARAM_"
+    return {
+        index: {
+            name.removeprefix(prefix).lower(): value
+            for name, value in runs.get(str(index), {}).get("env", {}).items()
+            if name.startswith(prefix)
+        }
+        for index in indices
+    }
+
+
+# logs
+
+
+def check_log(job: JobHandle, index: int, attempt: int | None, rank: int) -> None:
+    """Raise `UnknownName` if that attempt or rank has printed nowhere, saying which there are."""
+    there = job.attempts(index)
+    if attempt is not None and attempt not in there:
+        raise UnknownName(
+            "attempt", str(attempt), [str(each) for each in there], where=f"of job `{job.id}`", hint=_see(job)
+        )
+    if there and rank:
+        folder = f"{job_folder(job.id)}/runs/{index}/a{(attempt or there[-1]):04d}"
+        ranks = [name[4:-4] for name in job.files.names(folder, "rank") if name.endswith(".log")]
+        if str(rank) not in ranks:
+            raise UnknownName("rank", str(rank), ranks, where=f"of job `{job.id}`", hint=_see(job))
+
+
+def _see(job: JobHandle) -> str:
+    return f"`runtime status {job.id[:10]}` lists its attempts"
+
+
+def follow_all(job: JobHandle, *, every_s: float = 0.5) -> Iterator[tuple[int, bytes]]:
+    """Whole lines of every run as they come, each with its index, until all have ended. Of arrays; rank 0."""
+    entry = job.entry()
+    at: dict[int, tuple[int, int]] = {}
+    rest: dict[int, bytes] = {}
+    finished: set[int] = set()
+    while True:
+        ended = job.status().state.terminal
+        done = ledger.read_outcomes(job.files, job.id).get(job.id, {})
+        there = {int(name) for name in job.files.names(f"{job_folder(job.id)}/runs") if name.isdigit()}
+        for index in sorted(there - finished):
+            for piece in _new_bytes(job, index, at):
+                whole, _, rest[index] = (rest.get(index, b"") + piece).rpartition(b"\n")
+                for line in whole.split(b"\n") if whole else ():
+                    yield index, line
+            if index in done:
+                finished.add(index)
+                if last := rest.pop(index, b""):
+                    yield index, last
+        if ended or len(finished) >= entry.indices:
+            return
+        time.sleep(every_s)
+
+
+def _new_bytes(job: JobHandle, index: int, at: dict[int, tuple[int, int]]) -> Iterator[bytes]:
+    attempt, offset = at.get(index, (1, 0))
+    for number in [each for each in job.attempts(index) if each >= attempt]:
+        if number != attempt:
+            attempt, offset = number, 0
+        name = f"{job_folder(job.id)}/runs/{index}/a{number:04d}/rank0.log"
+        while chunk := job.files.read_from(name, offset):
+            offset += len(chunk)
+            yield chunk
+        at[index] = (attempt, offset)
+
+
+def read_tail(files: Files, name: str, lines: int = 3) -> list[str]:
+    """The last lines of a file that say anything."""
+    folder, _, own = name.rpartition("/")
+    size = next((size for relative, size in files.tree(folder) if relative == own), 0)
+    text = files.read_from(name, max(0, size - LOG_TAIL), LOG_TAIL).decode("utf-8", "replace")
+    return [line.rstrip() for line in text.splitlines() if line.strip()][-lines:]
+
+
+# why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts:
+    """What was seen of one job, or of one run of it; everything that an explanation may rest on."""
+
+    status: JobStatus
+    index: int
+    """The run that is explained."""
+    attempts: tuple[AttemptView, ...] = ()
+    log: tuple[str, ...] = ()
+    """Last lines of its newest attempt."""
+    shim_log: tuple[str, ...] = ()
+    backend: tuple[str, tuple[str, ...], str | None] | None = None
+    """The launcher's own sentence, evidence and hint."""
+    native: NativeState | None = None
+    cancelled_by: str | None = None
+    one_of_many: bool = False
+    """A run of an array was asked for by its index."""
+    limits: Mapping[str, Any] | None = None
+    """The order's `retry`, `time_limit_s` and the like."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobExplanation:
+    sentence: str
+    evidence: tuple[str, ...] = ()
+    next_step: str | None = None
+
+
+def read_facts(job: JobHandle, index: int | None = None) -> JobFacts:
+    """Look at everything that tells why a job stands where it does."""
+    status, said = judge_job(job)
+    entry = status.entry
+    chosen = check_index(entry, index) if index is not None else _telling_index(status)
+    attempts = read_attempts(job.files, job.id, chosen)
+    native, backend = _ask_why(job, entry, chosen, said)
+    log: list[str] = []
+    if attempts:
+        log = read_tail(job.files, f"{job_folder(job.id)}/runs/{chosen}/a{attempts[-1].attempt:04d}/rank0.log")
+    mark = job.files.read(f"{job_folder(job.id)}/cancel") or job.files.read(f"{job_folder(job.id)}/cancel.{chosen}")
+    order = json.loads(job.files.read(f"{job_folder(job.id)}/order.json") or b"{}")
+    shim = (job.files.read_from(f"{job_folder(job.id)}/shim.log", 0) or b"").decode("utf-8", "replace").splitlines()
+    return JobFacts(
+        status=status,
+        index=chosen,
+        attempts=tuple(attempts),
+        log=tuple(log),
+        shim_log=tuple(line for line in shim if line.strip())[-3:],
+        backend=backend,
+        native=native,
+        cancelled_by=_who(mark),
+        one_of_many=entry.indices > 1 and index is not None,
+        limits={key: order.get(key) for key in ("retry", "time_limit_s", "idle_timeout_s", "checkpoint")},
+    )
+
+
+def _telling_index(status: JobStatus) -> int:
+    for state in (JobState.FAILED, JobState.UNKNOWN, JobState.PENDING, JobState.RUNNING):
+        for each in status.indices:
+            if each.state is state:
+                return each.index
+    return first_index(status.entry)
+
+
+def _ask_why(
+    job: JobHandle, entry: LedgerEntry, index: int, states: Sequence[NativeState]
+) -> tuple[NativeState | None, tuple[str, tuple[str, ...], str | None] | None]:
+    natives = [each.native_id for each in newest_natives(entry)]
+    states = states or ask(natives, job.target, job.launcher, job.host)
+    native = next((each for each in states if each.index == index), None)
+    native = native or next((each for each in reversed(states) if each.index is None), None)
+    if native is None or native.state is JobState.UNKNOWN:
+        return native, None
+    try:
+        said = job.launcher.explain(job.target, native, job.host)
+    except RuntimeFailure:
+        return native, None
+    return native, (said.sentence, tuple(said.evidence), said.hint) if said else None
+
+
+def _who(mark: bytes | None) -> str | None:
+    if mark is None:
+        return None
+    try:
+        said = json.loads(mark)
+        return f"{said['by']} at {said['at']}"
+    except (ValueError, KeyError):
+        return "somebody"
+
+
+def explain(facts: JobFacts) -> JobExplanation:
+    """Pure: one sentence, the evidence, the next step."""
+    status = facts.status
+    entry = status.entry
+    one = next(each for each in status.indices if each.index == facts.index)
+    what = f"job `{entry.id[:10]}`" if not facts.one_of_many else f"run {facts.index} of job `{entry.id[:10]}`"
+    state = one.state if facts.one_of_many or entry.indices == 1 else status.state
+    counted = _count_states(status) if entry.indices > 1 and not facts.one_of_many else None
+    evidence = _evidence(facts, one)
+    short = entry.id[:10]
+    at = f" --index {facts.index}" if entry.indices > 1 else ""
+    if state is JobState.SUCCEEDED:
+        return JobExplanation(f"{what} succeeded", evidence, f"runtime fetch {short}")
+    if state is JobState.CANCELLED:
+        by = f" by {facts.cancelled_by}" if facts.cancelled_by else ""
+        return JobExplanation(f"{what} was cancelled{by}", evidence, f"runtime retry {short}")
+    if state is JobState.UNKNOWN:
+        said = facts.native.message if facts.native else one.message
+        return JobExplanation(
+            f"nobody knows how {what} stands: target `{entry.target}` does not answer",
+            ((said,) if said else ()) + evidence,
+            f"runtime targets check {entry.target}",
+        )
+    if not entry.natives and not entry.outcomes:
+        return JobExplanation(
+            f"{what} was never handed to `{entry.target}`: its launch did not get to the end",
+            evidence,
+            "run the same `runtime launch` again: it goes on where it stopped",
+        )
+    if state in (JobState.PENDING, JobState.RUNNING):
+        return _explain_unfinished(facts, what, one, counted, evidence, f"{short}{at}")
+    return _explain_failure(facts, what, one, counted, evidence, short, at)
+
+
+def _explain_unfinished(
+    facts: JobFacts, what: str, one: IndexStatus, counted: str | None, evidence: tuple[str, ...], target: str
+) -> JobExplanation:
+    if facts.backend:
+        sentence, more, hint = facts.backend
+        return JobExplanation(sentence, (*more, *evidence), hint)
+    if one.state is JobState.PENDING:
+        said = f": {one.message}" if one.message else ""
+        return JobExplanation(f"{what} waits on `{facts.status.entry.target}`{said}", evidence, None)
+    last = facts.attempts[-1] if facts.attempts else None
+    doing = f"its attempt {last.attempt} runs on {last.host}" if last and last.reason is None else "between attempts"
+    if not facts.attempts:
+        doing = "its first attempt has not begun"
+    return JobExplanation(
+        f"{what} runs: {counted}" if counted else f"{what} runs: {doing}", evidence, f"runtime logs -f {target}"
+    )
+
+
+_SAYINGS: Final[Mapping[EndReason, tuple[str, str]]] = {
+    EndReason.APP_FAILED: ("the command failed with exit code {code}", "runtime logs {job}{at}"),
+    EndReason.OOM: (
+        "the command was killed for memory",
+        "ask for more: --memory SIZE, or do less at a time; then runtime launch again",
+    ),
+    EndReason.TIMEOUT: (
+        "it came to its time limit{limit} without a new checkpoint",
+        "raise --time-limit, or write checkpoints into RUNTIME_CHECKPOINT_DIR",
+    ),
+    EndReason.IDLE: (
+        "it printed nothing for longer than `idle_timeout`",
+        "see where it hangs: runtime logs {job}{at}; or raise `idle_timeout`",
+    ),
+    EndReason.SETUP_FAILED: ("it could not be prepared", "runtime targets check {target}"),
+    EndReason.PREEMPTED: (
+        "its machine was taken away more often than `retry.preemption` allows",
+        "runtime retry {job} --failed",
+    ),
+    EndReason.NODE_FAILED: ("its machine failed or was started anew", "runtime retry {job} --failed"),
+    EndReason.LOST: (
+        "it went without a word: neither a result nor its process is there",
+        "runtime retry {job} --failed",
+    ),
+    EndReason.NO_CAPACITY: ("no machine could take it in time", "name another target, or ask for less"),
+    EndReason.QUOTA: ("a quota forbids it", "see the quota with whoever runs `{target}`, or ask for less"),
+    EndReason.IMAGE_FAILED: ("its container image could not be started", "correct `image`"),
+    EndReason.CONFIG_INVALID: ("the backend cannot take it as it is", "correct the job file"),
+    EndReason.SIBLING_FAILED: ("another rank of it failed first", "runtime logs {job}{at}"),
+    EndReason.DUPLICATE: ("it was a twin: another native job serves it", "runtime status {job}"),
+}
+
+
+def _explain_failure(
+    facts: JobFacts,
+    what: str,
+    one: IndexStatus,
+    counted: str | None,
+    evidence: tuple[str, ...],
+    short: str,
+    at: str,
+) -> JobExplanation:
+    saying, step = _SAYINGS.get(one.reason or EndReason.LOST, (f"it ended as {one.reason}", "runtime logs {job}{at}"))
+    limit = (facts.limits or {}).get("time_limit_s")
+    words = {
+        "code": one.exit_code,
+        "limit": f" of {format_duration(limit)}" if limit else "",
+        "job": short,
+        "at": at,
+        "target": facts.status.entry.target,
+    }
+    if facts.backend:
+        sentence, more, hint = facts.backend
+        evidence, step = (sentence, *more, *evidence), hint or step
+    why = saying.format(**words)
+    sentence = f"{what} failed: {counted}; run {facts.index}: {why}" if counted else f"{what} failed: {why}"
+    return JobExplanation(sentence, evidence, step.format(**words))
+
+
+def _count_states(status: JobStatus) -> str:
+    parts = [f"{status.counts[state]} {state}" for state in JobState if status.counts.get(state)]
+    reasons = Counter(each.reason for each in status.indices if each.state is JobState.FAILED)
+    why = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common() if reason)
+    return ", ".join(parts) + f" of {status.entry.indices}" + (f" ({why})" if why else "")
+
+
+def _evidence(facts: JobFacts, one: IndexStatus) -> tuple[str, ...]:
+    lines = []
+    gone = facts.native is not None and facts.native.reason in (EndReason.LOST, EndReason.NODE_FAILED)
+    # That the process of a job that has its result is gone tells nothing.
+    tells = facts.native is not None and not (gone and facts.index in facts.status.entry.outcomes)
+    if facts.native is not None and tells and (facts.native.raw or facts.native.message):
+        said = ", ".join(part for part in (facts.native.raw, facts.native.message) if part)
+        lines.append(f"{facts.status.entry.kind} says of {facts.native.native_id or 'it'}: {said}")
+    if one.message and facts.native is None:
+        lines.append(one.message)
+    lines += [_attempt_line(attempt) for attempt in facts.attempts[-5:]]
+    if facts.limits and facts.limits.get("retry") and len(facts.attempts) > 1:
+        retry = facts.limits["retry"]
+        lines.append(f"budgets: {retry['failure']} failures and {retry['preemption']} preemptions are tried again")
+    lines += [f"log: {line}" for line in facts.log]
+    if one.reason in (EndReason.LOST, EndReason.SETUP_FAILED, None):
+        lines += [f"shim: {line}" for line in facts.shim_log]
+    return tuple(lines)
+
+
+def _attempt_line(attempt: AttemptView) -> str:
+    where = f" on {attempt.host}" if attempt.host else ""
+    if attempt.reason is None:
+        began = f", began {format_time(attempt.started_at)}" if attempt.started_at else ""
+        return f"attempt {attempt.attempt}{where}{began}: no end is noted"
+    code = f", exit code {attempt.exit_code}" if attempt.exit_code else ""
+    said = f": {attempt.message}" if attempt.message else ""
+    return f"attempt {attempt.attempt}{where} ended as {attempt.reason}{code}{said}"
+
+
+# acting
+
+
+def release_index(job: JobHandle, index: int) -> list[str]:
+    """Give up a run whose machine is gone, where the backend keeps it for that; what is left over, in words."""
+    if not isinstance(job.launcher, Releases):
+        raise NotPossible(
+            f"target `{job.target.name}` ({job.target.kind}) holds no run for a machine that is gone",
+            hint=f"runtime cancel {job.id[:10]} --index {index}",
+        )
+    natives = [each.native_id for each in newest_natives(job.entry())]
+    return job.launcher.release(job.target, natives, index, job.host)
+
+
+def forget_secrets(job: JobHandle) -> None:
+    """Remove the files of secrets of a job that has ended, where its last attempt could not."""
+    job.files.remove(f"{job_folder(job.id)}/secrets")
+
+
+# whose
+
+
+def check_owner(entry: LedgerEntry, me: str, *, others: bool, verb: str) -> None:
+    """Raise `NotPossible` for a job of somebody else, unless that is meant."""
+    if entry.owner != me and not others:
+        raise NotPossible(
+            f"job `{entry.id}` is `{entry.owner}`'s, and you are `{me}`",
+            hint=f"`--others` to {verb} it all the same",
+        )
