@@ -1,0 +1,267 @@
+"""The Kubernetes API as plain JSON: what a launcher asks of it, and what its refusals mean.
+
+The library is imported on use. Objects are dictionaries as the API has them, for its model classes take longer to build
+than a thousand pods take to arrive.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from runtime.errors import InfrastructureFailure, MissingExtra, NotPossible
+
+Object = Mapping[str, Any]
+
+_PATHS: Final = {
+    "jobs": "/apis/batch/v1",
+    "pods": "/api/v1",
+    "events": "/api/v1",
+    "resourcequotas": "/api/v1",
+    "persistentvolumeclaims": "/api/v1",
+    "leases": "/apis/coordination.k8s.io/v1",
+}
+_READ_TRIES: Final = 3
+_PATIENCE_S: Final = 30
+
+
+class KubernetesUnavailable(InfrastructureFailure):
+    """The API does not answer; nothing is concluded from that."""
+
+
+class ApiRefused(NotPossible):
+    """The API refused a request; `status` is the HTTP code and `said` its own sentence."""
+
+    def __init__(self, what: str, status: int, said: str, *, hint: str | None = None) -> None:
+        self.status, self.said = status, said
+        super().__init__(f"kubernetes refuses to {what}: {said}", facts=[f"HTTP {status}"], hint=hint)
+
+
+class Cluster:
+    """One cluster, as a context of the user's kubeconfig reaches it."""
+
+    def __init__(self, context: str | None, kubeconfig: str | None) -> None:
+        """`kubeconfig` is what the variable KUBECONFIG says; None for the usual place."""
+        self.context, self._kubeconfig = context, kubeconfig
+        self._client: Any = None
+
+    def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+        try:
+            return self._read(f"get the {_one(kind)} `{name}`", _path(kind, namespace, name))
+        except ApiRefused as refused:
+            if refused.status == 404:
+                return None
+            raise
+
+    def list(self, kind: str, namespace: str, *, labels: str = "", fields: str = "") -> list[dict[str, Any]]:
+        query = [(key, value) for key, value in (("labelSelector", labels), ("fieldSelector", fields)) if value]
+        found: list[dict[str, Any]] = self._read(f"list the {kind}", _path(kind, namespace), query).get("items", [])
+        return found
+
+    def create(self, kind: str, namespace: str, body: Object, *, dry_run: bool = False) -> dict[str, Any] | None:
+        """The new object; None where one of that name is there already."""
+        try:
+            return self._ask(
+                f"create the {_one(kind)} `{body['metadata']['name']}`",
+                "POST",
+                _path(kind, namespace),
+                [("dryRun", "All")] if dry_run else [],
+                body,
+            )
+        except ApiRefused as refused:
+            # 409 is also how a namespace that is going refuses what is new.
+            if refused.status == 409 and "already exists" in refused.said:
+                return None
+            raise
+
+    def replace(self, kind: str, namespace: str, body: Object) -> bool:
+        """Write a changed object back; False where another has changed it since it was read."""
+        name = body["metadata"]["name"]
+        try:
+            self._ask(f"replace the {_one(kind)} `{name}`", "PUT", _path(kind, namespace, name), [], body)
+        except ApiRefused as refused:
+            if refused.status == 409:
+                return False
+            raise
+        return True
+
+    def patch(self, kind: str, namespace: str, name: str, changes: Object) -> bool:
+        """Merge changes into an object; False where there is none."""
+        try:
+            self._ask(f"change the {_one(kind)} `{name}`", "PATCH", _path(kind, namespace, name), [], changes)
+        except ApiRefused as refused:
+            if refused.status == 404:
+                return False
+            raise
+        return True
+
+    def delete(self, kind: str, namespace: str, name: str, *, grace_s: int | None = None) -> None:
+        """Ask for its end, and that of all it owns; already gone is success."""
+        options: dict[str, Any] = {"propagationPolicy": "Foreground" if kind == "jobs" else "Background"}
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
+        try:
+            self._ask(f"delete the {_one(kind)} `{name}`", "DELETE", _path(kind, namespace, name), [], options)
+        except ApiRefused as refused:
+            if refused.status != 404:
+                raise
+
+    def evict(self, namespace: str, pod: str) -> None:
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace}}
+        self._ask(f"evict the pod `{pod}`", "POST", f"{_path('pods', namespace, pod)}/eviction", [], body)
+
+    def log(self, namespace: str, pod: str, *, tail: int) -> str:
+        """The last lines that the pod printed itself; empty where it never ran."""
+        try:
+            answer = self._raw("GET", f"{_path('pods', namespace, pod)}/log", [("tailLines", str(tail))], None)
+        except ApiRefused:
+            return ""
+        return str(answer.data.decode("utf-8", "replace"))
+
+    def open_exec(self, namespace: str, pod: str, words: Sequence[str]) -> Any:
+        """A websocket to a command in the pod's first container: channel 0 is its input, 1 its output, 2 its errors."""
+        from kubernetes import client
+        from kubernetes.client.exceptions import ApiException
+        from kubernetes.stream import stream
+
+        # The library swaps a method of its client while it connects, so this one is nobody else's.
+        api = client.CoreV1Api(client.ApiClient(self._connection().configuration))
+        try:
+            return stream(
+                api.connect_get_namespaced_pod_exec,
+                pod,
+                namespace,
+                command=list(words),
+                stdin=True,
+                stdout=True,
+                stderr=True,
+                tty=False,
+                binary=True,
+                _preload_content=False,
+                _request_timeout=_PATIENCE_S,
+            )
+        except ApiException as problem:
+            raise KubernetesUnavailable(
+                f"cannot run a command in the pod `{pod}`: {_first_line(problem.reason)}",
+                hint=f"kubectl -n {namespace} exec {pod} -- true",
+            ) from problem
+
+    # asking
+
+    def _read(self, what: str, path: str, query: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
+        for again in range(_READ_TRIES):
+            try:
+                return self._ask(what, "GET", path, query, None)
+            except KubernetesUnavailable:
+                if again == _READ_TRIES - 1:
+                    raise
+                time.sleep(0.3 * 2**again)
+        raise AssertionError("unreachable")
+
+    def _ask(
+        self, what: str, method: str, path: str, query: Sequence[tuple[str, str]], body: Object | None
+    ) -> dict[str, Any]:
+        try:
+            answer = self._raw(method, path, query, body)
+        except ApiRefused as refused:
+            raise ApiRefused(what, refused.status, refused.said, hint=refused.hint) from None
+        found: dict[str, Any] = json.loads(answer.data)
+        return found
+
+    def _raw(self, method: str, path: str, query: Sequence[tuple[str, str]], body: Object | None) -> Any:
+        from urllib.parse import urlencode
+
+        from urllib3.exceptions import HTTPError
+
+        # The library's own way to ask differs from version to version; its connections, keys and tokens do not.
+        connection = self._connection()
+        headers = {"Accept": "application/json, */*", "User-Agent": "research-runtime"}
+        for auth in connection.configuration.auth_settings().values():
+            if auth.get("in") == "header" and auth.get("value"):
+                headers[auth["key"]] = auth["value"]
+        if body is not None:
+            headers["Content-Type"] = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        url = connection.configuration.host + path + (f"?{urlencode(list(query))}" if query else "")
+        try:
+            answer = connection.rest_client.pool_manager.request(
+                method,
+                url,
+                headers=headers,
+                body=json.dumps(body).encode() if body is not None else None,
+                timeout=_PATIENCE_S,
+                retries=False,
+            )
+        except (HTTPError, OSError) as problem:
+            raise KubernetesUnavailable(
+                f"the kubernetes API of {self._name()} does not answer: {_first_line(problem)}",
+                hint="kubectl version, with the same context",
+            ) from problem
+        if answer.status >= 300:
+            raise self._explain(answer.status, answer.data.decode("utf-8", "replace"))
+        return answer
+
+    def _explain(self, status: int, text: str) -> Exception:
+        try:
+            said = str(json.loads(text)["message"])
+        except (TypeError, ValueError, KeyError):
+            said = _first_line(text)
+        if status == 401:
+            return NotPossible(
+                f"the kubernetes API of {self._name()} does not know who is asking",
+                facts=[said],
+                hint="sign in again, and try `kubectl auth whoami`",
+            )
+        if status == 429 or status >= 500:
+            return KubernetesUnavailable(
+                f"the kubernetes API of {self._name()} cannot answer: {said}", facts=[f"HTTP {status}"]
+            )
+        hint = "bind the role `runtime-launcher` of the namespace to yourself" if status == 403 else None
+        if status == 403 and "exceeded quota" in said:
+            hint = "kubectl describe resourcequota; ask for less, or wait until others have ended"
+        return ApiRefused("do that", status, said, hint=hint)
+
+    def _name(self) -> str:
+        return f"context `{self.context}`" if self.context else "the current context"
+
+    def _connection(self) -> Any:
+        if self._client is None:
+            self._client = self._connect()
+        return self._client
+
+    def _connect(self) -> Any:
+        try:
+            from kubernetes import client, config
+        except ModuleNotFoundError as problem:
+            raise MissingExtra("launcher `kubernetes`", "kubernetes") from problem
+        from urllib.parse import urlsplit
+
+        configuration = client.Configuration()
+        try:
+            config.load_kube_config(  # type: ignore[no-untyped-call]
+                config_file=self._kubeconfig, context=self.context, client_configuration=configuration
+            )
+        except (config.ConfigException, OSError) as problem:
+            raise NotPossible(
+                f"cannot reach kubernetes by {self._name()}: {_first_line(problem)}",
+                facts=[f"kubeconfig: {self._kubeconfig or '~/.kube/config'}"],
+                hint="kubectl config get-contexts; set `context` of the target",
+            ) from None
+        if urlsplit(configuration.host).hostname in ("127.0.0.1", "localhost", "::1"):
+            # A proxy of the environment leads away from this machine.
+            configuration.proxy = None
+        return client.ApiClient(configuration)
+
+
+def _path(kind: str, namespace: str, name: str = "") -> str:
+    return f"{_PATHS[kind]}/namespaces/{namespace}/{kind}" + (f"/{name}" if name else "")
+
+
+def _one(kind: str) -> str:
+    return {"persistentvolumeclaims": "claim", "resourcequotas": "quota"}.get(kind, kind[:-1])
+
+
+def _first_line(text: object) -> str:
+    lines = str(text).strip().splitlines()
+    return lines[0] if lines else "it gave no reason"

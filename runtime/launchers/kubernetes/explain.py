@@ -1,0 +1,159 @@
+"""Why a Job's index waits or failed, with the numbers that Kubernetes gives: pure functions of its objects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from runtime.launchers.base import Explanation, NativeState
+from runtime.launchers.kubernetes.states import CONTAINER, PodView, read_pod
+from runtime.reasons import EndReason
+
+Object = Mapping[str, Any]
+
+_QUOTA = re.compile(r"exceeded quota: ([^,]+), requested: (.+?), used: (.+?), limited: (.+)")
+
+
+def explain_index(
+    native: NativeState,
+    job: Object | None,
+    pods: Sequence[Object],
+    events: Sequence[Object],
+    *,
+    image: str = "",
+) -> Explanation | None:
+    """`pods` are those of the index, oldest first; `events` those of the Job and of these pods."""
+    if job is None:
+        return Explanation(sentence="Kubernetes has forgotten it", evidence=("no Job of that name is left",))
+    pod = pods[-1] if pods else None
+    if pod is None:
+        return _without_pod(job, events)
+    view = read_pod(pod)
+    evidence = tuple(_evidence(view, pod, events))
+    lost = _on_dead_node(pod, view)
+    if lost:
+        return Explanation(
+            sentence=f"the node `{view.where}` does not answer, and its pod `{view.name}` keeps the index",
+            evidence=evidence,
+            hint=f"if the node stays away: runtime cancel JOB --index {native.index} --release; its old run may still go on there",
+        )
+    for build in (_unscheduled, _image, _memory, _evicted):
+        found = build(view, pod, evidence, image)
+        if found is not None:
+            return found
+    if view.raw.startswith("Pending/Create"):
+        return Explanation(
+            sentence=f"its container cannot be made: {view.message}", evidence=evidence, hint=_CONTAINER_HINT
+        )
+    if view.reason is EndReason.TIMEOUT:
+        return Explanation(sentence="the pod was older than its activeDeadlineSeconds", evidence=evidence)
+    return Explanation(sentence=f"{view.raw}: {view.message}".rstrip(": "), evidence=evidence)
+
+
+_CONTAINER_HINT = "a Secret or ConfigMap that the pod names has to be there, with the key"
+
+
+def _without_pod(job: Object, events: Sequence[Object]) -> Explanation:
+    refused = [each for each in events if each.get("reason") == "FailedCreate"]
+    if refused:
+        message = _text(refused[-1])
+        found = _QUOTA.search(message)
+        if found:
+            return Explanation(
+                sentence=f"the quota `{found[1]}` has no room: a run asks for {found[2]}, {found[3]} is used of {found[4]}",
+                evidence=(f"job controller: {message}",),
+                hint="ask for less, or wait: it starts when others have ended",
+            )
+        return Explanation(sentence=f"no pod can be made: {message}", evidence=(f"job controller: {message}",))
+    if job["spec"].get("suspend"):
+        return Explanation(sentence="the Job is suspended", hint="launch it again: it goes on where it stopped")
+    active, parallel = int(job.get("status", {}).get("active", 0)), int(job["spec"].get("parallelism", 1))
+    return Explanation(
+        sentence=f"{active} of at most {parallel} runs are active, and its turn has not come",
+        evidence=(f"job: parallelism {parallel}",),
+    )
+
+
+def _unscheduled(view: PodView, pod: Object, evidence: tuple[str, ...], image: str) -> Explanation | None:
+    if view.raw not in ("Pending/Unschedulable", "Pending/SchedulingGated"):
+        return None
+    asked = ", ".join(f"{name} {amount}" for name, amount in sorted(_requests(pod).items())) or "nothing"
+    return Explanation(
+        sentence=f"no node takes it: {view.message}",
+        evidence=(f"it asks for {asked}", *evidence),
+        hint="ask for less, or for other nodes: runtime explain shows what is missing on how many",
+    )
+
+
+def _image(view: PodView, pod: Object, evidence: tuple[str, ...], image: str) -> Explanation | None:
+    name = next((each["image"] for each in pod["spec"]["containers"] if each["name"] == CONTAINER), image)
+    if view.reason is EndReason.IMAGE_FAILED and view.raw in ("StartError", "ContainerCannotRun"):
+        return Explanation(
+            sentence=f"the image `{name}` has no Python that could run: the shim needs Python 3.6 or newer",
+            evidence=evidence,
+            hint="put a Python into the image, or name it: `python` of the target",
+        )
+    if view.reason is EndReason.IMAGE_FAILED or "Image" in view.raw:
+        return Explanation(
+            sentence=f"the image `{name}` cannot be pulled: {view.message}",
+            evidence=evidence,
+            hint="check name and tag, and the pull secret of the namespace",
+        )
+    return None
+
+
+def _memory(view: PodView, pod: Object, evidence: tuple[str, ...], image: str) -> Explanation | None:
+    if view.reason is not EndReason.OOM:
+        return None
+    limit = _limits(pod).get("memory")
+    return Explanation(
+        sentence=f"it used more memory than its limit of {_size(limit)}" if limit else "its node ran out of memory",
+        evidence=evidence,
+        hint="raise resources.memory",
+    )
+
+
+def _evicted(view: PodView, pod: Object, evidence: tuple[str, ...], image: str) -> Explanation | None:
+    if not view.raw.startswith(("Evicted", "DisruptionTarget")):
+        return None
+    return Explanation(
+        sentence=f"its pod was taken off the node `{view.where}`: {view.message or view.raw}", evidence=evidence
+    )
+
+
+def _on_dead_node(pod: Object, view: PodView) -> bool:
+    if view.raw in ("Terminating/DeletionByTaintManager", "Terminating/DeletionByPodGC"):
+        return True
+    return view.raw.startswith("Unknown/")
+
+
+def _evidence(view: PodView, pod: Object, events: Sequence[Object]) -> Iterator[str]:
+    where = f" on {view.where}" if view.where else ""
+    yield f"pod {view.name}{where}: {view.raw}" + (f", exit code {view.exit_code}" if view.exit_code else "")
+    for each in events[-4:]:
+        if each.get("involvedObject", {}).get("name") == view.name and each.get("type") != "Normal":
+            count = int(each.get("count") or 1)
+            yield f"{each.get('source', {}).get('component') or each.get('reportingComponent') or 'event'}: " + (
+                _text(each) + (f" ({count} times)" if count > 1 else "")
+            )
+
+
+def _text(event: Object) -> str:
+    return " ".join(str(event.get("message", "")).split())
+
+
+def _requests(pod: Object) -> Mapping[str, str]:
+    found: Mapping[str, str] = pod["spec"]["containers"][0].get("resources", {}).get("requests", {})
+    return found
+
+
+def _limits(pod: Object) -> Mapping[str, str]:
+    found: Mapping[str, str] = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
+    return found
+
+
+def _size(quantity: str) -> str:
+    from runtime.units import format_size
+
+    return format_size(int(quantity)) if quantity.isdigit() else quantity

@@ -1,0 +1,80 @@
+"""How Kubernetes keeps each field of a spec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from runtime.jobs import leaf_fields
+from runtime.launchers.base import Fidelity, Keeping
+
+
+def _native(how: str) -> Keeping:
+    return Keeping(fidelity=Fidelity.NATIVE, how=how)
+
+
+def _refused(why: str) -> Keeping:
+    return Keeping(fidelity=Fidelity.REFUSED, how=why)
+
+
+_SHIM: Final = Keeping(fidelity=Fidelity.SHIM, how="the shim")
+_NO_PACKING: Final = _refused("each run has a pod of its own; runs share a GPU by resources.gpus.count below 1")
+_NO_TPU: Final = _refused("this launcher asks for no TPUs")
+_NO_BUILD: Final = _refused("build it into the image, or name an environment that is there: environment.name")
+_NO_BACKOFF: Final = _refused("the job controller waits: 10 s, doubling up to 10 min")
+
+KEEPS: Final[Mapping[str, Keeping]] = {
+    **dict.fromkeys(leaf_fields(), _SHIM),
+    "name": _native("an annotation of the Job, whose own name is a hash"),
+    "image": _native("image"),
+    "secrets": _native("secretKeyRef of kubernetes://; others by a file in the record root"),
+    "mounts": _native("volumes of claims"),
+    "environment.manager": _NO_BUILD,
+    "environment.lock": _NO_BUILD,
+    "environment.extras": _NO_BUILD,
+    "environment.build_on": _NO_BUILD,
+    "resources.cpus": _native("requests and limits of cpu"),
+    "resources.memory": _native("requests and limits of memory"),
+    "resources.gpus.count": _native("limits of nvidia.com/gpu; below 1 a slot of a GPU, by a Lease"),
+    "resources.gpus.type": _native("nodeSelector, by gpu_types of the target"),
+    "resources.tpu.type": _NO_TPU,
+    "resources.tpu.topology": _NO_TPU,
+    "resources.tpu.slices": _NO_TPU,
+    "resources.disk": _native("requests and limits of ephemeral-storage"),
+    "resources.shared_memory": _native("an emptyDir in memory at /dev/shm"),
+    "nodes": _refused("a job is one pod for each run; ranks of several nodes have no launcher here yet"),
+    "gang.start_timeout": _native("all ranks start at once, in one pod"),
+    "array.count": _native("completions"),
+    "array.seeds": _native("completions"),
+    "array.max_parallel": _native("parallelism"),
+    "array.pack": _NO_PACKING,
+    "array.pack_per": _NO_PACKING,
+    "array.on_task_failure": _native("maxFailedIndexes"),
+    "placement.on": _native("the choice of the target"),
+    "placement.capacity": _refused(
+        "clusters mark such nodes each in their own way: placement.selector names the label"
+    ),
+    "placement.nodes": _native("nodeAffinity"),
+    "placement.exclude": _native("nodeAffinity"),
+    "placement.selector": _native("nodeSelector"),
+    "priority": _native("priorityClassName, by priority_classes of the target"),
+    "account": _native("a label of the Job and its pods"),
+    "time_limit": Keeping(
+        fidelity=Fidelity.SHIM, how="the shim's clock, and activeDeadlineSeconds of the pod behind it"
+    ),
+    "start_deadline": _refused("a pod that does not fit waits until it does"),
+    "grace_period": _native("terminationGracePeriodSeconds"),
+    "ttl_after_finished": _native("ttlSecondsAfterFinished"),
+    "retry.failure": Keeping(
+        fidelity=Fidelity.SHIM, how="the shim's count in the record root; backoffLimitPerIndex where it left no word"
+    ),
+    "retry.preemption": Keeping(
+        fidelity=Fidelity.SHIM, how="the shim's count in the record root; podFailurePolicy ignores them"
+    ),
+    "retry.capacity.window": _refused("a pod that does not fit waits until it does"),
+    "retry.backoff.min": _NO_BACKOFF,
+    "retry.backoff.max": _NO_BACKOFF,
+    "outputs.upload": _refused("outputs stay in the record root: runtime fetch"),
+    "after": _refused("nothing in Kubernetes waits for another Job"),
+    "idempotency_key": _native("part of the job's id"),
+}

@@ -1,0 +1,179 @@
+"""The record root on a claim, as a machine outside of the cluster reaches it: through a small pod that mounts it.
+
+The pod is shared by all launches of its owner into a namespace, waits for commands, and ends by itself when it has had
+none for some minutes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from runtime.errors import NotPossible, StoreUnavailable
+from runtime.jobs import JobState
+from runtime.launchers import agent
+from runtime.launchers.hosts import Answer, Files, HostUnavailable, SshFiles
+from runtime.launchers.kubernetes.client import Cluster, KubernetesUnavailable
+from runtime.launchers.kubernetes.place import Place
+from runtime.launchers.kubernetes.render import render_files_pod
+from runtime.launchers.kubernetes.states import read_pod
+
+START_S: Final = 180
+"""How long the pod may take to run: a first pull of its image is in it."""
+_FRAME: Final = 1 << 18
+_PROGRAM: Final = "import sys; n = int(sys.stdin.buffer.readline()); exec(sys.stdin.buffer.read(n).decode('utf-8'))"
+
+
+class KubernetesHost:
+    """A pod that sees the record root. Nothing is started before the first request."""
+
+    def __init__(self, place: Place, cluster: Cluster, owner: str) -> None:
+        self.place, self.cluster = place, cluster
+        self.name = f"{place.context or 'kubernetes'}/{place.namespace}"
+        self._owner = owner
+        self._lock = threading.Lock()
+        self._socket: Any = None
+        self._mark = b""
+        self._rest = b""
+        self._errors = b""
+        self._count = 0
+        self.files: Files = SshFiles(self, place.root)  # type: ignore[arg-type]
+
+    def run(
+        self, words: Sequence[str], *, stdin: bytes = b"", timeout_s: float = 60, env: Mapping[str, Any] | None = None
+    ) -> Answer:
+        said = self.ask("run", list(words), stdin, timeout_s, dict(env or {}), patience_s=timeout_s + 30)
+        code, out, err = said
+        if code is None:
+            raise HostUnavailable(f"`{words[0]}` did not end in `{self.name}` within {timeout_s:g} s and was killed")
+        return Answer(code, out, err)
+
+    def spawn(self, words: Sequence[str], *, folder: str, log: str, env: Mapping[str, str] | None = None) -> int:
+        pid: int = self.ask("spawn", list(words), folder, log, dict(env or {}))
+        return pid
+
+    def ask(self, do: str, *args: Any, patience_s: float = 60) -> Any:
+        """One request to the other end. Raises `HostUnavailable`, and `StoreUnavailable` for what a file refused."""
+        with self._lock:
+            if self._socket is None:
+                self._connect()
+            self._count += 1
+            request = json.dumps({"id": self._count, "do": do, "args": agent.pack(list(args))})
+            try:
+                self._send(request.encode() + b"\n")
+                said = self._hear(patience_s)
+            except Exception as problem:
+                raise self._lost(problem) from problem
+        if "error" in said:
+            raise StoreUnavailable(
+                f"the record root `{self.place.root}` of claim `{self.place.claim}` refuses: {said['error']}",
+                hint="`runtime targets check` tries every step",
+            )
+        return agent.unpack(said["value"])
+
+    def close(self) -> None:
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            try:
+                socket.close()
+            except Exception:  # whatever it is, the connection is gone
+                pass
+
+    # the connection
+
+    def _connect(self) -> None:
+        pod = self._ensure_pod()
+        self._mark = f"=={secrets.token_hex(12)}==".encode()
+        self._rest = self._errors = b""
+        source = Path(agent.__file__).read_bytes()
+        call = f"\nserve({self._mark.decode()!r}, {self.place.root!r})\n".encode()
+        words = [self.place.python, "-u", "-c", _PROGRAM]
+        self._socket = self.cluster.open_exec(self.place.namespace, pod, words)
+        self._send(b"%d\n" % (len(source) + len(call)) + source + call)
+
+    def _send(self, data: bytes) -> None:
+        for at in range(0, len(data), _FRAME):
+            self._socket.write_channel(0, data[at : at + _FRAME])
+
+    def _hear(self, patience_s: float) -> dict[str, Any]:
+        """The next answer, whatever else is printed."""
+        until = time.monotonic() + patience_s
+        parts = [self._rest]
+        while True:
+            if b"\n" in parts[-1]:
+                line, _, rest = b"".join(parts).partition(b"\n")
+                parts = [rest]
+                _, found, text = line.partition(self._mark)
+                if found:
+                    self._rest = rest
+                    said: dict[str, Any] = json.loads(text)
+                    return said
+                continue
+            left = until - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"no answer within {patience_s:g} s")
+            if not self._socket.is_open():
+                raise EOFError("the connection was closed")
+            self._socket.update(timeout=min(left, 5))
+            parts.append(self._socket.read_channel(1) or b"")
+            self._errors = (self._errors + (self._socket.read_channel(2) or b""))[-4000:]
+
+    def _lost(self, problem: Exception) -> HostUnavailable:
+        said = self._errors.decode("utf-8", "replace").strip().splitlines()
+        self.close()
+        return HostUnavailable(
+            f"the connection to the record root in `{self.name}` was lost: {said[-1] if said else problem}",
+            hint="run the same command again",
+        )
+
+    # the pod
+
+    def _ensure_pod(self) -> str:
+        """Name of a pod that runs and sees the claim."""
+        name = files_pod_name(self.place, self._owner)
+        until = time.monotonic() + START_S
+        namespace, asked = self.place.namespace, False
+        while True:
+            found = self.cluster.get("pods", namespace, name)
+            if found is not None and found.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+                if asked and found["status"]["phase"] == "Failed":
+                    view = read_pod(found)
+                    self.cluster.delete("pods", namespace, name)
+                    raise NotPossible(
+                        f"the pod that reads the record root cannot run: {view.message or view.raw}",
+                        facts=[f"image `{self.place.image}`, python `{self.place.python}`"],
+                        hint="the target's `image` needs a Python 3; `python` of the target names it",
+                    )
+                self.cluster.delete("pods", namespace, name, grace_s=0)
+                time.sleep(0.2)
+                continue
+            if found is None or found["metadata"].get("deletionTimestamp"):
+                if found is None:
+                    self.cluster.create("pods", namespace, render_files_pod(self.place, name, self._owner))
+                    asked = True
+                time.sleep(0.2)
+                continue
+            if found["status"].get("phase") == "Running":
+                return name
+            view = read_pod(found)
+            if view.state is JobState.FAILED or time.monotonic() >= until:
+                self.cluster.delete("pods", namespace, name, grace_s=0)
+                problem = NotPossible if view.state is JobState.FAILED else KubernetesUnavailable
+                raise problem(
+                    f"the pod that reads the record root does not start: {view.raw}",
+                    facts=[view.message] if view.message else [],
+                    hint=f"it mounts claim `{self.place.claim}` and runs `{self.place.image}`",
+                )
+            time.sleep(0.2)
+
+
+def files_pod_name(place: Place, owner: str) -> str:
+    """The same for the same owner, claim and image, so that launches share it."""
+    said = "\0".join((owner, place.claim, str(place.image), place.python, str(place.run_as_user)))
+    return f"runtime-files-{hashlib.sha256(said.encode()).hexdigest()[:16]}"

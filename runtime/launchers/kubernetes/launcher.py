@@ -1,0 +1,387 @@
+"""Jobs as Indexed Jobs of one namespace, with the rights that the namespace's role gives and no others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final, cast
+
+from runtime.errors import NotPossible
+from runtime.jobs import CodeMode, EnvironmentManager, JobSpec, JobState, expand_array, set_fields
+from runtime.launchers.base import (
+    Explanation,
+    JobIdentity,
+    Keeping,
+    LaunchPlan,
+    NativePart,
+    NativeState,
+    PlanContext,
+    Target,
+)
+from runtime.launchers.hosts import Host
+from runtime.launchers.kubernetes.client import Cluster, Object
+from runtime.launchers.kubernetes.explain import explain_index
+from runtime.launchers.kubernetes.fidelity import KEEPS
+from runtime.launchers.kubernetes.files import KubernetesHost
+from runtime.launchers.kubernetes.place import Place, check_settings, read_place
+from runtime.launchers.kubernetes.render import (
+    JOB,
+    MANAGED,
+    MANAGED_BY,
+    SLOTS,
+    bind_gpu,
+    check_code,
+    job_name,
+    render_job,
+    slots_of_gpu,
+)
+from runtime.launchers.kubernetes.slots import Gpu, deal, take_slots
+from runtime.launchers.kubernetes.states import FINALIZER, native_id, newest_pods, read_pod, read_states
+from runtime.launchers.order import make_order
+from runtime.launchers.spec_files import read_array_file
+
+_FEW: Final = 20
+_LOOK_S: Final = 0.2
+_CANCEL_S: Final = 30
+"""Beyond the grace of the pods: how long a cancel waits until all is gone."""
+
+
+class KubernetesLauncher:
+    kind: ClassVar[str] = "kubernetes"
+    keeps: ClassVar[Mapping[str, Keeping]] = KEEPS
+
+    def check_settings(self, target: Target) -> None:
+        check_settings(target)
+
+    def open_host(self, target: Target, context: PlanContext) -> Host:
+        from runtime.launching import owner_name
+
+        place = read_place(target, context)
+        return KubernetesHost(place, Cluster(place.context, context.environ.get("KUBECONFIG")), owner_name())
+
+    def plan(self, spec: JobSpec, target: Target, job: JobIdentity, context: PlanContext) -> LaunchPlan:
+        check_code(spec)
+        place = read_place(target, context)
+        indices = expand_array(spec.array, read_array_file(spec.array, context.base))
+        offset = spec.array.offset if spec.array else 0
+        order = _order(spec, job, indices, context, place)
+        parts: list[NativePart] = []
+        artefacts: dict[str, str] = {}
+        for number, (gpu, first, count) in enumerate(_divide(spec, place, len(indices))):
+            manifest = render_job(
+                spec, place, job, part=number, offset=offset + first, count=count, slots=slots_of_gpu(spec)
+            )
+            if gpu is not None:
+                manifest = bind_gpu(manifest, gpu.node, gpu.number, manifest["spec"]["parallelism"])
+            name = "job.yaml" if gpu is None else f"job-{number}.yaml"
+            artefacts[name] = _yaml(manifest)
+            native = {"gpu": [gpu.node, gpu.number]} if gpu else {}
+            parts.append(
+                NativePart(
+                    name=job_name(job, place, number),
+                    artefact=name,
+                    offset=offset + first,
+                    count=count,
+                    native={"namespace": place.namespace, **native},
+                )
+            )
+        return LaunchPlan(
+            job=job,
+            spec=spec,
+            target=target,
+            order=order,
+            artefacts=artefacts,
+            parts=tuple(parts),
+            fidelity={name: self.keeps[name] for name in set_fields(spec) if name in self.keeps},
+            indices=tuple(indices),
+            root=place.root,
+        )
+
+    def submit(self, plan: LaunchPlan, part: NativePart, host: Host) -> str:
+        cluster, place = _cluster(host), _place(host)
+        manifest = _read_yaml(plan.artefacts[part.artefact])
+        gpu = part.native.get("gpu")
+        if gpu is not None:
+            return self._submit_to_slots(plan, part, manifest, Gpu(*gpu), cluster, place)
+        cluster.create("jobs", place.namespace, manifest)
+        return f"{place.namespace}/{part.name}"
+
+    def find(self, target: Target, names: Sequence[str], host: Host) -> dict[str, str]:
+        cluster, namespace = _cluster(host), _place(host).namespace
+        if len(names) <= _FEW:
+            jobs = [job for name in names if (job := cluster.get("jobs", namespace, name)) is not None]
+        else:
+            jobs = cluster.list("jobs", namespace, labels=f"{MANAGED_BY}={MANAGED}")
+        wanted = set(names)
+        # One that still waits for its slots was not let go: submitting it again goes on with it.
+        return {
+            job["metadata"]["name"]: native_id(job)
+            for job in jobs
+            if job["metadata"]["name"] in wanted and (job["metadata"].get("annotations") or {}).get(SLOTS) != "waiting"
+        }
+
+    def states(self, target: Target, native_ids: Sequence[str], host: Host) -> list[NativeState]:
+        cluster, namespace = _cluster(host), _place(host).namespace
+        labels = _selector(native_ids)
+        jobs = cluster.list("jobs", namespace, labels=labels)
+        pods = cluster.list("pods", namespace, labels=f"{labels},{JOB}")
+        return read_states(jobs, pods, native_ids)
+
+    def cancel(self, target: Target, native_ids: Sequence[str], indices: Sequence[int] | None, host: Host) -> list[str]:
+        if indices is not None:
+            # Its shim looks for the mark; one whose pod has not started yet finds it when it does.
+            return []
+        cluster, namespace = _cluster(host), _place(host).namespace
+        names = [native.partition("/")[2] for native in native_ids]
+        grace = 0.0
+        for name in names:
+            job = cluster.get("jobs", namespace, name)
+            if job is not None:
+                grace = max(grace, float(job["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", 30)))
+                cluster.delete("jobs", namespace, name)
+        return _wait_until_gone(cluster, namespace, native_ids, grace + _CANCEL_S)
+
+    def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
+        cluster = _cluster(host)
+        namespace, _, name = native.native_id.partition("/")
+        job = cluster.get("jobs", namespace, name)
+        pods = sorted(_pods_of(cluster, namespace, name, native.index, job), key=_age)
+        events: list[Object] = []
+        for each in [name, *(pod["metadata"]["name"] for pod in pods[-1:])]:
+            events += sorted(cluster.list("events", namespace, fields=f"involvedObject.name={each}"), key=_last_seen)
+        return explain_index(native, job, pods, events)
+
+    def release(self, target: Target, native_ids: Sequence[str], index: int, host: Host) -> list[str]:
+        """Let an index go that a pod on a dead node keeps: the pod is deleted without waiting for its node, and the Job
+        makes another. The old run may still go on there; the record's create-only commit decides. Returns the pods that
+        were let go."""
+        cluster = _cluster(host)
+        released = []
+        for native in native_ids:
+            namespace, _, name = native.partition("/")
+            job = cluster.get("jobs", namespace, name)
+            for pod in _pods_of(cluster, namespace, name, index, job):
+                if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+                    continue
+                metadata = pod["metadata"]
+                cluster.delete("pods", namespace, metadata["name"], grace_s=0)
+                kept = [each for each in metadata.get("finalizers", ()) if each != FINALIZER]
+                cluster.patch("pods", namespace, metadata["name"], {"metadata": {"finalizers": kept or None}})
+                released.append(metadata["name"])
+        if not released:
+            raise NotPossible(
+                f"no pod keeps index {index}", hint="`runtime explain` says what it waits for; `status` where it stands"
+            )
+        return released
+
+    def interrupt(self, target: Target, native_id: str, index: int | None, how: str, host: Host) -> None:
+        cluster = _cluster(host)
+        namespace, _, name = native_id.partition("/")
+        job = cluster.get("jobs", namespace, name)
+        running = [
+            pod
+            for pod in newest_pods(_pods_of(cluster, namespace, name, index, job)).values()
+            if read_pod(pod).state is JobState.RUNNING
+        ]
+        if not running:
+            raise NotPossible(f"nothing of `{native_id}` runs that could be interrupted")
+        for pod in running:
+            pod_name = pod["metadata"]["name"]
+            if how == "preempt":
+                cluster.evict(namespace, pod_name)
+            elif how == "node-loss":
+                cluster.delete("pods", namespace, pod_name, grace_s=0)
+            elif how == "timeout":
+                cluster.patch("pods", namespace, pod_name, {"spec": {"activeDeadlineSeconds": 1}})
+            else:
+                raise NotPossible(
+                    f"cannot provoke `{how}` on kubernetes",
+                    facts=["preempt evicts the pod, node-loss deletes it without grace, timeout ends its deadline"],
+                    hint="for oom, launch with a low resources.memory",
+                )
+
+    def _submit_to_slots(
+        self, plan: LaunchPlan, part: NativePart, manifest: dict[str, Any], planned: Gpu, cluster: Cluster, place: Place
+    ) -> str:
+        """Make the Job suspended, write it into the table of a GPU, and let it go with the slots that it got there."""
+        namespace, native = place.namespace, f"{place.namespace}/{part.name}"
+        assert plan.spec.resources.gpus is not None
+        share, wanted = plan.spec.resources.gpus.count, int(manifest["spec"]["parallelism"])
+        busy: list[str] = []
+        for gpu in _other_gpus(plan, planned, place):
+            bound = _rebind(manifest, gpu)
+            job = cluster.create("jobs", namespace, bound) or cluster.get("jobs", namespace, part.name)
+            if job is None:
+                raise NotPossible(f"the Job `{part.name}` went away while it was made", hint="launch it again")
+            if _gpu_of(job) != gpu:
+                # An earlier launch of it was cut off at another GPU: that one is gone on with first.
+                gpu = _gpu_of(job) or gpu
+            got, holders = take_slots(
+                cluster, place.slot_namespace, gpu, uid=job["metadata"]["uid"], job=native, wanted=wanted, share=share
+            )
+            if got:
+                changes = {
+                    "metadata": {"annotations": {SLOTS: f"{gpu}: {got}"}},
+                    "spec": {"suspend": False, "parallelism": got},
+                }
+                cluster.patch("jobs", namespace, part.name, changes)
+                return native
+            busy.append(f"{gpu}: " + ", ".join(f"{each.job} has {each.slots} of {each.share:g}" for each in holders))
+            cluster.delete("jobs", namespace, part.name)
+            _wait_until_gone(cluster, namespace, [native], _CANCEL_S)
+        raise NotPossible(
+            f"no GPU of target `{place.target}` has a free slot of {share:g}",
+            facts=busy,
+            hint="wait until one of these has ended, or name more GPUs: `gpus` of the target",
+        )
+
+
+# deciding
+
+
+def _order(
+    spec: JobSpec, job: JobIdentity, indices: Sequence[Mapping[str, Any]], context: PlanContext, place: Place
+) -> dict[str, Any]:
+    setup = [*place.setup, *_activate(spec)]
+    backend: dict[str, Any] = {"setup": setup} if setup else {}
+    order = make_order(spec, job, indices, context, retries="backend", environ=context.environ, **backend)
+    if spec.code.mode is CodeMode.IMAGE:
+        order["code"] = {"path": "."}
+    # The pod gets these itself; nobody but the cluster reads them.
+    mine = {each.name for each in spec.secrets if each.source.startswith("kubernetes://")}
+    if kept := {name: path for name, path in order.pop("secrets", {}).items() if name not in mine}:
+        order["secrets"] = kept
+    return order
+
+
+def _activate(spec: JobSpec) -> list[str]:
+    import shlex
+
+    name = spec.environment.name
+    if name is None:
+        return []
+    if spec.environment.manager is EnvironmentManager.CONDA:
+        return ['eval "$(conda shell.posix hook)"', f"conda activate {shlex.quote(name)}"]
+    return [f". {shlex.quote(name)}/bin/activate"]
+
+
+def _divide(spec: JobSpec, place: Place, count: int) -> list[tuple[Gpu | None, int, int]]:
+    """(GPU, first, number) of each part: one Job, or one for each GPU where runs share them."""
+    slots = slots_of_gpu(spec)
+    if slots is None:
+        return [(None, 0, count)]
+    return [(gpu, first, share) for gpu, first, share in deal(_gpus_of(spec, place), slots, count)]
+
+
+def _gpus_of(spec: JobSpec, place: Place) -> list[Gpu]:
+    wanted = spec.placement.nodes
+    found = [
+        Gpu(node, number)
+        for node, count in place.gpus.items()
+        if (not wanted or node in wanted) and node not in spec.placement.exclude
+        for number in range(count)
+    ]
+    if not found:
+        raise NotPossible(
+            f"target `{place.target}` names no GPU that runs could share",
+            facts=[f"its nodes with GPUs: {', '.join(place.gpus) or 'none'}"],
+            hint=f"gpus = {{ NODE = 8 }} in [tool.runtime.targets.{place.target}]: a namespace cannot list nodes",
+        )
+    return found
+
+
+def _other_gpus(plan: LaunchPlan, planned: Gpu, place: Place) -> list[Gpu]:
+    """The planned one first, then those that no other part of the job is meant for."""
+    meant = {Gpu(*part.native["gpu"]) for part in plan.parts}
+    return [planned, *(gpu for gpu in _gpus_of(plan.spec, place) if gpu not in meant)]
+
+
+def _rebind(manifest: dict[str, Any], gpu: Gpu) -> dict[str, Any]:
+    import copy
+
+    made = copy.deepcopy(manifest)
+    container = made["spec"]["template"]["spec"]["containers"][0]
+    container["env"] = [each for each in container["env"] if not each["name"].endswith("_VISIBLE_DEVICES")]
+    return bind_gpu(made, gpu.node, gpu.number, made["spec"]["parallelism"])
+
+
+def _gpu_of(job: Object) -> Gpu | None:
+    pod = job["spec"]["template"]["spec"]
+    node = pod.get("nodeSelector", {}).get("kubernetes.io/hostname")
+    variables = {each["name"]: each.get("value") for each in pod["containers"][0].get("env", ())}
+    number = variables.get("CUDA_VISIBLE_DEVICES")
+    return Gpu(node, int(number)) if node and number else None
+
+
+# doing
+
+
+def _wait_until_gone(cluster: Cluster, namespace: str, native_ids: Sequence[str], patience_s: float) -> list[str]:
+    """What is still there after so long, in words."""
+    until = time.monotonic() + patience_s
+    names = {native.partition("/")[2] for native in native_ids}
+    while True:
+        jobs = [name for name in sorted(names) if cluster.get("jobs", namespace, name) is not None]
+        pods = [
+            pod
+            for name in sorted(names)
+            for pod in cluster.list("pods", namespace, labels=f"batch.kubernetes.io/job-name={name}")
+        ]
+        if not jobs and not pods:
+            return []
+        if time.monotonic() >= until:
+            left = [f"the Job {namespace}/{name} is still being deleted" for name in jobs]
+            for pod in pods:
+                view = read_pod(pod)
+                where = f" on {view.where}" if view.where else ""
+                left.append(f"the pod {namespace}/{view.name}{where} is still there: {view.raw}")
+            return left
+        time.sleep(_LOOK_S)
+
+
+def _pods_of(
+    cluster: Cluster, namespace: str, name: str, index: int | None, job: Object | None
+) -> list[dict[str, Any]]:
+    """Pods of a Job, of one of the job's indices if `index` is given."""
+    labels = f"batch.kubernetes.io/job-name={name}"
+    if index is not None:
+        offset = int(((job or {}).get("metadata", {}).get("labels") or {}).get("research-runtime/offset", 0))
+        labels += f",batch.kubernetes.io/job-completion-index={index - offset}"
+    return cluster.list("pods", namespace, labels=labels)
+
+
+def _selector(native_ids: Sequence[str]) -> str:
+    """The label selector that lists little more than these Jobs: by job id while they are few."""
+    jobs = sorted({native.partition("/")[2].rsplit("-", 2)[0] for native in native_ids})
+    if len(jobs) <= _FEW:
+        return f"{MANAGED_BY}={MANAGED},{JOB} in ({','.join(jobs)})"
+    return f"{MANAGED_BY}={MANAGED}"
+
+
+def _cluster(host: Host) -> Cluster:
+    return cast(KubernetesHost, host).cluster
+
+
+def _place(host: Host) -> Place:
+    return cast(KubernetesHost, host).place
+
+
+def _age(pod: Object) -> str:
+    return str(pod["metadata"].get("creationTimestamp") or "")
+
+
+def _last_seen(event: Object) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
+
+
+def _yaml(manifest: Mapping[str, Any]) -> str:
+    import yaml
+
+    return yaml.safe_dump(dict(manifest), sort_keys=False, width=120)
+
+
+def _read_yaml(text: str) -> dict[str, Any]:
+    import yaml
+
+    found: dict[str, Any] = yaml.safe_load(text)
+    return found

@@ -1,0 +1,190 @@
+"""Where a target leads: context, namespace, images, claims and slots, by its settings and its stack's contract."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from runtime.errors import InvalidValue, NotPossible, UnknownName
+from runtime.launchers.base import PlanContext, Target
+from runtime.outputs import KubernetesOutput, NamespaceOutput
+
+MOUNT: Final = "/runtime-records"
+"""Where pods see the claim of the record root."""
+CLAIM_SCHEME: Final = "claim://"
+
+_TEXTS: Final = (
+    "cluster",
+    "context",
+    "namespace",
+    "image",
+    "image_pull_policy",
+    "image_pull_secret",
+    "service_account",
+    "python",
+    "gpu_resource",
+    "slot_namespace",
+)
+_TABLES: Final = ("gpus", "gpu_types", "node_selector", "priority_classes", "labels")
+SETTINGS: Final = (*_TEXTS, *_TABLES, "setup", "tolerations", "run_as_user")
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A target, resolved."""
+
+    target: str
+    context: str | None
+    namespace: str
+    claim: str
+    """Of the record root."""
+    path: str
+    """Of the record root, in the claim."""
+    image: str | None
+    python: str = "python3"
+    image_pull_policy: str | None = None
+    image_pull_secret: str | None = None
+    service_account: str | None = None
+    claims: Mapping[str, str] = field(default_factory=dict)
+    """Name that users say → name of the claim."""
+    gpu_resource: str = "nvidia.com/gpu"
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    """Node → how many GPUs it has that are shared in slots."""
+    gpu_types: Mapping[str, Any] = field(default_factory=dict)
+    """What a spec calls a GPU → label and value of its nodes."""
+    slot_namespace: str = ""
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    priority_classes: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    run_as_user: int | None = None
+    setup: tuple[str, ...] = ()
+
+    @property
+    def root(self) -> str:
+        """The record root as the pods see it."""
+        return f"{MOUNT}/{self.path}".rstrip("/")
+
+
+def check_settings(target: Target) -> None:
+    """Raise `UnknownName` or `InvalidValue` for a setting that cannot be used; nothing is asked."""
+    where, settings = f"targets.{target.name}", target.settings
+    for name in settings:
+        if name not in SETTINGS:
+            raise UnknownName("setting", name, SETTINGS, where=f"for target `{target.name}`")
+    for name in _TEXTS:
+        if name in settings and not (isinstance(settings[name], str) and settings[name]):
+            raise InvalidValue(f"{where}.{name}", settings[name], "text")
+    for name in _TABLES:
+        if name in settings and not isinstance(settings[name], Mapping):
+            raise InvalidValue(f"{where}.{name}", settings[name], "a table")
+    for node, count in settings.get("gpus", {}).items():
+        if type(count) is not int or count < 1:
+            raise InvalidValue(f"{where}.gpus.{node}", count, "how many GPUs the node has")
+    for gpu, label in settings.get("gpu_types", {}).items():
+        if not isinstance(label, str) or not label:
+            raise InvalidValue(f"{where}.gpu_types.{gpu}", label, "LABEL=VALUE of its nodes")
+    for name in ("setup", "tolerations"):
+        if not isinstance(settings.get(name, []), list | tuple):
+            raise InvalidValue(f"{where}.{name}", settings[name], "a list")
+    user = settings.get("run_as_user")
+    if user is not None and (type(user) is not int or user < 0):
+        raise InvalidValue(f"{where}.run_as_user", user, "the number of a user")
+    policy = settings.get("image_pull_policy")
+    if policy not in (None, "Always", "IfNotPresent", "Never"):
+        raise InvalidValue(f"{where}.image_pull_policy", policy, "Always, IfNotPresent or Never")
+    if target.records is not None:
+        split_records(target)
+
+
+def split_records(target: Target) -> tuple[str, str]:
+    """Claim and path of `records = "claim://NAME/PATH"`."""
+    records = target.records or ""
+    claim, _, path = records.removeprefix(CLAIM_SCHEME).partition("/")
+    path = path.strip("/")
+    if not records.startswith(CLAIM_SCHEME) or not _NAME.fullmatch(claim) or ".." in path.split("/"):
+        raise InvalidValue(
+            f"targets.{target.name}.records",
+            records,
+            "claim://NAME/PATH, a claim of the namespace that pods can write to",
+        )
+    return claim, path
+
+
+def read_place(target: Target, context: PlanContext) -> Place:
+    """Settings first, then what the stack exports. Raises `NotPossible` for what neither says."""
+    settings = target.settings
+    cluster, namespace, exported = _contract(target, context)
+    claims = {name: each.claim for name, each in exported.claims.items()} if exported else {}
+    if target.records is not None:
+        claim, path = split_records(target)
+        claim = claims.get(claim, claim)
+    elif len(claims) == 1:
+        claim, path = next(iter(claims.values())), "runtime"
+    else:
+        raise NotPossible(
+            f"target `{target.name}` has no record root: a claim that its pods write to and that is read from here",
+            facts=[f"claims of the stack: {', '.join(sorted(claims)) or 'none'}"],
+            hint='set records = "claim://NAME/PATH" for the target; docs/kubernetes.md',
+        )
+    return Place(
+        target=target.name,
+        context=settings.get("context") or (cluster.context if cluster else None),
+        namespace=namespace,
+        claim=claim,
+        path=path,
+        image=settings.get("image"),
+        python=settings.get("python", "python3"),
+        image_pull_policy=settings.get("image_pull_policy"),
+        image_pull_secret=settings.get("image_pull_secret") or (exported.image_pull_secret if exported else None),
+        service_account=settings.get("service_account") or (exported.service_account if exported else None),
+        claims=claims,
+        gpu_resource=settings.get("gpu_resource", "nvidia.com/gpu"),
+        gpus=dict(settings.get("gpus", {})),
+        gpu_types=dict(settings.get("gpu_types", {})),
+        slot_namespace=settings.get("slot_namespace") or (cluster and cluster.slot_namespace) or namespace,
+        node_selector=dict(settings.get("node_selector", {})),
+        tolerations=tuple(settings.get("tolerations", ())),
+        priority_classes=dict(settings.get("priority_classes", {})),
+        labels=dict(settings.get("labels", {})),
+        run_as_user=settings.get("run_as_user"),
+        setup=tuple(settings.get("setup", ())),
+    )
+
+
+def _contract(target: Target, context: PlanContext) -> tuple[KubernetesOutput | None, str, NamespaceOutput | None]:
+    """Cluster, namespace, and what the contract says of it; without a stack what the settings say."""
+    named = target.settings.get("namespace")
+    if target.stack is None:
+        if named is None:
+            raise NotPossible(
+                f"target `{target.name}` names no namespace",
+                hint=f'set namespace = "…" in [tool.runtime.targets.{target.name}], or a `stack` that has one',
+            )
+        return None, named, None
+    from runtime.outputs import need_output
+    from runtime.stacks import find_stack
+
+    outputs = find_stack(target.stack, settings=context.settings).outputs
+    clusters = need_output(outputs, "kubernetes", f"target `{target.name}`")
+    cluster = clusters[_choose("cluster", target, list(clusters))]
+    namespace = _choose("namespace", target, list(cluster.namespaces))
+    return cluster, namespace, cluster.namespaces[namespace]
+
+
+def _choose(what: str, target: Target, known: list[str]) -> str:
+    named = target.settings.get(what)
+    if named is None and len(known) == 1:
+        return known[0]
+    if named is None:
+        raise NotPossible(
+            f"stack `{target.stack}` has more than one {what}" if known else f"stack `{target.stack}` has no {what}",
+            facts=[f"it has: {', '.join(known)}"] if known else [],
+            hint=f'set {what} = "…" in [tool.runtime.targets.{target.name}]',
+        )
+    if named not in known:
+        raise UnknownName(what, named, known, where=f"in stack `{target.stack}`")
+    return str(named)

@@ -1,0 +1,351 @@
+"""Manifests of Jobs and pods: pure functions of a spec and a place."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Final
+
+from runtime.errors import NotPossible
+from runtime.jobs import CodeMode, JobSpec, Mount, MountMode, OnTaskFailure, Priority, secret_refs
+from runtime.launchers.base import JobIdentity
+from runtime.launchers.kubernetes.place import CLAIM_SCHEME, MOUNT, Place
+from runtime.launchers.kubernetes.states import AGAIN, CONTAINER, OFFSET
+
+MANAGED: Final = "research-runtime"
+MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+JOB: Final = "research-runtime/job"
+OWNER: Final = "research-runtime/owner"
+PART: Final = "research-runtime/part"
+ACCOUNT: Final = "research-runtime/account"
+SLOTS: Final = "research-runtime/slots"
+"""Annotation of a Job that waits for its GPU slots, until it is let go."""
+HOSTNAME: Final = "kubernetes.io/hostname"
+
+KEPT: Final = timedelta(days=7)
+"""How long the API remembers a Job that has ended, where the spec does not say."""
+START: Final = timedelta(minutes=15)
+"""Added to the pod's own deadline, whose clock starts before its image is pulled."""
+NOTE_S: Final = 10
+"""Added to the grace, for the shim to write down how the attempt ended."""
+NEVER_AGAIN: Final = (1, 2, 3, 11, 126, 127, 128)
+"""Exit codes that no further pod would change: the shim's own, and those of a container that cannot start."""
+
+_NATIVE: Final = "RUNTIME_NATIVE_JOB"
+_IDLE_S: Final = 300
+_WAIT: Final = f"""
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+idle = 0
+while idle < {_IDLE_S}:
+    time.sleep(5)
+    others = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+    idle = 0 if others else idle + 5
+""".strip()
+
+
+def render_job(
+    spec: JobSpec, place: Place, job: JobIdentity, *, part: int, offset: int, count: int, slots: int | None = None
+) -> dict[str, Any]:
+    """The Indexed Job that serves `count` indices from `offset` on; `slots` of one GPU run at a time where it is shared."""
+    name = job_name(job, place, part)
+    labels = {**_labels(job.owner), JOB: job.id, PART: str(part), OFFSET: str(offset)}
+    if spec.account:
+        labels[ACCOUNT] = label_value(spec.account)
+    parallel = min(slots or count, spec.array.max_parallel or count if spec.array else count, count)
+    made: dict[str, Any] = {
+        "completionMode": "Indexed",
+        "completions": count,
+        "parallelism": parallel,
+        "backoffLimitPerIndex": spec.retry.failure,
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": {
+            "rules": [
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+                # The shim has charged the attempt to its budget in the record root.
+                {
+                    "action": "Ignore",
+                    "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [AGAIN]},
+                },
+                {
+                    "action": "FailIndex",
+                    "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": list(NEVER_AGAIN)},
+                },
+            ]
+        },
+        "ttlSecondsAfterFinished": int((spec.ttl_after_finished or KEPT).total_seconds()),
+        "template": {"metadata": {"labels": dict(labels)}, "spec": _pod(spec, place, job, part, offset)},
+    }
+    if spec.array and spec.array.on_task_failure is OnTaskFailure.STOP:
+        made["maxFailedIndexes"] = 0
+    metadata: dict[str, Any] = {
+        "name": name,
+        "namespace": place.namespace,
+        "labels": labels,
+        "annotations": {"research-runtime/name": job.name, "research-runtime/root": f"{place.claim}/{place.path}"},
+    }
+    if slots is not None:
+        made["suspend"] = True
+        metadata["annotations"][SLOTS] = "waiting"
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": made}
+
+
+def render_files_pod(place: Place, name: str, owner: str) -> dict[str, Any]:
+    """The pod that reads and writes the record root for machines outside."""
+    if place.image is None:
+        raise NotPossible(
+            f"target `{place.target}` names no image",
+            facts=["a pod of it reads and writes the record root"],
+            hint=f'set image = "…" in [tool.runtime.targets.{place.target}]; it needs a Python 3',
+        )
+    container = {
+        "name": CONTAINER,
+        "image": place.image,
+        "command": [place.python, "-c", _WAIT],
+        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}},
+        "volumeMounts": [{"name": "records", "mountPath": MOUNT}],
+        **_pull(place),
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": place.namespace, "labels": _labels(owner)},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            "containers": [container],
+            "volumes": [_claim_volume("records", place.claim)],
+            **_common(place),
+        },
+    }
+
+
+def job_name(job: JobIdentity, place: Place, part: int) -> str:
+    """A hash of all that the job is and of where its records lie: whoever launches it again finds it by this name."""
+    where = hashlib.sha256(f"{place.claim}/{place.path}".encode()).hexdigest()[:6]
+    return f"{job.id}-{where}-{part}"
+
+
+def label_value(text: str) -> str:
+    """`text` as Kubernetes takes it in a label."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", text)[:63].strip("-_.")
+
+
+def bind_gpu(manifest: Mapping[str, Any], node: str, gpu: int, slots: int) -> dict[str, Any]:
+    """The Job with its pods on one GPU of a node, `slots` at a time; both variables, for frameworks look at one and
+    container runtimes at the other."""
+    import copy
+
+    made: dict[str, Any] = copy.deepcopy(dict(manifest))
+    made["spec"]["parallelism"] = min(slots, made["spec"]["parallelism"])
+    pod = made["spec"]["template"]["spec"]
+    pod["nodeSelector"] = {**pod.get("nodeSelector", {}), HOSTNAME: node}
+    pod["containers"][0]["env"] += [
+        {"name": "CUDA_VISIBLE_DEVICES", "value": str(gpu)},
+        {"name": "NVIDIA_VISIBLE_DEVICES", "value": str(gpu)},
+    ]
+    return made
+
+
+def slots_of_gpu(spec: JobSpec) -> int | None:
+    """How many runs share a GPU; None where each has whole ones, or none."""
+    gpus = spec.resources.gpus
+    return math.floor(1 / gpus.count + 1e-9) if gpus and gpus.count < 1 else None
+
+
+# the pod
+
+
+def _pod(spec: JobSpec, place: Place, job: JobIdentity, part: int, offset: int) -> dict[str, Any]:
+    folder = f"{place.root}/jobs/{job.id}"
+    index = "$(JOB_COMPLETION_INDEX)"
+    volumes, mounts = _volumes(spec, place)
+    container: dict[str, Any] = {
+        "name": CONTAINER,
+        "image": image_of(spec, place),
+        "command": [
+            place.python,
+            f"{folder}/shim.py",
+            folder,
+            "--native",
+            f"$({_NATIVE})",
+            "--part",
+            str(part),
+            "--index",
+            f"{offset}+{index}" if offset else index,
+        ],
+        "env": [
+            {
+                "name": _NATIVE,
+                "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"}},
+            },
+            *_secrets(spec),
+        ],
+        **_resources(spec, place),
+        "volumeMounts": mounts,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        **_pull(place),
+    }
+    pod: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": math.ceil(spec.grace_period.total_seconds()) + NOTE_S,
+        "containers": [container],
+        "volumes": volumes,
+        **_common(place),
+    }
+    if spec.time_limit:
+        pod["activeDeadlineSeconds"] = math.ceil((spec.time_limit + spec.grace_period + START).total_seconds())
+    if selector := _selector(spec, place):
+        pod["nodeSelector"] = selector
+    if affinity := _affinity(spec):
+        pod["affinity"] = affinity
+    if spec.priority is not Priority.NORMAL:
+        pod["priorityClassName"] = _priority_class(spec, place)
+    return pod
+
+
+def image_of(spec: JobSpec, place: Place) -> str:
+    image = spec.image or place.image
+    if image is None:
+        raise NotPossible(
+            f"the job names no image, and target `{place.target}` has none",
+            hint=f'--image …, or image = "…" in [tool.runtime.targets.{place.target}]',
+        )
+    return image
+
+
+def _common(place: Place) -> dict[str, Any]:
+    found: dict[str, Any] = {"automountServiceAccountToken": False, "enableServiceLinks": False}
+    if place.service_account:
+        found["serviceAccountName"] = place.service_account
+    if place.image_pull_secret:
+        found["imagePullSecrets"] = [{"name": place.image_pull_secret}]
+    if place.tolerations:
+        found["tolerations"] = [dict(each) for each in place.tolerations]
+    if place.run_as_user is not None:
+        found["securityContext"] = {"runAsUser": place.run_as_user, "fsGroup": place.run_as_user}
+    return found
+
+
+def _pull(place: Place) -> dict[str, str]:
+    return {"imagePullPolicy": place.image_pull_policy} if place.image_pull_policy else {}
+
+
+def _labels(owner: str) -> dict[str, str]:
+    return {MANAGED_BY: MANAGED, OWNER: label_value(owner)}
+
+
+def _secrets(spec: JobSpec) -> list[dict[str, Any]]:
+    found = []
+    for ref in secret_refs(spec):
+        if not ref.source.startswith("kubernetes://"):
+            continue
+        name, _, key = ref.source.removeprefix("kubernetes://").partition("/")
+        if not name or not key:
+            raise NotPossible(
+                f"secret `{ref.name}` is to come from `{ref.source}`", hint="write kubernetes://SECRET/KEY"
+            )
+        found.append({"name": ref.name, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}})
+    return found
+
+
+def _resources(spec: JobSpec, place: Place) -> dict[str, Any]:
+    wanted = spec.resources
+    requests: dict[str, str] = {}
+    limits: dict[str, str] = {}
+    if wanted.cpus is not None:
+        requests["cpu"] = limits["cpu"] = f"{math.ceil(wanted.cpus * 1000)}m"
+    for name, amount in (("memory", wanted.memory), ("ephemeral-storage", wanted.disk)):
+        if amount is not None:
+            requests[name] = str(amount.low)
+            limits[name] = str(amount.high if amount.high is not None else amount.low)
+    if wanted.gpus and wanted.gpus.count >= 1:
+        requests[place.gpu_resource] = limits[place.gpu_resource] = str(int(wanted.gpus.count))
+    return {"resources": {"requests": requests, "limits": limits}} if requests else {}
+
+
+def _volumes(spec: JobSpec, place: Place) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    names = {place.claim: "records"}
+    volumes = [_claim_volume("records", place.claim)]
+    mounts: list[dict[str, Any]] = [{"name": "records", "mountPath": MOUNT}]
+    for mount in spec.mounts:
+        claim, path = _claim_of(mount, place)
+        if claim not in names:
+            names[claim] = f"claim-{len(names)}"
+            volumes.append(_claim_volume(names[claim], claim))
+        made: dict[str, Any] = {"name": names[claim], "mountPath": mount.target}
+        if path:
+            made["subPath"] = path
+        if mount.mode is MountMode.RO:
+            made["readOnly"] = True
+        mounts.append(made)
+    if spec.resources.shared_memory:
+        size = str(int(spec.resources.shared_memory))
+        volumes.append({"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
+        mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})
+    return volumes, mounts
+
+
+def _claim_of(mount: Mount, place: Place) -> tuple[str, str]:
+    if not mount.source.startswith(CLAIM_SCHEME):
+        raise NotPossible(
+            f"cannot mount `{mount.source}`: pods here mount claims only",
+            facts=["a path of the node is refused by the namespace's pod security, and a bucket is no file system"],
+            hint=f"claim://NAME/PATH; claims of the stack: {', '.join(sorted(place.claims)) or 'none'}",
+        )
+    name, _, path = mount.source.removeprefix(CLAIM_SCHEME).partition("/")
+    return place.claims.get(name, name), path.strip("/")
+
+
+def _claim_volume(name: str, claim: str) -> dict[str, Any]:
+    return {"name": name, "persistentVolumeClaim": {"claimName": claim}}
+
+
+def _selector(spec: JobSpec, place: Place) -> dict[str, str]:
+    found = {**place.node_selector, **spec.placement.selector}
+    gpus = spec.resources.gpus
+    if gpus and gpus.type:
+        label = place.gpu_types.get(gpus.type)
+        if label is None:
+            raise NotPossible(
+                f"target `{place.target}` does not say which nodes have `{gpus.type}` GPUs",
+                facts=[f"it knows: {', '.join(sorted(place.gpu_types)) or 'none'}"],
+                hint=f'gpu_types = {{ {gpus.type} = "LABEL=VALUE" }} in [tool.runtime.targets.{place.target}]',
+            )
+        name, _, value = label.partition("=")
+        found[name] = value
+    return found
+
+
+def _affinity(spec: JobSpec) -> dict[str, Any]:
+    rules = [
+        {"key": HOSTNAME, "operator": operator, "values": list(nodes)}
+        for operator, nodes in (("In", spec.placement.nodes), ("NotIn", spec.placement.exclude))
+        if nodes
+    ]
+    if not rules:
+        return {}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": rules}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+
+
+def _priority_class(spec: JobSpec, place: Place) -> str:
+    found = place.priority_classes.get(spec.priority.value)
+    if found is None:
+        raise NotPossible(
+            f"target `{place.target}` has no priority class for `{spec.priority.value}`",
+            hint=f'priority_classes = {{ {spec.priority.value} = "…" }} in [tool.runtime.targets.{place.target}]',
+        )
+    return found
+
+
+def check_code(spec: JobSpec) -> None:
+    if spec.code.mode is CodeMode.NONE:
+        raise NotPossible(
+            "`code.mode: none` runs the live tree of this machine, which no pod can see",
+            hint="code.mode: snapshot, or image where the code lies in the image",
+        )

@@ -1,0 +1,367 @@
+"""What Kubernetes says of Jobs and pods, in our words: pure functions of one list of each.
+
+Every state, reason and condition that the job controller, the scheduler and the kubelet set has a place here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from runtime.jobs import JobState
+from runtime.launchers.base import NativeState
+from runtime.reasons import EndReason
+from runtime.units import parse_time
+
+Object = Mapping[str, Any]
+
+OFFSET: Final = "research-runtime/offset"
+"""Label of a Job: the first index that it serves."""
+CONTAINER: Final = "main"
+FINALIZER: Final = "batch.kubernetes.io/job-tracking"
+INDEX: Final = "batch.kubernetes.io/job-completion-index"
+
+AGAIN: Final = 10
+_SHIM_CODES: Final = {
+    0: EndReason.SUCCEEDED,
+    1: EndReason.APP_FAILED,
+    2: EndReason.CONFIG_INVALID,
+    3: EndReason.DUPLICATE,
+    AGAIN: EndReason.PREEMPTED,
+    11: EndReason.APP_FAILED,
+}
+
+# A container that waits: reasons of the kubelet that do not pass by themselves, and those that do.
+_WAITING: Final = {
+    "ImagePullBackOff": EndReason.IMAGE_FAILED,
+    "ErrImagePull": EndReason.IMAGE_FAILED,
+    "ErrImageNeverPull": EndReason.IMAGE_FAILED,
+    "InvalidImageName": EndReason.IMAGE_FAILED,
+    "ImageInspectError": EndReason.IMAGE_FAILED,
+    "SignatureValidationFailed": EndReason.IMAGE_FAILED,
+    "CreateContainerConfigError": EndReason.CONFIG_INVALID,
+    "CreateContainerError": EndReason.CONFIG_INVALID,
+}
+_PASSING: Final = frozenset(
+    {
+        "ContainerCreating",
+        "PodInitializing",
+        "RegistryUnavailable",
+        "NetworkPluginNotReady",
+        "PreCreateHookError",
+        "PreStartHookError",
+        "RunContainerError",
+        "CrashLoopBackOff",
+    }
+)
+# A pull that fails for a reason of the network is tried again by the kubelet, and may succeed.
+_NETWORK = re.compile(
+    r"timeout|timed out|refused|no such host|temporary|reset by peer|unreachable|server misbehaving|EOF|"
+    r"\b(429|500|502|503|504)\b|too many requests|i/o|no route",
+    re.IGNORECASE,
+)
+
+# `status.reason` of a pod that failed as a whole.
+_POD_REASONS: Final = {
+    "Evicted": EndReason.PREEMPTED,
+    "DeadlineExceeded": EndReason.TIMEOUT,
+    "Preempting": EndReason.PREEMPTED,
+    "Preempted": EndReason.PREEMPTED,
+    "NodeLost": EndReason.NODE_FAILED,
+    "NodeShutdown": EndReason.NODE_FAILED,
+    "Shutdown": EndReason.NODE_FAILED,
+    "Terminated": EndReason.NODE_FAILED,
+    "NodeAffinity": EndReason.NO_CAPACITY,
+    "UnexpectedAdmissionError": EndReason.NODE_FAILED,
+    "TopologyAffinityError": EndReason.NO_CAPACITY,
+    "PodOSNotSupported": EndReason.CONFIG_INVALID,
+    "PodFeatureUnsupported": EndReason.CONFIG_INVALID,
+    "SysctlForbidden": EndReason.CONFIG_INVALID,
+    "AppArmor": EndReason.CONFIG_INVALID,
+    "InvalidNodeInfo": EndReason.NODE_FAILED,
+    "VolumeAttachmentLimitExceeded": EndReason.NO_CAPACITY,
+}
+# `reason` of the condition DisruptionTarget.
+_DISRUPTIONS: Final = {
+    "PreemptionByScheduler": EndReason.PREEMPTED,
+    "EvictionByEvictionAPI": EndReason.PREEMPTED,
+    "TerminationByKubelet": EndReason.PREEMPTED,
+    "DeletionByTaintManager": EndReason.NODE_FAILED,
+    "DeletionByPodGC": EndReason.NODE_FAILED,
+}
+# `reason` of a container that has ended.
+_ENDED: Final = {
+    "OOMKilled": EndReason.OOM,
+    "DeadlineExceeded": EndReason.TIMEOUT,
+    "Evicted": EndReason.PREEMPTED,
+    "ContainerCannotRun": EndReason.CONFIG_INVALID,
+    "StartError": EndReason.CONFIG_INVALID,
+    "ContainerStatusUnknown": EndReason.NODE_FAILED,
+}
+# `reason` of a Job's condition Failed, where no pod is left to tell more.
+_JOB_REASONS: Final = {
+    "BackoffLimitExceeded": EndReason.APP_FAILED,
+    "FailedIndexes": EndReason.APP_FAILED,
+    "MaxFailedIndexesExceeded": EndReason.SIBLING_FAILED,
+    "PodFailurePolicy": EndReason.APP_FAILED,
+    "DeadlineExceeded": EndReason.TIMEOUT,
+}
+_ABSENT = re.compile(r"executable file not found|no such file or directory", re.IGNORECASE)
+_OWN_DISK = re.compile(r"exceed(s|ed) (its|the total|the)?.*limit", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodView:
+    """One pod in our words."""
+
+    name: str
+    index: int
+    """As the Job counts, from 0."""
+    state: JobState
+    reason: EndReason | None
+    raw: str
+    message: str
+    exit_code: int | None
+    started_at: datetime | None
+    where: str
+    created_at: str
+
+
+def read_states(jobs: Sequence[Object], pods: Sequence[Object], wanted: Iterable[str]) -> list[NativeState]:
+    """A state for each index of those Jobs that are there; native ids are `NAMESPACE/NAME`."""
+    by_job: dict[str, list[Object]] = {}
+    for pod in pods:
+        uid = next((each["uid"] for each in pod["metadata"].get("ownerReferences", ()) if each.get("controller")), "")
+        by_job.setdefault(uid, []).append(pod)
+    asked = set(wanted)
+    found: list[NativeState] = []
+    for job in jobs:
+        native = native_id(job)
+        if native in asked:
+            found += _states_of(job, by_job.get(job["metadata"]["uid"], ()), native)
+    return found
+
+
+def native_id(job: Object) -> str:
+    return f"{job['metadata']['namespace']}/{job['metadata']['name']}"
+
+
+def _states_of(job: Object, pods: Sequence[Object], native: str) -> Iterator[NativeState]:
+    status, spec = job.get("status", {}), job["spec"]
+    offset = int(job["metadata"].get("labels", {}).get(OFFSET, 0))
+    newest = newest_pods(pods)
+    succeeded, failed = expand(status.get("completedIndexes", "")), expand(status.get("failedIndexes", ""))
+    over = ended_condition(job)
+    for index in range(int(spec.get("completions", 1))):
+        pod = newest.get(index)
+        view = read_pod(pod) if pod is not None else None
+        state, reason, raw, message = _judge(job, index in succeeded, index in failed, over, view)
+        yield NativeState(
+            native_id=native,
+            index=offset + index,
+            state=state,
+            reason=reason,
+            raw=raw,
+            message=message,
+            exit_code=view.exit_code if view and state.terminal else None,
+            started_at=view.started_at if view else None,
+            where=view.where if view else "",
+        )
+
+
+def _judge(
+    job: Object, succeeded: bool, failed: bool, over: Object | None, view: PodView | None
+) -> tuple[JobState, EndReason | None, str, str]:
+    if succeeded:
+        return JobState.SUCCEEDED, EndReason.SUCCEEDED, "Complete", ""
+    finished = over is not None and over["type"] in ("Complete", "Failed")
+    if failed or finished:
+        if view is not None and view.state is JobState.FAILED:
+            return JobState.FAILED, view.reason, view.raw, view.message
+        if over is not None and over["type"] == "Complete":
+            return JobState.SUCCEEDED, EndReason.SUCCEEDED, "Complete", ""
+        if over is not None and finished:
+            reason = _JOB_REASONS.get(over.get("reason", ""), EndReason.LOST)
+            return JobState.FAILED, reason, f"Failed/{over.get('reason', '')}", over.get("message", "")
+        return JobState.FAILED, EndReason.LOST, "Failed/FailedIndexes", "no pod is left that could tell why"
+    if view is None:
+        if job["spec"].get("suspend"):
+            return JobState.PENDING, None, "Suspended", "the Job is suspended"
+        return JobState.PENDING, None, "Pending/NoPod", "it has no pod yet"
+    if view.state is JobState.FAILED and not view.raw.startswith("Pending/"):
+        # The Job has not given this index up: another pod follows.
+        word = view.reason.value if view.reason else view.raw
+        return JobState.PENDING, None, f"Retry/{view.raw}", f"starts again after {word}: {view.message}".rstrip(": ")
+    if view.state is JobState.SUCCEEDED:
+        return JobState.RUNNING, None, "Succeeded/Counting", "its pod has ended well"
+    return view.state, view.reason, view.raw, view.message
+
+
+def ended_condition(job: Object) -> Object | None:
+    """The condition that says the Job has ended, or is ending: Complete, Failed, or what announces them."""
+    conditions = {
+        each["type"]: each for each in job.get("status", {}).get("conditions", ()) if each["status"] == "True"
+    }
+    return next((conditions[name] for name in ("Complete", "Failed") if name in conditions), None)
+
+
+def is_unfinished(job: Object) -> bool:
+    return ended_condition(job) is None
+
+
+def newest_pods(pods: Iterable[Object]) -> dict[int, Object]:
+    """The latest pod of each index, as the Job counts."""
+    newest: dict[int, Object] = {}
+    for pod in sorted(pods, key=lambda each: str(each["metadata"].get("creationTimestamp") or "")):
+        newest[pod_index(pod)] = pod
+    return newest
+
+
+def pod_index(pod: Object) -> int:
+    metadata = pod["metadata"]
+    return int(metadata.get("labels", {}).get(INDEX) or metadata.get("annotations", {}).get(INDEX) or 0)
+
+
+def expand(text: str) -> frozenset[int]:
+    """The numbers of `0,2-5`."""
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return frozenset(found)
+
+
+def read_pod(pod: Object) -> PodView:
+    state, reason, raw, message, code = _read_pod(pod)
+    status = pod.get("status", {})
+    started = status.get("startTime")
+    return PodView(
+        name=pod["metadata"]["name"],
+        index=pod_index(pod),
+        state=state,
+        reason=reason,
+        raw=raw,
+        message=" ".join(message.split()),
+        exit_code=code,
+        started_at=parse_time(started) if started else None,
+        where=pod.get("spec", {}).get("nodeName", ""),
+        created_at=str(pod["metadata"].get("creationTimestamp") or ""),
+    )
+
+
+Read = tuple[JobState, EndReason | None, str, str, int | None]
+
+
+def _read_pod(pod: Object) -> Read:
+    status = pod.get("status", {})
+    phase = status.get("phase", "Pending")
+    if phase == "Pending":
+        return _read_pending(pod)
+    if phase == "Running":
+        return _read_running(pod)
+    if phase == "Succeeded":
+        return JobState.SUCCEEDED, EndReason.SUCCEEDED, "Succeeded", "", 0
+    if phase == "Failed":
+        return _read_failed(pod)
+    # `Unknown`: the kubelet has not been heard of; nothing is concluded about the run.
+    message = status.get("message") or "the node's kubelet does not answer"
+    return JobState.RUNNING, None, f"{phase}/{status.get('reason', 'NodeLost')}", message, None
+
+
+def _read_pending(pod: Object) -> Read:
+    status = pod.get("status", {})
+    waiting = _waiting(pod)
+    if waiting is not None:
+        word, message = waiting.get("reason", "ContainerCreating"), waiting.get("message", "")
+        reason = _WAITING.get(word)
+        if word in ("ImagePullBackOff", "ErrImagePull") and _NETWORK.search(message):
+            reason = None
+        if reason is EndReason.CONFIG_INVALID and _ABSENT.search(message):
+            reason = EndReason.IMAGE_FAILED
+        if reason is None:
+            return JobState.PENDING, None, f"Pending/{word}", message, None
+        return JobState.FAILED, reason, f"Pending/{word}", message, None
+    for each in status.get("conditions", ()):
+        if each["type"] == "PodScheduled" and each["status"] != "True":
+            word = each.get("reason", "Unscheduled")
+            return JobState.PENDING, None, f"Pending/{word}", each.get("message", ""), None
+    return JobState.PENDING, None, f"Pending/{status.get('reason') or 'Starting'}", status.get("message", ""), None
+
+
+def _read_running(pod: Object) -> Read:
+    ended = _ended_container(pod)
+    if ended is not None and ended.get("exitCode") is not None and not pod["metadata"].get("deletionTimestamp"):
+        return JobState.RUNNING, None, "Running/Ending", "its container has ended", None
+    if pod["metadata"].get("deletionTimestamp"):
+        disruption = _disruption(pod)
+        word = disruption.get("reason", "") if disruption else "Deleted"
+        message = (disruption or {}).get("message", "") or "it was told to end and has not yet"
+        return JobState.RUNNING, None, f"Terminating/{word}", message, None
+    waiting = _waiting(pod)
+    if waiting is not None:
+        word = waiting.get("reason", "ContainerCreating")
+        return JobState.PENDING, None, f"Pending/{word}", waiting.get("message", ""), None
+    return JobState.RUNNING, None, "Running", "", None
+
+
+def _read_failed(pod: Object) -> Read:
+    status = pod.get("status", {})
+    message = status.get("message", "")
+    word = status.get("reason", "")
+    ended = _ended_container(pod) or {}
+    code = ended.get("exitCode")
+    disruption = _disruption(pod)
+    if word == "Evicted" and disruption is None and _OWN_DISK.search(message):
+        return JobState.FAILED, EndReason.APP_FAILED, "Evicted/Disk", message, code
+    if word.startswith("OutOf"):
+        return JobState.FAILED, EndReason.NO_CAPACITY, word, message, code
+    if disruption is not None:
+        reason = _DISRUPTIONS.get(disruption.get("reason", ""), EndReason.PREEMPTED)
+        raw = f"DisruptionTarget/{disruption.get('reason', '')}"
+        return JobState.FAILED, reason, raw, message or disruption.get("message", ""), code
+    if word in _POD_REASONS:
+        return JobState.FAILED, _POD_REASONS[word], word, message, code
+    return _read_ended(ended, word, message)
+
+
+def _read_ended(ended: Object, word: str, message: str) -> Read:
+    said, code = ended.get("reason", ""), ended.get("exitCode")
+    text = ended.get("message", "") or message
+    if said in ("StartError", "ContainerCannotRun") and _ABSENT.search(text):
+        return JobState.FAILED, EndReason.IMAGE_FAILED, said, f"the image has no Python that could run: {text}", code
+    if said in _ENDED:
+        return JobState.FAILED, _ENDED[said], said, text or _SENTENCES.get(said, ""), code
+    if code is None:
+        return JobState.FAILED, EndReason.LOST, word or "Failed", text or "its container left no word", None
+    if code in _SHIM_CODES and code != 0:
+        return JobState.FAILED, _SHIM_CODES[code], f"Error/{code}", text, code
+    if code > 128:
+        # A signal, and the shim had no time to say why: nothing is proven by it.
+        return JobState.FAILED, EndReason.LOST, f"Error/{code}", text or f"killed by signal {code - 128}", code
+    return JobState.FAILED, EndReason.APP_FAILED, f"Error/{code}", text, code
+
+
+_SENTENCES: Final = {"OOMKilled": "the container used more memory than its limit"}
+
+
+def _main(pod: Object) -> Object:
+    found = pod.get("status", {}).get("containerStatuses", ())
+    return next((each for each in found if each.get("name") == CONTAINER), found[0] if found else {})
+
+
+def _waiting(pod: Object) -> Object | None:
+    found: Object | None = _main(pod).get("state", {}).get("waiting")
+    return found
+
+
+def _ended_container(pod: Object) -> Object | None:
+    found: Object | None = _main(pod).get("state", {}).get("terminated")
+    return found
+
+
+def _disruption(pod: Object) -> Object | None:
+    conditions = pod.get("status", {}).get("conditions", ())
+    return next((each for each in conditions if each["type"] == "DisruptionTarget" and each["status"] == "True"), None)
