@@ -94,7 +94,7 @@ def plan_processes(
             backend["gpus"]["devices"] = devices
     if made := environment_order(spec, BuildOn.NODE):
         backend["environment"] = made
-    setup = [*target.settings.get("setup", ()), *_activate(spec)]
+    setup = [*target.settings.get("setup", ()), *activation_lines(spec)]
     if setup:
         backend["setup"] = setup
     live = str((context.base / spec.code.path).resolve()) if spec.code.mode is CodeMode.NONE else None
@@ -119,7 +119,8 @@ def plan_processes(
     )
 
 
-def _activate(spec: JobSpec) -> list[str]:
+def activation_lines(spec: JobSpec) -> list[str]:
+    """Lines of shell that enter the environment which the spec names."""
     name = spec.environment.name
     if name is None:
         return []
