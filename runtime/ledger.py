@@ -107,7 +107,7 @@ class JobStatus:
 # marks and names
 
 EPOCH: Final = "epoch"
-"""File in the run folder of a job that was retried: the number of its newest epoch."""
+"""File in the run folder of a job that was started anew: the number of its newest epoch."""
 
 
 def native_name(epoch: int, part: int) -> str:
@@ -210,6 +210,8 @@ def record_native(files: Files, job: str, native: NativeJob) -> None:
         "epoch": native.epoch,
         "at": format_time(native.at),
     }
+    if native.epoch > 1:
+        files.write(f"{job_folder(job)}/{EPOCH}", str(native.epoch).encode())
     name = f"{job_folder(job)}/{native_name(native.epoch, native.part)}"
     files.create(name, json.dumps(content, sort_keys=True).encode())
 
