@@ -438,7 +438,7 @@ def _explain_pulumi(stack: str, stderr: str) -> PulumiFailed:
         )
     if "does not have output property" in text:
         return PulumiFailed(stack, f"the stack exports no `{OUTPUT_NAME}`", hint=f"run `pulumi up --stack {stack}`")
-    if "no stack named" in text or "no pulumi.yaml" in text or "no pulumi project" in text:
+    if any(each in text for each in ("no stack named", "no pulumi.yaml", "no pulumi project", "fully qualified name")):
         return PulumiFailed(
             stack,
             said,

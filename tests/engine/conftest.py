@@ -44,3 +44,12 @@ def make_lab(engine: str, tmp_path: Path) -> Callable[..., Lab]:
 @pytest.fixture
 def lab(make_lab: Callable[..., Lab]) -> Lab:
     return make_lab()
+
+
+@pytest.fixture(scope="module")
+def dev(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """The stack `dev`, up; a test leaves it as it was."""
+    lab = Lab(tmp_path_factory.mktemp("dev") / "lab", engine)
+    lab.init("dev")
+    lab.up("dev")
+    return lab

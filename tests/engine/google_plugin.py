@@ -551,7 +551,7 @@ def _grant_id(world: World, type_: str, inputs: Values) -> str:
 
 def _is_granted_elsewhere(there: str, wanted: str) -> bool:
     """Whether the grant that is there is this very one, or of another stack."""
-    return there == wanted or there.split("::")[0] != wanted.split("::")[0]
+    return there == wanted or there.partition("::")[0] != wanted.partition("::")[0]
 
 
 def _is_grant(type_: str) -> bool:

@@ -48,13 +48,16 @@ class Cloud:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._threads = threading.RLock()
+        self._depth = 0
+        self._last: tuple[tuple[int, int], World] | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
     # for tests
 
     def world(self) -> World:
+        """All that is there; to be looked at only, since it may be shared."""
         with self._locked():
-            return self._load()
+            return self._load(shared=True)
 
     @contextmanager
     def change(self) -> Iterator[World]:
@@ -114,18 +117,36 @@ class Cloud:
         faults: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
         return faults
 
-    def _load(self) -> World:
+    def _load(self, *, shared: bool = False) -> World:
         path = self.folder / "cloud.json"
-        return World(**json.loads(path.read_text())) if path.exists() else World()
+        if not path.exists():
+            return World()
+        # Each write makes another file.
+        stamp = (path.stat().st_ino, path.stat().st_mtime_ns)
+        if not shared or self._last is None or self._last[0] != stamp:
+            world = World(**json.loads(path.read_text()))
+            if not shared:
+                return world
+            self._last = (stamp, world)
+        return self._last[1]
 
     def _write(self, name: str, value: Any) -> None:
         path = self.folder / f".{name}.new"
-        path.write_text(json.dumps(value, indent=1, sort_keys=True))
+        # Indented it would be readable, and ten times as slow.
+        path.write_text(json.dumps(value))
         path.replace(self.folder / name)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        # Threads of one process share a file's lock, so they need one of their own.
-        with self._threads, (self.folder / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+        # Threads of one process share a file's lock, so they need one of their own; inside, it is held already.
+        with self._threads:
+            if self._depth:
+                yield
+                return
+            with (self.folder / ".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                self._depth += 1
+                try:
+                    yield
+                finally:
+                    self._depth -= 1

@@ -156,7 +156,11 @@ class Lab:
 
     def preview(self, stack: str, *args: str) -> list[Step]:
         """What an `up` would change, in the engine's order; fails where the preview does."""
-        return _steps(self.run("preview", "--json", "--stack", stack, *args).json())
+        return self.steps(self.run("preview", "--json", "--stack", stack, *args))
+
+    def steps(self, said: Said) -> list[Step]:
+        """Those of a `preview --json`."""
+        return _steps(said.json())
 
     def expect_no_changes(self, stack: str) -> None:
         self.run("preview", "--expect-no-changes", "--diff", "--stack", stack)
@@ -167,8 +171,15 @@ class Lab:
     def destroy(self, stack: str, *args: str, check: bool = True) -> Said:
         return self.run("destroy", "--yes", "--skip-preview", "--stack", stack, *args, check=check)
 
-    def unprotect(self, stack: str) -> None:
-        self.run("state", "unprotect", "--all", "--yes", "--stack", stack)
+    def take_over(self, stack: str, ids: Mapping[str, str]) -> None:
+        """Import what is there already, by logical name, in the way that docs/operations.md describes."""
+        file = self.folder / "import.json"
+        self.run("preview", "--stack", stack, "--import-file", str(file))
+        entries = json.loads(file.read_text())
+        kept = [each | {"id": ids[each["name"]]} for each in entries["resources"] if each["name"] in ids]
+        assert len(kept) == len(ids), f"the preview would not make {ids.keys()}"
+        file.write_text(json.dumps(entries | {"resources": kept}))
+        self.run("import", "--yes", "--skip-preview", "--stack", stack, "--file", str(file), "--generate-code=false")
 
     def start(self, *args: str) -> subprocess.Popen[str]:
         """`pulumi ARGS` in a process group of its own, to be ended by `kill`."""
@@ -242,5 +253,6 @@ def _merged(environment: Mapping[str, str], changes: Mapping[str, str | None]) -
 
 
 def _steps(preview: Mapping[str, Any]) -> list[Step]:
-    changing: Sequence[Mapping[str, Any]] = [each for each in preview["steps"] if each["op"] != "same"]
+    quiet = ("same", "refresh")
+    changing: Sequence[Mapping[str, Any]] = [each for each in preview["steps"] if each["op"] not in quiet]
     return [Step(each["op"], each["urn"], tuple(sorted(each.get("detailedDiff") or ()))) for each in changing]

@@ -1,0 +1,86 @@
+"""What a destroy leaves behind, and how a stack takes over what is there."""
+
+from __future__ import annotations
+
+from tests.engine.google_store import Cloud
+from tests.engine.harness import Lab
+
+CI = {"repository": "lab/research", "repository_id": 123456789, "owner_id": 987654321}
+
+
+def test_destroy_leaves_what_must_stay_and_the_next_up_adopts_it(lab: Lab) -> None:
+    lab.init("dev")
+    # With a pipeline identity the small stack has everything that survives: APIs, bucket, pool, roles.
+    lab.set("dev", "ci", CI)
+    lab.up("dev")
+    objects = {"objects": 3}
+    with lab.cloud.change() as world:
+        world.resources[lab.cloud.one(":Bucket")]["outputs"] |= objects
+
+    lab.destroy("dev")
+    left = types(lab.cloud)
+    refused = lab.up("dev", check=False)
+    lab.set("dev", "adopt", True)
+    steps = {step.name: step.op for step in lab.preview("dev")}
+    lab.up("dev")
+    adopted = lab.preview("dev", "--refresh")
+    lab.set("dev", "adopt", None)
+    after = {step.op for step in lab.preview("dev")}
+    lab.up("dev")
+
+    assert left == {
+        "Service",
+        "ServiceIdentity",
+        "Bucket",
+        "WorkloadIdentityPool",
+        "WorkloadIdentityPoolProvider",
+        "IAMCustomRole",
+    }
+    assert lab.cloud.world().deleted == {}
+    assert (refused.code != 0, "already exists" in refused.text) == (True, True)
+    assert steps["records-bucket"] == "import"
+    assert adopted == []
+    # What an import cannot compare is set once `adopt` is gone.
+    assert after <= {"update"}
+    assert lab.cloud.world().resources[lab.cloud.one(":Bucket")]["outputs"]["objects"] == 3
+    assert lab.preview("dev", "--refresh") == []
+
+
+def test_topic_made_by_hand_is_imported_and_brought_into_line(lab: Lab) -> None:
+    lab.init("dev")
+    seed(lab.cloud, "gcp:projects/service:Service", "my-lab-dev/pubsub.googleapis.com", service="pubsub.googleapis.com")
+    topic = "projects/my-lab-dev/topics/dev-default"
+    seed(lab.cloud, "gcp:pubsub/topic:Topic", topic, name="dev-default", labels={"team": "old"})
+
+    refused = lab.up("dev", check=False)
+    lab.take_over("dev", {"default-queue-topic": topic})
+    steps = {step.name: step for step in lab.preview("dev")}
+    lab.up("dev")
+
+    assert (refused.code != 0, f"`{topic}` already exists" in refused.text) == (True, True)
+    assert steps["default-queue-topic"].op == "update"
+    assert {step.op for step in steps.values()} == {"create", "update"}
+    assert lab.cloud.world().resources[topic]["inputs"]["labels"] == {"managed-by": "research-runtime", "stack": "dev"}
+    assert lab.preview("dev", "--refresh") == []
+
+
+def test_adopting_what_is_not_there_is_refused_before_anything_is_made(lab: Lab) -> None:
+    lab.init("dev")
+    lab.set("dev", "adopt", True)
+
+    said = lab.run("preview", "--stack", "dev", check=False)
+
+    assert said.code != 0
+    assert "my-lab-dev-dev-records" in said.text
+    assert "does not exist" in said.text
+
+
+def seed(cloud: Cloud, type_: str, id_: str, **inputs: object) -> None:
+    """Something that somebody made by hand."""
+    with cloud.change() as world:
+        inputs = {"project": "my-lab-dev", **inputs}
+        world.resources[id_] = {"type": type_, "urn": "by hand", "inputs": inputs, "outputs": {}}
+
+
+def types(cloud: Cloud) -> set[str]:
+    return {each["type"].rpartition(":")[2] for each in cloud.world().resources.values()}

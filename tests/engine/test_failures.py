@@ -1,0 +1,114 @@
+"""What goes wrong while the engine works, and that the next `up` completes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.engine.google_store import Fault
+from tests.engine.harness import ROOT, Lab
+
+TOPIC = "urn:pulumi:dev::research-runtime::runtime:queue:Queue$gcp:pubsub/topic:Topic::default-queue-topic"
+
+NOT_ENABLED = (
+    "Error 403: Cloud Pub/Sub API has not been used in project 861911186264 before or it is disabled. "
+    "Reason: SERVICE_DISABLED"
+)
+NO_ACCOUNT = "Error 400: Service account dev-worker@my-lab-dev.iam.gserviceaccount.com does not exist."
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        # An API that was enabled a moment ago, and an account that was made a moment ago, are not there everywhere.
+        Fault(type="topic:Topic", message=NOT_ENABLED),
+        Fault(type="IAMMember", name="worker", message=NO_ACCOUNT),
+        Fault(type="subscription:Subscription", operation="create", message="Error 503: try again"),
+    ],
+    ids=["api not enabled", "service account does not exist", "unavailable"],
+)
+def test_up_that_google_refused_is_completed_by_the_next(lab: Lab, fault: Fault) -> None:
+    lab.init("dev")
+    lab.cloud.inject(fault)
+
+    first = lab.up("dev", check=False)
+    lab.up("dev")
+
+    assert first.code != 0
+    assert fault.message in first.text
+    assert lab.cloud.faults() == []
+    lab.expect_no_changes("dev")
+
+
+def test_up_that_was_killed_before_google_acted_is_taken_up_again(lab: Lab) -> None:
+    lab.init("dev")
+    kill_while_creating(lab, "before")
+
+    locked = lab.up("dev", check=False)
+    lab.run("cancel", "--yes", "dev")
+    lab.up("dev")
+    lab.run("refresh", "--yes", "--skip-preview", "--clear-pending-creates", "--stack", "dev")
+
+    assert (locked.code != 0, "currently locked" in locked.text) == (True, True)
+    assert "pending_operations" not in lab.export("dev")["deployment"]
+    lab.expect_no_changes("dev")
+
+
+def test_up_that_was_killed_after_google_acted_takes_over_what_was_made(lab: Lab) -> None:
+    lab.init("dev")
+    kill_while_creating(lab, "after")
+    lab.run("cancel", "--yes", "dev")
+
+    refused = lab.up("dev", check=False)
+    lab.run("refresh", "--yes", "--skip-preview", "--clear-pending-creates", "--stack", "dev")
+    lab.take_over("dev", {"default-queue-topic": "projects/my-lab-dev/topics/dev-default"})
+    lab.up("dev")
+
+    assert refused.code != 0
+    assert "interrupted while creating" in refused.text
+    assert "pending_operations" not in lab.export("dev")["deployment"]
+    assert len(lab.cloud.ids("Topic")) == 2
+    lab.expect_no_changes("dev")
+
+
+def kill_while_creating(lab: Lab, when: str) -> None:
+    """The machine that runs `up` dies while the topic is being made."""
+    lab.cloud.inject(Fault(type="topic:Topic", name="default-queue-topic", hang=when))
+    process = lab.start("up", "--yes", "--skip-preview", "--parallel", "1", "--stack", "dev")
+    lab.wait_for_call("hang")
+    lab.kill(process)
+    pending = lab.export("dev")["deployment"]["pending_operations"]
+    assert TOPIC in [each["resource"]["urn"] for each in pending if each["type"] == "creating"]
+
+
+def test_bad_program_is_blocked_by_the_policy_pack(lab: Lab) -> None:
+    (lab.project / "infra").unlink()
+    (lab.project / "infra").mkdir()
+    (lab.project / "infra" / "__main__.py").write_text(BAD_PROGRAM)
+    lab.run("stack", "init", "bad", "--no-select")
+
+    passes = lab.run("preview", "--stack", "bad", check=False)
+    said = lab.run("preview", "--policy-pack", str(ROOT / "infra" / "policy" / "pack"), "--stack", "bad", check=False)
+
+    assert passes.code == 0, passes.text
+    assert said.code != 0
+    assert "no-basic-roles" in said.text
+
+
+BAD_PROGRAM = """
+import pulumi
+from pulumi_gcp import Provider, projects
+
+opts = pulumi.ResourceOptions(provider=Provider("google", project="lab-project"))
+api = projects.Service("api", project="lab-project", service="iam.googleapis.com", opts=opts)
+projects.IAMMember("all", project="lab-project", role="roles/owner", member="group:lab@example.com", opts=opts)
+"""
+
+
+def test_checked_in_stack_files_are_left_alone() -> None:
+    # A lab works on copies; this notices one that does not.
+    files = sorted(path.name for path in Path(ROOT).glob("Pulumi.*.yaml"))
+
+    assert files
+    assert [name for name in files if "encryptionsalt" in (ROOT / name).read_text()] == []
