@@ -1,0 +1,132 @@
+"""Why a job of Slurm waits, or how it ended, in a sentence and with Slurm's own words as evidence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from runtime.launchers.base import Explanation, NativeState
+from runtime.reasons import EndReason
+
+if TYPE_CHECKING:
+    from runtime.launchers.slurm.client import SlurmClient
+
+# Slurm's reason, or how it begins → sentence, next step.
+PENDING: Final[Mapping[str, tuple[str, str | None]]] = {
+    "Resources": ("it waits until nodes that fit are free", None),
+    "Priority": ("other jobs come before it", None),
+    "Dependency": ("it waits for the jobs it depends on", None),
+    "DependencyNeverSatisfied": (
+        "a job it depends on has failed, so it will never start",
+        "cancel it, and launch again",
+    ),
+    "JobArrayTaskLimit": ("as many of its indices run as `array.max_parallel` allows", None),
+    "BeginTime": ("it was requeued, and Slurm lets it start again in a while", None),
+    "JobHeldUser": ("it is held", "scontrol release ID"),
+    "JobHeldAdmin": ("an administrator holds it", "ask the administrators of the cluster"),
+    "job requeued in held state": ("it was requeued and is held", "scontrol release ID"),
+    "launch failed requeued held": (
+        "a node could not start it, so Slurm put it back and holds it",
+        "scontrol release ID, and leave the node out: placement.exclude",
+    ),
+    "ReqNodeNotAvail": ("nodes that it asks for are down, drained or reserved", "ask for others, or wait"),
+    "Nodes required for job are DOWN": (
+        "nodes that it asks for are down, drained or reserved",
+        "ask for others, or wait",
+    ),
+    "PartitionTimeLimit": (
+        "its time limit is longer than the partition allows, so it will never start",
+        "shorten time_limit, or set `max_time` of the target",
+    ),
+    "PartitionConfig": ("it asks for more than the partition has, so it will never start", "ask for less"),
+    "PartitionNodeLimit": ("it asks for more nodes than the partition allows", "ask for fewer nodes"),
+    "PartitionDown": ("the partition starts no jobs now", "name another `partition`, or wait"),
+    "PartitionInactive": ("the partition starts no jobs now", "name another `partition`, or wait"),
+    "BadConstraints": ("no node can ever fit it", "ask for less, or for other features"),
+    "InvalidAccount": ("its account is not known any more", "set `account`"),
+    "InvalidQOS": ("its QOS is not known any more", "set `qos` of the target"),
+    "Reservation": ("its reservation has not begun", None),
+    "ReservationDeleted": ("its reservation was deleted", "name another"),
+    "Licenses": ("it waits for a licence", None),
+    "QOSMax": ("a limit of its QOS is reached", "wait until others of your jobs have ended"),
+    "QOSGrp": ("all jobs of its QOS together have reached its limit", "wait, or use another QOS"),
+    "QOSMin": ("it asks for less than its QOS demands", "ask for more, or use another QOS"),
+    "QOS": ("a limit of its QOS stops it", "wait, or use another QOS"),
+    "AssocMax": ("a limit of your account is reached", "wait until others of your jobs have ended"),
+    "AssocGrp": ("all jobs of your account together have reached its limit", "wait, or use another account"),
+    "Assoc": ("a limit of your account stops it", "wait, or use another account"),
+    "MaxJobsPer": ("as many of your jobs run as the account allows", None),
+    "Prolog": ("the node's prolog runs", None),
+    "Cleaning": ("its last try is still being cleared away", None),
+    "NodeDown": ("a node that it needs is down", None),
+    "FrontEndDown": ("no front end of the cluster is up", None),
+    "BurstBuffer": ("it waits for the burst buffer", None),
+    "None": ("Slurm has not looked at it yet", None),
+}
+
+
+def explain_pending(native: NativeState, shown: str, client: SlurmClient | None = None) -> Explanation:
+    fields = _fields(shown)
+    reason = fields.get("Reason") or native.raw.partition("/")[2] or "None"
+    sentence, hint = find_sentence(reason)
+    evidence = [f"slurm: {native.native_id} is {native.raw.partition('/')[0]}, reason {reason}"]
+    if (start := fields.get("StartTime", "Unknown")) not in ("Unknown", "N/A"):
+        evidence.append(f"slurm expects it to start at {start}")
+    if fields.get("Dependency", "(null)") != "(null)":
+        evidence.append(f"it depends on {fields['Dependency']}")
+    if wanted := fields.get("ReqTRES") or fields.get("TRES"):
+        evidence.append(f"it asks for {wanted}, of partition {fields.get('Partition', '?')}")
+    if client is not None and reason in ("Resources", "Priority", "PartitionConfig", "BadConstraints"):
+        evidence += [
+            f"nodes: {line}"
+            for line in client.nodes().splitlines()
+            if line.rstrip("*").startswith(fields.get("Partition", ""))
+        ][:6]
+    hint = hint.replace("ID", native.native_id) if hint else None
+    return Explanation(sentence=sentence, evidence=tuple(evidence), hint=hint)
+
+
+def find_sentence(reason: str) -> tuple[str, str | None]:
+    """By the whole reason, else by the longest beginning that is known."""
+    for begin in sorted(PENDING, key=len, reverse=True):
+        if reason == begin or reason.replace("_", " ").startswith(begin):
+            return PENDING[begin]
+    return f"slurm says why it waits: {reason}", None
+
+
+_ENDS: Final[Mapping[EndReason, tuple[str, str | None]]] = {
+    EndReason.OOM: ("it used more memory than it had asked for", "raise resources.memory"),
+    EndReason.TIMEOUT: ("its time limit came", "raise time_limit, or write checkpoints"),
+    EndReason.PREEMPTED: ("jobs of more importance took its nodes", None),
+    EndReason.NODE_FAILED: ("its node went down", None),
+    EndReason.NO_CAPACITY: ("it had not started by its deadline", "raise start_deadline"),
+    EndReason.CONFIG_INVALID: ("no node can ever fit what it asks for", "ask for less"),
+    EndReason.SETUP_FAILED: (
+        "the node could not start it: the folder of its output was missing or full, or its prolog failed",
+        "see whether the nodes can write to the record root",
+    ),
+    EndReason.CANCELLED: ("it was cancelled on Slurm", None),
+    EndReason.DUPLICATE: ("another cluster of the federation started it", None),
+}
+
+
+def explain_failed(native: NativeState, shown: str) -> Explanation | None:
+    if native.reason is None or native.reason not in _ENDS:
+        return None
+    sentence, hint = _ENDS[native.reason]
+    fields = _fields(shown)
+    evidence = [f"slurm: {native.native_id} is {native.raw}"]
+    if native.exit_code is not None:
+        evidence.append(f"exit code {native.exit_code}")
+    if native.where:
+        evidence.append(f"node {native.where}")
+    if (limit := fields.get("TimeLimit")) and native.reason is EndReason.TIMEOUT:
+        evidence.append(f"time limit {limit}, ran {fields.get('RunTime', '?')}")
+    return Explanation(sentence=sentence, evidence=tuple(evidence), hint=hint)
+
+
+def _fields(shown: str) -> dict[str, str]:
+    """`scontrol -o show job`, first line: NAME=VALUE words; a value may hold blanks."""
+    line = next((line for line in shown.splitlines() if line.startswith("JobId=")), "")
+    return {match[1]: match[2].strip() for match in re.finditer(r"(\S+?)=(.*?)(?=\s\S+?=|$)", line)}

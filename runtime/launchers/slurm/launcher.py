@@ -1,0 +1,540 @@
+"""Jobs on Slurm: `sbatch` once for each part, whatever is killed meanwhile; everything else is asked and told in as few
+commands as it takes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from runtime.errors import InvalidValue, NotPossible, RequestRefused
+from runtime.jobs import BuildOn, CodeMode, JobSpec, JobState, expand_array, leaf_fields, set_fields
+from runtime.launchers.base import (
+    Explanation,
+    Fidelity,
+    JobIdentity,
+    Keeping,
+    LaunchPlan,
+    NativePart,
+    NativeState,
+    PlanContext,
+    Target,
+)
+from runtime.launchers.hosts import Host, LocalFiles, LocalHost, SshHost
+from runtime.launchers.order import environment_order, make_order
+from runtime.launchers.processes import activation_lines
+from runtime.launchers.slurm import render, states
+from runtime.launchers.slurm.client import SlurmClient, SlurmUnavailable, is_no_answer, read_id, wait_for
+from runtime.launchers.slurm.explain import explain_failed, explain_pending
+from runtime.launchers.slurm.settings import Profile, SlurmSettings, read_settings
+from runtime.launchers.slurm.states import Row
+from runtime.launchers.spec_files import read_array_file
+
+ANSWER_S: Final = 180.0
+"""How long sbatch is waited for. It tries again by itself where the controller is busy."""
+SETTLE_S: Final = 10.0
+"""A killed sbatch can still create its job; so long is looked for it before another is started."""
+GONE_S: Final = 150.0
+_FOLDERS: Final = ("SCRATCH", "WORK", "PSCRATCH", "SCRATCHDIR")
+
+_NATIVE: Final = Fidelity.NATIVE
+_SHIM: Final = Keeping(fidelity=Fidelity.SHIM, how="the shim")
+
+
+def _native(how: str) -> Keeping:
+    return Keeping(fidelity=Fidelity.NATIVE, how=how)
+
+
+def _refused(why: str) -> Keeping:
+    return Keeping(fidelity=Fidelity.REFUSED, how=why)
+
+
+KEEPS: Final[Mapping[str, Keeping]] = {
+    **dict.fromkeys(leaf_fields(), _SHIM),
+    "command": _native("the batch script, which runs the shim"),
+    "name": _native("the ledger; the job's name on Slurm is its id"),
+    "image": _native("`apptainer exec` before the command"),
+    "mounts": _native("`--bind` of the container"),
+    "resources.cpus": _native("--cpus-per-task"),
+    "resources.memory": _native("--mem"),
+    "resources.disk": _native("--tmp"),
+    "resources.shared_memory": _native("the node's own /dev/shm"),
+    "resources.gpus.count": _native("--gres=gpu"),
+    "resources.gpus.type": _native("--gres=gpu:TYPE"),
+    "resources.tpu.type": _refused("nodes of Slurm have no TPUs"),
+    "resources.tpu.topology": _refused("nodes of Slurm have no TPUs"),
+    "resources.tpu.slices": _refused("nodes of Slurm have no TPUs"),
+    "nodes": _native("--nodes, and srun starts the ranks"),
+    "tasks_per_node": _native("--ntasks-per-node where there are several nodes; else the shim starts the ranks"),
+    "gang.start_timeout": _native("all nodes are given at once"),
+    "array.count": _native("--array"),
+    "array.params": _native("--array, and the shim sets them"),
+    "array.file": _native("--array, and the shim sets them"),
+    "array.seeds": _native("--array, and the shim sets them"),
+    "array.offset": _native("offset + task of --array"),
+    "array.max_parallel": _native("--array=…%N, divided over the arrays"),
+    "placement.on": _native("the choice of the target"),
+    "placement.capacity": _native("--reservation, or the target's `capacity`"),
+    "placement.nodes": _native("--nodelist"),
+    "placement.exclude": _native("--exclude"),
+    "placement.selector": _native("--constraint"),
+    "priority": _native("--qos by the target's `priorities`; low is --nice"),
+    "account": _native("--account"),
+    "time_limit": _native("--time, behind the shim's own clock"),
+    "start_deadline": _native("--deadline, the time limit added"),
+    "ttl_after_finished": Keeping(fidelity=Fidelity.CLIENT, how="runtime gc"),
+    "retry.failure": _native("scontrol requeue by the shim; runs that share a node start again there"),
+    "retry.preemption": _native("--requeue; the shim counts"),
+    "retry.capacity.window": _native("a job waits in the queue for as long as it takes"),
+    "checkpoint.signal": _native("--signal=B:USR1 before a preemption, the shim's clock before the time limit"),
+    "outputs.upload": _refused("outputs stay in the record root: runtime fetch"),
+    "after": _native("--dependency=afterok"),
+    "idempotency_key": _native("part of the job's id"),
+}
+
+
+class SubmitRefused(RequestRefused):
+    """Slurm does not take the job; `said` is its own sentence."""
+
+    def __init__(self, target: str, job: str, said: str, *, facts: Sequence[str], hint: str) -> None:
+        self.target, self.job, self.said = target, job, said
+        super().__init__(f"slurm refused job `{job}`: {said}", facts=facts, hint=hint)
+
+
+class SlurmLauncher:
+    kind: ClassVar[str] = "slurm"
+    keeps: ClassVar[Mapping[str, Keeping]] = KEEPS
+
+    def check_settings(self, target: Target) -> None:
+        settings = read_settings(target)
+        if settings.host and not target.records:
+            raise InvalidValue(
+                f"targets.{target.name}.records",
+                None,
+                "a folder that the login node and the nodes see, such as /scratch/me/runtime",
+            )
+
+    def open_host(self, target: Target, context: PlanContext) -> Host:
+        settings = read_settings(target)
+        if settings.host is None:
+            return LocalHost(find_records(target, context))
+        return SshHost(
+            settings.host,
+            target.records or "",
+            python=settings.login_python,
+            options=settings.options,
+            control_folder=context.settings.cache_dir / "ssh",
+        )
+
+    # deciding
+
+    def plan(self, spec: JobSpec, target: Target, job: JobIdentity, context: PlanContext) -> LaunchPlan:
+        settings = read_settings(target)
+        profile = settings.profile_for(spec)
+        indices = expand_array(spec.array, read_array_file(spec.array, context.base))
+        if settings.host:
+            root = str(target.records).rstrip("/")
+        else:
+            root = LocalFiles(find_records(target, context)).root
+        helper = settings.ht_helper is not None and spec.array is not None
+        slices = [render.Slice(None, None)] if helper else render.split_array(spec, len(indices), settings)
+        times = render.plan_times(spec, profile, slices)
+        order = self._order(spec, settings, profile, job, indices, context, times, f"{root}/jobs/{job.id}")
+        if helper:
+            offset = spec.array.offset if spec.array else 0
+            artefacts = {
+                "job.sh": render.render_ht_script(job.id, settings, profile),
+                "tasks.txt": render.render_task_file(
+                    job.id, profile.python or "python3", f"{root}/jobs/{job.id}", range(offset, offset + len(indices))
+                ),
+            }
+        else:
+            artefacts = {"job.sh": render.render_script(spec, job.id, settings, profile)}
+        parts = tuple(
+            self._part(spec, settings, profile, job.id, number, piece, times, len(indices))
+            for number, piece in enumerate(slices)
+        )
+        return LaunchPlan(
+            job=job,
+            spec=spec,
+            target=target,
+            order=order,
+            artefacts={**artefacts, "sbatch.txt": render.show_words(parts)},
+            parts=parts,
+            fidelity={name: KEEPS[name] for name in set_fields(spec) if name in KEEPS},
+            indices=tuple(indices),
+            root=root,
+            notes=times.notes,
+        )
+
+    def _part(
+        self,
+        spec: JobSpec,
+        settings: SlurmSettings,
+        profile: Profile,
+        job: str,
+        number: int,
+        piece: render.Slice,
+        times: render.Times,
+        indices: int,
+    ) -> NativePart:
+        name = states.native_name(job, number, piece.layout)
+        return NativePart(
+            name=name,
+            artefact="job.sh",
+            offset=piece.layout.offset if piece.layout else (spec.array.offset if spec.array else 0),
+            count=piece.layout.count if piece.layout else indices,
+            native={
+                "words": render.sbatch_words(spec, settings, profile, name, piece, times),
+                "script": render.script_words(number, piece),
+            },
+        )
+
+    def _order(
+        self,
+        spec: JobSpec,
+        settings: SlurmSettings,
+        profile: Profile,
+        job: JobIdentity,
+        indices: Sequence[Mapping[str, Any]],
+        context: PlanContext,
+        times: render.Times,
+        folder: str,
+    ) -> dict[str, Any]:
+        backend: dict[str, Any] = {}
+        packed = render.slots_of_node(spec) > 1 or (spec.array is not None and spec.array.pack is not None)
+        if packed and spec.array:
+            backend["pack"] = {"slots": spec.array.pack, "per": spec.array.pack_per.value}
+        if setup := [*profile.setup, *activation_lines(spec)]:
+            backend["setup"] = setup
+        if spec.nodes > 1:
+            backend["launch_ranks"] = render.srun_words(spec)
+        if made := environment_order(spec, BuildOn.SUBMIT):
+            backend["environment"] = made
+        # Requeuing the job would end its other runs too, where they share a node.
+        requeue = not packed and settings.ht_helper is None
+        if requeue:
+            backend["requeue"] = ["scontrol", "requeue", "{native}"]
+        live = (
+            settings.map_path(str((context.base / spec.code.path).resolve()))
+            if spec.code.mode is CodeMode.NONE
+            else None
+        )
+        order = make_order(
+            spec,
+            job,
+            indices,
+            context,
+            retries="requeue" if requeue else "shim",
+            environ=context.environ,
+            live_tree=live,
+            **backend,
+        )
+        if times.limit is not None:
+            order["time_limit_s"] = times.limit.total_seconds()
+        for name in ("output_dir",):
+            if name in order:
+                order[name] = settings.map_path(order[name])
+        names = render.variable_names(spec, order["runs"])
+        if wrap := render.container_words(spec, settings, profile, folder, names):
+            order["wrap"] = wrap
+        return order
+
+    # starting
+
+    def submit(self, plan: LaunchPlan, part: NativePart, host: Host) -> str:
+        """Submit one part, once. Called again after a crash it waits for the sbatch that was started then."""
+        from runtime.launching import fault
+
+        client = self._client(plan.target, host)
+        folder = f"{host.files.root}/{plan.folder}"
+        prefix = f"{plan.order.get('epoch', 1)}.{part.name.split('.')[1]}."
+        found = host.files.names(f"{plan.folder}/submit", prefix)
+        tries = sorted(int(name.removeprefix(prefix)) for name in found)
+        if tries:
+            native = self._answer_of_earlier(plan, part, client, host, f"submit/{prefix}{tries[-1]}")
+            if native is not None:
+                return native
+        if plan.order.get("environment", {}).get("build_on") == BuildOn.SUBMIT:
+            self._build_environment(plan, client, host, folder)
+        host.files.make_folder(f"{plan.folder}/slurm")
+        number = tries[-1] + 1 if tries else 1
+        words = [word.replace(render.FOLDER, folder) for word in part.native["words"]]
+        words += self._dependencies(plan, host)
+        words.append(f"{folder}/artefacts/{part.artefact}")
+        words += [word.replace(render.FOLDER, folder) for word in part.native["script"]]
+        attempt = f"submit/{prefix}{number}"
+        client.start_sbatch(words, f"{folder}/{attempt}", folder)
+        fault("submitting")
+        return self._answer(plan, part, client, host, attempt)
+
+    def _answer_of_earlier(
+        self, plan: LaunchPlan, part: NativePart, client: SlurmClient, host: Host, attempt: str
+    ) -> str | None:
+        """The id that an earlier try got; None where it is known that it made no job."""
+        path = f"{host.files.root}/{plan.folder}/{attempt}"
+
+        def ended() -> str | None:
+            if host.files.read(f"{plan.folder}/{attempt}/code") is not None:
+                return "answered"
+            return "gone" if client.sbatch_lives(path) is False else None
+
+        how = wait_for(ended, ANSWER_S)
+        if how is None:
+            raise SlurmUnavailable(
+                f"an earlier `sbatch` for job `{plan.job.id}` has not answered yet",
+                facts=[f"it was started by another launch, and may still make the job; see {path} on `{host.name}`"],
+                hint="run the same command again in a while",
+            )
+        code = host.files.read(f"{plan.folder}/{attempt}/code")
+        if code is not None and code.strip() == b"0":
+            return self._answer(plan, part, client, host, attempt)
+        said = (host.files.read(f"{plan.folder}/{attempt}/err") or b"").decode("utf-8", "replace")
+        if code is None or is_no_answer(said):
+            return wait_for(lambda: self.find(plan.target, [part.name], host).get(part.name), SETTLE_S)
+        return None
+
+    def _answer(self, plan: LaunchPlan, part: NativePart, client: SlurmClient, host: Host, attempt: str) -> str:
+        folder = f"{plan.folder}/{attempt}"
+
+        def code() -> str | None:
+            found = host.files.read(f"{folder}/code")
+            return None if found is None else found.decode().strip()
+
+        ended = wait_for(code, ANSWER_S)
+        if ended is None:
+            raise SlurmUnavailable(
+                f"`sbatch` for job `{plan.job.id}` did not answer within {ANSWER_S:g} s, and goes on trying",
+                hint="run the same command again: it waits for the answer and starts no second job",
+            )
+        out = (host.files.read(f"{folder}/out") or b"").decode("utf-8", "replace")
+        err = (host.files.read(f"{folder}/err") or b"").decode("utf-8", "replace")
+        if ended == "0" and (native := read_id(out)):
+            return native
+        if is_no_answer(err):
+            native = wait_for(lambda: self.find(plan.target, [part.name], host).get(part.name), SETTLE_S)
+            if native is not None:
+                return native
+            raise SlurmUnavailable(
+                f"slurm did not answer `sbatch`: {_last(err)}",
+                hint="run the same command again: it looks for the job before it starts another",
+            )
+        raise explain_refusal(plan, client, _last(err or out) or f"exit code {ended}")
+
+    def _dependencies(self, plan: LaunchPlan, host: Host) -> list[str]:
+        """Options that make it wait for the jobs in `after`; one that has succeeded is not waited for.
+
+        A job that Slurm forgot would count as done, so the record root is asked first.
+        """
+        from runtime import ledger
+
+        ids = []
+        for job in plan.spec.after:
+            entry = ledger.read_entry(host.files, job)
+            if entry is None:
+                raise NotPossible(
+                    f"`after` names `{job}`, which was not launched on target `{plan.target.name}`",
+                    hint="dependencies hold between jobs of one target",
+                )
+            status = ledger.judge(
+                entry,
+                self.states(plan.target, [each.native_id for each in entry.natives], host) if entry.natives else [],
+            )
+            if status.state is JobState.SUCCEEDED:
+                continue
+            if status.state.terminal:
+                raise NotPossible(
+                    f"`after` names `{job}`, which ended as {status.state}", facts=[f"reason: {status.reason}"]
+                )
+            ids += [each.native_id for each in entry.natives]
+        return [f"--dependency=afterok:{':'.join(ids)}", "--kill-on-invalid-dep=yes"] if ids else []
+
+    def _build_environment(self, plan: LaunchPlan, client: SlurmClient, host: Host, folder: str) -> None:
+        profile = read_settings(plan.target).profile_for(plan.spec)
+        lines = "\n".join(["set -e", *profile.setup, 'exec "$@"'])
+        words = [profile.python or "python3", f"{folder}/shim.py", folder, "--prepare"]
+        done = client.run("bash", "-lc", lines, "prepare", *words, timeout_s=3600)
+        if done.code != 0:
+            raise NotPossible(
+                f"the environment of job `{plan.job.id}` cannot be made on `{host.name}`",
+                facts=(done.err or done.out).strip().splitlines()[-5:],
+                hint="environment.build_on: node makes it where the job runs",
+            )
+
+    # asking
+
+    def find(self, target: Target, names: Sequence[str], host: Host) -> dict[str, str]:
+        client = self._client(target, host)
+        found = _first_ids(client.queue_named(names))
+        missing = [name for name in names if name not in found]
+        if missing:
+            found.update(_first_ids(client.accounting_named(missing) or []))
+        return found
+
+    def states(self, target: Target, native_ids: Sequence[str], host: Host) -> list[NativeState]:
+        client = self._client(target, host)
+        queue = client.queue(native_ids)
+        live = {row.job for row in queue if not states.judge_row(row)[0].terminal}
+        ended = {row.job for row in queue if states.judge_row(row)[0].terminal}
+        asked = [native for native in native_ids if native not in live or native in ended]
+        problem, accounting = "", None
+        try:
+            accounting = client.accounting(asked)
+        except SlurmUnavailable as failure:
+            problem = failure.message
+        rows = states.merge_rows(queue, accounting or [])
+        known = {row.job for row in rows}
+        found = list(states.to_states(rows))
+        if problem:
+            found += [
+                NativeState(native_id=native, index=None, state=JobState.UNKNOWN, raw="unknown", message=problem)
+                for native in native_ids
+                if native not in known
+            ]
+        return found
+
+    def cancel(self, target: Target, native_ids: Sequence[str], indices: Sequence[int] | None, host: Host) -> list[str]:
+        client = self._client(target, host)
+        wanted = self._cancel_ids(client, native_ids, indices)
+        if not wanted:
+            return []
+        client.cancel(wanted)
+        wait_for(lambda: None if self._left(client, wanted) else "gone", GONE_S)
+        return [f"{row.id} is {row.state.lower()} on slurm" for row in self._left(client, wanted)]
+
+    def _left(self, client: SlurmClient, wanted: Sequence[str]) -> list[Row]:
+        """Those of these jobs and tasks that have not ended."""
+        rows = client.queue(sorted({each.partition("_")[0] for each in wanted}))
+        return [
+            row for row in rows if (row.id in wanted or row.job in wanted) and not states.judge_row(row)[0].terminal
+        ]
+
+    def _cancel_ids(self, client: SlurmClient, native_ids: Sequence[str], indices: Sequence[int] | None) -> list[str]:
+        if indices is None:
+            return list(native_ids)
+        wanted = set(indices)
+        found = []
+        for row in client.queue(native_ids):
+            named = states.read_name(row.name)
+            layout = named[2] if named else None
+            # A task that serves other indices too goes on; the shim sees the mark of each of its own.
+            if layout and not states.judge_row(row)[0].terminal and wanted.issuperset(layout.indices(row.task)):
+                found.append(row.id)
+        return found
+
+    def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
+        client = self._client(target, host)
+        shown = client.show_job(native.native_id)
+        if native.state is JobState.PENDING:
+            return explain_pending(native, shown, client)
+        return explain_failed(native, shown) if native.state.terminal else None
+
+    # rehearsing
+
+    def interrupt(self, target: Target, native_id: str, index: int | None, how: str, host: Host) -> None:
+        client = self._client(target, host)
+        native = self._member(client, native_id, index)
+        if how == "preempt":
+            # What slurmctld does to a preempted job of a partition that requeues: TERM, and back into the queue.
+            answer = client.requeue(native)
+        elif how == "timeout":
+            answer = client.set_time_limit(native, 1)
+        else:
+            where = next((row.where for row in client.queue([native_id]) if row.id == native), "NODE")
+            raise NotPossible(
+                f"`{how}` cannot be provoked by a user of slurm",
+                facts=["taking a node down needs an operator, and ends the jobs of others on it"]
+                if how == "node-loss"
+                else ["only the memory of a running command can be exceeded"],
+                hint=f"an operator can: scontrol update nodename={where or 'NODE'} state=down reason=rehearsal"
+                if how == "node-loss"
+                else "let the command take more than resources.memory",
+            )
+        if answer.code != 0:
+            raise NotPossible(f"slurm refuses to interrupt `{native}`: {_last(answer.err or answer.out)}")
+
+    def _member(self, client: SlurmClient, native_id: str, index: int | None) -> str:
+        """The id of the task that serves an index. Never the bare id of an array, which would mean all of it."""
+        if "_" in native_id:
+            return native_id
+        for row in client.queue([native_id]):
+            named = states.read_name(row.name)
+            if row.task is None:
+                return row.id
+            if index is not None and named and named[2] and index in named[2].indices(row.task):
+                return row.id
+        raise NotPossible(
+            f"no task of `{native_id}` serves index {index} now" if index is not None else f"`{native_id}` is an array",
+            hint="name an index that runs: --index N",
+        )
+
+    def _client(self, target: Target, host: Host) -> SlurmClient:
+        return SlurmClient(host, read_settings(target))
+
+
+def find_records(target: Target, context: PlanContext) -> str:
+    """The record root of a target whose login node is this machine. A home is never taken by itself: its quota is
+    small, and snapshots, logs and outputs are not."""
+    if target.records:
+        return str(Path(os.path.expandvars(target.records)).expanduser())
+    for name in _FOLDERS:
+        if folder := context.environ.get(name):
+            return f"{folder.rstrip('/')}/research-runtime"
+    raise NotPossible(
+        f"target `{target.name}` has no record root: a folder that this machine and the nodes see",
+        facts=[f"none of {', '.join(_FOLDERS)} is set here, and a home is taken only where it is named"],
+        hint=f'set records = "/scratch/…" in [tool.runtime.targets.{target.name}]',
+    )
+
+
+def explain_refusal(plan: LaunchPlan, client: SlurmClient, said: str) -> SubmitRefused:
+    """What sbatch said, with the names that there are."""
+    text = re.sub(r"^(sbatch: )?(error: )?(Batch job submission failed: )?", "", said).strip()
+    lower = text.lower()
+    target = plan.target.name
+    facts: list[str] = []
+    hint = f"see the words that were used: {plan.folder}/artefacts/sbatch.txt in the record root"
+    if "partition" in lower and "account" not in lower:
+        facts = [f"partitions on `{target}`: {', '.join(client.partitions()) or 'unknown'}"]
+        hint = f"set `partition` of target `{target}`"
+    elif "account" in lower:
+        facts = [f"your accounts on `{target}`: {', '.join(client.names_of('account')) or 'unknown'}"]
+        hint = f"set `account` of the job or of target `{target}`"
+    elif "qos" in lower:
+        facts = [f"your QOS on `{target}`: {', '.join(client.names_of('qos')) or 'unknown'}"]
+        hint = f"set `qos` of target `{target}`, or ask for less"
+        if "limit" in lower:
+            hint = "wait until others of your jobs have ended, or set `max_submit` of the target"
+    elif "array" in lower:
+        facts = [f"MaxArraySize on `{target}`: {client.configuration('MaxArraySize') or 'unknown'}"]
+        hint = f"set `max_array_size` of target `{target}` to it"
+    elif "time limit" in lower:
+        hint = f"shorten time_limit, or set `max_time` of target `{target}` to the partition's longest"
+    elif "node configuration" in lower or "memory specification" in lower or "feature" in lower:
+        facts = _nodes(client)
+        hint = "ask for less, or for another `partition`"
+    return SubmitRefused(target, plan.job.id, text, facts=facts, hint=hint)
+
+
+def _nodes(client: SlurmClient) -> list[str]:
+    found = []
+    for line in client.nodes().splitlines():
+        partition, _, cpus, memory, gres, features, count = [*line.split("|"), *[""] * 7][:7]
+        found.append(f"{partition}: {count} nodes of {cpus} CPUs, {memory} MB, {gres}, features {features}")
+    return sorted(set(found))[:8]
+
+
+def _first_ids(rows: Sequence[Row]) -> dict[str, str]:
+    """Name → id of the oldest job of that name; one that sbatch was refused for is none."""
+    found: dict[str, str] = {}
+    for row in sorted((row for row in rows if not row.refused), key=lambda row: int(row.job)):
+        found.setdefault(row.name, row.job)
+    return found
+
+
+def _last(text: str) -> str:
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    return lines[-1] if lines else ""

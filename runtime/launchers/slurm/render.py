@@ -1,0 +1,376 @@
+"""From a spec and a target to words for sbatch, a batch script and container lines. Pure."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from runtime.errors import NotPossible
+from runtime.jobs import JobSpec, PackPer, Priority, secret_refs
+from runtime.launchers.base import NativePart
+from runtime.launchers.slurm.settings import Profile, SlurmSettings
+from runtime.launchers.slurm.states import Layout
+from runtime.units import format_duration
+
+SLACK: Final = timedelta(minutes=1)
+"""Slurm counts minutes and looks twice in each: the shim's clock has to be the first to end."""
+LOW_NICE: Final = 1000
+FOLDER: Final = "{folder}"
+"""In the words for sbatch: the run folder, which is known in full on the machine that submits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One native job: the indices it serves, and how many of its tasks run at a time."""
+
+    layout: Layout | None
+    parallel: int | None
+
+
+# arrays
+
+
+def split_array(spec: JobSpec, count: int, settings: SlurmSettings) -> list[Slice]:
+    """The native arrays for `count` indices, as many as the limits of the cluster ask for."""
+    array = spec.array
+    if array is None:
+        return [Slice(None, None)]
+    slots = slots_of_node(spec)
+    at_once = max(1, array.max_parallel // slots) if array.max_parallel else None
+    each = slots
+    if slots > 1 and at_once:
+        # A node is kept and filled again, rather than given back after each round of its slots.
+        each = max(slots, math.ceil(count / at_once))
+    if settings.max_submit:
+        each = max(each, math.ceil(count / settings.max_submit))
+    tasks = math.ceil(count / each)
+    parts = math.ceil(tasks / settings.max_array_size)
+    parallel = _divide(at_once, parts) if at_once is not None and at_once < tasks else [None] * parts
+    # Where fewer may run at a time than there are parts, the parts cannot each have one: the tasks are made longer.
+    if any(share == 0 for share in parallel):
+        assert at_once is not None
+        each = math.ceil(count / (at_once * settings.max_array_size))
+        tasks = math.ceil(count / each)
+        parts = math.ceil(tasks / settings.max_array_size)
+        parallel = _divide(at_once, parts)
+    slices, done = [], 0
+    for share in parallel:
+        size = min(settings.max_array_size * each, count - done)
+        slices.append(Slice(Layout(array.offset + done, each, size), share))
+        done += size
+    return slices
+
+
+def _divide(total: int, parts: int) -> list[int | None]:
+    return [total // parts + (place < total % parts) for place in range(parts)]
+
+
+def slots_of_node(spec: JobSpec) -> int:
+    """How many runs share a node at a time."""
+    if spec.array is None or spec.array.pack is None:
+        return 1
+    gpus = int(spec.resources.gpus.count) if spec.resources.gpus else 0
+    return spec.array.pack * max(1, gpus) if spec.array.pack_per is PackPer.GPU else spec.array.pack
+
+
+# time
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    minutes: int | None
+    """`--time`; None leaves it to the partition."""
+    limit: timedelta | None
+    """Of one attempt, by the shim's clock."""
+    notes: tuple[str, ...] = ()
+
+
+def plan_times(spec: JobSpec, profile: Profile, slices: Sequence[Slice]) -> Times:
+    """How long Slurm lets a job run, so that the shim's own clock ends every attempt first."""
+    if spec.time_limit is None:
+        return Times(
+            None, None, ("no time_limit: the partition's own ends the job, and an end by it is not tried again",)
+        )
+    each = max((piece.layout.each for piece in slices if piece.layout), default=1)
+    rounds = math.ceil(each / slots_of_node(spec))
+    tail = spec.grace_period + SLACK
+    wanted = rounds * (spec.time_limit + spec.grace_period) + SLACK
+    if profile.max_time is None or wanted <= profile.max_time:
+        return Times(math.ceil(wanted.total_seconds() / 60), spec.time_limit)
+    minutes = int(profile.max_time.total_seconds() // 60)
+    limit = min(spec.time_limit, profile.max_time - tail)
+    if limit <= timedelta(0):
+        raise NotPossible(
+            f"`grace_period` {format_duration(spec.grace_period)} leaves nothing of the partition's longest time, "
+            f"{format_duration(profile.max_time)}",
+            hint="shorten grace_period",
+        )
+    notes = []
+    if limit < spec.time_limit:
+        notes.append(f"attempts end after {format_duration(limit)}: the partition's longest time, less the grace")
+    if rounds > 1:
+        notes.append(
+            f"{rounds} runs one after another may take longer than the partition's longest time, "
+            f"{format_duration(profile.max_time)}; what is left then ends as timeout"
+        )
+    return Times(minutes, limit, tuple(notes))
+
+
+# words for sbatch
+
+
+def sbatch_words(
+    spec: JobSpec, settings: SlurmSettings, profile: Profile, name: str, piece: Slice, times: Times
+) -> list[str]:
+    """Options on the command line and not in the script, where variables of the submitting shell would beat them."""
+    array = piece.layout is not None
+    words = ["sbatch", "--parsable", f"--job-name={name}", "--requeue", "--open-mode=append", "--export=NONE"]
+    words += [f"--output={FOLDER}/slurm/{'%A_%a' if array else '%j'}.log", f"--chdir={FOLDER}"]
+    for option, value in (
+        ("account", spec.account or profile.account),
+        ("partition", profile.partition),
+        ("qos", _qos(spec, settings, profile)),
+        ("constraint", _constraint(spec, profile)),
+        ("nodelist", ",".join(spec.placement.nodes)),
+        ("exclude", ",".join(spec.placement.exclude)),
+        ("reservation", _reservation(spec)),
+    ):
+        words += [f"--{option}={value}"] if value else []
+    words += [f"--nice={LOW_NICE}"] if spec.priority is Priority.LOW and "low" not in settings.priorities else []
+    words += _resource_words(spec, profile)
+    if times.minutes is not None:
+        words.append(f"--time={times.minutes}")
+    if spec.checkpoint:
+        seconds = spec.checkpoint.lead + spec.grace_period
+        words.append(f"--signal=B:USR1@{min(65535, math.ceil(seconds.total_seconds()))}")
+    if spec.start_deadline is not None:
+        minutes = times.minutes or 0
+        words.append(f"--deadline=now+{math.ceil(spec.start_deadline.total_seconds() / 60) + minutes}minutes")
+    if piece.layout is not None:
+        tasks = math.ceil(piece.layout.count / piece.layout.each)
+        limit = f"%{piece.parallel}" if piece.parallel else ""
+        words.append(f"--array=0-{tasks - 1}{limit}")
+    return [*words, *profile.flags]
+
+
+def _resource_words(spec: JobSpec, profile: Profile) -> list[str]:
+    wanted = spec.resources
+    tasks = spec.tasks_per_node if spec.nodes > 1 else 1
+    words = [f"--nodes={spec.nodes}", f"--ntasks-per-node={tasks}"]
+    cpus = wanted.cpus or profile.cpus
+    if cpus:
+        words.append(f"--cpus-per-task={max(1, math.ceil(cpus / tasks))}")
+    if wanted.memory:
+        words.append(f"--mem={math.ceil(wanted.memory.low / 1024**2)}M")
+    elif profile.memory:
+        words.append(f"--mem={profile.memory}")
+    if wanted.disk:
+        words.append(f"--tmp={math.ceil(wanted.disk.low / 1024**2)}M")
+    if wanted.gpus:
+        if wanted.gpus.count < 1:
+            raise NotPossible(
+                f"`resources.gpus.count` is {wanted.gpus.count:g}, and Slurm gives a job whole GPUs",
+                hint="array.pack with pack_per: gpu lets runs of one array share a GPU",
+            )
+        kind = f"{wanted.gpus.type}:" if wanted.gpus.type else ""
+        amount = f"{kind}{wanted.gpus.count:g}"
+        words.append(f"--gres=gpu:{amount}" if profile.gpu_option == "gres" else f"--gpus-per-node={amount}")
+    return words
+
+
+def _qos(spec: JobSpec, settings: SlurmSettings, profile: Profile) -> str | None:
+    if spec.priority is Priority.NORMAL:
+        return profile.qos
+    if spec.priority.value in settings.priorities:
+        return settings.priorities[spec.priority.value]
+    if spec.priority is Priority.LOW:
+        return profile.qos
+    raise NotPossible(
+        f"`priority` is {spec.priority.value}, and the target does not say which QOS that is",
+        facts=[f"named there: {', '.join(sorted(settings.priorities)) or 'none'}"],
+        hint=f'add priorities = {{ {spec.priority.value} = "…" }} to the target',
+    )
+
+
+def _constraint(spec: JobSpec, profile: Profile) -> str | None:
+    unknown = [name for name in spec.placement.selector if name != "feature"]
+    if unknown:
+        raise NotPossible(
+            f"`placement.selector` names `{unknown[0]}`, and nodes of Slurm have features only",
+            hint='selector: {feature: "a100&nvlink"}',
+        )
+    wanted = [each for each in (profile.constraint, spec.placement.selector.get("feature")) if each]
+    return "&".join(f"({each})" if "|" in each and len(wanted) > 1 else each for each in wanted) or None
+
+
+def _reservation(spec: JobSpec) -> str:
+    kind, _, name = (spec.placement.capacity or "").partition(":")
+    return name if kind == "reservation" else ""
+
+
+# the script
+
+
+def render_script(spec: JobSpec, job: str, settings: SlurmSettings, profile: Profile) -> str:
+    """The batch script. It takes the run folder and the part as words, so that the same text serves every part and
+    every place that the folder is copied to."""
+    lines = ["#!/bin/bash -l" if profile.setup else "#!/bin/bash", f"# {job}: run folder, part"]
+    if spec.array:
+        lines[-1] += ", first index, indices of a task, last index"
+    # Set by --export=NONE, it would take PATH away from everything that srun starts.
+    lines.append("unset SLURM_EXPORT_ENV")
+    if profile.setup and profile.python is None:
+        lines += [f"{line} || exit 1" if _simple(line) else line for line in profile.setup]
+    words = [shlex.quote(profile.python or "python3"), '"$1/shim.py"', '"$1"', "--part", '"$2"', "--native"]
+    if settings.scratch:
+        tail = ["--scratch", _expanding(settings.scratch)]
+    else:
+        tail = []
+    if spec.array:
+        lines.append("first=$(($3 + SLURM_ARRAY_TASK_ID * $4)) last=$(($3 + (SLURM_ARRAY_TASK_ID + 1) * $4 - 1))")
+        lines.append('[ "$last" -le "$5" ] || last=$5')
+        words += ['"$SLURM_ARRAY_JOB_ID"', "--member", '"${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"']
+        words += ["--indices", '"$first-$last"']
+    else:
+        words.append('"$SLURM_JOB_ID"')
+    # Without exec, bash would take the signals and the shim would never see them.
+    lines.append(" ".join(["exec", *words, *tail]))
+    return "\n".join(lines) + "\n"
+
+
+def show_words(parts: Sequence[NativePart]) -> str:
+    """The command lines, one for each part, as a person would type them in the record root."""
+    lines = []
+    for part in parts:
+        words = [*part.native["words"], f"{FOLDER}/artefacts/{part.artefact}", *part.native["script"]]
+        lines.append(shlex.join(word.replace(FOLDER, "FOLDER") for word in words) + "\n")
+    return "".join(lines)
+
+
+def script_words(part: int, piece: Slice) -> list[str]:
+    """What follows the script's name on sbatch's command line."""
+    if piece.layout is None:
+        return [FOLDER, str(part)]
+    layout = piece.layout
+    return [FOLDER, str(part), str(layout.offset), str(layout.each), str(layout.offset + layout.count - 1)]
+
+
+def _simple(line: str) -> bool:
+    return not any(char in line for char in "\\#{}") and line.strip() not in ("then", "else", "fi", "do", "done")
+
+
+def _expanding(path: str) -> str:
+    """Variables in it are those of the node."""
+    return '"' + path.replace("\\", "\\\\").replace('"', '\\"').replace("`", "\\`") + '"'
+
+
+# containers
+
+
+def container_words(
+    spec: JobSpec, settings: SlurmSettings, profile: Profile, run_folder: str, environ: Sequence[str]
+) -> list[str]:
+    """What goes before the command: empty without an image.
+
+    The command runs in the folder where it would run without a container. The container has a clean environment:
+    only variables of the job, named here, and of our contract pass.
+    """
+    image = spec.image or profile.image
+    if image is None:
+        if spec.mounts:
+            raise _mounts_need_image(spec, settings)
+        return []
+    words = [settings.container, "exec"]
+    if spec.resources.gpus:
+        words.append("--nv")
+    binds = ['"$PWD"', shlex.quote(run_folder)]
+    for mount in spec.mounts:
+        source = settings.map_path(mount.source)
+        if "://" in source:
+            raise NotPossible(
+                f"`mounts` names `{source}`, and nodes of Slurm can bind paths only", hint="name a path of the nodes"
+            )
+        binds.append(shlex.quote(f"{source}:{mount.target}:{mount.mode.value}"))
+    line = " ".join(
+        [
+            *map(shlex.quote, words),
+            *(f"--bind {each}" for each in binds),
+            '--pwd "$PWD"',
+            "--cleanenv",
+            shlex.quote(_image(image, settings)),
+        ]
+    )
+    if profile.pre:
+        inside = "\n".join([*profile.pre, 'exec "$@"'])
+        line += f" sh -c {shlex.quote(inside)} pre"
+    return ["sh", "-c", f'{_pass_variables(environ, settings)}exec {line} "$@"', "container"]
+
+
+def _pass_variables(names: Sequence[str], settings: SlurmSettings) -> str:
+    prefix = "SINGULARITYENV_" if settings.container.endswith("singularity") else "APPTAINERENV_"
+    fixed = ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "PYTHONUNBUFFERED", "RANK", "WORLD_SIZE", "LOCAL_RANK"]
+    fixed += ["MASTER_ADDR", "MASTER_PORT", "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"]
+    wanted = " ".join(dict.fromkeys([*names, *fixed]))
+    return (
+        "for name in $(env | sed -n 's/^\\(RUNTIME_[A-Z0-9_]*\\)=.*/\\1/p') " + wanted + "; do "
+        'eval "[ -z \\"\\${$name+x}\\" ] || export ' + prefix + '$name=\\"\\$$name\\""; done; '
+    )
+
+
+def _image(image: str, settings: SlurmSettings) -> str:
+    if "://" in image or image.startswith(("/", ".")) or image.endswith(".sif"):
+        return settings.map_path(image)
+    return f"docker://{image}"
+
+
+def _mounts_need_image(spec: JobSpec, settings: SlurmSettings) -> NotPossible:
+    first = spec.mounts[0]
+    return NotPossible(
+        f"`mounts` puts `{first.source}` at `{first.target}`, and without a container a path is where it is",
+        hint=f"use {settings.map_path(first.source)} in the command, or name an `image`",
+    )
+
+
+def variable_names(spec: JobSpec, runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Variables that the job sets itself, of all its indices."""
+    names = {*spec.env, *(each.name for each in secret_refs(spec))}
+    for run in runs.values():
+        names.update(run.get("env", {}))
+    return sorted(name for name in names if not name.startswith("RUNTIME_"))
+
+
+# ranks on several nodes
+
+
+def srun_words(spec: JobSpec) -> list[str]:
+    """What starts the ranks of one attempt on every node."""
+    return [
+        "srun",
+        "--export=ALL",
+        "--kill-on-bad-exit=1",
+        f"--nodes={spec.nodes}",
+        f"--ntasks={spec.nodes * spec.tasks_per_node}",
+        f"--ntasks-per-node={spec.tasks_per_node}",
+    ]
+
+
+# task files
+
+
+def render_task_file(job: str, python: str, folder: str, indices: Sequence[int]) -> str:
+    """A line for each run, for `ht_helper.sh -t`: it starts them on the slots that it finds, in any order."""
+    shim = f"{shlex.quote(python)} {shlex.quote(f'{folder}/shim.py')} {shlex.quote(folder)}"
+    return "".join(f'{shim} --native "$SLURM_JOB_ID" --index {index}\n' for index in indices)
+
+
+def render_ht_script(job: str, settings: SlurmSettings, profile: Profile) -> str:
+    """The batch script that hands a task file to `ht_helper.sh`."""
+    assert settings.ht_helper is not None
+    lines = ["#!/bin/bash -l" if profile.setup else "#!/bin/bash", f"# {job}: run folder, part"]
+    lines += ["unset SLURM_EXPORT_ENV", *profile.setup]
+    lines.append(f'exec {settings.ht_helper} -t "$1/artefacts/tasks.txt"')
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,179 @@
+"""What a target of kind `slurm` may say, read and checked once.
+
+[tool.runtime.targets.hpc]
+kind = "slurm"
+host = "login.hpc.example.org"            # absent: this machine submits
+records = "/scratch/lab/runtime"          # a folder that the nodes see
+partition = "main"
+[tool.runtime.targets.hpc.gpu]            # over the rest, for jobs that ask for GPUs; `cpu` for the others
+partition = "a100"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
+from typing import Any, Final
+
+from runtime.errors import InvalidValue, NotPossible, UnknownName
+from runtime.jobs import JobSpec, Priority
+from runtime.launchers.base import Target
+from runtime.units import parse_duration
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """How jobs of one sort are submitted. `gpu`, `cpu` and `capacity.NAME` may say each of these anew."""
+
+    account: str | None = None
+    partition: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    cpus: int | None = None
+    """Of each node, where the spec names none."""
+    memory: str | None = None
+    """As `--mem` takes it, where the spec names none."""
+    flags: tuple[str, ...] = ()
+    """Further words for sbatch."""
+    setup: tuple[str, ...] = ()
+    """Lines of shell that run before everything else on the node, such as `module load cuda`."""
+    python: str | None = None
+    """Interpreter of the shim; `python3` after the setup lines where None."""
+    image: str | None = None
+    """Container image where the spec names none."""
+    pre: tuple[str, ...] = ()
+    """Lines of shell that run inside the container, before the command."""
+    max_time: timedelta | None = None
+    """Longest `--time` of the partition; a job's grace is taken off its limit rather than go beyond."""
+    gpu_option: str = "gres"
+    """`gres` or `gpus-per-node`: which option asks for GPUs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmSettings:
+    profile: Profile = Profile()
+    gpu: Mapping[str, Any] = field(default_factory=dict)
+    cpu: Mapping[str, Any] = field(default_factory=dict)
+    capacity: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    priorities: Mapping[str, str] = field(default_factory=dict)
+    """Our priority → QOS."""
+    host: str | None = None
+    options: tuple[str, ...] = ()
+    """Words for ssh."""
+    login_python: str = "python3"
+    """Interpreter on the login node, where it is reached by ssh."""
+    bin: str | None = None
+    """Folder of sbatch and its like, where it is not on PATH."""
+    slurm_conf: str | None = None
+    max_array_size: int = 1001
+    """As `scontrol show config` has it: the first task number that is refused."""
+    max_submit: int | None = None
+    """How many tasks a user may have submitted at a time; an element serves several indices in turn above that."""
+    container: str = "apptainer"
+    """Its command: `apptainer` or `singularity`."""
+    scratch: str | None = None
+    """Folder on the nodes for trees."""
+    paths: Mapping[str, str] = field(default_factory=dict)
+    """Path in a spec → path on this target, by the longest beginning."""
+    ht_helper: str | None = None
+    """The site's own packer and its options, such as `ht_helper.sh -n 1 -s 1 -v`: an array then is one job that gets
+    a task file."""
+
+    def profile_for(self, spec: JobSpec) -> Profile:
+        """The profile that a job is submitted with: ours, that of its accelerator, that of its capacity."""
+        found = self.profile
+        for part in (self.gpu if spec.resources.gpus else self.cpu, self._capacity(spec)):
+            found = replace(found, **part)
+        return found
+
+    def _capacity(self, spec: JobSpec) -> Mapping[str, Any]:
+        wanted = spec.placement.capacity
+        if wanted is None or wanted.startswith("reservation:"):
+            return {}
+        if wanted in self.capacity:
+            return self.capacity[wanted]
+        if wanted == "auto":
+            return {}
+        raise NotPossible(
+            f"`placement.capacity` is {wanted}, and the target does not say what that is on Slurm",
+            facts=[f"named there: {', '.join(sorted(self.capacity)) or 'none'}"],
+            hint=f'add capacity.{wanted} = {{ partition = "…" }} to the target',
+        )
+
+    def map_path(self, path: str) -> str:
+        for begin in sorted(self.paths, key=len, reverse=True):
+            if path == begin or path.startswith(begin.rstrip("/") + "/"):
+                return self.paths[begin].rstrip("/") + path[len(begin.rstrip("/")) :]
+        return path
+
+
+_PROFILE: Final = tuple(each.name for each in fields(Profile))
+_OWN: Final = tuple(each.name for each in fields(SlurmSettings) if each.name != "profile")
+SETTINGS: Final = (*_OWN, *_PROFILE)
+_LINES: Final = ("flags", "setup", "pre", "options")
+_NUMBERS: Final = ("cpus", "max_array_size", "max_submit")
+_TABLES: Final = ("gpu", "cpu", "capacity", "priorities", "paths")
+
+
+def read_settings(target: Target) -> SlurmSettings:
+    """Raises `UnknownName` and `InvalidValue` for what cannot be used."""
+    where = f"targets.{target.name}"
+    given = _read(target.settings, SETTINGS, where)
+    own = {name: value for name, value in given.items() if name in _OWN}
+    for name in ("gpu", "cpu"):
+        own[name] = _read(own.get(name, {}), _PROFILE, f"{where}.{name}")
+    own["capacity"] = {
+        name: _read(_table(value, f"{where}.capacity.{name}"), _PROFILE, f"{where}.capacity.{name}")
+        for name, value in own.get("capacity", {}).items()
+    }
+    for name in own.get("priorities", {}):
+        if name not in set(Priority):
+            raise UnknownName("priority", name, [each.value for each in Priority], where=f"in {where}.priorities")
+    host = own.get("host")
+    # A name that begins with a hyphen would be an option of ssh.
+    if host is not None and (not host or host.startswith("-") or any(char.isspace() for char in host)):
+        raise InvalidValue(f"{where}.host", host, "a host as `ssh` knows it, such as me@login1")
+    for option in own.get("options", ()):
+        if option.replace(" ", "").lower().removeprefix("-o").startswith("stricthostkeychecking=no"):
+            raise NotPossible(
+                f"target `{target.name}` turns the check of host keys off",
+                hint=f"connect once by hand and say yes to its key: ssh {host}",
+            )
+    profile = Profile(**{name: value for name, value in given.items() if name in _PROFILE})
+    return SlurmSettings(profile=profile, **own)
+
+
+def _read(values: Mapping[str, Any], known: tuple[str, ...], where: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        place = f"{where}.{name}"
+        if name not in known:
+            raise UnknownName("setting", name, known, where=f"in {where}")
+        if name in _LINES:
+            if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+                raise InvalidValue(place, value, "a list of text")
+            found[name] = tuple(value)
+        elif name in _NUMBERS:
+            if type(value) is not int or value < 1:
+                raise InvalidValue(place, value, "a whole number from 1 on")
+            found[name] = value
+        elif name in _TABLES:
+            found[name] = dict(_table(value, place))
+        elif name == "max_time":
+            found[name] = parse_duration(str(value))
+        elif name == "gpu_option":
+            if value not in ("gres", "gpus-per-node"):
+                raise InvalidValue(place, value, "gres or gpus-per-node")
+            found[name] = value
+        else:
+            if not isinstance(value, str) or not value:
+                raise InvalidValue(place, value, "text")
+            found[name] = value
+    return found
+
+
+def _table(value: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InvalidValue(where, value, "a table")
+    return value

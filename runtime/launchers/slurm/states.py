@@ -1,0 +1,266 @@
+"""What `squeue` and `sacct` print, read and mapped to our states and end reasons. Pure: text in, values out.
+
+Text formats and not `--json`, which changes its shape with each release and is a plugin that many sites lack.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from runtime.jobs import JobState
+from runtime.launchers.base import NativeState
+from runtime.reasons import EndReason
+
+SQUEUE_FORMAT: Final = "%F|%K|%j|%T|%N|%S|%r"
+SACCT_FORMAT: Final = "JobID,JobName,State,ExitCode,NodeList,Start,Reason"
+
+_WAITS: Final = JobState.PENDING, None
+_RUNS: Final = JobState.RUNNING, None
+_FAILED: Final = JobState.FAILED
+
+STATES: Final[Mapping[str, tuple[JobState, EndReason | None]]] = {
+    "PENDING": _WAITS,
+    "CONFIGURING": _WAITS,
+    "POWER_UP_NODE": _WAITS,
+    "REQUEUED": _WAITS,
+    "REQUEUE_FED": _WAITS,
+    "REQUEUE_HOLD": _WAITS,
+    "RESV_DEL_HOLD": _WAITS,
+    "SPECIAL_EXIT": _WAITS,
+    "RUNNING": _RUNS,
+    "COMPLETING": _RUNS,
+    "RESIZING": _RUNS,
+    "SIGNALING": _RUNS,
+    "STAGE_OUT": _RUNS,
+    "STOPPED": _RUNS,
+    "SUSPENDED": _RUNS,
+    "UPDATE_DB": _RUNS,
+    "EXPEDITING": _RUNS,
+    "COMPLETED": (JobState.SUCCEEDED, EndReason.SUCCEEDED),
+    "CANCELLED": (JobState.CANCELLED, EndReason.CANCELLED),
+    "FAILED": (_FAILED, EndReason.APP_FAILED),
+    "TIMEOUT": (_FAILED, EndReason.TIMEOUT),
+    "DEADLINE": (_FAILED, EndReason.TIMEOUT),
+    "OUT_OF_MEMORY": (_FAILED, EndReason.OOM),
+    "PREEMPTED": (_FAILED, EndReason.PREEMPTED),
+    "NODE_FAIL": (_FAILED, EndReason.NODE_FAILED),
+    "BOOT_FAIL": (_FAILED, EndReason.NODE_FAILED),
+    "RECONFIG_FAIL": (_FAILED, EndReason.NODE_FAILED),
+    "LAUNCH_FAILED": (_FAILED, EndReason.SETUP_FAILED),
+    # The job was started by another cluster of the federation: this copy is the twin.
+    "REVOKED": (_FAILED, EndReason.DUPLICATE),
+}
+
+NO_OUTPUT_FILE: Final = 53
+"""Exit signal that slurmd reports where it cannot open the output file: the folder is missing, or full."""
+
+_MESSAGES: Final = {
+    "REQUEUE_HOLD": "it was requeued and is held: `scontrol release` lets it start",
+    "SPECIAL_EXIT": "it was requeued with a special exit and is held: `scontrol release` lets it start",
+    "RESV_DEL_HOLD": "its reservation was deleted, and it is held",
+    "SUSPENDED": "it is suspended",
+    "REVOKED": "another cluster of the federation started it",
+    "DEADLINE": "its deadline came before it could end",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line about one native job or one task of an array."""
+
+    job: str
+    """Id of the array where it is one."""
+    task: int | None
+    name: str
+    state: str
+    """Slurm's word, without what follows it."""
+    where: str
+    start: str
+    reason: str
+    exit_code: int = 0
+    exit_signal: int = 0
+    from_accounting: bool = False
+
+    @property
+    def id(self) -> str:
+        return self.job if self.task is None else f"{self.job}_{self.task}"
+
+    @property
+    def refused(self) -> bool:
+        """Whether `sbatch` was told that it can never run: Slurm keeps such a job for a while, as one that failed."""
+        return self.state == "FAILED" and not self.where and (self.reason == "BadConstraints" or self.from_accounting)
+
+
+def parse_squeue(text: str) -> list[Row]:
+    """Lines in `SQUEUE_FORMAT`, one for each task of an array (`squeue -r`)."""
+    rows = []
+    for line in text.splitlines():
+        parts = line.split("|", 6)
+        if len(parts) != 7 or not parts[0].isdigit():
+            continue
+        job, task, name, state, where, start, reason = parts
+        known = _known(where), _known(start), _known(reason)
+        rows += [Row(job, each, name, state, *known) for each in expand_tasks(task)]
+    return rows
+
+
+def parse_sacct(text: str) -> list[Row]:
+    """Lines in `SACCT_FORMAT` of `sacct -X -P -n`."""
+    rows = []
+    for line in text.splitlines():
+        parts = line.split("|", 6)
+        if len(parts) != 7:
+            continue
+        number, name, state, code, where, start, reason = parts
+        match = re.fullmatch(r"(\d+)(?:\+\d+)?(?:_(.+))?", number)
+        if match is None:
+            continue
+        exit_code, _, exit_signal = code.partition(":")
+        rows += [
+            Row(
+                job=match[1],
+                task=task,
+                name=name,
+                state=state.split(" ")[0].rstrip("+"),
+                where=_known(where),
+                start=_known(start),
+                reason=_known(reason),
+                exit_code=int(exit_code or 0),
+                exit_signal=int(exit_signal or 0),
+                from_accounting=True,
+            )
+            for task in expand_tasks(match[2] or "N/A")
+        ]
+    return rows
+
+
+def expand_tasks(text: str) -> list[int | None]:
+    """`N/A` → [None]; `7` → [7]; `[0-3,7%2]` → [0, 1, 2, 3, 7]; steps as in `0-8:4`."""
+    if text in ("N/A", ""):
+        return [None]
+    found: list[int | None] = []
+    for part in text.strip("[]").partition("%")[0].split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?(?::(\d+))?", part)
+        if match:
+            found += range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1))
+    return found
+
+
+def _known(text: str) -> str:
+    return "" if text in ("N/A", "None", "None assigned", "Unknown", "(null)") else text.strip()
+
+
+# what a name says of the indices behind each task
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which indices of our array the tasks of one native array serve."""
+
+    offset: int
+    each: int
+    """Indices of one task."""
+    count: int
+    """Indices of all tasks."""
+
+    def indices(self, task: int | None) -> Sequence[int]:
+        if task is None:
+            return range(self.offset, self.offset + self.count)
+        first = self.offset + task * self.each
+        return range(first, min(first + self.each, self.offset + self.count))
+
+    def tasks(self, indices: Iterable[int]) -> list[int]:
+        """The tasks all of whose indices are among these."""
+        wanted = set(indices)
+        total = -(-self.count // self.each)
+        return [task for task in range(total) if wanted.issuperset(self.indices(task))]
+
+
+_NAME = re.compile(r"(j-[0-9a-f]+)\.(\d+)(?:\.(\d+)x(\d+)x(\d+))?")
+
+
+def native_name(job: str, part: int, layout: Layout | None) -> str:
+    """The job name on Slurm: our id, which is a hash, the part, and for an array what its tasks serve."""
+    if layout is None:
+        return f"{job}.{part}"
+    return f"{job}.{part}.{layout.offset}x{layout.each}x{layout.count}"
+
+
+def read_name(name: str) -> tuple[str, int, Layout | None] | None:
+    """Job, part and layout of a name of ours; None for any other."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    layout = Layout(int(match[3]), int(match[4]), int(match[5])) if match[3] is not None else None
+    return match[1], int(match[2]), layout
+
+
+# from rows to states
+
+
+def merge_rows(queue: Iterable[Row], accounting: Iterable[Row]) -> list[Row]:
+    """One row for each job or task: the queue's while it lives, else the accounting's, which knows exit codes."""
+    merged = {row.id: row for row in queue}
+    for row in accounting:
+        known = merged.get(row.id)
+        if known is not None and _live(known):
+            continue
+        if known is not None and _live(row):
+            continue  # accounting lags behind the queue by seconds
+        merged[row.id] = row
+    return list(merged.values())
+
+
+def _live(row: Row) -> bool:
+    state, _ = STATES.get(row.state, (JobState.UNKNOWN, None))
+    return not state.terminal
+
+
+def to_states(rows: Iterable[Row], *, queue_answered: bool = True) -> Iterator[NativeState]:
+    """What each index is, by the rows that `merge_rows` left."""
+    for row in rows:
+        named = read_name(row.name)
+        layout = named[2] if named else None
+        state, reason = judge_row(row)
+        message = _MESSAGES.get(row.state, "") or _say(row, state)
+        if row.from_accounting and not state.terminal and queue_answered:
+            state, message = JobState.UNKNOWN, f"accounting says {row.state} and the queue has no such job"
+        code = 128 + row.exit_signal if row.exit_signal else row.exit_code
+        for index in layout.indices(row.task) if layout else [None]:
+            yield NativeState(
+                native_id=row.id,
+                index=index,
+                state=state,
+                reason=reason,
+                raw=f"{row.state}/{row.reason}" if row.reason else row.state,
+                message=message,
+                exit_code=code if state.terminal and row.from_accounting else None,
+                where=row.where,
+            )
+
+
+def judge_row(row: Row) -> tuple[JobState, EndReason | None]:
+    """State and, of one that has ended, why."""
+    state, reason = STATES.get(row.state, (JobState.UNKNOWN, None))
+    if row.state == "FAILED":
+        if row.refused:
+            return state, EndReason.CONFIG_INVALID
+        no_file = row.exit_signal == NO_OUTPUT_FILE if row.from_accounting else row.reason == "JobLaunchFailure"
+        if no_file:
+            return state, EndReason.SETUP_FAILED
+    if row.state == "DEADLINE" and not row.where:
+        return state, EndReason.NO_CAPACITY
+    return state, reason
+
+
+def _say(row: Row, state: JobState) -> str:
+    if state is JobState.PENDING and row.reason:
+        return f"waits: {row.reason}"
+    if row.exit_signal == NO_OUTPUT_FILE:
+        return "slurm could not open the job's output file: its folder is missing on the node, or full"
+    if state is JobState.UNKNOWN:
+        return f"slurm says {row.state}"
+    return ""
