@@ -21,6 +21,7 @@ from runtime.launchers.base import (
     Target,
 )
 from runtime.launchers.hosts import Host, LocalFiles, LocalHost
+from runtime.launchers.interrupting import PROCESS_INTERRUPTS, interrupt_processes
 from runtime.launchers.processes import (
     PROCESS_KEEPS,
     PROCESS_SETTINGS,
@@ -38,6 +39,7 @@ class LocalLauncher:
     kind: ClassVar[str] = "local"
     keeps: ClassVar[Mapping[str, Keeping]] = PROCESS_KEEPS
     takes_up: ClassVar[bool] = True
+    interrupts: ClassVar[Mapping[str, Keeping]] = PROCESS_INTERRUPTS
 
     def check_settings(self, target: Target) -> None:
         for name in target.settings:
@@ -76,3 +78,6 @@ class LocalLauncher:
 
     def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
         return None
+
+    def interrupt(self, target: Target, native_id: str, index: int | None, how: str, host: Host) -> None:
+        interrupt_processes(native_id, index, how, host)

@@ -1,0 +1,135 @@
+"""What may go: folders, done marks and secrets of jobs that ended long ago, and trees that no job uses any more.
+
+`find_garbage` looks and decides, `remove` acts. What runs is never touched, nor what somebody else launched; a job whose
+backend does not answer is taken to run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from runtime import ledger
+from runtime.errors import InfrastructureFailure
+from runtime.jobs import JobState
+from runtime.jobview import ask, judge_many
+from runtime.launchers.base import Launcher, Target
+from runtime.launchers.hosts import Files, Host
+from runtime.launching import newest_natives
+from runtime.ledger import JobStatus, job_folder
+
+_TREES: Final = (
+    'cd "${TMPDIR:-/tmp}/research-runtime-$(id -u)" 2>/dev/null || exit 0; '
+    'find "$PWD" -mindepth 1 -maxdepth 1 -type d -mmin +"$0" -exec du -sk {} + 2>/dev/null || true'
+)
+_REMOVE: Final = 'chmod -R u+rwx "$0" && rm -rf "$0"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Garbage:
+    """One thing that may go."""
+
+    kind: str
+    """`job` or `tree`"""
+    name: str
+    """The job's id, or the tree's path on the target."""
+    target: str
+    what: str
+    """The job's name; of a tree its content id."""
+    state: JobState | None
+    ended_at: datetime | None
+    size_bytes: int
+
+
+def find_garbage(
+    target: Target, launcher: Launcher, host: Host, *, owner: str, older_than: timedelta, now: datetime
+) -> list[Garbage]:
+    """What of `owner` ended longer than `older_than` ago on this target."""
+    files = host.files
+    entries = ledger.read_many_entries(files, ledger.list_jobs(files))
+    mine = [status for status in judge_many(entries, target, launcher, host) if status.entry.owner == owner]
+    ended = _read_ends(files, mine)
+    old = [
+        status
+        for status in mine
+        if status.state.terminal
+        and now - ended[status.entry.id] >= older_than
+        and not _lives(status, target, launcher, host)
+    ]
+    found = [
+        Garbage(
+            kind="job",
+            name=status.entry.id,
+            target=target.name,
+            what=status.entry.name,
+            state=status.state,
+            ended_at=ended[status.entry.id],
+            size_bytes=sum(size for _, size in files.tree(job_folder(status.entry.id))),
+        )
+        for status in old
+    ]
+    gone = {status.entry.id for status in old}
+    used = {entry.snapshot for entry in entries if entry.id not in gone}
+    return found + [tree for tree in _find_trees(target, host, older_than) if f"sha256:{tree.what}" not in used]
+
+
+def _lives(status: JobStatus, target: Target, launcher: Launcher, host: Host) -> bool:
+    """Whether a native job of it is still there, though every run has its result."""
+    entry = ledger.read_entry(host.files, status.entry.id, status.entry.outcomes)
+    natives = [each.native_id for each in newest_natives(entry)] if entry else []
+    return any(not each.state.terminal for each in ask(natives, target, launcher, host))
+
+
+def _read_ends(files: Files, statuses: Iterable[JobStatus]) -> dict[str, datetime]:
+    """Job → when its last result was committed; when it was launched, where it has none."""
+    found, names = {}, {}
+    for status in statuses:
+        found[status.entry.id] = status.entry.launched_at
+        for index in status.entry.outcomes:
+            names[f"{job_folder(status.entry.id)}/runs/{index}/result"] = status.entry.id
+    for name, text in files.read_many(list(names)).items() if names else ():
+        at = datetime.fromtimestamp(json.loads(text)["at"], UTC)
+        found[names[name]] = max(found[names[name]], at)
+    return found
+
+
+def _find_trees(target: Target, host: Host, older_than: timedelta) -> Iterator[Garbage]:
+    """Read-only trees that attempts of one machine shared: those on the machine that submits."""
+    minutes = str(int(older_than.total_seconds() // 60))
+    try:
+        lines = host.run(["sh", "-c", _TREES, minutes]).out.splitlines()
+    except InfrastructureFailure:
+        return
+    for line in lines:
+        size, _, path = line.partition("\t")
+        name = path.rpartition("/")[2]
+        if size.isdigit() and len(name) == 64:
+            yield Garbage(
+                kind="tree",
+                name=path,
+                target=target.name,
+                what=name,
+                state=None,
+                ended_at=None,
+                size_bytes=int(size) * 1024,
+            )
+
+
+def remove(garbage: Garbage, host: Host) -> None:
+    """Take it away. Interrupted and run again, the rest goes too."""
+    if garbage.kind == "tree":
+        host.run(["sh", "-c", _REMOVE, garbage.name], timeout_s=600)
+        return
+    files, folder = host.files, job_folder(garbage.name)
+    files.remove(f"{folder}/secrets")
+    files.remove(f"{folder}/runs")
+    # The intent last: while it is there the job is known, and what an interruption left is found again.
+    for name in files.names(folder):
+        if name != "intent.json":
+            files.remove(f"{folder}/{name}")
+    for name in files.names("done", f"{garbage.name}."):
+        files.remove(f"done/{name}")
+    files.remove(folder)

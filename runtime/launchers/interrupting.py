@@ -1,0 +1,134 @@
+"""Provokes what backends do to jobs, on machines where a job is a plain process: for tests and rehearsals."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from runtime.errors import NotPossible
+from runtime.launchers.base import Fidelity, Keeping
+from runtime.launchers.hosts import Host
+
+PROCESS_INTERRUPTS: Final[Mapping[str, Keeping]] = {
+    "preempt": Keeping(fidelity=Fidelity.CLIENT, how="TERM to the shim, which this command then starts anew"),
+    "timeout": Keeping(
+        fidelity=Fidelity.SHIM, how="ALRM to the shim: its deadline is now, or a checkpoint's lead away"
+    ),
+    "node-loss": Keeping(fidelity=Fidelity.NATIVE, how="KILL to the shim and everything below it at once"),
+    "oom": Keeping(fidelity=Fidelity.SHIM, how="KILL to the command, and a note that memory was the reason"),
+}
+_JOB: Final = re.compile(r"j-[0-9a-f]{24}")
+_INDEX: Final = re.compile(r" --index (\d+)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    pid: int
+    parent: int
+    line: str
+
+    @property
+    def is_shim(self) -> bool:
+        return "shim.py" in self.line and "--native" in self.line
+
+
+def interrupt_processes(native_id: str, index: int | None, how: str, host: Host) -> None:
+    """Interrupt the job that a native id stands for, or one run of it. Raises `NotPossible` if nothing of it runs."""
+    processes = _list_processes(host)
+    shims = [each for each in processes if each.is_shim and native_id in each.line]
+    if not shims:
+        raise NotPossible(f"nothing of `{native_id}` runs on `{host.name}`", hint="`runtime status` shows what does")
+    top, runs = _split(shims)
+    chosen = _choose(top, runs, index)
+    if how == "preempt":
+        _kill(host, "TERM", chosen if index is not None else [top])
+    elif how == "timeout":
+        _kill(host, "ALRM", chosen)
+    elif how == "node-loss":
+        # The shim first: it would take the death of its command for an end of the attempt.
+        roots = chosen if index is not None else [top]
+        job = _job_of(top.line)
+        _kill(host, "KILL", [*roots, *_below(roots, processes), *_marked(job, index, processes, host)])
+    elif how == "oom":
+        _note_memory(top.line, chosen, host)
+        _kill(host, "KILL", [each for each in _below(chosen, processes) if not each.is_shim])
+    else:
+        raise NotPossible(f"`{how}` cannot be provoked here", hint=f"one of {', '.join(PROCESS_INTERRUPTS)}")
+
+
+def _list_processes(host: Host) -> list[Process]:
+    found = []
+    for line in host.run(["ps", "-ww", "-A", "-o", "pid=,ppid=,args="]).out.splitlines():
+        words = line.split(None, 2)
+        if len(words) == 3 and words[0].isdigit() and words[1].isdigit():
+            found.append(Process(int(words[0]), int(words[1]), words[2]))
+    return found
+
+
+def _split(shims: Sequence[Process]) -> tuple[Process, list[Process]]:
+    """The shim that the launcher started, and those that it started for single runs."""
+    pids = {each.pid for each in shims}
+    top = next((each for each in shims if each.parent not in pids), shims[0])
+    return top, [each for each in shims if each.pid != top.pid]
+
+
+def _choose(top: Process, runs: Sequence[Process], index: int | None) -> list[Process]:
+    if "--indices" not in top.line:
+        return [top]
+    if index is None:
+        return list(runs)
+    chosen = [each for each in runs if (found := _INDEX.search(each.line)) and int(found[1]) == index]
+    if not chosen:
+        raise NotPossible(f"run {index} does not run now", hint="`runtime status` shows which do")
+    return chosen
+
+
+def _below(roots: Iterable[Process], processes: Sequence[Process]) -> list[Process]:
+    """Everything that descends from `roots`, nearest first."""
+    found: list[Process] = []
+    parents = {each.pid for each in roots}
+    while parents:
+        children = [each for each in processes if each.parent in parents]
+        found += children
+        parents = {each.pid for each in children}
+    return found
+
+
+def _marked(job: str, index: int | None, processes: Sequence[Process], host: Host) -> list[Process]:
+    """What left the tree and still has the job's variables, where the system shows them."""
+    wanted = [f"RUNTIME_JOB_ID={job}"] + ([f"RUNTIME_ARRAY_INDEX={index}"] if index is not None else [])
+    pids: set[int] | None = None
+    for text in wanted:
+        said = host.run(["sh", "-c", 'grep -lzs -x -F -e "$0" /proc/[0-9]*/environ || true', text]).out
+        found = {int(path.split("/")[2]) for path in said.split()}
+        pids = found if pids is None else pids & found
+    return [each for each in processes if each.pid in (pids or ())]
+
+
+def _note_memory(line: str, chosen: Sequence[Process], host: Host) -> None:
+    """The shim takes a killed command for one that was killed for memory where the attempt's folder says so."""
+    for shim in chosen:
+        found = _INDEX.search(shim.line)
+        run = f"jobs/{_job_of(line)}/runs/{found[1] if found else _only_run(line, host)}"
+        attempts = host.files.names(run, "a")
+        if attempts:
+            host.files.write(f"{run}/{attempts[-1]}/oom", b"")
+
+
+def _only_run(line: str, host: Host) -> str:
+    return next(iter(host.files.names(f"jobs/{_job_of(line)}/runs")), "0")
+
+
+def _job_of(line: str) -> str:
+    found = _JOB.search(line)
+    if found is None:
+        raise NotPossible("the shim's command line names no job", hint="look at it with `ps`")
+    return found[0]
+
+
+def _kill(host: Host, name: str, processes: Sequence[Process]) -> None:
+    if processes:
+        pids = list(dict.fromkeys(str(each.pid) for each in processes))
+        host.run(["sh", "-c", 'kill -s "$0" "$@" 2>/dev/null || true', name, *pids])

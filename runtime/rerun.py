@@ -1,0 +1,280 @@
+"""Runs of a job once more: those that failed, by hand; and what an interruption took away.
+
+Where the launcher starts shims itself, the same job goes on as its next epoch: its order says which attempts are
+forgiven, results of the runs that go again are put aside, and the shim that starts claims the later epoch. Elsewhere a
+new job of the same order is made, in whose folder the runs that need not go again have their result already. Killed at
+any step and run again, nothing runs twice.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from runtime import ledger
+from runtime.errors import NotPossible
+from runtime.jobs import JobSpec, JobState, parse_spec, secret_refs
+from runtime.jobview import check_index, judge_job
+from runtime.launchers.base import JobIdentity, LaunchPlan, NativePart
+from runtime.launchers.order import SNAPSHOT_FILE
+from runtime.launching import (
+    SHIM,
+    JobHandle,
+    LaunchOptions,
+    Prepared,
+    carry_out,
+    fault,
+    make_context,
+    newest_natives,
+    owner_name,
+    read_secret,
+)
+from runtime.ledger import JobStatus, LedgerEntry, NativeJob, job_folder
+from runtime.snapshot import Snapshot
+from runtime.units import format_time
+
+if TYPE_CHECKING:
+    from runtime.config import Settings
+
+QUIET_S: Final = 15.0
+"""How long a shim that committed its last result may take to go."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rerun:
+    """What goes once more."""
+
+    job: str
+    """Another job where `new` is True."""
+    indices: tuple[int, ...]
+    native_id: str
+    new: bool
+    epoch: int
+
+
+def retry_job(
+    job: JobHandle,
+    settings: Settings,
+    *,
+    indices: Sequence[int] = (),
+    progress: Callable[[str], None] = lambda text: None,
+) -> Rerun:
+    """Run the failed runs of a job once more with new budgets, or those that are named.
+
+    Raises `NotPossible` while the job runs, and where nothing of it failed.
+    """
+    status, _ = judge_job(job)
+    chosen = choose_runs(status, indices)
+    if getattr(job.launcher, "takes_up", False):
+        return _next_epoch(job, chosen, settings, forgive=True, progress=progress)
+    return _as_new_job(job, status, chosen, settings, progress)
+
+
+def start_anew(
+    job: JobHandle, settings: Settings, *, progress: Callable[[str], None] = lambda text: None
+) -> Rerun | None:
+    """Start again what was taken away, as a backend that requeues does: nothing is forgiven. None if nothing is open."""
+    entry = job.entry()
+    first = int(entry.intent.get("offset", 0))
+    left = [index for index in range(first, first + entry.indices) if index not in entry.outcomes]
+    return _next_epoch(job, left, settings, forgive=False, progress=progress) if left else None
+
+
+def choose_runs(status: JobStatus, indices: Sequence[int]) -> list[int]:
+    """The runs that go again: those named, else those that failed, else those that were cancelled."""
+    entry = status.entry
+    if not status.state.terminal:
+        raise NotPossible(
+            f"job `{entry.id}` is {status.state}: it is retried when all of it has ended",
+            hint=f"runtime status {entry.id[:10]}, or runtime cancel {entry.id[:10]}",
+        )
+    states = {each.index: each.state for each in status.indices}
+    for index in indices:
+        check_index(entry, index)
+        if states[index] is JobState.SUCCEEDED:
+            raise NotPossible(
+                f"run {index} of job `{entry.id}` succeeded, nothing was started",
+                hint="`runtime launch --again` starts the whole job anew",
+            )
+    failed = [index for index, state in states.items() if state is JobState.FAILED]
+    cancelled = [index for index, state in states.items() if state is JobState.CANCELLED]
+    chosen = sorted(set(indices)) or failed or cancelled
+    if not chosen:
+        raise NotPossible(f"nothing of job `{entry.id}` failed", hint="`runtime launch --again` starts it anew")
+    return chosen
+
+
+# the same job, its next epoch
+
+
+def _next_epoch(
+    job: JobHandle, indices: Sequence[int], settings: Settings, *, forgive: bool, progress: Callable[[str], None]
+) -> Rerun:
+    _wait_until_quiet(job)
+    lock = ledger.Lock(job.files, job.id, f"{owner_name()}@{socket.gethostname()}")
+    lock.take(patience_s=600, tell=progress)
+    try:
+        entry = job.entry()
+        plan = _restore_plan(job, entry)
+        epoch = max((each.epoch for each in entry.natives), default=1) + 1
+        forgiven = dict(plan.order.get("forgiven", {}))
+        if forgive:
+            forgiven |= {str(index): max(job.attempts(index), default=0) for index in indices}
+        plan = replace(plan, order={**plan.order, "epoch": epoch, "forgiven": forgiven})
+        folder = plan.folder
+        _bring_secrets(job, plan, settings)
+        job.files.write(f"{folder}/shim.py", SHIM.read_bytes(), mode=0o700)
+        job.files.write(f"{folder}/order.json", json.dumps(plan.order, sort_keys=True, indent=1).encode() + b"\n")
+        job.files.write(f"{folder}/{ledger.EPOCH}", str(epoch).encode())
+        fault("reordered")
+        if forgive:
+            for name in ["cancel", *(f"cancel.{index}" for index in indices)]:
+                job.files.remove(f"{folder}/{name}")
+            _put_aside(job, entry, indices, epoch - 1)
+        fault("forgiven")
+        lock.ensure_held()
+        native_id = job.launcher.submit(plan, plan.parts[0], job.host)
+        fault("resubmitted")
+        native = NativeJob(name=plan.parts[0].name, native_id=native_id, part=0, epoch=epoch, at=ledger.now())
+        ledger.record_native(job.files, job.id, native)
+    finally:
+        lock.release()
+    progress(f"started {native_id} on {job.target.name}")
+    return Rerun(job=job.id, indices=tuple(indices), native_id=native_id, new=False, epoch=epoch)
+
+
+def _wait_until_quiet(job: JobHandle) -> None:
+    natives = [each.native_id for each in newest_natives(job.entry())]
+    until = time.monotonic() + QUIET_S
+    while natives and any(not each.state.terminal for each in job.launcher.states(job.target, natives, job.host)):
+        if time.monotonic() >= until:
+            raise NotPossible(
+                f"a native job of `{job.id}` still lives: {', '.join(natives)}",
+                hint=f"runtime cancel {job.id[:10]} ends it",
+            )
+        time.sleep(0.1)
+
+
+def _restore_plan(job: JobHandle, entry: LedgerEntry) -> LaunchPlan:
+    """What was decided at the launch, read back from the ledger: later edits of files and settings change nothing."""
+    folder = job_folder(job.id)
+    read = job.files.read_many([f"{folder}/{name}" for name in ("order.json", "spec.json", "artefacts/command")])
+    missing = {f"{folder}/order.json", f"{folder}/spec.json", f"{folder}/artefacts/command"} - read.keys()
+    if missing:
+        raise NotPossible(
+            f"job `{job.id}` cannot go on: {', '.join(sorted(missing))} is gone", hint="runtime launch --again"
+        )
+    spec = _read_spec(read[f"{folder}/spec.json"], job.id)
+    words = shlex.split(read[f"{folder}/artefacts/command"].decode())
+    part = NativePart(
+        name=job.id,
+        artefact="command",
+        offset=int(entry.intent.get("offset", 0)),
+        count=entry.indices,
+        native={"words": words},
+    )
+    return LaunchPlan(
+        job=JobIdentity(id=job.id, name=entry.name, owner=entry.owner, snapshot=entry.snapshot),
+        spec=spec,
+        target=job.target,
+        order=json.loads(read[f"{folder}/order.json"]),
+        artefacts={"command": shlex.join(words) + "\n"},
+        parts=(part,),
+        fidelity={},
+        indices=({},) * entry.indices,
+        root=job.files.root,
+    )
+
+
+def _read_spec(text: bytes, job: str) -> JobSpec:
+    return parse_spec(json.loads(text), source=f"job `{job}`")
+
+
+def _bring_secrets(job: JobHandle, plan: LaunchPlan, settings: Settings) -> None:
+    """Their files went when the job had ended; they are read again as at the launch."""
+    context = make_context(job.target, settings)
+    for ref in secret_refs(plan.spec):
+        name = f"{plan.folder}/secrets/{ref.name}"
+        if ref.name in plan.order.get("secrets", {}) and job.files.read(name) is None:
+            job.files.write(name, read_secret(ref, context).encode(), mode=0o600)
+
+
+def _put_aside(job: JobHandle, entry: LedgerEntry, indices: Sequence[int], epoch: int) -> None:
+    """Results of the runs that go again, kept under another name; then no outcome stands in the way."""
+    results = job.files.read_many([f"{job_folder(job.id)}/runs/{index}/result" for index in indices])
+    for name, content in results.items():
+        job.files.create(f"{name}.{epoch}", content)
+        job.files.remove(name)
+    for index in indices:
+        outcome = entry.outcomes.get(index)
+        if outcome is not None:
+            job.files.remove(f"done/{job.id}.{index}.{outcome.reason}.{outcome.code}.{outcome.attempt}")
+
+
+# another job of the same
+
+
+def _as_new_job(
+    job: JobHandle, status: JobStatus, indices: Sequence[int], settings: Settings, progress: Callable[[str], None]
+) -> Rerun:
+    entry = status.entry
+    folder = job_folder(job.id)
+    read = job.files.read_many([f"{folder}/spec.json", f"{folder}/{SNAPSHOT_FILE}"])
+    spec = _read_spec(read[f"{folder}/spec.json"], job.id)
+    if spec.array is not None and spec.array.file is not None and not Path(spec.array.file).is_file():
+        raise NotPossible(
+            f"`array.file` `{spec.array.file}` of job `{job.id}` is not here",
+            hint="go to the folder it was launched from",
+        )
+    archive = read.get(f"{folder}/{SNAPSHOT_FILE}")
+    snapshot = Snapshot(archive=archive, files=0, content_bytes=len(archive)) if archive is not None else None
+    context = make_context(job.target, settings)
+    identity = JobIdentity(id=_free_id(job, spec, entry), name=entry.name, owner=owner_name(), snapshot=entry.snapshot)
+    plan = job.launcher.plan(spec, job.target, identity, context)
+    done = {index: outcome for index, outcome in entry.outcomes.items() if index not in set(indices)}
+    _carry_over(job, identity.id, done)
+    prepared = Prepared(plan=plan, launcher=job.launcher, context=context, snapshot=snapshot, base=context.base)
+    with carry_out(prepared, LaunchOptions(), progress) as made:
+        natives = made.entry().natives
+    return Rerun(
+        job=identity.id,
+        indices=tuple(indices),
+        native_id=natives[0].native_id if natives else "",
+        new=True,
+        epoch=1,
+    )
+
+
+def _free_id(job: JobHandle, spec: JobSpec, entry: LedgerEntry) -> str:
+    from runtime.jobs import job_id
+
+    again = 0
+    while True:
+        found = job_id(
+            owner=owner_name(), target=job.target.name, spec=spec, snapshot=f"{entry.snapshot} {job.id}", again=again
+        )
+        # One whose launch was interrupted is gone on with.
+        if job.files.read(f"{job_folder(found)}/launched") is None:
+            return found
+        again += 1
+
+
+def _carry_over(job: JobHandle, to: str, done: Mapping[int, ledger.Outcome]) -> None:
+    """Results of the runs that need not go again, in the new job's folder: a shim that finds one ends with it."""
+    for index, outcome in done.items():
+        result: dict[str, Any] = {
+            "reason": outcome.reason.value,
+            "code": outcome.code,
+            "attempt": outcome.attempt,
+            "at": time.time(),
+            "from": job.id,
+            "noted": format_time(ledger.now()),
+        }
+        job.files.create(f"{job_folder(to)}/runs/{index}/result", json.dumps(result, sort_keys=True).encode())
+        job.files.create(f"done/{to}.{index}.{outcome.reason}.{outcome.code}.{outcome.attempt}", b"")
