@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.kubernetes_support import Kubernetes
+    from tests.ssh_support import SshServer
 
 GOLDEN_FOLDER = Path(__file__).parent / "golden"
 
@@ -33,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by the fixtures they use, so that none is forgotten: services as `service`, golden files as `golden`."""
     services = {"pubsub_server", "pubsub_emulator", "moto_process", "moto_server", "redis_server"}
-    services |= {"kubernetes", "kubernetes_node"}
+    services |= {"ssh_server", "kubernetes", "kubernetes_node"}
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         if fixtures & services:
@@ -125,6 +126,19 @@ def _running_kubernetes(*, node: bool) -> Iterator[Kubernetes]:
     running = kubernetes_support.Kubernetes(node=node).start()
     yield running
     running.stop()
+
+
+@pytest.fixture
+def ssh_server(tmp_path: Path) -> Iterator[SshServer]:
+    """A running sshd of this test's own, with a home that is empty; its client knows it as `box`."""
+    from tests.ssh_support import INSTALL, SshServer, missing_for_ssh
+
+    missing = missing_for_ssh()
+    require(", ".join(missing) or "OpenSSH", not missing, INSTALL)
+    server = SshServer(tmp_path / "ssh").start()
+    yield server
+    server.drop_connections()
+    server.stop()
 
 
 @pytest.fixture

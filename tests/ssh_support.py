@@ -1,0 +1,136 @@
+"""A real sshd on 127.0.0.1 in a folder of its own, with keys made for it and a home that nobody else has."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+from tests.services_support import Service
+
+INSTALL = "make services"
+
+
+def find_sshd() -> str | None:
+    return shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
+
+
+def missing_for_ssh() -> list[str]:
+    """Names of what is not installed."""
+    there = {"sshd": find_sshd(), "ssh": shutil.which("ssh"), "ssh-keygen": shutil.which("ssh-keygen")}
+    return [name for name, path in there.items() if path is None]
+
+
+class SshServer(Service):
+    """sshd, and the client's side: an ssh_config that names it `box`, with its key known.
+
+    `commands` is the first folder of PATH for sessions: what a test puts there is found before the machine's own.
+    """
+
+    name = "sshd"
+    host = "box"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.home, self.commands = folder / "home", folder / "commands"
+        for each in (folder, self.home, self.commands):
+            each.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._make_key(folder / "host_key")
+        self._make_key(folder / "user_key")
+        (folder / "authorized_keys").write_text((folder / "user_key.pub").read_text())
+        (folder / "authorized_keys").chmod(0o600)
+        # Every session starts here: a banner that login scripts print, and a home that is the test's own.
+        self.start_file = folder / "session"
+        self.set_session('exec sh -c "$SSH_ORIGINAL_COMMAND"')
+        key = (folder / "host_key.pub").read_text().split()
+        self.known_hosts = folder / "known_hosts"
+        self.known_hosts.write_text(f"[127.0.0.1]:{self.port} {key[0]} {key[1]}\n")
+        self._write_server_config()
+        self.config = folder / "ssh_config"
+        self.write_client_config()
+
+    def set_session(self, line: str, *, banner: str = "") -> None:
+        """What a session runs; `banner` is printed first."""
+        text = f"#!/bin/sh\nexport HOME={shlex.quote(str(self.home))} TMPDIR={shlex.quote(str(self.folder))}\n"
+        text += f'export PATH={shlex.quote(str(self.commands))}:$PATH\ncd "$HOME"\n'
+        text += f"printf %s {shlex.quote(banner)}\n{line}\n"
+        self.start_file.write_text(text)
+        self.start_file.chmod(0o700)
+
+    def write_client_config(self, *more: str) -> None:
+        lines = [
+            f"Host {self.host}",
+            "HostName 127.0.0.1",
+            f"Port {self.port}",
+            f"User {getpass.getuser()}",
+            f"IdentityFile {self.folder}/user_key",
+            "IdentitiesOnly yes",
+            "IdentityAgent none",
+            f"UserKnownHostsFile {self.known_hosts}",
+            "GlobalKnownHostsFile /dev/null",
+            *more,
+        ]
+        self.config.write_text("\n".join(lines) + "\n")
+
+    @property
+    def options(self) -> list[str]:
+        return ["-F", str(self.config)]
+
+    def add_command(self, name: str, script: str) -> None:
+        """A command that sessions find before the machine's own of that name."""
+        path = self.commands / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o700)
+
+    def connections(self) -> int:
+        """How many connections were let in so far."""
+        return (self.folder / "sshd.log").read_text().count("Accepted publickey")
+
+    def drop_connections(self) -> None:
+        """Cut every open connection, as a network would; the server goes on."""
+        for line in subprocess.run(
+            ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
+        ).stdout.splitlines():
+            pid, parent = (int(word) for word in line.split())
+            if parent == self.pid:
+                os.kill(pid, 9)
+
+    def _make_key(self, path: Path) -> None:
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)
+
+    def _write_server_config(self) -> None:
+        lines = [
+            f"Port {self.port}",
+            "ListenAddress 127.0.0.1",
+            f"HostKey {self.folder}/host_key",
+            f"AuthorizedKeysFile {self.folder}/authorized_keys",
+            f"PidFile {self.folder}/sshd.pid",
+            f"ForceCommand {self.start_file}",
+            # The folder lies below the system's temporary one, which others may write to.
+            "StrictModes no",
+            "UsePAM no",
+            "PasswordAuthentication no",
+            "KbdInteractiveAuthentication no",
+            "MaxStartups 100",
+            "MaxSessions 100",
+        ]
+        (self.folder / "sshd_config").write_text("\n".join(lines) + "\n")
+
+    def _command(self) -> list[str]:
+        # sshd insists on being called by its full path, and on this folder where it separates privileges.
+        if os.geteuid() == 0:
+            Path("/run/sshd").mkdir(exist_ok=True)
+        log = str(self.folder / "sshd.log")
+        return [str(find_sshd()), "-D", "-f", str(self.folder / "sshd_config"), "-E", log]
+
+    def _is_ready(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
+                return connection.recv(16).startswith(b"SSH-")
+        except OSError:
+            return False

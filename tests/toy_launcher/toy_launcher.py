@@ -1,0 +1,118 @@
+"""A launcher as another package would write it: a batch system that is a folder, with a unique name for each job.
+
+`spool/NAME` is made by whoever starts the job first; it holds the pid. Nothing here is imported by research-runtime.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Final
+
+from runtime.errors import NotPossible, UnknownName
+from runtime.jobs import JobSpec, JobState, expand_array, leaf_fields, set_fields
+from runtime.launchers.base import (
+    Explanation,
+    Fidelity,
+    JobIdentity,
+    Keeping,
+    LaunchPlan,
+    NativePart,
+    NativeState,
+    PlanContext,
+    Target,
+)
+from runtime.launchers.hosts import Host, LocalFiles, LocalHost
+from runtime.launchers.order import make_order
+from runtime.reasons import EndReason
+
+# The folder is made once: a second start under the same name ends here.
+START: Final = 'mkdir "$0" 2>/dev/null || exit 0; echo $$ > "$0/pid.part"; mv "$0/pid.part" "$0/pid"; exec "$@"'
+LOOK: Final = (
+    'for name; do [ -d "$name" ] || continue; pid=$(cat "$name/pid" 2>/dev/null); '
+    'if [ -z "$pid" ] || ps -o stat= -p "$pid" | grep -qv Z; then echo "$name running"; else echo "$name gone"; fi; done'
+)
+KEPT: Final = (
+    "command", "name", "shell", "env", "secrets", "grace_period", "time_limit", "retry.failure", "retry.preemption",
+    "retry.on_exit", "retry.backoff.min", "retry.backoff.max", "array.count", "array.params", "array.offset",
+    "code.mode", "code.path", "code.exclude", "code.secrets", "code.max_size", "code.writable", "placement.on",
+    "idempotency_key",
+)  # fmt: skip
+
+
+class ToyLauncher:
+    kind: ClassVar[str] = "toy"
+    keeps: ClassVar[Mapping[str, Keeping]] = {
+        **dict.fromkeys(leaf_fields(), Keeping(fidelity=Fidelity.REFUSED, how="the toy has none")),
+        **dict.fromkeys(KEPT, Keeping(fidelity=Fidelity.SHIM, how="the shim")),
+    }
+
+    def check_settings(self, target: Target) -> None:
+        for name in target.settings:
+            if name != "python":
+                raise UnknownName("setting", name, ["python"], where=f"for target `{target.name}`")
+        if target.records is None:
+            raise NotPossible(f"target `{target.name}` names no records", hint='records = "/some/folder"')
+
+    def open_host(self, target: Target, context: PlanContext) -> Host:
+        return LocalHost(str(target.records))
+
+    def plan(self, spec: JobSpec, target: Target, job: JobIdentity, context: PlanContext) -> LaunchPlan:
+        indices = expand_array(spec.array)
+        offset = spec.array.offset if spec.array else 0
+        root = LocalFiles(str(target.records)).root
+        words = [
+            str(target.settings.get("python", "python3")),
+            f"{root}/jobs/{job.id}/shim.py",
+            f"{root}/jobs/{job.id}",
+        ]
+        words += ["--native", job.id]
+        words += ["--indices", f"{offset}-{offset + len(indices) - 1}"] if spec.array else []
+        return LaunchPlan(
+            job=job,
+            spec=spec,
+            target=target,
+            order=make_order(spec, job, indices, context, retries="shim", environ=context.environ),
+            artefacts={"command": shlex.join(words) + "\n"},
+            parts=(
+                NativePart(name=job.id, artefact="command", offset=offset, count=len(indices), native={"words": words}),
+            ),
+            fidelity={name: self.keeps[name] for name in set_fields(spec) if name in self.keeps},
+            indices=tuple(indices),
+            root=root,
+        )
+
+    def submit(self, plan: LaunchPlan, part: NativePart, host: Host) -> str:
+        folder = f"{plan.root}/{plan.folder}"
+        host.files.make_folder("spool")
+        host.spawn(
+            ["sh", "-c", START, f"{plan.root}/spool/{part.name}", *part.native["words"]],
+            folder=folder,
+            log=f"{folder}/shim.log",
+        )
+        return part.name
+
+    def find(self, target: Target, names: Sequence[str], host: Host) -> dict[str, str]:
+        there = set(host.files.names("spool"))
+        return {name: name for name in names if name in there}
+
+    def states(self, target: Target, native_ids: Sequence[str], host: Host) -> list[NativeState]:
+        said = host.run(["sh", "-c", f"cd {shlex.quote(host.files.root)}/spool && {LOOK}", "look", *native_ids]).out
+        return [self._state(*line.split(" ")) for line in said.splitlines()]
+
+    def _state(self, name: str, raw: str) -> NativeState:
+        if raw == "running":
+            return NativeState(native_id=name, index=None, state=JobState.RUNNING, raw=raw)
+        return NativeState(native_id=name, index=None, state=JobState.FAILED, reason=EndReason.LOST, raw=raw)
+
+    def cancel(self, target: Target, native_ids: Sequence[str], indices: Sequence[int] | None, host: Host) -> list[str]:
+        if indices is not None:
+            return []
+        wait = f"i=0; while [ $i -lt 600 ] && ({LOOK}) | grep -q running; do sleep 0.1; i=$((i+1)); done; {LOOK}"
+        said = host.run(
+            ["sh", "-c", f"cd {shlex.quote(host.files.root)}/spool && {wait}", "wait", *native_ids], timeout_s=90
+        )
+        return [f"{line.split(' ')[0]} still runs" for line in said.out.splitlines() if line.endswith("running")]
+
+    def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
+        return None
