@@ -21,6 +21,8 @@ from runtime.launchers.hosts import Files, Host
 from runtime.launching import newest_natives
 from runtime.ledger import JobStatus, job_folder
 
+REMOVING: Final = "removing"
+"""File in the run folder of a job that is being removed, with whose it is."""
 _TREES: Final = (
     'cd "${TMPDIR:-/tmp}/research-runtime-$(id -u)" 2>/dev/null || exit 0; '
     'find "$PWD" -mindepth 1 -maxdepth 1 -type d -mmin +"$0" -exec du -sk {} + 2>/dev/null || true'
@@ -71,9 +73,28 @@ def find_garbage(
         )
         for status in old
     ]
-    gone = {status.entry.id for status in old}
+    found += _find_half_removed(files, target, owner, {each.name for each in found})
+    gone = {each.name for each in found}
     used = {entry.snapshot for entry in entries if entry.id not in gone}
     return found + [tree for tree in _find_trees(target, host, older_than) if f"sha256:{tree.what}" not in used]
+
+
+def _find_half_removed(files: Files, target: Target, owner: str, known: set[str]) -> list[Garbage]:
+    """Jobs whose removal was interrupted."""
+    marks = {f"{job_folder(job)}/{REMOVING}": job for job in ledger.list_jobs(files) if job not in known}
+    return [
+        Garbage(
+            kind="job",
+            name=marks[name],
+            target=target.name,
+            what="half removed",
+            state=None,
+            ended_at=None,
+            size_bytes=sum(size for _, size in files.tree(job_folder(marks[name]))),
+        )
+        for name, content in files.read_many(list(marks)).items()
+        if content.decode() == owner
+    ]
 
 
 def _lives(status: JobStatus, target: Target, launcher: Launcher, host: Host) -> bool:
@@ -118,18 +139,17 @@ def _find_trees(target: Target, host: Host, older_than: timedelta) -> Iterator[G
             )
 
 
-def remove(garbage: Garbage, host: Host) -> None:
+def remove(garbage: Garbage, host: Host, *, owner: str) -> None:
     """Take it away. Interrupted and run again, the rest goes too."""
     if garbage.kind == "tree":
         host.run(["sh", "-c", _REMOVE, garbage.name], timeout_s=600)
         return
     files, folder = host.files, job_folder(garbage.name)
-    files.remove(f"{folder}/secrets")
-    files.remove(f"{folder}/runs")
-    # The intent last: while it is there the job is known, and what an interruption left is found again.
+    files.write(f"{folder}/{REMOVING}", owner.encode())
     for name in files.names(folder):
-        if name != "intent.json":
+        if name not in ("intent.json", REMOVING):
             files.remove(f"{folder}/{name}")
+    # Before the folder: a mark that stayed behind would be taken for the end of the same job launched anew.
     for name in files.names("done", f"{garbage.name}."):
         files.remove(f"done/{name}")
     files.remove(folder)

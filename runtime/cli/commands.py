@@ -16,7 +16,8 @@ imports none of the command modules. A command module exposes one of
 
   (`\\b` on a line of its own keeps the paragraph below it as it is written.) Where the module has a dictionary
   `CONTEXT_SETTINGS` too, the command gets it: `{"ignore_unknown_options": True, "allow_extra_args": True}` leaves what
-  is not ours in `ctx.args`, for `runtime run PROJECT WORKFLOW ARGS…` and the like;
+  is not ours in `ctx.args`, for `runtime run PROJECT WORKFLOW ARGS…` and the like, and `COMMAND_CLASS` replaces
+  typer's own class of commands;
 
 - or `app = new_app("help")`, for a group such as `runtime queue …` with `@app.command()` for each verb in it.
 
@@ -63,16 +64,20 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "See": {
         "status": ("runtime.cli.status", "What runs, what waits and why, what failed."),
-        "logs": ("runtime.cli.logs", "What a task printed."),
+        "logs": ("runtime.cli.logs", "What a task or a job printed."),
         "explain": ("runtime.cli.explain", "Why something waits or failed, and the next step."),
+        "fetch": ("runtime.cli.fetch", "Bring home what a job or a task wrote."),
     },
     "Act": {
-        "cancel": ("runtime.cli.cancel", "Stop tasks and experiments."),
-        "retry": ("runtime.cli.retry", "Run failed tasks once more, with new budgets."),
+        "cancel": ("runtime.cli.cancel", "Stop tasks, experiments and jobs."),
+        "retry": ("runtime.cli.retry", "Run what failed once more, with new budgets."),
+        "interrupt": ("runtime.cli.interrupt", "Rehearse a preemption, a time-out, a dead node."),
     },
     "Look after": {
         "queue": ("runtime.cli.queue", "Pause, purge or repair queues; redrive dead letters."),
         "cluster": ("runtime.cli.cluster", "Remove TPU nodes that Ray lost sight of."),
+        "targets": ("runtime.cli.targets", "Places to launch on, and whether they work."),
+        "gc": ("runtime.cli.gc", "Remove what jobs left that ended long ago."),
         "stack": ("runtime.cli.stack", "Choose the stack that commands use, and show what it offers."),
         "image": ("runtime.cli.image", "Build container images and push them to every region."),
         "secrets": ("runtime.cli.secrets", "Put the values of the stack's secrets, and see who can read them."),
@@ -153,7 +158,8 @@ def load_command(name: str) -> _click.Command:
     if app is None:
         app = typer.Typer(**_LEAN)
         function = getattr(module, name.replace("-", "_"))
-        app.command(name, context_settings=_context_settings(getattr(module, "CONTEXT_SETTINGS", {})))(function)
+        settings = _context_settings(getattr(module, "CONTEXT_SETTINGS", {}))
+        app.command(name, cls=getattr(module, "COMMAND_CLASS", None), context_settings=settings)(function)
     command = get_command(app)
     command.name = name
     return command

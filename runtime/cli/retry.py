@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption
+from runtime.cli.jobs import OnOption, OthersOption, is_job, open_job, short
 from runtime.cli.show import Output, confirm, format_count, note, print_list
 from runtime.errors import NotPossible, RequestRefused
 from runtime.identify import get_experiment, get_task_id, recall_last
@@ -28,11 +30,16 @@ COLUMNS = {
 
 def retry(
     tasks: Annotated[
-        list[str] | None, typer.Argument(metavar="[TASK...]", help="Ids or their beginnings.", show_default=False)
+        list[str] | None, typer.Argument(metavar="[TASK...|JOB]", help="Ids or their beginnings.", show_default=False)
     ] = None,
     failed: Annotated[
         str | None,
-        typer.Option("--failed", metavar="EXPERIMENT", help="Every failed task of the experiment.", show_default=False),
+        typer.Option(
+            "--failed",
+            metavar="EXPERIMENT|JOB",
+            help="Every failed task of the experiment, or run of the job.",
+            show_default=False,
+        ),
     ] = None,
     reason: Annotated[
         list[str] | None,
@@ -43,21 +50,33 @@ def retry(
             show_default=False,
         ),
     ] = None,
+    index: Annotated[
+        list[int] | None, typer.Option("--index", metavar="I", help="Only this run of the job.", show_default=False)
+    ] = None,
+    others: OthersOption = False,
+    on: OnOption = None,
     yes: YesOption = False,
     stack: StackOption = None,
     output: OutputOption = Output.TEXT,
 ) -> int:
-    """Run failed, cancelled or expired tasks once more, with new budgets.
+    """Run failed, cancelled or expired tasks, or the failed runs of a job, once more with new budgets.
 
-    Each begins its next generation: the same id and work, its failures forgotten, its history kept. A task that
-    succeeded, or has not ended, is refused. Interrupted and run again, nothing runs twice.
+    Each task begins its next generation: the same id and work, its failures forgotten, its history kept. A task that
+    succeeded, or has not ended, is refused. Of a job that has ended, the runs that failed go again and those that
+    succeeded stay. Interrupted and run again, nothing runs twice.
 
     \b
     Examples:
       runtime retry t-3f2a t-91c0
       runtime retry --failed sweep
       runtime retry --failed last --reason oom --reason timeout --yes
+      runtime retry j-91c0 --failed
     """
+    job = _find_job(tasks or [], failed)
+    if job:
+        return _retry_job(job, index or [], others=others, on=on, yes=yes, output=output)
+    if index or others or on:
+        raise RequestRefused("`--index`, `--others` and `--on` are of jobs", hint="runtime retry j-91c0 --index 3")
     if bool(tasks) == bool(failed):
         raise RequestRefused(
             "`runtime retry` needs tasks or `--failed EXPERIMENT`, one of the two",
@@ -83,6 +102,55 @@ def retry(
         counted = Counted(results)
         print_list(counted, COLUMNS, output)
     return counted.finish(strict=not failed)
+
+
+class JobCommand(TyperCommand):
+    """`--failed` has a value for tasks; after a job's id it needs none."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if any(is_job(word) for word in args) and "--failed" in args:
+            place = args.index("--failed")
+            follows = args[place + 1 : place + 2]
+            if not follows or follows[0].startswith("-"):
+                args = [*args[:place], *args[place + 1 :]]
+        return super().parse_args(ctx, args)
+
+
+COMMAND_CLASS = JobCommand
+
+JOB_COLUMNS = {
+    "JOB": lambda one: one.job,
+    "RUNS": lambda one: ",".join(map(str, one.indices[:20])) + (",…" if len(one.indices) > 20 else ""),
+    "NATIVE": lambda one: one.native_id,
+}
+
+
+def _find_job(tasks: list[str], failed: str | None) -> str | None:
+    """The job that is meant, where one is."""
+    named = [text for text in (*tasks, failed) if is_job(text)]
+    if named and (len(named) > 1 or len(tasks) > 1):
+        raise RequestRefused("jobs are retried one at a time", hint=f"runtime retry {named[0]}")
+    return named[0] if named else None
+
+
+def _retry_job(text: str, indices: list[int], *, others: bool, on: str | None, yes: bool, output: Output) -> int:
+    from runtime.config import load_settings
+    from runtime.jobview import check_owner, judge_job
+    from runtime.launching import owner_name
+    from runtime.rerun import choose_runs, retry_job
+
+    with open_job(text, on) as job:
+        status, _ = judge_job(job)
+        check_owner(status.entry, owner_name(), others=others, verb="retry")
+        chosen = choose_runs(status, indices)
+        if len(chosen) > 1:
+            confirm(f"run {format_count(len(chosen))} runs of job `{short(job.id)}` again", yes=yes)
+        done = retry_job(job, load_settings(), indices=chosen, progress=note)
+    print_list([done], JOB_COLUMNS, output)
+    if done.new:
+        note(f"this backend starts no job anew: {done.job} is a new job, what succeeded before is in {short(text)}")
+    note(f"`runtime status {short(done.job)}` shows it")
+    return 0
 
 
 class Counted:

@@ -1,0 +1,67 @@
+"""`runtime gc`: remove what jobs left that ended long ago."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from runtime.cli.commands import OutputOption, YesOption
+from runtime.cli.show import Output, confirm, format_count, format_size, note, print_list
+from runtime.units import parse_duration
+
+COLUMNS = {
+    "KIND": lambda one: one.kind,
+    "NAME": lambda one: one.name,
+    "TARGET": lambda one: one.target,
+    "WHAT": lambda one: one.what[:40],
+    "STATE": lambda one: one.state,
+    "ENDED": lambda one: one.ended_at,
+    "SIZE": lambda one: format_size(one.size_bytes),
+}
+
+
+def gc(
+    on: Annotated[str, typer.Option("--on", metavar="TARGET", help="Whose record root to clear.")] = "local",
+    older_than: Annotated[str, typer.Option("--older-than", metavar="30d", help="Ended at least so long ago.")] = "30d",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would go, and remove nothing.")] = False,
+    yes: YesOption = False,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Remove what your jobs left on a target: folders with logs and outputs, marks, trees that none uses any more.
+
+    Only jobs of yours that have ended, and as long ago as you say; never what runs, and never somebody else's. What a
+    job wrote to its output folder goes with it: `runtime fetch` first. The same launch starts a new job afterwards.
+
+    \b
+    Examples:
+      runtime gc --dry-run
+      runtime gc --older-than 7d --yes
+      runtime gc --on hpc --older-than 90d
+    """
+    from runtime.collecting import find_garbage, remove
+    from runtime.config import load_settings
+    from runtime.launchers.registry import get_launcher
+    from runtime.launching import make_context, owner_name
+    from runtime.targets import find_target
+
+    span = parse_duration(older_than, field="older-than")
+    settings, now, me = load_settings(), datetime.now(UTC), owner_name()
+    target = find_target(on, settings)
+    launcher = get_launcher(target.kind)
+    host = launcher.open_host(target, make_context(target, settings))
+    try:
+        found = find_garbage(target, launcher, host, owner=me, older_than=span, now=now)
+        if found and not dry_run:
+            size = format_size(sum(each.size_bytes for each in found))
+            confirm(f"remove {format_count(len(found))} things with {size} from `{on}`", yes=yes)
+        print_list(found, COLUMNS, output)
+        if not dry_run:
+            for each in found:
+                remove(each, host, owner=me)
+    finally:
+        host.close()
+    done = "would go" if dry_run else "removed"
+    note(f"{format_count(len(found))} {done}, {format_size(sum(each.size_bytes for each in found))}")
+    return 0

@@ -1,0 +1,89 @@
+"""`runtime interrupt`: do to a job what backends do to jobs."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Final
+
+import typer
+
+from runtime.cli.commands import OutputOption
+from runtime.cli.jobs import IndexOption, OnOption, OthersOption, open_job, short
+from runtime.cli.show import Output, note, print_json
+from runtime.errors import InvalidValue, NotPossible
+
+WAYS: Final = ("preempt", "timeout", "node-loss", "oom")
+PATIENCE_S: Final = 180.0
+
+
+def interrupt(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Its id, or the beginning.")],
+    as_: Annotated[str, typer.Option("--as", metavar="|".join(WAYS), help="What happens to it.")],
+    index: IndexOption = None,
+    others: OthersOption = False,
+    on: OnOption = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Do to a running job what backends do to jobs, to see whether it survives.
+
+    `preempt` takes its machine away politely, `node-loss` at once, `timeout` brings it to its time limit, `oom` kills
+    it for memory. What follows is what would follow for real: `runtime status` and `runtime explain` show it. How each
+    is provoked on a target, and what is refused there: `runtime targets show TARGET`.
+
+    \b
+    Examples:
+      runtime interrupt j-91c0 --as preempt
+      runtime interrupt j-91c0 --as timeout --index 3
+    """
+    from runtime.config import load_settings
+    from runtime.jobview import check_index, check_owner
+    from runtime.launchers.base import Fidelity, Interrupts
+    from runtime.launching import newest_natives, owner_name
+    from runtime.rerun import start_anew
+
+    if as_ not in WAYS:
+        raise InvalidValue("--as", as_, ", ".join(WAYS))
+    with open_job(job, on) as found:
+        entry = found.entry()
+        check_owner(entry, owner_name(), others=others, verb="interrupt")
+        if index is not None:
+            check_index(entry, index)
+        launcher = found.launcher
+        keeping = launcher.interrupts.get(as_) if isinstance(launcher, Interrupts) else None
+        if not isinstance(launcher, Interrupts) or keeping is None or keeping.fidelity is Fidelity.REFUSED:
+            why = keeping.how if keeping else f"the launcher `{entry.kind}` provokes nothing"
+            raise NotPossible(f"`{as_}` cannot be provoked on target `{found.target.name}`", facts=[why])
+        natives = [each.native_id for each in newest_natives(entry)]
+        living = [each for each in found.natives(entry) if not each.state.terminal]
+        if not living:
+            raise NotPossible(f"job `{found.id}` does not run", hint=f"runtime status {short(found.id)}")
+        for native in natives:
+            launcher.interrupt(found.target, native, index, as_, found.host)
+        again = None
+        if as_ == "preempt" and index is None and keeping.fidelity is Fidelity.CLIENT:
+            _wait_until_gone(found.natives)
+            again = start_anew(found, load_settings(), progress=note)
+    fields = {
+        "job": found.id,
+        "as": as_,
+        "index": index,
+        "kept": keeping.fidelity,
+        "how": keeping.how,
+        "started_anew": again.native_id if again else None,
+    }
+    if output is Output.JSON:
+        print_json(fields)
+    else:
+        print(f"{short(found.id)}: {keeping.how}")
+    if as_ == "node-loss":
+        note("nobody starts it again here: the same `runtime launch`, or `runtime retry`, takes it up")
+    note(f"`runtime explain {short(found.id)}` says what came of it")
+    return 0
+
+
+def _wait_until_gone(natives: object) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        if all(each.state.terminal for each in natives()):  # type: ignore[operator]
+            return
+        time.sleep(0.1)

@@ -1,0 +1,158 @@
+"""`runtime targets`: places to launch on, and whether they work."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from runtime.cli.commands import OutputOption, new_app
+from runtime.cli.show import Output, is_terminal, note, paint, print_json, print_list
+from runtime.units import parse_duration
+
+if TYPE_CHECKING:
+    from runtime.launchers.base import Keeping, Target
+    from runtime.probe import Step
+
+app = new_app("Places to launch on: what they are, what they can keep, and whether they work.")
+
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+@app.command("list")
+def list_(output: OutputOption = Output.TEXT) -> None:
+    """Every target of the project, `local` first.
+
+    \b
+    Examples:
+      runtime targets list
+      runtime targets list -o json | jq -r '.[].target'
+    """
+    from runtime.config import load_settings
+    from runtime.targets import list_targets
+
+    rows = [_row(target) for target in list_targets(load_settings())]
+    columns = {
+        "TARGET": lambda row: row["target"],
+        "KIND": lambda row: row["kind"],
+        "WHERE": lambda row: row["where"],
+        "RECORDS": lambda row: row["records"],
+    }
+    print_list(rows, columns, output)
+
+
+def _row(target: Target) -> dict[str, object]:
+    places = ("host", "hosts", "context", "namespace", "partition")
+    where = [f"{name} {_text(target.settings[name])}" for name in places if name in target.settings]
+    return {
+        "target": target.name,
+        "kind": target.kind,
+        "where": ", ".join(where) or None,
+        "records": target.records,
+        "stack": target.stack,
+    }
+
+
+def _text(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+@app.command()
+def show(
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Its name.")],
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Settings and defaults of a target, and how each field of a job is kept there.
+
+    `native` is the backend's own, `shim` lasts as long as the job, `client` as long as a command follows it, and what
+    is `refused` stops a launch.
+
+    \b
+    Examples:
+      runtime targets show local
+      runtime targets show hpc -o json | jq .fields.time_limit
+    """
+    from runtime.config import load_settings
+    from runtime.launchers.base import Interrupts
+    from runtime.launchers.registry import get_launcher
+    from runtime.targets import find_target
+
+    found = find_target(target, load_settings())
+    launcher = get_launcher(found.kind)
+    interrupts = launcher.interrupts if isinstance(launcher, Interrupts) else {}
+    fields = {
+        **_row(found),
+        "settings": dict(found.settings),
+        "defaults": dict(found.defaults),
+        "fields": _keepings(launcher.keeps),
+        "interrupts": _keepings(interrupts),
+    }
+    if output is Output.JSON:
+        print_json(fields)
+        return
+    for name in ("target", "kind", "where", "records", "stack", "settings", "defaults"):
+        if fields[name]:
+            print(f"{paint(f'{name:<11}', 'dim')} {fields[name]}")
+    for title, table in (("job fields", launcher.keeps), ("interruptions", interrupts)):
+        if table:
+            print(f"\n{paint(title, 'bold')}")
+            for name, keeping in sorted(table.items()):
+                print(f"  {name:<28} {keeping.fidelity:<8} {keeping.how}")
+
+
+def _keepings(table: Mapping[str, Keeping]) -> dict[str, Any]:
+    return {name: {"kept": each.fidelity, "how": each.how} for name, each in sorted(table.items())}
+
+
+@app.command()
+def check(
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Its name.")],
+    wait: Annotated[str, typer.Option("--wait", metavar="10m", help="How long the probe job may take.")] = "10m",
+    gpus: Annotated[
+        float | None, typer.Option("--gpus", help="Ask for so many GPUs, and see them.", show_default=False)
+    ] = None,
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Try a target for real: settings, record root, and a probe job with its interpreter, code, output and clock.
+
+    Each line is ok, warn or fail, and says the next step. The probe job is launched like any other and removed
+    afterwards. Exit code 1 if a line fails.
+
+    \b
+    Examples:
+      runtime targets check local
+      runtime targets check hpc --gpus 1 --wait 1h
+    """
+    from runtime.config import load_settings
+    from runtime.probe import Verdict, check_target
+
+    failed = 0
+
+    def count(steps: Iterable[Step]) -> Iterator[Step]:
+        nonlocal failed
+        for step in steps:
+            failed += step.verdict is Verdict.FAIL
+            yield step
+
+    steps = count(check_target(target, load_settings(), patience=parse_duration(wait, field="wait"), gpus=gpus))
+    if output is Output.JSON:
+        print_json(steps)
+    elif is_terminal():
+        for step in steps:
+            sys.stdout.write(f"{paint(f'{step.verdict:<4}', _STYLES[step.verdict])}  {step.step:<12}  {step.text}\n")
+            if step.hint:
+                sys.stdout.write(f"{'':<20}{paint('hint:', 'bold')} {step.hint}\n")
+            sys.stdout.flush()
+    else:
+        columns = {
+            "VERDICT": lambda step: step.verdict,
+            "STEP": lambda step: step.step,
+            "FINDING": lambda step: step.text,
+            "HINT": lambda step: step.hint,
+        }
+        print_list(steps, columns)
+    if failed and output is Output.TEXT:
+        note(f"{failed} failed")
+    return 1 if failed else 0

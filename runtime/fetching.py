@@ -1,0 +1,145 @@
+"""Outputs of jobs and tasks, copied home; a file of ours that differs is never lost."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import shutil
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runtime.errors import NotPossible
+from runtime.jobview import check_index, first_index
+from runtime.ledger import job_folder
+
+if TYPE_CHECKING:
+    from runtime.launching import JobHandle
+
+
+class Became(StrEnum):
+    """What became of a file."""
+
+    FETCHED = "fetched"
+    SAME = "same"
+    """It was there."""
+    REPLACED = "replaced"
+    DIFFERS = "differs"
+    """Another is there under its name, and stays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteFile:
+    name: str
+    """In the record root."""
+    place: str
+    """Relative to the folder it goes to."""
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    path: str
+    size_bytes: int
+    what: Became
+
+
+class FilesDiffer(NotPossible):
+    """Some were not fetched, because others are there under their names."""
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self.names = list(names)
+        super().__init__(
+            f"{len(names)} files in `{folder}` differ from what was written, and were left as they are",
+            facts=list(names)[:10],
+            hint="name another folder, or `--overwrite`",
+        )
+
+
+def list_outputs(job: JobHandle, indices: Sequence[int] = ()) -> list[RemoteFile]:
+    """What the attempts that count wrote, of all runs or of some."""
+    entry = job.entry()
+    first = first_index(entry)
+    wanted = [check_index(entry, each) for each in indices] or range(first, first + entry.indices)
+    found = []
+    for index in wanted:
+        for name, relative, size in _outputs_of(job, index):
+            place = relative if entry.indices == 1 else f"{index}/{relative}"
+            found.append(RemoteFile(name=f"{name}/{relative}", place=place, size_bytes=size))
+    return found
+
+
+def _outputs_of(job: JobHandle, index: int) -> Iterator[tuple[str, str, int]]:
+    run = f"{job_folder(job.id)}/runs/{index}"
+    result = json.loads(job.files.read(f"{run}/result") or b"{}")
+    # Results of runs that were not run again lie with the job that they are from.
+    run = f"{job_folder(result.get('from', job.id))}/runs/{index}"
+    attempt = result.get("attempt") or max(job.attempts(index), default=None)
+    if attempt is not None:
+        folder = f"{run}/output/a{attempt:04d}"
+        for relative, size in job.files.tree(folder):
+            yield folder, relative, size
+
+
+def fetch_job(job: JobHandle, listed: Sequence[RemoteFile], to: Path, *, overwrite: bool = False) -> Iterator[Fetched]:
+    """Copy the files, one by one. A file appears whole or not at all."""
+    for each in listed:
+        place = to / each.place
+        place.parent.mkdir(parents=True, exist_ok=True)
+        part = place.with_name(f".{place.name}.{uuid.uuid4().hex[:8]}.part")
+        try:
+            job.files.download(each.name, part)
+            became = _put(part, place, overwrite=overwrite)
+        finally:
+            part.unlink(missing_ok=True)
+        yield Fetched(path=str(place), size_bytes=each.size_bytes, what=became)
+
+
+def _put(part: Path, place: Path, *, overwrite: bool) -> Became:
+    if not place.exists():
+        part.replace(place)
+        return Became.FETCHED
+    if place.is_file() and filecmp.cmp(part, place, shallow=False):
+        return Became.SAME
+    if not overwrite or not place.is_file():
+        return Became.DIFFERS
+    part.replace(place)
+    return Became.REPLACED
+
+
+def fetch_task(text: str, to: Path | None, *, stack: str | None, overwrite: bool) -> list[Fetched]:
+    """Copy what a task wrote, where its outputs lie in a folder that this machine can see."""
+    from runtime.identify import get_task_id, recall_last
+    from runtime.stacks import open_stack
+    from runtime.status import read_task
+
+    with open_stack(stack) as opened:
+        task = get_task_id(text, opened.records, last=recall_last(opened.settings.data_dir, opened.name))
+        url = read_task(opened, task).outputs_url
+    if url is None:
+        raise NotPossible(f"task `{task}` has no outputs", hint=f"runtime status {task}")
+    source = Path(url.removeprefix("file://"))
+    if "://" in url and not url.startswith("file://"):
+        raise NotPossible(
+            f"outputs of task `{task}` lie in a bucket", facts=[url], hint=f"copy them with its own tool: {_tool(url)}"
+        )
+    folder = to or Path(task)
+    done = []
+    for path in sorted(each for each in source.rglob("*") if each.is_file()):
+        place = folder / path.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        part = place.with_name(f".{place.name}.{uuid.uuid4().hex[:8]}.part")
+        try:
+            shutil.copy2(path, part)
+            became = _put(part, place, overwrite=overwrite)
+        finally:
+            part.unlink(missing_ok=True)
+        done.append(Fetched(path=str(place), size_bytes=path.stat().st_size, what=became))
+    return done
+
+
+def _tool(url: str) -> str:
+    return f"gcloud storage cp -r {url} ." if url.startswith("gs://") else f"aws s3 cp --recursive {url} ."

@@ -1,0 +1,262 @@
+"""Whether a target works: every step of a launch tried for real, down to a probe job that runs there.
+
+The probe is a job like any other: a snapshot with one file that nobody else has, launched, followed, read back, removed.
+A step that fails says what to do, and those that need it are left out.
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from runtime import ledger
+from runtime.errors import InfrastructureFailure, RuntimeFailure
+from runtime.jobs import JobSpec, JobState, Outputs
+from runtime.jobview import explain, read_attempts, read_facts
+from runtime.launchers.hosts import Files
+from runtime.launchers.registry import get_launcher
+from runtime.launching import JobHandle, LaunchOptions, carry_out, make_context, prepare
+from runtime.ledger import job_folder
+from runtime.targets import find_target
+from runtime.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from runtime.config import Settings
+    from runtime.launchers.base import Launcher, Target
+    from runtime.launchers.hosts import Host
+
+LITTLE_SPACE: Final = 2 * 1024**3
+SKEW_S: Final = 30.0
+"""Nothing compares two machines' clocks; people who read two logs do."""
+_SCRIPT: Final = """
+echo "probe clock $(date +%s)"
+echo "probe host $(uname -n) $(uname -sm)"
+echo "probe scratch $(df -Pk . | awk 'NR == 2 {print $4}')"
+echo "probe gpus $( (nvidia-smi -L 2>/dev/null || true) | grep -c '^GPU' )"
+echo "probe visible ${CUDA_VISIBLE_DEVICES:-}"
+cat token > "$RUNTIME_OUTPUT_DIR/token" && echo "probe wrote yes"
+"""
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One thing that was tried."""
+
+    step: str
+    """`settings`, `connection`, `records`, `launch`, `interpreter`, `run`, `write`, `read`, `space`, `gpus`, `clock`, `cleanup`"""
+    verdict: Verdict
+    text: str
+    hint: str | None = None
+
+
+def check_target(
+    name: str, settings: Settings, *, patience: timedelta = timedelta(minutes=10), gpus: float | None = None
+) -> Iterator[Step]:
+    """Try the target `name`; steps come as they are done. `gpus` asks the probe job for that many."""
+    try:
+        target = find_target(name, settings)
+        launcher = get_launcher(target.kind)
+        yield Step(step="settings", verdict=Verdict.OK, text=f"launcher `{target.kind}`")
+    except RuntimeFailure as problem:
+        yield _failed("settings", problem)
+        return
+    try:
+        host = launcher.open_host(target, make_context(target, settings))
+    except RuntimeFailure as problem:
+        yield _failed("connection", problem)
+        return
+    try:
+        yield from _check(target, launcher, host, settings, patience, gpus)
+    finally:
+        host.close()
+
+
+def _check(
+    target: Target, launcher: Launcher, host: Host, settings: Settings, patience: timedelta, gpus: float | None
+) -> Iterator[Step]:
+    try:
+        yield _try_records(host.files)
+    except RuntimeFailure as problem:
+        # The first thing asked of a host is also what finds it silent.
+        yield _failed("connection" if isinstance(problem, InfrastructureFailure) else "records", problem)
+        return
+    yield _try_space("space", host.files.free_bytes(), f"in the record root `{host.files.root}`")
+    with tempfile.TemporaryDirectory(prefix="runtime-probe-") as folder:
+        token = secrets.token_hex(16)
+        (Path(folder) / "token").write_text(token + "\n")
+        began = time.time()
+        try:
+            job = _launch_probe(target, settings, Path(folder), patience, gpus)
+        except RuntimeFailure as problem:
+            yield _failed("launch", problem)
+            return
+        with job:
+            yield Step(step="launch", verdict=Verdict.OK, text=f"probe job {job.id} was taken")
+            yield from _watch_probe(job, token, began, patience, gpus)
+            yield _clean_up(job)
+
+
+def _try_records(files: Files) -> Step:
+    """Write, read back, refuse the second creation, remove."""
+    name, text = f"probe/{secrets.token_hex(8)}", secrets.token_bytes(32)
+    try:
+        first, second, read = files.create(name, text), files.create(name, b"twin"), files.read(name)
+    finally:
+        files.remove(name)
+    if not first or second or read != text:
+        return Step(
+            step="records",
+            verdict=Verdict.FAIL,
+            text=f"`{files.root}` lets a second creation of one name through, or reads back something else",
+            hint="name another record root: `records` of the target; it needs hard links",
+        )
+    return Step(step="records", verdict=Verdict.OK, text=f"`{files.root}` is written, read back and creates once")
+
+
+def _try_space(step: str, free: int, where: str) -> Step:
+    little = free < LITTLE_SPACE
+    return Step(
+        step=step,
+        verdict=Verdict.WARN if little else Verdict.OK,
+        text=f"{format_size(free)} free {where}",
+        hint="runtime gc, or name another place" if little else None,
+    )
+
+
+def _launch_probe(
+    target: Target, settings: Settings, folder: Path, patience: timedelta, gpus: float | None
+) -> JobHandle:
+    from runtime.jobs import Gpus, JobResources
+
+    spec = JobSpec(
+        command=("sh", "-c", _SCRIPT),
+        name="targets-check",
+        outputs=Outputs(),
+        resources=JobResources(gpus=Gpus(count=gpus)) if gpus else JobResources(),
+    )
+    options = LaunchOptions(again=True, base=folder)
+    return carry_out(prepare(spec, target, settings, options), options)
+
+
+def _watch_probe(job: JobHandle, token: str, began: float, patience: timedelta, gpus: float | None) -> Iterator[Step]:
+    try:
+        status = job.wait(timeout_s=patience.total_seconds())
+    except TimeoutError:
+        said = explain(read_facts(job))
+        job.cancel()
+        yield Step(
+            step="run",
+            verdict=Verdict.FAIL,
+            text=f"it did not end within {format_duration(patience)}: {said.sentence}",
+            hint=said.next_step or "--wait gives it longer",
+        )
+        return
+    except RuntimeFailure as problem:
+        yield _failed("run", problem)
+        return
+    seen = time.time()
+    attempts = read_attempts(job.files, job.id, 0)
+    yield _interpreter(job)
+    if status.state is not JobState.SUCCEEDED:
+        said = explain(read_facts(job))
+        yield Step(step="run", verdict=Verdict.FAIL, text=said.sentence, hint=said.next_step)
+        for line in said.evidence:
+            yield Step(step="run", verdict=Verdict.FAIL, text=line)
+        return
+    lines = b"".join(job.logs()).decode("utf-8", "replace").splitlines()
+    said_by = {words[1]: words[2] for line in lines if len(words := line.split(" ", 2)) == 3 and words[0] == "probe"}
+    took = format_duration(seen - began)
+    yield Step(step="run", verdict=Verdict.OK, text=f"on {said_by.get('host', 'an unnamed host')}, {took} in all")
+    yield _read_back(job, token, attempts[-1].attempt if attempts else 1)
+    if said_by.get("scratch", "").isdigit():
+        yield _try_space("scratch", int(said_by["scratch"]) * 1024, "where attempts run")
+    yield _gpus(said_by, gpus)
+    yield _clock(said_by, began, seen)
+
+
+def _interpreter(job: JobHandle) -> Step:
+    import json
+
+    start = json.loads(job.files.read(f"{job_folder(job.id)}/runs/0/a0001/start.json") or b"{}")
+    if not start:
+        return Step(
+            step="interpreter",
+            verdict=Verdict.FAIL,
+            text="the shim did not start",
+            hint=f"set `python` of target `{job.target.name}` to one from 3.6 on",
+        )
+    return Step(
+        step="interpreter", verdict=Verdict.OK, text=f"Python {start.get('python', 'of some kind')} runs the shim"
+    )
+
+
+def _read_back(job: JobHandle, token: str, attempt: int) -> Step:
+    content = job.files.read(f"{job_folder(job.id)}/runs/0/output/a{attempt:04d}/token") or b""
+    if content.decode("utf-8", "replace").strip() == token:
+        return Step(step="read back", verdict=Verdict.OK, text="code went there, and what it wrote came back")
+    return Step(
+        step="read back",
+        verdict=Verdict.FAIL,
+        text="what the job wrote is not what was sent",
+        hint="the nodes see another folder than the record root: `records` of the target",
+    )
+
+
+def _gpus(said: dict[str, str], wanted: float | None) -> Step:
+    count = int(said.get("gpus", "0").strip() or 0)
+    visible = said.get("visible", "").strip()
+    text = f"{count} visible" + (f", CUDA_VISIBLE_DEVICES={visible}" if visible else "")
+    if wanted and not count:
+        return Step(
+            step="gpus", verdict=Verdict.FAIL, text=text, hint="the driver's `nvidia-smi` lists none in the job"
+        )
+    return Step(step="gpus", verdict=Verdict.OK, text=text if count or visible else "none asked for, none visible")
+
+
+def _clock(said: dict[str, str], began: float, seen: float) -> Step:
+    """How far the node's clock is from ours at least: its time lies between our two."""
+    if not said.get("clock", "").isdigit():
+        return Step(
+            step="clock", verdict=Verdict.WARN, text="the node told no time", hint="see whether `date` is there"
+        )
+    at = int(said["clock"])
+    distance = max(0.0, began - (at + 1), at - seen)
+    if distance > SKEW_S:
+        return Step(
+            step="clock",
+            verdict=Verdict.WARN,
+            text=f"at least {format_duration(distance)} apart",
+            hint="harmless for jobs; times in logs of two machines do not compare",
+        )
+    return Step(step="clock", verdict=Verdict.OK, text="no distance that can be seen" if not distance else "close")
+
+
+def _clean_up(job: JobHandle) -> Step:
+    try:
+        for name in job.files.names("done", f"{job.id}."):
+            job.files.remove(f"done/{name}")
+        job.files.remove(job_folder(job.id))
+    except RuntimeFailure as problem:
+        return _failed("cleanup", problem)
+    left = job.id in ledger.list_jobs(job.files)
+    return Step(
+        step="cleanup", verdict=Verdict.FAIL if left else Verdict.OK, text="left behind" if left else "nothing left"
+    )
+
+
+def _failed(step: str, problem: RuntimeFailure) -> Step:
+    facts = f" ({'; '.join(problem.facts)})" if problem.facts else ""
+    return Step(step=step, verdict=Verdict.FAIL, text=problem.message + facts, hint=problem.hint)
