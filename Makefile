@@ -34,6 +34,7 @@ fast: .venv/.compiled
 services: ## install the real components the service tests need (Debian, Ubuntu)
 	@scripts/services
 	@scripts/image-tools
+	@scripts/slurm install
 	@scripts/kubernetes install
 	@scripts/kubernetes build
 
