@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from runtime.context import current_attempt
     from runtime.errors import RuntimeFailure
+    from runtime.jobs import JobSpec
+    from runtime.launching import JobHandle, launch
     from runtime.stacks import open_stack
     from runtime.submission import submit, wait
     from runtime.worker import WorkerOptions, run_worker
@@ -15,9 +17,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "JobHandle",
+    "JobSpec",
     "RuntimeFailure",
     "WorkerOptions",
     "current_attempt",
+    "launch",
     "open_stack",
     "run_worker",
     "submit",
@@ -26,9 +31,12 @@ __all__ = [
 ]
 
 _HOMES = {
+    "JobHandle": "runtime.launching",
+    "JobSpec": "runtime.jobs",
     "RuntimeFailure": "runtime.errors",
     "WorkerOptions": "runtime.worker",
     "current_attempt": "runtime.context",
+    "launch": "runtime.launching",
     "open_stack": "runtime.stacks",
     "run_worker": "runtime.worker",
     "submit": "runtime.submission",

@@ -13,7 +13,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +26,7 @@ from runtime.jobs import (
     JobState,
     SecretRef,
     job_id,
+    parse_spec,
     secret_refs,
     set_fields,
     spec_fields,
@@ -297,20 +298,23 @@ def _name_of(spec: JobSpec) -> str:
 
 
 def launch(
-    spec: JobSpec,
+    job: JobSpec | Mapping[str, Any] | Sequence[str],
     on: str | Sequence[str] = (),
     *,
     settings: Settings | None = None,
     options: LaunchOptions | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> JobHandle:
-    """Start the job on the first target that accepts it, or find the one that the same launch made before.
+    """Start a job on the first target that accepts it, or find the one that the same launch made before.
+
+    `job` is a spec, the fields of a job file, or just the words of a command.
 
     A target that refuses a field, or that cannot be reached, is passed over where there is another; raises what the last
     one said.
     """
     from runtime.config import load_settings
 
+    spec = _as_spec(job)
     settings, options = settings or load_settings(), options or LaunchOptions()
     targets = choose_target(spec, [on] if isinstance(on, str) else on, settings)
     for place, target in enumerate(targets):
@@ -321,6 +325,14 @@ def launch(
                 raise
             progress(f"target `{target.name}` does not accept it: {problem.message}")
     raise AssertionError("unreachable")
+
+
+def _as_spec(job: JobSpec | Mapping[str, Any] | Sequence[str]) -> JobSpec:
+    if isinstance(job, JobSpec):
+        return job
+    if isinstance(job, Mapping):
+        return parse_spec(job, source="`runtime.launch`")
+    return parse_spec({"command": job if isinstance(job, str) else list(job)}, source="`runtime.launch`")
 
 
 def carry_out(

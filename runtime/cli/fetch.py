@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,10 +57,11 @@ def fetch(
         listed = list_outputs(job, index or ())
         total = sum(each.size_bytes for each in listed)
         done: list[Fetched] = []
-        with progress("fetching", len(listed), "files") as bar:
+        with progress("fetching", len(listed), "files") if listed else nullcontext() as bar:
             for each in fetch_job(job, listed, folder, overwrite=overwrite):
                 done.append(each)
-                bar.advance()
+                if bar is not None:
+                    bar.advance()
     print_list(done, COLUMNS, output)
     if not listed:
         note(

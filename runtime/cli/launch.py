@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -10,17 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from runtime.cli.commands import OutputOption
+from runtime.cli.jobs import detached, short, write_bytes
 from runtime.cli.show import Output, note, print_json
 from runtime.errors import InvalidValue, RequestRefused
 
 if TYPE_CHECKING:
+    from runtime.config import Settings
     from runtime.jobs import JobSpec
     from runtime.launchers.base import LaunchPlan
-    from runtime.launching import JobHandle
+    from runtime.launching import JobHandle, LaunchOptions
     from runtime.ledger import JobStatus
 
 INTERRUPTED: Final = 130
 TIMED_OUT: Final = 124
+STDIN: Final = Path("-")
 CONTEXT_SETTINGS = {"allow_interspersed_args": False}
 
 
@@ -33,7 +35,8 @@ def launch(
         typer.Option("--on", metavar="TARGET[,TARGET…]", help="Where: the first that accepts.", show_default=False),
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", metavar="JOB.yaml", help="A job file.", show_default=False)
+        Path | None,
+        typer.Option("--file", "-f", metavar="JOB.yaml", help="A job file; `-` is standard input.", show_default=False),
     ] = None,
     name: Annotated[str | None, typer.Option("--name", help="For people.", show_default=False)] = None,
     image: Annotated[
@@ -88,6 +91,7 @@ def launch(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Print the log until the job has ended.")] = False,
     again: Annotated[bool, typer.Option("--again", help="A new job, though the same was launched before.")] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of job files, for editors.")] = False,
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Start a job on a target: this machine, a host, a Slurm cluster, a Kubernetes namespace.
@@ -102,11 +106,17 @@ def launch(
       runtime launch --on hpc --grid lr=1e-3,3e-4 --max-parallel 4 -- python train.py --lr {lr}
       runtime launch --on hpc,local -f job.yaml --follow
       runtime launch --on hpc -f job.yaml --dry-run
+      runtime launch --schema > job.schema.json
     """
     from runtime.config import load_settings
-    from runtime.launching import LaunchOptions, prepare
+    from runtime.launching import LaunchOptions
     from runtime.launching import launch as start
-    from runtime.targets import choose_target
+
+    if schema:
+        from runtime.jobs import spec_schema
+
+        print_json(spec_schema())
+        return 0
 
     flags = {
         "name": name,
@@ -122,14 +132,38 @@ def launch(
         "code.mode": code,
     }
     spec = build_spec(file, command or [], flags, env or [], secret or [], grid or [], set_ or [])
-    options = LaunchOptions(again=again, ignore=tuple(ignore or ()), base=file.parent.absolute() if file else None)
+    options = LaunchOptions(again=again, ignore=tuple(ignore or ()), base=_base(file))
     settings, targets = load_settings(), [each for each in (on or "").split(",") if each]
     if dry_run:
-        plans = [prepare(spec, target, settings, options).plan for target in choose_target(spec, targets, settings)]
-        _print_plans(plans, output)
-        return 0
+        return _dry_run(spec, targets, settings, options, output)
     with start(spec, targets, settings=settings, options=options, progress=note) as job:
         return _tell(job, follow=follow, output=output)
+
+
+def _base(file: Path | None) -> Path | None:
+    return file.parent.absolute() if file is not None and file != STDIN else None
+
+
+def _dry_run(spec: JobSpec, names: Sequence[str], settings: Settings, options: LaunchOptions, output: Output) -> int:
+    """The plan of each target that accepts, and why the others refuse. Raises what the last one said if all do."""
+    from runtime.errors import NotPossible
+    from runtime.launching import FieldsRefused, prepare
+    from runtime.targets import choose_target
+
+    plans: list[LaunchPlan] = []
+    refusals: dict[str, RequestRefused] = {}
+    for target in choose_target(spec, names, settings):
+        try:
+            plans.append(prepare(spec, target, settings, options).plan)
+        except (FieldsRefused, NotPossible) as problem:
+            refusals[target.name] = problem
+    if not plans:
+        raise list(refusals.values())[-1]
+    for name, refused in refusals.items():
+        note(f"`{name}` would not accept it")
+        note(refused.render())
+    _print_plans(plans, output)
+    return 0
 
 
 def build_spec(
@@ -145,7 +179,7 @@ def build_spec(
     from runtime.grid import parse_grid
     from runtime.jobs import parse_spec, read_spec_file
 
-    written: dict[str, Any] = read_spec_file(file) if file else {}
+    written: dict[str, Any] = read_spec_file(_readable(file)) if file else {}
     if command:
         written["command"] = list(command)
     for path, value in flags.items():
@@ -172,6 +206,10 @@ def build_spec(
             hint="runtime launch --on local -- python train.py",
         )
     return parse_spec(written, source=f"`{file}`" if file else "this command line")
+
+
+def _readable(file: Path) -> Path:
+    return Path("/dev/stdin") if file == STDIN else file
 
 
 def _put(written: dict[str, Any], path: str, value: Any) -> None:
@@ -243,6 +281,9 @@ def _plan_fields(plan: LaunchPlan) -> dict[str, Any]:
 
 
 def _tell(job: JobHandle, *, follow: bool, output: Output) -> int:
+    from runtime.jobs import JobState
+    from runtime.jobview import first_index, follow_all
+
     entry = job.entry()
     if not job.new:
         note(f"the same was launched before: job {job.id} on {job.target.name}; `--again` starts a new one")
@@ -256,16 +297,17 @@ def _tell(job: JobHandle, *, follow: bool, output: Output) -> int:
         note(f"`runtime status {job.id[:10]}` shows it, `runtime logs -f {job.id[:10]}` what it prints")
         return 0
     try:
-        for chunk in job.logs(index=int(entry.intent.get("offset", 0)), follow=True):
-            sys.stdout.buffer.write(chunk)
-            sys.stdout.flush()
+        if entry.indices > 1:
+            write_bytes(b"[%d] %s\n" % (run, line) for run, line in follow_all(job))
+        else:
+            write_bytes(job.logs(index=first_index(entry), follow=True))
         status = job.wait()
     except KeyboardInterrupt:
-        note(
-            f"detached, the job goes on; `runtime logs -f {job.id[:10]}` comes back, `runtime cancel {job.id[:10]}` ends it"
-        )
+        detached(job.id)
         return INTERRUPTED
     note(f"job {job.id} {describe(status)}")
+    if status.state is not JobState.SUCCEEDED:
+        note(f"why: `runtime explain {short(job.id)}`")
     return exit_code(status)
 
 
