@@ -90,7 +90,7 @@ def check_stack(stack: str, *, folder: Path | None = None) -> Report:
     path = find_stack_file(stack, folder or find_project_folder())
     try:
         config = load_stack_config(path)
-        settings = settings_from(stack, config.values, config.secrets)
+        settings = settings_from(stack, config.values, config.secrets, config.written)
         recording = record_stack(stack, config)
     except RuntimeFailure as problem:
         return Report(stack=stack, recording=None, findings=tuple(_explained(problem, path.name)))
@@ -358,6 +358,10 @@ def find_notes(recording: Recording) -> Iterator[str]:
         image = cluster.get("image") if isinstance(cluster, Mapping) else None
         if isinstance(image, str) and image.endswith("@sha256:" + "0" * 64):
             yield f"no image pinned yet: head `{name}` will wait for one"
+    if isinstance(contract, Mapping) and contract.get("queues") and not contract.get("records"):
+        yield "queues and no `records`: commands refuse a queue without a place for what became of its tasks"
+    if not any(each.custom for each in recording.resources):
+        yield "nothing is asked for, and nothing would be made"
     adopted = sum(1 for each in recording.resources if each.import_id)
     if adopted:
         yield f"{adopted} resources are taken over, not made: they have to exist"

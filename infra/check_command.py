@@ -7,9 +7,10 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from infra.check import Finding, Report, check_stack, find_collisions, find_shared_notes
+from infra.cli import Parser
 from infra.plan import Step, plan
 from infra.recording import Recording, decode_recording, encode_recording
 from infra.show import (
@@ -53,13 +54,8 @@ class CheckFailed(RequestRefused):
         )
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise RequestRefused(f"`{self.prog}`: {message}", hint=f"`{self.prog} --help` has every option with examples")
-
-
 def make_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="python -m infra check",
         description="What a stack would make, without an engine, an account or a network.",
         epilog=EXAMPLES,
@@ -137,7 +133,7 @@ def _check_one(stack: str, folder: Path, args: argparse.Namespace) -> int:
     if args.render is not None:
         _write_rendered(report, args.render)
     if args.save is not None and report.recording is not None:
-        args.save.write_text(encode_recording(report.recording), encoding="utf-8")
+        _write(args.save, encode_recording(report.recording))
     _stop_if_wrong([report])
     return 0
 
@@ -176,10 +172,17 @@ def _find_rendered(report: Report, name: str) -> str:
 
 def _write_rendered(report: Report, folder: Path) -> None:
     for name, text in report.rendered.items():
-        file = folder / name
+        _write(folder / name, text)
+    sys.stderr.write(f"wrote {len(report.rendered)} files into {folder}\n")
+
+
+def _write(file: Path, text: str) -> None:
+    try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
-    sys.stderr.write(f"wrote {len(report.rendered)} files into {folder}\n")
+    except OSError as problem:
+        reason = (problem.strerror or str(problem)).lower()
+        raise RequestRefused(f"cannot write `{file}`: {reason}", hint="name another place") from problem
 
 
 def _print_json(reports: Sequence[Report], **more: Any) -> None:

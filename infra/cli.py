@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NoReturn
 
-from runtime.errors import RuntimeFailure, UnknownName
+from runtime.errors import RequestRefused, RuntimeFailure, UnknownName
 
 PROGRAM: Final = "python -m infra"
 
@@ -26,6 +27,13 @@ commands:
 
 `{program} COMMAND --help` has the options and examples; `{program} check --all` is where to begin.
 """
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises what is wrong with the options, in the shape of every other error."""
+
+    def error(self, message: str) -> NoReturn:
+        raise RequestRefused(f"`{self.prog}`: {message}", hint=f"`{self.prog} --help` has every option with examples")
 
 
 def main(args: Sequence[str]) -> int:

@@ -304,10 +304,13 @@ def read_settings() -> Settings:
     return settings_from(pulumi.get_stack(), config, secrets)
 
 
-def settings_from(stack: str, config: Mapping[str, Any], secrets: Collection[str] = ()) -> Settings:
+def settings_from(
+    stack: str, config: Mapping[str, Any], secrets: Collection[str] = (), written: Collection[str] = ()
+) -> Settings:
     """The settings in all of a stack's configuration, ours and others' keys alike, each with its namespace.
 
-    `secrets` are the keys whose values are encrypted. Raises `InvalidSettings`.
+    `secrets` are the keys whose values are encrypted; `written` those that the stack file has itself, where that is
+    known: the engine does not say. Raises `InvalidSettings`.
     """
     problems = [*_find_foreign(config), *_find_secret(secrets), *_find_open_door(config)]
     ours = {
@@ -315,7 +318,8 @@ def settings_from(stack: str, config: Mapping[str, Any], secrets: Collection[str
     }
     if ours.keys() >= KEYS:
         # The engine adds the default of every key that Pulumi.yaml declares and a stack file leaves out.
-        ours = {key: value for key, value in ours.items() if key not in OPTIONAL_PARTS or value != "{}"}
+        defaults = [key for key in OPTIONAL_PARTS if ours[key] == "{}" and f"{NAMESPACE}:{key}" not in written]
+        ours = {key: value for key, value in ours.items() if key not in defaults}
     try:
         settings = parse_settings(stack, ours)
     except InvalidSettings as invalid:

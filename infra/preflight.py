@@ -20,12 +20,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
+from infra.cli import Parser
 from infra.config import Capacity, HeadSettings, PoolSettings, Settings, settings_from
 from infra.naming import MAKER, MANAGED_BY, STACK_LABEL, Names, labels
 from infra.stack_files import find_project_folder, find_stack_file, load_stack_config
-from runtime.errors import RequestRefused, RuntimeFailure
+from runtime.errors import RuntimeFailure
 from runtime.google_api import GoogleApi, GoogleRefused, GoogleUnreachable
 
 GITHUB_TOKENS: Final = "https://token.actions.githubusercontent.com"
@@ -102,14 +103,9 @@ exit codes: 0 nothing fails, 2 something does
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise RequestRefused(f"`{self.prog}`: {message}", hint=f"`{self.prog} --help` has every option with examples")
-
-
 def main(args: Sequence[str]) -> int:
     """`python -m infra preflight`. Errors are raised."""
-    parser = _Parser(
+    parser = Parser(
         prog="python -m infra preflight",
         description="Ask a Google project, by reading alone, whether a stack could be made in it.",
         epilog=EXAMPLES,
@@ -138,7 +134,7 @@ def main(args: Sequence[str]) -> int:
 def load_settings(stack: str, folder: Path | None = None) -> Settings:
     """The settings of `Pulumi.<stack>.yaml`. Raises `UnknownName` where there is no such file, `InvalidSettings`."""
     config = load_stack_config(find_stack_file(stack, folder or find_project_folder()))
-    return settings_from(stack, config.values, config.secrets)
+    return settings_from(stack, config.values, config.secrets, config.written)
 
 
 def _shown(findings: Iterable[Finding], output: str) -> Iterator[Finding]:
@@ -175,9 +171,9 @@ def _project(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
 
 
 def _apis(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
-    from infra.program import _services
+    from infra.program import find_services
 
-    wanted = [f"{service}.googleapis.com" for service in _services(settings)]
+    wanted = [f"{service}.googleapis.com" for service in find_services(settings)]
     off: list[str] = []
     for start in range(0, len(wanted), _BATCH):
         names = [f"projects/{settings.project}/services/{service}" for service in wanted[start : start + _BATCH]]
@@ -249,9 +245,9 @@ def _limits(answer: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
 
 
 def _accounts(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
-    from infra.program import _roles
+    from infra.program import find_roles
 
-    wanted = len(_roles(settings)) + 2 * len(settings.heads) + 2 * (settings.ci is not None)
+    wanted = len(find_roles(settings)) + 2 * len(settings.heads) + 2 * (settings.ci is not None)
     path = f"v1/projects/{settings.project}/serviceAccounts"
     have = sum(1 for _ in api.pages("iam", path, "accounts", pageSize=100))
     text = f"{have} are there, the stack has {wanted}; a project has {ACCOUNTS_LIMIT} unless that was raised"
@@ -420,10 +416,10 @@ def _wanted(settings: Settings) -> Iterator[_Wanted]:
 
 
 def _wanted_identities(settings: Settings, names: Names) -> Iterator[_Wanted]:
-    from infra.program import _roles
+    from infra.program import find_roles
 
     project = f"projects/{settings.project}"
-    roles = [role.value for role in _roles(settings)]
+    roles = [role.value for role in find_roles(settings)]
     roles += [f"{head}-{role}" for head in settings.heads for role in ("head", "node")]
     roles += ["deployer", "previewer"] if settings.ci is not None else []
     for role in roles:

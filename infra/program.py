@@ -100,7 +100,7 @@ class _GoogleParts:
         self.opts = pulumi.ResourceOptions(providers=[google_provider(settings)])
         self.apis = Apis(
             "apis",
-            ApisArgs(project=settings.project, services=_services(settings), agents=_agents(settings)),
+            ApisArgs(project=settings.project, services=find_services(settings), agents=find_agents(settings)),
             self.opts,
         )
 
@@ -110,7 +110,7 @@ class _GoogleParts:
             "identity",
             IdentityArgs(
                 site=self.site,
-                roles=_roles(settings),
+                roles=find_roles(settings),
                 access=settings.access,
                 has_heads=bool(settings.heads),
                 apis=self.apis,
@@ -189,7 +189,7 @@ class _GoogleParts:
             CiIdentityArgs(
                 site=self.site,
                 settings=self.settings.ci,
-                services=_services(self.settings),
+                services=find_services(self.settings),
                 grantable=_grantable(self.settings, self.site.names),
                 apis=self.apis,
             ),
@@ -304,7 +304,7 @@ class _GoogleParts:
         )
 
 
-def _services(settings: Settings) -> list[str]:
+def find_services(settings: Settings) -> list[str]:
     """The APIs that the parts need, by their short names."""
     wanted = {
         "iam": True,
@@ -327,12 +327,14 @@ def _services(settings: Settings) -> list[str]:
     return [service for service, needed in wanted.items() if needed]
 
 
-def _agents(settings: Settings) -> list[str]:
+def find_agents(settings: Settings) -> list[str]:
+    """Those of the services whose own identity gets grants, or has to be there before anything is made."""
     agents = {"pubsub": bool(settings.queues), "tpu": bool(settings.heads)}
     return [service for service, needed in agents.items() if needed]
 
 
-def _roles(settings: Settings) -> list[Role]:
+def find_roles(settings: Settings) -> list[Role]:
+    """What the parts need an account of their own for; those of heads and pipelines are made with them."""
     wanted = {
         Role.WORKER: bool(settings.queues),
         Role.SUBMITTER: bool(settings.queues),

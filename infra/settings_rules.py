@@ -582,8 +582,15 @@ def _regions(settings: Settings) -> Iterator[Problem]:
         yield from _region_problems(secret.regions, regions, paths)
     records = settings.records
     if records is not None and records.location is not None:
-        locations = regions | catalog.BUCKET_LOCATIONS
-        yield from _region_problems([records.location.lower()], locations, ["records.location"])
+        larger = ", ".join(f"`{each.upper()}`" for each in sorted(catalog.BUCKET_LOCATIONS))
+        if records.location.lower() not in regions | catalog.BUCKET_LOCATIONS:
+            for problem in _region_problems([records.location.lower()], regions, ["records.location"]):
+                yield _wrong(
+                    problem.path,
+                    records.location,
+                    f"a region of Google as of {catalog.AS_OF:%Y-%m}, or one of {larger}",
+                    problem.hint,
+                )
 
 
 def _heads(settings: Settings) -> Iterator[Problem]:

@@ -33,6 +33,8 @@ class StackConfig:
     """Full key → value as the engine passes it: text, objects and lists as JSON."""
     secrets: frozenset[str] = frozenset()
     """Keys whose values the file has encrypted; their values here are empty."""
+    written: frozenset[str] = frozenset()
+    """Keys that stand in the stack file itself; the others have the default of Pulumi.yaml."""
 
 
 def find_project_folder(start: Path | None = None) -> Path:
@@ -68,7 +70,7 @@ def find_stack_file(stack: str, folder: Path) -> Path:
     file = folder / f"Pulumi.{stack}.yaml"
     if "/" in stack or not file.is_file():
         raise UnknownName(
-            "stack", stack, list_stacks(folder), where=f"in `{folder}`", hint=f"a stack is a file `Pulumi.{stack}.yaml`"
+            "stack", stack, list_stacks(folder), where=f"in `{folder}`", hint="a stack is a file `Pulumi.NAME.yaml`"
         )
     return file
 
@@ -79,7 +81,7 @@ def load_stack_config(path: Path) -> StackConfig:
     Raises `InvalidStackFile`.
     """
     own = read_stack_file(path)
-    return StackConfig(values={**_defaults(path.parent), **own.values}, secrets=own.secrets)
+    return StackConfig(values={**_defaults(path.parent), **own.values}, secrets=own.secrets, written=own.written)
 
 
 def read_stack_file(path: Path) -> StackConfig:
@@ -105,7 +107,7 @@ def read_stack_file(path: Path) -> StackConfig:
             values[full] = ""
         else:
             values[full] = as_text(value)
-    return StackConfig(values=values, secrets=frozenset(secrets))
+    return StackConfig(values=values, secrets=frozenset(secrets), written=frozenset(values))
 
 
 def _defaults(folder: Path) -> dict[str, str]:

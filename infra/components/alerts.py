@@ -192,7 +192,7 @@ class Alerts(pulumi.ComponentResource):
             ],
             severity="CRITICAL",
             advice="More nodes than the pools' maxima together: Ray lost sight of some, or others are in the zone. "
-            "`runtime cluster status` lists them.",
+            "`runtime cluster reap --dry-run` lists those that it would remove.",
         )
 
     def _watch_head(self, name: str, cluster: str, watched: WatchedCluster) -> None:
@@ -220,7 +220,8 @@ class Alerts(pulumi.ComponentResource):
                 )
             ],
             severity="CRITICAL",
-            advice="`runtime cluster status` says what is known; `runtime cluster restart` brings the head back.",
+            advice="`gcloud compute instances describe` says what became of the machine; one that is gone comes back with "
+            "`pulumi up --refresh`. docs/operations.md has the rest under `A lost head`.",
         )
 
     def _budget(self, name: str, settings: BudgetSettings, needs: list[pulumi.Resource]) -> None:

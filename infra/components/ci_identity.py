@@ -15,7 +15,7 @@ import pulumi
 from pulumi_gcp import iam, projects, serviceaccount
 
 from infra.components.apis import Apis, find_needs
-from infra.components.site import Site
+from infra.components.site import UNREAD, Site
 from infra.config import CiSettings, ensure_valid
 
 DEPLOY: Final = "deploy"
@@ -120,9 +120,6 @@ objects and secret values too. The previewer's role has those of them that only 
 
 READS: Final = frozenset({"get", "list", "getIamPolicy", "use"})
 """Last part of a permission that changes nothing."""
-
-UNREAD: Final = ("deletionPolicy",)
-"""What Google knows nothing of; an import that compares it would be refused. The first `up` without `adopt` sets it."""
 
 _CONDITION_LIMIT: Final = 10
 """Roles that one `hasOnly` of a condition may list.

@@ -15,7 +15,7 @@ import pulumi
 from pulumi_gcp import artifactregistry, compute, projects, secretmanager, serviceaccount
 
 from infra.components.apis import Apis
-from infra.components.site import Site
+from infra.components.site import UNREAD, Site
 from infra.config import HeadSettings, ensure_valid
 from infra.render.autoscaler import render_autoscaler
 from infra.render.cluster import HEAD_TYPE, PORTS, Cluster, SecretReference
@@ -81,10 +81,10 @@ class RayHeadArgs:
     reapers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
     """Label → member that may list, create and delete nodes and queued resources, beside the head."""
     operators: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    """As `reapers`; they may log in to the head too, and add nodes with the nodes' identity."""
     users: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
     """Label → member that logs in to the head to use the cluster. Whoever is on a machine can act as its account, so
     this is as much as the head may do."""
-    """As `reapers`; they may log in to the head too, and add nodes with the nodes' identity."""
     apis: Apis | None = None
 
 
@@ -107,8 +107,8 @@ class RayHead(pulumi.ComponentResource):
     node_email: pulumi.Output[str]
 
     def __init__(self, name: str, args: RayHeadArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("runtime:ray:RayHead", name, None, opts)
         ensure_valid(args.settings, f"heads.{args.head}")
+        super().__init__("runtime:ray:RayHead", name, None, opts)
         self._logical, self._args, self._site = name, args, args.site
         names = self._site.names
         self.name = names.head(args.head)
@@ -184,7 +184,13 @@ class RayHead(pulumi.ComponentResource):
             permissions=list(permissions),
             stage="GA",
             deletion_policy="ABANDON",
-            opts=self._options("iam", retain_on_delete=True, delete_before_replace=True, import_=existing),
+            opts=self._options(
+                "iam",
+                retain_on_delete=True,
+                delete_before_replace=True,
+                import_=existing,
+                ignore_changes=list(UNREAD) if existing else None,
+            ),
         )
 
     def _head_grants(self, head: serviceaccount.Account, node: serviceaccount.Account) -> list[pulumi.Resource]:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from infra.naming import Names
+
+UNREAD: Final = ("deletionPolicy",)
+"""What Google knows nothing of; an import that compares it would be refused. The first `up` without `adopt` sets it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
