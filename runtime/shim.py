@@ -17,6 +17,7 @@ import hashlib
 import io
 import json
 import os
+import platform
 import random
 import shutil
 import signal
@@ -37,6 +38,10 @@ TEMPORARY_FAILURE = 75
 """A command that wants to be started again says so with this code (EX_TEMPFAIL), and no budget pays."""
 LOST_IN_A_ROW = 3
 TIMEOUTS_IN_A_ROW = 2
+BUILD_PATIENCE_S = 900.0
+"""How long another's making of the same environment is waited for."""
+GPU_CLAIMS = "/tmp/research-runtime-gpus"
+"""The same for every user of a machine, whatever their TMPDIR."""
 
 # What each end is charged to. Ends that are not here are final.
 FAILURES = ("app_failed", "oom", "idle", "setup_failed", "timeout")
@@ -195,12 +200,45 @@ class Run(object):
             start = {
                 "native": native,
                 "host": socket.gethostname(),
+                "boot": boot_id(),
                 "pid": os.getpid(),
+                "start": started_at(os.getpid()),
                 "at": time.time(),
                 "python": "%d.%d.%d" % sys.version_info[:3],
             }
             write_whole(os.path.join(self.attempt_folder(attempt), "start.json"), json.dumps(start, sort_keys=True))
             return attempt
+
+    def clear(self):
+        """End what attempts left running here whose shim died, and note those that a restart of this machine ended."""
+        for attempt, ended in self.attempts():
+            try:
+                start = read_json(os.path.join(self.attempt_folder(attempt), "start.json"))
+            except (IOError, OSError, ValueError):
+                continue
+            if ended or start.get("host") != socket.gethostname() or not start.get("boot") or is_alive(start):
+                continue
+            if start["boot"] != boot_id():
+                self.end(attempt, "node_failed", 1, {"message": "%s was started anew" % start["host"]})
+                continue
+            try:
+                groups = read_json(os.path.join(self.attempt_folder(attempt), "processes.json"))
+            except (IOError, OSError, ValueError):
+                continue
+            for group in groups:
+                if is_group_alive(group):
+                    say("ends what attempt %d left running: process group %d" % (attempt, group["pid"]))
+                    _kill_group(group["pid"], signal.SIGKILL)
+
+    def halted(self):
+        """Whether another index failed of an array that stops then."""
+        return os.path.exists(os.path.join(self.job, "stopped"))
+
+    def halt(self):
+        try:
+            create_whole(os.path.join(self.job, "stopped"), str(self.index))
+        except Taken:
+            pass
 
     def end(self, attempt, reason, code, details):
         """Note how an attempt ended; the name says it too."""
@@ -274,10 +312,11 @@ def _named(reason):
 class Attempt(object):
     """Prepares, runs and ends the command of one index, once."""
 
-    def __init__(self, order, run, number, scratch, asked, binding):
+    def __init__(self, order, run, number, scratch, asked, binding, gpus=None):
         self.order, self.run, self.number, self.asked = order, run, number, asked
         self.scratch = scratch
         self.binding = binding
+        self.gpus = gpus
         self.folder = run.attempt_folder(number)
         self.started = time.time()
         limit = order.get("time_limit_s")
@@ -300,6 +339,10 @@ class Attempt(object):
         except OSError as problem:
             self._end_all(0)
             return "setup_failed", 127, {"message": "cannot start %s: %s" % (words[0], problem.strerror)}
+        groups = [{"boot": boot_id(), "pid": child.pid, "start": started_at(child.pid)} for child in self.children]
+        write_whole(os.path.join(self.folder, "processes.json"), json.dumps(groups))
+        if self.gpus:
+            self.gpus.note(groups)
         return self._watch()
 
     # before
@@ -308,6 +351,10 @@ class Attempt(object):
         work = self.order["runs"][str(self.run.index)]
         folder = self._tree()
         environment = self._environment(work)
+        if self.order.get("environment"):
+            made = self.order["environment"]
+            place = find_environment(made, self.run.job, folder, build=made["build_on"] == "node")
+            environment.update(enter_environment(made, place, folder, environment))
         words = list(work["command"])
         if self.order.get("shell"):
             words = ["/bin/sh", "-c", words[0]]
@@ -482,6 +529,7 @@ class Attempt(object):
     # after
 
     def _judge(self, codes):
+        """`codes` are those of the moment when the first rank failed: what we ended after that has none."""
         for child in self.children:
             _kill_group(child.pid, signal.SIGKILL)  # what a command that ended left behind
         if self.asked.stop:
@@ -505,7 +553,7 @@ class Attempt(object):
             and -first in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGTERM)
         ):
             return self._timed_out()
-        return "app_failed", code, {}
+        return "app_failed", code, {"rank": codes.index(first)} if len(codes) > 1 else {}
 
     def _stopped(self):
         """TERM alone proves nothing about why: the backend's own state does, or the start of a next attempt."""
@@ -542,6 +590,57 @@ class Asked(object):
     def _due(self, number, frame):
         """The time limit is taken to be near, for rehearsals: as far away as a checkpoint's lead."""
         self.due = True
+
+
+# processes of this machine
+
+
+def boot_id():
+    """Another after each start of this machine; empty where the system does not say."""
+    try:
+        with io.open("/proc/sys/kernel/random/boot_id") as opened:
+            return opened.read().strip()
+    except (IOError, OSError):
+        return ""
+
+
+def _stat(pid):
+    """State, group and start of a process; None where there is none, or the system does not say."""
+    try:
+        with io.open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as opened:
+            words = opened.read().rpartition(")")[2].split()
+    except (IOError, OSError):
+        return None
+    return words[0], int(words[2]), words[19]
+
+
+def started_at(pid):
+    found = _stat(pid)
+    return found[2] if found else None
+
+
+def is_alive(who):
+    """Whether the process of `{"boot", "pid", "start"}` still runs. A number that another has now is not it."""
+    if who.get("boot") != boot_id():
+        return False
+    try:
+        os.kill(who["pid"], 0)
+    except OSError as problem:
+        if problem.errno != errno.EPERM:
+            return False
+    found = _stat(who["pid"])
+    return found is None or (found[0] != "Z" and who.get("start") in (None, found[2]))
+
+
+def is_group_alive(leader):
+    """Whether anything of the process group of `{"boot", "pid", "start"}` still runs."""
+    if leader.get("boot") != boot_id():
+        return False
+    found = _stat(leader["pid"])
+    if found and leader.get("start") not in (None, found[2]):
+        return False  # the number is another's now, so nothing of the group was left
+    members = [_stat(int(name)) for name in list_names("/proc") if name.isdigit()]
+    return any(each and each[0] != "Z" and each[1] == leader["pid"] for each in members)
 
 
 def _kill(pid, number):
@@ -683,6 +782,241 @@ def _remove(folder):
     shutil.rmtree(folder, ignore_errors=True)
 
 
+# the environment
+
+
+def find_environment(made, job, tree, build):
+    """The folder of the environment that `made` tells of, beside the jobs of this record root, shared by all of them.
+
+    Made once for each lock file. What is published is a link, since environments hold their own path and cannot be moved.
+    """
+    lock = os.path.join(tree, made["lock"])
+    try:
+        with io.open(lock, "rb") as opened:
+            content = opened.read()
+    except (IOError, OSError) as problem:
+        raise SetupFailed("cannot read the lock file %s: %s" % (made["lock"], problem.strerror))
+    about = [made["manager"], sys.platform, platform.machine(), hashlib.sha256(content).hexdigest()]
+    key = hashlib.sha256(json.dumps(about + sorted(made.get("extras") or [])).encode()).hexdigest()[:24]
+    root = os.path.join(os.path.dirname(os.path.dirname(job)), "environments")
+    place = os.path.join(root, key)
+    if os.path.isdir(place):
+        return os.path.realpath(place)
+    if not build:
+        raise SetupFailed("the environment of %s was to be made at the launch, and %s is not there" % (lock, place))
+    make_folder(root)
+    _wait_for_builder(place)
+    if not os.path.isdir(place):
+        _build_environment(made, lock, place)
+    return os.path.realpath(place)
+
+
+def _wait_for_builder(place):
+    """Return when there is nothing to wait for; who made the same at once loses nothing but time."""
+    until = time.time() + BUILD_PATIENCE_S
+    me = {"host": socket.gethostname(), "boot": boot_id(), "pid": os.getpid(), "start": started_at(os.getpid())}
+    while not os.path.isdir(place) and time.time() < until:
+        try:
+            create_whole(place + ".builder", json.dumps(me))
+            return
+        except Taken:
+            pass
+        try:
+            other = read_json(place + ".builder")
+        except (IOError, OSError, ValueError):
+            continue
+        if other["host"] == me["host"] and not is_alive(other):
+            return
+        time.sleep(LOOK_S)
+
+
+def _build_environment(made, lock, place):
+    home = "%s.%s" % (place, token())
+    extras = made.get("extras") or []
+    if made["manager"] == "uv":
+        words = ["uv", "sync", "--frozen", "--no-install-project"]
+        words += [word for extra in extras for word in ("--extra", extra)]
+    elif lock.endswith((".yml", ".yaml")):
+        words = ["conda", "env", "create", "--quiet", "--prefix", home, "--file", lock]
+    else:
+        words = ["conda", "create", "--yes", "--quiet", "--prefix", home, "--file", lock]
+    environment = {key: value for key, value in os.environ.items() if key != "VIRTUAL_ENV"}
+    environment["UV_PROJECT_ENVIRONMENT"] = home
+    try:
+        child = subprocess.Popen(
+            words,
+            cwd=os.path.dirname(lock),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        said = child.communicate()[0].decode("utf-8", "replace").strip()
+        if child.returncode != 0:
+            raise SetupFailed("%s failed: %s" % (" ".join(words[:2]), "\n".join(said.splitlines()[-10:])))
+        try:
+            os.symlink(os.path.basename(home), place)
+        except OSError as problem:
+            if problem.errno != errno.EEXIST:
+                raise
+            _remove(home)  # another was first
+    except OSError as problem:
+        _remove(home)
+        raise SetupFailed("cannot make the environment with %s: %s" % (words[0], problem.strerror))
+    except SetupFailed:
+        _remove(home)
+        raise
+    finally:
+        try:
+            os.unlink(place + ".builder")
+        except OSError:
+            pass
+
+
+def enter_environment(made, place, tree, environment):
+    """Variables that put a command into it; the project itself is not installed there and is found in its tree."""
+    paths = [os.path.join(tree, "src"), tree] if os.path.isdir(os.path.join(tree, "src")) else [tree]
+    known = environment.get("PYTHONPATH")
+    return {
+        "VIRTUAL_ENV" if made["manager"] == "uv" else "CONDA_PREFIX": place,
+        "PATH": os.pathsep.join([os.path.join(place, "bin"), environment.get("PATH", os.defpath)]),
+        "PYTHONPATH": os.pathsep.join(paths + ([known] if known else [])),
+    }
+
+
+def prepare(order, folder, options):
+    """Make the environment of a job and nothing else; returns an exit code."""
+    made = order.get("environment")
+    if not made:
+        return DONE
+    scratch = tempfile.mkdtemp(prefix="job-%s-" % order["job"][:10], dir=options.scratch)
+    code = order.get("code") or {}
+    try:
+        tree = code.get("path") or restore(
+            os.path.join(folder, code["archive"]), code["sha256"], os.path.join(scratch, "tree")
+        )
+        say("the environment is %s" % find_environment(made, folder, tree, build=True))
+    except SetupFailed as problem:
+        say(str(problem))
+        return FAILED
+    finally:
+        _remove(scratch)
+    return DONE
+
+
+# GPUs
+
+
+class GpuShare(object):
+    """GPUs of this machine, or a part of one, that are ours until `drop`.
+
+    A claim is a file in a folder that all users of the machine can write to. Who wants some writes the claim first and
+    then looks at all others: of two that overlap, whoever looked last saw the other, goes back and tries again. A claim
+    counts while its shim or a command of it lives on this very start of the machine, so nothing has to be cleaned up.
+    """
+
+    def __init__(self, wanted, devices):
+        self.count = wanted["count"]
+        self.devices = devices
+        self.folder = wanted.get("locks") or GPU_CLAIMS
+        self.path = os.path.join(self.folder, "claim.%d.%s" % (os.getpid(), token()))
+        self.claim = {"boot": boot_id(), "pid": os.getpid(), "start": started_at(os.getpid()), "groups": []}
+        try:
+            os.mkdir(self.folder)
+            os.chmod(self.folder, 0o1777)
+        except OSError as problem:
+            if problem.errno != errno.EEXIST:
+                raise SetupFailed("cannot make %s: %s" % (self.folder, problem.strerror))
+
+    def take(self, give_up):
+        """Whether we have what we want; waits until it is free, or `give_up()`."""
+        share = min(1.0, self.count)
+        while True:
+            used = self._used()
+            free = [each for each in self.devices if used.get(each, 0.0) + share <= 1.0 + 1e-6]
+            # Parts go where there are parts already, so that whole ones stay free.
+            free.sort(key=lambda each: -used.get(each, 0.0))
+            chosen = free[: int(max(1, self.count))]
+            if len(chosen) >= self.count:
+                self.claim["gpus"] = dict.fromkeys(chosen, share)
+                self._write()
+                used = self._used()
+                if all(used.get(each, 0.0) + share <= 1.0 + 1e-6 for each in chosen):
+                    return True
+                self.drop()
+            if give_up():
+                return False
+            time.sleep(LOOK_S * random.random())
+
+    def note(self, groups):
+        """Processes of ours that hold it too: they may outlive us if we are killed."""
+        self.claim["groups"] = groups
+        self._write()
+
+    def variables(self):
+        names = ",".join(each for each in self.devices if each in self.claim["gpus"])
+        return {"CUDA_VISIBLE_DEVICES": names, "NVIDIA_VISIBLE_DEVICES": names}
+
+    def drop(self):
+        try:
+            os.unlink(self.path)
+        except OSError:
+            pass
+
+    def _write(self):
+        temporary = os.path.join(self.folder, "new." + os.path.basename(self.path))
+        with io.open(temporary, "w", encoding="utf-8") as opened:
+            opened.write(json.dumps(self.claim, sort_keys=True))
+        os.chmod(temporary, 0o644)
+        os.rename(temporary, self.path)
+
+    def _used(self):
+        """GPU → how much of it others have."""
+        used: Dict[str, float] = {}
+        for name in list_names(self.folder):
+            path = os.path.join(self.folder, name)
+            if not name.startswith("claim.") or path == self.path:
+                continue
+            try:
+                claim = read_json(path)
+            except (IOError, OSError, ValueError):
+                continue  # given back since we listed it
+            if is_alive(claim) or any(is_group_alive(group) for group in claim["groups"]):
+                for each, share in claim["gpus"].items():
+                    used[each] = used.get(each, 0.0) + share
+            else:
+                try:
+                    os.unlink(path)
+                except OSError:
+                    pass  # another user's
+        return used
+
+
+def take_gpus(order, give_up):
+    """What the order wants of this machine's GPUs: None if it wants none, False if `give_up()` came true first."""
+    wanted = order.get("gpus")
+    if not wanted:
+        return None
+    devices = wanted.get("devices")
+    if devices is None:
+        devices = _gpus() or find_gpus()
+    if len(devices) < wanted["count"]:
+        raise SetupFailed(
+            "%g GPUs are wanted and %s has %s" % (wanted["count"], socket.gethostname(), len(devices) or "none")
+        )
+    share = GpuShare(wanted, devices)
+    return share if share.take(give_up) else False
+
+
+def find_gpus():
+    words = ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"]
+    try:
+        child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+    except OSError:
+        return []
+    return child.communicate()[0].decode("ascii", "replace").split()
+
+
 # one index, attempt after attempt
 
 
@@ -693,36 +1027,69 @@ def serve(order, folder, index, options, asked, binding):
         result = run.result()
         if result:
             run.announce(result)  # its maker may have died before it could
-            return _exit_code(result["reason"])
+            return settle(order, run, result)
         if run.cancelled():
-            return _exit_code(run.commit("cancelled", 1, 0, {})["reason"])
+            return settle(order, run, run.commit("cancelled", 1, 0, {}))
+        run.clear()
         before = run.counted(order)
         if before and _is_final(order, before):
             what, reason = decide(before, order["retry"])
-            return _exit_code(run.commit(reason, 1, run.attempts()[-1][0], before[-1] or {})["reason"])
+            return settle(order, run, run.commit(reason, 1, run.attempts()[-1][0], before[-1] or {}))
+        if run.halted():
+            last = run.attempts()[-1][0] if before else 0
+            return settle(order, run, run.commit("sibling_failed", 1, last, {"message": "another index failed"}))
+        gpus, problem = None, None
+        try:
+            gpus = take_gpus(order, lambda: asked.stop or run.cancelled())
+        except SetupFailed as found:
+            problem = found
+        if gpus is False:
+            if asked.stop:
+                return AGAIN
+            continue
         number = run.claim(options.native)
         fault("claimed")
-        scratch = tempfile.mkdtemp(prefix="job-%s-%d-" % (order["job"][:10], index), dir=options.scratch)
-        try:
-            reason, code, details = Attempt(order, run, number, scratch, asked, binding).go()
-        finally:
-            _remove(scratch)
+        if problem:
+            reason, code, details = "setup_failed", 1, {"message": str(problem)}
+        else:
+            reason, code, details = attempt_once(order, run, number, options, asked, binding, gpus)
         fault("ended")
         if reason in ("succeeded", "cancelled"):
-            return _exit_code(run.commit(reason, code, number, details)["reason"])
+            return settle(order, run, run.commit(reason, code, number, details))
         named = "app_failed" if reason == "final_failure" else reason
         run.end(number, named, code, details)
         fault("noted")
         if reason == "final_failure":
-            return _exit_code(run.commit(named, code, number, details)["reason"])
+            return settle(order, run, run.commit(named, code, number, details))
         what, then = decide(run.counted(order), order["retry"])
         if what == "final":
-            return _exit_code(run.commit(then, code, number, details)["reason"])
+            return settle(order, run, run.commit(then, code, number, details))
         if reason == "stopped" or asked.stop:
             return AGAIN
         again = next_start(order, options, then, asked)
         if again is not None:
             return again
+
+
+def attempt_once(order, run, number, options, asked, binding, gpus):
+    """Returns (reason, exit code, details) of one attempt; what it needed of the machine is given back."""
+    scratch = tempfile.mkdtemp(prefix="job-%s-%d-" % (order["job"][:10], run.index), dir=options.scratch)
+    try:
+        if gpus:
+            binding = dict(binding, **gpus.variables())
+        return Attempt(order, run, number, scratch, asked, binding, gpus).go()
+    finally:
+        _remove(scratch)
+        if gpus:
+            gpus.drop()
+
+
+def settle(order, run, result):
+    """The exit code of an index with this result. The first that failed of an array may stop the others."""
+    stops = order.get("on_task_failure") == "stop"
+    if stops and result["reason"] not in ("succeeded", "cancelled", "sibling_failed"):
+        run.halt()
+    return _exit_code(result["reason"])
 
 
 def _is_final(order, before):
@@ -761,7 +1128,8 @@ def next_start(order, options, pause, asked):
 
 def pack(order, folder, indices, options, asked):
     """Fill this machine's slots with the runs of `indices`, each with CPUs and GPUs of its own; returns an exit code."""
-    slots = share_out(order["pack"]["slots"], order["pack"].get("per", "node"), _cpus(), _gpus())
+    wanted = order["pack"]["slots"] or min(len(_cpus()), len(indices))
+    slots = share_out(wanted, order["pack"].get("per", "node"), _cpus(), _gpus())
     waiting, codes = list(indices), []
     running: Dict[int, Any] = {}
     while waiting or running:
@@ -901,14 +1269,19 @@ def main(words):
     )
     parser.add_argument("--indices", type=parse_indices, help="run these, such as 0-7,9, in turn or packed")
     parser.add_argument("--scratch", help="folder on this machine for trees; the system's temporary one by default")
+    parser.add_argument("--prepare", action="store_true", help="make the job's environment and run nothing")
     parser.add_argument("--claimed", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cpus", help=argparse.SUPPRESS)
     parser.add_argument("--gpus", help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     folder = os.path.abspath(options.folder)
     asked = Asked()
+    if options.scratch:
+        make_folder(options.scratch)
     try:
         order = load_order(folder)
+        if options.prepare:
+            return prepare(order, folder, options)
         if not options.claimed:
             part = order.get("part", 0) if options.part is None else options.part
             claim_job(folder, order.get("epoch", 1), part, options.native)
