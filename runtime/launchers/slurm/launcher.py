@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -154,7 +155,9 @@ class SlurmLauncher:
         else:
             artefacts = {"job.sh": render.render_script(spec, job.id, settings, profile)}
         parts = tuple(
-            self._part(spec, settings, profile, job.id, number, piece, times, len(indices))
+            self._part(
+                spec, settings, profile, states.native_name(job.id, root, number, piece.layout), number, piece, times
+            )
             for number, piece in enumerate(slices)
         )
         return LaunchPlan(
@@ -175,19 +178,18 @@ class SlurmLauncher:
         spec: JobSpec,
         settings: SlurmSettings,
         profile: Profile,
-        job: str,
+        name: str,
         number: int,
         piece: render.Slice,
         times: render.Times,
-        indices: int,
     ) -> NativePart:
-        name = states.native_name(job, number, piece.layout)
         return NativePart(
             name=name,
             artefact="job.sh",
-            offset=piece.layout.offset if piece.layout else (spec.array.offset if spec.array else 0),
-            count=piece.layout.count if piece.layout else indices,
+            offset=piece.layout.offset if piece.layout else 0,
+            count=piece.layout.count if piece.layout else 1,
             native={
+                "number": number,
                 "words": render.sbatch_words(spec, settings, profile, name, piece, times),
                 "script": render.script_words(number, piece),
             },
@@ -251,7 +253,13 @@ class SlurmLauncher:
 
         client = self._client(plan.target, host)
         folder = f"{host.files.root}/{plan.folder}"
-        prefix = f"{plan.order.get('epoch', 1)}.{part.name.split('.')[1]}."
+        epoch = int(plan.order.get("epoch", 1))
+        if epoch > 1:
+            words = [
+                f"--job-name={part.name}.e{epoch}" if "--job-name=" in word else word for word in part.native["words"]
+            ]
+            part = replace(part, name=f"{part.name}.e{epoch}", native={**part.native, "words": words})
+        prefix = f"{epoch}.{part.native['number']}."
         found = host.files.names(f"{plan.folder}/submit", prefix)
         tries = sorted(int(name.removeprefix(prefix)) for name in found)
         if tries:

@@ -5,6 +5,7 @@ Text formats and not `--json`, which changes its shape with each release and is 
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -179,14 +180,15 @@ class Layout:
         return [task for task in range(total) if wanted.issuperset(self.indices(task))]
 
 
-_NAME = re.compile(r"(j-[0-9a-f]+)\.(\d+)(?:\.(\d+)x(\d+)x(\d+))?")
+_NAME = re.compile(r"(j-[0-9a-f]+)\.[0-9a-f]{8}\.(\d+)(?:\.(\d+)x(\d+)x(\d+))?(?:\.e\d+)?")
 
 
-def native_name(job: str, part: int, layout: Layout | None) -> str:
-    """The job name on Slurm: our id, which is a hash, the part, and for an array what its tasks serve."""
-    if layout is None:
-        return f"{job}.{part}"
-    return f"{job}.{part}.{layout.offset}x{layout.each}x{layout.count}"
+def native_name(job: str, root: str, part: int, layout: Layout | None) -> str:
+    """The job name on Slurm: our id, which is a hash, that of the record root, the part, and for an array what its
+    tasks serve. The same launch into another record root is another job."""
+    place = hashlib.sha256(root.encode()).hexdigest()[:8]
+    served = "" if layout is None else f".{layout.offset}x{layout.each}x{layout.count}"
+    return f"{job}.{place}.{part}{served}"
 
 
 def read_name(name: str) -> tuple[str, int, Layout | None] | None:

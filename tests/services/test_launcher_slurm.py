@@ -1,0 +1,486 @@
+"""Jobs on a real Slurm of four nodes: once whatever is killed, retried as promised, and every end told for what it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.config import Project, Settings
+from runtime.errors import NotPossible
+from runtime.jobs import Array, Backoff, Checkpoint, JobResources, JobSpec, JobState, PackPer, Placement, Retry
+from runtime.launchers.slurm.launcher import SlurmLauncher, SubmitRefused
+from runtime.launching import JobHandle, LaunchOptions, find_job, launch
+from runtime.reasons import EndReason
+from tests import slurm_support
+from tests.services_support import require, wait_until
+from tests.slurm_support import Slurm
+from tests.ssh_support import SshServer
+
+pytestmark = [pytest.mark.service, pytest.mark.slow]
+
+FAULTS = ["unlocked", "locked", "written", "submitting", "submitted", "launched"]
+SOON = Backoff(min=timedelta(seconds=1), max=timedelta(seconds=1))
+LAUNCH = """
+from runtime.config import load_settings
+from runtime.jobs import JobSpec
+from runtime.launching import launch
+job = launch(JobSpec(command=("sh", "-c", "echo ran >> $RUNTIME_CHECKPOINT_DIR/ran; sleep 1"), name="once"), "hpc")
+print(job.id, job.new)
+"""
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Slurm]:
+    missing = slurm_support.find_missing()
+    require(missing or "Slurm", not missing, slurm_support.INSTALL)
+    running = Slurm(KillWait=2).start()
+    yield running
+    running.stop()
+
+
+class Place:
+    """A project whose target `hpc` is a Slurm, and the work tree that jobs are launched from."""
+
+    def __init__(self, slurm: Slurm, folder: Path) -> None:
+        self.slurm, self.folder = slurm, folder
+        self.tree = folder / "tree"
+        self.tree.mkdir()
+        self.target: dict[str, Any] = {"kind": "slurm", "records": str(folder / "records")}
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(
+            project=Project(root=self.folder, targets={"hpc": self.target}),
+            data_dir=self.folder / "data",
+            cache_dir=self.folder / "cache",
+            config_dir=self.folder / "config",
+        )
+
+    def launch(self, script: str, **changes: Any) -> JobHandle:
+        spec = replace(JobSpec(command=("sh", "-c", script)), **changes)
+        return launch(spec, "hpc", settings=self.settings, options=LaunchOptions(base=self.tree))
+
+    def program(self, **environ: str) -> subprocess.Popen[str]:
+        """Another process that launches `LAUNCH`; `environ` may say where it is to die."""
+        lines = "".join(f'{name} = "{value}"\n' for name, value in self.target.items())
+        (self.tree / "pyproject.toml").write_text(f"[tool.runtime.targets.hpc]\n{lines}")
+        env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environ}
+        return subprocess.Popen(
+            [sys.executable, "-c", LAUNCH], cwd=self.tree, env=env, stdout=subprocess.PIPE, text=True
+        )
+
+
+@pytest.fixture
+def place(lab: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    for name, value in lab.environment.items():
+        monkeypatch.setenv(name, value)
+    yield Place(lab, tmp_path)
+    lab.clear()
+
+
+def printed(job: JobHandle, index: int = 0, rank: int = 0) -> str:
+    return b"".join(job.logs(index=index, rank=rank)).decode()
+
+
+def ends(place: Place, job: JobHandle, index: int = 0) -> list[str]:
+    """How each attempt of an index ended; `-` where it left no word, or none was needed."""
+    found = []
+    for folder in sorted((place.folder / "records" / "jobs" / job.id / "runs" / str(index)).glob("a0*")):
+        notes = [path.name.removeprefix("end.").rpartition(".")[0] for path in folder.glob("end.*")]
+        found.append(notes[0] if notes else "-")
+    return found
+
+
+def runs(job: JobHandle) -> bool:
+    return job.state() is JobState.RUNNING and job.attempts() != []
+
+
+# what runs
+
+
+def test_job_runs_the_tree_as_it_was_with_only_its_own_variables(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SBATCH_PARTITION", "nowhere")
+    monkeypatch.setenv("SQUEUE_STATES", "SUSPENDED")
+    monkeypatch.setenv("LAUNCHING_SHELL", "here")
+    (place.tree / "main.sh").write_text("echo one $MINE ${LAUNCHING_SHELL-unset} $CUDA_VISIBLE_DEVICES\n")
+    job = place.launch("sh main.sh", env={"MINE": "mine"}, resources=_gpus(2))
+    (place.tree / "main.sh").write_text("echo two\n")
+
+    status = job.wait(timeout_s=60)
+
+    assert (status.state, status.reason) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
+    assert printed(job) == "one mine unset 0,1\n"
+    assert len(place.slurm.jobs(job.id)) == 1
+
+
+def _gpus(count: float) -> JobResources:
+    from runtime.jobs import Gpus
+
+    return JobResources(gpus=Gpus(count=count, type="a100"))
+
+
+def test_array_gives_each_index_its_parameters_and_its_own_end(place: Place) -> None:
+    job = place.launch("echo {x} $RUNTIME_ARRAY_INDEX; exit {x}", array=Array(params={"x": (0, 1, 0)}, offset=5))
+
+    status = job.wait(timeout_s=60)
+
+    assert (status.state, dict(status.counts)) == (JobState.FAILED, {JobState.SUCCEEDED: 2, JobState.FAILED: 1})
+    assert [printed(job, index) for index in (5, 6, 7)] == ["0 5\n", "1 6\n", "0 7\n"]
+
+
+def test_array_above_the_clusters_limits_is_split_and_each_index_runs_once(place: Place) -> None:
+    place.target["max_array_size"] = 3
+
+    job = place.launch("echo $RUNTIME_ARRAY_INDEX", array=Array(count=8, offset=10, max_parallel=6))
+    status = job.wait(timeout_s=90)
+
+    assert dict(status.counts) == {JobState.SUCCEEDED: 8}
+    assert len(place.slurm.jobs(job.id)) == 3
+    assert [printed(job, index) for index in range(10, 18)] == [f"{index}\n" for index in range(10, 18)]
+    assert [job.attempts(index) for index in range(10, 18)] == [[1]] * 8
+
+
+def test_array_above_the_submit_limit_runs_several_indices_in_turn(place: Place) -> None:
+    place.target["max_submit"] = 2
+
+    job = place.launch("echo $RUNTIME_ARRAY_INDEX", array=Array(count=5))
+    status = job.wait(timeout_s=60)
+
+    assert dict(status.counts) == {JobState.SUCCEEDED: 5}
+    rows = place.slurm.run("sacct", "-X", "-n", "-P", "--format=JobID", "-j", place.slurm.jobs(job.id)[0]).splitlines()
+    assert len(rows) == 2
+    assert [printed(job, index) for index in range(5)] == [f"{index}\n" for index in range(5)]
+
+
+def test_packed_array_fills_the_slots_of_its_nodes_with_gpus_of_their_own(place: Place) -> None:
+    job = place.launch(
+        "sleep 0.2; echo $CUDA_VISIBLE_DEVICES; [ $RUNTIME_ARRAY_INDEX != 7 ]",
+        array=Array(count=12, pack=2, pack_per=PackPer.GPU, max_parallel=8),
+        resources=_gpus(2),
+        retry=Retry(failure=1, backoff=SOON),
+    )
+
+    status = job.wait(timeout_s=90)
+
+    assert dict(status.counts) == {JobState.SUCCEEDED: 11, JobState.FAILED: 1}
+    rows = place.slurm.run("sacct", "-X", "-n", "-P", "--format=JobID", "-j", place.slurm.jobs(job.id)[0]).splitlines()
+    assert len(rows) == 2
+    assert {printed(job, index) for index in range(12) if index != 7} == {"0\n", "1\n"}
+    assert [len(job.attempts(index)) for index in (6, 7, 8)] == [1, 2, 1]
+
+
+def test_job_waits_for_the_jobs_it_comes_after(place: Place) -> None:
+    first = place.launch("sleep 2; date +%s%N > $RUNTIME_CHECKPOINT_DIR/../../../../../first")
+    second = place.launch("cat ../../../first 2>/dev/null || ls -d .", after=(first.id,))
+
+    assert second.state() is JobState.PENDING
+    assert second.wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert first.state() is JobState.SUCCEEDED
+    with pytest.raises(NotPossible):
+        place.launch("true", after=("j-000000000000000000000000",))
+
+
+# what ends it, and what follows
+
+
+def test_failure_is_requeued_by_the_shim_and_only_that_member_of_the_array(place: Place) -> None:
+    job = place.launch(
+        "[ $RUNTIME_ARRAY_INDEX != 0 ] || [ $RUNTIME_ATTEMPT = 2 ]",
+        array=Array(count=3),
+        retry=Retry(failure=1, backoff=SOON),
+    )
+
+    status = job.wait(timeout_s=90)
+
+    assert dict(status.counts) == {JobState.SUCCEEDED: 3}
+    assert [ends(place, job, index) for index in range(3)] == [["app_failed", "-"], ["-"], ["-"]]
+    assert len(place.slurm.jobs(job.id)) == 1
+
+
+def test_job_that_checkpoints_at_its_time_limit_finishes_on_the_third_attempt(place: Place) -> None:
+    job = place.launch(
+        "n=$(cat $RUNTIME_CHECKPOINT_DIR/n 2>/dev/null || echo 0); [ $n = 2 ] && exit 0\n"
+        "trap 'echo $((n + 1)) > $RUNTIME_CHECKPOINT_DIR/n; exit 0' TERM\n"
+        "trap 'echo $((n + 1)) > $RUNTIME_CHECKPOINT_DIR/n' USR1\n"
+        "while :; do sleep 0.1; done",
+        time_limit=timedelta(seconds=4),
+        grace_period=timedelta(seconds=2),
+        checkpoint=Checkpoint(lead=timedelta(seconds=2)),
+    )
+
+    status = job.wait(timeout_s=120)
+
+    assert (status.state, ends(place, job)) == (JobState.SUCCEEDED, ["checkpointed", "checkpointed", "-"])
+    assert len(place.slurm.jobs(job.id)) == 1
+
+
+def test_preempted_job_is_requeued_and_goes_on(place: Place) -> None:
+    place.target["partition"] = "preempt"
+    job = place.launch(
+        "[ $RUNTIME_ATTEMPT = 1 ] || exit 0; sleep 60",
+        placement=Placement(nodes=("n1",)),
+        grace_period=timedelta(seconds=1),
+    )
+    assert wait_until(lambda: runs(job), timeout_s=30)
+
+    place.slurm.run("sbatch", "-p", "urgent", "-w", "n1", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 2")
+    status = job.wait(timeout_s=90)
+
+    assert (status.state, ends(place, job)) == (JobState.SUCCEEDED, ["stopped", "-"])
+    assert len(place.slurm.jobs(job.id)) == 1
+
+
+def test_job_on_a_node_that_goes_down_is_requeued_and_goes_on(place: Place) -> None:
+    job = place.launch("[ $RUNTIME_ATTEMPT = 1 ] || exit 0; sleep 45", placement=Placement(nodes=("n4",)))
+    assert wait_until(lambda: runs(job), timeout_s=30)
+
+    place.slurm.node(4, "down")
+    try:
+        place.slurm.run("scontrol", "update", "nodename=n4", "state=down", "reason=test")
+        assert wait_until(lambda: job.state() is JobState.PENDING, timeout_s=30)
+    finally:
+        place.slurm.node(4, "up")
+        time.sleep(1)
+        place.slurm.run("scontrol", "update", "nodename=n4", "state=resume", check=False)
+    status = job.wait(timeout_s=90)
+
+    assert (status.state, len(job.attempts())) == (JobState.SUCCEEDED, 2)
+    assert len(place.slurm.jobs(job.id)) == 1
+
+
+def test_job_ended_by_scancel_is_cancelled(place: Place) -> None:
+    job = place.launch("sleep 60", grace_period=timedelta(seconds=1))
+    assert wait_until(lambda: runs(job), timeout_s=30)
+
+    place.slurm.run("scancel", place.slurm.jobs(job.id)[0])
+    status = job.wait(timeout_s=30)
+
+    assert (status.state, status.reason) == (JobState.CANCELLED, EndReason.CANCELLED)
+
+
+def test_cancel_of_one_index_leaves_the_others_and_of_the_job_leaves_nothing(place: Place) -> None:
+    job = place.launch("sleep 60", array=Array(count=3), grace_period=timedelta(seconds=1))
+    assert wait_until(lambda: all(job.attempts(index) for index in range(3)), timeout_s=30)
+
+    assert job.cancel(indices=[1]) == []
+    assert [each.state for each in job.status(indices=True).indices] == [
+        JobState.RUNNING,
+        JobState.CANCELLED,
+        JobState.RUNNING,
+    ]
+    assert job.cancel() == []
+    assert dict(job.status().counts) == {JobState.CANCELLED: 3}
+    assert place.slurm.run("squeue", "-h", "-j", place.slurm.jobs(job.id)[0], check=False) == ""
+
+
+# what is refused
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "said", "fact"),
+    [
+        ("partition", "gpus", "invalid partition", "partitions on `hpc`: debug, preempt, urgent"),
+        ("account", "nobody", "invalid account", "your accounts on `hpc`: test"),
+        ("qos", "gold", "invalid qos", "your QOS on `hpc`: high, low, normal"),
+        ("flags", ["--array=0-9999"], "invalid job array", "MaxArraySize on `hpc`: 1001"),
+    ],
+)
+def test_what_slurm_refuses_is_told_with_what_there_is(
+    place: Place, setting: str, value: object, said: str, fact: str
+) -> None:
+    place.target[setting] = value
+
+    with pytest.raises(SubmitRefused) as refused:
+        place.launch("true")
+
+    assert said in refused.value.said.lower()
+    assert list(refused.value.facts) == [fact]
+    del place.target[setting]
+    assert place.launch("true").wait(timeout_s=30).state is JobState.SUCCEEDED
+
+
+def test_request_that_no_node_fits_is_refused_and_a_smaller_one_of_the_same_job_is_not_taken_for_it(
+    place: Place,
+) -> None:
+    place.target["flags"] = ["--constraint=nowhere"]
+    with pytest.raises(SubmitRefused):
+        place.launch("true")
+    place.target["flags"] = ["--mem=900000"]
+    with pytest.raises(SubmitRefused) as refused:
+        place.launch("true")
+    assert any("4 CPUs, 4000 MB" in fact for fact in refused.value.facts)
+
+    place.target["flags"] = []
+    job = place.launch("true")
+
+    assert job.wait(timeout_s=30).state is JobState.SUCCEEDED
+
+
+# once
+
+
+@pytest.mark.parametrize("point", FAULTS)
+def test_launch_killed_at_any_point_and_run_again_is_one_job(place: Place, point: str) -> None:
+    killed = place.program(RUNTIME_LAUNCH_FAULT=point)
+    assert killed.communicate(timeout=60)[0] == ""
+    assert killed.returncode == -signal.SIGKILL
+
+    done = place.program()
+    identity = done.communicate(timeout=90)[0].split()[0]
+    job = find_job(identity, settings=place.settings)
+
+    assert job.wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert len(place.slurm.jobs(identity)) == 1
+    ran = place.folder / "records" / "jobs" / identity / "runs" / "0" / "checkpoint" / "ran"
+    assert ran.read_text() == "ran\n"
+
+
+def test_two_launches_at_once_are_one_job(place: Place) -> None:
+    both = [place.program(), place.program()]
+    said = [each.communicate(timeout=90)[0].split() for each in both]
+
+    assert said[0][0] == said[1][0]
+    assert sorted(new for _, new in said) == ["False", "True"]
+    assert find_job(said[0][0], settings=place.settings).wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert len(place.slurm.jobs(said[0][0])) == 1
+
+
+def test_launch_killed_while_the_controller_hangs_and_run_again_is_one_job(place: Place) -> None:
+    controller = int((place.slurm.conf.parent / "run" / "slurmctld.pid").read_text())
+    os.kill(controller, signal.SIGSTOP)
+    try:
+        killed = place.program(RUNTIME_LAUNCH_FAULT="submitting")
+        # `squeue` hangs before anything is submitted; it is let through, and sbatch may meet either.
+        time.sleep(1)
+        os.kill(controller, signal.SIGCONT)
+        killed.communicate(timeout=60)
+        os.kill(controller, signal.SIGSTOP)
+        again = place.program()
+        time.sleep(3)
+    finally:
+        os.kill(controller, signal.SIGCONT)
+    identity = again.communicate(timeout=120)[0].split()[0]
+
+    assert find_job(identity, settings=place.settings).wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert len(place.slurm.jobs(identity)) == 1
+
+
+# asking
+
+
+def test_pending_jobs_are_explained_by_slurms_own_reason(place: Place) -> None:
+    launcher = SlurmLauncher()
+    held = place.launch("true")
+    place.target["flags"] = ["--begin=now+1hour"]
+    later = place.launch("echo later")
+    place.target["flags"] = ["--time=300"]
+    too_long = place.launch("echo long")
+    place.target["flags"] = ["--hold"]
+    held = place.launch("echo held")
+    place.target["flags"] = ["--exclusive", "--nodes=4"]
+    blocker = place.launch("sleep 30; echo blocker", time_limit=timedelta(minutes=30))
+    assert wait_until(lambda: runs(blocker), timeout_s=30)
+    place.target["flags"] = ["--exclusive", "--nodes=4"]
+    waiting = place.launch("echo waiting", time_limit=timedelta(minutes=30))
+    after = place.launch("echo after", after=(blocker.id,))
+
+    said = {}
+    for name, job in (
+        ("later", later),
+        ("too_long", too_long),
+        ("held", held),
+        ("waiting", waiting),
+        ("after", after),
+    ):
+        assert wait_until(lambda job=job: job.natives()[0].raw != "PENDING", timeout_s=20)
+        explained = launcher.explain(job.target, job.natives()[0], job.host)
+        assert explained is not None
+        said[name] = explained.sentence
+
+    assert said == {
+        "later": "it was requeued, and Slurm lets it start again in a while",
+        "too_long": "its time limit is longer than the partition allows, so it will never start",
+        "held": "it is held",
+        "waiting": "it waits until nodes that fit are free",
+        "after": "it waits for the jobs it depends on",
+    }
+
+
+def test_rehearsed_preemption_requeues_and_what_only_operators_can_do_is_refused(place: Place) -> None:
+    launcher = SlurmLauncher()
+    job = place.launch("[ $RUNTIME_ATTEMPT = 1 ] || exit 0; sleep 60", grace_period=timedelta(seconds=1))
+    assert wait_until(lambda: runs(job), timeout_s=30)
+    native = job.entry().natives[0].native_id
+
+    with pytest.raises(NotPossible):
+        launcher.interrupt(job.target, native, None, "node-loss", job.host)
+    launcher.interrupt(job.target, native, None, "preempt", job.host)
+
+    assert job.wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert ends(place, job) == ["stopped", "-"]
+
+
+# over ssh, and without accounting
+
+
+def test_job_over_ssh_runs_with_the_login_nodes_slurm(
+    place: Place, ssh_server: SshServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_CONF")
+    ssh_server.set_session('exec sh -c "$SSH_ORIGINAL_COMMAND"', banner="welcome to the cluster\n")
+    place.target |= {
+        "host": ssh_server.host,
+        "options": ssh_server.options,
+        "slurm_conf": str(place.slurm.conf),
+    }
+    (place.tree / "main.sh").write_text("echo from the tree\n")
+
+    with place.launch("sh main.sh; exit $((2 - RUNTIME_ATTEMPT))", retry=Retry(failure=1, backoff=SOON)) as job:
+        status = job.wait(timeout_s=90)
+
+        assert status.state is JobState.SUCCEEDED
+        assert printed(job) == "from the tree\n" * 2
+        assert job.attempts() == [1, 2]
+
+
+@pytest.fixture(scope="module")
+def forgetful() -> Iterator[Slurm]:
+    missing = slurm_support.find_missing()
+    require(missing or "Slurm", not missing, slurm_support.INSTALL)
+    running = Slurm(accounting=False, MinJobAge=2, KillWait=2).start()
+    yield running
+    running.stop()
+
+
+def test_job_that_slurm_forgot_is_known_by_its_result_and_one_without_is_lost(
+    forgetful: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(forgetful.conf))
+    place = Place(forgetful, tmp_path)
+    good = place.launch("exit 0")
+    retried = place.launch("exit $((2 - RUNTIME_ATTEMPT))", retry=Retry(failure=1, backoff=SOON))
+    broken = place.launch("sleep 40")
+    assert wait_until(lambda: runs(broken), timeout_s=30)
+    # The record root takes no more words, as one that is full: the job ends without a result.
+    owners = place.folder / "records" / "jobs" / broken.id / "runs"
+    owners.rename(owners.with_name("moved"))
+    forgetful.run("scancel", "--signal=KILL", "--full", forgetful.jobs(broken.id)[0])
+    assert retried.wait(timeout_s=60).state is JobState.SUCCEEDED
+
+    assert wait_until(lambda: not forgetful.run("squeue", "-h", "-t", "all", "-o", "%F"), timeout_s=120, every_s=1)
+
+    assert [good.status().reason, retried.status().reason, broken.status().reason] == [
+        EndReason.SUCCEEDED,
+        EndReason.SUCCEEDED,
+        EndReason.LOST,
+    ]
