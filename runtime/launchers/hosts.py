@@ -284,6 +284,7 @@ class SshHost:
                 start_new_session=not _has_terminal(),
             )
         except OSError as problem:
+            self._errors.close()
             raise HostUnavailable(
                 f"cannot run `ssh`: {(problem.strerror or str(problem)).lower()}",
                 hint="install an OpenSSH client",
