@@ -136,6 +136,7 @@ class Run(object):
     def commit(self, reason, code, attempt, details):
         """Make this the result of the index, unless another is; returns the one that stands."""
         result = dict(details, reason=reason, code=code, attempt=attempt, at=time.time())
+        make_folder(self.folder)  # of an index that ends before its first attempt there is none
         try:
             create_whole(os.path.join(self.folder, "result"), json.dumps(result, sort_keys=True))
         except Taken:
@@ -325,9 +326,12 @@ class Attempt(object):
         self.had = _newest(self.checkpoints)
         self.children = []
         self.signalled = False
+        self.address = "127.0.0.1"
 
     def go(self):
         """Returns (reason, exit code, details)."""
+        if self.order.get("launch_ranks"):
+            return self._go_far()
         try:
             words, environment, folder = self._prepare()
         except SetupFailed as problem:
@@ -344,6 +348,51 @@ class Attempt(object):
         if self.gpus:
             self.gpus.note(groups)
         return self._watch()
+
+    def _go_far(self):
+        """Ranks on several machines: the backend's own starter runs a shim for each (`run_rank`), and we watch it."""
+        words = list(self.order["launch_ranks"]) + [sys.executable, os.path.abspath(__file__), self.run.job]
+        words += ["--index", str(self.run.index), "--rank-of", str(self.number)]
+        environment = dict(os.environ, RUNTIME_LEADER=socket.gethostname())
+        log = os.open(os.path.join(self.folder, "ranks.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            self.children.append(
+                subprocess.Popen(
+                    words, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                )
+            )
+        except OSError as problem:
+            return "setup_failed", 127, {"message": "cannot start %s: %s" % (words[0], problem.strerror)}
+        finally:
+            os.close(log)
+        reason, code, details = self._watch()
+        if reason == "app_failed" and os.path.exists(os.path.join(self.folder, "setup_failed")):
+            with io.open(os.path.join(self.folder, "setup_failed"), encoding="utf-8") as opened:
+                return "setup_failed", code, {"message": opened.read()}
+        return reason, code, details
+
+    def run_rank(self, rank, leader):
+        """One rank of an attempt that another shim watches; returns the command's exit code."""
+        self.address = leader
+        try:
+            words, environment, folder = self._prepare()
+            ranks = self.order["nodes"] * self.order["tasks_per_node"]
+            self.children.append(self._start(rank, ranks, words, environment, folder))
+        except (SetupFailed, OSError) as problem:
+            write_whole(os.path.join(self.folder, "setup_failed"), str(problem))
+            return 1
+        child = self.children[0]
+        while child.poll() is None:
+            if self.asked.stop:
+                self._end_all(self.order["grace_s"])
+                break
+            if self.asked.checkpoint and not self.signalled:
+                self.signalled = True
+                self._ask_for_checkpoint()
+            time.sleep(LOOK_S / 4)
+        _kill_group(child.pid, signal.SIGKILL)
+        code = child.wait()
+        return code if code >= 0 else 128 - code
 
     # before
 
@@ -416,7 +465,7 @@ class Attempt(object):
 
     def _start(self, rank, ranks, words, environment, folder):
         per_node = self.order["tasks_per_node"]
-        address = "127.0.0.1"
+        address = self.address
         environment = dict(
             environment,
             RUNTIME_RANK=str(rank),
@@ -504,11 +553,14 @@ class Attempt(object):
             time.sleep(LOOK_S)
 
     def _printed(self):
-        return sum(os.path.getsize(self._log(rank)) for rank in range(len(self.children)))
+        logs = [os.path.join(self.folder, name) for name in list_names(self.folder) if name.endswith(".log")]
+        return sum(os.path.getsize(log) for log in logs)
 
     def _ask_for_checkpoint(self):
         """To the command itself and not its group: a helper of it without a handler would die of the signal."""
         name = (self.order.get("checkpoint") or {}).get("signal")
+        if name and self.order.get("launch_ranks") and "RUNTIME_LEADER" not in os.environ:
+            name = "USR1"  # to the shims of the ranks, which send their command the one that it wants
         if name:
             for child in self.children:
                 if child.poll() is None:
@@ -862,7 +914,7 @@ def _build_environment(made, lock, place):
             _remove(home)  # another was first
     except OSError as problem:
         _remove(home)
-        raise SetupFailed("cannot make the environment with %s: %s" % (words[0], problem.strerror))
+        raise SetupFailed("cannot make the environment with %s: %s" % (words[0], os.strerror(problem.errno or 0)))
     except SetupFailed:
         _remove(home)
         raise
@@ -1015,6 +1067,25 @@ def find_gpus():
     except OSError:
         return []
     return child.communicate()[0].decode("ascii", "replace").split()
+
+
+def rank_number():
+    """Which of the ranks this is, as the backend's starter says."""
+    for name in ("SLURM_PROCID", "PMI_RANK", "OMPI_COMM_WORLD_RANK"):
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    raise Refused("nothing says which rank this is")
+
+
+def serve_rank(order, folder, options, asked):
+    """One rank of an attempt whose ranks a starter of the backend runs; returns an exit code."""
+    leader = os.environ.get("RUNTIME_LEADER") or "127.0.0.1"
+    scratch = tempfile.mkdtemp(prefix="job-%s-%d-" % (order["job"][:10], options.index), dir=options.scratch)
+    try:
+        run = Run(folder, options.index)
+        return Attempt(order, run, options.rank_of, scratch, asked, {}).run_rank(rank_number(), leader)
+    finally:
+        _remove(scratch)
 
 
 # one index, attempt after attempt
@@ -1271,6 +1342,7 @@ def main(words):
     parser.add_argument("--scratch", help="folder on this machine for trees; the system's temporary one by default")
     parser.add_argument("--prepare", action="store_true", help="make the job's environment and run nothing")
     parser.add_argument("--claimed", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--rank-of", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--cpus", help=argparse.SUPPRESS)
     parser.add_argument("--gpus", help=argparse.SUPPRESS)
     options = parser.parse_args(words)
@@ -1282,6 +1354,8 @@ def main(words):
         order = load_order(folder)
         if options.prepare:
             return prepare(order, folder, options)
+        if options.rank_of:
+            return serve_rank(order, folder, options, asked)
         if not options.claimed:
             part = order.get("part", 0) if options.part is None else options.part
             claim_job(folder, order.get("epoch", 1), part, options.native)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +17,7 @@ import pytest
 
 from runtime.shim import decide, parse_indices, share_out
 from runtime.snapshot import make_snapshot
+from tests.services_support import require
 from tests.shim_support import JOB, ShimJob, add_snapshot, find_pythons, make_job, processes_with, wait_for
 
 PYTHONS = find_pythons()
@@ -639,3 +642,320 @@ def test_shim_calls_a_kill_that_was_announced_as_one_for_memory_so(job: MakeJob)
 
     assert made.run() == 1
     assert made.results() == {0: ("oom", 137, 1)}
+
+
+# a machine's GPUs
+
+
+def gpu_order(tmp_path: Path, count: float, *devices: str) -> dict[str, Any]:
+    return {"count": count, "devices": list(devices), "locks": str(tmp_path / "gpus")}
+
+
+def test_shim_gives_a_run_gpus_of_its_own_and_gives_them_back(job: MakeJob, tmp_path: Path) -> None:
+    made = job("echo $CUDA_VISIBLE_DEVICES $NVIDIA_VISIBLE_DEVICES", gpus=gpu_order(tmp_path, 2, "0", "1", "2"))
+
+    assert made.run() == 0
+
+    assert made.log() == "0,1 0,1\n"
+    assert list((tmp_path / "gpus").iterdir()) == []
+
+
+def test_shim_runs_of_a_machine_never_have_more_of_a_gpu_than_there_is(job: MakeJob, tmp_path: Path) -> None:
+    made = job(
+        'mkdir -p "$HOME/$CUDA_VISIBLE_DEVICES"; touch "$HOME/$CUDA_VISIBLE_DEVICES/$$"; '
+        'ls "$HOME/$CUDA_VISIBLE_DEVICES" | wc -l; sleep 0.3; rm "$HOME/$CUDA_VISIBLE_DEVICES/$$"',
+        runs={index: {} for index in range(8)},
+        pack={"slots": 8, "per": "node"},
+        gpus=gpu_order(tmp_path, 0.5, "0", "1"),
+    )
+
+    assert made.run("--indices", "0-7", HOME=str(tmp_path / "seen")) == 0
+
+    together = [int(made.log(index)) for index in range(8)]
+    assert max(together) == 2, "two halves of a GPU at a time, and never three"
+    assert {path.name for path in (tmp_path / "seen").iterdir()} == {"0", "1"}
+
+
+def test_shim_waits_for_a_gpu_that_is_taken_and_not_for_a_dead_claim(job: MakeJob, tmp_path: Path) -> None:
+    claims = tmp_path / "gpus"
+    claims.mkdir()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    dead = {"boot": boot, "pid": 2**22 + 1, "start": "1", "groups": [], "gpus": {"0": 1.0}}
+    (claims / "claim.dead").write_text(json.dumps(dead))
+    (claims / "claim.earlier").write_text(json.dumps({**dead, "boot": "another", "pid": os.getpid(), "start": None}))
+    (claims / "claim.living").write_text(json.dumps({**dead, "pid": os.getpid(), "start": None, "gpus": {"1": 0.25}}))
+    first = job("echo $CUDA_VISIBLE_DEVICES", gpus=gpu_order(tmp_path, 1, "0", "1"))
+    assert first.run() == 0
+    assert first.log() == "0\n"
+    (claims / "claim.living").write_text(json.dumps({**dead, "pid": os.getpid(), "start": None, "gpus": {"0": 0.25}}))
+    second = make_job(tmp_path / "second", first.python, "true", gpus=gpu_order(tmp_path, 1, "0"))
+    running = second.start()
+    time.sleep(1)
+    waiting = second.ends()
+
+    (claims / "claim.living").unlink()
+
+    assert second.finish(running) == 0
+    assert waiting == [], "no attempt begins before there is a GPU for it"
+
+
+def test_shim_that_waits_for_a_gpu_can_be_cancelled_and_stopped(job: MakeJob, tmp_path: Path) -> None:
+    (tmp_path / "gpus").mkdir()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    held = {"boot": boot, "pid": os.getpid(), "start": None, "groups": [], "gpus": {"0": 1.0}}
+    (tmp_path / "gpus" / "claim.living").write_text(json.dumps(held))
+    made = job("true", gpus=gpu_order(tmp_path, 1, "0"))
+    stopped = made.start()
+    time.sleep(1)
+    stopped.send_signal(signal.SIGTERM)
+    assert made.finish(stopped) == 10
+    waiting = made.start()
+    time.sleep(0.5)
+
+    (made.folder / "cancel").touch()
+
+    assert made.finish(waiting) == 1
+    assert made.results() == {0: ("cancelled", 1, 0)}
+
+
+def test_shim_on_a_machine_with_too_few_gpus_says_so(job: MakeJob, tmp_path: Path) -> None:
+    made = job("true", gpus=gpu_order(tmp_path, 2, "0"))
+
+    assert made.run() == 1
+
+    assert made.results() == {0: ("setup_failed", 1, 1)}
+    assert "2 GPUs are wanted and" in json.loads((made.folder / "runs/0/result").read_text())["message"]
+
+
+def test_shim_that_was_killed_holds_its_gpu_while_its_command_lives(job: MakeJob, tmp_path: Path) -> None:
+    made = job("echo on; sleep 60", gpus=gpu_order(tmp_path, 1, "0"))
+    running = made.start()
+    wait_for(lambda: made.log() == "on\n" if made.ends() else False, "the command")
+    wait_for((made.folder / "runs/0/a0001/processes.json").exists, "the list of its processes")
+    time.sleep(0.3)
+    running.kill()
+    made.finish(running)
+    other = make_job(tmp_path / "other", made.python, "true", gpus=gpu_order(tmp_path, 1, "0"))
+    waits = other.start()
+    time.sleep(1)
+    early = other.ends()
+
+    again = made.start()
+    wait_for(lambda: len(made.ends()) == 2 or other.results(), "somebody who has the GPU")
+    (made.folder / "cancel").touch()
+
+    assert (made.finish(again), other.finish(waits)) == (1, 0)
+    assert early == []
+    assert processes_with(str(made.folder)) == []
+
+
+# an array that stops
+
+
+def test_shim_of_an_array_that_stops_starts_nothing_after_a_failure(job: MakeJob) -> None:
+    made = job("exit $((RUNTIME_ARRAY_INDEX == 1))", runs={index: {} for index in range(4)}, on_task_failure="stop")
+
+    assert made.run("--indices", "0-3") == 1
+
+    assert made.results() == {
+        0: ("succeeded", 0, 1),
+        1: ("app_failed", 1, 1),
+        2: ("sibling_failed", 1, 0),
+        3: ("sibling_failed", 1, 0),
+    }
+
+
+def test_shim_of_an_array_that_stops_lets_what_runs_finish_and_knows_after_a_crash(job: MakeJob) -> None:
+    made = job("[ $RUNTIME_ARRAY_INDEX = 0 ]", runs={0: {}, 1: {}}, on_task_failure="stop", pack={"slots": 1})
+    assert made.run("--index", "1") == 1
+    (made.folder / "stopped").unlink()
+
+    assert made.run("--index", "1") == 1
+
+    assert made.run("--indices", "0-1") == 1
+    assert made.results() == {0: ("sibling_failed", 1, 0), 1: ("app_failed", 1, 1)}
+
+
+# what a dead shim left
+
+
+def test_shim_ends_what_a_killed_one_left_running_before_it_starts_again(job: MakeJob) -> None:
+    made = job("echo $$; [ $RUNTIME_ATTEMPT = 2 ] || sleep 600")
+    running = made.start()
+    wait_for((made.folder / "runs/0/a0001/processes.json").exists, "the list of its processes")
+    running.kill()
+    made.finish(running)
+    left = json.loads((made.folder / "runs/0/a0001/processes.json").read_text())[0]["pid"]
+    assert Path(f"/proc/{left}").exists()
+
+    assert made.run() == 0
+
+    assert made.ends() == ["-", "-"]
+    assert made.results() == {0: ("succeeded", 0, 2)}
+    wait_for(lambda: f"process group {left}" in made.stderr, "a word about it")
+
+
+def test_shim_after_a_restart_of_the_machine_counts_a_failed_node(job: MakeJob) -> None:
+    made = job("true", retry={"preemption": 0})
+    folder = made.folder / "runs" / "0" / "a0001"
+    folder.mkdir(parents=True)
+    start = {"host": socket.gethostname(), "boot": "an earlier start", "pid": os.getpid(), "start": None, "at": 1.0}
+    (folder / "start.json").write_text(json.dumps(start))
+
+    assert made.run() == 1
+
+    assert made.results() == {0: ("node_failed", 1, 1)}
+
+
+def test_shim_says_which_rank_failed_first(job: MakeJob) -> None:
+    made = job("[ $RUNTIME_RANK = 1 ] && exit 7; sleep 60", nodes=3)
+
+    assert made.run() == 1
+
+    result = json.loads((made.folder / "runs/0/result").read_text())
+    assert (result["reason"], result["code"], result["rank"]) == ("app_failed", 7, 1)
+
+
+# environments
+
+
+CONDA = """#!/bin/sh
+[ "$1 $2" = "env create" ] || exit 9
+echo made >> "$RECORD"
+sleep 0.3
+[ -z "$BROKEN" ] || { echo "no such package: numpi" >&2; exit 1; }
+mkdir -p "$5/bin"
+printf '#!/bin/sh\\necho tool of %s\\n' "$5" > "$5/bin/tool"
+chmod 755 "$5/bin/tool"
+"""
+
+
+@pytest.fixture
+def conda(tmp_path: Path) -> dict[str, str]:
+    """Variables of a machine whose `conda` makes an environment with one tool in it."""
+    folder = tmp_path / "conda"
+    folder.mkdir()
+    (folder / "conda").write_text(CONDA)
+    (folder / "conda").chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}", "RECORD": str(tmp_path / "made")}
+
+
+def with_environment(job: MakeJob, tmp_path: Path, script: str, **environment: Any) -> ShimJob:
+    tree = tmp_path / "with-lock"
+    tree.mkdir(exist_ok=True)
+    (tree / "environment.yml").write_text("dependencies: [numpy]\n")
+    (tree / "module.py").write_text("")
+    made = {"manager": "conda", "lock": "environment.yml", "extras": [], "build_on": "node", **environment}
+    built = job(script, environment=made, runs={index: {} for index in range(3)}, pack={"slots": 3})
+    add_snapshot(built, make_snapshot(tree).archive)
+    return built
+
+
+def test_shim_makes_an_environment_once_for_all_runs_and_enters_it(
+    job: MakeJob, tmp_path: Path, conda: dict[str, str]
+) -> None:
+    made = with_environment(job, tmp_path, 'tool; echo "$CONDA_PREFIX"; ls "${PYTHONPATH%%:*}"')
+
+    assert made.run("--indices", "0-2", **conda) == 0
+
+    assert (tmp_path / "made").read_text() == "made\n"
+    (link,) = [path for path in (tmp_path / "environments").iterdir() if path.is_symlink()]
+    home = link.resolve()
+    assert made.log(2) == f"tool of {home}\n{home}\nenvironment.yml\nmodule.py\n"
+    assert sorted(path.name for path in (tmp_path / "environments").iterdir()) == sorted([link.name, home.name])
+
+
+def test_shim_whose_environment_cannot_be_made_says_what_the_manager_said(
+    job: MakeJob, tmp_path: Path, conda: dict[str, str]
+) -> None:
+    made = with_environment(job, tmp_path, "true")
+
+    assert made.run("--index", "0", **conda, BROKEN="1") == 1
+    assert made.run("--index", "1", **{**conda, "PATH": "/usr/bin:/bin"}) == 1
+
+    messages = [json.loads((made.folder / f"runs/{index}/result").read_text())["message"] for index in (0, 1)]
+    assert messages == [
+        "conda env failed: no such package: numpi",
+        "cannot make the environment with conda: No such file or directory",
+    ]
+    assert list((tmp_path / "environments").iterdir()) == []
+
+
+def test_shim_with_an_environment_of_the_launch_makes_none_itself(
+    job: MakeJob, tmp_path: Path, conda: dict[str, str]
+) -> None:
+    made = with_environment(job, tmp_path, "tool", build_on="submit")
+
+    assert made.run("--index", "0", **conda) == 1
+    assert made.run("--prepare", **conda) == 0
+    assert made.run("--prepare", **conda) == 0
+    assert made.run("--index", "1", **{**conda, "PATH": "/usr/bin:/bin"}) == 0
+
+    assert made.results() == {0: ("setup_failed", 1, 1), 1: ("succeeded", 0, 1)}
+    assert (tmp_path / "made").read_text() == "made\n"
+    assert made.left_over() == []
+
+
+def test_shim_takes_over_from_a_maker_of_the_environment_that_died(
+    job: MakeJob, tmp_path: Path, conda: dict[str, str]
+) -> None:
+    made = with_environment(job, tmp_path, "tool")
+    assert made.run("--prepare", **conda) == 0
+    (link,) = [path for path in (tmp_path / "environments").iterdir() if path.is_symlink()]
+    link.unlink()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    dead = {"host": socket.gethostname(), "boot": boot, "pid": 2**22 + 1, "start": "1"}
+    (tmp_path / "environments" / f"{link.name}.builder").write_text(json.dumps(dead))
+
+    assert made.run("--index", "0", **conda) == 0
+
+    assert link.is_symlink()
+    assert (tmp_path / "made").read_text() == "made\nmade\n"
+
+
+@pytest.mark.service
+def test_shim_makes_an_environment_of_a_uv_lock(job: MakeJob, tmp_path: Path) -> None:
+    uv = shutil.which("uv") or shutil.which("uv", path=str(Path(__file__).parents[2] / ".venv-lock" / "bin"))
+    require("uv", uv, "make .venv-lock/.ready")
+    tree = tmp_path / "project"
+    tree.mkdir()
+    (tree / "pyproject.toml").write_text('[project]\nname = "empty"\nversion = "1"\nrequires-python = ">=3.11"\n')
+    (tree / "uv.lock").write_text(
+        'version = 1\nrequires-python = ">=3.11"\n\n[[package]]\nname = "empty"\nversion = "1"\nsource = { virtual = "." }\n'
+    )
+    made = job(
+        'python -c "import sys; print(sys.prefix)"; echo $VIRTUAL_ENV',
+        environment={"manager": "uv", "lock": "uv.lock", "extras": [], "build_on": "node"},
+    )
+    add_snapshot(made, make_snapshot(tree).archive)
+    path = f"{Path(str(uv)).parent}:{Path(sys.executable).resolve().parent}:{os.environ['PATH']}"
+
+    assert made.run(PATH=path, HOME=str(tmp_path), UV_OFFLINE="1", UV_PYTHON=sys.executable) == 0, made.stderr
+
+    (link,) = [path for path in (tmp_path / "environments").iterdir() if path.is_symlink()]
+    assert made.log() == f"{link.resolve()}\n{link.resolve()}\n"
+
+
+# what it is written in
+
+
+@pytest.mark.parametrize("name", ["runtime/shim.py", "runtime/launchers/agent.py"])
+def test_files_that_travel_need_nothing_newer_than_python_3_6(name: str) -> None:
+    assert needed_python(Path(__file__).parents[2] / name) == (3, 6)
+
+
+def test_check_of_the_python_that_is_needed_sees_a_newer_call(tmp_path: Path) -> None:
+    newer = tmp_path / "newer.py"
+    newer.write_text("import math\nprint(math.dist([1], [2]))\nx: int = 1\n")
+
+    assert needed_python(newer) == (3, 8)
+
+
+def needed_python(path: Path) -> tuple[int, int]:
+    """The oldest Python 3 that has everything the file uses, by vermin's tables."""
+    vermin = pytest.importorskip("vermin")
+    found = vermin.SourceVisitor(config=vermin.Config())
+    found.visit(vermin.Parser(path.read_text()).parse(vermin.Config())[0])
+    needed = found.minimum_versions()[1]
+    assert isinstance(needed, tuple)
+    return needed[0], needed[1]
