@@ -134,7 +134,7 @@ def _next_epoch(
         job.files.write(f"{folder}/{ledger.EPOCH}", str(epoch).encode())
         fault("reordered")
         if forgive:
-            for name in ["cancel", *(f"cancel.{index}" for index in indices)]:
+            for name in ["cancel", "stopped", *(f"cancel.{index}" for index in indices)]:
                 job.files.remove(f"{folder}/{name}")
             _put_aside(job, entry, indices, epoch - 1)
         fault("forgiven")
