@@ -1,0 +1,82 @@
+"""Jobs on this machine for tests of the verbs: a data folder, a work tree, and a hand that types commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.cli.main import main
+from tests.shim_support import processes_with, wait_for
+
+
+@dataclass
+class Typed:
+    """What a command came to."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@dataclass
+class Terminal:
+    """Types `runtime …` in a work tree whose data folder is its own."""
+
+    tree: Path
+    data: Path
+    capsys: pytest.CaptureFixture[str]
+
+    def __call__(self, *words: str) -> Typed:
+        self.capsys.readouterr()
+        code = main(list(words))
+        said = self.capsys.readouterr()
+        return Typed(code, said.out, said.err)
+
+    def launch(self, script: str, *words: str) -> str:
+        """A job that runs `script` in a shell; its id."""
+        said = self("launch", "--on", "local", *words, "--", "sh", "-c", script)
+        assert said.code == 0, said.err
+        return said.out.strip()
+
+    def finish(self, script: str, *words: str) -> str:
+        job = self.launch(script, *words)
+        self.wait(job)
+        return job
+
+    def wait(self, job: str, *states: str) -> None:
+        wanted = states or ("succeeded", "failed", "cancelled")
+        wait_for(lambda: self("status", job, "-o", "json").json["state"] in wanted, f"{wanted} of {job}", 30)
+
+    def folder(self, job: str) -> Path:
+        return self.data / "jobs" / "jobs" / job
+
+
+@contextmanager
+def open_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Terminal]:
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "main.py").write_text("print('hello')\n")
+    monkeypatch.chdir(tree)
+    monkeypatch.setenv("RUNTIME_DATA_DIR", str(tmp_path / "data"))
+    try:
+        yield Terminal(tree, tmp_path / "data", capsys)
+    finally:
+        for pid in processes_with(str(tmp_path)):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue

@@ -1,0 +1,697 @@
+"""status, logs, explain, cancel, retry, fetch, gc and interrupt of jobs, as they are typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import ledger
+from runtime.fetching import FilesDiffer
+from runtime.jobs import JobState
+from runtime.jobview import AttemptView, JobFacts, explain, read_target
+from runtime.launchers.base import NativeState, Target
+from runtime.launchers.hosts import LocalFiles, LocalHost
+from runtime.launchers.local.launcher import LocalLauncher
+from runtime.launching import owner_name
+from runtime.ledger import LedgerEntry, NativeJob, Outcome
+from runtime.reasons import EndReason
+from tests.jobs_support import Terminal, open_terminal
+from tests.shim_support import processes_with, wait_for
+
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Terminal]:
+    with open_terminal(tmp_path, monkeypatch, capsys) as terminal:
+        yield terminal
+
+
+# status
+
+
+def test_overview_has_the_jobs_of_this_machine_and_says_once_what_failed_since(run: Terminal) -> None:
+    failed = run.finish("exit 3", "--name", "bad")
+    running = run.launch("sleep 60", "--name", "long")
+    run.wait(running, "running")
+
+    first, second = run("status"), run("status")
+
+    lines = first.out.splitlines()
+    assert lines[3].split() == ["JOB", "NAME", "STATE", "DONE", "FAILED", "TARGET", "OWNER", "LAUNCHED"]
+    rows = [line.split()[:3] for line in lines[4:6]]
+    assert rows == [[running[:10], "long", "running"], [failed[:10], "bad", "failed"]]
+    assert f"1 failed job, 1 since you last looked; why: `runtime explain {failed[:10]}`" in first.out
+    assert "1 failed job; why" in second.out
+
+
+def test_overview_without_jobs_says_nothing_of_them(run: Terminal) -> None:
+    assert run("status").out == "stack local\nnothing was submitted yet; `runtime submit --help` shows how\n"
+
+
+def test_overview_of_a_target_is_its_jobs_alone(run: Terminal) -> None:
+    job = run.finish("true")
+
+    said = run("status", "--on", "local")
+
+    assert said.out.splitlines()[0] == "jobs on local: 0 unfinished jobs"
+    assert job[:10] in said.out
+    assert run("status", "--on", "local", "--failed", "-o", "json").json["jobs"] == []
+
+
+def test_overview_of_a_target_that_does_not_answer_is_a_line(run: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run.tree / "runtime.toml").write_text('[targets.far]\nkind = "ssh"\nhost = "nobody.invalid"\nrecords = "/x"\n')
+    monkeypatch.setenv("PATH", "")
+
+    said = run("status", "--on", "far")
+
+    assert (said.code, said.err) == (0, "")
+    assert said.out.startswith("target `far` does not answer: ")
+
+
+def test_status_of_one_job_shows_attempts_and_where_things_lie(run: Terminal) -> None:
+    job = run.finish("exit $((2 - RUNTIME_ATTEMPT))", "--retries", "1", "--set", "retry.backoff.min=1s")
+
+    said = run("status", job[:8])
+
+    assert said.out.splitlines()[0] == f"{job} · sh · local (local) · succeeded"
+    assert f"records     {run.folder(job)}" in said.out
+    assert f"`runtime fetch {job[:10]}`, {run.folder(job)}/runs/0/output/aATTEMPT" in said.out
+    rows = [line.split() for line in said.out.splitlines() if line.lstrip().startswith(("1 ", "2 "))]
+    assert [(row[0], *row[-3:-1]) for row in rows] == [("1", "app_failed", "1"), ("2", "succeeded", "0")]
+
+
+def test_status_of_an_array_has_counts_a_bar_and_the_runs_that_failed(run: Terminal) -> None:
+    job = run.finish("exit {x}", "--grid", "x=0,1,0,2")
+
+    said = run("status", job)
+
+    assert "  succeeded  2" in said.out
+    assert "  failed     2" in said.out
+    assert "done        [########################] 4 of 4, 100 %" in said.out
+    assert run("status", job, "--failed").out == "1\tfailed\tapp_failed\t1\t1\t-\n3\tfailed\tapp_failed\t2\t1\t-\n"
+
+
+def test_status_of_one_run_shows_its_attempts(run: Terminal) -> None:
+    job = run.finish("exit {x}", "--grid", "x=0,1")
+
+    seen = run("status", job, "--index", "1", "-o", "json").json
+
+    assert [(each["index"], each["attempt"], each["reason"]) for each in seen["attempts"]] == [(1, 1, "app_failed")]
+    assert run("status", job, "--index", "2").err.splitlines()[-1] == "hint: it has 0 to 1"
+
+
+def test_watch_of_a_job_ends_with_it(run: Terminal) -> None:
+    job = run.launch("sleep 0.5")
+
+    assert run("status", job, "--watch").out.splitlines()[-1] == f"{job}: succeeded"
+
+
+def test_status_of_an_unknown_job_says_which_there_are(run: Terminal) -> None:
+    job = run.finish("true")
+
+    said = run("status", "j-ffffffff")
+
+    assert said.code == 2
+    assert said.err.splitlines()[0] == "error: no job named `j-ffffffff`"
+    assert job in said.err
+
+
+def test_status_with_an_index_of_something_else_is_refused(run: Terminal) -> None:
+    assert run("status", "sweep", "--index", "1").code == 2
+    assert run("status", "sweep", "--on", "local").code == 2
+
+
+# logs
+
+
+def test_logs_of_a_job_are_of_all_attempts_or_of_one(run: Terminal) -> None:
+    job = run.finish("echo $RUNTIME_ATTEMPT; [ $RUNTIME_ATTEMPT = 2 ] || exit 75")
+
+    assert run("logs", job).out == "1\n2\n"
+    assert run("logs", job, "--attempt", "2").out == "2\n"
+    assert run("logs", job, "--attempt", "3").code == 2
+    assert run("logs", job, "--attempt", "x").err.splitlines()[0] == "error: `x` is no valid attempt"
+
+
+def test_logs_of_ranks_and_runs(run: Terminal) -> None:
+    ranks = run.finish("echo $RUNTIME_RANK", "--nodes", "2")
+    array = run.finish("echo {x}", "--grid", "x=7,8")
+
+    assert run("logs", ranks, "--rank", "1").out == "1\n"
+    assert run("logs", ranks, "--rank", "2").code == 2
+    assert run("logs", array, "--index", "1").out == "8\n"
+    assert run("logs", array).err == "-- run 0 of 2; `--index` shows another\n"
+    assert run("logs", array, "--index", "9").code == 2
+
+
+def test_logs_followed_over_an_array_name_the_run_of_each_line(run: Terminal) -> None:
+    job = run.launch("echo a{x}; sleep 0.3; printf b{x}", "--grid", "x=0,1")
+
+    said = run("logs", "-f", job)
+
+    assert sorted(said.out.splitlines()) == ["[0] a0", "[0] b0", "[1] a1", "[1] b1"]
+
+
+def test_logs_followed_and_interrupted_leave_the_job_alone(run: Terminal) -> None:
+    job = run.launch("echo here; sleep 60")
+    words = [sys.executable, "-m", "runtime", "logs", "-f", job]
+    following = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert following.stdout is not None
+    assert following.stdout.readline() == "here\n"
+
+    following.send_signal(signal.SIGINT)
+
+    assert "detached, the job goes on" in following.communicate(timeout=20)[1]
+    assert following.returncode == 130
+    assert run("status", job, "-o", "json").json["state"] == "running"
+
+
+def test_logs_of_a_task_take_no_rank(run: Terminal) -> None:
+    assert run("logs", "t-3f2a", "--rank", "1").code == 2
+
+
+# cancel
+
+
+def test_cancel_ends_the_job_and_says_that_nothing_is_left(run: Terminal) -> None:
+    job = run.launch("sleep 71 & sleep 72")
+    run.wait(job, "running")
+
+    said = run("cancel", job)
+
+    assert (said.code, said.out) == (0, f"{job}\tcancelled\tnothing of it is left\n")
+    assert run("status", job, "-o", "json").json["state"] == "cancelled"
+    assert run("cancel", job).out == f"{job}\tcancelled\tit had been cancelled before\n"
+
+
+def test_cancel_of_an_array_asks_first_and_of_one_run_does_not(run: Terminal) -> None:
+    job = run.launch("sleep 60", "--seeds", "2")
+    run.wait(job, "running")
+
+    assert run("cancel", job).code == 2
+    assert run("cancel", job, "--index", "1").code == 0
+    wait_for(lambda: run("status", job, "-o", "json").json["totals"]["cancelled"] == 1, "the end of run 1")
+    assert run("cancel", job, "--yes").code == 0
+    assert run("status", job, "-o", "json").json["totals"]["cancelled"] == 2
+
+
+def test_cancel_that_leaves_something_says_what_with_exit_code_3(
+    run: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = run.launch("sleep 60")
+    monkeypatch.setattr(LocalLauncher, "cancel", lambda *_: ["the shim still runs"])
+
+    said = run("cancel", job)
+
+    assert (said.code, said.out, said.err) == (
+        3,
+        f"{job}\tcancelled\t1 left over\n",
+        "left over: the shim still runs\n",
+    )
+
+
+def test_job_of_another_is_acted_on_only_where_that_is_meant(run: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = run.launch("sleep 60")
+    intent = run.folder(job) / "intent.json"
+    intent.write_text(intent.read_text().replace(f'"owner": "{owner_name()}"', '"owner": "ada"'))
+
+    refused = run("cancel", job)
+
+    assert refused.code == 2
+    assert refused.err.splitlines()[0] == f"error: job `{job}` is `ada`'s, and you are `{owner_name()}`"
+    assert run("cancel", job, "--others").code == 0
+    assert run("gc", "--older-than", "0s", "--yes").out == ""
+    assert run("retry", job).code == 2
+
+
+def test_cancel_of_a_run_that_nothing_holds_cannot_release_it(run: Terminal) -> None:
+    job = run.launch("sleep 60", "--seeds", "2")
+
+    assert run("cancel", job, "--index", "1", "--release").code == 2
+
+
+# explain
+
+
+def test_explain_of_a_failed_job_has_the_reason_the_log_and_the_next_step(run: Terminal) -> None:
+    job = run.finish("echo boom; exit 4")
+
+    said = run("explain", job)
+
+    assert said.out.splitlines()[0] == f"job `{job[:10]}` failed: the command failed with exit code 4"
+    assert "  log: boom" in said.out
+    assert said.out.splitlines()[-1] == f"next: runtime logs {job[:10]}"
+
+
+def test_explain_of_an_array_counts_reasons_and_tells_the_first(run: Terminal) -> None:
+    job = run.finish("exit {x}", "--grid", "x=0,5,6")
+
+    said = run("explain", job, "-o", "json").json
+
+    assert said["kind"] == "job"
+    assert said["sentence"] == (
+        f"job `{job[:10]}` failed: 1 succeeded, 2 failed of 3 (2 app_failed); run 1: the command failed with exit code 5"
+    )
+    assert run("explain", job, "--index", "0").out.startswith(f"run 0 of job `{job[:10]}` succeeded")
+
+
+def entry(**changes: Any) -> LedgerEntry:
+    native = NativeJob(name="n", native_id="7", part=0, epoch=1, at=NOW)
+    fields: dict[str, Any] = {
+        "id": "j-0123456789abcdef01234567",
+        "name": "train",
+        "owner": "ada",
+        "target": "hpc",
+        "kind": "slurm",
+        "launched_at": NOW,
+        "snapshot": None,
+        "indices": 1,
+        "natives": (native,),
+        "cancelled": False,
+        "cancelled_indices": frozenset(),
+        "outcomes": {},
+    }
+    return LedgerEntry(**(fields | changes))
+
+
+def said_of(reason: EndReason, **changes: Any) -> JobFacts:
+    job = entry()
+    outcome = Outcome(job=job.id, index=0, reason=reason, code=1, attempt=1)
+    status = ledger.judge(replace(job, outcomes={0: outcome}), [], indices=True)
+    return JobFacts(status=status, index=0, **changes)
+
+
+@pytest.mark.parametrize("reason", [each for each in EndReason if each not in (EndReason.EXPIRED, EndReason.SUCCEEDED)])
+def test_explain_has_a_sentence_and_a_next_step_for_every_reason(reason: EndReason) -> None:
+    found = explain(said_of(reason))
+
+    assert found.sentence.startswith("job `j-01234567` ")
+    assert found.next_step
+    assert "{" not in found.sentence + found.next_step
+
+
+def test_explain_of_a_waiting_job_is_what_the_backend_says() -> None:
+    waiting = NativeState(native_id="7", index=None, state=JobState.PENDING, raw="PENDING", message="Resources")
+    status = ledger.judge(entry(), [waiting], indices=True)
+    facts = JobFacts(status=status, index=0, native=waiting, backend=("it waits for GPUs", ("4 of 4 taken",), "wait"))
+
+    found = explain(facts)
+
+    assert (found.sentence, found.evidence[:2], found.next_step) == (
+        "it waits for GPUs",
+        ("4 of 4 taken", "slurm says of 7: PENDING, Resources"),
+        "wait",
+    )
+    assert explain(replace(facts, backend=None)).sentence == "job `j-01234567` waits on `hpc`: Resources"
+
+
+def test_explain_of_a_silent_target_concludes_nothing() -> None:
+    silent = NativeState(native_id="7", index=None, state=JobState.UNKNOWN, message="no connection to `hpc`")
+    status = ledger.judge(entry(), [silent], indices=True)
+
+    found = explain(JobFacts(status=status, index=0, native=silent))
+
+    assert found.sentence == "nobody knows how job `j-01234567` stands: target `hpc` does not answer"
+    assert found.next_step == "runtime targets check hpc"
+
+
+def test_explain_of_a_launch_that_was_interrupted_says_to_repeat_it() -> None:
+    status = ledger.judge(entry(natives=()), [], indices=True)
+
+    found = explain(JobFacts(status=status, index=0))
+
+    assert found.sentence == "job `j-01234567` was never handed to `hpc`: its launch did not get to the end"
+
+
+def test_explain_lists_how_attempts_ended() -> None:
+    attempt = AttemptView(
+        index=0, attempt=1, native="7", host="n1", started_at=NOW, ended_at=NOW, reason="stopped", exit_code=143,
+        message="asked to stop by SIGTERM",
+    )  # fmt: skip
+    facts = said_of(EndReason.PREEMPTED, attempts=(attempt,), shim_log=("shim: gone",))
+
+    assert explain(facts).evidence == ("attempt 1 on n1 ended as stopped, exit code 143: asked to stop by SIGTERM",)
+
+
+# retry
+
+
+def test_retry_of_a_job_runs_only_what_failed_once_more(run: Terminal) -> None:
+    script = "echo {x} >> " + str(run.tree / "ran") + "; [ {x} = 0 ] || [ -e " + str(run.tree / "mended") + " ]"
+    job = run.finish(script, "--grid", "x=0,1,2")
+    (run.tree / "mended").touch()
+
+    assert run("retry", job, "--failed").code == 2
+    said = run("retry", job, "--failed", "--yes")
+
+    assert said.code == 0, said.err
+    assert said.out.split("\t")[:2] == [job, "1,2"]
+    run.wait(job, "succeeded")
+    assert sorted((run.tree / "ran").read_text().split()) == ["0", "1", "1", "2", "2"]
+    attempts = run("status", job, "--index", "1", "-o", "json").json["attempts"]
+    assert [(each["attempt"], each["reason"]) for each in attempts] == [(1, "app_failed"), (2, "succeeded")]
+    assert run("retry", job).code == 2
+
+
+def test_retry_of_a_running_job_is_refused(run: Terminal) -> None:
+    job = run.launch("sleep 60")
+
+    said = run("retry", job)
+
+    assert said.code == 2
+    assert "it is retried when all of it has ended" in said.err
+
+
+def test_retry_of_a_cancelled_job_takes_the_mark_away(run: Terminal) -> None:
+    job = run.launch("[ -e " + str(run.tree / "go") + " ] || sleep 60")
+    run.wait(job, "running")
+    run("cancel", job)
+    (run.tree / "go").touch()
+
+    assert run("retry", job).code == 0
+    run.wait(job, "succeeded")
+
+
+def test_retry_of_a_job_brings_its_secrets_again(run: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", "canary-815")
+    job = run.finish('test "$KEY" = canary-815 && exit 3', "--secret", "KEY=env://KEY")
+    wait_for(lambda: not (run.folder(job) / "secrets").exists(), "the end of the secret")
+
+    assert run("retry", job).code == 0
+
+    wait_for(lambda: len(run("status", job, "-o", "json").json["attempts"]) == 2, "the second attempt")
+    run.wait(job)
+    assert run("status", job, "-o", "json").json["attempts"][-1]["exit_code"] == 3
+
+
+@pytest.mark.parametrize("point", ["reordered", "forgiven", "resubmitted"])
+def test_retry_killed_at_any_step_and_repeated_runs_once(run: Terminal, point: str) -> None:
+    job = run.finish("echo ran >> " + str(run.tree / "ran") + "; exit 1")
+    words = [sys.executable, "-m", "runtime", "retry", job]
+    killed = subprocess.run(
+        words, env={**os.environ, "RUNTIME_LAUNCH_FAULT": point}, capture_output=True, check=False, timeout=60
+    )
+    assert killed.returncode == -signal.SIGKILL
+    if point == "resubmitted":
+        run.wait(job)
+        assert len((run.tree / "ran").read_text().split()) == 2
+        return
+
+    again = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+
+    assert again.returncode == 0, again.stderr
+    run.wait(job)
+    assert len((run.tree / "ran").read_text().split()) == 2
+
+
+def test_retry_where_nothing_is_started_anew_makes_a_new_job(run: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalLauncher, "takes_up", False)
+    script = "cat main.py >> $RUNTIME_OUTPUT_DIR/o; echo {x} >> " + str(run.tree / "ran") + "; [ {x} = 0 ] || [ -e " + str(run.tree / "mended") + " ]"  # fmt: skip
+    job = run.finish(script, "--grid", "x=0,1")
+    (run.tree / "mended").touch()
+    (run.tree / "main.py").write_text("edited later\n")
+
+    said = run("retry", job, "-o", "json")
+    new = said.json[0]["job"]
+
+    assert new != job
+    assert f"{new} is a new job" in said.err
+    run.wait(new, "succeeded")
+    assert sorted((run.tree / "ran").read_text().split()) == ["0", "1", "1"]
+    assert run("fetch", new, "home").code == 0
+    assert [(run.tree / "home" / index / "o").read_text() for index in "01"] == ["print('hello')\n"] * 2
+
+
+# fetch
+
+
+def test_fetch_brings_outputs_and_never_loses_a_file_that_differs(run: Terminal) -> None:
+    job = run.finish("mkdir $RUNTIME_OUTPUT_DIR/a; echo {x} > $RUNTIME_OUTPUT_DIR/a/n", "--grid", "x=5,6")
+
+    first = run("fetch", job, "home")
+    again = run("fetch", job, "home", "-o", "json")
+    (run.tree / "home/1/a/n").write_text("mine\n")
+    differs = run("fetch", job, "home")
+
+    assert first.code == 0
+    assert first.out == "home/0/a/n\t2B\tfetched\nhome/1/a/n\t2B\tfetched\n"
+    assert [each["what"] for each in again.json] == ["same", "same"]
+    assert differs.code == 2
+    assert differs.err.splitlines()[-3:-1] == [
+        "error: 1 files in `home` differ from what was written, and were left as they are",
+        "  home/1/a/n",
+    ]
+    assert (run.tree / "home/1/a/n").read_text() == "mine\n"
+    assert run("fetch", job, "home", "--index", "1", "--overwrite").code == 0
+    assert (run.tree / "home/1/a/n").read_text() == "6\n"
+    assert sorted(path.name for path in (run.tree / "home/1/a").iterdir()) == ["n"]
+
+
+def test_fetch_without_a_folder_makes_one_named_like_the_job(run: Terminal) -> None:
+    job = run.finish("echo x > $RUNTIME_OUTPUT_DIR/f", "--name", "train")
+
+    assert run("fetch", job).code == 0
+
+    assert (run.tree / f"train-{job[:10]}" / "f").read_text() == "x\n"
+
+
+def test_fetch_of_a_job_that_wrote_nothing_says_so(run: Terminal) -> None:
+    job = run.finish("true")
+
+    said = run("fetch", job)
+
+    assert (said.code, said.out) == (0, "")
+    assert "wrote nothing to its output folder" in said.err
+
+
+def test_files_that_differ_are_named() -> None:
+    assert FilesDiffer(Path("home"), ["a"]).names == ["a"]
+
+
+# gc
+
+
+def test_gc_removes_what_has_ended_and_nothing_that_runs(run: Terminal) -> None:
+    done = run.finish("true", "--name", "done")
+    running = run.launch("sleep 60", "--name", "long")
+    run.wait(running, "running")
+
+    dry = run("gc", "--older-than", "0s", "--dry-run")
+    young = run("gc", "--yes")
+    gone = run("gc", "--older-than", "0s", "--yes")
+
+    assert [line.split("\t")[1] for line in dry.out.splitlines()] == [done]
+    assert young.out == ""
+    assert [line.split("\t")[1] for line in gone.out.splitlines()] == [done]
+    assert not run.folder(done).exists()
+    assert run.folder(running).exists()
+    assert [path.name for path in (run.data / "jobs/done").iterdir()] == []
+    assert run("launch", "--on", "local", "--name", "done", "-o", "json", "--", "sh", "-c", "true").json["new"] is True
+
+
+def test_gc_without_an_answer_removes_nothing(run: Terminal) -> None:
+    job = run.finish("true")
+
+    assert run("gc", "--older-than", "0s").code == 2
+    assert run.folder(job).exists()
+
+
+def test_gc_that_was_interrupted_is_gone_on_with(run: Terminal) -> None:
+    job = run.finish("true")
+    (run.folder(job) / "removing").write_text(owner_name())
+    for name in ("launched", "intent.json", "order.json"):
+        (run.folder(job) / name).unlink()
+
+    assert run("gc", "--yes").out.split("\t")[1] == job
+
+    assert not run.folder(job).exists()
+    assert list((run.data / "jobs/done").iterdir()) == []
+
+
+def test_gc_removes_shared_trees_that_no_job_uses(run: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(run.tree.parent))
+    job = run.finish("true", "--set", "code.writable=false")
+    [tree] = (run.tree.parent / f"research-runtime-{os.getuid()}").iterdir()
+    old = time.time() - 3600
+    os.utime(tree, (old, old))
+
+    kept = run("gc", "--older-than", "30m", "--yes")
+    gone = run("gc", "--older-than", "0s", "--yes")
+
+    assert kept.out == ""
+    assert sorted(line.split("\t")[0] for line in gone.out.splitlines()) == ["job", "tree"]
+    assert not tree.exists()
+    assert not run.folder(job).exists()
+
+
+# interrupt
+
+
+def test_interrupt_as_preemption_is_survived_by_a_next_attempt(run: Terminal) -> None:
+    job = run.launch("[ $RUNTIME_ATTEMPT = 2 ] || sleep 60")
+    run.wait(job, "running")
+    wait_for(lambda: run("status", job, "-o", "json").json["attempts"], "the first attempt")
+
+    said = run("interrupt", job, "--as", "preempt", "-o", "json")
+
+    assert said.code == 0, said.err
+    assert said.json["started_anew"]
+    run.wait(job, "succeeded")
+    assert [each["reason"] for each in run("status", job, "-o", "json").json["attempts"]] == ["stopped", "succeeded"]
+
+
+def test_interrupt_as_node_loss_leaves_nothing_and_the_same_launch_takes_it_up(run: Terminal) -> None:
+    script = "[ $RUNTIME_ATTEMPT = 2 ] || { sleep 73 & sleep 74; }"
+    job = run.launch(script)
+    wait_for(lambda: run("status", job, "-o", "json").json["attempts"], "the first attempt")
+
+    assert run("interrupt", job, "--as", "node-loss").code == 0
+
+    run.wait(job, "failed")
+    assert processes_with(f"RUNTIME_JOB_ID={job}") == []
+    assert run("status", job, "-o", "json").json["reason"] == "lost"
+    assert run.launch(script) == job
+    run.wait(job, "succeeded")
+
+
+def test_interrupt_as_timeout_goes_by_way_of_a_checkpoint(run: Terminal) -> None:
+    script = "trap 'touch $RUNTIME_CHECKPOINT_DIR/new; exit 0' TERM; trap 'touch $RUNTIME_CHECKPOINT_DIR/c' USR1; [ $RUNTIME_ATTEMPT = 2 ] || while :; do sleep 0.1; done"  # fmt: skip
+    job = run.launch(script, "--set", "checkpoint={lead: 1s}", "--set", "grace_period=1s")
+    wait_for(lambda: run("status", job, "-o", "json").json["attempts"], "the first attempt")
+    time.sleep(0.5)
+
+    assert run("interrupt", job, "--as", "timeout").code == 0
+
+    run.wait(job, "succeeded")
+    ends = [each["reason"] for each in run("status", job, "-o", "json").json["attempts"]]
+    assert ends == ["checkpointed", "succeeded"]
+
+
+def test_interrupt_of_one_run_as_oom_leaves_the_others(run: Terminal) -> None:
+    job = run.launch("[ {x} = 0 ] && sleep 2 || sleep 60", "--grid", "x=0,1", "--max-parallel", "2")
+    wait_for(lambda: run("status", job, "--index", "1", "-o", "json").json["attempts"], "the second run")
+    time.sleep(0.3)
+
+    assert run("interrupt", job, "--as", "oom", "--index", "1").code == 0
+
+    run.wait(job, "failed")
+    seen = run("status", job, "-o", "json").json
+    assert (seen["totals"]["succeeded"], seen["reason"]) == (1, "oom")
+    assert "killed for memory" in run("explain", job).out
+
+
+@pytest.mark.parametrize("words", [["--as", "fire"], ["--as", "preempt", "--index", "9"], []])
+def test_interrupt_of_what_cannot_be_is_refused(run: Terminal, words: list[str]) -> None:
+    job = run.launch("sleep 60")
+
+    assert run("interrupt", job, *words).code == 2
+
+
+def test_interrupt_of_a_job_that_has_ended_is_refused(run: Terminal) -> None:
+    job = run.finish("true")
+
+    assert run("interrupt", job, "--as", "preempt").code == 2
+
+
+# many
+
+
+class Counting(LocalFiles):
+    """Counts what is asked of the record root."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.asked: list[str] = []
+
+    def _do(self, action: Any, *args: Any) -> Any:
+        self.asked.append(action.__name__)
+        return super()._do(action, *args)
+
+
+class Asked(LocalLauncher):
+    def __init__(self) -> None:
+        self.questions: list[int] = []
+
+    def states(self, target: Target, native_ids: Any, host: Any) -> list[NativeState]:
+        self.questions.append(len(native_ids))
+        return [NativeState(native_id=native, index=None, state=JobState.RUNNING) for native in native_ids]
+
+
+def put_jobs(root: Path, count: int) -> None:
+    """A third have ended, the others run."""
+    for number in range(count):
+        job = f"j-{number:024x}"
+        folder = root / "jobs" / job
+        (folder / "native").mkdir(parents=True)
+        at = (NOW + timedelta(seconds=number)).isoformat()
+        intent = {"name": f"n{number}", "owner": "ada", "target": "local", "kind": "local", "at": at, "indices": 1,
+                  "parts": [job], "offset": 0}  # fmt: skip
+        (folder / "intent.json").write_text(json.dumps(intent))
+        native = {"name": job, "id": f"native-{number}", "part": 0, "epoch": 1, "at": at}
+        (folder / "native/001.000000.json").write_text(json.dumps(native))
+        if number % 3 == 0:
+            (root / "done").mkdir(exist_ok=True)
+            (root / "done" / f"{job}.0.succeeded.0.1").touch()
+
+
+def test_status_of_a_thousand_jobs_is_one_listing_and_one_question(tmp_path: Path) -> None:
+    put_jobs(tmp_path, 1000)
+    files, launcher, host = Counting(str(tmp_path)), Asked(), LocalHost(str(tmp_path))
+    host.files = files
+    began = time.monotonic()
+
+    seen = read_target(Target(name="local", kind="local"), launcher, host, now=NOW)
+
+    assert launcher.questions == [666]
+    assert sorted(files.asked) == ["names", "names", "read_many", "read_many"]
+    assert (sum(each.state is JobState.RUNNING for each in seen.jobs), len(seen.jobs), seen.left_out) == (666, 670, 330)
+    assert time.monotonic() - began < 2.5
+
+
+def test_entries_of_many_jobs_equal_those_read_one_by_one(tmp_path: Path) -> None:
+    put_jobs(tmp_path, 7)
+    files = LocalFiles(str(tmp_path))
+    (tmp_path / "jobs" / f"j-{1:024x}" / "cancel").touch()
+    native = {"name": "x", "id": "later", "part": 0, "epoch": 2, "at": NOW.isoformat()}
+    (tmp_path / "jobs" / f"j-{2:024x}" / "native/002.000000.json").write_text(json.dumps(native))
+    (tmp_path / "jobs" / f"j-{2:024x}" / "epoch").write_text("2")
+
+    many = ledger.read_many_entries(files, ledger.list_jobs(files))
+    single = [ledger.read_entry(files, job) for job in ledger.list_jobs(files)]
+
+    unfinished = [each for each in single if each and not each.outcomes]
+    assert [each for each in many if not each.outcomes] == unfinished
+    assert [(each.id, each.outcomes) for each in many] == [(each.id, each.outcomes) for each in single if each]
+
+
+def test_job_is_found_on_the_target_it_was_launched_on_and_silent_ones_are_passed_over(run: Terminal) -> None:
+    (run.tree / "runtime.toml").write_text(
+        '[targets.near]\nkind = "local"\nrecords = "' + str(run.tree.parent / "near") + '"\n'
+    )
+    said = run("launch", "--on", "near", "--", "true")
+    job = said.out.strip()
+
+    assert run("status", job[:8], "-o", "json").json["target"] == "near"
+    assert run("status", job[:8], "--on", "local").code == 2
+
+
+def test_watch_reads_while_the_job_changes(run: Terminal) -> None:
+    job = run.launch("until [ -e " + str(run.tree / "go") + " ]; do sleep 0.1; done")
+    threading.Timer(1.5, (run.tree / "go").touch).start()
+
+    said = run("status", job, "--watch")
+
+    assert said.out.splitlines() == [f"{job}: running", f"{job}: succeeded"]
