@@ -274,7 +274,7 @@ def parse_settings(stack: str, values: Mapping[str, Any]) -> Settings:
     decoded = {key: decode(hints[key], value) if key in KEYS else value for key, value in values.items()}
     reader = Reader()
     for key in OPTIONAL_PARTS:
-        if decoded.get(key) == {}:
+        if key in decoded and decoded[key] in ({}, None):
             reader.problems.append(
                 Problem(
                     path=key,
@@ -334,7 +334,7 @@ def find_problems(value: object, path: str = "") -> list[Problem]:
 
     Components call `ensure_valid` with theirs, so that they are as strict when used from another program.
     """
-    from infra import settings_rules
+    from infra import settings_rules, stack_rules
 
     if isinstance(value, type) or not is_dataclass(value):
         raise TypeError(f"{value!r} is no settings value")
@@ -350,7 +350,7 @@ def find_problems(value: object, path: str = "") -> list[Problem]:
     for each in fields(value):
         found += _find_nested(getattr(value, each.name), join(path, each.name))
     if isinstance(value, Settings):
-        found += settings_rules.find_stack_problems(value)
+        found += stack_rules.find_stack_problems(value)
     return found
 
 

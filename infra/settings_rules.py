@@ -1,7 +1,7 @@
-"""Every rule about settings beyond their types: ranges and syntax of single values, and what has to fit together.
+"""The rules about single settings beyond their types: ranges, syntax, and what belongs together in one value.
 
-`find_own_problems` judges one value by itself, so that a component is as strict alone as in a stack;
-`find_stack_problems` compares the parts of a stack with each other.
+A value is judged by itself, so that a component is as strict alone as in a stack. What has to fit together in a whole
+stack is in `stack_rules`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ipaddress
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from infra import catalog
@@ -34,7 +34,7 @@ from infra.config import (
     SecretSettings,
     Settings,
 )
-from infra.naming import OWN_LABELS, Names
+from infra.naming import OWN_LABELS
 from infra.typed import Problem, join, suggest
 
 DAY_S: Final = 86_400
@@ -54,18 +54,18 @@ _EMAIL: Final = re.compile(r"[^@\s:]+@[a-z0-9-]+(?:\.[a-z0-9-]+)+", re.IGNORECAS
 _MEMBER: Final = re.compile(r"(?:group|user):(?P<email>.+)|domain:(?P<domain>.+)")
 _DOMAIN: Final = re.compile(r"[a-z0-9-]+(?:\.[a-z0-9-]+)+", re.IGNORECASE)
 _SERVICE_ACCOUNT: Final = re.compile(r"[a-z][a-z0-9-]{4,28}[a-z0-9]@[a-z0-9.-]+\.iam\.gserviceaccount\.com")
-_SUBNET: Final = re.compile(
+SUBNET: Final = re.compile(
     r"(?:https://www\.googleapis\.com/compute/v1/)?projects/[a-z0-9.:-]+/regions/(?P<region>[a-z0-9-]+)/subnetworks/[a-z0-9-]+"
 )
 _NETWORK: Final = re.compile(
     r"(?:https://www\.googleapis\.com/compute/v1/)?projects/[a-z0-9.:-]+/global/networks/[a-z0-9-]+"
 )
-_REPOSITORY: Final = re.compile(
+REPOSITORY: Final = re.compile(
     r"projects/(?P<project>[a-z0-9.:-]+)/locations/(?P<region>[a-z0-9-]+)/repositories/(?P<name>[a-z][a-z0-9-]*)"
 )
 _SECRET: Final = re.compile(r"projects/[a-z0-9.:-]+/secrets/[A-Za-z0-9_-]{1,255}")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9_-]{1,61}[a-z0-9]")
-_IMAGE: Final = re.compile(r"(?P<name>[a-z0-9.-]+(?::\d+)?(?:/[a-z0-9._-]+)+)@sha256:[0-9a-f]{64}")
+IMAGE: Final = re.compile(r"(?P<name>[a-z0-9.-]+(?::\d+)?(?:/[a-z0-9._-]+)+)@sha256:[0-9a-f]{64}")
 _BOOT_IMAGE: Final = re.compile(
     r"(?:https://www\.googleapis\.com/compute/v1/)?projects/(?P<project>[a-z0-9.:-]+)/global/images/(?P<name>[a-z][a-z0-9-]*)"
 )
@@ -73,7 +73,7 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TAKEN_VARIABLES: Final = frozenset(
     {"PATH", "HOME", "USER", "SHELL", "PWD", "LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH"}
 )
-_ACCELERATOR: Final = re.compile(r"(?P<family>v\d+[a-z]*)-(?P<size>[1-9]\d*)")
+ACCELERATOR: Final = re.compile(r"(?P<family>v\d+[a-z]*)-(?P<size>[1-9]\d*)")
 _RUNTIME_VERSION: Final = re.compile(r"(?:tpu|v2)-[a-z0-9][a-z0-9.-]*")
 _MACHINE: Final = re.compile(r"(?P<family>[a-z]\d+[a-z]*)-(?:[a-z]+-\d+[a-z-]*|custom-\d+-\d+(?:-ext)?)")
 _QUANTITY: Final = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>|m|k|[KMGTPE]i|[MGTPE])")
@@ -111,7 +111,7 @@ _PRIVATE: Final = tuple(
 )
 _DOCKERS: Final = ipaddress.ip_network("172.17.0.0/16")
 
-_READERS_OF: Final[Mapping[Role, str]] = {
+READERS_OF: Final[Mapping[Role, str]] = {
     Role.WORKER: "queues",
     Role.SUBMITTER: "queues",
     Role.PUSHER: "registries",
@@ -126,18 +126,10 @@ def find_own_problems(value: object, path: str) -> list[Problem]:
     return list(rule(value, path)) if rule else []
 
 
-def find_stack_problems(settings: Settings) -> list[Problem]:
-    """What does not fit together. Every part has been judged by itself."""
-    return [problem for rule in _STACK_RULES for problem in rule(settings)]
-
-
-# --- one value by itself
-
-
 def _stack(settings: Settings, path: str) -> Iterator[Problem]:
     if settings.project is not None and not _PROJECT.fullmatch(settings.project):
         numeric = settings.project.isdigit()
-        yield _wrong(
+        yield wrong(
             join(path, "project"),
             settings.project,
             "a project's id: 6 to 30 lower case letters, digits and dashes",
@@ -145,7 +137,7 @@ def _stack(settings: Settings, path: str) -> Iterator[Problem]:
         )
     yield from _label_problems(settings.labels, join(path, "labels"))
     if settings.impersonate is not None and not _SERVICE_ACCOUNT.fullmatch(settings.impersonate):
-        yield _wrong(
+        yield wrong(
             join(path, "impersonate"), settings.impersonate, "a service account, `NAME@PROJECT.iam.gserviceaccount.com`"
         )
     named = {
@@ -164,21 +156,21 @@ def _network(network: NetworkSettings, path: str) -> Iterator[Problem]:
     try:
         cidr = ipaddress.ip_network(network.cidr)
     except ValueError:
-        yield _wrong(where, network.cidr, "an IPv4 range whose host bits are zero, such as `10.64.0.0/20`")
+        yield wrong(where, network.cidr, "an IPv4 range whose host bits are zero, such as `10.64.0.0/20`")
         return
     if cidr.version != 4 or not any(cidr.subnet_of(each) for each in _PRIVATE if each.version == cidr.version):
         private = ", ".join(str(each) for each in _PRIVATE)
-        yield _wrong(where, network.cidr, f"a private IPv4 range, within {private}")
+        yield wrong(where, network.cidr, f"a private IPv4 range, within {private}")
     elif cidr.prefixlen > SMALLEST_SUBNET:
-        yield _wrong(where, network.cidr, "at least a /21: 1,024 nodes and a head have to fit")
+        yield wrong(where, network.cidr, "at least a /21: 1,024 nodes and a head have to fit")
     elif cidr.overlaps(_DOCKERS):
-        yield _wrong(where, network.cidr, f"a range that does not overlap {_DOCKERS}, which containers on the head use")
-    if network.subnet is not None and not _SUBNET.fullmatch(network.subnet):
-        yield _wrong(join(path, "subnet"), network.subnet, "a self-link, `projects/P/regions/R/subnetworks/N`")
+        yield wrong(where, network.cidr, f"a range that does not overlap {_DOCKERS}, which containers on the head use")
+    if network.subnet is not None and not SUBNET.fullmatch(network.subnet):
+        yield wrong(join(path, "subnet"), network.subnet, "a self-link, `projects/P/regions/R/subnetworks/N`")
     if network.network is not None and network.subnet is None:
         yield Problem(path=join(path, "network"), message="is set without `subnet`", hint="name the subnet as well")
     elif network.network is not None and not _NETWORK.fullmatch(network.network):
-        yield _wrong(join(path, "network"), network.network, "a self-link, `projects/P/global/networks/N`")
+        yield wrong(join(path, "network"), network.network, "a self-link, `projects/P/global/networks/N`")
 
 
 def _queue(queue: QueueSettings, path: str) -> Iterator[Problem]:
@@ -188,34 +180,32 @@ def _queue(queue: QueueSettings, path: str) -> Iterator[Problem]:
     yield from _range(queue, path, "min_backoff_s", 0, 600)
     yield from _range(queue, path, "max_backoff_s", 0, 600)
     if queue.min_backoff_s > queue.max_backoff_s:
-        yield _wrong(
-            join(path, "min_backoff_s"), queue.min_backoff_s, f"at most `max_backoff_s`, {queue.max_backoff_s}"
-        )
+        yield wrong(join(path, "min_backoff_s"), queue.min_backoff_s, f"at most `max_backoff_s`, {queue.max_backoff_s}")
 
 
 def _records(records: RecordsSettings, path: str) -> Iterator[Problem]:
     if records.bucket is not None and (
         not _BUCKET.fullmatch(records.bucket) or re.match("goog|.*google", records.bucket)
     ):
-        yield _wrong(
+        yield wrong(
             join(path, "bucket"),
             records.bucket,
             "3 to 63 lower case letters, digits, dashes, underscores, not Google's name",
         )
     if records.soft_delete_days != 0 and not 7 <= records.soft_delete_days <= 90:
-        yield _wrong(join(path, "soft_delete_days"), records.soft_delete_days, "0, or 7 to 90")
+        yield wrong(join(path, "soft_delete_days"), records.soft_delete_days, "0, or 7 to 90")
     yield from _range(records, path, "logs_days", 1, 3650)
     yield from _range(records, path, "notes_days", 1, 3650)
 
 
 def _registry(registry: RegistrySettings, path: str) -> Iterator[Problem]:
     if registry.repository is not None and not re.fullmatch(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?", registry.repository):
-        yield _wrong(join(path, "repository"), registry.repository, "lower case letters, digits and dashes, 63 at most")
+        yield wrong(join(path, "repository"), registry.repository, "lower case letters, digits and dashes, 63 at most")
     yield from _range(registry, path, "keep_days", 1, 3650)
     yield from _range(registry, path, "keep_newest", 1, 1000)
     if registry.pull_through is not None and registry.pull_through not in catalog.PULL_THROUGH_HOSTS:
         hosts = sorted(catalog.PULL_THROUGH_HOSTS)
-        yield _wrong(
+        yield wrong(
             join(path, "pull_through"),
             registry.pull_through,
             f"one of {', '.join(hosts)}",
@@ -224,32 +214,32 @@ def _registry(registry: RegistrySettings, path: str) -> Iterator[Problem]:
     yield from _repeated(registry.regions, join(path, "regions"))
     for region, repository in registry.existing.items():
         where = join(path, f"existing.{region}")
-        found = _REPOSITORY.fullmatch(repository)
+        found = REPOSITORY.fullmatch(repository)
         if not found:
-            yield _wrong(where, repository, "`projects/P/locations/R/repositories/N`")
+            yield wrong(where, repository, "`projects/P/locations/R/repositories/N`")
         elif found["region"] != region:
-            yield _wrong(where, repository, f"a repository in {region}")
+            yield wrong(where, repository, f"a repository in {region}")
 
 
 def _secret(secret: SecretSettings, path: str) -> Iterator[Problem]:
     where = join(path, "env")
     if not _VARIABLE.fullmatch(secret.env):
-        yield _wrong(where, secret.env, "the name of a variable: letters, digits and underscores, no digit first")
+        yield wrong(where, secret.env, "the name of a variable: letters, digits and underscores, no digit first")
     elif secret.env in _TAKEN_VARIABLES or secret.env.startswith("RUNTIME_"):
-        yield _wrong(where, secret.env, "a variable that neither the system nor the runtime sets itself")
+        yield wrong(where, secret.env, "a variable that neither the system nor the runtime sets itself")
     for index, role in enumerate(secret.readers):
-        if role not in _READERS_OF:
-            yield _wrong(
+        if role not in READERS_OF:
+            yield wrong(
                 f"{join(path, 'readers')}[{index}]",
                 role.value,
-                f"one of {', '.join(each.value for each in _READERS_OF)}",
+                f"one of {', '.join(each.value for each in READERS_OF)}",
                 hint="a cluster reads what its head's `environment` names",
             )
     yield from _repeated(secret.readers, join(path, "readers"))
     yield from _repeated(secret.regions, join(path, "regions"))
     if secret.existing is not None:
         if not _SECRET.fullmatch(secret.existing):
-            yield _wrong(join(path, "existing"), secret.existing, "`projects/P/secrets/N`, without a version")
+            yield wrong(join(path, "existing"), secret.existing, "`projects/P/secrets/N`, without a version")
         if secret.regions:
             yield Problem(
                 path=join(path, "regions"),
@@ -259,8 +249,8 @@ def _secret(secret: SecretSettings, path: str) -> Iterator[Problem]:
 
 
 def _head(head: HeadSettings, path: str) -> Iterator[Problem]:
-    if not _IMAGE.fullmatch(head.image):
-        yield _wrong(
+    if not IMAGE.fullmatch(head.image):
+        yield wrong(
             join(path, "image"),
             head.image,
             "`HOST/PROJECT/REPOSITORY/NAME@sha256:` and 64 hex digits",
@@ -277,12 +267,12 @@ def _head(head: HeadSettings, path: str) -> Iterator[Problem]:
 def _machine_problems(machine_type: str, where: str) -> Iterator[Problem]:
     found = _MACHINE.fullmatch(machine_type)
     if not found:
-        yield _wrong(where, machine_type, "a machine type such as `n2-standard-8`")
+        yield wrong(where, machine_type, "a machine type such as `n2-standard-8`")
     elif found["family"] in catalog.ARM_FAMILIES:
-        yield _wrong(where, machine_type, "an x86 machine: the cluster image and the boot image are built for it")
+        yield wrong(where, machine_type, "an x86 machine: the cluster image and the boot image are built for it")
     elif found["family"] not in catalog.X86_FAMILIES:
         families = sorted(catalog.X86_FAMILIES)
-        yield _wrong(
+        yield wrong(
             where, machine_type, f"a machine of the families {', '.join(families)}", suggest(found["family"], families)
         )
 
@@ -293,9 +283,9 @@ def _boot_image_problems(image: str, where: str) -> Iterator[Problem]:
     if "/family/" in image or (
         found and found["project"] == "debian-cloud" and not re.search(r"-v\d{8}$", found["name"])
     ):
-        yield _wrong(where, image, allowed, hint="a family would replace the head on the day it gets a new version")
+        yield wrong(where, image, allowed, hint="a family would replace the head on the day it gets a new version")
     elif not found:
-        yield _wrong(where, image, allowed)
+        yield wrong(where, image, allowed)
 
 
 def _pool(pool: PoolSettings, path: str) -> Iterator[Problem]:
@@ -317,18 +307,18 @@ def _pool(pool: PoolSettings, path: str) -> Iterator[Problem]:
     yield from _range(pool, path, "max", 0, MAX_NODES)
     yield from _range(pool, path, "cpus", 1, 1024)
     if pool.min > pool.max:
-        yield _wrong(join(path, "min"), pool.min, f"at most `max`, {pool.max}")
+        yield wrong(join(path, "min"), pool.min, f"at most `max`, {pool.max}")
 
 
 def _accelerator_problems(accelerator: str, where: str) -> Iterator[Problem]:
-    found = _ACCELERATOR.fullmatch(accelerator)
+    found = ACCELERATOR.fullmatch(accelerator)
     name, _, size_text = accelerator.rpartition("-")
     alias = catalog.FAMILY_ALIASES.get(name.lower())
     families = sorted(catalog.TPU_FAMILIES)
     nearest: str | None
     if alias or not found or found["family"] not in catalog.TPU_FAMILIES:
         nearest = f"did you mean `{alias}-{size_text}`?" if alias else suggest(name or accelerator, families)
-        yield _wrong(where, accelerator, f"`FAMILY-N` with one of the families {', '.join(families)}", nearest)
+        yield wrong(where, accelerator, f"`FAMILY-N` with one of the families {', '.join(families)}", nearest)
         return
     family, size = catalog.TPU_FAMILIES[found["family"]], int(found["size"])
     if size in family.single_host:
@@ -342,17 +332,17 @@ def _accelerator_problems(accelerator: str, where: str) -> Iterator[Problem]:
             hint="larger slices join a running cluster by hand, outside its pools",
         )
     else:
-        yield _wrong(where, accelerator, sizes)
+        yield wrong(where, accelerator, sizes)
 
 
 def _software_problems(pool: PoolSettings, where: str) -> Iterator[Problem]:
-    found = _ACCELERATOR.fullmatch(pool.accelerator)
+    found = ACCELERATOR.fullmatch(pool.accelerator)
     family = found["family"] if found else None
     known = catalog.TPU_FAMILIES.get(family or "")
     hint = f"`{known.runtime_version}` is the usual one for {family}" if known else None
     if not _RUNTIME_VERSION.fullmatch(pool.runtime_version):
         listed = "a TPU software version, as `gcloud compute tpus tpu-vm versions list` prints them"
-        yield _wrong(where, pool.runtime_version, listed, hint)
+        yield wrong(where, pool.runtime_version, listed, hint)
         return
     made_for = catalog.software_family(pool.runtime_version)
     if known and made_for and made_for != family:
@@ -365,11 +355,11 @@ def _kubernetes(cluster: KubernetesSettings, path: str) -> Iterator[Problem]:
     for key in ("context", "cluster_identifier"):
         value = getattr(cluster, key)
         if not value.strip() or re.search(r"\s", value):
-            yield _wrong(join(path, key), value, "a name without spaces")
+            yield wrong(join(path, key), value, "a name without spaces")
     if not re.fullmatch(r"https://[A-Za-z0-9.\[\]:-]+(?:/\S*)?", cluster.server):
-        yield _wrong(join(path, "server"), cluster.server, "an address that begins with `https://`")
+        yield wrong(join(path, "server"), cluster.server, "an address that begins with `https://`")
     if cluster.slot_namespace is not None and cluster.slot_namespace not in cluster.namespaces:
-        yield _wrong(
+        yield wrong(
             join(path, "slot_namespace"),
             cluster.slot_namespace,
             f"one of the cluster's namespaces: {', '.join(sorted(cluster.namespaces)) or 'none'}",
@@ -378,7 +368,7 @@ def _kubernetes(cluster: KubernetesSettings, path: str) -> Iterator[Problem]:
     for name, namespace in cluster.namespaces.items():
         where = join(path, f"namespaces.{name}")
         if not _DNS_LABEL.fullmatch(name):
-            yield _wrong(where, name, "lower case letters, digits and dashes, 63 at most")
+            yield wrong(where, name, "lower case letters, digits and dashes, 63 at most")
         elif namespace.create and (name == "default" or name.startswith("kube-")):
             yield Problem(
                 path=where, message="is a namespace that every cluster has", hint="`create: false` uses it as it is"
@@ -393,7 +383,7 @@ def _namespace(namespace: NamespaceSettings, path: str) -> Iterator[Problem]:
             nearest = f"did you mean `requests.{extended[1]}`?" if extended else suggest(key, _PLAIN_QUOTAS)
             yield Problem(path=where, message="is nothing that a quota can limit", hint=nearest)
         if not _QUANTITY.fullmatch(amount):
-            yield _wrong(where, amount, 'a quantity, such as `"64"`, `500m` or `1Ti`')
+            yield wrong(where, amount, 'a quantity, such as `"64"`, `500m` or `1Ti`')
     if namespace.create and not namespace.quota:
         yield Problem(
             path=join(path, "quota"),
@@ -402,22 +392,22 @@ def _namespace(namespace: NamespaceSettings, path: str) -> Iterator[Problem]:
         )
     for claim in namespace.claims:
         if not _DNS_NAME.fullmatch(claim):
-            yield _wrong(join(path, f"claims.{claim}"), claim, "lower case letters, digits, dashes and dots")
+            yield wrong(join(path, f"claims.{claim}"), claim, "lower case letters, digits, dashes and dots")
     if namespace.image_pull_secret is not None and not _DNS_NAME.fullmatch(namespace.image_pull_secret):
-        yield _wrong(
+        yield wrong(
             join(path, "image_pull_secret"), namespace.image_pull_secret, "the name of a secret in the namespace"
         )
     for index, cidr in enumerate(namespace.egress_cidrs):
         try:
             ipaddress.ip_network(cidr)
         except ValueError:
-            yield _wrong(f"{join(path, 'egress_cidrs')}[{index}]", cidr, "a range such as `10.0.0.0/8`")
+            yield wrong(f"{join(path, 'egress_cidrs')}[{index}]", cidr, "a range such as `10.0.0.0/8`")
     for index, launcher in enumerate(namespace.launchers):
         if not _LAUNCHER.fullmatch(launcher) or launcher in (
             "Group:system:authenticated",
             "Group:system:unauthenticated",
         ):
-            yield _wrong(
+            yield wrong(
                 f"{join(path, 'launchers')}[{index}]",
                 launcher,
                 "`User:NAME`, `Group:NAME` or `ServiceAccount:NAMESPACE/NAME`, and no group of everybody",
@@ -438,9 +428,9 @@ def _storage_quota_problems(namespace: NamespaceSettings, path: str) -> Iterator
 
 def _claim(claim: ClaimSettings, path: str) -> Iterator[Problem]:
     if not _QUANTITY.fullmatch(claim.size) or claim.size.endswith("m") or quantity(claim.size) <= 0:
-        yield _wrong(join(path, "size"), claim.size, "a size such as `20Gi` or `1Ti`")
+        yield wrong(join(path, "size"), claim.size, "a size such as `20Gi` or `1Ti`")
     if claim.access_mode not in _ACCESS_MODES:
-        yield _wrong(
+        yield wrong(
             join(path, "access_mode"),
             claim.access_mode,
             f"one of {', '.join(_ACCESS_MODES)}",
@@ -450,7 +440,7 @@ def _claim(claim: ClaimSettings, path: str) -> Iterator[Problem]:
         value = getattr(claim, key)
         # An empty class is Kubernetes' way to ask for no class at all.
         if value is not None and not (_DNS_NAME.fullmatch(value) or (key == "storage_class" and value == "")):
-            yield _wrong(join(path, key), value, "lower case letters, digits, dashes and dots")
+            yield wrong(join(path, key), value, "lower case letters, digits, dashes and dots")
     if claim.existing and claim.existing_volume is not None:
         yield Problem(
             path=join(path, "existing_volume"),
@@ -473,27 +463,27 @@ def _access(access: AccessSettings, path: str) -> Iterator[Problem]:
             )
             if not right:
                 hint = f"did you mean `group:{member}`?" if _EMAIL.fullmatch(member) else None
-                yield _wrong(where, member, "`group:EMAIL`, `user:EMAIL` or `domain:DOMAIN`", hint)
+                yield wrong(where, member, "`group:EMAIL`, `user:EMAIL` or `domain:DOMAIN`", hint)
         yield from _repeated(members, join(path, key))
 
 
 def _ci(ci: CiSettings, path: str) -> Iterator[Problem]:
     if not re.fullmatch(r"[A-Za-z0-9-]+/[A-Za-z0-9._-]+", ci.repository):
-        yield _wrong(join(path, "repository"), ci.repository, "`owner/name`")
+        yield wrong(join(path, "repository"), ci.repository, "`owner/name`")
     for key in ("repository_id", "owner_id"):
         if getattr(ci, key) <= 0:
             hint = f"`gh api repos/{ci.repository} --jq {'.id' if key == 'repository_id' else '.owner.id'}` prints it"
-            yield _wrong(join(path, key), getattr(ci, key), "a positive number", hint)
+            yield wrong(join(path, key), getattr(ci, key), "a positive number", hint)
     if not re.fullmatch(r"refs/(?:heads|tags)/[^\s~^:?*\[\\]+", ci.ref):
-        yield _wrong(join(path, "ref"), ci.ref, "`refs/heads/BRANCH`", hint=f"did you mean `refs/heads/{ci.ref}`?")
+        yield wrong(join(path, "ref"), ci.ref, "`refs/heads/BRANCH`", hint=f"did you mean `refs/heads/{ci.ref}`?")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,254}", ci.environment):
-        yield _wrong(join(path, "environment"), ci.environment, "the name of a protected environment")
+        yield wrong(join(path, "environment"), ci.environment, "the name of a protected environment")
     if ci.pool is not None:
         found = _CI_POOL.fullmatch(ci.pool)
         if not found or not found["number"].isdigit():
             advice = "the project's number, not its id: `gcloud projects describe` prints it" if found else None
             allowed = "`projects/NUMBER/locations/global/workloadIdentityPools/ID`"
-            yield _wrong(join(path, "pool"), ci.pool, allowed, advice)
+            yield wrong(join(path, "pool"), ci.pool, allowed, advice)
 
 
 def _alerts(alerts: AlertSettings, path: str) -> Iterator[Problem]:
@@ -501,17 +491,17 @@ def _alerts(alerts: AlertSettings, path: str) -> Iterator[Problem]:
         yield Problem(path=join(path, "emails"), message="is empty: alerts would reach nobody")
     for index, email in enumerate(alerts.emails):
         if not _EMAIL.fullmatch(email):
-            yield _wrong(f"{join(path, 'emails')}[{index}]", email, "an e-mail address")
+            yield wrong(f"{join(path, 'emails')}[{index}]", email, "an e-mail address")
     yield from _range(alerts, path, "oldest_task_days", 1, 30)
 
 
 def _budget(budget: BudgetSettings, path: str) -> Iterator[Problem]:
     if not _BILLING.fullmatch(budget.billing_account):
-        yield _wrong(join(path, "billing_account"), budget.billing_account, "`XXXXXX-XXXXXX-XXXXXX` in hex digits")
+        yield wrong(join(path, "billing_account"), budget.billing_account, "`XXXXXX-XXXXXX-XXXXXX` in hex digits")
     if budget.monthly <= 0:
-        yield _wrong(join(path, "monthly"), budget.monthly, "a positive number")
+        yield wrong(join(path, "monthly"), budget.monthly, "a positive number")
     if not re.fullmatch(r"[A-Z]{3}", budget.currency):
-        yield _wrong(join(path, "currency"), budget.currency, "three capital letters, such as `USD`")
+        yield wrong(join(path, "currency"), budget.currency, "three capital letters, such as `USD`")
 
 
 def _overrides(overrides: Overrides, path: str) -> Iterator[Problem]:
@@ -520,13 +510,13 @@ def _overrides(overrides: Overrides, path: str) -> Iterator[Problem]:
         if family not in catalog.TPU_FAMILIES:
             alias = catalog.FAMILY_ALIASES.get(family)
             hint = f"did you mean `{alias}`?" if alias else suggest(family, catalog.TPU_FAMILIES)
-            yield _wrong(where, family, f"one of the families {', '.join(sorted(catalog.TPU_FAMILIES))}", hint)
+            yield wrong(where, family, f"one of the families {', '.join(sorted(catalog.TPU_FAMILIES))}", hint)
         for index, zone in enumerate(zones):
             if not re.fullmatch(r"[a-z]+-[a-z]+\d+-[a-z0-9]+", zone):
-                yield _wrong(f"{where}[{index}]", zone, "a zone such as `us-west4-a`")
+                yield wrong(f"{where}[{index}]", zone, "a zone such as `us-west4-a`")
     for index, region in enumerate(overrides.regions):
         if not re.fullmatch(r"[a-z]+-[a-z]+\d+", region):
-            yield _wrong(f"{join(path, 'regions')}[{index}]", region, "a region such as `us-west4`")
+            yield wrong(f"{join(path, 'regions')}[{index}]", region, "a region such as `us-west4`")
 
 
 _RULES: Final[Mapping[type, Callable[[Any, str], Iterator[Problem]]]] = {
@@ -549,252 +539,7 @@ _RULES: Final[Mapping[type, Callable[[Any, str], Iterator[Problem]]]] = {
 }
 
 
-# --- what has to fit together
-
-
-def _place(settings: Settings) -> Iterator[Problem]:
-    if settings.uses_google:
-        users = ", ".join(f"`{part}`" for part in _google_parts(settings))
-        for key in ("project", "region"):
-            if getattr(settings, key) is None:
-                yield Problem(path=key, message=f"is not set, and {users} need it", hint="no default is taken for it")
-    regions = known_regions(settings)
-    if settings.region is not None:
-        yield from _region_problems([settings.region], regions, ["region"])
-    if settings.zone is not None:
-        if settings.region is None or catalog.region_of(settings.zone) != settings.region:
-            allowed = f"a zone of the region `{settings.region}`" if settings.region else "nothing without `region`"
-            yield _wrong("zone", settings.zone, allowed)
-    elif settings.heads:
-        yield Problem(path="zone", message="is not set, and `heads` need it", hint=_zone_hint(settings))
-
-
-def _regions(settings: Settings) -> Iterator[Problem]:
-    regions = known_regions(settings)
-    for name, registry in settings.registries.items():
-        paths = [f"registries.{name}.regions[{index}]" for index in range(len(registry.regions))]
-        yield from _region_problems(registry.regions, regions, paths)
-        yield from _region_problems(
-            registry.existing, regions, [f"registries.{name}.existing.{each}" for each in registry.existing]
-        )
-    for name, secret in settings.secrets.items():
-        paths = [f"secrets.{name}.regions[{index}]" for index in range(len(secret.regions))]
-        yield from _region_problems(secret.regions, regions, paths)
-    records = settings.records
-    if records is not None and records.location is not None:
-        larger = ", ".join(f"`{each.upper()}`" for each in sorted(catalog.BUCKET_LOCATIONS))
-        if records.location.lower() not in regions | catalog.BUCKET_LOCATIONS:
-            for problem in _region_problems([records.location.lower()], regions, ["records.location"]):
-                yield _wrong(
-                    problem.path,
-                    records.location,
-                    f"a region of Google as of {catalog.AS_OF:%Y-%m}, or one of {larger}",
-                    problem.hint,
-                )
-
-
-def _heads(settings: Settings) -> Iterator[Problem]:
-    if not settings.heads:
-        return
-    if settings.network is None:
-        yield Problem(
-            path="network",
-            message="is not set, and `heads` need it",
-            hint="`network: {cidr: 10.64.0.0/20}` makes one, `subnet` uses one that exists",
-        )
-    for name, head in settings.heads.items():
-        yield from _environment_problems(settings, f"heads.{name}.environment", head)
-        yield from _head_image_problems(settings, f"heads.{name}.image", head.image)
-        for pool_name, pool in head.pools.items():
-            yield from _pool_zone_problems(settings, f"heads.{name}.pools.{pool_name}.accelerator", pool)
-
-
-def _environment_problems(settings: Settings, path: str, head: HeadSettings) -> Iterator[Problem]:
-    for index, secret in enumerate(head.environment):
-        if secret not in settings.secrets:
-            known = sorted(settings.secrets)
-            allowed = f"a name in `secrets`: {', '.join(known) or 'there is none'}"
-            yield _wrong(f"{path}[{index}]", secret, allowed, suggest(secret, known))
-
-
-def _pool_zone_problems(settings: Settings, path: str, pool: PoolSettings) -> Iterator[Problem]:
-    found = _ACCELERATOR.fullmatch(pool.accelerator)
-    family = found["family"] if found else ""
-    if settings.zone is None or family not in catalog.TPU_FAMILIES:
-        return
-    zones = catalog.TPU_FAMILIES[family].zones | set(settings.overrides.tpu_zones.get(family, ()))
-    if settings.zone not in zones:
-        yield Problem(
-            path=path,
-            message=f"is `{pool.accelerator}`, and {settings.zone} has no {family} as of {catalog.AS_OF:%Y-%m};"
-            f" it is in {', '.join(sorted(zones))}",
-            hint=f"if it has now: `overrides: {{tpu_zones: {{{family}: [{settings.zone}]}}}}`",
-        )
-
-
-def _head_image_problems(settings: Settings, path: str, image: str) -> Iterator[Problem]:
-    """A repository of our project that the stack does not know is one that the nodes may not read."""
-    found = _IMAGE.fullmatch(image)
-    if not found or not settings.project or f"-docker.pkg.dev/{settings.project}/" not in image:
-        return
-    known = sorted(repository_urls(settings))
-    if not any(image.startswith(f"{url}/") for url in known):
-        yield Problem(
-            path=path,
-            message=f"is in a repository that is not of this stack, so its nodes may not read it;"
-            f" allowed are images under {', '.join(known) or 'a registry in `registries`'}",
-            hint=suggest(image.rpartition("/")[0], known),
-        )
-
-
-def _subnet(settings: Settings) -> Iterator[Problem]:
-    network = settings.network
-    if network is None:
-        return
-    if (
-        network.subnet is not None
-        and (found := _SUBNET.fullmatch(network.subnet))
-        and found["region"] != settings.region
-    ):
-        yield _wrong("network.subnet", network.subnet, f"a subnet in the region `{settings.region}`")
-    try:
-        cidr = ipaddress.ip_network(network.cidr)
-    except ValueError:
-        return
-    if cidr.prefixlen > SMALLEST_SUBNET:
-        return
-    room = cidr.num_addresses - GOOGLES_ADDRESSES
-    nodes = sum(pool.max for head in settings.heads.values() for pool in head.pools.values())
-    needed = nodes + len(settings.heads)
-    if needed > room:
-        yield Problem(
-            path="network.cidr",
-            message=f"is `{network.cidr}` with room for {room:,} machines, and the pools' maxima with the heads are {needed:,}",
-            hint=f"a /{_prefix_for(needed)} would do",
-        )
-
-
-def _queues(settings: Settings) -> Iterator[Problem]:
-    for name in settings.queues:
-        if name.endswith("-dead") and name.removesuffix("-dead") in settings.queues:
-            other = name.removesuffix("-dead")
-            yield Problem(
-                path=f"queues.{name}",
-                message=f"has the name of the dead letters of `{other}`",
-                hint="choose another name",
-            )
-    if settings.alerts is None:
-        return
-    days = settings.alerts.oldest_task_days
-    for name, queue in settings.queues.items():
-        if days <= 30 and days * DAY_S >= queue.retention_s:
-            yield _wrong(
-                "alerts.oldest_task_days",
-                days,
-                f"less than the retention of queue `{name}`, {queue.retention_s / DAY_S:.3g} days: "
-                "a task would be gone before anyone hears of it",
-            )
-
-
-def _secrets(settings: Settings) -> Iterator[Problem]:
-    counts = Counter(secret.env for secret in settings.secrets.values())
-    for name, secret in settings.secrets.items():
-        if counts[secret.env] > 1:
-            others = sorted(other for other, its in settings.secrets.items() if its.env == secret.env and other != name)
-            yield Problem(
-                path=f"secrets.{name}.env",
-                message=f"is `{secret.env}`, which `{', '.join(others)}` has too",
-                hint="a variable carries one secret",
-            )
-        for index, role in enumerate(secret.readers):
-            part = _READERS_OF.get(role)
-            if part is not None and not getattr(settings, part):
-                yield Problem(
-                    path=f"secrets.{name}.readers[{index}]",
-                    message=f"is `{role.value}`, and without `{part}` a stack has no account of that role",
-                    hint="leave it out",
-                )
-
-
-def _registries(settings: Settings) -> Iterator[Problem]:
-    owners: dict[str, str] = {}
-    for name in settings.registries:
-        for url in sorted(made_repository_urls(settings, name)):
-            if url in owners:
-                yield Problem(
-                    path=f"registries.{name}.repository",
-                    message=f"gives the repository {url} that `registries.{owners[url]}` makes",
-                    hint="choose another `repository`",
-                )
-            owners[url] = name
-
-
-def _kubernetes_clusters(settings: Settings) -> Iterator[Problem]:
-    for key in ("context", "cluster_identifier"):
-        counts = Counter(getattr(cluster, key) for cluster in settings.kubernetes.values())
-        for name, cluster in settings.kubernetes.items():
-            value = getattr(cluster, key)
-            if counts[value] > 1:
-                yield Problem(
-                    path=f"kubernetes.{name}.{key}",
-                    message=f"is `{value}`, which another cluster of this stack has too",
-                    hint="put the namespaces of one cluster under one name",
-                )
-
-
-def _idle(settings: Settings) -> Iterator[Problem]:
-    """What is written and would do nothing."""
-    if settings.uses_google:
-        return
-    idle = {
-        "access": settings.access != AccessSettings(),
-        "alerts": settings.alerts is not None,
-        "impersonate": settings.impersonate is not None,
-    }
-    for key, is_set in idle.items():
-        if is_set:
-            yield Problem(path=key, message="is set, and nothing of Google is in this stack", hint="leave it out")
-
-
-_STACK_RULES: Final = (
-    _place,
-    _regions,
-    _heads,
-    _subnet,
-    _queues,
-    _secrets,
-    _registries,
-    _kubernetes_clusters,
-    _idle,
-)
-
-
-# --- facts that rules share
-
-
-def known_regions(settings: Settings) -> frozenset[str]:
-    return catalog.REGIONS | set(settings.overrides.regions)
-
-
-def made_repository_urls(settings: Settings, registry: str) -> set[str]:
-    """`REGION-docker.pkg.dev/PROJECT/NAME` of what the stack makes itself, caches included."""
-    its = settings.registries[registry]
-    names = Names(stack=settings.stack, project=settings.project)
-    repositories = {its.repository or names.repository(registry)}
-    if its.pull_through:
-        repositories.add(names.repository(f"{registry}-cache"))
-    regions = [region for region in its.regions or (settings.region,) if region and region not in its.existing]
-    return {f"{region}-docker.pkg.dev/{settings.project}/{name}" for region in regions for name in repositories}
-
-
-def repository_urls(settings: Settings) -> set[str]:
-    """Of all that the stack makes or refers to."""
-    found = {url for registry in settings.registries for url in made_repository_urls(settings, registry)}
-    for registry in settings.registries.values():
-        for path in registry.existing.values():
-            if matched := _REPOSITORY.fullmatch(path):
-                found.add(f"{matched['region']}-docker.pkg.dev/{matched['project']}/{matched['name']}")
-    return found
+# --- what rules share
 
 
 def quantity(text: str) -> float:
@@ -815,28 +560,7 @@ def quantity(text: str) -> float:
     return float(found["number"]) * scale
 
 
-def _google_parts(settings: Settings) -> list[str]:
-    parts = ("network", "queues", "records", "registries", "secrets", "heads", "ci")
-    return [part for part in parts if getattr(settings, part)]
-
-
-def _zone_hint(settings: Settings) -> str | None:
-    families = {
-        found["family"]
-        for head in settings.heads.values()
-        for pool in head.pools.values()
-        if (found := _ACCELERATOR.fullmatch(pool.accelerator)) and found["family"] in catalog.TPU_FAMILIES
-    }
-    zones = {zone for family in families for zone in catalog.TPU_FAMILIES[family].zones}
-    fitting = sorted(zone for zone in zones if catalog.region_of(zone) == settings.region)
-    return f"{' or '.join(fitting)} has the pools' accelerators" if fitting else None
-
-
-def _prefix_for(machines: int) -> int:
-    return 32 - (machines + GOOGLES_ADDRESSES - 1).bit_length()
-
-
-def _wrong(path: str, value: object, allowed: str, hint: str | None = None) -> Problem:
+def wrong(path: str, value: object, allowed: str, hint: str | None = None) -> Problem:
     shown = f"`{value}`" if isinstance(value, str) else f"{value}"
     seen = "is empty" if value == "" else f"is {shown}"
     return Problem(path=path, message=f"{seen}, allowed is {allowed}", hint=hint)
@@ -869,22 +593,9 @@ def _label_problems(labels: Mapping[str, str], path: str) -> Iterator[Problem]:
                 message="is no label key, allowed are 63 lower case letters, digits, `-` and `_`, a letter first",
             )
         if not _LABEL_VALUE.fullmatch(value):
-            yield _wrong(where, value, "at most 63 lower case letters, digits, `-` and `_`, no sign at the ends")
+            yield wrong(where, value, "at most 63 lower case letters, digits, `-` and `_`, no sign at the ends")
     if len(labels) > 60:
         yield Problem(path=path, message=f"has {len(labels)} labels, allowed are 60")
-
-
-def _region_problems(values: Iterable[str], known: frozenset[str], paths: list[str]) -> Iterator[Problem]:
-    for value, path in zip(values, paths, strict=True):
-        if value in known:
-            continue
-        if catalog.region_of(value) in known:
-            hint: str | None = f"that is a zone; its region is `{catalog.region_of(value)}`"
-        else:
-            nearest = suggest(value, known)
-            override = "if it is new: `overrides: {regions: [" + value + "]}`"
-            hint = f"{nearest} {override}" if nearest else override
-        yield _wrong(path, value, f"a region of Google as of {catalog.AS_OF:%Y-%m}", hint)
 
 
 def _repeated(values: tuple[str, ...], path: str) -> Iterator[Problem]:

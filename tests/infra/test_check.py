@@ -124,6 +124,35 @@ def test_check_pinned_image_has_no_note(project: Project) -> None:
     assert check_stack("marin-us-west4", folder=project.folder).notes == ()
 
 
+def test_check_queue_without_records_is_noted(project: Project) -> None:
+    project.copy("dev", lambda config: config.pop("records"))
+    assert check_stack("dev", folder=project.folder).notes == (
+        "queues and no `records`: commands refuse a queue without a place for what became of its tasks",
+    )
+
+
+def test_check_stack_that_asks_for_nothing_is_noted(project: Project) -> None:
+    project.write("dev", {"pulumi:disable-default-providers": ["*"]})
+    report = check_stack("dev", folder=project.folder)
+    assert (report.findings, report.resources[1:]) == ((), ())
+    assert report.notes == ("nothing is asked for, and nothing would be made",)
+
+
+@pytest.mark.parametrize("option", ["--save", "--render"])
+def test_check_output_that_cannot_be_written_is_refused_with_its_place(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    words = ["check", "--stack", "marin-us-west4", "--folder", str(ROOT), option, str(taken / "x" / "y")]
+
+    assert main(words) == 2
+
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: cannot write `{taken}/x")
+    assert error.endswith(": not a directory\nhint: name another place\n")
+
+
 # wrong stack files, each with its exact message
 
 WRONG: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
@@ -151,6 +180,8 @@ WRONG: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
     "encrypted-value": ("dev", lambda config: config.update(project={"secure": "v1:abc"})),
     "ambient-project": ("dev", lambda config: config.update({"gcp:project": "other"})),
     "default-providers-on": ("dev", lambda config: config.pop("pulumi:disable-default-providers")),
+    "empty-part": ("dev", lambda config: config.update(records={}, alerts=None)),
+    "bucket-in-no-place": ("dev", lambda config: config["records"].update(location="Mars")),
     "no-quantity": (
         "phoebe",
         lambda config: config["kubernetes"]["phoebe"]["namespaces"]["l2r"]["claims"]["l2r-persistent-claim"].update(
