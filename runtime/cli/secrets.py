@@ -18,6 +18,7 @@ from runtime.stacks import find_stack
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from runtime.config import Settings
     from runtime.google_api import GoogleApi
     from runtime.outputs import StackOutputs
 
@@ -81,6 +82,7 @@ def put(
       pass show hf | runtime secrets put hf-token
       runtime secrets put deploy-key --file key.pem --disable-older
     """
+    from runtime.google_api import GoogleApi
     from runtime.secrets import check_value, find_secret, put_secret
 
     if ctx.args:
@@ -89,8 +91,10 @@ def put(
             facts=["what was typed is in this shell's history now: if it was a secret, replace it"],
             hint="pipe the value in, name its file with `--file`, or type it when asked; `--help` lists the options",
         )
-    with _open(stack) as (outputs, api):
-        find_secret(outputs, name)
+    settings, outputs = _find(stack)
+    find_secret(outputs, name)
+    # Nobody is asked for a value that could not be sent.
+    with GoogleApi(server=settings.google_api) as api:
         value = _read_value(name, file)
         check_value(value, name)
         made = put_secret(outputs, name, value, api, disable_older=disable_older)
@@ -135,13 +139,20 @@ def check(stack: StackOption = None, output: OutputOption = Output.TEXT) -> int:
 @contextmanager
 def _open(stack: str | None) -> Iterator[tuple[StackOutputs, GoogleApi]]:
     from runtime.google_api import GoogleApi
+
+    settings, outputs = _find(stack)
+    with GoogleApi(server=settings.google_api) as api:
+        yield outputs, api
+
+
+def _find(stack: str | None) -> tuple[Settings, StackOutputs]:
+    """What is read here, before anything is asked of Google."""
     from runtime.outputs import need_output
 
     settings = load_settings()
     outputs = find_stack(stack, settings=settings).outputs
     need_output(outputs, "secrets", "`runtime secrets`")
-    with GoogleApi(server=settings.google_api) as api:
-        yield outputs, api
+    return settings, outputs
 
 
 def _read_value(name: str, file: Path | None) -> bytes:

@@ -146,6 +146,17 @@ def test_put_of_an_unknown_name_is_refused_before_the_value_is_read(run: Run) ->
     assert err.startswith("error: no secret named `hf-tokn` in stack `dev`\n  known secrets: hf-token\n")
 
 
+def test_put_of_an_unknown_name_is_refused_before_credentials_are_looked_for(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("RUNTIME_GOOGLE_API")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
+
+    code, _, err = run("put", "hf-tokn", stdin=CANARY.encode())
+
+    assert (code, err.splitlines()[0]) == (2, "error: no secret named `hf-tokn` in stack `dev`")
+
+
 def test_put_of_a_file_that_is_not_there_is_refused(google: GoogleServer, run: Run) -> None:
     google.put_secret("dev-hf-token")
 
