@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, Protocol, TypeVar
 
-from runtime.errors import InfrastructureFailure, StoreUnavailable
+from runtime.errors import InfrastructureFailure, NotPossible, StoreUnavailable
 from runtime.launchers import agent
 
 T = TypeVar("T")
@@ -178,7 +178,13 @@ class LocalHost:
         return _in_time(self.name, words, code, out, err, timeout_s)
 
     def spawn(self, words: Sequence[str], *, folder: str, log: str, env: Mapping[str, str] | None = None) -> int:
-        return agent.spawn(list(words), folder, log, dict(env or {}))
+        try:
+            return agent.spawn(list(words), folder, log, dict(env or {}))
+        except OSError as problem:
+            raise NotPossible(
+                f"cannot start `{words[0]}` on this machine: {(problem.strerror or str(problem)).lower()}",
+                hint="set `python` of the target to an interpreter from 3.6 on",
+            ) from problem
 
     def close(self) -> None:
         pass
@@ -262,7 +268,7 @@ class SshHost:
     def _connect(self) -> subprocess.Popen[bytes]:
         self._mark = f"=={secrets.token_hex(12)}=="
         source = Path(agent.__file__).read_bytes()
-        program = "import sys; n = int(sys.stdin.buffer.readline()); exec(sys.stdin.buffer.read(n).decode('utf-8'))"
+        program = "import sys; n = int(sys.stdin.buffer.readline()); exec(sys.stdin.buffer.read(n).decode())"
         words = [
             "ssh",
             "-T",
