@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, cast
 
 from runtime.errors import NotPossible
-from runtime.jobs import CodeMode, EnvironmentManager, JobSpec, JobState, expand_array, set_fields
+from runtime.jobs import CodeMode, EnvironmentManager, JobSpec, expand_array, set_fields
 from runtime.launchers.base import (
     Explanation,
     JobIdentity,
@@ -181,7 +181,7 @@ class KubernetesLauncher:
         running = [
             pod
             for pod in newest_pods(_pods_of(cluster, namespace, name, index, job)).values()
-            if read_pod(pod).state is JobState.RUNNING
+            if pod.get("spec", {}).get("nodeName") and pod["status"].get("phase") in ("Pending", "Running")
         ]
         if not running:
             raise NotPossible(f"nothing of `{native_id}` runs that could be interrupted")

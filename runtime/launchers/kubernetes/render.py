@@ -135,6 +135,14 @@ def label_value(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]", "-", text)[:63].strip("-_.")
 
 
+def quantity(amount: int) -> str:
+    """Bytes in the largest unit of Kubernetes that divides them."""
+    for power, unit in ((40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")):
+        if amount % (1 << power) == 0:
+            return f"{amount >> power}{unit}"
+    return str(amount)
+
+
 def bind_gpu(manifest: Mapping[str, Any], node: str, gpu: int, slots: int) -> dict[str, Any]:
     """The Job with its pods on one GPU of a node, `slots` at a time; both variables, for frameworks look at one and
     container runtimes at the other."""
@@ -261,8 +269,8 @@ def _resources(spec: JobSpec, place: Place) -> dict[str, Any]:
         requests["cpu"] = limits["cpu"] = f"{math.ceil(wanted.cpus * 1000)}m"
     for name, amount in (("memory", wanted.memory), ("ephemeral-storage", wanted.disk)):
         if amount is not None:
-            requests[name] = str(amount.low)
-            limits[name] = str(amount.high if amount.high is not None else amount.low)
+            requests[name] = quantity(amount.low)
+            limits[name] = quantity(amount.high if amount.high is not None else amount.low)
     if wanted.gpus and wanted.gpus.count >= 1:
         requests[place.gpu_resource] = limits[place.gpu_resource] = str(int(wanted.gpus.count))
     return {"resources": {"requests": requests, "limits": limits}} if requests else {}
@@ -284,7 +292,7 @@ def _volumes(spec: JobSpec, place: Place) -> tuple[list[dict[str, Any]], list[di
             made["readOnly"] = True
         mounts.append(made)
     if spec.resources.shared_memory:
-        size = str(int(spec.resources.shared_memory))
+        size = quantity(int(spec.resources.shared_memory))
         volumes.append({"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
         mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})
     return volumes, mounts

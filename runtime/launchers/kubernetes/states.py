@@ -258,6 +258,8 @@ Read = tuple[JobState, EndReason | None, str, str, int | None]
 def _read_pod(pod: Object) -> Read:
     status = pod.get("status", {})
     phase = status.get("phase", "Pending")
+    if pod["metadata"].get("deletionTimestamp") and phase not in ("Succeeded", "Failed"):
+        return _read_ending(pod, JobState.PENDING if phase == "Pending" else JobState.RUNNING)
     if phase == "Pending":
         return _read_pending(pod)
     if phase == "Running":
@@ -291,15 +293,17 @@ def _read_pending(pod: Object) -> Read:
     return JobState.PENDING, None, f"Pending/{status.get('reason') or 'Starting'}", status.get("message", ""), None
 
 
+def _read_ending(pod: Object, state: JobState) -> Read:
+    """It was told to end: its kubelet has not confirmed it, and on a dead node never will."""
+    disruption = _disruption(pod) or {}
+    message = disruption.get("message", "") or "it was told to end and has not yet"
+    return state, None, f"Terminating/{disruption.get('reason', 'Deleted')}", message, None
+
+
 def _read_running(pod: Object) -> Read:
     ended = _ended_container(pod)
-    if ended is not None and ended.get("exitCode") is not None and not pod["metadata"].get("deletionTimestamp"):
+    if ended is not None:
         return JobState.RUNNING, None, "Running/Ending", "its container has ended", None
-    if pod["metadata"].get("deletionTimestamp"):
-        disruption = _disruption(pod)
-        word = disruption.get("reason", "") if disruption else "Deleted"
-        message = (disruption or {}).get("message", "") or "it was told to end and has not yet"
-        return JobState.RUNNING, None, f"Terminating/{word}", message, None
     waiting = _waiting(pod)
     if waiting is not None:
         word = waiting.get("reason", "ContainerCreating")

@@ -1,0 +1,505 @@
+"""Jobs on a real Kubernetes whose pods run, with the rights that the shipped role gives in one namespace."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from infra.config import ClaimSettings, NamespaceSettings
+from runtime.config import Project, Settings
+from runtime.errors import NotPossible
+from runtime.jobs import (
+    Array,
+    Checkpoint,
+    Gpus,
+    JobResources,
+    JobSpec,
+    JobState,
+    Mount,
+    MountMode,
+    Range,
+    Retry,
+    SecretRef,
+)
+from runtime.launchers.kubernetes.client import Cluster
+from runtime.launchers.kubernetes.launcher import KubernetesLauncher
+from runtime.launchers.kubernetes.slots import Gpu, lease_name, read_table
+from runtime.launching import JobHandle, LaunchOptions, find_job, launch
+from runtime.reasons import EndReason
+from tests.images_support import INSTALL, TOOLS_FOLDER, tool_environment
+from tests.kubernetes_support import Access, Kubernetes, run_script
+from tests.services.test_workspace import workspace_objects
+from tests.services_support import require, wait_until
+
+pytestmark = [
+    pytest.mark.service,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.xdist_group("kubernetes-node"),
+]
+
+BASE = "docker.io/library/python:3.11.14-slim-bookworm"
+IMAGE = "test.local/python:3.11"
+WITHOUT_PYTHON = "test.local/pause:1"
+MIB = 1 << 20
+SHORT = timedelta(seconds=2)
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A namespace to launch into, its administrator, and the settings of somebody who launches."""
+
+    namespace: str
+    admin: Access
+    settings: Settings
+    kubeconfig: Path
+    claim_folder: Path
+
+    def launch(self, *command: str, target: str = "lab", again: bool = False, **fields: Any) -> JobHandle:
+        spec = JobSpec(command=command, **{"grace_period": SHORT, **fields})
+        return launch(spec, target, settings=self.settings, options=LaunchOptions(again=again))
+
+    def jobs(self, job: JobHandle) -> list[Any]:
+        return list(
+            client.BatchV1Api(self.admin.api)
+            .list_namespaced_job(self.namespace, label_selector=f"research-runtime/job={job.id}")
+            .items
+        )
+
+    def pods(self, job: JobHandle) -> list[Any]:
+        return list(
+            client.CoreV1Api(self.admin.api)
+            .list_namespaced_pod(self.namespace, label_selector=f"research-runtime/job={job.id}")
+            .items
+        )
+
+
+@pytest.fixture(scope="session")
+def image(kubernetes_node: Kubernetes, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An image with a Python, on the node."""
+    require("an image with Python", TOOLS_FOLDER, INSTALL)
+    assert TOOLS_FOLDER is not None
+    archive = tmp_path_factory.mktemp("image") / "python.tar"
+    subprocess.run(
+        ["buildah", "push", "--quiet", BASE, f"docker-archive:{archive}:{IMAGE}"],
+        check=True,
+        capture_output=True,
+        env={**os.environ, **tool_environment(TOOLS_FOLDER)},
+    )
+    imported = run_script("import", str(kubernetes_node.folder), str(archive))
+    assert imported.returncode == 0, imported.stderr
+    archive.unlink()
+    return IMAGE
+
+
+@pytest.fixture(scope="module")
+def workspace(
+    kubernetes_node: Kubernetes, image: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Path, Path]]:
+    """Namespace with the shipped objects and a bound claim, a launcher's kubeconfig, and the folder behind the claim."""
+    admin, mark = kubernetes_node.administrator(), uuid.uuid4().hex[:8]
+    namespace, people = f"lab-{mark}", kubernetes_node.new_namespace("people")
+    client.CoreV1Api(admin.api).create_namespaced_service_account(people, {"metadata": {"name": "alice"}})
+    folder = tmp_path_factory.mktemp("claim")
+    admin.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": f"records-{mark}"},
+            "spec": {
+                "capacity": {"storage": "1Gi"},
+                "accessModes": ["ReadWriteMany"],
+                "hostPath": {"path": str(folder)},
+                "storageClassName": "",
+            },
+        }
+    )
+    settings = NamespaceSettings(
+        quota={"pods": "30", "requests.memory": "100Gi"},
+        launchers=(f"ServiceAccount:{people}/alice",),
+        claims={"records": ClaimSettings(size="1Gi", existing_volume=f"records-{mark}")},
+    )
+    for each in workspace_objects(namespace, settings):
+        admin.apply(each)
+    secret = {"metadata": {"name": "login"}, "stringData": {"token": "hush"}}
+    client.CoreV1Api(admin.api).create_namespaced_secret(namespace, secret)
+    kubeconfig = kubernetes_node.kubeconfig_with_context(
+        tmp_path_factory.mktemp("kube") / "config", "lab", token=kubernetes_node.token(people, "alice")
+    )
+    yield namespace, kubeconfig, folder
+    kubernetes_node.delete_namespace(namespace)
+    kubernetes_node.delete_namespace(people)
+
+
+@pytest.fixture
+def lab(
+    kubernetes_node: Kubernetes,
+    workspace: tuple[str, Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Lab]:
+    namespace, kubeconfig, folder = workspace
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "main.py").write_text("print('from the tree')\n")
+    # A tree of its own makes the same command of two tests two jobs.
+    (tree / "mark").write_text(str(tmp_path))
+    monkeypatch.chdir(tree)
+    target = {
+        "kind": "kubernetes",
+        "context": "lab",
+        "namespace": namespace,
+        "image": IMAGE,
+        "image_pull_policy": "Never",
+        "service_account": "runtime-job",
+        "records": "claim://records/runtime",
+    }
+    targets = {
+        "lab": target,
+        "gpus": {**target, "gpus": {"node-1": 3}},
+        "bare": {**target, "defaults": {"image": WITHOUT_PYTHON}},
+        "wrong": {**target, "defaults": {"image": "test.local/nothing:7"}},
+    }
+    settings = Settings(
+        project=Project(root=tmp_path, targets=targets),
+        data_dir=tmp_path / "data",
+        cache_dir=tmp_path / "cache",
+        config_dir=tmp_path / "config",
+    )
+    admin = kubernetes_node.administrator()
+    yield Lab(namespace, admin, settings, kubeconfig, folder)
+    client.BatchV1Api(admin.api).delete_collection_namespaced_job(namespace, propagation_policy="Background")
+    core, mine = client.CoreV1Api(admin.api), "research-runtime/job"
+    core.delete_collection_namespaced_pod(namespace, label_selector=mine, grace_period_seconds=0)
+    assert wait_until(lambda: not core.list_namespaced_pod(namespace, label_selector=mine).items, timeout_s=60)
+
+
+def ended(job: JobHandle, *, timeout_s: float = 90) -> tuple[JobState, EndReason | None]:
+    status = job.wait(timeout_s=timeout_s)
+    return status.state, status.reason
+
+
+def printed(job: JobHandle, index: int = 0, **options: Any) -> str:
+    return b"".join(job.logs(index=index, **options)).decode()
+
+
+def until(condition: Callable[[], object], what: str, timeout_s: float = 60) -> None:
+    assert wait_until(condition, timeout_s=timeout_s, every_s=0.2), f"{what} did not come within {timeout_s} s"
+
+
+def explained(job: JobHandle, index: int = 0) -> Any:
+    native = next(each for each in job.natives() if each.index == index)
+    return KubernetesLauncher().explain(job.target, native, job.host)
+
+
+# runs
+
+
+def test_seeds_are_as_many_finished_runs_each_with_its_own_index_seed_and_output(lab: Lab, tmp_path: Path) -> None:
+    script = "echo $RUNTIME_ARRAY_INDEX $SEED > $RUNTIME_OUTPUT_DIR/said; cat main.py; python3 main.py"
+    with lab.launch("sh", "-c", script, array=Array(seeds=4, offset=3)) as job:
+        status = job.wait(timeout_s=90)
+        job.fetch(tmp_path / "home")
+
+        assert dict(status.counts) == {JobState.SUCCEEDED: 4}
+        said = {path.parent.name: path.read_text() for path in (tmp_path / "home").rglob("said")}
+        assert said == {str(index): f"{index} {index}\n" for index in (3, 4, 5, 6)}
+        assert printed(job, 5).endswith("from the tree\n")
+        assert [job.attempts(index) for index in (3, 4, 5, 6)] == [[1]] * 4
+        (native,) = lab.jobs(job)
+        until(lambda: lab.jobs(job)[0].status.completed_indexes == "0-3", "the Job's own count")
+        assert native.metadata.uid == (lab.claim_folder / "runtime/jobs" / job.id / "owners/1.0").read_text()
+
+
+def test_same_launch_again_is_the_same_job_with_its_result(lab: Lab) -> None:
+    with lab.launch("echo", "once") as first:
+        assert ended(first) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
+    for each in lab.jobs(first):
+        client.BatchV1Api(lab.admin.api).delete_namespaced_job(each.metadata.name, lab.namespace)
+
+    with lab.launch("echo", "once") as second:
+        assert (second.id, second.new) == (first.id, False)
+        # The Job is forgotten; its result is not.
+        assert ended(second) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
+        assert printed(second) == "once\n"
+
+
+def test_failure_within_the_budget_is_another_pod_and_the_last_one_fails_the_index_at_once(lab: Lab) -> None:
+    script = "echo attempt $RUNTIME_ATTEMPT; [ $RUNTIME_ARRAY_INDEX = 0 ] && [ $RUNTIME_ATTEMPT = 2 ]"
+    with lab.launch("sh", "-c", script, array=Array(count=2), retry=Retry(failure=1)) as job:
+        status = job.wait(timeout_s=120)
+
+        assert dict(status.counts) == {JobState.SUCCEEDED: 1, JobState.FAILED: 1}
+        assert status.reason is EndReason.APP_FAILED
+        assert [job.attempts(index) for index in (0, 1)] == [[1, 2], [1, 2]]
+        assert printed(job, 1) == "attempt 1\nattempt 2\n"
+        until(lambda: lab.jobs(job)[0].status.failed_indexes == "1", "the Job's own count")
+        assert lab.jobs(job)[0].status.completed_indexes == "0"
+
+
+def test_exit_code_that_asks_for_another_start_costs_nothing(lab: Lab) -> None:
+    with lab.launch("sh", "-c", "[ $RUNTIME_ATTEMPT = 2 ] || exit 75") as job:
+        assert ended(job, timeout_s=120) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
+        assert job.attempts() == [1, 2]
+
+
+def test_time_limit_ends_an_attempt_and_a_new_checkpoint_gives_another(lab: Lab) -> None:
+    script = "trap 'date > $RUNTIME_CHECKPOINT_DIR/c' USR1; [ $RUNTIME_ATTEMPT = 2 ] || while :; do sleep 0.1; done"
+    checkpoint = Checkpoint(lead=timedelta(seconds=2))
+    with (
+        lab.launch("sh", "-c", script, time_limit=timedelta(seconds=4), checkpoint=checkpoint) as again,
+        lab.launch("sleep", "60", time_limit=timedelta(seconds=2)) as late,
+    ):
+        assert ended(late) == (JobState.FAILED, EndReason.TIMEOUT)
+        assert ended(again, timeout_s=120) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
+        assert again.attempts() == [1, 2]
+
+
+def test_claims_secrets_and_shared_memory_are_in_the_pod(lab: Lab) -> None:
+    (lab.claim_folder / "data").mkdir(exist_ok=True)
+    (lab.claim_folder / "data" / "x").write_text("from the claim\n")
+    with lab.launch(
+        "sh",
+        "-c",
+        "cat /data/x; touch /data/y || echo read-only; echo $TOKEN $OTHER; df -k /dev/shm | tail -1 | awk '{print $2}'",
+        mounts=(Mount(source="claim://records/data", target="/data", mode=MountMode.RO),),
+        secrets=(
+            SecretRef(name="TOKEN", source="kubernetes://login/token"),
+            SecretRef(name="OTHER", source="env://KUBECONFIG"),
+        ),
+        resources=JobResources(shared_memory=Range.read("8MiB").low, memory=Range(64 * MIB, 64 * MIB)),  # type: ignore[arg-type]
+    ) as job:
+        assert ended(job) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
+        lines = printed(job).splitlines()
+        assert lines[0] == "from the claim"
+        assert lines[-3:] == ["read-only", f"hush {lab.kubeconfig}", "8192"]
+        assert "hush" not in str(lab.jobs(job))
+        assert str(lab.kubeconfig) not in str(lab.jobs(job))
+
+
+# ends that Kubernetes knows
+
+
+def test_run_over_its_memory_is_oom_and_explained_with_the_limit(lab: Lab) -> None:
+    memory = JobResources(memory=Range(48 * MIB, 48 * MIB))
+    with lab.launch("python3", "-c", "x = bytearray(300 << 20)", resources=memory) as job:
+        assert ended(job) == (JobState.FAILED, EndReason.OOM)
+
+
+def test_image_that_is_not_there_is_image_failed_and_explained(lab: Lab) -> None:
+    with lab.launch("true", target="wrong") as job:
+        assert ended(job) == (JobState.FAILED, EndReason.IMAGE_FAILED)
+        assert explained(job).sentence.startswith("the image `test.local/nothing:7` cannot be pulled: ")
+
+
+def test_image_without_python_is_image_failed_with_that_sentence(lab: Lab) -> None:
+    with lab.launch("true", target="bare") as job:
+        status = job.status(indices=True)
+        until(lambda: job.state().terminal, "the end")
+        status = job.status(indices=True)
+        assert (status.state, status.reason) == (JobState.FAILED, EndReason.IMAGE_FAILED)
+        assert status.indices[0].message.startswith("the image has no Python that could run: ")
+        assert (
+            explained(job).sentence
+            == "the image `test.local/pause:1` has no Python that could run: the shim needs Python 3.6 or newer"
+        )
+
+
+def test_run_that_fits_no_node_waits_and_the_numbers_are_said(lab: Lab) -> None:
+    with lab.launch("true", resources=JobResources(cpus=500)) as job:
+        until(lambda: job.natives()[0].raw == "Pending/Unschedulable", "the scheduler's word")
+
+        said = explained(job)
+
+        assert job.state() is JobState.PENDING
+        assert said.sentence.startswith("no node takes it: 0/1 nodes are available: 1 Insufficient cpu.")
+        assert said.evidence[0] == "it asks for cpu 500, memory 2Gi"
+        assert job.cancel() == []
+
+
+def test_run_over_the_quota_waits_and_the_numbers_are_said(lab: Lab) -> None:
+    with lab.launch("true", resources=JobResources(memory=Range.read("200GiB"))) as job:
+        until(lambda: explained(job).sentence.startswith("the quota"), "the controller's word")
+
+        assert job.state() is JobState.PENDING
+        said = explained(job).sentence
+        assert said.startswith(
+            "the quota `runtime-quota` has no room: a run asks for requests.memory=200Gi, requests.memory="
+        )
+        assert said.endswith("is used of requests.memory=100Gi")
+
+
+def test_evicted_pod_is_a_preemption_that_the_record_counts_and_no_failure(lab: Lab) -> None:
+    script = "[ $RUNTIME_ATTEMPT = 2 ] || sleep 60"
+    with lab.launch("sh", "-c", script) as job:
+        until(lambda: job.attempts() == [1], "the first attempt")
+        (native,) = job.entry().natives
+        KubernetesLauncher().interrupt(job.target, native.native_id, 0, "preempt", job.host)
+
+        assert ended(job, timeout_s=120) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
+        assert job.attempts() == [1, 2]
+        names = [path.name for path in (lab.claim_folder / "runtime/jobs" / job.id / "runs/0/a0001").iterdir()]
+        assert "end.stopped.143" in names
+
+
+def test_spent_preemptions_end_the_index(lab: Lab) -> None:
+    with lab.launch("sleep", "60", retry=Retry(preemption=0)) as job:
+        until(lambda: job.attempts() == [1], "the first attempt")
+        (native,) = job.entry().natives
+        KubernetesLauncher().interrupt(job.target, native.native_id, 0, "preempt", job.host)
+
+        assert ended(job) == (JobState.FAILED, EndReason.PREEMPTED)
+        assert job.attempts() == [1]
+
+
+# cancelling
+
+
+def test_cancel_ends_all_and_nothing_is_left(lab: Lab) -> None:
+    with lab.launch("sleep", "60", array=Array(count=2)) as job:
+        until(lambda: (job.attempts(0), job.attempts(1)) == ([1], [1]), "both runs")
+
+        assert job.cancel() == []
+
+        assert (lab.jobs(job), lab.pods(job)) == ([], [])
+        assert ended(job) == (JobState.CANCELLED, EndReason.CANCELLED)
+
+
+def test_cancel_of_one_index_leaves_the_other(lab: Lab) -> None:
+    with lab.launch("sh", "-c", "[ $RUNTIME_ARRAY_INDEX = 0 ] || sleep 60", array=Array(count=2)) as job:
+        until(lambda: job.attempts(1) == [1], "the second run")
+
+        assert job.cancel(indices=[1]) == []
+
+        assert dict(job.wait(timeout_s=60).counts) == {JobState.SUCCEEDED: 1, JobState.CANCELLED: 1}
+
+
+def test_index_of_a_node_that_is_silent_is_released_and_runs_again(lab: Lab, kubernetes_node: Kubernetes) -> None:
+    script = "[ $RUNTIME_ATTEMPT = 2 ] || sleep 100"
+    kubelet = int((kubernetes_node.folder / "kubelet.pid").read_text())
+    with lab.launch("sh", "-c", script) as job:
+        until(lambda: job.attempts() == [1], "the first attempt")
+        (pod,) = lab.pods(job)
+        # The record root is on the same node here, so nothing of it is read while the node is silent.
+        entry = job.entry()
+        (native,) = entry.natives
+        until(lambda: job.natives(entry)[0].raw == "Running", "the word of its node")
+        os.kill(kubelet, signal.SIGSTOP)
+        try:
+            core = client.CoreV1Api(lab.admin.api)
+            core.delete_namespaced_pod(pod.metadata.name, lab.namespace)
+            until(lambda: job.natives(entry)[0].raw == "Terminating/Deleted", "the deletion")
+            time.sleep(3)
+            assert [each.metadata.name for each in lab.pods(job)] == [pod.metadata.name]
+
+            released = KubernetesLauncher().release(job.target, [native.native_id], 0, job.host)
+
+            assert released == [pod.metadata.name]
+            until(lambda: [each.metadata.uid for each in lab.pods(job)] not in ([], [pod.metadata.uid]), "another pod")
+        finally:
+            os.kill(kubelet, signal.SIGCONT)
+        assert ended(job, timeout_s=120) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
+        assert job.attempts() == [1, 2]
+
+
+# parts of GPUs
+
+
+def test_twelve_seeds_on_three_gpus_with_four_slots_each_run_at_once(lab: Lab) -> None:
+    script = "echo $CUDA_VISIBLE_DEVICES $NVIDIA_VISIBLE_DEVICES $SEED; while [ ! -e $RUNTIME_CHECKPOINT_DIR/../../../go ]; do sleep 0.1; done"
+    resources = JobResources(gpus=Gpus(count=0.25), cpus=0.05, memory=Range(48 * MIB, 48 * MIB))
+    with lab.launch("sh", "-c", script, target="gpus", array=Array(seeds=12), resources=resources) as job:
+        assert [native.native_id.rpartition("-")[2] for native in job.entry().natives] == ["0", "1", "2"]
+        until(lambda: dict(job.status().counts) == {JobState.RUNNING: 12}, "all twelve", timeout_s=120)
+        assert [total_of(lab, number) for number in range(3)] == [1.0, 1.0, 1.0]
+
+        with pytest.raises(NotPossible, match=r"no GPU of target `gpus` has a free slot of 0\.5") as refused:
+            lab.launch("true", target="gpus", resources=JobResources(gpus=Gpus(count=0.5)))
+
+        assert len(refused.value.facts) == 3
+        (lab.claim_folder / "runtime/jobs" / job.id / "go").touch()
+        assert ended(job, timeout_s=120) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
+        said = sorted(printed(job, index).split() for index in range(12))
+        assert said == sorted([str(index // 4), str(index // 4), str(index)] for index in range(12))
+        until(lambda: all(each.status.conditions for each in lab.jobs(job)), "the end of the Jobs")
+    # Entries of Jobs that have ended count no more.
+    with lab.launch("true", target="gpus", resources=JobResources(gpus=Gpus(count=0.5))) as other:
+        assert ended(other) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
+
+
+def total_of(lab: Lab, number: int) -> float:
+    lease = Cluster("lab", str(lab.kubeconfig)).get("leases", lab.namespace, lease_name(Gpu("node-1", number)))
+    return sum(each.total for each in read_table(lease))
+
+
+# once
+
+LAUNCH = """
+import sys
+from pathlib import Path
+from runtime.config import Project, Settings
+from runtime.jobs import Array, Gpus, JobResources, JobSpec
+from runtime.launching import launch
+import json
+root, targets, target, share = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3], float(sys.argv[4])
+settings = Settings(project=Project(root=root, targets=targets), data_dir=root / "data", cache_dir=root / "cache", config_dir=root / "config")
+resources = JobResources(gpus=Gpus(count=share)) if share else JobResources()
+job = launch(JobSpec(command=("sh", "-c", "echo ran; sleep 1"), name="once", resources=resources), target, settings=settings)
+print(job.id, job.new)
+"""
+
+
+def start_launch(lab: Lab, *, share: float = 0, **environ: str) -> subprocess.Popen[str]:
+    import json
+
+    target = "gpus" if share else "lab"
+    arguments = [str(lab.settings.project.root), json.dumps(dict(lab.settings.project.targets)), target, str(share)]
+    return subprocess.Popen(
+        [sys.executable, "-c", LAUNCH, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environ},
+    )
+
+
+@pytest.mark.parametrize("share", [0, 0.5])
+@pytest.mark.parametrize("point", ["unlocked", "locked", "written", "submitted", "launched"])
+def test_launch_killed_at_any_step_and_repeated_is_one_job(lab: Lab, point: str, share: float) -> None:
+    killed = start_launch(lab, share=share, RUNTIME_LAUNCH_FAULT=point)
+    killed.communicate(timeout=90)
+    repeated = start_launch(lab, share=share)
+    out, err = repeated.communicate(timeout=90)
+
+    assert killed.returncode == -signal.SIGKILL
+    assert repeated.returncode == 0, err
+    with find_job(out.split()[0], settings=lab.settings, target="gpus" if share else "lab") as job:
+        assert ended(job) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
+        assert printed(job) == "ran\n"
+        assert job.attempts() == [1]
+        assert len(lab.jobs(job)) == 1
+
+
+def test_two_launches_at_once_are_one_job(lab: Lab) -> None:
+    both = [start_launch(lab) for _ in range(3)]
+    said = [each.communicate(timeout=120)[0].split() for each in both]
+
+    assert len({job for job, _ in said}) == 1
+    assert sorted(new for _, new in said) == ["False", "False", "True"]
+    with find_job(said[0][0], settings=lab.settings, target="lab") as job:
+        assert ended(job) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
+        assert job.attempts() == [1]
+        assert len(lab.jobs(job)) == 1

@@ -1,0 +1,348 @@
+"""Manifests of Jobs, places of targets, and shares of GPUs: all without a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from runtime.config import Project, Settings
+from runtime.errors import InvalidValue, NotPossible, UnknownName
+from runtime.jobs import (
+    Array,
+    Code,
+    CodeMode,
+    Gpus,
+    JobResources,
+    JobSpec,
+    Mount,
+    MountMode,
+    OnTaskFailure,
+    Placement,
+    Priority,
+    Range,
+    Retry,
+    SecretRef,
+    leaf_fields,
+    parse_spec,
+)
+from runtime.launchers.base import Fidelity, JobIdentity, LaunchPlan, PlanContext, Target
+from runtime.launchers.kubernetes.fidelity import KEEPS
+from runtime.launchers.kubernetes.launcher import KubernetesLauncher
+from runtime.launchers.kubernetes.place import read_place
+from runtime.launchers.kubernetes.render import label_value, quantity
+from runtime.launchers.kubernetes.slots import Gpu, Holder, deal, grant, lease_name, living, read_table, write_table
+from runtime.outputs import ClaimOutput, KubernetesOutput, NamespaceOutput, StackOutputs, encode_outputs
+
+Golden = Callable[[str, str], None]
+GIB = 1 << 30
+JOB = JobIdentity(id="j-0123456789abcdef01234567", name="train", owner="alice", snapshot="sha256:" + "ab" * 32)
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> PlanContext:
+    settings = Settings(
+        project=Project(root=tmp_path),
+        data_dir=tmp_path / "data",
+        cache_dir=tmp_path / "cache",
+        config_dir=tmp_path / "config",
+        outputs=str(tmp_path / "contract.json"),
+    )
+    return PlanContext(
+        settings=settings, now=datetime(2026, 1, 1, tzinfo=UTC), base=tmp_path, environ={"T": "hush"}, records=""
+    )
+
+
+def target(**settings: Any) -> Target:
+    records = settings.pop("records", "claim://scratch/lab/runtime")
+    base = {"namespace": "lab", "context": "phoebe", "image": "registry.example/lab/train:7"}
+    found = Target(name="lab", kind="kubernetes", records=records, settings={**base, **settings})
+    KubernetesLauncher().check_settings(found)
+    return found
+
+
+def plan(context: PlanContext, where: Target | None = None, **fields: Any) -> LaunchPlan:
+    spec = JobSpec(command=("python", "train.py"), **fields)
+    return KubernetesLauncher().plan(spec, where or target(), JOB, context)
+
+
+def manifest(planned: LaunchPlan, name: str = "job.yaml") -> dict[str, Any]:
+    return yaml.safe_load(planned.artefacts[name])  # type: ignore[no-any-return]
+
+
+def pod_of(planned: LaunchPlan) -> dict[str, Any]:
+    return manifest(planned)["spec"]["template"]["spec"]  # type: ignore[no-any-return]
+
+
+# goldens; the service tests hand each of them to a real API
+
+GOLDENS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "seeds": (
+        {
+            "array": Array(seeds=12, offset=100, max_parallel=4, on_task_failure=OnTaskFailure.STOP),
+            "retry": Retry(failure=2),
+            "time_limit": timedelta(hours=2),
+            "ttl_after_finished": timedelta(days=1),
+        },
+        {},
+    ),
+    "everything": (
+        {
+            "image": "registry.example/lab/other@sha256:" + "0" * 64,
+            "resources": JobResources(
+                cpus=1.5,
+                memory=Range(16 * GIB, 64 * GIB),
+                disk=Range(10 * GIB),
+                gpus=Gpus(count=2, type="a100"),
+                shared_memory=Range.read("8GiB").low,  # type: ignore[arg-type]
+            ),
+            "mounts": (
+                Mount(source="claim://data/sets/one", target="/data"),
+                Mount(source="claim://scratch", target="/scratch", mode=MountMode.RW),
+            ),
+            "secrets": (
+                SecretRef(name="HF_TOKEN", source="kubernetes://huggingface/token"),
+                SecretRef(name="OTHER", source="env://T"),
+            ),
+            "placement": Placement(nodes=("n1", "n2"), exclude=("n3",), selector={"pool": "research"}),
+            "priority": Priority.HIGH,
+            "account": "Lab A",
+        },
+        {
+            "gpu_types": {"a100": "nvidia.com/gpu.product=NVIDIA-A100-SXM4-80GB"},
+            "priority_classes": {"high": "research-high"},
+            "service_account": "runtime-job",
+            "image_pull_secret": "registry-login",
+            "tolerations": [{"key": "gpu", "operator": "Exists"}],
+            "run_as_user": 1000,
+            "python": "/usr/bin/python3",
+        },
+    ),
+    "slots": (
+        {"array": Array(seeds=6), "resources": JobResources(gpus=Gpus(count=0.25), memory=Range(4 * GIB, 4 * GIB))},
+        {"gpus": {"phortx1": 2}},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(GOLDENS))
+def test_manifest_is_as_reviewed(name: str, context: PlanContext, golden: Golden) -> None:
+    fields, settings = GOLDENS[name]
+    planned = plan(context, target(**settings), **fields)
+
+    text = "---\n".join(planned.artefacts[each] for each in sorted(planned.artefacts))
+    golden(f"kubernetes/{name}.yaml", text)
+    assert planned == plan(context, target(**settings), **fields)
+
+
+def test_secret_of_the_cluster_is_in_no_order_and_others_by_file_only(context: PlanContext) -> None:
+    fields, settings = GOLDENS["everything"]
+
+    planned = plan(context, target(**settings), **fields)
+
+    assert planned.order["secrets"] == {"OTHER": "secrets/OTHER"}
+    assert "hush" not in str(planned)
+
+
+def test_order_leaves_retries_to_the_backend_and_runs_the_image_where_the_image_says(context: PlanContext) -> None:
+    planned = plan(context, code=Code(mode=CodeMode.IMAGE))
+
+    assert planned.order["retries"] == "backend"
+    assert planned.order["code"] == {"path": "."}
+
+
+def test_part_has_a_name_of_job_and_root_so_that_two_roots_do_not_meet(context: PlanContext) -> None:
+    one, other = plan(context), plan(context, target(records="claim://scratch/other"))
+
+    assert one.parts[0].name.startswith(JOB.id)
+    assert one.parts[0].name != other.parts[0].name
+    assert one.root == "/runtime-records/lab/runtime"
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"mounts": (Mount(source="/home/data", target="/data"),)}, "cannot mount `/home/data`"),
+        ({"code": Code(mode=CodeMode.NONE)}, "no pod can see"),
+        ({"priority": Priority.LOW}, "no priority class for `low`"),
+        ({"resources": JobResources(gpus=Gpus(count=1, type="h100"))}, "which nodes have `h100` GPUs"),
+        ({"resources": JobResources(gpus=Gpus(count=0.5))}, "names no GPU that runs could share"),
+        ({"secrets": (SecretRef(name="A", source="kubernetes://only"),)}, "which this target|is to come from"),
+    ],
+)
+def test_what_the_target_cannot_do_is_refused_with_a_way_out(
+    fields: dict[str, Any], text: str, context: PlanContext
+) -> None:
+    with pytest.raises(NotPossible, match=text) as refused:
+        plan(context, **fields)
+
+    assert refused.value.hint
+
+
+def test_job_without_an_image_is_refused(context: PlanContext) -> None:
+    bare = Target(name="lab", kind="kubernetes", records="claim://c/p", settings={"namespace": "lab"})
+
+    with pytest.raises(NotPossible, match="names no image"):
+        plan(context, bare)
+
+
+# fidelity
+
+
+def test_every_field_of_a_spec_is_kept_in_one_way() -> None:
+    assert sorted(KEEPS) == sorted(leaf_fields())
+    assert all(keeping.how for keeping in KEEPS.values())
+
+
+def test_refused_fields_say_why(context: PlanContext) -> None:
+    refused = {name for name, keeping in KEEPS.items() if keeping.fidelity is Fidelity.REFUSED}
+
+    assert {"nodes", "resources.tpu.type", "after", "start_deadline", "outputs.upload"} <= refused
+    assert plan(context, nodes=2).refused() == ["nodes"]
+
+
+# places
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"namespaces": "x"}, UnknownName),
+        ({"namespace": 3}, InvalidValue),
+        ({"gpus": {"n": 0}}, InvalidValue),
+        ({"gpus": "n"}, InvalidValue),
+        ({"gpu_types": {"a": 3}}, InvalidValue),
+        ({"tolerations": "x"}, InvalidValue),
+        ({"run_as_user": "root"}, InvalidValue),
+        ({"image_pull_policy": "Sometimes"}, InvalidValue),
+        ({"records": "/home/x"}, InvalidValue),
+        ({"records": "claim://"}, InvalidValue),
+        ({"records": "claim://a/../b"}, InvalidValue),
+        ({"records": "gs://bucket"}, InvalidValue),
+    ],
+)
+def test_wrong_settings_are_refused(settings: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        target(**settings)
+
+
+def test_target_without_records_or_namespace_says_what_to_set(context: PlanContext) -> None:
+    with pytest.raises(NotPossible, match="has no record root"):
+        read_place(Target(name="t", kind="kubernetes", settings={"namespace": "lab"}), context)
+    with pytest.raises(NotPossible, match="names no namespace"):
+        read_place(Target(name="t", kind="kubernetes"), context)
+
+
+def stack(tmp_path: Path, **claims: str) -> None:
+    exported = NamespaceOutput(
+        service_account="runtime-job",
+        image_pull_secret="login",
+        claims={
+            name: ClaimOutput(claim=claim, size="1Gi", access_mode="ReadWriteMany") for name, claim in claims.items()
+        },
+    )
+    cluster = KubernetesOutput(
+        context="phoebe", server="https://k", namespaces={"lab": exported}, slot_namespace="gpus"
+    )
+    outputs = StackOutputs(stack="phoebe", project="p", kubernetes={"phoebe": cluster})
+    (tmp_path / "contract.json").write_text(encode_outputs(outputs))
+
+
+def test_contract_of_the_stack_fills_what_the_target_leaves_out(context: PlanContext, tmp_path: Path) -> None:
+    stack(tmp_path, data="data-20g")
+
+    place = read_place(Target(name="t", kind="kubernetes", stack="phoebe", settings={"image": "i"}), context)
+
+    assert (place.context, place.namespace, place.service_account, place.image_pull_secret, place.slot_namespace) == (
+        "phoebe",
+        "lab",
+        "runtime-job",
+        "login",
+        "gpus",
+    )
+    assert (place.claim, place.path, place.root) == ("data-20g", "runtime", "/runtime-records/runtime")
+
+
+def test_claim_is_named_as_the_stack_names_it(context: PlanContext, tmp_path: Path) -> None:
+    stack(tmp_path, data="data-20g", scratch="scratch-1")
+    named = Target(name="t", kind="kubernetes", stack="phoebe", records="claim://scratch/x", settings={"image": "i"})
+
+    assert read_place(named, context).claim == "scratch-1"
+    with pytest.raises(NotPossible, match="has no record root") as refused:
+        read_place(Target(name="t", kind="kubernetes", stack="phoebe"), context)
+    assert refused.value.facts == ("claims of the stack: data, scratch",)
+    with pytest.raises(UnknownName):
+        read_place(Target(name="t", kind="kubernetes", stack="phoebe", settings={"namespace": "lap"}), context)
+
+
+# shares of GPUs
+
+
+def test_indices_are_dealt_out_in_rows_over_as_few_gpus_as_they_fill() -> None:
+    gpus = [Gpu("a", 0), Gpu("a", 1), Gpu("b", 0)]
+
+    assert deal(gpus, 4, 12) == [(gpus[0], 0, 4), (gpus[1], 4, 4), (gpus[2], 8, 4)]
+    assert deal(gpus, 4, 5) == [(gpus[0], 0, 3), (gpus[1], 3, 2)]
+    assert deal(gpus, 4, 1) == [(gpus[0], 0, 1)]
+    # More runs than slots: each GPU takes its share in turn.
+    assert deal(gpus, 4, 100) == [(gpus[0], 0, 34), (gpus[1], 34, 33), (gpus[2], 67, 33)]
+
+
+def test_slots_are_granted_while_the_gpu_has_room_and_kept_once_granted() -> None:
+    got, table = grant([], "u1", "lab/one", 4, 0.25)
+    assert (got, sum(each.total for each in table)) == (4, 1.0)
+    assert grant(table, "u2", "lab/two", 1, 0.25) == (0, table)
+    assert grant(table, "u1", "lab/one", 4, 0.25) == (4, table)
+    got, half = grant([], "u1", "lab/one", 1, 0.5)
+    assert grant(half, "u2", "lab/two", 4, 0.2)[0] == 2
+
+
+def test_entry_counts_while_its_own_job_is_there_and_unfinished() -> None:
+    def holder(uid: str, job: str) -> Holder:
+        return Holder(uid=uid, job=job, slots=1, share=0.5)
+
+    jobs: dict[str, Any] = {
+        "lab/runs": {"metadata": {"uid": "u1"}, "status": {}},
+        "lab/done": {
+            "metadata": {"uid": "u2"},
+            "status": {"conditions": [{"type": "Complete", "status": "True"}]},
+        },
+        "lab/again": {"metadata": {"uid": "new"}, "status": {}},
+    }
+    table = [holder("u1", "lab/runs"), holder("u2", "lab/done"), holder("u3", "lab/again"), holder("u4", "lab/gone")]
+
+    assert living(table, jobs.get) == [holder("u1", "lab/runs")]
+
+
+def test_table_of_a_lease_is_read_as_it_was_written() -> None:
+    table = [Holder(uid="a", job="lab/x", slots=3, share=0.25), Holder(uid="b", job="lab/y", slots=1, share=0.1)]
+    lease = {"metadata": {"annotations": {"research-runtime/slots": write_table(table)}}}
+
+    assert read_table(lease) == table
+    assert read_table(None) == []
+    assert read_table({"metadata": {}}) == []
+    assert lease_name(Gpu("Node_1.x", 3)) == "runtime-gpu-node-1.x-3"
+
+
+# words
+
+
+@pytest.mark.parametrize(("amount", "text"), [(GIB, "1Gi"), (48 << 20, "48Mi"), (3 << 10, "3Ki"), (1001, "1001")])
+def test_bytes_are_said_in_the_largest_unit_that_divides_them(amount: int, text: str) -> None:
+    assert quantity(amount) == text
+
+
+def test_label_values_are_such_as_kubernetes_takes() -> None:
+    assert label_value("Ada Löve@host.example") == "Ada-L-ve-host.example"
+    assert label_value("-" * 70) == ""
+
+
+def test_spec_of_a_file_is_planned_like_one_of_values(context: PlanContext) -> None:
+    spec = parse_spec({"command": ["python", "train.py"], "array": {"seeds": 2}})
+
+    assert KubernetesLauncher().plan(spec, target(), JOB, context).parts[0].count == 2
