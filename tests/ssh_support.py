@@ -98,7 +98,10 @@ class SshServer(Service):
         ).stdout.splitlines():
             pid, parent = (int(word) for word in line.split())
             if parent == self.pid:
-                os.kill(pid, 9)
+                try:
+                    os.kill(pid, 9)
+                except ProcessLookupError:
+                    continue
 
     def _make_key(self, path: Path) -> None:
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True)

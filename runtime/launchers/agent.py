@@ -161,6 +161,11 @@ class Place(object):
         return found.f_bavail * found.f_frsize
 
 
+def in_bytes(words: List[str]) -> List[bytes]:
+    """An old Python that is started without a locale would refuse what is not ASCII."""
+    return [word.encode("utf-8", "surrogateescape") for word in words]
+
+
 def run(words: List[str], stdin: bytes, timeout_s: float, env: Optional[Dict[str, Optional[str]]]) -> Any:
     """Exit code, output and errors of a command; code None where it did not end in time and was killed.
 
@@ -174,10 +179,10 @@ def run(words: List[str], stdin: bytes, timeout_s: float, env: Optional[Dict[str
             environment[name] = value
     try:
         child = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+            in_bytes(words), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
         )
     except OSError as problem:
-        return [127, "", "%s: %s" % (words[0], problem.strerror)]
+        return [127, "", "%s: %s" % (words[0], os.strerror(problem.errno or 0))]
     try:
         out, err = child.communicate(stdin, timeout=timeout_s)
         code = child.returncode  # type: Optional[int]
@@ -193,7 +198,7 @@ def spawn(words: List[str], folder: str, log: str, env: Optional[Dict[str, str]]
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         child = subprocess.Popen(
-            words,
+            in_bytes(words),
             cwd=folder,
             env=dict(os.environ, **(env or {})),
             stdin=subprocess.DEVNULL,

@@ -1,0 +1,364 @@
+"""Hosts: the same files and commands here and behind a real ssh, and what is said when that does not work."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import StoreUnavailable
+from runtime.launchers.hosts import Answer, Files, Host, HostUnavailable, LocalHost, SshHost
+from tests.shim_support import find_pythons, wait_for
+from tests.ssh_support import SshServer
+
+PYTHONS = find_pythons()
+OLDEST = min(PYTHONS, key=lambda version: int(version[2:]))
+
+
+@pytest.fixture
+def box(ssh_server: SshServer, tmp_path: Path) -> Iterator[SshHost]:
+    """The real thing, with the oldest Python on the other end."""
+    host = SshHost(ssh_server.host, str(tmp_path / "records"), python=PYTHONS[OLDEST], options=ssh_server.options)
+    yield host
+    host.close()
+
+
+@pytest.fixture(params=["local", pytest.param("ssh", marks=pytest.mark.service)])
+def host(request: pytest.FixtureRequest, tmp_path: Path) -> Host:
+    if request.param == "local":
+        return LocalHost(str(tmp_path / "records"))
+    made: Host = request.getfixturevalue("box")
+    return made
+
+
+@pytest.fixture
+def files(host: Host) -> Files:
+    return host.files
+
+
+# files
+
+
+def test_file_is_created_once_and_read_back(files: Files) -> None:
+    data = bytes(range(256)) * 5000
+
+    assert files.read("jobs/j/a") is None
+    assert files.create("jobs/j/a", data) is True
+    assert files.create("jobs/j/a", b"other") is False
+
+    assert files.read("jobs/j/a") == data
+    assert files.read_from("jobs/j/a", 256, 3) == b"\x00\x01\x02"
+    assert files.read_from("jobs/j/a", len(data)) == b""
+    assert files.read_from("none", 0) == b""
+    assert files.read_many(["jobs/j/a", "none"]) == {"jobs/j/a": data}
+
+
+def test_file_is_written_over_whole_and_nothing_is_left_beside_it(files: Files) -> None:
+    files.write("a/b", b"one")
+    files.write("a/b", b"two", mode=0o700)
+
+    assert files.read("a/b") == b"two"
+    assert files.names("a") == ["b"]
+    assert Path(files.root, "a/b").stat().st_mode & 0o777 == 0o700
+
+
+def test_folders_of_jobs_are_their_owners_alone(files: Files) -> None:
+    files.create("jobs/j-1/spec", b"")
+    assert files.make_folder("jobs/j-2") is True
+    assert files.make_folder("jobs/j-2") is False
+
+    assert [Path(files.root, name).stat().st_mode & 0o777 for name in ("jobs/j-1", "jobs/j-2")] == [0o700] * 2
+    assert Path(files.root, "jobs/j-1/spec").stat().st_mode & 0o777 == 0o600
+
+
+def test_names_and_trees_are_listed(files: Files) -> None:
+    for name in ("d/b.1", "d/a.1", "d/a.2", "d/e/f"):
+        files.create(name, b"123")
+
+    assert files.names("d") == ["a.1", "a.2", "b.1", "e"]
+    assert files.names("d", "a.") == ["a.1", "a.2"]
+    assert files.names("none") == []
+    assert files.tree("d") == [("a.1", 3), ("a.2", 3), ("b.1", 3), ("e/f", 3)]
+    assert files.free_bytes() > 0
+
+
+def test_downloads_of_a_file_and_a_folder_are_equal_to_what_lies_there(files: Files, tmp_path: Path) -> None:
+    large = os.urandom(3 * 1024 * 1024)
+    files.create("out/a/large", large)
+    files.create("out/empty", b"")
+
+    files.download("out", tmp_path / "home")
+    files.download("out/a/large", tmp_path / "elsewhere" / "one")
+
+    assert (tmp_path / "home" / "a" / "large").read_bytes() == large
+    assert (tmp_path / "home" / "empty").read_bytes() == b""
+    assert (tmp_path / "elsewhere" / "one").read_bytes() == large
+
+
+def test_removal_takes_read_only_trees_and_what_is_gone_already(files: Files) -> None:
+    files.create("d/e/f", b"")
+    Path(files.root, "d/e").chmod(0o500)
+
+    files.remove("d")
+    files.remove("d")
+
+    assert files.names("") == []
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "a/../../outside", "."])
+def test_names_that_lead_outside_are_refused(files: Files, name: str) -> None:
+    with pytest.raises((ValueError, StoreUnavailable), match=r"lies outside of|the root itself"):
+        files.remove(name)
+
+
+def test_place_that_cannot_be_written_says_why_and_that_again_does_not_help(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "records").write_text("no folder")
+
+    with pytest.raises(StoreUnavailable) as refused:
+        host.files.create("a", b"")
+
+    assert "refuses" in refused.value.message
+
+
+def test_creates_at_once_have_one_winner(host: Host, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    others = [LocalHost(str(tmp_path / "records")) for _ in range(7)]
+    won: list[int] = []
+    start = threading.Barrier(8)
+
+    def create(number: int, files: Files) -> None:
+        start.wait()
+        if files.create("one", str(number).encode()):
+            won.append(number)
+
+    threads = [
+        threading.Thread(target=create, args=(number, each.files)) for number, each in enumerate([host, *others])
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+
+    assert len(won) == 1
+    assert host.files.read("one") == str(won[0]).encode()
+    assert host.files.names("") == ["one"]
+
+
+# commands
+
+
+def test_command_is_run_with_its_input_and_variables(host: Host) -> None:
+    answer = host.run(
+        ["sh", "-c", 'cat; echo "$A-${HOME-none}"; echo err >&2; exit 3'],
+        stdin=b"in\xff\n",
+        env={"A": "one two", "HOME": None},  # type: ignore[dict-item]
+    )
+
+    assert answer == Answer(3, "in\ufffd\none two-none\n", "err\n")
+
+
+@pytest.mark.parametrize("word", ["$HOME", "a b", "'", '"', "\\", "!x", "*", "", "ü", "a\nb", "`id`", "#", "~"])
+def test_command_gets_every_word_as_it_is(host: Host, word: str) -> None:
+    assert host.run(["printf", "%s|", word, "end"]) == Answer(0, f"{word}|end|", "")
+
+
+def test_command_that_is_not_there_is_an_answer(host: Host) -> None:
+    assert host.run(["no-such-command"]) == Answer(127, "", "no-such-command: No such file or directory")
+
+
+def test_command_that_takes_too_long_is_killed_and_nothing_is_concluded(host: Host) -> None:
+    with pytest.raises(HostUnavailable, match="did not end on"):
+        host.run(["sleep", "60"], timeout_s=0.5)
+
+    assert host.run(["echo", "on"]).out == "on\n"
+
+
+def test_process_outlives_the_connection(host: Host, tmp_path: Path) -> None:
+    pid = host.spawn(
+        ["sh", "-c", "echo $A; sleep 0.5; echo done"],
+        folder=str(tmp_path),
+        log=str(tmp_path / "log"),
+        env={"A": "1"},
+    )
+    host.close()
+
+    wait_for(lambda: (tmp_path / "log").read_text() == "1\ndone\n", "the end")
+    assert pid > 1
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
+
+
+# the connection
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """The path of a socket has about a hundred letters, which a test's own folder may use up."""
+    with tempfile.TemporaryDirectory(prefix="c-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def answer_of(server: SshServer, tmp_path: Path, **changes: object) -> str:
+    host = SshHost(server.host, str(tmp_path / "records"), options=server.options, **changes)  # type: ignore[arg-type]
+    try:
+        return host.run(["echo", "on"]).out
+    finally:
+        host.close()
+
+
+@pytest.mark.parametrize("version", sorted(PYTHONS, key=lambda version: int(version[2:])))
+def test_ssh_runs_under_every_python_here(ssh_server: SshServer, tmp_path: Path, version: str) -> None:
+    assert answer_of(ssh_server, tmp_path, python=PYTHONS[version]) == "on\n"
+
+
+@pytest.mark.parametrize(
+    "banner", ["Welcome to box!\n", '{"id": 1, "value": [0, "forged", ""]}\n', "no end of line", "\xe9\0\n"]
+)
+def test_ssh_whose_login_prints_something_is_understood(ssh_server: SshServer, tmp_path: Path, banner: str) -> None:
+    ssh_server.set_session('exec sh -c "$SSH_ORIGINAL_COMMAND"', banner=banner.replace("\0", ""))
+
+    assert answer_of(ssh_server, tmp_path) == "on\n"
+
+
+def test_ssh_sends_one_line_that_every_family_of_shells_reads_alike(ssh_server: SshServer, tmp_path: Path) -> None:
+    ssh_server.set_session('printf "%s\\n" "$SSH_ORIGINAL_COMMAND" > sent; exec sh -c "$SSH_ORIGINAL_COMMAND"')
+
+    assert answer_of(ssh_server, tmp_path) == "on\n"
+
+    (line,) = (ssh_server.home / "sent").read_text().splitlines()
+    before, program, after = line.split("'")
+    assert (before, after) == ("exec python3 -u -c ", "")
+    assert not set(program) & set("!\\$`"), "letters that csh reads between single quotes too"
+
+
+@pytest.mark.parametrize("shell", ["csh", "tcsh", "bash", "dash", "zsh", "fish"])
+def test_ssh_to_a_login_shell_of_another_kind_works(ssh_server: SshServer, tmp_path: Path, shell: str) -> None:
+    path = shutil.which(shell)
+    if path is None:
+        pytest.skip(f"{shell} is not installed")
+    ssh_server.set_session(f'exec {path} -c "$SSH_ORIGINAL_COMMAND"')
+
+    assert answer_of(ssh_server, tmp_path) == "on\n"
+
+
+def test_ssh_root_below_the_home_is_found_there(ssh_server: SshServer) -> None:
+    host = SshHost(ssh_server.host, "~/records", options=ssh_server.options)
+    try:
+        host.files.create("a", b"1")
+        assert host.files.root == f"{ssh_server.home}/records"
+        assert (ssh_server.home / "records" / "a").read_bytes() == b"1"
+    finally:
+        host.close()
+
+
+def test_ssh_that_was_cut_off_says_so_and_connects_anew_when_asked_again(ssh_server: SshServer, box: SshHost) -> None:
+    assert box.run(["echo", "1"]).out == "1\n"
+    ssh_server.drop_connections()
+
+    with pytest.raises(HostUnavailable) as lost:
+        box.run(["echo", "2"])
+
+    assert lost.value.retryable
+    assert lost.value.message.startswith("no connection to `box`: ")
+    assert lost.value.hint == "try it by hand: ssh box true"
+    assert box.run(["echo", "3"]).out == "3\n"
+
+
+def test_ssh_to_a_host_that_does_not_listen_says_so(ssh_server: SshServer, box: SshHost) -> None:
+    ssh_server.stop()
+
+    with pytest.raises(HostUnavailable, match="Connection refused") as lost:
+        box.run(["true"])
+
+    assert lost.value.facts == ("ssh ended with code 255",)
+
+
+def test_ssh_to_a_host_whose_key_is_unknown_is_refused(ssh_server: SshServer, tmp_path: Path) -> None:
+    ssh_server.known_hosts.write_text("")
+
+    with pytest.raises(HostUnavailable, match="Host key verification failed") as refused:
+        answer_of(ssh_server, tmp_path)
+
+    assert refused.value.hint == "see who it is, by hand: ssh box"
+    assert ssh_server.known_hosts.read_text() == "", "nothing was taken on trust"
+    assert ssh_server.connections() == 0
+
+
+def test_ssh_to_a_host_whose_key_has_changed_is_refused(ssh_server: SshServer, tmp_path: Path) -> None:
+    other = (ssh_server.folder / "user_key.pub").read_text().split()
+    ssh_server.known_hosts.write_text(f"[127.0.0.1]:{ssh_server.port} {other[0]} {other[1]}\n")
+
+    with pytest.raises(HostUnavailable, match="Host key verification failed"):
+        answer_of(ssh_server, tmp_path)
+
+
+def test_ssh_without_a_right_to_enter_says_so(ssh_server: SshServer, tmp_path: Path) -> None:
+    (ssh_server.folder / "authorized_keys").write_text("")
+
+    with pytest.raises(HostUnavailable, match="Permission denied") as refused:
+        answer_of(ssh_server, tmp_path)
+
+    assert refused.value.hint == "ssh box has to work without a question, or be open already (ControlMaster)"
+
+
+def test_ssh_to_a_host_without_that_python_says_so(ssh_server: SshServer, tmp_path: Path) -> None:
+    with pytest.raises(HostUnavailable) as refused:
+        answer_of(ssh_server, tmp_path, python="python3.99")
+
+    assert refused.value.hint == "set `python` of the target: `python3.99` is not there"
+
+
+def test_ssh_hosts_share_one_connection_where_a_folder_for_it_is_named(
+    ssh_server: SshServer, tmp_path: Path, short_folder: Path
+) -> None:
+    control = short_folder / "c"
+    try:
+        for _ in range(3):
+            assert answer_of(ssh_server, tmp_path, control_folder=control) == "on\n"
+
+        assert ssh_server.connections() == 1
+        assert control.stat().st_mode & 0o777 == 0o700
+    finally:
+        close_master(ssh_server, f"{control}/%C")
+
+
+def test_ssh_uses_a_connection_that_the_user_opened_by_hand(
+    ssh_server: SshServer, tmp_path: Path, short_folder: Path
+) -> None:
+    path = f"{short_folder}/own-%C"
+    ssh_server.write_client_config("ControlMaster no", f"ControlPath {path}")
+    subprocess.run(["ssh", *ssh_server.options, "-o", "ControlMaster=yes", "-fN", ssh_server.host], check=True)
+    try:
+        (ssh_server.folder / "authorized_keys").write_text("")
+
+        assert answer_of(ssh_server, tmp_path, control_folder=tmp_path / "c") == "on\n"
+
+        assert ssh_server.connections() == 1
+        assert not (tmp_path / "c").exists()
+    finally:
+        close_master(ssh_server, path)
+
+
+def test_ssh_does_without_sharing_where_the_path_would_be_too_long(ssh_server: SshServer, tmp_path: Path) -> None:
+    assert answer_of(ssh_server, tmp_path, control_folder=tmp_path / ("long" * 20)) == "on\n"
+
+
+def close_master(server: SshServer, path: str) -> None:
+    subprocess.run(
+        ["ssh", *server.options, "-o", f"ControlPath={path}", "-O", "exit", server.host],
+        capture_output=True,
+        check=False,
+    )
+
+
+def test_ssh_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(HostUnavailable) as missing:
+        SshHost("box", "/r").run(["true"])
+
+    assert (missing.value.hint, missing.value.retryable) == ("install an OpenSSH client", False)
