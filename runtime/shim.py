@@ -327,6 +327,7 @@ class Attempt(object):
         self.children = []
         self.signalled = False
         self.address = "127.0.0.1"
+        self.leads = False
 
     def go(self):
         """Returns (reason, exit code, details)."""
@@ -351,6 +352,7 @@ class Attempt(object):
 
     def _go_far(self):
         """Ranks on several machines: the backend's own starter runs a shim for each (`run_rank`), and we watch it."""
+        self.leads = True
         words = list(self.order["launch_ranks"]) + [sys.executable, os.path.abspath(__file__), self.run.job]
         words += ["--index", str(self.run.index), "--rank-of", str(self.number)]
         environment = dict(os.environ, RUNTIME_LEADER=socket.gethostname())
@@ -383,13 +385,13 @@ class Attempt(object):
             return 1
         child = self.children[0]
         while child.poll() is None:
-            if self.asked.stop:
+            if self.asked.stop or os.path.exists(os.path.join(self.folder, "stop")):
                 self._end_all(self.order["grace_s"])
                 break
-            if self.asked.checkpoint and not self.signalled:
+            if not self.signalled and os.path.exists(os.path.join(self.folder, "ask")):
                 self.signalled = True
                 self._ask_for_checkpoint()
-            time.sleep(LOOK_S / 4)
+            time.sleep(LOOK_S)
         _kill_group(child.pid, signal.SIGKILL)
         code = child.wait()
         return code if code >= 0 else 128 - code
@@ -559,9 +561,10 @@ class Attempt(object):
     def _ask_for_checkpoint(self):
         """To the command itself and not its group: a helper of it without a handler would die of the signal."""
         name = (self.order.get("checkpoint") or {}).get("signal")
-        if name and self.order.get("launch_ranks") and "RUNTIME_LEADER" not in os.environ:
-            name = "USR1"  # to the shims of the ranks, which send their command the one that it wants
-        if name:
+        if name and self.leads:
+            # A signal to srun would reach every process of every rank, whatever it does with signals.
+            write_whole(os.path.join(self.folder, "ask"), "")
+        elif name:
             for child in self.children:
                 if child.poll() is None:
                     _kill(child.pid, getattr(signal, "SIG" + name))
@@ -569,8 +572,12 @@ class Attempt(object):
     def _end_all(self, grace):
         """TERM to every group, and what is left after `grace` seconds is killed."""
         until = time.time() + grace
+        if self.leads:
+            # srun turns a TERM into a kill of all ranks at once; their shims look for this instead.
+            write_whole(os.path.join(self.folder, "stop"), "")
+            until += 2.0
         for child in self.children:
-            if child.poll() is None:
+            if child.poll() is None and not self.leads:
                 _kill_group(child.pid, signal.SIGTERM)
         while time.time() < until and any(child.poll() is None for child in self.children):
             time.sleep(min(LOOK_S, 0.05))
