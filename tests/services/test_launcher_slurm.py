@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,7 +18,18 @@ import pytest
 
 from runtime.config import Project, Settings
 from runtime.errors import NotPossible
-from runtime.jobs import Array, Backoff, Checkpoint, JobResources, JobSpec, JobState, PackPer, Placement, Retry
+from runtime.jobs import (
+    Array,
+    Backoff,
+    Checkpoint,
+    CheckpointSignal,
+    JobResources,
+    JobSpec,
+    JobState,
+    PackPer,
+    Placement,
+    Retry,
+)
 from runtime.launchers.slurm.launcher import SlurmLauncher, SubmitRefused
 from runtime.launching import JobHandle, LaunchOptions, find_job, launch
 from runtime.reasons import EndReason
@@ -190,6 +202,58 @@ def test_job_waits_for_the_jobs_it_comes_after(place: Place) -> None:
         place.launch("true", after=("j-000000000000000000000000",))
 
 
+def test_ranks_on_several_nodes_are_started_together_with_a_tree_each(place: Place) -> None:
+    (place.tree / "main.sh").write_text(
+        "echo $RANK of $WORLD_SIZE local $LOCAL_RANK node $RUNTIME_NODE_RANK $SLURMD_NODENAME $MINE $MASTER_ADDR\n"
+        "pwd > $RUNTIME_CHECKPOINT_DIR/pwd$RANK\n"
+    )
+    job = place.launch("sh main.sh", nodes=2, tasks_per_node=2, env={"MINE": "mine"})
+
+    status = job.wait(timeout_s=60)
+
+    assert status.state is JobState.SUCCEEDED
+    host = socket.gethostname()
+    lines = [printed(job, rank=rank).split() for rank in range(4)]
+    assert [line[:7] for line in lines] == [
+        [str(rank), "of", "4", "local", str(rank % 2), "node", str(rank // 2)] for rank in range(4)
+    ]
+    assert [line[8:] for line in lines] == [["mine", host]] * 4
+    assert (lines[0][7], lines[2][7]) == (lines[1][7], lines[3][7])
+    assert lines[0][7] != lines[2][7]
+    trees = [path.read_text() for path in (place.folder / "records").glob("jobs/*/runs/0/checkpoint/pwd*")]
+    assert len(set(trees)) == 4
+
+
+def test_rank_that_fails_ends_the_others_and_all_start_again(place: Place) -> None:
+    job = place.launch(
+        "[ $RUNTIME_ATTEMPT$RANK = 11 ] && exit 5; [ $RUNTIME_ATTEMPT = 2 ] || sleep 60",
+        nodes=2,
+        grace_period=timedelta(seconds=1),
+        retry=Retry(failure=1, backoff=SOON),
+    )
+
+    status = job.wait(timeout_s=60)
+
+    assert (status.state, ends(place, job)) == (JobState.SUCCEEDED, ["app_failed", "-"])
+
+
+def test_ranks_are_asked_for_a_checkpoint_before_the_time_limit(place: Place) -> None:
+    job = place.launch(
+        "[ $RUNTIME_ATTEMPT = 1 ] || exit 0\n"
+        "trap 'touch $RUNTIME_CHECKPOINT_DIR/$RANK' USR2\nwhile :; do sleep 0.1; done",
+        nodes=2,
+        time_limit=timedelta(seconds=4),
+        grace_period=timedelta(seconds=1),
+        checkpoint=Checkpoint(lead=timedelta(seconds=2), signal=CheckpointSignal.USR2),
+    )
+
+    status = job.wait(timeout_s=60)
+
+    assert (status.state, ends(place, job)) == (JobState.SUCCEEDED, ["checkpointed", "-"])
+    there = (place.folder / "records" / "jobs" / job.id / "runs" / "0" / "checkpoint").iterdir()
+    assert sorted(path.name for path in there) == ["0", "1"]
+
+
 # what ends it, and what follows
 
 
@@ -290,7 +354,7 @@ def test_cancel_of_one_index_leaves_the_others_and_of_the_job_leaves_nothing(pla
     ("setting", "value", "said", "fact"),
     [
         ("partition", "gpus", "invalid partition", "partitions on `hpc`: debug, preempt, urgent"),
-        ("account", "nobody", "invalid account", "your accounts on `hpc`: test"),
+        ("account", "nobody", "invalid account", "your accounts on `hpc`: root, test"),
         ("qos", "gold", "invalid qos", "your QOS on `hpc`: high, low, normal"),
         ("flags", ["--array=0-9999"], "invalid job array", "MaxArraySize on `hpc`: 1001"),
     ],

@@ -69,6 +69,8 @@ PENDING: Final[Mapping[str, tuple[str, str | None]]] = {
 def explain_pending(native: NativeState, shown: str, client: SlurmClient | None = None) -> Explanation:
     fields = _fields(shown)
     reason = fields.get("Reason") or native.raw.partition("/")[2] or "None"
+    if "unfulfilled" in fields.get("Dependency", "") and reason in ("None", "Resources", "Priority"):
+        reason = "Dependency"  # Slurm gives the reason of its last look, which may have been at something else
     sentence, hint = find_sentence(reason)
     evidence = [f"slurm: {native.native_id} is {native.raw.partition('/')[0]}, reason {reason}"]
     if (start := fields.get("StartTime", "Unknown")) not in ("Unknown", "N/A"):
