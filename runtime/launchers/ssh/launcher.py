@@ -5,6 +5,7 @@ Record root, where the target names none: `~/.local/share/research-runtime/jobs`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Final
@@ -39,6 +40,10 @@ RECORDS: Final = "~/.local/share/research-runtime/jobs"
 SMALL_HOME: Final = 20 * 1024**3
 """Bytes. A quota of less on the home is not filled with snapshots, logs and outputs unless it is named."""
 
+_LAX: Final = re.compile(
+    r"(?i)StrictHostKeyChecking[\s=\"]*(no|off|accept-new)|KnownHosts(File|Command)[\s=\"]*(/dev/null|none)"
+)
+
 # The first line is what logind says of itself (`b true`), the second the user's lingering (`yes`).
 _LOGIND: Final = (
     "busctl get-property org.freedesktop.login1 /org/freedesktop/login1 org.freedesktop.login1.Manager "
@@ -68,12 +73,11 @@ class SshLauncher:
         options = target.settings.get("options", [])
         if not isinstance(options, list | tuple) or not all(isinstance(each, str) for each in options):
             raise InvalidValue(f"targets.{target.name}.options", options, 'words for ssh, such as ["-p", "2222"]')
-        for option in options:
-            if option.replace(" ", "").lower().removeprefix("-o").startswith("stricthostkeychecking=no"):
-                raise NotPossible(
-                    f"target `{target.name}` turns the check of host keys off",
-                    hint=f"connect once by hand and say yes to its key: ssh {host}",
-                )
+        if lax := next((option for option in options if _LAX.search(option)), None):
+            raise NotPossible(
+                f"target `{target.name}` weakens the check of host keys: `{lax}`",
+                hint=f"connect once by hand and say yes to its key: ssh {host}",
+            )
         check_process_settings(target)
 
     def open_host(self, target: Target, context: PlanContext) -> Host:
