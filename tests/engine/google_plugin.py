@@ -23,7 +23,6 @@ import grpc
 
 from infra.google_outputs import compute
 from infra.recording import UNKNOWN, Unknown
-from infra.validate import find_input_problems
 from tests.engine.google_store import FOLDER_VARIABLE, Cloud, Fault, World
 from tests.engine.plugin import (
     Failure,
@@ -36,6 +35,7 @@ from tests.engine.plugin import (
     is_covered,
     reveal,
     serve,
+    struct,
     value_at,
 )
 
@@ -221,6 +221,8 @@ class GooglePlugin(Plugin):
     # the provider
 
     def check_provider(self, inputs: Values) -> list[Failure]:
+        from infra.validate import find_input_problems
+
         problems = find_input_problems("pulumi:providers:gcp", _known(inputs))
         failures = [Failure(each.path, each.message) for each in problems]
         if not inputs.get("project"):
@@ -236,8 +238,22 @@ class GooglePlugin(Plugin):
     # before anything is made
 
     def check(self, wanted: Resource) -> list[Failure]:
+        # The same inputs again need no second look, nor the import of the wheel's types, which takes a second.
+        mark = hashlib.sha256(
+            wanted.type.encode() + struct(wanted.inputs).SerializeToString(deterministic=True)
+        ).hexdigest()
+        if self.cloud.is_approved(mark):
+            return []
+        failures = self._find_failures(wanted)
+        if not failures:
+            self.cloud.approve(mark)
+        return failures
+
+    def _find_failures(self, wanted: Resource) -> list[Failure]:
         if wanted.type not in KINDS:
             return [Failure("", f"{wanted.type} is not known to the plug-in of the tests; add it to its KINDS")]
+        from infra.validate import find_input_problems
+
         failures = [Failure(each.path, each.message) for each in find_input_problems(wanted.type, wanted.inputs)]
         return failures + [
             Failure(key, "is missing: the provider would make up a name")

@@ -49,6 +49,7 @@ class Cloud:
         self.folder = folder
         self._threads = threading.RLock()
         self._depth = 0
+        self._approved: set[str] | None = None
         self._last: tuple[tuple[int, int], World] | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -111,6 +112,19 @@ class Cloud:
     def note_call(self, operation: str, values: Mapping[str, Any]) -> None:
         with self._locked(), (self.folder / "calls.jsonl").open("a") as calls:
             calls.write(json.dumps({"operation": operation, **values}) + "\n")
+
+    def is_approved(self, mark: str) -> bool:
+        """Whether inputs with this digest were found to be right before, by the same code: a folder outlives no test."""
+        if self._approved is None:
+            path = self.folder / "approved"
+            self._approved = set(path.read_text().split()) if path.exists() else set()
+        return mark in self._approved
+
+    def approve(self, mark: str) -> None:
+        with (self.folder / "approved").open("a") as marks:
+            marks.write(f"{mark}\n")
+        if self._approved is not None:
+            self._approved.add(mark)
 
     def _faults(self) -> list[dict[str, Any]]:
         path = self.folder / "faults.json"

@@ -169,7 +169,8 @@ class Lab:
         return self.run("refresh", "--yes", "--skip-preview", "--stack", stack)
 
     def destroy(self, stack: str, *args: str, check: bool = True) -> Said:
-        return self.run("destroy", "--yes", "--skip-preview", "--stack", stack, *args, check=check)
+        """With its preview: without one the engine takes away what is not protected before it refuses the rest."""
+        return self.run("destroy", "--yes", "--stack", stack, *args, check=check)
 
     def take_over(self, stack: str, ids: Mapping[str, str]) -> None:
         """Import what is there already, by logical name, in the way that docs/operations.md describes."""

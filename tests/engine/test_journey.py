@@ -18,8 +18,9 @@ TASKS = 5
 
 @pytest.fixture
 def gcs() -> Iterator[GcsServer]:
-    with GcsServer() as server:
-        yield server
+    server = GcsServer().start()
+    yield server
+    server.stop()
 
 
 def test_tasks_run_on_the_queue_and_records_that_the_stack_made(
@@ -37,14 +38,14 @@ def test_tasks_run_on_the_queue_and_records_that_the_stack_made(
 
     lab.runtime("submit", "--stack", "dev", "--from", str(tmp_path / "tasks.jsonl"), "--experiment", "journey")
     lab.runtime("worker", "--stack", "dev", "--max-tasks", "2", "--idle-timeout", "20s")
-    lab.runtime("stack", "publish", "dev")
+    lab.runtime("stack", "publish", "--stack", "dev", "--yes")
     # Another machine, which has neither the `pulumi` command nor a passphrase.
     published = f"gs://{bucket}/contract/v1.json"
     elsewhere = {"PATH": os.defpath, "PULUMI_CONFIG_PASSPHRASE": None, "RUNTIME_OUTPUTS": published}
     lab.runtime("worker", "--max-tasks", str(TASKS - 2), "--idle-timeout", "20s", cwd=tmp_path, **elsewhere)
     status = lab.runtime("status", "journey", "--exact", "-o", "json", cwd=tmp_path, **elsewhere).json()
 
-    assert status["states"]["succeeded"] == TASKS
+    assert status["totals"]["succeeded"] == TASKS
     records = [key for key in gcs.buckets[bucket] if key.startswith("records/")]
     assert len(records) == TASKS
     assert [key for key in gcs.buckets[bucket] if key.endswith("answer.json")] != []
