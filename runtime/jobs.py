@@ -479,7 +479,7 @@ def read_spec_file(path: str | Path) -> dict[str, Any]:
     import yaml
 
     try:
-        value = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        value = load_yaml(Path(path).read_text(encoding="utf-8"))
     except OSError as problem:
         raise NotPossible(f"cannot read the job spec `{path}`: {(problem.strerror or str(problem)).lower()}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as problem:
@@ -487,6 +487,19 @@ def read_spec_file(path: str | Path) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise NotPossible(f"`{path}` holds {describe(value)}, expected the fields of a job", hint="docs/jobs.md")
     return dict(value)
+
+
+def load_yaml(text: str) -> Any:
+    """YAML whose only truth values are `true` and `false`, as since YAML 1.2: `on` is a key of ours."""
+    import yaml
+
+    resolvers = {
+        letter: [each for each in known if each[0] != "tag:yaml.org,2002:bool"]
+        for letter, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    loader: Any = type("Loader", (yaml.SafeLoader,), {"yaml_implicit_resolvers": resolvers})
+    loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("true|True|TRUE|false|False|FALSE"), list("tTfF"))
+    return yaml.load(text, loader)
 
 
 def spec_fields(spec: JobSpec) -> dict[str, Any]:

@@ -236,8 +236,10 @@ def _gpus(text: str | None) -> dict[str, Any]:
 def _read_yaml(text: str) -> Any:
     import yaml
 
+    from runtime.jobs import load_yaml
+
     try:
-        return yaml.safe_load(text)
+        return load_yaml(text)
     except yaml.YAMLError:
         return text
 

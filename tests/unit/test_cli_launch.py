@@ -187,6 +187,15 @@ def test_flags_stand_over_the_file(tmp_path: Path) -> None:
     }
 
 
+def test_job_file_may_say_on_which_targets(run: Terminal) -> None:
+    (run.tree / "job.yaml").write_text("command: ['true']\nplacement: {on: [local]}\nenv: {ANSWER: yes}\n")
+
+    said = run("launch", "-f", "job.yaml", "-o", "json")
+
+    assert said.code == 0, said.err
+    assert said.json["target"] == "local"
+
+
 def test_launch_reads_a_job_from_standard_input(run: Terminal) -> None:
     text = "command: [sh, -c, echo from $RUNTIME_JOB_ID]\n"
     words = [sys.executable, "-m", "runtime", "launch", "--on", "local", "-f", "-", "--follow"]

@@ -1,0 +1,81 @@
+"""The pages about jobs say everything that there is, and nothing that is not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from runtime import shim
+from runtime.jobs import leaf_fields, load_yaml, parse_spec
+from runtime.launchers.processes import PROCESS_SETTINGS
+from runtime.reasons import EndReason
+from tests.commands_support import find_command_lines, find_problem
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ["jobs.md", "targets.md", "shim.md"]
+
+
+def read(name: str) -> str:
+    return (DOCS / name).read_text()
+
+
+def first_cells(text: str, heading: str) -> list[str]:
+    """Names in backticks in the first column of the table with that heading."""
+    table = text.split(f"\n| {heading} |", 1)[1].split("\n\n", 1)[0]
+    rows = [line.split("|")[1] for line in table.splitlines()[2:]]
+    return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+
+
+def test_jobs_page_has_every_field_and_no_other() -> None:
+    assert sorted(first_cells(read("jobs.md"), "field")) == sorted(leaf_fields())
+
+
+def test_jobs_page_has_every_end_reason_and_no_other() -> None:
+    assert sorted(first_cells(read("jobs.md"), "reason")) == sorted(EndReason)
+
+
+def test_field_that_is_missing_is_noticed() -> None:
+    text = re.sub(r"\n\| `account` .*", "", read("jobs.md"))
+
+    assert sorted(first_cells(text, "field")) != sorted(leaf_fields())
+
+
+def test_job_file_of_the_page_is_one() -> None:
+    [text] = re.findall(r"```yaml\n(.*?)```", read("jobs.md"), re.DOTALL)
+
+    assert parse_spec(load_yaml(text)).name == "train-7b"
+
+
+def test_targets_page_has_every_setting_of_a_local_target() -> None:
+    local = read("targets.md").split("## local", 1)[1]
+
+    assert sorted(first_cells(local, "key")) == sorted(PROCESS_SETTINGS)
+
+
+def test_shim_page_has_every_exit_code() -> None:
+    codes = re.findall(r"^\| (\d+) \|", read("shim.md").split("## Exit codes", 1)[1], re.MULTILINE)
+
+    assert [int(code) for code in codes] == [
+        shim.DONE,
+        shim.FAILED,
+        shim.REFUSED,
+        shim.DUPLICATE,
+        shim.AGAIN,
+        shim.NEVER,
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_command_lines_of_the_pages_exist(page: str) -> None:
+    problems = [find_problem(words) for words in find_command_lines(read(page))]
+
+    assert [problem for problem in problems if problem] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_of_the_pages_lead_somewhere(page: str) -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", read(page))
+
+    assert [link for link in links if not (DOCS / link).exists()] == []
