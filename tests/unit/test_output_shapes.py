@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -14,11 +16,12 @@ import pytest
 from runtime.cli.main import main
 from runtime.tasks import WorkflowEntry
 from runtime.testing import sample_task
+from tests.shim_support import processes_with
 from tests.verbs_support import Bench
 
 PAGE = Path(__file__).parents[2] / "docs" / "output.md"
-FREE = {"labels", "declined", "metrics"}
-"""Their keys are the user's."""
+FREE = {"labels", "declined", "metrics", "spec", "order", "artefacts", "fidelity"}
+"""Their keys are the user's, or told elsewhere."""
 
 
 def documented() -> dict[str, Any]:
@@ -71,13 +74,28 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     )
     yield bench
     bench.close()
+    for pid in processes_with(str(tmp_path)):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def job(bench: Bench, capsys: pytest.CaptureFixture[str]) -> str:
+    """An array of which a run failed."""
+    script = "echo 1 > $RUNTIME_OUTPUT_DIR/model; exit {code}"
+    words = ["launch", "--on", "local", "--name", "train", "--grid", "code=0,3", "--follow"]
+    assert main([*words, "-o", "json", "--", "sh", "-c", script]) == 1
+    assert main(["status", "--on", "local", "-o", "json"]) == 0
+    found: str = json.loads(capsys.readouterr().out)["jobs"][0]["job"]
+    return found
 
 
 NAMES = {"EXPERIMENT": "sweep", "WORKER": "w-node1-7"}
 
 
-def real(command: str) -> list[str]:
+def real(command: str, job: str = "") -> list[str]:
     """The documented command line with names of the fixture."""
+    if "JOB" in command or "--on" in command:
+        return [{"JOB": job, "CMD": "true"}.get(word, word) for word in command.split()[1:]]
     failed_is_wanted = command.startswith(("runtime status", "runtime retry"))
     names = {**NAMES, "TASK": "t-3f2a" if failed_is_wanted else "t-5d0c"}
     yes = ["--yes"] if "repair" in command else []
@@ -85,13 +103,20 @@ def real(command: str) -> list[str]:
 
 
 @pytest.mark.parametrize("command", documented())
-def test_documented_shape_is_what_is_printed(bench: Bench, capsys: pytest.CaptureFixture[str], command: str) -> None:
-    assert main(real(command)) == 0
+def test_documented_shape_is_what_is_printed(
+    bench: Bench, capsys: pytest.CaptureFixture[str], command: str, request: pytest.FixtureRequest
+) -> None:
+    job = request.getfixturevalue("job") if has_jobs(command) else ""
+    assert main(real(command, job)) == 0
 
     assert differences(documented()[command], json.loads(capsys.readouterr().out)) == []
 
 
-@pytest.mark.parametrize("command", documented())
+def has_jobs(command: str) -> bool:
+    return "JOB" in command or "--on" in command or "gc" in command or command == "runtime status -o json"
+
+
+@pytest.mark.parametrize("command", [each for each in documented() if "JOB" not in each and "launch" not in each])
 def test_status_is_an_object_with_totals_and_every_list_an_array(
     bench: Bench, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
@@ -99,7 +124,7 @@ def test_status_is_an_object_with_totals_and_every_list_an_array(
 
     printed = json.loads(capsys.readouterr().out)
 
-    if command.startswith("runtime status") and "WORKER" not in command:
+    if command.startswith("runtime status") and "WORKER" not in command and "--on" not in command:
         assert list(printed["totals"]) == ["queued", "leased", "succeeded", "failed", "cancelled", "expired"]
         assert all(type(count) is int for count in printed["totals"].values())
     elif any(verb in command for verb in ("list", "peek", "cancel", "retry")):
