@@ -30,6 +30,7 @@ from runtime.jobs import (
     Placement,
     Retry,
 )
+from runtime.launchers.conformance import LauncherCase, LauncherSuite
 from runtime.launchers.slurm.launcher import SlurmLauncher, SubmitRefused
 from runtime.launching import JobHandle, LaunchOptions, find_job, launch
 from runtime.reasons import EndReason
@@ -548,3 +549,11 @@ def test_job_that_slurm_forgot_is_known_by_its_result_and_one_without_is_lost(
         EndReason.SUCCEEDED,
         EndReason.LOST,
     ]
+
+
+class TestSuite(LauncherSuite):
+    """What every launcher promises."""
+
+    @pytest.fixture
+    def case(self, place: Place) -> LauncherCase:
+        return LauncherCase(kind="slurm", records=str(place.folder / "records"))

@@ -1,0 +1,265 @@
+"""What Slurm prints and what we make of it. The texts were captured from Slurm 22.05, with its tricky parts: reasons with
+blanks and commas, `CANCELLED by 0`, arrays that wait in one line, jobs that sbatch was refused for and that are listed
+all the same, and accounting that lags behind the queue."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.jobs import JobState
+from runtime.launchers.base import NativeState
+from runtime.launchers.slurm.client import is_no_answer, read_id
+from runtime.launchers.slurm.explain import PENDING, explain_failed, explain_pending, find_sentence
+from runtime.launchers.slurm.states import (
+    STATES,
+    Layout,
+    Row,
+    expand_tasks,
+    judge_row,
+    merge_rows,
+    native_name,
+    parse_sacct,
+    parse_squeue,
+    read_name,
+    to_states,
+)
+from runtime.reasons import EndReason
+
+SQUEUE = """\
+19|N/A|crun|CANCELLED|n2|2026-11-21T12:02:29|None
+18|N/A|cpend|CANCELLED||2026-11-21T12:02:28|JobHeldUser
+1|N/A|ok|COMPLETED|n[1-2]|2026-11-21T12:01:52|None
+30|4|arr|COMPLETED|n4|2026-11-21T12:02:37|None
+7|N/A|refused|FAILED||2026-11-21T12:01:52|BadConstraints
+15|N/A|exit3|FAILED|n1|2026-11-21T12:02:28|NonZeroExitCode
+20|N/A|nofolder|FAILED|n2|2026-11-21T12:02:29|JobLaunchFailure
+26|N/A|nodefail|NODE_FAIL|n4|2026-11-21T12:02:29|NodeDown
+6|N/A|toolong|PENDING||N/A|PartitionTimeLimit
+29|N/A|depnever|PENDING||N/A|DependencyNeverSatisfied
+22|N/A|reqhold|PENDING||N/A|job requeued in held state
+23|N/A|special|SPECIAL_EXIT||N/A|job requeued in held state
+24|N/A|pre|PENDING||2026-11-21T12:32:00|Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions
+17|N/A|limit|TIMEOUT|n1|2026-11-21T12:02:28|TimeLimit
+37|N/A|urg1|RUNNING|n[1-2]|2026-11-21T12:03:52|None
+slurm_load_jobs error: Invalid job id specified
+"""
+
+SACCT = """\
+1|ok|COMPLETED|0:0|n[1-2]|2026-11-21T12:01:52|None
+8|refused|FAILED|1:0|None assigned|2026-11-21T12:01:52|None
+3_2|arr|COMPLETED|0:0|n1|2026-11-21T12:02:01|JobArrayTaskLimit
+40_[3-4%2]|arr|PENDING|0:0|None assigned|Unknown|JobArrayTaskLimit
+15|exit3|FAILED|3:0|n1|2026-11-21T12:02:28|None
+16|killed|FAILED|0:9|n1|2026-11-21T12:02:28|None
+17|limit|TIMEOUT|0:0|n1|2026-11-21T12:02:28|None
+19|crun|CANCELLED by 0|0:0|n2|2026-11-21T12:02:29|None
+20|nofolder|FAILED|0:53|n2|2026-11-21T12:02:29|None
+26|nodefail|NODE_FAIL|0:0|n4|2026-11-21T12:02:29|None
+51|pre|PREEMPTED|0:0|n1|2026-11-21T12:02:29|None
+52|big|OUT_OF_MEMORY|0:125|n1|2026-11-21T12:02:29|None
+53|late|DEADLINE|0:0|None assigned|Unknown|None
+54|late2|DEADLINE|0:15|n3|2026-11-21T12:02:29|None
+"""
+
+
+def ended(text: str) -> dict[str, tuple[JobState, EndReason | None, int | None]]:
+    return {each.native_id: (each.state, each.reason, each.exit_code) for each in to_states(parse_sacct(text))}
+
+
+def test_squeue_as_captured_gives_every_job_its_state_and_reason() -> None:
+    found = {row.name: judge_row(row) for row in parse_squeue(SQUEUE)}
+
+    failed = JobState.FAILED
+    assert found == {
+        "crun": (JobState.CANCELLED, EndReason.CANCELLED),
+        "cpend": (JobState.CANCELLED, EndReason.CANCELLED),
+        "ok": (JobState.SUCCEEDED, EndReason.SUCCEEDED),
+        "arr": (JobState.SUCCEEDED, EndReason.SUCCEEDED),
+        "refused": (failed, EndReason.CONFIG_INVALID),
+        "exit3": (failed, EndReason.APP_FAILED),
+        "nofolder": (failed, EndReason.SETUP_FAILED),
+        "nodefail": (failed, EndReason.NODE_FAILED),
+        "toolong": (JobState.PENDING, None),
+        "depnever": (JobState.PENDING, None),
+        "reqhold": (JobState.PENDING, None),
+        "special": (JobState.PENDING, None),
+        "pre": (JobState.PENDING, None),
+        "limit": (failed, EndReason.TIMEOUT),
+        "urg1": (JobState.RUNNING, None),
+    }
+
+
+def test_sacct_as_captured_gives_every_end_its_reason_and_exit_code() -> None:
+    failed = JobState.FAILED
+
+    assert ended(SACCT) == {
+        "1": (JobState.SUCCEEDED, EndReason.SUCCEEDED, 0),
+        "8": (failed, EndReason.CONFIG_INVALID, 1),
+        "3_2": (JobState.SUCCEEDED, EndReason.SUCCEEDED, 0),
+        "40_3": (JobState.UNKNOWN, None, None),
+        "40_4": (JobState.UNKNOWN, None, None),
+        "15": (failed, EndReason.APP_FAILED, 3),
+        "16": (failed, EndReason.APP_FAILED, 137),
+        "17": (failed, EndReason.TIMEOUT, 0),
+        "19": (JobState.CANCELLED, EndReason.CANCELLED, 0),
+        "20": (failed, EndReason.SETUP_FAILED, 181),
+        "26": (failed, EndReason.NODE_FAILED, 0),
+        "51": (failed, EndReason.PREEMPTED, 0),
+        "52": (failed, EndReason.OOM, 253),
+        "53": (failed, EndReason.NO_CAPACITY, 0),
+        "54": (failed, EndReason.TIMEOUT, 143),
+    }
+
+
+def test_every_state_of_slurm_is_mapped_and_every_end_has_a_reason() -> None:
+    words = (
+        "BOOT_FAIL CANCELLED COMPLETED CONFIGURING COMPLETING DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PENDING PREEMPTED"
+    )
+    words += (
+        " RUNNING RESV_DEL_HOLD REQUEUE_FED REQUEUE_HOLD REQUEUED RESIZING REVOKED SIGNALING SPECIAL_EXIT STAGE_OUT"
+    )
+    words += " STOPPED SUSPENDED TIMEOUT LAUNCH_FAILED POWER_UP_NODE RECONFIG_FAIL UPDATE_DB EXPEDITING"
+
+    assert set(words.split()) == set(STATES)
+    assert [word for word, (state, _) in STATES.items() if state is JobState.UNKNOWN] == []
+    assert [word for word, (state, reason) in STATES.items() if state.terminal != (reason is not None)] == []
+
+
+def test_state_of_a_later_slurm_concludes_nothing() -> None:
+    assert judge_row(Row("1", None, "x", "TELEPORTED", "", "", "")) == (JobState.UNKNOWN, None)
+
+
+def test_queue_counts_while_a_job_lives_and_accounting_knows_how_it_ended() -> None:
+    queue = parse_squeue(
+        "1|N/A|a|RUNNING|n1|x|None\n2|N/A|b|FAILED|n1|x|NonZeroExitCode\n3|N/A|c|COMPLETED|n1|x|None\n"
+    )
+    accounting = parse_sacct("1|a|COMPLETED|0:0|n1|x|None\n2|b|FAILED|3:0|n1|x|None\n3|c|RUNNING|0:0|n1|x|None\n")
+
+    found = {each.native_id: (each.state, each.exit_code) for each in to_states(merge_rows(queue, accounting))}
+
+    assert found == {
+        "1": (JobState.RUNNING, None),
+        "2": (JobState.FAILED, 3),
+        "3": (JobState.SUCCEEDED, None),
+    }
+
+
+def test_job_that_only_accounting_takes_to_be_running_is_unknown() -> None:
+    (found,) = to_states(parse_sacct("1|a|RUNNING|0:0|n1|x|None\n"))
+
+    assert (found.state, found.message) == (JobState.UNKNOWN, "accounting says RUNNING and the queue has no such job")
+
+
+def test_task_of_an_array_is_told_of_each_index_that_it_serves() -> None:
+    name = native_name("j-0123", "/scratch", 1, Layout(10, 4, 10))
+
+    found = list(to_states(parse_squeue(f"7|2|{name}|RUNNING|n1|x|None\n7|0|{name}|PENDING||x|Priority\n")))
+
+    assert [(each.native_id, each.index, each.state) for each in found] == [
+        ("7_2", 18, JobState.RUNNING),
+        ("7_2", 19, JobState.RUNNING),
+        *[("7_0", index, JobState.PENDING) for index in range(10, 14)],
+    ]
+
+
+@given(
+    st.integers(0, 99),
+    st.none() | st.builds(Layout, st.integers(0, 10_000), st.integers(1, 50), st.integers(1, 2_000)),
+)
+def test_name_of_a_part_says_what_it_serves(part: int, layout: Layout | None) -> None:
+    name = native_name("j-" + "0123456789ab" * 2, "/scratch/me", part, layout)
+
+    assert read_name(name) == ("j-" + "0123456789ab" * 2, part, layout)
+    assert read_name(f"{name}.e3") == read_name(name)
+    assert name != native_name("j-" + "0123456789ab" * 2, "/scratch/you", part, layout)
+    if layout:
+        served = [index for task in range(-(-layout.count // layout.each)) for index in layout.indices(task)]
+        assert served == list(range(layout.offset, layout.offset + layout.count))
+        assert layout.tasks(layout.indices(0)) == [0]
+
+
+@pytest.mark.parametrize(
+    ("text", "tasks"),
+    [
+        ("N/A", [None]),
+        ("7", [7]),
+        ("[0-3,7%2]", [0, 1, 2, 3, 7]),
+        ("0-8:4", [0, 4, 8]),
+        ("[5]", [5]),
+    ],
+)
+def test_tasks_are_read_as_slurm_writes_them(text: str, tasks: list[int | None]) -> None:
+    assert expand_tasks(text) == tasks
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("1234\n", "1234"),
+        ("1234;cluster\n", "1234"),
+        ("Welcome! 2 jobs are yours\n 99 bottles\nSubmitted batch job 12\n", "12"),
+        ("sbatch: your account has 500 hours\n77\nthank you\n", "77"),
+        ("nothing here\n", None),
+    ],
+)
+def test_id_is_the_last_line_of_sbatch_that_looks_like_one(said: str, found: str | None) -> None:
+    assert read_id(said) == found
+
+
+def test_controller_that_was_not_heard_is_told_from_one_that_refused() -> None:
+    assert is_no_answer(
+        "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"
+    )
+    assert is_no_answer("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation")
+    assert not is_no_answer("sbatch: error: invalid partition specified: nope")
+
+
+@pytest.mark.parametrize(
+    ("reason", "begin"),
+    [
+        ("QOSMaxJobsPerUserLimit", "QOSMax"),
+        ("QOSGrpGRES", "QOSGrp"),
+        ("AssocGrpCPUMinutesLimit", "AssocGrp"),
+        ("ReqNodeNotAvail, UnavailableNodes:n4", "ReqNodeNotAvail"),
+        ("launch failed requeued held", "launch failed requeued held"),
+        ("launch_failed_requeued_held", "launch failed requeued held"),
+        ("DependencyNeverSatisfied", "DependencyNeverSatisfied"),
+        ("Priority", "Priority"),
+    ],
+)
+def test_reason_of_a_wait_has_its_sentence(reason: str, begin: str) -> None:
+    assert find_sentence(reason) == PENDING[begin]
+
+
+def test_reason_that_is_not_known_is_told_as_it_is() -> None:
+    assert find_sentence("MoonIsFull") == ("slurm says why it waits: MoonIsFull", None)
+
+
+def test_explanations_name_what_was_seen() -> None:
+    native = NativeState(native_id="7", index=None, state=JobState.PENDING, raw="PENDING/JobHeldUser")
+    shown = (
+        "JobId=7 JobName=x Reason=JobHeldUser Dependency=(null) StartTime=Unknown TRES=cpu=1,mem=2G Partition=debug\n"
+    )
+
+    waits = explain_pending(native, shown)
+    over = explain_failed(
+        NativeState(
+            native_id="8",
+            index=None,
+            state=JobState.FAILED,
+            reason=EndReason.TIMEOUT,
+            raw="TIMEOUT/TimeLimit",
+            where="n1",
+        ),
+        "JobId=8 TimeLimit=00:01:00 RunTime=00:01:21\n",
+    )
+
+    assert (waits.sentence, waits.hint) == ("it is held", "scontrol release 7")
+    assert waits.evidence == (
+        "slurm: 7 is PENDING, reason JobHeldUser",
+        "it asks for cpu=1,mem=2G, of partition debug",
+    )
+    assert over is not None
+    assert over.evidence == ("slurm: 8 is TIMEOUT/TimeLimit", "node n1", "time limit 00:01:00, ran 00:01:21")
