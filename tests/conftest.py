@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from tests.kubernetes_support import Kubernetes
     from tests.ssh_support import SshServer
 
+# Asserts of the suite that ships with the package say what they saw, as those of this folder do.
+pytest.register_assert_rewrite("runtime.launchers.conformance")
+
 GOLDEN_FOLDER = Path(__file__).parent / "golden"
 
 INSTALL_SERVICES = "make services"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
@@ -90,6 +91,12 @@ class ToyLauncher:
             folder=folder,
             log=f"{folder}/shim.log",
         )
+        # Until it is known, `states` would leave it out, which means that it is gone.
+        until = time.monotonic() + 30
+        while part.name not in host.files.names("spool", part.name):
+            if time.monotonic() > until:
+                raise NotPossible(f"job `{part.name}` did not start")
+            time.sleep(0.01)
         return part.name
 
     def find(self, target: Target, names: Sequence[str], host: Host) -> dict[str, str]:
