@@ -28,7 +28,6 @@ from infra.stack_files import (
     find_project_folder,
     find_stack_file,
     load_stack_config,
-    read_stack_file,
 )
 from infra.validate import find_input_problems
 from runtime.errors import RuntimeFailure
@@ -112,18 +111,12 @@ def record_stack(stack: str, config: StackConfig) -> Recording:
         raise
 
 
-def load_stack_file(path: Path) -> dict[str, str]:
-    """The `config:` of a stack file with full keys, values as the engine passes them (objects as JSON text)."""
-    return dict(read_stack_file(path).values)
-
-
 def report_on(recording: Recording, settings: Settings | None = None) -> Report:
     """Everything that can be said about what a program registered; with its settings, whether it keeps to them."""
     contract = recording.outputs.get(OUTPUT_NAME)
     rendered = find_rendered(recording)
     findings = [
         *find_wrong_inputs(recording),
-        *find_default_providers(recording),
         *find_twins(recording),
         *find_violations(recording, settings),
         *find_leaks(recording),
@@ -187,19 +180,6 @@ def find_wrong_inputs(recording: Recording) -> Iterator[Finding]:
         for found in problems:
             yield Finding(
                 source="inputs", rule="valid-input", where=each.urn, message=f"`{found.path}` {found.message}"
-            )
-
-
-def find_default_providers(recording: Recording) -> Iterator[Finding]:
-    """Default providers are switched off, so the engine refuses a resource that names none."""
-    for each in recording.resources:
-        if each.custom and each.provider is None and not each.type.startswith("pulumi:providers:"):
-            yield Finding(
-                source="inputs",
-                rule="explicit-provider",
-                where=each.urn,
-                message="has no explicit provider",
-                hint="pass the stack's provider to the component, and `parent=self` to its children",
             )
 
 

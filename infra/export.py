@@ -6,10 +6,12 @@ from typing import Any, cast
 
 import pulumi
 
+from infra.components.records import CONTRACT
 from infra.config import Role
 from infra.program import Built
 from runtime.outputs import (
     OUTPUT_NAME,
+    SCHEMA,
     ClaimOutput,
     ClusterOutput,
     IdentityOutput,
@@ -90,7 +92,9 @@ def _outputs(built: Built) -> StackOutputs:
         },
         kubernetes=_kubernetes(built),
         identities=_identities(built),
-        published_url=_leaf(pulumi.Output.concat(built.records.url, "/contract/v1.json")) if built.records else None,
+        published_url=_leaf(pulumi.Output.concat(built.records.url, f"/{CONTRACT}v{SCHEMA}.json"))
+        if built.records
+        else None,
     )
 
 

@@ -512,7 +512,11 @@ def find_default_providers(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
         # `urn:pulumi:STACK::PROJECT::pulumi:providers:gcp::NAME::ID`
         name = each.provider.split("::")[-2] if each.provider and each.provider.count("::") >= 4 else None
         if name is None or re.fullmatch(r"default(_\d+.*)?", name):
-            yield each, "uses the default provider", "pass the stack's provider in the component's options"
+            yield (
+                each,
+                "uses the default provider",
+                "pass the stack's provider to the component, and `parent=self` to its children",
+            )
 
 
 @_rule("parented")

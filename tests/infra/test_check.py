@@ -24,7 +24,6 @@ from infra.check import (
     find_rendered,
     find_shared_notes,
     leaks_in,
-    load_stack_file,
     report_on,
 )
 from infra.check_command import CheckFailed
@@ -34,7 +33,7 @@ from infra.google_outputs import compute
 from infra.prices import Cost, find_costs, machine_hour, monthly_total
 from infra.recording import UNKNOWN, Recording, Registration, Secret, record
 from infra.show import render_report, render_summary, report_fields
-from infra.stack_files import InvalidStackFile, find_project_folder, load_stack_config
+from infra.stack_files import InvalidStackFile, find_project_folder, load_stack_config, read_stack_file
 from runtime.errors import RequestRefused, UnknownName
 from tests.infra.conftest import ROOT, STACKS, Project, recorded
 
@@ -396,7 +395,7 @@ def test_report_on_wrong_input_is_found_and_names_the_resource() -> None:
 
 
 def test_report_on_resource_without_provider_is_found() -> None:
-    assert ("inputs", "explicit-provider") in broken(report_of(_topic))
+    assert ("policy", "explicit-provider") in broken(report_of(_topic))
 
 
 def _topic() -> None:
@@ -555,13 +554,13 @@ def test_find_shared_notes_existing_subnet_is_said(project: Project) -> None:
 # reading stack files
 
 
-def test_load_stack_file_passes_values_as_the_engine_does(tmp_path: Path) -> None:
+def test_read_stack_file_passes_values_as_the_engine_does(tmp_path: Path) -> None:
     file = tmp_path / "Pulumi.x.yaml"
     file.write_text(
         "secretsprovider: gcpkms://k\nconfig:\n  region: r\n  research-runtime:protect: true\n  a:b: 3\n"
         "  a:c: {d: [1, x]}\n  a:e:\n  a:f: 1.5\n  a:g: 2026-01-02\n"
     )
-    assert load_stack_file(file) == {
+    assert read_stack_file(file).values == {
         "research-runtime:region": "r",
         "research-runtime:protect": "true",
         "a:b": "3",

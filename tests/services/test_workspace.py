@@ -15,10 +15,10 @@ import pytest
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
-from infra.check import load_stack_file
 from infra.components.workspace import Workspace, WorkspaceArgs
 from infra.config import ClaimSettings, NamespaceSettings
 from infra.recording import record
+from infra.stack_files import read_stack_file
 from tests.kubernetes_support import Access, Kubernetes, eventually, manifests
 
 ROOT = Path(__file__).parents[2]
@@ -153,7 +153,9 @@ def test_checked_in_phoebe_stack_is_accepted_object_by_object(kubernetes: Kubern
     from infra.program import build
 
     path = ROOT / "Pulumi.phoebe.yaml"
-    recording = record(lambda: _ignore(build(config.read_settings())), stack="phoebe", config=load_stack_file(path))
+    recording = record(
+        lambda: _ignore(build(config.read_settings())), stack="phoebe", config=read_stack_file(path).values
+    )
     objects = manifests(recording.resources)
 
     assert {each["kind"] for each in objects} >= {"Namespace", "ResourceQuota", "NetworkPolicy", "Role", "RoleBinding"}
