@@ -83,7 +83,7 @@ GPU = JobResources(gpus=Gpus(count=4, type="a100"), cpus=32, memory=Range.read("
                 account="vision",
                 priority=Priority.HIGH,
                 placement=Placement(
-                    capacity="spot", exclude=("n7",), selector={"feature": "nvlink|nvswitch"}, nodes=("n1", "n2")
+                    capacity="spot", exclude=("n7",), selector={"feature": "nvlink|nvswitch"}, nodes=("n1",)
                 ),
                 environment=Environment(name="/scratch/lab/venv", setup=("export A=1",)),
             ),
@@ -205,6 +205,7 @@ def test_split_serves_every_index_once_within_all_limits(
         (JobSpec(command=("x",), resources=JobResources(gpus=Gpus(count=0.25))), {}),
         (JobSpec(command=("x",), priority=Priority.URGENT), {}),
         (JobSpec(command=("x",), placement=Placement(capacity="spot")), {}),
+        (JobSpec(command=("x",), placement=Placement(nodes=("n1", "n2"))), {}),
         (JobSpec(command=("x",), placement=Placement(selector={"zone": "a"})), {}),
         (JobSpec(command=("x",), mounts=(Mount(source="/a", target="/b"),)), {}),
         (JobSpec(command=("x",), image="a.sif", mounts=(Mount(source="gs://a", target="/b"),)), {}),

@@ -108,6 +108,12 @@ class SubmitRefused(RequestRefused):
 class SlurmLauncher:
     kind: ClassVar[str] = "slurm"
     keeps: ClassVar[Mapping[str, Keeping]] = KEEPS
+    interrupts: ClassVar[Mapping[str, Keeping]] = {
+        "preempt": Keeping(fidelity=Fidelity.NATIVE, how="scontrol requeue"),
+        "timeout": Keeping(fidelity=Fidelity.NATIVE, how="scontrol update TimeLimit=1"),
+        "node-loss": Keeping(fidelity=Fidelity.REFUSED, how="taking a node down needs an operator"),
+        "oom": Keeping(fidelity=Fidelity.REFUSED, how="only the memory of a running command can be exceeded"),
+    }
 
     def check_settings(self, target: Target) -> None:
         settings = read_settings(target)

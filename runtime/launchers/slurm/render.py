@@ -127,6 +127,12 @@ def sbatch_words(
     spec: JobSpec, settings: SlurmSettings, profile: Profile, name: str, piece: Slice, times: Times
 ) -> list[str]:
     """Options on the command line and not in the script, where variables of the submitting shell would beat them."""
+    if len(spec.placement.nodes) > spec.nodes:
+        raise NotPossible(
+            f"`placement.nodes` names {len(spec.placement.nodes)} nodes for a job of {spec.nodes}: Slurm gives all that are "
+            "named, and cannot choose among them",
+            hint="leave the others out with placement.exclude, or choose by a feature with placement.selector",
+        )
     array = piece.layout is not None
     words = ["sbatch", "--parsable", f"--job-name={name}", "--requeue", "--open-mode=append", "--export=NONE"]
     words += [f"--output={FOLDER}/slurm/{'%A_%a' if array else '%j'}.log", f"--chdir={FOLDER}"]
