@@ -275,7 +275,11 @@ def read_job(job: JobHandle, *, index: int | None = None, failed_only: bool = Fa
 
 
 def _native_views(entry: LedgerEntry, states: Sequence[NativeState]) -> Iterator[NativeView]:
-    said = {each.native_id: each for each in states}
+    said: dict[str, NativeState] = {}
+    for each in states:
+        # Of an array some backends tell member by member; the first stands for it.
+        said.setdefault(each.native_id, each)
+        said.setdefault(each.native_id.rpartition("_")[0], each)
     for native in entry.natives:
         state = said.get(native.native_id)
         yield NativeView(

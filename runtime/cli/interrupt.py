@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -11,6 +12,9 @@ from runtime.cli.commands import OutputOption
 from runtime.cli.jobs import IndexOption, OnOption, OthersOption, open_job, short
 from runtime.cli.show import Output, note, print_json
 from runtime.errors import InvalidValue, NotPossible
+
+if TYPE_CHECKING:
+    from runtime.launchers.base import NativeState
 
 WAYS: Final = ("preempt", "timeout", "node-loss", "oom")
 PATIENCE_S: Final = 180.0
@@ -57,7 +61,7 @@ def interrupt(
         living = [each for each in found.natives(entry) if not each.state.terminal]
         if not living:
             raise NotPossible(f"job `{found.id}` does not run", hint=f"runtime status {short(found.id)}")
-        for native in natives:
+        for native in natives if index is None else _serving(index, found.natives(entry), natives):
             launcher.interrupt(found.target, native, index, as_, found.host)
         again = None
         if as_ == "preempt" and index is None and keeping.fidelity is Fidelity.CLIENT:
@@ -81,9 +85,15 @@ def interrupt(
     return 0
 
 
-def _wait_until_gone(natives: object) -> None:
+def _serving(index: int, states: Sequence[NativeState], natives: Sequence[str]) -> list[str]:
+    """The native job that serves an index, as far as the backend tells; the only one otherwise."""
+    mine = [each.native_id for each in states if each.index == index]
+    return mine[:1] or list(natives[:1])
+
+
+def _wait_until_gone(natives: Callable[[], Sequence[NativeState]]) -> None:
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
-        if all(each.state.terminal for each in natives()):  # type: ignore[operator]
+        if all(each.state.terminal for each in natives()):
             return
         time.sleep(0.1)

@@ -24,6 +24,7 @@ from runtime.launchers.base import (
     Target,
 )
 from runtime.launchers.hosts import Host, SshHost
+from runtime.launchers.interrupting import PROCESS_INTERRUPTS, interrupt_processes
 from runtime.launchers.processes import (
     PROCESS_KEEPS,
     PROCESS_SETTINGS,
@@ -61,6 +62,7 @@ class SshLauncher:
         "image": Keeping(fidelity=Fidelity.REFUSED, how="processes of that machine run without a container"),
     }
     takes_up: ClassVar[bool] = True
+    interrupts: ClassVar[Mapping[str, Keeping]] = PROCESS_INTERRUPTS
 
     def check_settings(self, target: Target) -> None:
         for name in target.settings:
@@ -122,6 +124,9 @@ class SshLauncher:
 
     def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
         return None
+
+    def interrupt(self, target: Target, native_id: str, index: int | None, how: str, host: Host) -> None:
+        interrupt_processes(native_id, index, how, host)
 
 
 def _python(target: Target) -> str:
