@@ -39,12 +39,14 @@ def _nothing_left_behind(tmp_path: Path) -> Iterator[None]:
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 class TestLocal(LauncherSuite):
     @pytest.fixture
     def case(self, tmp_path: Path) -> LauncherCase:
         return LauncherCase(kind="local", records=str(tmp_path / "records"), break_job=kill_job)
 
 
+@pytest.mark.slow
 class TestToy(LauncherSuite):
     @pytest.fixture
     def case(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LauncherCase:
@@ -57,6 +59,7 @@ class TestToy(LauncherSuite):
         )
 
 
+@pytest.mark.slow
 class TestSsh(LauncherSuite):
     @pytest.fixture
     def case(self, tmp_path: Path, ssh_server: SshServer) -> LauncherCase:
