@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kubernetes import client
 
 from infra.config import ClaimSettings, NamespaceSettings
@@ -33,6 +34,7 @@ from runtime.jobs import (
     Retry,
     SecretRef,
 )
+from runtime.launchers.conformance import LauncherCase, LauncherSuite
 from runtime.launchers.kubernetes.client import Cluster
 from runtime.launchers.kubernetes.launcher import KubernetesLauncher
 from runtime.launchers.kubernetes.slots import Gpu, lease_name, read_table
@@ -40,7 +42,7 @@ from runtime.launching import JobHandle, LaunchOptions, find_job, launch
 from runtime.reasons import EndReason
 from tests.images_support import INSTALL, TOOLS_FOLDER, tool_environment
 from tests.kubernetes_support import Access, Kubernetes, run_script
-from tests.services.test_workspace import workspace_objects
+from tests.services.test_workspace import missing_in, workspace_objects
 from tests.services_support import require, wait_until
 
 pytestmark = [
@@ -355,6 +357,28 @@ def test_evicted_pod_is_a_preemption_that_the_record_counts_and_no_failure(lab: 
         assert "end.stopped.143" in names
 
 
+@pytest.mark.parametrize(
+    ("how", "attempts", "end"),
+    [
+        ("timeout", [1], (JobState.FAILED, EndReason.TIMEOUT)),
+        ("oom", [1], (JobState.FAILED, EndReason.OOM)),
+        ("node-loss", [1, 2], (JobState.SUCCEEDED, EndReason.SUCCEEDED)),
+    ],
+)
+def test_interruption_ends_as_the_real_one_does(
+    lab: Lab, how: str, attempts: list[int], end: tuple[JobState, EndReason]
+) -> None:
+    script = "[ $RUNTIME_ATTEMPT = 2 ] || sleep 60"
+    retry = Retry(failure=1 if how == "node-loss" else 0)
+    with lab.launch("sh", "-c", script, time_limit=timedelta(minutes=5), retry=retry) as job:
+        until(lambda: job.attempts() == [1], "the first attempt")
+        (native,) = job.entry().natives
+        KubernetesLauncher().interrupt(job.target, native.native_id, 0, how, job.host)
+
+        assert ended(job, timeout_s=120) == end
+        assert job.attempts() == attempts
+
+
 def test_spent_preemptions_end_the_index(lab: Lab) -> None:
     with lab.launch("sleep", "60", retry=Retry(preemption=0)) as job:
         until(lambda: job.attempts() == [1], "the first attempt")
@@ -405,9 +429,9 @@ def test_index_of_a_node_that_is_silent_is_released_and_runs_again(lab: Lab, kub
             time.sleep(3)
             assert [each.metadata.name for each in lab.pods(job)] == [pod.metadata.name]
 
-            released = KubernetesLauncher().release(job.target, [native.native_id], 0, job.host)
+            left = KubernetesLauncher().release(job.target, [native.native_id], 0, job.host)
 
-            assert released == [pod.metadata.name]
+            assert left == []
             until(lambda: [each.metadata.uid for each in lab.pods(job)] not in ([], [pod.metadata.uid]), "another pod")
         finally:
             os.kill(kubelet, signal.SIGCONT)
@@ -434,7 +458,7 @@ def test_twelve_seeds_on_three_gpus_with_four_slots_each_run_at_once(lab: Lab) -
         assert ended(job, timeout_s=120) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
         said = sorted(printed(job, index).split() for index in range(12))
         assert said == sorted([str(index // 4), str(index // 4), str(index)] for index in range(12))
-        until(lambda: all(each.status.conditions for each in lab.jobs(job)), "the end of the Jobs")
+        until(lambda: all(each.status.completion_time for each in lab.jobs(job)), "the end of the Jobs")
     # Entries of Jobs that have ended count no more.
     with lab.launch("true", target="gpus", resources=JobResources(gpus=Gpus(count=0.5))) as other:
         assert ended(other) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
@@ -443,6 +467,33 @@ def test_twelve_seeds_on_three_gpus_with_four_slots_each_run_at_once(lab: Lab) -
 def total_of(lab: Lab, number: int) -> float:
     lease = Cluster("lab", str(lab.kubeconfig)).get("leases", lab.namespace, lease_name(Gpu("node-1", number)))
     return sum(each.total for each in read_table(lease))
+
+
+# manifests
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[1] / "golden/kubernetes").glob("*.yaml")), ids=lambda path: path.stem
+)
+def test_reviewed_manifest_is_accepted_by_the_api_field_by_field(lab: Lab, path: Path) -> None:
+    cluster = Cluster("lab", str(lab.kubeconfig))
+    for manifest in yaml.safe_load_all(path.read_text()):
+        manifest["metadata"]["namespace"] = lab.namespace
+
+        made = cluster.create("jobs", lab.namespace, manifest, dry_run=True)
+
+        assert missing_in(made, manifest) == []
+
+
+def test_misspelt_field_of_a_manifest_is_seen(lab: Lab) -> None:
+    path = Path(__file__).parents[1] / "golden/kubernetes/plain.yaml"
+    manifest = yaml.safe_load(path.read_text())
+    manifest["metadata"]["namespace"] = lab.namespace
+    manifest["spec"]["template"]["spec"]["restartPolicies"] = "Never"
+
+    made = Cluster("lab", str(lab.kubeconfig)).create("jobs", lab.namespace, manifest, dry_run=True)
+
+    assert missing_in(made, manifest) == [".spec.template.spec.restartPolicies"]
 
 
 # once
@@ -503,3 +554,20 @@ def test_two_launches_at_once_are_one_job(lab: Lab) -> None:
         assert ended(job) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
         assert job.attempts() == [1]
         assert len(lab.jobs(job)) == 1
+
+
+# what every launcher promises
+
+
+class TestKubernetesLauncher(LauncherSuite):
+    @pytest.fixture
+    def case(self, workspace: tuple[str, Path, Path], monkeypatch: pytest.MonkeyPatch) -> LauncherCase:
+        namespace, kubeconfig, _ = workspace
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        settings = {"context": "lab", "namespace": namespace, "image": IMAGE, "image_pull_policy": "Never"}
+        return LauncherCase(
+            kind="kubernetes",
+            settings=settings,
+            records=f"claim://records/suite-{uuid.uuid4().hex[:8]}",
+            patience_s=120,
+        )

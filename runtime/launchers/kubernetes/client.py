@@ -47,6 +47,11 @@ class Cluster:
         self.context, self._kubeconfig = context, kubeconfig
         self._client: Any = None
 
+    def close(self) -> None:
+        connection, self._client = self._client, None
+        if connection is not None:
+            connection.rest_client.pool_manager.clear()
+
     def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
         try:
             return self._read(f"get the {_one(kind)} `{name}`", _path(kind, namespace, name))
@@ -112,14 +117,6 @@ class Cluster:
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace}}
         self._ask(f"evict the pod `{pod}`", "POST", f"{_path('pods', namespace, pod)}/eviction", [], body)
 
-    def log(self, namespace: str, pod: str, *, tail: int) -> str:
-        """The last lines that the pod printed itself; empty where it never ran."""
-        try:
-            answer = self._raw("GET", f"{_path('pods', namespace, pod)}/log", [("tailLines", str(tail))], None)
-        except ApiRefused:
-            return ""
-        return str(answer.data.decode("utf-8", "replace"))
-
     def open_exec(self, namespace: str, pod: str, words: Sequence[str]) -> Any:
         """A websocket to a command in the pod's first container: channel 0 is its input, 1 its output, 2 its errors."""
         from kubernetes import client
@@ -147,6 +144,14 @@ class Cluster:
                 f"cannot run a command in the pod `{pod}`: {_first_line(problem.reason)}",
                 hint=f"kubectl -n {namespace} exec {pod} -- true",
             ) from problem
+
+    def run(self, namespace: str, pod: str, words: Sequence[str]) -> str:
+        """Run a command in the pod to its end; its output and errors."""
+        socket = self.open_exec(namespace, pod, words)
+        socket.run_forever(timeout=_PATIENCE_S)
+        said = (socket.read_channel(1) or b"") + (socket.read_channel(2) or b"")
+        close_exec(socket)
+        return bytes(said).decode("utf-8", "replace")
 
     # asking
 
@@ -252,6 +257,15 @@ class Cluster:
             # A proxy of the environment leads away from this machine.
             configuration.proxy = None
         return client.ApiClient(configuration)
+
+
+def close_exec(socket: Any) -> None:
+    """Whatever state the connection is in, nothing of it stays open."""
+    try:
+        socket.close()
+    except Exception:  # the other end is gone: there is nobody to say good-bye to
+        pass
+    socket.sock.shutdown()
 
 
 def _path(kind: str, namespace: str, name: str = "") -> str:

@@ -78,3 +78,12 @@ KEEPS: Final[Mapping[str, Keeping]] = {
     "after": _refused("nothing in Kubernetes waits for another Job"),
     "idempotency_key": _native("part of the job's id"),
 }
+
+INTERRUPTS: Final[Mapping[str, Keeping]] = {
+    "preempt": _native("the eviction API, as a drain does it"),
+    "timeout": Keeping(
+        fidelity=Fidelity.SHIM, how="ALRM to the shim: its deadline is now, or a checkpoint's lead away"
+    ),
+    "node-loss": _native("the pod is deleted without grace"),
+    "oom": Keeping(fidelity=Fidelity.SHIM, how="KILL to the command, and a note that memory was the reason"),
+}

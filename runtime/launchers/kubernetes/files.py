@@ -19,7 +19,7 @@ from runtime.errors import NotPossible, StoreUnavailable
 from runtime.jobs import JobState
 from runtime.launchers import agent
 from runtime.launchers.hosts import Answer, Files, HostUnavailable, SshFiles
-from runtime.launchers.kubernetes.client import Cluster, KubernetesUnavailable
+from runtime.launchers.kubernetes.client import Cluster, KubernetesUnavailable, close_exec
 from runtime.launchers.kubernetes.place import Place
 from runtime.launchers.kubernetes.render import render_files_pod
 from runtime.launchers.kubernetes.states import read_pod
@@ -78,12 +78,13 @@ class KubernetesHost:
         return agent.unpack(said["value"])
 
     def close(self) -> None:
+        self._hang_up()
+        self.cluster.close()
+
+    def _hang_up(self) -> None:
         socket, self._socket = self._socket, None
         if socket is not None:
-            try:
-                socket.close()
-            except Exception:  # whatever it is, the connection is gone
-                pass
+            close_exec(socket)
 
     # the connection
 
@@ -126,7 +127,7 @@ class KubernetesHost:
 
     def _lost(self, problem: Exception) -> HostUnavailable:
         said = self._errors.decode("utf-8", "replace").strip().splitlines()
-        self.close()
+        self._hang_up()
         return HostUnavailable(
             f"the connection to the record root in `{self.name}` was lost: {said[-1] if said else problem}",
             hint="run the same command again",

@@ -21,7 +21,7 @@ from runtime.launchers.base import (
 from runtime.launchers.hosts import Host
 from runtime.launchers.kubernetes.client import Cluster, Object
 from runtime.launchers.kubernetes.explain import explain_index
-from runtime.launchers.kubernetes.fidelity import KEEPS
+from runtime.launchers.kubernetes.fidelity import INTERRUPTS, KEEPS
 from runtime.launchers.kubernetes.files import KubernetesHost
 from runtime.launchers.kubernetes.place import Place, check_settings, read_place
 from runtime.launchers.kubernetes.render import (
@@ -36,7 +36,15 @@ from runtime.launchers.kubernetes.render import (
     slots_of_gpu,
 )
 from runtime.launchers.kubernetes.slots import Gpu, deal, take_slots
-from runtime.launchers.kubernetes.states import FINALIZER, native_id, newest_pods, read_pod, read_states
+from runtime.launchers.kubernetes.states import (
+    FINALIZER,
+    OFFSET,
+    native_id,
+    newest_pods,
+    pod_index,
+    read_pod,
+    read_states,
+)
 from runtime.launchers.order import make_order
 from runtime.launchers.spec_files import read_array_file
 
@@ -46,9 +54,20 @@ _CANCEL_S: Final = 30
 """Beyond the grace of the pods: how long a cancel waits until all is gone."""
 
 
+# The shim is the first process of its container.
+_RING: Final = "import os, signal; os.kill(1, signal.SIGALRM)"
+_KILL: Final = """
+import os
+for name in os.listdir("/proc"):
+    if name.isdigit() and int(name) not in (1, os.getpid()):
+        os.kill(int(name), 9)
+""".strip()
+
+
 class KubernetesLauncher:
     kind: ClassVar[str] = "kubernetes"
     keeps: ClassVar[Mapping[str, Keeping]] = KEEPS
+    interrupts: ClassVar[Mapping[str, Keeping]] = INTERRUPTS
 
     def check_settings(self, target: Target) -> None:
         check_settings(target)
@@ -153,8 +172,7 @@ class KubernetesLauncher:
 
     def release(self, target: Target, native_ids: Sequence[str], index: int, host: Host) -> list[str]:
         """Let an index go that a pod on a dead node keeps: the pod is deleted without waiting for its node, and the Job
-        makes another. The old run may still go on there; the record's create-only commit decides. Returns the pods that
-        were let go."""
+        makes another. The old run may still go on there; the record's create-only commit decides."""
         cluster = _cluster(host)
         released = []
         for native in native_ids:
@@ -167,15 +185,20 @@ class KubernetesLauncher:
                 cluster.delete("pods", namespace, metadata["name"], grace_s=0)
                 kept = [each for each in metadata.get("finalizers", ()) if each != FINALIZER]
                 cluster.patch("pods", namespace, metadata["name"], {"metadata": {"finalizers": kept or None}})
-                released.append(metadata["name"])
+                released.append((namespace, metadata["name"], metadata["uid"]))
         if not released:
             raise NotPossible(
                 f"no pod keeps index {index}", hint="`runtime explain` says what it waits for; `status` where it stands"
             )
-        return released
+        until = time.monotonic() + _CANCEL_S
+        while left := [each for each in released if _is_there(cluster, *each)]:
+            if time.monotonic() >= until:
+                return [f"the pod {namespace}/{name} is still there" for namespace, name, _ in left]
+            time.sleep(_LOOK_S)
+        return []
 
     def interrupt(self, target: Target, native_id: str, index: int | None, how: str, host: Host) -> None:
-        cluster = _cluster(host)
+        cluster, place = _cluster(host), _place(host)
         namespace, _, name = native_id.partition("/")
         job = cluster.get("jobs", namespace, name)
         running = [
@@ -192,13 +215,12 @@ class KubernetesLauncher:
             elif how == "node-loss":
                 cluster.delete("pods", namespace, pod_name, grace_s=0)
             elif how == "timeout":
-                cluster.patch("pods", namespace, pod_name, {"spec": {"activeDeadlineSeconds": 1}})
+                cluster.run(namespace, pod_name, [place.python, "-c", _RING])
+            elif how == "oom":
+                _note_memory(job or {}, pod, host)
+                cluster.run(namespace, pod_name, [place.python, "-c", _KILL])
             else:
-                raise NotPossible(
-                    f"cannot provoke `{how}` on kubernetes",
-                    facts=["preempt evicts the pod, node-loss deletes it without grace, timeout ends its deadline"],
-                    hint="for oom, launch with a low resources.memory",
-                )
+                raise NotPossible(f"`{how}` cannot be provoked here", hint=f"one of {', '.join(self.interrupts)}")
 
     def _submit_to_slots(
         self, plan: LaunchPlan, part: NativePart, manifest: dict[str, Any], planned: Gpu, cluster: Cluster, place: Place
@@ -339,13 +361,27 @@ def _wait_until_gone(cluster: Cluster, namespace: str, native_ids: Sequence[str]
         time.sleep(_LOOK_S)
 
 
+def _is_there(cluster: Cluster, namespace: str, name: str, uid: str) -> bool:
+    found = cluster.get("pods", namespace, name)
+    return found is not None and found["metadata"]["uid"] == uid
+
+
+def _note_memory(job: Object, pod: Object, host: Host) -> None:
+    """The shim takes a killed command for one that was killed for memory where the attempt's folder says so."""
+    labels = job.get("metadata", {}).get("labels", {})
+    run = f"jobs/{labels.get(JOB)}/runs/{int(labels.get(OFFSET, 0)) + pod_index(pod)}"
+    attempts = host.files.names(run, "a")
+    if attempts:
+        host.files.write(f"{run}/{attempts[-1]}/oom", b"")
+
+
 def _pods_of(
     cluster: Cluster, namespace: str, name: str, index: int | None, job: Object | None
 ) -> list[dict[str, Any]]:
     """Pods of a Job, of one of the job's indices if `index` is given."""
     labels = f"batch.kubernetes.io/job-name={name}"
     if index is not None:
-        offset = int(((job or {}).get("metadata", {}).get("labels") or {}).get("research-runtime/offset", 0))
+        offset = int(((job or {}).get("metadata", {}).get("labels") or {}).get(OFFSET, 0))
         labels += f",batch.kubernetes.io/job-completion-index={index - offset}"
     return cluster.list("pods", namespace, labels=labels)
 
