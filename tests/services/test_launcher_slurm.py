@@ -31,9 +31,11 @@ from runtime.jobs import (
     Retry,
 )
 from runtime.launchers.conformance import LauncherCase, LauncherSuite
+from runtime.launchers.slurm.bundle import export_bundle
 from runtime.launchers.slurm.launcher import SlurmLauncher, SubmitRefused
-from runtime.launching import JobHandle, LaunchOptions, find_job, launch
+from runtime.launching import JobHandle, LaunchOptions, find_job, launch, prepare
 from runtime.reasons import EndReason
+from runtime.targets import find_target
 from tests import slurm_support
 from tests.services_support import require, wait_until
 from tests.slurm_support import Slurm
@@ -493,6 +495,57 @@ def test_rehearsed_preemption_requeues_and_what_only_operators_can_do_is_refused
 
     assert job.wait(timeout_s=60).state is JobState.SUCCEEDED
     assert ends(place, job) == ["stopped", "-"]
+
+
+def test_job_with_a_start_deadline_that_is_met_runs(place: Place) -> None:
+    job = place.launch("true", start_deadline=timedelta(minutes=5), time_limit=timedelta(minutes=1))
+
+    assert job.wait(timeout_s=60).state is JobState.SUCCEEDED
+
+
+def test_failure_where_requeue_is_forbidden_is_tried_again_in_place(place: Place) -> None:
+    place.target["flags"] = ["--no-requeue"]
+    job = place.launch("exit $((2 - RUNTIME_ATTEMPT))", retry=Retry(failure=1, backoff=SOON))
+
+    status = job.wait(timeout_s=60)
+
+    assert (status.state, ends(place, job)) == (JobState.SUCCEEDED, ["app_failed", "-"])
+    assert place.slurm.run("sacct", "-D", "-X", "-n", "-P", "--format=State", "-j", place.slurm.jobs(job.id)[0]) == (
+        "COMPLETED\n"
+    )
+
+
+def test_submit_limit_is_told_and_an_array_within_it_runs(place: Place) -> None:
+    place.slurm.run("sacctmgr", "-i", "-Q", "modify", "qos", "low", "set", "MaxSubmitJobsPerUser=3")
+    place.target["qos"] = "low"
+
+    with pytest.raises(SubmitRefused) as refused:
+        place.launch("true", array=Array(count=10))
+    place.target["max_submit"] = 3
+    job = place.launch("true", array=Array(count=9))
+
+    assert "max_submit" in str(refused.value.hint)
+    assert dict(job.wait(timeout_s=60).counts) == {JobState.SUCCEEDED: 9}
+
+
+def test_bundle_runs_where_it_was_copied_to_and_submitted_twice_is_one_job(place: Place) -> None:
+    spec = JobSpec(command=("sh", "main.sh", "{x}"), array=Array(params={"x": (1, 2)}))
+    (place.tree / "main.sh").write_text("echo from the bundle $1\n")
+    target = find_target("hpc", place.settings)
+    prepared = prepare(spec, target, place.settings, LaunchOptions(base=place.tree))
+    assert prepared.snapshot is not None
+    export_bundle(prepared.plan, place.folder / "bundle", prepared.snapshot.archive)
+    moved = (place.folder / "bundle").rename(place.folder / "copied here")
+
+    both = [
+        subprocess.run([str(moved / "submit.sh")], capture_output=True, text=True, check=True).stdout for _ in range(2)
+    ]
+    done = moved / "records" / "done"
+    assert wait_until(lambda: done.exists() and len(list(done.iterdir())) == 2, timeout_s=60)
+
+    assert both[0] == both[1] == f"{place.slurm.jobs(prepared.plan.job.id)[0]}\n"
+    logs = sorted(moved.glob("records/jobs/*/runs/*/a0001/rank0.log"))
+    assert [log.read_text() for log in logs] == ["from the bundle 1\n", "from the bundle 2\n"]
 
 
 # over ssh, and without accounting

@@ -511,7 +511,9 @@ def explain_refusal(plan: LaunchPlan, client: SlurmClient, said: str) -> SubmitR
     target = plan.target.name
     facts: list[str] = []
     hint = f"see the words that were used: {plan.folder}/artefacts/sbatch.txt in the record root"
-    if "partition" in lower and "account" not in lower:
+    if "policy" in lower or "submit limit" in lower:
+        hint = "ask for less, wait until others of your jobs have ended, or set `max_submit` of the target"
+    elif "partition" in lower and "account" not in lower:
         facts = [f"partitions on `{target}`: {', '.join(client.partitions()) or 'unknown'}"]
         hint = f"set `partition` of target `{target}`"
     elif "account" in lower:
@@ -519,9 +521,7 @@ def explain_refusal(plan: LaunchPlan, client: SlurmClient, said: str) -> SubmitR
         hint = f"set `account` of the job or of target `{target}`"
     elif "qos" in lower:
         facts = [f"your QOS on `{target}`: {', '.join(client.names_of('qos')) or 'unknown'}"]
-        hint = f"set `qos` of target `{target}`, or ask for less"
-        if "limit" in lower:
-            hint = "wait until others of your jobs have ended, or set `max_submit` of the target"
+        hint = f"set `qos` of target `{target}`"
     elif "array" in lower:
         facts = [f"MaxArraySize on `{target}`: {client.configuration('MaxArraySize') or 'unknown'}"]
         hint = f"set `max_array_size` of target `{target}` to it"
