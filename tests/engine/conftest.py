@@ -14,11 +14,17 @@ from tests.engine.harness import REQUIRE_VARIABLE, Lab, require_engine
 REQUIRED = os.environ.get(REQUIRE_VARIABLE) == "1"
 
 
+PATIENCE_S = 900
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "engine" in getattr(item, "fixturenames", ()):
+        here = item.path.is_relative_to(Path(__file__).parent)
+        if here and "engine" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.engine)
             item.add_marker(pytest.mark.service)
+            # The life of a stack is many commands, and each starts four processes.
+            item.add_marker(pytest.mark.timeout(PATIENCE_S))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

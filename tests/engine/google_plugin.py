@@ -557,12 +557,13 @@ def _values_at(inputs: Values, path: str) -> Iterator[Any]:
 
 
 def _grant_id(world: World, type_: str, inputs: Values) -> str:
-    """What is granted on, the role and the member: two resources that grant the same would undo each other."""
+    """What is granted on, the role, the member and the condition: two that grant the same would undo each other."""
     on = str(inputs["project"])
     for path, wanted_type in KINDS[type_].refers.items():
         on = _find(world, wanted_type, str(value_at(inputs, path)), inputs) or on
     service = "iap/" if type_.startswith("gcp:iap/") else ""
-    return f"{service}{on}/{inputs['role']}/{inputs['member']}"
+    title = value_at(inputs, "condition.title")
+    return f"{service}{on}/{inputs['role']}/{inputs['member']}" + (f"/{title}" if title else "")
 
 
 def _is_granted_elsewhere(there: str, wanted: str) -> bool:

@@ -177,9 +177,10 @@ class Lab:
         file = self.folder / "import.json"
         self.run("preview", "--stack", stack, "--import-file", str(file))
         entries = json.loads(file.read_text())
-        kept = [each | {"id": ids[each["name"]]} for each in entries["resources"] if each["name"] in ids]
-        assert len(kept) == len(ids), f"the preview would not make {ids.keys()}"
-        file.write_text(json.dumps(entries | {"resources": kept}))
+        parents = [each for each in entries["resources"] if each.get("component")]
+        found = [each | {"id": ids[each["name"]]} for each in entries["resources"] if each["name"] in ids]
+        assert len(found) == len(ids), f"the preview would not make {ids.keys()}"
+        file.write_text(json.dumps(entries | {"resources": [*parents, *found]}))
         self.run("import", "--yes", "--skip-preview", "--stack", stack, "--file", str(file), "--generate-code=false")
 
     def start(self, *args: str) -> subprocess.Popen[str]:

@@ -265,6 +265,21 @@ def test_grant_made_by_two_resources_is_refused_and_by_one_twice_is_fine(plugin:
     assert refusal(lambda: plugin.create(GRANT, grant, "two")).code is grpc.StatusCode.ALREADY_EXISTS
 
 
+def test_grant_of_another_stack_is_the_same_one_and_goes_with_either(plugin: PluginClient, cloud: Cloud) -> None:
+    plugin.create(TOPIC, topic())
+    grant = {**P, "topic": "tasks", "role": "roles/pubsub.publisher", "member": "group:lab@example.com"}
+    id_, state = plugin.create(GRANT, grant)
+    with cloud.change() as world:
+        world.resources[id_]["urn"] = world.resources[id_]["urn"].replace("urn:pulumi:dev", "urn:pulumi:other")
+
+    again, _ = plugin.create(GRANT, grant)
+    own, _ = plugin.create(GRANT, {**grant, "condition": {"title": "stack dev", "expression": "true"}})
+    plugin.delete(GRANT, id_, state)
+
+    assert again == id_
+    assert cloud.ids("IAMMember") == [own]
+
+
 @pytest.mark.parametrize(
     ("type_", "inputs"),
     [
