@@ -429,6 +429,22 @@ class LauncherSuite:
         # One that was started, and whose launcher died before it could note it, may have ended before the next looked.
         assert [each.epoch for each in job.entry().natives] in ([1, 2], *([[1]] if point == "resubmitted" else []))
 
+    def test_array_that_is_gone_is_taken_up_where_it_was(self, bench: Bench) -> None:
+        if bench.case.break_job is None or not getattr(bench.launcher, "takes_up", False):
+            pytest.skip("its backend starts what is gone again by itself")
+        command = ("sh", "-c", "[ $RUNTIME_ARRAY_INDEX = 0 ] || [ $RUNTIME_ATTEMPT = 2 ] || sleep 600")
+        array = Array(count=3, max_parallel=2)
+        job = bench.start(*command, array=array)
+        _wait_for(lambda: job.attempts(2) == [1] and set(job.entry().outcomes) == {0}, bench.case.patience_s)
+        bench.case.break_job(job)
+        bench.end(job)
+
+        again = bench.start(*command, array=array)
+
+        assert (again.id, again.new) == (job.id, False)
+        assert dict(bench.end(again).counts) == {JobState.SUCCEEDED: 3}
+        assert [again.attempts(index) for index in range(3)] == [[1], [1, 2], [1, 2]]
+
     def test_job_that_is_gone_with_no_budget_left_ends_as_lost(self, bench: Bench) -> None:
         if bench.case.break_job is None or not getattr(bench.launcher, "takes_up", False):
             pytest.skip("its backend starts what is gone again by itself")

@@ -29,6 +29,11 @@ from runtime.launchers.order import environment_order, make_order
 from runtime.launchers.spec_files import read_array_file
 from runtime.reasons import EndReason
 
+START_S: Final = 30.0
+"""How long a shim may take to claim its job."""
+APPEAR_S: Final = 5.0
+"""One that is in no listing of processes after so long has ended."""
+
 _BOOT: Final = "cat /proc/sys/kernel/random/boot_id 2>/dev/null || sysctl -n kern.bootsessionuuid"
 _LIST: Final = f"({_BOOT}) | head -n 1; ps -ww -A -o args= | grep -F -e '--native' || true"
 
@@ -180,12 +185,12 @@ def spawn_shim(plan: LaunchPlan, part: NativePart, host: Host, *, before: Sequen
     host.spawn(
         [*before, *(native if word == "TOKEN" else word for word in words)], folder=folder, log=f"{folder}/shim.log"
     )
-    until = time.monotonic() + 30
-    while time.monotonic() < until:
+    started = time.monotonic()
+    while time.monotonic() - started < START_S:
         owner = host.files.read(f"{plan.folder}/owners/{plan.order['epoch']}.0")
         if owner is not None:
             return owner.decode()
-        if time.monotonic() > until - 25 and native not in " ".join(_look(host)[1]):
+        if time.monotonic() - started > APPEAR_S and native not in " ".join(_look(host)[1]):
             break
         time.sleep(0.02)
     raise NotPossible(

@@ -1,0 +1,182 @@
+"""Plans and states of jobs that are processes: what is started, and what one listing of processes tells."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.config import Project, Settings
+from runtime.errors import NotPossible
+from runtime.jobs import (
+    Array,
+    Checkpoint,
+    Code,
+    CodeMode,
+    Environment,
+    EnvironmentManager,
+    Gpus,
+    JobResources,
+    JobSpec,
+    JobState,
+    OnTaskFailure,
+    Retry,
+    SecretRef,
+)
+from runtime.launchers.base import JobIdentity, LaunchPlan, PlanContext, Target
+from runtime.launchers.hosts import Answer, LocalFiles
+from runtime.launchers.local.launcher import LocalLauncher
+from runtime.launchers.processes import end_processes, process_states, spawn_shim
+from runtime.launchers.ssh.launcher import SshLauncher
+from runtime.reasons import EndReason
+
+JOB = JobIdentity(id="j-0123456789abcdef01234567", name="train", owner="kim", snapshot="sha256:" + "ab" * 32)
+BOX = Target(
+    name="box",
+    kind="ssh",
+    settings={"host": "gpu1", "setup": ["module load cuda"], "gpus": 2, "scratch": "/local"},
+)
+
+
+class ScriptedHost:
+    """A machine whose processes are a text."""
+
+    name = "gpu1"
+
+    def __init__(self, root: Path, listing: str) -> None:
+        self.files = LocalFiles(str(root))
+        self.listing = listing
+        self.started: list[list[str]] = []
+
+    def run(
+        self, words: Sequence[str], *, stdin: bytes = b"", timeout_s: float = 60, env: Mapping[str, Any] | None = None
+    ) -> Answer:
+        return Answer(0, self.listing, "")
+
+    def spawn(self, words: Sequence[str], *, folder: str, log: str, env: Mapping[str, str] | None = None) -> int:
+        self.started.append(list(words))
+        return 1
+
+    def close(self) -> None:
+        pass
+
+
+def make_context(tmp_path: Path, **environ: str) -> PlanContext:
+    settings = Settings(project=Project(root=tmp_path), data_dir=tmp_path, cache_dir=tmp_path, config_dir=tmp_path)
+    now = datetime(2026, 1, 2, tzinfo=UTC)
+    return PlanContext(settings=settings, now=now, base=tmp_path, environ=environ, records="/records")
+
+
+def render(plan: LaunchPlan) -> str:
+    order = json.dumps(plan.order, indent=1, sort_keys=True)
+    kept = "\n".join(f"{name}: {keeping.fidelity} by {keeping.how}" for name, keeping in plan.fidelity.items())
+    return f"# command\n{plan.artefacts['command']}\n# order\n{order}\n\n# fidelity\n{kept}\n"
+
+
+def test_plan_of_everything_that_processes_keep(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    spec = JobSpec(
+        command=("python", "train.py", "--lr", "{lr}"),
+        environment=Environment(manager=EnvironmentManager.UV, extras=("gpu",), setup=("ulimit -n 4096",)),
+        env={"WANDB_MODE": "offline", "LAB": None},
+        secrets=(SecretRef(name="HF_TOKEN", source="env://HF_TOKEN"),),
+        resources=JobResources(gpus=Gpus(count=0.5)),
+        tasks_per_node=2,
+        array=Array(params={"lr": (0.1, 0.2), "seed": (7,)}, offset=3, on_task_failure=OnTaskFailure.STOP),
+        time_limit=timedelta(hours=2),
+        idle_timeout=timedelta(minutes=30),
+        retry=Retry(failure=1),
+        checkpoint=Checkpoint(),
+    )
+
+    plan = SshLauncher().plan(spec, BOX, JOB, make_context(tmp_path, LAB="north"))
+
+    golden("launchers/ssh/array.txt", render(plan))
+
+
+def test_plan_of_a_command_and_nothing_else(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    target = Target(name="local", kind="local", settings={"python": "/usr/bin/python3"}, records="/records")
+
+    plan = LocalLauncher().plan(JobSpec(command=("echo", "a b")), target, JOB, make_context(tmp_path))
+
+    golden("launchers/local/command.txt", render(plan))
+
+
+def test_plan_of_an_environment_without_a_tree_is_refused(tmp_path: Path) -> None:
+    spec = JobSpec(
+        command=("true",),
+        code=Code(mode=CodeMode.IMAGE),
+        environment=Environment(manager=EnvironmentManager.UV),
+    )
+
+    with pytest.raises(NotPossible, match="brings no tree to find it in"):
+        SshLauncher().plan(spec, BOX, JOB, make_context(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "manager", "lines"),
+    [
+        ("/venvs/a b", EnvironmentManager.NONE, [". '/venvs/a b'/bin/activate"]),
+        ("lab", EnvironmentManager.CONDA, ['eval "$(conda shell.posix hook)"', "conda activate lab"]),
+    ],
+)
+def test_environment_that_is_there_is_entered_after_the_targets_lines(
+    tmp_path: Path, name: str, manager: EnvironmentManager, lines: list[str]
+) -> None:
+    spec = JobSpec(command=("true",), environment=Environment(name=name, manager=manager, setup=("last",)))
+
+    plan = SshLauncher().plan(spec, BOX, JOB, make_context(tmp_path))
+
+    assert plan.order["setup"] == ["module load cuda", *lines, "last"]
+    assert "environment" not in plan.order
+
+
+def test_states_follow_from_one_listing_and_the_start_of_the_machine(tmp_path: Path) -> None:
+    listing = (
+        "01234567-89ab-cdef\n/usr/bin/python3 /r/jobs/j-1/shim.py /r/jobs/j-1 --native aaaa@01234567\ngrep --native\n"
+    )
+
+    states = process_states(["aaaa@01234567", "bbbb@01234567", "cccc@76543210"], ScriptedHost(tmp_path, listing))
+
+    assert [(each.native_id[:4], each.state, each.reason, each.raw, each.message) for each in states] == [
+        ("aaaa", JobState.RUNNING, None, "running", ""),
+        ("bbbb", JobState.FAILED, EndReason.LOST, "gone", "its process on `gpu1` is gone"),
+        ("cccc", JobState.FAILED, EndReason.NODE_FAILED, "rebooted", "`gpu1` was started anew"),
+    ]
+
+
+def test_processes_that_do_not_end_are_said(tmp_path: Path) -> None:
+    host = ScriptedHost(tmp_path, "01234567\nshim.py --native aaaa@01234567\n")
+
+    left = end_processes(["aaaa@01234567", "bbbb@01234567"], host, patience_s=0.2)
+
+    assert left == ["the shim aaaa@01234567 on `gpu1` still runs"]
+
+
+def test_shim_that_does_not_start_is_said_with_its_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.launchers.processes.APPEAR_S", 0.2)
+    target = replace(BOX, records=str(tmp_path))
+    plan = SshLauncher().plan(JobSpec(command=("true",)), target, JOB, make_context(tmp_path))
+    host = ScriptedHost(tmp_path, "01234567\n")
+    host.files.create(f"jobs/{JOB.id}/shim.log", b"python3: can't open file\n")
+
+    with pytest.raises(NotPossible) as refused:
+        spawn_shim(plan, plan.parts[0], host, before=["nice"])
+
+    assert refused.value.message == f"the shim of job `{JOB.id}` did not start on `gpu1`"
+    assert refused.value.facts == ("python3: can't open file",)
+    folder = f"{tmp_path}/jobs/{JOB.id}"
+    assert host.started[0][:4] == ["nice", "python3", f"{folder}/shim.py", folder]
+
+
+def test_shim_of_a_twin_that_was_first_is_the_one_that_counts(tmp_path: Path) -> None:
+    target = replace(BOX, records=str(tmp_path))
+    plan = SshLauncher().plan(JobSpec(command=("true",)), target, JOB, make_context(tmp_path))
+    host = ScriptedHost(tmp_path, "01234567\n")
+    host.files.create(f"jobs/{JOB.id}/owners/1.0", b"first@01234567")
+
+    assert spawn_shim(plan, plan.parts[0], host) == "first@01234567"
