@@ -23,7 +23,7 @@ class Action(StrEnum):
     SAME = "same"
     CREATE = "create"
     IMPORT = "import"
-    """Take over what exists; the program's inputs have to agree with it."""
+    """Take over what exists. Where its inputs differ from the program's, older engines refuse it and newer ones update it."""
     UPDATE = "update"
     REPLACE = "replace"
     DELETE = "delete"

@@ -22,8 +22,7 @@ NOTES: Final = "attempts/"
 REWRITTEN: Final = ("workers/", "counters/", "control/")
 """What workers write over and over, every 30 seconds each; its past is of no use to anyone."""
 UNREAD: Final = ("deletionPolicy", "forceDestroy", "labels")
-"""What Google does not answer about a bucket as we say it; an import that compares these would be refused. The first
-`up` without `adopt` sets them."""
+"""As in `site`; of a bucket Google does not answer these as we say them."""
 _DAY_S: Final = 86_400
 _PAST_DAYS: Final = 30
 """How long an overwritten or deleted object can still be restored."""

@@ -9,7 +9,8 @@ from typing import Final
 from infra.naming import Names
 
 UNREAD: Final = ("deletionPolicy",)
-"""What Google knows nothing of; an import that compares it would be refused. The first `up` without `adopt` sets it."""
+"""What Google knows nothing of. Of an import whose inputs differ, engines before 2026 make an error and newer ones an update
+besides; neither helps. The first `up` without `adopt` sets it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -218,7 +218,7 @@ def test_head_that_adopts_takes_over_the_roles_that_survived() -> None:
         f"projects/{PROJECT}/roles/marin_main_head",
         f"projects/{PROJECT}/roles/marin_main_reaper",
     }
-    # Google does not answer it, and the engine refuses an import whose inputs differ.
+    # Google does not answer it, so that an import would never agree.
     assert {each.ignore_changes for each in roles} == {("deletionPolicy",)}
     assert {each.import_id for each in recorded().of_type("gcp:projects/iAMCustomRole:IAMCustomRole")} == {None}
 
