@@ -577,12 +577,15 @@ def find_job(text: str, *, settings: Settings | None = None, target: str | None 
     raise unknown
 
 
-def remember_job(job: str, target: str, settings: Settings) -> None:
-    """Keep on this machine where a job lies; a cache, and a folder that cannot be written stops nobody."""
+def remember_job(job: str, target: str, settings: Settings, *, records: str | None = None) -> None:
+    """Keep on this machine where a job lies; a cache, and a folder that cannot be written stops nobody.
+
+    `records` is a record root other than the target's own.
+    """
     path = settings.data_dir / "launched" / job
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(target + "\n", encoding="utf-8")
+        path.write_text(f"{target}\n{records or ''}", encoding="utf-8")
     except OSError:
         pass
 
@@ -590,11 +593,14 @@ def remember_job(job: str, target: str, settings: Settings) -> None:
 def _likely_targets(text: str, settings: Settings) -> list[Target]:
     """Every target, those first on which a job that begins so was launched from here."""
     targets = list_targets(settings)
-    remembered: set[str] = set()
+    known = {each.name: each for each in targets}
+    remembered: list[Target] = []
     if len(text) >= SHORTEST_PREFIX:
         for path in (settings.data_dir / "launched").glob(f"{text}*"):
-            remembered.add(path.read_text(encoding="utf-8").strip())
-    return sorted(targets, key=lambda each: (each.name not in remembered, targets.index(each)))
+            name, _, records = path.read_text(encoding="utf-8").strip().partition("\n")
+            if name in known:
+                remembered.append(replace(known[name], records=records) if records else known[name])
+    return [*remembered, *(each for each in targets if each not in remembered)]
 
 
 def list_handles(settings: Settings) -> Iterator[tuple[Target, Launcher, Host]]:

@@ -61,6 +61,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "submit": ("runtime.cli.submit", "Put tasks into a queue."),
         "worker": ("runtime.cli.worker", "Serve a queue: lease tasks and run them."),
         "launch": ("runtime.cli.launch", "Start a job on this machine, a host or a cluster."),
+        "convert": ("runtime.cli.convert", "Make job files of what you launched with before."),
     },
     "See": {
         "status": ("runtime.cli.status", "What runs, what waits and why, what failed."),
@@ -77,6 +78,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "queue": ("runtime.cli.queue", "Pause, purge or repair queues; redrive dead letters."),
         "cluster": ("runtime.cli.cluster", "Remove TPU nodes that Ray lost sight of."),
         "targets": ("runtime.cli.targets", "Places to launch on, and whether they work."),
+        "import": ("runtime.cli.import_", "Know the jobs that a bundle submitted."),
         "gc": ("runtime.cli.gc", "Remove what jobs left that ended long ago."),
         "stack": ("runtime.cli.stack", "Choose the stack that commands use, and show what it offers."),
         "image": ("runtime.cli.image", "Build container images and push them to every region."),
@@ -157,7 +159,8 @@ def load_command(name: str) -> _click.Command:
     app = getattr(module, "app", None)
     if app is None:
         app = typer.Typer(**_LEAN)
-        function = getattr(module, name.replace("-", "_"))
+        # `import` is a word of Python's own; its function has an underscore behind it.
+        function = getattr(module, name.replace("-", "_"), None) or getattr(module, f"{name}_")
         settings = _context_settings(getattr(module, "CONTEXT_SETTINGS", {}))
         app.command(name, cls=getattr(module, "COMMAND_CLASS", None), context_settings=settings)(function)
     command = get_command(app)

@@ -89,6 +89,10 @@ def launch(
         typer.Option("--ignore", metavar="FIELD", help="Drop a field that the target refuses.", show_default=False),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")] = False,
+    export: Annotated[
+        Path | None,
+        typer.Option("--export", metavar="DIR", help="Write a bundle to copy over and run there.", show_default=False),
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Print the log until the job has ended.")] = False,
     again: Annotated[bool, typer.Option("--again", help="A new job, though the same was launched before.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of job files, for editors.")] = False,
@@ -136,6 +140,8 @@ def launch(
     settings, targets = load_settings(), [each for each in (on or "").split(",") if each]
     if dry_run:
         return _dry_run(spec, targets, settings, options, output)
+    if export is not None:
+        return _export(spec, targets, settings, options, export, output)
     with start(spec, targets, settings=settings, options=options, progress=note) as job:
         return _tell(job, follow=follow, output=output)
 
@@ -163,6 +169,27 @@ def _dry_run(spec: JobSpec, names: Sequence[str], settings: Settings, options: L
         note(f"`{name}` would not accept it")
         note(refused.render())
     _print_plans(plans, output)
+    return 0
+
+
+def _export(
+    spec: JobSpec, names: Sequence[str], settings: Settings, options: LaunchOptions, folder: Path, output: Output
+) -> int:
+    from runtime.errors import NotPossible
+    from runtime.launchers.base import Exports
+    from runtime.launching import prepare
+    from runtime.targets import choose_target
+
+    target = choose_target(spec, names, settings)[0]
+    prepared = prepare(spec, target, settings, options)
+    if not isinstance(prepared.launcher, Exports):
+        raise NotPossible(f"jobs for `{target.name}` ({target.kind}) cannot be written as a bundle", hint="slurm can")
+    written = prepared.launcher.export(prepared.plan, folder, prepared.snapshot.archive if prepared.snapshot else None)
+    if output is Output.JSON:
+        print_json({"job": prepared.plan.job.id, "target": target.name, "folder": folder, "files": written})
+    else:
+        print(folder)
+    note(f"copy it to the cluster and run submit.sh there; then runtime import DIR --on {target.name}")
     return 0
 
 

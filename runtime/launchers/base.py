@@ -220,6 +220,14 @@ class Releases(Protocol):
 
 
 @runtime_checkable
+class Exports(Protocol):
+    """A launcher whose jobs can be written as a folder that submits itself where nothing of ours is."""
+
+    def export(self, plan: LaunchPlan, folder: Path, snapshot: bytes | None) -> list[Path]:
+        """Write a new or empty folder; the files that were written. Raises `NotPossible` for what cannot go in."""
+
+
+@runtime_checkable
 class ChecksHost(Protocol):
     """A launcher that looks at the machine before anything is written there."""
 

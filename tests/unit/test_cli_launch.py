@@ -343,3 +343,36 @@ def test_yaml_of_a_spec_reads_back_as_the_same() -> None:
     spec = parse_spec(ACCEPTED[1])
 
     assert parse_spec(yaml.safe_load(io.StringIO(yaml.safe_dump(spec_fields(spec))))) == spec
+
+
+# bundles
+
+
+def test_bundle_that_was_submitted_elsewhere_is_known_after_import(
+    run: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, script in {"sbatch": "echo 1234", "squeue": "true", "sacct": "true", "scontrol": "true"}.items():
+        (commands / name).write_text(f"#!/bin/sh\n{script}\n")
+        (commands / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{commands}:/usr/bin:/bin")
+    (run.tree / "runtime.toml").write_text(f'[targets.hpc]\nkind = "slurm"\nrecords = "{tmp_path}/own"\n')
+    said = run("launch", "--on", "hpc", "--export", str(tmp_path / "bundle"), "-o", "json", "--", "python3", "main.py")
+    assert said.code == 0, said.err
+    job = said.json["job"]
+    too_early = run("import", str(tmp_path / "bundle"), "--on", "hpc")
+    moved = (tmp_path / "bundle").rename(tmp_path / "elsewhere")
+    subprocess.run([str(moved / "submit.sh")], check=True, capture_output=True, timeout=60)
+
+    first, again = (run("import", str(moved), "--on", "hpc", "-o", "json") for _ in range(2))
+
+    assert (too_early.code, "was not submitted" in too_early.err) == (2, True)
+    assert [(each["job"], each["native_ids"], each["new"]) for each in first.json] == [(job, ["1234"], True)]
+    assert again.json[0]["new"] is False
+    assert [each["native_id"] for each in run("status", job[:8], "-o", "json").json["natives"]] == ["1234"]
+
+
+def test_bundle_for_a_target_that_has_none_is_refused(run: Terminal) -> None:
+    assert run("launch", "--on", "local", "--export", "bundle", "true").code == 2
+    assert run("import", str(run.tree), "--on", "local").code == 2

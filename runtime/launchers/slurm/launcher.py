@@ -110,7 +110,9 @@ class SlurmLauncher:
     keeps: ClassVar[Mapping[str, Keeping]] = KEEPS
     interrupts: ClassVar[Mapping[str, Keeping]] = {
         "preempt": Keeping(fidelity=Fidelity.NATIVE, how="scontrol requeue"),
-        "timeout": Keeping(fidelity=Fidelity.NATIVE, how="scontrol update TimeLimit=1"),
+        "timeout": Keeping(
+            fidelity=Fidelity.SHIM, how="ALRM to the shim: its deadline is now, or a checkpoint's lead away"
+        ),
         "node-loss": Keeping(fidelity=Fidelity.REFUSED, how="taking a node down needs an operator"),
         "oom": Keeping(fidelity=Fidelity.REFUSED, how="only the memory of a running command can be exceeded"),
     }
@@ -446,6 +448,13 @@ class SlurmLauncher:
             return explain_pending(native, shown, client)
         return explain_failed(native, shown) if native.state.terminal else None
 
+    # elsewhere
+
+    def export(self, plan: LaunchPlan, folder: Path, snapshot: bytes | None) -> list[Path]:
+        from runtime.launchers.slurm.bundle import export_bundle
+
+        return export_bundle(plan, folder, snapshot)
+
     # rehearsing
 
     def interrupt(self, target: Target, native_id: str, index: int | None, how: str, host: Host) -> None:
@@ -455,7 +464,7 @@ class SlurmLauncher:
             # What slurmctld does to a preempted job of a partition that requeues: TERM, and back into the queue.
             answer = client.requeue(native)
         elif how == "timeout":
-            answer = client.set_time_limit(native, 1)
+            answer = client.alarm(native)
         else:
             where = next((row.where for row in client.queue([native_id]) if row.id == native), "NODE")
             raise NotPossible(

@@ -1,0 +1,42 @@
+"""`runtime import`: know the jobs that a bundle submitted."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from runtime.cli.commands import OutputOption
+from runtime.cli.jobs import short
+from runtime.cli.show import Output, note, print_list
+
+COLUMNS = {
+    "JOB": lambda one: one.job,
+    "NAME": lambda one: one.name,
+    "TARGET": lambda one: one.target,
+    "NATIVE": lambda one: ",".join(one.native_ids),
+}
+
+
+def import_(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="The bundle, as the target's machine sees it.")],
+    on: Annotated[str, typer.Option("--on", metavar="TARGET", help="Where its submit.sh was run.")],
+    output: OutputOption = Output.TEXT,
+) -> int:
+    """Know the jobs that a bundle submitted, where nothing of ours was at hand.
+
+    `runtime launch --export DIR` makes a bundle; copied to a cluster, its submit.sh submits it there. Afterwards status,
+    logs, fetch and cancel work as for any other job.
+
+    \b
+    Examples:
+      runtime launch --on hpc -f job.yaml --export bundle
+      runtime import /scratch/ada/bundle --on hpc
+    """
+    from runtime.config import load_settings
+    from runtime.importing import import_bundle
+
+    found = import_bundle(folder, on, load_settings())
+    print_list(found, COLUMNS, output)
+    note(f"`runtime status {short(found[0].job)}` shows it")
+    return 0
