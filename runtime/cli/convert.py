@@ -1,0 +1,94 @@
+"""`runtime convert`: job files made of what people launched with before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from runtime.cli.commands import new_app
+from runtime.cli.show import note
+from runtime.errors import NotPossible
+
+app = new_app("Make job files of what you launched with before.")
+
+JOB_FILE = "job.yaml"
+LINES_FILE = "runs.jsonl"
+
+
+@app.callback()
+def _convert() -> None:
+    pass
+
+
+@app.command("phoebe")
+def phoebe(
+    template: Annotated[Path, typer.Argument(metavar="TEMPLATE.yaml", help="The ReplicaSet.")],
+    runs: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="RUNS", help="The launch script with its list RUNS, or a YAML list.", show_default=False
+        ),
+    ] = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="FOLDER", help="Write job.yaml there.", show_default=False)
+    ] = None,
+) -> int:
+    """A ReplicaSet whose pods share a GPU, and a list of runs, as one job array: each seed ends once.
+
+    The script is read and never executed. What changes, and what is left out, stands above the job.
+
+    \b
+    Examples:
+      runtime convert phoebe worker.yaml
+      runtime convert phoebe multi-seed-template.yaml launch-multi-seed.py --to jobs
+      runtime launch --on phoebe -f jobs/job.yaml
+    """
+    from runtime.launchers.kubernetes.phoebe import convert, read_runs, render, render_lines
+
+    listed = read_runs(_read(runs), source=str(runs)) if runs else []
+    made = convert(_load(template), listed, lines_file=LINES_FILE)
+    text = render(made)
+    if to is None:
+        if made.lines:
+            raise NotPossible(
+                "the runs differ in their commands, which takes a second file",
+                hint=f"runtime convert phoebe {template} {runs} --to FOLDER",
+            )
+        typer.echo(text, nl=False)
+        return 0
+    to.mkdir(parents=True, exist_ok=True)
+    for name, content in ((JOB_FILE, text), (LINES_FILE, render_lines(made))):
+        if content:
+            _write(to / name, content)
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        with path.open("x", encoding="utf-8") as opened:
+            opened.write(text)
+    except FileExistsError:
+        raise NotPossible(f"`{path}` is there already", hint="name another folder, or move it away") from None
+    note(f"wrote {path}")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        said = getattr(problem, "strerror", None) or "it is no text"
+        raise NotPossible(f"cannot read `{path}`: {said.lower()}") from None
+
+
+def _load(path: Path) -> Any:
+    import yaml
+
+    try:
+        documents = [each for each in yaml.safe_load_all(_read(path)) if each is not None]
+    except yaml.YAMLError as problem:
+        raise NotPossible(f"`{path}` is no YAML: {' '.join(str(problem).split())}") from None
+    if len(documents) != 1:
+        raise NotPossible(f"`{path}` has {len(documents)} documents, expected one ReplicaSet")
+    return documents[0]
