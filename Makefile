@@ -17,7 +17,7 @@ quickstart: .venv/.compiled ## set up, then run the main job end to end on this 
 	@.venv/bin/runtime quickstart $(ARGS)
 
 test: .venv/.compiled ## set up, then run every test; what needs a missing component is skipped and says why
-	$(PY) -m pytest -n 2 $(ARGS)
+	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: lint types fast ## format, lint, types and the fast tests, offline
 
