@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import sys
 
-import pulumi
-from pulumi.runtime import settings as engine
+try:
+    import pulumi
+    import yaml  # noqa: F401
+    from pulumi.runtime import settings as engine
+except ModuleNotFoundError as missing:
+    # Another Python than the project's own: what explains errors elsewhere may be missing as well.
+    sys.stderr.write(
+        f"error: this Python has no package `{missing.name}`\n"
+        f"  it is {sys.executable}; what this project needs is in its `.venv`\n"
+        "hint: `make .venv/.ready` fills it once; then `.venv/bin/python -m infra check --all`\n"
+    )
+    sys.exit(2)
 
 from runtime.errors import RuntimeFailure
 

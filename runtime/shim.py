@@ -639,6 +639,12 @@ class Asked(object):
             signal.signal(getattr(signal, name), self._checkpoint)
         signal.signal(signal.SIGALRM, self._due)
 
+    def take(self):
+        """The signals that ask for a checkpoint or say that time is up, for shims that others of ours started."""
+        names = [signal.SIGUSR1] * self.checkpoint + [signal.SIGALRM] * self.due
+        self.checkpoint = self.due = False
+        return names
+
     def _stop(self, number, frame):
         self.stop = True
         self.why = self.why or signal.Signals(number).name
@@ -1217,6 +1223,9 @@ def pack(order, folder, indices, options, asked):
             if slot not in running and waiting and not asked.stop:
                 index = waiting.pop(0)
                 running[slot] = (_start_one(folder, index, slots[slot], options), index)
+        for name in asked.take():
+            for child, _ in running.values():
+                _kill(child.pid, name)
         if asked.stop:
             for child, _ in running.values():
                 _kill(child.pid, signal.SIGTERM)

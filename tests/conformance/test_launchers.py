@@ -7,16 +7,40 @@ import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runtime.errors import MissingExtra, UnknownName
-from runtime.jobs import leaf_fields
+from runtime.jobs import (
+    Array,
+    BuildOn,
+    Checkpoint,
+    CheckpointSignal,
+    Code,
+    CodeMode,
+    Environment,
+    Gpus,
+    JobResources,
+    JobSpec,
+    OnExit,
+    OnTaskFailure,
+    Outputs,
+    Placement,
+    Priority,
+    Range,
+    Retry,
+    leaf_fields,
+    set_fields,
+)
 from runtime.launchers.base import Fidelity, Keeping
 from runtime.launchers.conformance import LauncherCase, LauncherSuite, check_keeps, check_plan
 from runtime.launchers.registry import get_launcher, list_kinds
-from runtime.launching import JobHandle
+from runtime.launching import JobHandle, read_fidelity
 from tests.shim_support import processes_with
 from tests.ssh_support import SshServer
 
@@ -132,3 +156,66 @@ def test_launcher_of_another_package_is_found_by_its_entry_point(monkeypatch: py
 
     assert "toy" in list_kinds()
     assert get_launcher("toy").kind == "toy"
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> JobSpec:
+    """Specs with any of their fields set to something else than the default, nested ones too."""
+
+    def some(kind: type, **values: st.SearchStrategy[Any]) -> Any:
+        return kind(**{name: draw(value) for name, value in values.items() if draw(st.booleans())})
+
+    text = st.sampled_from(("a", "b-1"))
+    span = st.integers(300, 900).map(lambda seconds: timedelta(seconds=seconds))
+    names = st.lists(text, max_size=2).map(tuple)
+    gpus = st.builds(Gpus, count=st.sampled_from((0.25, 1, 4)), type=st.none() | text)
+    array = st.builds(
+        Array,
+        seeds=st.integers(1, 3),
+        offset=st.integers(0, 5),
+        max_parallel=st.none() | st.integers(1, 3),
+        on_task_failure=st.sampled_from(OnTaskFailure),
+    )
+    return JobSpec(
+        command=("true",),
+        **{
+            name: draw(value)
+            for name, value in {
+                "name": text,
+                "image": text,
+                "account": text,
+                "env": st.dictionaries(st.sampled_from(("A", "B")), text, max_size=2),
+                "code": st.just(some(Code, exclude=names, writable=st.booleans(), mode=st.sampled_from(CodeMode))),
+                "environment": st.just(some(Environment, name=text, extras=names, build_on=st.sampled_from(BuildOn))),
+                "resources": st.just(
+                    some(JobResources, gpus=gpus, cpus=st.integers(1, 9), memory=st.just(Range(2**30)))
+                ),
+                "placement": st.just(some(Placement, on=names, nodes=names, selector=st.just({"a": "b"}))),
+                "retry": st.just(some(Retry, failure=st.integers(0, 3), on_exit=st.just({"3": OnExit.FAIL}))),
+                "outputs": st.just(some(Outputs, dir=text, upload=text)),
+                "checkpoint": st.just(some(Checkpoint, dir=text, signal=st.sampled_from(CheckpointSignal))),
+                "array": array,
+                "nodes": st.integers(1, 3),
+                "time_limit": span,
+                "idle_timeout": span,
+                "priority": st.sampled_from(Priority),
+                "after": names,
+            }.items()
+            if draw(st.booleans())
+        },
+    )
+
+
+@given(spec=specs())
+def test_every_field_that_a_spec_sets_has_its_answer_from_every_launcher(spec: JobSpec) -> None:
+    for kind in list_kinds():
+        try:
+            launcher = get_launcher(kind)
+        except MissingExtra:
+            continue
+        assert set(read_fidelity(spec, launcher)) == set(set_fields(spec)) - {
+            "placement.on",
+            "checkpoint",
+            "array",
+            "retry",
+        }

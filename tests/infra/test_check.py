@@ -48,6 +48,20 @@ def broken(report: Report) -> set[tuple[str, str]]:
     return {(each.source, each.rule) for each in report.findings}
 
 
+def test_check_by_a_python_without_the_packages_says_which_one_has_them() -> None:
+    # -S: without site-packages, as the Python of the system is.
+    words = [sys.executable, "-S", "-m", "infra", "check", "--all"]
+
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error: this Python has no package `pulumi`\n"
+        f"  it is {sys.executable}; what this project needs is in its `.venv`\n"
+        "hint: `make .venv/.ready` fills it once; then `.venv/bin/python -m infra check --all`\n"
+    )
+
+
 # stacks that are checked in
 
 

@@ -548,6 +548,27 @@ def test_bundle_runs_where_it_was_copied_to_and_submitted_twice_is_one_job(place
     assert [log.read_text() for log in logs] == ["from the bundle 1\n", "from the bundle 2\n"]
 
 
+def test_rehearsed_time_out_after_a_checkpoint_is_tried_again_and_spends_nothing(place: Place) -> None:
+    script = (
+        "[ $RUNTIME_ATTEMPT = 1 ] || exit 0; trap 'touch $RUNTIME_CHECKPOINT_DIR/c' USR1; while :; do sleep 0.1; done"
+    )
+    job = place.launch(
+        script,
+        array=Array(count=4, pack=2),
+        time_limit=timedelta(minutes=20),
+        grace_period=timedelta(seconds=1),
+        checkpoint=Checkpoint(lead=timedelta(seconds=2)),
+    )
+    assert wait_until(lambda: all(job.attempts(index) for index in range(4)), timeout_s=30)
+    time.sleep(1)
+
+    for index in (0, 2):
+        SlurmLauncher().interrupt(job.target, job.entry().natives[0].native_id, index, "timeout", job.host)
+
+    assert dict(job.wait(timeout_s=60).counts) == {JobState.SUCCEEDED: 4}
+    assert [ends(place, job, index) for index in range(4)] == [["checkpointed", "-"]] * 4
+
+
 # over ssh, and without accounting
 
 

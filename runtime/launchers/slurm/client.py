@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -63,9 +64,9 @@ class SlurmClient:
     def _clean(self, words: Sequence[str], then: str = 'exec "$@"\n') -> list[str]:
         lines = SCRUB
         if self._settings.bin:
-            lines += f"PATH={_quote(self._settings.bin)}:$PATH\n"
+            lines += f"PATH={shlex.quote(self._settings.bin)}:$PATH\n"
         if self._settings.slurm_conf:
-            lines += f"export SLURM_CONF={_quote(self._settings.slurm_conf)}\n"
+            lines += f"export SLURM_CONF={shlex.quote(self._settings.slurm_conf)}\n"
         return ["sh", "-c", lines + then, "slurm", *words]
 
     # looking
@@ -78,28 +79,34 @@ class SlurmClient:
         return self._queue("--name", names)
 
     def _queue(self, option: str, values: Sequence[str]) -> list[states.Row]:
-        if not values:
-            return []
-        answer = self.run("squeue", "-h", "-r", "-t", "all", "-o", states.SQUEUE_FORMAT, f"{option}={','.join(values)}")
-        if answer.code != 0 and _NOT_FOUND not in answer.err:
-            raise _unavailable("squeue", answer)
-        return states.parse_squeue(answer.out)
+        rows: list[states.Row] = []
+        for some in _chunks(values):
+            words = ("-h", "-r", "-t", "all", "-o", states.SQUEUE_FORMAT, f"{option}={','.join(some)}")
+            answer = self.run("squeue", *words)
+            if answer.code != 0 and _NOT_FOUND not in answer.err:
+                raise _unavailable("squeue", answer)
+            rows += states.parse_squeue(answer.out)
+        return rows
 
     def accounting(self, ids: Sequence[str]) -> list[states.Row] | None:
         """What accounting remembers of these jobs; None where there is none. Raises `SlurmUnavailable`."""
-        return self._accounting(f"--jobs={','.join(ids)}") if ids else []
+        return self._accounting("--jobs", ids)
 
     def accounting_named(self, names: Sequence[str]) -> list[states.Row] | None:
-        return self._accounting("-S", HISTORY, f"--name={','.join(names)}") if names else []
+        return self._accounting("--name", names, "-S", HISTORY)
 
-    def _accounting(self, *options: str) -> list[states.Row] | None:
-        answer = self.run("sacct", "-X", "-n", "-P", f"--format={states.SACCT_FORMAT}", *options)
-        said = answer.err.lower()
-        if answer.code == 127 or any(each in said for each in _NO_ACCOUNTING):
-            return None
-        if answer.code != 0 or "error" in said:
-            raise _unavailable("sacct", answer)
-        return states.parse_sacct(answer.out)
+    def _accounting(self, option: str, values: Sequence[str], *more: str) -> list[states.Row] | None:
+        rows: list[states.Row] = []
+        for some in _chunks(values):
+            words = ("-X", "-n", "-P", f"--format={states.SACCT_FORMAT}", *more, f"{option}={','.join(some)}")
+            answer = self.run("sacct", *words)
+            said = answer.err.lower()
+            if answer.code == 127 or any(each in said for each in _NO_ACCOUNTING):
+                return None
+            if answer.code != 0 or "error" in said:
+                raise _unavailable("sacct", answer)
+            rows += states.parse_sacct(answer.out)
+        return rows
 
     def partitions(self) -> list[str]:
         """Names of the partitions; empty where nobody says."""
@@ -146,8 +153,9 @@ class SlurmClient:
     def requeue(self, native: str) -> Answer:
         return self.run("scontrol", "requeue", native)
 
-    def set_time_limit(self, native: str, minutes: int) -> Answer:
-        return self.run("scontrol", "update", f"JobId={native}", f"TimeLimit={minutes}")
+    def alarm(self, native: str) -> Answer:
+        """ALRM to the process of the batch script, which is the shim, and to nothing that it started."""
+        return self.run("scancel", "--batch", "--signal=ALRM", native)
 
 
 def read_id(said: str) -> str | None:
@@ -181,7 +189,6 @@ def _unavailable(command: str, answer: Answer) -> SlurmUnavailable:
     )
 
 
-def _quote(text: str) -> str:
-    import shlex
-
-    return shlex.quote(text)
+def _chunks(values: Sequence[str]) -> list[Sequence[str]]:
+    """As many as fit into one word of a command line."""
+    return [values[start : start + 2000] for start in range(0, len(values), 2000)]

@@ -387,7 +387,12 @@ class SlurmLauncher:
         found = _first_ids(client.queue_named(names))
         missing = [name for name in names if name not in found]
         if missing:
-            found.update(_first_ids(client.accounting_named(missing) or []))
+            try:
+                found.update(_first_ids(client.accounting_named(missing) or []))
+            except SlurmUnavailable:
+                # Accounting is down. What no sbatch was ever started for cannot have come and gone.
+                if any(host.files.names(f"jobs/{name.partition('.')[0]}/submit") for name in missing):
+                    raise
         return found
 
     def states(self, target: Target, native_ids: Sequence[str], host: Host) -> list[NativeState]:

@@ -1,0 +1,235 @@
+"""The Slurm launcher where Slurm does not answer, answers late, or kills what was asked: with commands of the tests' own.
+
+A real Slurm is in tests/services; what it does only once in a while is provoked here.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.config import Project, Settings
+from runtime.jobs import Code, CodeMode, JobSpec, JobState
+from runtime.launchers.base import JobIdentity, LaunchPlan, Target
+from runtime.launchers.hosts import LocalHost
+from runtime.launchers.slurm import client as client_module
+from runtime.launchers.slurm import launcher as launcher_module
+from runtime.launchers.slurm.client import SCRUB, SlurmUnavailable
+from runtime.launchers.slurm.launcher import SlurmLauncher, SubmitRefused
+from runtime.launching import make_context
+from runtime.reasons import EndReason
+
+JOB = "j-0123456789abcdef01234567"
+
+
+class Cluster:
+    """A folder of commands that stand for Slurm's; each logs its words."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.bin = folder / "bin"
+        self.bin.mkdir()
+        self.target = Target(name="hpc", kind="slurm", records=str(folder / "records"), settings={"bin": str(self.bin)})
+        self.host = LocalHost(str(folder / "records"))
+        for name in ("squeue", "sacct", "sbatch", "sinfo"):
+            self.set(name, "exit 0")
+
+    def set(self, name: str, script: str) -> None:
+        path = self.bin / name
+        temporary = path.with_suffix(".new")
+        temporary.write_text(f'#!/bin/sh\necho "$@" >>{self.folder}/{name}.calls\n{script}\n')
+        temporary.chmod(0o755)
+        temporary.rename(path)
+
+    def calls(self, name: str) -> list[str]:
+        path = self.folder / f"{name}.calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def plan(self, **order: Any) -> LaunchPlan:
+        loaded = Settings(
+            project=Project(root=self.folder), data_dir=self.folder, cache_dir=self.folder, config_dir=self.folder
+        )
+        spec = JobSpec(command=("true",), code=Code(mode=CodeMode.IMAGE))
+        job = JobIdentity(id=JOB, name="x", owner="ada", snapshot=None)
+        plan = SlurmLauncher().plan(spec, self.target, job, make_context(self.target, loaded, self.folder))
+        self.host.files.make_folder(plan.folder)
+        return replace(plan, order={**plan.order, **order})
+
+    def submit(self, **order: Any) -> str:
+        plan = self.plan(**order)
+        return SlurmLauncher().submit(plan, plan.parts[0], self.host)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    monkeypatch.setattr(launcher_module, "ANSWER_S", 1.0)
+    monkeypatch.setattr(launcher_module, "SETTLE_S", 0.3)
+    return Cluster(tmp_path)
+
+
+def test_submit_called_again_waits_for_the_sbatch_that_runs_and_starts_no_second(cluster: Cluster) -> None:
+    cluster.set("sbatch", "sleep 1.5; echo 41")
+    with pytest.raises(SlurmUnavailable):
+        cluster.submit()
+
+    assert cluster.submit() == "41"
+    assert cluster.submit() == "41"
+    assert len(cluster.calls("sbatch")) == 1
+
+
+def test_submit_called_again_while_sbatch_hangs_gives_up_and_starts_no_second(cluster: Cluster) -> None:
+    cluster.set("sbatch", f"echo $$ >{cluster.folder}/pid; exec sleep 60")
+    try:
+        for _ in range(2):
+            with pytest.raises(SlurmUnavailable):
+                cluster.submit()
+        assert len(cluster.calls("sbatch")) == 1
+    finally:
+        os.kill(int((cluster.folder / "pid").read_text()), 9)
+
+
+def test_submit_after_sbatch_and_its_keeper_were_killed_looks_by_name_and_tries_again(cluster: Cluster) -> None:
+    cluster.set("sbatch", f"echo $$ $PPID >{cluster.folder}/pids; exec sleep 60")
+    with pytest.raises(SlurmUnavailable):
+        cluster.submit()
+    for pid in reversed((cluster.folder / "pids").read_text().split()):
+        os.kill(int(pid), 9)
+    cluster.set("sbatch", "echo 42")
+
+    assert cluster.submit() == "42"
+    assert len(cluster.calls("sbatch")) == 2
+    assert cluster.calls("squeue") != []
+
+
+def test_submit_whose_answer_was_lost_finds_the_job_that_was_made(cluster: Cluster) -> None:
+    name = cluster.plan().parts[0].name
+    cluster.set("sbatch", "echo 'sbatch: error: Batch job submission failed: Socket timed out' >&2; exit 1")
+    cluster.set("squeue", f"[ -e {cluster.folder}/sbatch.calls ] && echo '43|N/A|{name}|PENDING||N/A|None'")
+
+    assert cluster.submit() == "43"
+    assert len(cluster.calls("sbatch")) == 1
+
+
+def test_submit_that_was_refused_may_be_tried_again(cluster: Cluster) -> None:
+    cluster.set("sbatch", "echo 'sbatch: error: invalid partition specified: x' >&2; exit 1")
+    cluster.set("sinfo", "echo 'main*'; echo long")
+
+    with pytest.raises(SubmitRefused) as refused:
+        cluster.submit()
+    cluster.set("sbatch", "echo 44")
+
+    assert refused.value.said == "invalid partition specified: x"
+    assert refused.value.facts == ("partitions on `hpc`: long, main",)
+    assert cluster.submit() == "44"
+
+
+def test_submit_of_a_later_epoch_is_another_job_of_another_name(cluster: Cluster) -> None:
+    cluster.set("sbatch", "echo 45")
+    cluster.submit()
+    cluster.set("sbatch", "echo 46")
+
+    assert cluster.submit() == "45"
+    assert cluster.submit(epoch=2) == "46"
+    name = cluster.plan().parts[0].name
+    assert [f"--job-name={name}" in call.split() for call in cluster.calls("sbatch")] == [True, False]
+    assert f"--job-name={name}.e2" in cluster.calls("sbatch")[1].split()
+
+
+def test_states_of_any_number_of_jobs_take_one_squeue_and_one_sacct(cluster: Cluster) -> None:
+    name = cluster.plan().parts[0].name
+    cluster.set("squeue", f"echo '1|N/A|{name}|RUNNING|n1|x|None'; echo '2|N/A|{name}|FAILED|n1|x|NonZeroExitCode'")
+    cluster.set("sacct", f"echo '2|{name}|FAILED|3:0|n1|x|None'; echo '3|{name}|TIMEOUT|0:0|n1|x|None'")
+
+    found = SlurmLauncher().states(cluster.target, ["1", "2", "3", "4"], cluster.host)
+
+    assert [(each.native_id, each.state, each.reason, each.exit_code) for each in found] == [
+        ("1", JobState.RUNNING, None, None),
+        ("2", JobState.FAILED, EndReason.APP_FAILED, 3),
+        ("3", JobState.FAILED, EndReason.TIMEOUT, 0),
+    ]
+    assert (len(cluster.calls("squeue")), len(cluster.calls("sacct"))) == (1, 1)
+    assert "--jobs=2,3,4" in cluster.calls("sacct")[0]
+
+
+def test_states_without_accounting_are_those_of_the_queue(cluster: Cluster) -> None:
+    cluster.set("squeue", "echo '1|N/A|x|COMPLETED|n1|x|None'")
+    cluster.set("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
+
+    found = SlurmLauncher().states(cluster.target, ["1", "2"], cluster.host)
+
+    assert [(each.native_id, each.state) for each in found] == [("1", JobState.SUCCEEDED)]
+
+
+def test_states_while_accounting_is_down_conclude_nothing_about_what_the_queue_lacks(cluster: Cluster) -> None:
+    cluster.set("squeue", "echo '1|N/A|x|RUNNING|n1|x|None'")
+    cluster.set("sacct", "echo 'sacct: error: Unable to connect to slurmdbd' >&2; exit 1")
+
+    found = SlurmLauncher().states(cluster.target, ["1", "2"], cluster.host)
+
+    assert [(each.native_id, each.state) for each in found] == [("1", JobState.RUNNING), ("2", JobState.UNKNOWN)]
+
+
+def test_states_while_the_controller_is_down_are_an_infrastructure_failure(cluster: Cluster) -> None:
+    cluster.set("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+
+    with pytest.raises(SlurmUnavailable) as failed:
+        SlurmLauncher().states(cluster.target, ["1"], cluster.host)
+
+    assert failed.value.exit_code == 3
+
+
+def test_name_is_not_taken_to_be_free_while_accounting_is_down_and_a_try_was_made(cluster: Cluster) -> None:
+    name = cluster.plan().parts[0].name
+    cluster.set("sacct", "echo 'sacct: error: Unable to connect to slurmdbd' >&2; exit 1")
+
+    assert SlurmLauncher().find(cluster.target, [name], cluster.host) == {}
+    cluster.set("sbatch", "echo 47")
+    cluster.submit()
+    with pytest.raises(SlurmUnavailable):
+        SlurmLauncher().find(cluster.target, [name], cluster.host)
+
+
+def test_oldest_job_of_a_name_counts_and_a_refused_one_does_not(cluster: Cluster) -> None:
+    cluster.set(
+        "squeue",
+        "echo '7|N/A|a|FAILED||x|BadConstraints'; echo '9|N/A|a|PENDING||x|None'; echo '8|N/A|a|COMPLETED|n1|x|None'",
+    )
+    cluster.set(
+        "sacct", "echo '5|b|FAILED|1:0|None assigned|x|None'; echo '6_[0-3]|c|PENDING|0:0|None assigned|x|None'"
+    )
+
+    assert SlurmLauncher().find(cluster.target, ["a", "b", "c"], cluster.host) == {"a": "8", "c": "6"}
+
+
+def test_commands_see_no_options_of_the_shell_but_where_slurm_is() -> None:
+    given = {"SBATCH_PARTITION": "x", "SLURM_JOB_ID": "1", "SQUEUE_STATES": "all", "SLURM_CONF": "/c", "MINE": "1"}
+    done = subprocess.run(
+        ["sh", "-c", SCRUB + "env"],
+        env={"PATH": os.environ["PATH"], **given},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    names = {line.partition("=")[0] for line in done.stdout.splitlines()}
+    assert names & (set(given) | {"LC_ALL", "SLURM_TIME_FORMAT"}) == {
+        "SLURM_CONF",
+        "MINE",
+        "LC_ALL",
+        "SLURM_TIME_FORMAT",
+    }
+
+
+def test_wait_returns_what_is_found_and_none_after_its_time() -> None:
+    answers = iter([None, None, "here"])
+    begun = time.monotonic()
+
+    assert client_module.wait_for(lambda: next(answers), 5) == "here"
+    assert client_module.wait_for(lambda: None, 0.1) is None
+    assert time.monotonic() - begun < 4
