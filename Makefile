@@ -31,7 +31,7 @@ types: .venv/.ready
 fast: .venv/.compiled
 	$(PY) -m pytest -q -n 4 -m 'not service and not slow' $(wildcard tests/unit tests/conformance tests/infra) $(ARGS)
 
-services: ## install the real components the service tests need (Debian, Ubuntu)
+services: .venv-lock/.ready ## install the real components the service tests need (Debian, Ubuntu)
 	@scripts/services
 	@scripts/image-tools
 	@scripts/slurm install

@@ -144,6 +144,12 @@ def _gpus(count: float) -> JobResources:
     return JobResources(gpus=Gpus(count=count, type="a100"))
 
 
+def elements(place: Place, job: JobHandle) -> list[str]:
+    """The elements of the job's native array that accounting knows."""
+    (native,) = place.slurm.jobs(job.id)
+    return place.slurm.run("sacct", "-X", "-n", "-P", "--format=JobID", "-j", native).splitlines()
+
+
 def test_array_gives_each_index_its_parameters_and_its_own_end(place: Place) -> None:
     job = place.launch("echo {x} $RUNTIME_ARRAY_INDEX; exit {x}", array=Array(params={"x": (0, 1, 0)}, offset=5))
 
@@ -172,8 +178,8 @@ def test_array_above_the_submit_limit_runs_several_indices_in_turn(place: Place)
     status = job.wait(timeout_s=60)
 
     assert dict(status.counts) == {JobState.SUCCEEDED: 5}
-    rows = place.slurm.run("sacct", "-X", "-n", "-P", "--format=JobID", "-j", place.slurm.jobs(job.id)[0]).splitlines()
-    assert len(rows) == 2
+    # Accounting hears of elements some time after they have ended.
+    assert wait_until(lambda: len(elements(place, job)) == 2, timeout_s=15), elements(place, job)
     assert [printed(job, index) for index in range(5)] == [f"{index}\n" for index in range(5)]
 
 
@@ -188,8 +194,8 @@ def test_packed_array_fills_the_slots_of_its_nodes_with_gpus_of_their_own(place:
     status = job.wait(timeout_s=90)
 
     assert dict(status.counts) == {JobState.SUCCEEDED: 11, JobState.FAILED: 1}
-    rows = place.slurm.run("sacct", "-X", "-n", "-P", "--format=JobID", "-j", place.slurm.jobs(job.id)[0]).splitlines()
-    assert len(rows) == 2
+    # Accounting hears of elements some time after they have ended.
+    assert wait_until(lambda: len(elements(place, job)) == 2, timeout_s=15), elements(place, job)
     assert {printed(job, index) for index in range(12) if index != 7} == {"0\n", "1\n"}
     assert [len(job.attempts(index)) for index in (6, 7, 8)] == [1, 2, 1]
 
@@ -510,9 +516,9 @@ def test_failure_where_requeue_is_forbidden_is_tried_again_in_place(place: Place
     status = job.wait(timeout_s=60)
 
     assert (status.state, ends(place, job)) == (JobState.SUCCEEDED, ["app_failed", "-"])
-    assert place.slurm.run("sacct", "-D", "-X", "-n", "-P", "--format=State", "-j", place.slurm.jobs(job.id)[0]) == (
-        "COMPLETED\n"
-    )
+    (native,) = place.slurm.jobs(job.id)
+    states = ("sacct", "-D", "-X", "-n", "-P", "--format=State", "-j", native)
+    assert wait_until(lambda: place.slurm.run(*states) == "COMPLETED\n", timeout_s=15), place.slurm.run(*states)
 
 
 def test_submit_limit_is_told_and_an_array_within_it_runs(place: Place) -> None:

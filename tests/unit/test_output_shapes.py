@@ -16,6 +16,7 @@ import pytest
 from runtime.cli.main import main
 from runtime.tasks import WorkflowEntry
 from runtime.testing import sample_task
+from tests.services_support import wait_until
 from tests.shim_support import processes_with
 from tests.verbs_support import Bench
 
@@ -86,6 +87,8 @@ def job(bench: Bench, capsys: pytest.CaptureFixture[str]) -> str:
     assert main([*words, "-o", "json", "--", "sh", "-c", script]) == 1
     assert main(["status", "--on", "local", "-o", "json"]) == 0
     found: str = json.loads(capsys.readouterr().out)["jobs"][0]["job"]
+    # Its result is there a moment before its shim has gone, and what lives is no garbage.
+    assert wait_until(lambda: not processes_with(found), timeout_s=10)
     return found
 
 
