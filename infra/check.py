@@ -11,7 +11,7 @@ import re
 import traceback
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,6 +65,8 @@ class Report:
     """None where the settings are wrong: then nothing was run."""
     costs: tuple[Cost, ...] = ()
     grants: tuple[Grant, ...] = ()
+    left_grants: tuple[Grant, ...] = ()
+    """What people need in the project and another stack is to grant, by `access.project_grants`."""
     rendered: Mapping[str, str] = field(default_factory=dict)
     """`RESOURCE/KEY` → text of what is rendered into metadata: autoscaler files, boot scripts, units."""
     contract: Mapping[str, Any] | None = None
@@ -128,6 +130,7 @@ def report_on(recording: Recording, settings: Settings | None = None) -> Report:
         recording=recording,
         costs=(*find_costs(recording), *_pool_costs(recording, settings)),
         grants=find_grants(recording),
+        left_grants=tuple(_left_grants(settings)) if settings is not None else (),
         rendered=rendered,
         contract=shown(contract) if isinstance(contract, Mapping) else None,
         notes=tuple(find_notes(recording)),
@@ -273,6 +276,15 @@ def find_grants(recording: Recording) -> tuple[Grant, ...]:
         elif each.type.endswith((":RoleBinding", ":ClusterRoleBinding")):
             found += _kubernetes_grants(each)
     return tuple(found)
+
+
+def _left_grants(settings: Settings) -> Iterator[Grant]:
+    from infra.components.identity import find_people_grants
+
+    if settings.access.project_grants or not settings.uses_google:
+        return
+    for each in find_people_grants(settings.access, has_heads=bool(settings.heads)):
+        yield Grant(member=_text(each.member), role=each.role, on=f"project {settings.project}")
 
 
 def is_grant(type_: str) -> bool:
@@ -439,7 +451,7 @@ def _owned_by(report: Report) -> set[tuple[str, str]]:
 
 
 def find_shared_notes(reports: Sequence[Report]) -> list[str]:
-    """What one stack takes for granted and no other of these makes, and grants that two stacks share."""
+    """What one stack takes for granted and no other of these makes, and grants that two stacks both make."""
     made = {identity for report in reports for _, identity in _owned_by(report)}
     notes = []
     for report in reports:
@@ -447,7 +459,7 @@ def find_shared_notes(reports: Sequence[Report]) -> list[str]:
             f"{report.stack} refers to `{name}`, which none of these stacks makes: it has to exist"
             for name in sorted(_referred_to(report) - made)
         ]
-    return [*notes, *_shared_grants(reports)]
+    return [*notes, *_shared_grants(reports), *_missing_grants(reports)]
 
 
 def _shared_grants(reports: Sequence[Report]) -> list[str]:
@@ -462,8 +474,26 @@ def _shared_grants(reports: Sequence[Report]) -> list[str]:
         if len(stacks) > 1:
             shared[tuple(stacks)] += 1
     return [
-        f"{', '.join(stacks)} make the same {count} grants to people: after one is destroyed the others need `pulumi up --refresh`"
+        f"{', '.join(stacks)} make the same {count} grants: whichever is destroyed takes them from the others; "
+        "set `access.project_grants: false` in all but one"
         for stacks, count in shared.items()
+    ]
+
+
+def _missing_grants(reports: Sequence[Report]) -> list[str]:
+    from infra.components.identity import ADMIN_LOGIN, LOGIN
+
+    made = {grant for report in reports for grant in report.grants}
+    # Who may log in as administrator may log in.
+    made |= {replace(grant, role=LOGIN) for grant in made if grant.role == ADMIN_LOGIN}
+    missing: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for report in reports:
+        for grant in report.left_grants:
+            if grant not in made:
+                missing[report.stack, grant.member, grant.on].append(grant.role)
+    return [
+        f"{stack} leaves what {member} needs on {on} to another stack, and none of these grants {', '.join(roles)}"
+        for (stack, member, on), roles in missing.items()
     ]
 
 

@@ -180,6 +180,9 @@ class AccessSettings:
     operators: tuple[str, ...] = ()
     """`group:…`, `user:…` or `domain:…`"""
     researchers: tuple[str, ...] = ()
+    project_grants: bool = True
+    """Whether this stack makes their grants that only the whole project has a place for. A grant is one and the same
+    whoever makes it, so of several stacks of a project that name the same people one makes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -465,6 +465,12 @@ def _access(access: AccessSettings, path: str) -> Iterator[Problem]:
                 hint = f"did you mean `group:{member}`?" if _EMAIL.fullmatch(member) else None
                 yield wrong(where, member, "`group:EMAIL`, `user:EMAIL` or `domain:DOMAIN`", hint)
         yield from _repeated(members, join(path, key))
+    if not access.project_grants and not (access.operators or access.researchers):
+        yield Problem(
+            path=join(path, "project_grants"),
+            message="is `false`, and there is nobody whose grants another stack could make",
+            hint="name `operators` or `researchers`, or leave it out",
+        )
 
 
 def _ci(ci: CiSettings, path: str) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from infra.check import Finding, Report, find_protected, physical_name, shown
+from infra.check import Finding, Grant, Report, find_protected, physical_name, shown
 from infra.plan import Action, Step, changes
 from infra.prices import monthly_total
 from infra.recording import Registration
@@ -28,7 +28,8 @@ def render_report(report: Report) -> str:
         _header(report),
         _section("resources", _tree(report)),
         _section("cost a month", _costs(report)),
-        _section("who may do what", _grants(report)),
+        _section("who may do what", _grants(report.grants)),
+        _section("left to another stack of the project", _grants(report.left_grants)),
         _section(
             "protected: refuse to be destroyed", [f"{each.name}  ({each.type})" for each in find_protected_of(report)]
         ),
@@ -127,9 +128,9 @@ def _costs(report: Report) -> list[str]:
     return [*lines, f"{total:>10,.2f}  in all, in USD, before what is paid by use"] if total else lines
 
 
-def _grants(report: Report) -> list[str]:
+def _grants(grants: Sequence[Grant]) -> list[str]:
     by_member: dict[str, list[str]] = defaultdict(list)
-    for each in report.grants:
+    for each in grants:
         by_member[each.member].append(f"{each.role} on {each.on}")
     lines: list[str] = []
     for member, roles in by_member.items():
@@ -181,10 +182,15 @@ def report_fields(report: Report) -> dict[str, Any]:
         "protected": [each.urn for each in find_protected_of(report)],
         "monthly_usd": monthly_total(report.costs),
         "costs": [{"urn": each.urn, "monthly_usd": each.monthly_usd, "basis": each.basis} for each in report.costs],
-        "grants": [{"member": each.member, "role": each.role, "on": each.on} for each in report.grants],
+        "grants": [_grant_fields(each) for each in report.grants],
+        "left_grants": [_grant_fields(each) for each in report.left_grants],
         "rendered": dict(report.rendered),
         "contract": report.contract,
     }
+
+
+def _grant_fields(grant: Grant) -> dict[str, str]:
+    return {"member": grant.member, "role": grant.role, "on": grant.on}
 
 
 def finding_fields(finding: Finding) -> dict[str, Any]:

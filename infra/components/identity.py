@@ -59,7 +59,7 @@ class IdentityArgs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ProjectGrant:
+class ProjectGrant:
     label: str
     role: str
     member: pulumi.Input[str]
@@ -81,7 +81,8 @@ class Identity(pulumi.ComponentResource):
         self.accounts = accounts
         self.emails = {role: account.email for role, account in accounts.items()}
         self.members = {role: pulumi.Output.concat("serviceAccount:", each.email) for role, each in accounts.items()}
-        for grant in (*self._machine_grants(), *_people_grants(args)):
+        people = find_people_grants(args.access, has_heads=args.has_heads) if args.access.project_grants else ()
+        for grant in (*self._machine_grants(), *people):
             projects.IAMMember(
                 f"{name}-{grant.label}",
                 project=args.site.project,
@@ -113,11 +114,11 @@ class Identity(pulumi.ComponentResource):
             ),
         )
 
-    def _machine_grants(self) -> Iterator[_ProjectGrant]:
+    def _machine_grants(self) -> Iterator[ProjectGrant]:
         for role, member in self.members.items():
             if role in MACHINES:
                 for kind, granted in MACHINE_ROLES.items():
-                    yield _ProjectGrant(label=f"{role.value}-{kind}", role=granted, member=member)
+                    yield ProjectGrant(label=f"{role.value}-{kind}", role=granted, member=member)
 
 
 def member_label(member: str) -> str:
@@ -126,18 +127,19 @@ def member_label(member: str) -> str:
     return re.sub(r"[^A-Za-z0-9.-]+", "-", member.replace("@", "-at-"))
 
 
-def _people_grants(args: IdentityArgs) -> Iterator[_ProjectGrant]:
+def find_people_grants(access: AccessSettings, *, has_heads: bool) -> Iterator[ProjectGrant]:
+    """What these people need in the project, whichever of its stacks grants it."""
     ssh = projects.IAMMemberConditionArgs(
         title="ssh-only", description="Tunnels to the SSH port and no other", expression=SSH_ONLY
     )
-    for member in dict.fromkeys((*args.access.operators, *args.access.researchers)):
+    for member in dict.fromkeys((*access.operators, *access.researchers)):
         label = member_label(member)
-        yield _ProjectGrant(label=f"{label}-monitoring", role=MONITORING_VIEWER, member=member)
-        yield _ProjectGrant(label=f"{label}-logs", role=LOG_VIEWER, member=member)
-        if not args.has_heads:
+        yield ProjectGrant(label=f"{label}-monitoring", role=MONITORING_VIEWER, member=member)
+        yield ProjectGrant(label=f"{label}-logs", role=LOG_VIEWER, member=member)
+        if not has_heads:
             continue
-        yield _ProjectGrant(label=f"{label}-tunnel", role=TUNNEL, member=member, condition=ssh)
-        if member in args.access.operators:
-            yield _ProjectGrant(label=f"{label}-admin-login", role=ADMIN_LOGIN, member=member)
+        yield ProjectGrant(label=f"{label}-tunnel", role=TUNNEL, member=member, condition=ssh)
+        if member in access.operators:
+            yield ProjectGrant(label=f"{label}-admin-login", role=ADMIN_LOGIN, member=member)
         else:
-            yield _ProjectGrant(label=f"{label}-login", role=LOGIN, member=member)
+            yield ProjectGrant(label=f"{label}-login", role=LOGIN, member=member)

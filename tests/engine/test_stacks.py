@@ -77,19 +77,34 @@ def test_marin_stacks_live_side_by_side_in_one_project(lab: Lab) -> None:
     assert lab.contract(MARIN[0])["clusters"]["main"]["pools"]["v4"]["max"] == 512
 
 
-@pytest.mark.xfail(
-    reason="people's grants at the project are the same for every stack that names them, so a destroy takes them from all",
-    raises=AssertionError,
-)
 def test_stack_that_goes_takes_nothing_from_its_neighbours(lab: Lab) -> None:
+    for stack in ("one", "two"):
+        lab.init(stack, file="dev")
+        lab.set(stack, "access.researchers", ["group:lab@example.com"])
+    lab.set("two", "access.project_grants", False)
+    lab.up("one")
+    lab.up("two")
+
+    lab.destroy("two")
+
+    assert summary(lab.preview("one", "--refresh")) == []
+
+
+def test_stack_that_goes_takes_grants_that_another_makes_too_until_that_one_is_up_again(lab: Lab) -> None:
     for stack in ("one", "two"):
         lab.init(stack, file="dev")
         lab.set(stack, "access.researchers", ["group:lab@example.com"])
         lab.up(stack)
 
     lab.destroy("two")
+    lost = lab.preview("one", "--refresh")
+    lab.up("one", "--refresh")
 
-    assert summary(lab.preview("one", "--refresh")) == []
+    assert sorted((step.op, step.name) for step in lost) == [
+        ("create", "identity-group-lab-at-example.com-logs"),
+        ("create", "identity-group-lab-at-example.com-monitoring"),
+    ]
+    assert lab.preview("one", "--refresh") == []
 
 
 def test_preview_of_the_largest_stack_takes_seconds(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,7 +90,8 @@ def test_check_output_of_stack_as_json_is_complete(stack: str, capsys: pytest.Ca
     (one,) = answer["stacks"]
     assert answer["schema"] == 1
     assert set(one) == {
-        "stack", "ok", "findings", "notes", "resources", "protected", "monthly_usd", "costs", "grants", "rendered", "contract",
+        "stack", "ok", "findings", "notes", "resources", "protected", "monthly_usd", "costs", "grants", "left_grants",
+        "rendered", "contract",
     }  # fmt: skip
     assert [each["urn"] for each in one["resources"]] == [each.urn for each in recorded(stack).resources]
     assert one["contract"]["stack"] == stack
@@ -547,7 +548,7 @@ def test_find_collisions_two_copies_of_a_stack_under_one_name_each_are_found_by_
 def test_find_collisions_checked_in_stacks_have_none() -> None:
     reports = [check_stack(each, folder=ROOT) for each in STACKS]
     assert find_collisions(reports) == []
-    assert not [note for note in find_shared_notes(reports) if "refers to" in note]
+    assert find_shared_notes(reports) == []
 
 
 def test_find_shared_notes_reference_that_no_stack_makes_is_said() -> None:
@@ -563,6 +564,82 @@ def test_find_shared_notes_existing_subnet_is_said(project: Project) -> None:
     project.copy("marin-us-west4", lambda config: config.update(network={"subnet": subnet, "cidr": "10.64.16.0/20"}))
     notes = find_shared_notes([check_stack("marin-us-west4", folder=project.folder)])
     assert f"marin-us-west4 refers to `{subnet}`, which none of these stacks makes: it has to exist" in notes
+
+
+def _lab(stack: str, project: Project, *, heads: bool = True, **access: Any) -> None:
+    def change(config: dict[str, Any]) -> None:
+        config["access"] = access
+        if not heads:
+            del config["heads"]
+
+    project.copy("marin-us-west4", change, to=stack)
+
+
+def _notes_on_grants(project: Project, *stacks: str) -> list[str]:
+    notes = find_shared_notes([check_stack(each, folder=project.folder) for each in stacks])
+    return [note for note in notes if "refers to" not in note]
+
+
+def test_find_shared_notes_grants_that_two_stacks_make_are_counted(project: Project) -> None:
+    _lab("a", project, operators=["group:ops@example.com"], researchers=["group:lab@example.com"])
+    _lab("b", project, operators=["group:ops@example.com"], researchers=["group:other@example.com"])
+
+    (note,) = _notes_on_grants(project, "a", "b")
+    assert note == (
+        "a, b make the same 4 grants: whichever is destroyed takes them from the others; "
+        "set `access.project_grants: false` in all but one"
+    )
+
+
+def test_find_shared_notes_grants_left_to_a_stack_that_makes_them_are_silent(project: Project) -> None:
+    _lab("a", project, operators=["group:ops@example.com", "group:lab@example.com"])
+    # An administrator may log in as well.
+    _lab("b", project, researchers=["group:lab@example.com"], project_grants=False)
+
+    assert _notes_on_grants(project, "a", "b") == []
+
+
+def test_find_shared_notes_grants_left_to_others_that_none_makes_are_named(project: Project) -> None:
+    _lab("owner", project, heads=False, operators=["group:ops@example.com"])
+    _lab(
+        "b",
+        project,
+        operators=["group:ops@example.com"],
+        researchers=["group:lab@example.com"],
+        project_grants=False,
+    )
+
+    left = "on project hai-gcp-models to another stack, and none of these grants"
+    seeing, entering = "roles/monitoring.viewer, roles/logging.viewer", "roles/iap.tunnelResourceAccessor"
+    assert _notes_on_grants(project, "owner", "b") == [
+        f"b leaves what group:ops@example.com needs {left} {entering}, roles/compute.osAdminLogin",
+        f"b leaves what group:lab@example.com needs {left} {seeing}, {entering}, roles/compute.osLogin",
+    ]
+
+
+def test_find_shared_notes_grants_of_another_project_do_not_count(project: Project) -> None:
+    _lab("a", project, operators=["group:ops@example.com"], project_grants=False)
+    project.copy("skylight", lambda config: config["access"].update(operators=["group:ops@example.com"]), to="b")
+
+    (note,) = _notes_on_grants(project, "a", "b")
+    assert note.startswith("a leaves what group:ops@example.com needs on project hai-gcp-models")
+
+
+def test_check_of_a_stack_says_which_grants_it_leaves_to_another(project: Project) -> None:
+    _lab("a", project, heads=False, researchers=["group:lab@example.com"], project_grants=False)
+
+    report = check_stack("a", folder=project.folder)
+
+    left = render_report(report).split("left to another stack of the project\n")[1].split("\n\n")[0].splitlines()
+    assert left == [
+        "  group:lab@example.com",
+        "    roles/monitoring.viewer on project hai-gcp-models",
+        "    roles/logging.viewer on project hai-gcp-models",
+    ]
+    assert [each["role"] for each in report_fields(report)["left_grants"]] == [
+        "roles/monitoring.viewer",
+        "roles/logging.viewer",
+    ]
 
 
 # reading stack files

@@ -361,6 +361,16 @@ def test_identity_lets_people_see_and_where_there_are_heads_log_in() -> None:
     assert [each.inputs["condition"]["expression"] for each in tunnels] == ["destination.port == 22"] * 2
 
 
+def test_identity_that_leaves_projects_grants_to_another_stack_makes_none_for_people() -> None:
+    access = AccessSettings(operators=(OPS,), researchers=(LAB,), project_grants=False)
+
+    recording = record_identity(roles=[Role.WORKER], access=access, has_heads=True)
+
+    assert {member for member, _role, _on in find_grants(recording)} == {
+        "serviceAccount:marin-worker@lab-1234.iam.gserviceaccount.com"
+    }
+
+
 def test_identity_of_one_who_changes_lists_keeps_what_both_may_do() -> None:
     before = record_identity(roles=[], access=AccessSettings(researchers=(LAB,)), has_heads=True)
     after = record_identity(roles=[], access=AccessSettings(operators=(LAB,)), has_heads=True)

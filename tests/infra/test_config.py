@@ -356,6 +356,8 @@ WRONG: list[tuple[str, Any, str, str]] = [
     ("access/operators", ["ops@example.com"], "access.operators[0]", "did you mean `group:ops@example.com`?"),
     ("access/operators", ["allUsers"], "access.operators[0]", "which is everybody"),
     ("access/operators", ["group:not an address"], "access.operators[0]", "`group:EMAIL`"),
+    ("access", {"project_grants": False}, "access.project_grants", "name `operators` or `researchers`"),
+    ("access/project_grants", "none", "access.project_grants", "true or false"),
     ("ci/repository", "runtime", "ci.repository", "`owner/name`"),
     ("ci/repository_id", 0, "ci.repository_id", "a positive number"),
     ("ci/ref", "main", "ci.ref", "did you mean `refs/heads/main`?"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +199,9 @@ def test_marin_stacks_share_what_one_of_them_makes() -> None:
             f"projects/{owner.project}/secrets/{one}" for one in secrets
         }
         assert other.ci is None
+        assert other.access == replace(owner.access, project_grants=False)
     assert owner.ci is not None
+    assert owner.access.project_grants
 
 
 def test_marin_networks_do_not_overlap_so_that_they_can_be_joined() -> None:
