@@ -35,7 +35,7 @@ from runtime.launchers.kubernetes.fidelity import KEEPS
 from runtime.launchers.kubernetes.launcher import KubernetesLauncher
 from runtime.launchers.kubernetes.place import read_place
 from runtime.launchers.kubernetes.render import label_value, quantity
-from runtime.launchers.kubernetes.slots import Gpu, Holder, deal, grant, lease_name, living, read_table, write_table
+from runtime.launchers.kubernetes.slots import Gpu, Holder, deal, grant, lease_name, read_table, write_table
 from runtime.outputs import ClaimOutput, KubernetesOutput, NamespaceOutput, StackOutputs, encode_outputs
 
 Golden = Callable[[str, str], None]
@@ -286,11 +286,19 @@ def test_claim_is_named_as_the_stack_names_it(context: PlanContext, tmp_path: Pa
 def test_indices_are_dealt_out_in_rows_over_as_few_gpus_as_they_fill() -> None:
     gpus = [Gpu("a", 0), Gpu("a", 1), Gpu("b", 0)]
 
-    assert deal(gpus, 4, 12) == [(gpus[0], 0, 4), (gpus[1], 4, 4), (gpus[2], 8, 4)]
-    assert deal(gpus, 4, 5) == [(gpus[0], 0, 3), (gpus[1], 3, 2)]
-    assert deal(gpus, 4, 1) == [(gpus[0], 0, 1)]
+    def dealt(*numbers: int, at_once: int | None = None) -> list[tuple[int, int, int]]:
+        shares = deal(gpus, *numbers, at_once)
+        assert [share.gpu for share in shares] == gpus[: len(shares)]
+        return [(share.first, share.count, share.parallel) for share in shares]
+
+    assert dealt(4, 12) == [(0, 4, 4), (4, 4, 4), (8, 4, 4)]
+    assert dealt(4, 5) == [(0, 3, 3), (3, 2, 2)]
+    assert dealt(4, 1) == [(0, 1, 1)]
     # More runs than slots: each GPU takes its share in turn.
-    assert deal(gpus, 4, 100) == [(gpus[0], 0, 34), (gpus[1], 34, 33), (gpus[2], 67, 33)]
+    assert dealt(4, 100) == [(0, 34, 4), (34, 33, 4), (67, 33, 4)]
+    # Fewer at a time than there are slots: divided over the GPUs, and no more of these than they fill.
+    assert dealt(4, 100, at_once=7) == [(0, 50, 4), (50, 50, 3)]
+    assert dealt(4, 100, at_once=1) == [(0, 100, 1)]
 
 
 def test_slots_are_granted_while_the_gpu_has_room_and_kept_once_granted() -> None:
@@ -300,23 +308,6 @@ def test_slots_are_granted_while_the_gpu_has_room_and_kept_once_granted() -> Non
     assert grant(table, "u1", "lab/one", 4, 0.25) == (4, table)
     got, half = grant([], "u1", "lab/one", 1, 0.5)
     assert grant(half, "u2", "lab/two", 4, 0.2)[0] == 2
-
-
-def test_entry_counts_while_its_own_job_is_there_and_unfinished() -> None:
-    def holder(uid: str, job: str) -> Holder:
-        return Holder(uid=uid, job=job, slots=1, share=0.5)
-
-    jobs: dict[str, Any] = {
-        "lab/runs": {"metadata": {"uid": "u1"}, "status": {}},
-        "lab/done": {
-            "metadata": {"uid": "u2"},
-            "status": {"conditions": [{"type": "Complete", "status": "True"}]},
-        },
-        "lab/again": {"metadata": {"uid": "new"}, "status": {}},
-    }
-    table = [holder("u1", "lab/runs"), holder("u2", "lab/done"), holder("u3", "lab/again"), holder("u4", "lab/gone")]
-
-    assert living(table, jobs.get) == [holder("u1", "lab/runs")]
 
 
 def test_table_of_a_lease_is_read_as_it_was_written() -> None:

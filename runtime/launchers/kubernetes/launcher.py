@@ -35,7 +35,7 @@ from runtime.launchers.kubernetes.render import (
     render_job,
     slots_of_gpu,
 )
-from runtime.launchers.kubernetes.slots import Gpu, deal, take_slots
+from runtime.launchers.kubernetes.slots import Gpu, Share, deal, is_waiting, take_slots
 from runtime.launchers.kubernetes.states import (
     FINALIZER,
     OFFSET,
@@ -86,21 +86,22 @@ class KubernetesLauncher:
         order = _order(spec, job, indices, context, place)
         parts: list[NativePart] = []
         artefacts: dict[str, str] = {}
-        for number, (gpu, first, count) in enumerate(_divide(spec, place, len(indices))):
+        for number, share in enumerate(_share_out(spec, place, len(indices))):
+            first = offset + share.first
             manifest = render_job(
-                spec, place, job, part=number, offset=offset + first, count=count, slots=slots_of_gpu(spec)
+                spec, place, job, part=number, offset=first, count=share.count, slots=slots_of_gpu(spec)
             )
-            if gpu is not None:
-                manifest = bind_gpu(manifest, gpu.node, gpu.number, manifest["spec"]["parallelism"])
-            name = "job.yaml" if gpu is None else f"job-{number}.yaml"
+            name, native = "job.yaml", {}
+            if share.gpu is not None:
+                manifest = bind_gpu(manifest, share.gpu.node, share.gpu.number, share.parallel)
+                name, native = f"job-{number}.yaml", {"gpu": [share.gpu.node, share.gpu.number]}
             artefacts[name] = _yaml(manifest)
-            native = {"gpu": [gpu.node, gpu.number]} if gpu else {}
             parts.append(
                 NativePart(
                     name=job_name(job, place, number),
                     artefact=name,
-                    offset=offset + first,
-                    count=count,
+                    offset=first,
+                    count=share.count,
                     native={"namespace": place.namespace, **native},
                 )
             )
@@ -118,11 +119,9 @@ class KubernetesLauncher:
 
     def submit(self, plan: LaunchPlan, part: NativePart, host: Host) -> str:
         cluster, place = _cluster(host), _place(host)
-        manifest = _read_yaml(plan.artefacts[part.artefact])
-        gpu = part.native.get("gpu")
-        if gpu is not None:
-            return self._submit_to_slots(plan, part, manifest, Gpu(*gpu), cluster, place)
-        cluster.create("jobs", place.namespace, manifest)
+        if "gpu" in part.native:
+            return _submit_to_slots(plan, part, cluster, place)
+        cluster.create("jobs", place.namespace, _read_yaml(plan.artefacts[part.artefact]))
         return f"{place.namespace}/{part.name}"
 
     def find(self, target: Target, names: Sequence[str], host: Host) -> dict[str, str]:
@@ -136,7 +135,7 @@ class KubernetesLauncher:
         return {
             job["metadata"]["name"]: native_id(job)
             for job in jobs
-            if job["metadata"]["name"] in wanted and (job["metadata"].get("annotations") or {}).get(SLOTS) != "waiting"
+            if job["metadata"]["name"] in wanted and not is_waiting(job)
         }
 
     def states(self, target: Target, native_ids: Sequence[str], host: Host) -> list[NativeState]:
@@ -222,40 +221,76 @@ class KubernetesLauncher:
             else:
                 raise NotPossible(f"`{how}` cannot be provoked here", hint=f"one of {', '.join(self.interrupts)}")
 
-    def _submit_to_slots(
-        self, plan: LaunchPlan, part: NativePart, manifest: dict[str, Any], planned: Gpu, cluster: Cluster, place: Place
-    ) -> str:
-        """Make the Job suspended, write it into the table of a GPU, and let it go with the slots that it got there."""
-        namespace, native = place.namespace, f"{place.namespace}/{part.name}"
-        assert plan.spec.resources.gpus is not None
-        share, wanted = plan.spec.resources.gpus.count, int(manifest["spec"]["parallelism"])
-        busy: list[str] = []
-        for gpu in _other_gpus(plan, planned, place):
-            bound = _rebind(manifest, gpu)
-            job = cluster.create("jobs", namespace, bound) or cluster.get("jobs", namespace, part.name)
-            if job is None:
-                raise NotPossible(f"the Job `{part.name}` went away while it was made", hint="launch it again")
-            if _gpu_of(job) != gpu:
-                # An earlier launch of it was cut off at another GPU: that one is gone on with first.
-                gpu = _gpu_of(job) or gpu
-            got, holders = take_slots(
-                cluster, place.slot_namespace, gpu, uid=job["metadata"]["uid"], job=native, wanted=wanted, share=share
-            )
-            if got:
-                changes = {
-                    "metadata": {"annotations": {SLOTS: f"{gpu}: {got}"}},
-                    "spec": {"suspend": False, "parallelism": got},
-                }
-                cluster.patch("jobs", namespace, part.name, changes)
-                return native
-            busy.append(f"{gpu}: " + ", ".join(f"{each.job} has {each.slots} of {each.share:g}" for each in holders))
-            cluster.delete("jobs", namespace, part.name)
-            _wait_until_gone(cluster, namespace, [native], _CANCEL_S)
-        raise NotPossible(
-            f"no GPU of target `{place.target}` has a free slot of {share:g}",
-            facts=busy,
-            hint="wait until one of these has ended, or name more GPUs: `gpus` of the target",
+
+# slots of GPUs
+
+
+def _submit_to_slots(plan: LaunchPlan, part: NativePart, cluster: Cluster, place: Place) -> str:
+    """Let one part go with the slots that it got, after every part of the job got some: a job is started as a whole,
+    or refused as a whole."""
+    try:
+        for each in plan.parts:
+            _ensure_slots(plan, each, cluster, place)
+    except NotPossible:
+        _drop_waiting(plan, cluster, place)
+        raise
+    job = cluster.get("jobs", place.namespace, part.name)
+    if job is not None and is_waiting(job):
+        gpu, got = _ensure_slots(plan, part, cluster, place)
+        changes = {
+            "metadata": {"annotations": {SLOTS: f"{gpu}: {got}"}},
+            "spec": {"suspend": False, "parallelism": got},
+        }
+        cluster.patch("jobs", place.namespace, part.name, changes)
+    return f"{place.namespace}/{part.name}"
+
+
+def _ensure_slots(plan: LaunchPlan, part: NativePart, cluster: Cluster, place: Place) -> tuple[Gpu | None, int]:
+    """The GPU and the slots of a part, whose Job is made suspended and written into the table of a GPU. Safe to repeat."""
+    namespace, native = place.namespace, f"{place.namespace}/{part.name}"
+    assert plan.spec.resources.gpus is not None
+    share = plan.spec.resources.gpus.count
+    manifest = _read_yaml(plan.artefacts[part.artefact])
+    busy: list[str] = []
+    for other in _other_gpus(plan, Gpu(*part.native["gpu"]), place):
+        bound = _rebind(manifest, other)
+        job = cluster.create("jobs", namespace, bound) or cluster.get("jobs", namespace, part.name)
+        if job is None:
+            raise NotPossible(f"the Job `{part.name}` went away while it was made", hint="launch it again")
+        # An earlier launch of it was cut off at another GPU: that one is gone on with first.
+        gpu = _gpu_of(job) or other
+        if not is_waiting(job):
+            return gpu, int(job["spec"]["parallelism"])
+        got, holders = take_slots(
+            cluster,
+            place.slot_namespace,
+            gpu,
+            uid=job["metadata"]["uid"],
+            job=native,
+            wanted=int(manifest["spec"]["parallelism"]),
+            share=share,
         )
+        if got:
+            return gpu, got
+        busy.append(f"{gpu}: " + ", ".join(f"{each.job} has {each.slots} of {each.share:g}" for each in holders))
+        cluster.delete("jobs", namespace, part.name)
+        _wait_until_gone(cluster, namespace, [native], _CANCEL_S)
+    raise NotPossible(
+        f"no GPU of target `{place.target}` has a free slot of {share:g}",
+        facts=busy,
+        hint="wait until one of these has ended, or name more GPUs: `gpus` of the target",
+    )
+
+
+def _drop_waiting(plan: LaunchPlan, cluster: Cluster, place: Place) -> None:
+    """Give back what the parts hold that were not let go."""
+    waiting = []
+    for part in plan.parts:
+        job = cluster.get("jobs", place.namespace, part.name)
+        if job is not None and is_waiting(job):
+            cluster.delete("jobs", place.namespace, part.name)
+            waiting.append(f"{place.namespace}/{part.name}")
+    _wait_until_gone(cluster, place.namespace, waiting, _CANCEL_S)
 
 
 # deciding
@@ -287,12 +322,12 @@ def _activate(spec: JobSpec) -> list[str]:
     return [f". {shlex.quote(name)}/bin/activate"]
 
 
-def _divide(spec: JobSpec, place: Place, count: int) -> list[tuple[Gpu | None, int, int]]:
-    """(GPU, first, number) of each part: one Job, or one for each GPU where runs share them."""
+def _share_out(spec: JobSpec, place: Place, count: int) -> list[Share]:
+    """What each Job serves: one all, or one for each GPU where runs share them."""
     slots = slots_of_gpu(spec)
     if slots is None:
-        return [(None, 0, count)]
-    return [(gpu, first, share) for gpu, first, share in deal(_gpus_of(spec, place), slots, count)]
+        return [Share(count=count, parallel=count)]
+    return deal(_gpus_of(spec, place), slots, count, spec.array.max_parallel if spec.array else None)
 
 
 def _gpus_of(spec: JobSpec, place: Place) -> list[Gpu]:

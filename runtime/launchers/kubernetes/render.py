@@ -22,7 +22,8 @@ OWNER: Final = "research-runtime/owner"
 PART: Final = "research-runtime/part"
 ACCOUNT: Final = "research-runtime/account"
 SLOTS: Final = "research-runtime/slots"
-"""Annotation of a Job that waits for its GPU slots, until it is let go."""
+"""Annotation of a Job that shares GPUs: `WAITING`, then the slots that it was let go with."""
+WAITING: Final = "waiting"
 HOSTNAME: Final = "kubernetes.io/hostname"
 
 KEPT: Final = timedelta(days=7)
@@ -90,7 +91,7 @@ def render_job(
     }
     if slots is not None:
         made["suspend"] = True
-        metadata["annotations"][SLOTS] = "waiting"
+        metadata["annotations"][SLOTS] = WAITING
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": made}
 
 

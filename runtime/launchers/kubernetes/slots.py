@@ -1,7 +1,8 @@
 """Parts of GPUs: a Lease for each GPU whose annotation says which Jobs have how much of it.
 
 Written by compare-and-swap on the Lease's version. An entry counts only while its Job is there and has not ended, so
-nothing has to be renewed or given back.
+nothing has to be renewed or given back. A Job waits suspended until it is in the table; one whose launch was killed
+meanwhile counts for a while only.
 """
 
 from __future__ import annotations
@@ -11,14 +12,19 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from runtime.errors import InfrastructureFailure
 from runtime.launchers.kubernetes.client import Cluster
-from runtime.launchers.kubernetes.render import MANAGED, MANAGED_BY
+from runtime.launchers.kubernetes.render import MANAGED, MANAGED_BY, SLOTS, WAITING
 from runtime.launchers.kubernetes.states import is_unfinished
+from runtime.ledger import now
+from runtime.units import parse_time
 
 TABLE: Final = "research-runtime/slots"
+PATIENCE: Final = timedelta(minutes=15)
+"""How long a Job that was not let go keeps its slots; a launch that goes on later takes them anew."""
 _TRIES: Final = 20
 _CLOSE: Final = 1e-6
 
@@ -46,6 +52,19 @@ class Holder:
     @property
     def total(self) -> float:
         return self.slots * self.share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one Job serves of a job."""
+
+    gpu: Gpu | None = None
+    """None where runs share no GPU."""
+    first: int = 0
+    """Its first run, as the job counts from 0."""
+    count: int
+    parallel: int
+    """How many of them at a time."""
 
 
 def lease_name(gpu: Gpu) -> str:
@@ -78,14 +97,23 @@ def grant(holders: Sequence[Holder], uid: str, job: str, wanted: int, share: flo
     return got, [*holders, Holder(uid=uid, job=job, slots=got, share=share)]
 
 
-def living(holders: Sequence[Holder], find_job: Callable[[str], Mapping[str, Any] | None]) -> list[Holder]:
-    """Those whose Job is there, is the same one, and has not ended."""
+def living(
+    holders: Sequence[Holder], find_job: Callable[[str], Mapping[str, Any] | None], now: datetime
+) -> list[Holder]:
+    """Those whose Job is there, is the same one, has not ended, and was let go or may still be."""
     found = []
     for each in holders:
         job = find_job(each.job)
-        if job is not None and job["metadata"]["uid"] == each.uid and is_unfinished(job):
+        if job is None or job["metadata"]["uid"] != each.uid or not is_unfinished(job):
+            continue
+        if not is_waiting(job) or now - parse_time(job["metadata"]["creationTimestamp"]) < PATIENCE:
             found.append(each)
     return found
+
+
+def is_waiting(job: Mapping[str, Any]) -> bool:
+    """Whether a Job that is to share a GPU was not let go yet."""
+    return (job["metadata"].get("annotations") or {}).get(SLOTS) == WAITING
 
 
 def take_slots(
@@ -100,7 +128,7 @@ def take_slots(
 
     for _ in range(_TRIES):
         lease = cluster.get("leases", namespace, name)
-        got, holders = grant(living(read_table(lease), find_job), uid, job, wanted, share)
+        got, holders = grant(living(read_table(lease), find_job, now()), uid, job, wanted, share)
         if got == 0:
             return 0, holders
         metadata = {
@@ -121,8 +149,17 @@ def take_slots(
     )
 
 
-def deal(gpus: Sequence[Gpu], slots: int, count: int) -> list[tuple[Gpu, int, int]]:
-    """(GPU, first index, number of indices): as many GPUs as the runs fill, each with its even share in a row."""
-    used = list(gpus)[: max(1, min(len(gpus), -(-count // slots)))]
-    shares = [count // len(used) + (1 if place < count % len(used) else 0) for place in range(len(used))]
-    return [(gpu, sum(shares[:place]), share) for place, (gpu, share) in enumerate(zip(used, shares, strict=True))]
+def deal(gpus: Sequence[Gpu], slots: int, count: int, at_once: int | None = None) -> list[Share]:
+    """As many GPUs as the runs that may go at once fill, each with its even share of all runs, in a row."""
+    together = min(count, at_once or count)
+    used = list(gpus)[: max(1, min(len(gpus), -(-together // slots)))]
+    counts = _even(count, len(used))
+    parallel = _even(min(together, slots * len(used)), len(used))
+    return [
+        Share(gpu=gpu, first=sum(counts[:place]), count=counts[place], parallel=parallel[place])
+        for place, gpu in enumerate(used)
+    ]
+
+
+def _even(total: int, parts: int) -> list[int]:
+    return [total // parts + (place < total % parts) for place in range(parts)]
