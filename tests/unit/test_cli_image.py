@@ -6,13 +6,16 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runtime.cli.main import main
 from runtime.outputs import RegistryOutput, StackOutputs, encode_outputs
+from tests.fakes.registry import serve_registry
+from tests.output_support import differences, documented
 from tests.unit.test_cli_startup import loaded_by, run_cli
 
 Run = Callable[..., tuple[int, str, str]]
@@ -184,3 +187,30 @@ def test_machine_without_any_tool_says_so(run: Run, tmp_path: Path) -> None:
     assert code == 2
     assert err.startswith("error: no tool here can build or push images\n  docker: not installed\n")
     assert os.environ["PATH"] == str(tmp_path / "bin")
+
+
+@pytest.fixture
+def registry(run: Run, tmp_path: Path) -> Iterator[None]:
+    """The stack's registry, with this commit's image in it."""
+    tags = ["a" * 12, "20261121", "latest"]
+    manifest = {"config": {"digest": "sha256:c0", "size": 10}, "layers": [{"size": 100}]}
+    answers: dict[str, Any] = {f"/v2/lab/worker/manifests/{tag}": (200, manifest, {}) for tag in tags}
+    answers["/v2/lab/worker/tags/list"] = (200, {"tags": tags}, {})
+    answers["/v2/lab/worker/blobs/sha256:c0"] = (200, {"created": "2026-11-21T23:30:00Z"}, {})
+    server = serve_registry(answers, [])
+    url = f"127.0.0.1:{server.server_address[1]}/lab"
+    outputs = StackOutputs(stack="dev", registries={"images": {"west": RegistryOutput(url=url)}})
+    (tmp_path / "contract.json").write_text(encode_outputs(outputs))
+    yield
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("command", [each for each in documented() if each.startswith("runtime image ")])
+def test_shape_is_as_the_page_shows_it(registry: None, run: Run, tmp_path: Path, command: str) -> None:
+    built(tmp_path)
+
+    code, out, err = run(*command.split()[2:])
+
+    assert code == 0, err
+    assert differences(documented()[command], json.loads(out)) == []

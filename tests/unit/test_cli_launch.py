@@ -20,6 +20,7 @@ from runtime.cli.commands import load_command
 from runtime.cli.launch import build_spec
 from runtime.jobs import JobState, load_spec, parse_spec, spec_fields, spec_schema
 from tests.jobs_support import Terminal, open_terminal
+from tests.output_support import differences, documented
 from tests.unit.test_cli_startup import run_cli
 
 ROOT = Path(__file__).parents[2]
@@ -370,6 +371,7 @@ def test_bundle_that_was_submitted_elsewhere_is_known_after_import(
     assert (too_early.code, "was not submitted" in too_early.err) == (2, True)
     assert [(each["job"], each["native_ids"], each["new"]) for each in first.json] == [(job, ["1234"], True)]
     assert again.json[0]["new"] is False
+    assert differences(documented()["runtime import ./bundle --on hpc -o json"], first.json) == []
     assert [each["native_id"] for each in run("status", job[:8], "-o", "json").json["natives"]] == ["1234"]
 
 

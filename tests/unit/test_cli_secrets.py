@@ -18,6 +18,7 @@ import pytest
 from runtime.cli.main import main
 from runtime.outputs import SecretOutput, StackOutputs, encode_outputs
 from tests.fakes.google import GoogleServer
+from tests.output_support import differences, documented
 
 CANARY = "hf_canary_31337"
 STACK = StackOutputs(
@@ -286,3 +287,19 @@ def test_local_stack_has_no_secrets(run: Run, monkeypatch: pytest.MonkeyPatch) -
 
     assert code == 2
     assert "stack `local` exports no `secrets`" in err
+
+
+@pytest.mark.parametrize(
+    ("command", "alike"),
+    [
+        *((each, each) for each in documented() if each.startswith("runtime secrets ")),
+        ("runtime secrets check -o json", "runtime secrets list -o json"),
+    ],
+)
+def test_shape_is_as_the_page_shows_it(google: GoogleServer, run: Run, command: str, alike: str) -> None:
+    google.put_secret("dev-hf-token", CANARY.encode(), readers=["serviceAccount:w@p"])
+
+    code, out, _ = run(*command.split()[2:], stdin=CANARY.encode())
+
+    assert code == 0
+    assert differences(documented()[alike], json.loads(out)) == []

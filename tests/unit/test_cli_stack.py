@@ -12,6 +12,7 @@ import pytest
 from runtime import stacks
 from runtime.cli.main import main
 from runtime.outputs import PubSubQueueOutput, RecordsOutput, StackOutputs, decode_outputs, encode_outputs
+from tests.output_support import differences, documented
 
 DEV = StackOutputs(
     stack="dev",
@@ -228,3 +229,26 @@ def test_diff_of_what_is_not_there_is_an_error(run: Run) -> None:
 
     assert (code, out) == (3, "")
     assert "cannot read `none.json`" in err
+
+
+# what programs read
+
+
+@pytest.mark.parametrize("command", [each for each in documented() if each.startswith("runtime stack ")])
+def test_shape_is_as_the_page_shows_it(run: Run, tmp_path: Path, command: str) -> None:
+    before = contract(tmp_path, "before.json", region="us-east1")
+    run("publish", "--stack", before, "--to", "./v1.json", "--commit", "4f1c2d0")
+    run("pull", "./dev.json")
+
+    code, out, _ = run(*command.split()[2:])
+
+    assert code == (1 if "diff" in command else 0)
+    assert differences(documented()[command], json.loads(out)) == []
+
+
+def test_use_prints_what_pull_does(run: Run) -> None:
+    run("pull", "./dev.json")
+
+    _, out, _ = run("use", "dev", "-o", "json")
+
+    assert differences(documented()["runtime stack pull ./dev.json -o json"], json.loads(out)) == []

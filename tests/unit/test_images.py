@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import http.server
 import json
 import re
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -52,6 +49,7 @@ from runtime.images.tools import (
     run_quietly,
 )
 from runtime.outputs import RegistryOutput, StackOutputs
+from tests.fakes.registry import coded, serve_registry
 
 ROOT = Path(__file__).parents[2]
 NOW = datetime(2026, 11, 21, 23, 30, tzinfo=UTC)
@@ -461,38 +459,6 @@ def test_failed_push_gives_its_last_words_and_stops(install: Callable[[str, str]
 # registries
 
 
-class FakeRegistry(http.server.BaseHTTPRequestHandler):
-    """Bearer tokens as Google's registry has them; the realm is its own."""
-
-    answers: dict[str, tuple[int, dict[str, Any] | str, dict[str, str]]]
-    seen: list[tuple[str, str]]
-    password: str | None
-
-    def do_GET(self) -> None:
-        authorization = self.headers.get("Authorization", "")
-        self.seen.append((self.path, authorization))
-        host = self.headers["Host"]
-        if self.path.startswith("/token"):
-            good = authorization == "Basic " + coded(f"user:{self.password}")
-            self._answer(200 if good else 401, {"token": "t0"}, {})
-        elif self.password is not None and authorization != "Bearer t0":
-            challenge = f'Bearer realm="http://{host}/token",service="{host}",scope="repository:lab/w:pull"'
-            self._answer(401, {}, {"WWW-Authenticate": challenge})
-        else:
-            self._answer(*self.answers.get(self.path, (404, {}, {})))
-
-    def _answer(self, status: int, body: dict[str, Any] | str, headers: dict[str, str]) -> None:
-        data = (body if isinstance(body, str) else json.dumps(body)).encode()
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(data))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
 Serve = Callable[..., tuple[Registry, list[tuple[str, str]]]]
 
 
@@ -508,20 +474,14 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
 
     def start(answers: dict[str, Any], password: str | None = None) -> tuple[Registry, list[tuple[str, str]]]:
         seen: list[tuple[str, str]] = []
-        handler = type("Handler", (FakeRegistry,), {"answers": answers, "seen": seen, "password": password})
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        server = serve_registry(answers, seen, password)
         servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
         return Registry(f"127.0.0.1:{server.server_address[1]}/lab"), seen
 
     yield start
     for server in servers:
         server.shutdown()
         server.server_close()
-
-
-def coded(text: str) -> str:
-    return base64.b64encode(text.encode()).decode()
 
 
 MANIFEST = {"config": {"digest": "sha256:c0", "size": 10}, "layers": [{"size": 100}, {"size": 1000}]}

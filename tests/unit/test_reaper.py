@@ -24,6 +24,7 @@ from runtime.clusters.reaper import (
 from runtime.google_api import GoogleApi, GoogleRefused
 from runtime.outputs import ClusterOutput, StackOutputs, encode_outputs
 from tests.fakes.tpu import TpuServer, names_of
+from tests.output_support import differences, documented
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -284,6 +285,7 @@ def test_reap_as_json_is_one_object_for_each_cluster(server: TpuServer, run: Run
             }
         ],
     )
+    assert differences(documented()["runtime cluster reap -o json"], json.loads(out)) == []
 
 
 def test_reap_that_cannot_remove_one_removes_the_rest_and_exits_with_3(server: TpuServer, run: Run) -> None:
