@@ -40,6 +40,8 @@ LOST_IN_A_ROW = 3
 TIMEOUTS_IN_A_ROW = 2
 BUILD_PATIENCE_S = 900.0
 """How long another's making of the same environment is waited for."""
+GPU_PATIENCE_S = 15.0
+"""How long memory is waited for that another run of the same GPU gives back as it ends."""
 GPU_CLAIMS = "/tmp/research-runtime-gpus"
 """The same for every user of a machine, whatever their TMPDIR."""
 
@@ -55,6 +57,10 @@ class Refused(Exception):
 
 class SetupFailed(Exception):
     """The attempt could not be prepared."""
+
+
+class NoCapacity(Exception):
+    """What was given to us is in use."""
 
 
 class Taken(Exception):
@@ -111,6 +117,16 @@ def make_folder(path):
             raise
 
 
+def make_common_folder(path):
+    """One that is for all who may write to the folder above it."""
+    if not os.path.isdir(path):
+        make_folder(path)
+        try:
+            os.chmod(path, os.stat(os.path.dirname(path)).st_mode & 0o7777)
+        except OSError:
+            pass  # another user was first
+
+
 def list_names(path):
     try:
         return sorted(os.listdir(path))
@@ -121,9 +137,11 @@ def list_names(path):
 class Run(object):
     """What lies in the job's folder about one index."""
 
-    def __init__(self, folder, index):
+    def __init__(self, folder, index, told=None):
+        """`told` is a file that the backend shows of what has ended."""
         self.job = folder
         self.index = index
+        self.told = told
         self.folder = os.path.join(folder, "runs", str(index))
 
     def result(self):
@@ -136,6 +154,7 @@ class Run(object):
     def commit(self, reason, code, attempt, details):
         """Make this the result of the index, unless another is; returns the one that stands."""
         result = dict(details, reason=reason, code=code, attempt=attempt, at=time.time())
+        self.tell(result)
         make_folder(self.folder)  # of an index that ends before its first attempt there is none
         try:
             create_whole(os.path.join(self.folder, "result"), json.dumps(result, sort_keys=True))
@@ -144,10 +163,22 @@ class Run(object):
         self.announce(result)
         return result
 
+    def tell(self, result):
+        """Say it to the backend too, which may be asked where the record root cannot be read."""
+        if not self.told:
+            return
+        short = {name: result[name] for name in ("reason", "code", "attempt") if name in result}
+        short["message"] = result.get("message", "")[:1000]
+        try:
+            with io.open(self.told, "w", encoding="utf-8") as opened:
+                opened.write(json.dumps(short, sort_keys=True))
+        except (IOError, OSError):
+            pass
+
     def announce(self, result):
         """Say the outcome in a name, so that one listing of the record root tells the state of every job."""
         done = os.path.join(os.path.dirname(os.path.dirname(self.job)), "done")
-        make_folder(done)
+        make_common_folder(done)
         name = "%s.%d.%s.%s.%d" % (
             os.path.basename(self.job),
             self.index,
@@ -244,6 +275,7 @@ class Run(object):
     def end(self, attempt, reason, code, details):
         """Note how an attempt ended; the name says it too."""
         note = dict(details, reason=reason, code=code, at=time.time())
+        self.tell(dict(note, attempt=attempt))
         path = os.path.join(self.attempt_folder(attempt), "end.%s.%s" % (reason, code))
         write_whole(path, json.dumps(note, sort_keys=True))
 
@@ -334,9 +366,12 @@ class Attempt(object):
         if self.order.get("launch_ranks"):
             return self._go_far()
         try:
+            self.binding = dict(self.binding, **check_gpus(self.order.get("gpu_check")))
             words, environment, folder = self._prepare()
         except SetupFailed as problem:
             return "setup_failed", 1, {"message": str(problem)}
+        except NoCapacity as problem:
+            return "no_capacity", 1, {"message": str(problem)}
         ranks = self.order["nodes"] * self.order["tasks_per_node"]
         try:
             for rank in range(ranks):
@@ -606,12 +641,13 @@ class Attempt(object):
             return "final_failure", code, {}
         if code == 137 and (ran_out_of_memory() or os.path.exists(os.path.join(self.folder, "oom"))):
             return "oom", code, {}
-        if (
-            self.signalled
-            and self.deadline
-            and -first in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGTERM)
-        ):
-            return self._timed_out()
+        checkpoint = self.order.get("checkpoint") if self.signalled else None
+        if checkpoint and self.deadline and time.time() >= self.deadline - checkpoint["lead_s"]:
+            if -first in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGTERM):
+                return self._timed_out()
+        elif checkpoint and -first == getattr(signal, "SIG" + checkpoint["signal"]):
+            # The backend warned of an end that is not the time limit's: a preemption.
+            return "stopped", code, {"message": "ended by the signal that asked it for a checkpoint"}
         return "app_failed", code, {"rank": codes.index(first)} if len(codes) > 1 else {}
 
     def _stopped(self):
@@ -1082,6 +1118,67 @@ def find_gpus():
     return child.communicate()[0].decode("ascii", "replace").split()
 
 
+def check_gpus(wanted):
+    """Variables that correct those that name our GPUs, where the GPUs that a backend gave us are there and free.
+
+    Raises `SetupFailed` where one cannot be seen, and `NoCapacity` where less than our part of its memory is free:
+    others may use a GPU without a word to whoever shares it out.
+    """
+    if not wanted:
+        return {}
+    until = time.time() + GPU_PATIENCE_S
+    while True:
+        try:
+            return _check_gpus(wanted["count"], wanted["share"])
+        except NoCapacity:
+            if time.time() >= until:
+                raise
+        time.sleep(1.0)
+
+
+def _check_gpus(count, share):
+    there = _query_gpus()
+    if there is None:
+        if any(name.startswith("nvidia") for name in list_names("/dev")):
+            return {}
+        raise SetupFailed("no GPU is visible: there is no nvidia-smi, and /dev has no nvidia0")
+    named = _gpus()
+    mine = [each for each in there if not named or each["index"] in named or each["uuid"] in named]
+    variables = {}
+    if len(mine) < count and len(there) == count:
+        # The container runtime shows ours only, and counts them anew from 0.
+        mine = there
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(each["index"] for each in mine)
+    if len(mine) < count:
+        seen = ", ".join(each["index"] for each in there) or "none"
+        raise SetupFailed(
+            "%d GPUs were given (%s), and those visible are: %s" % (count, ",".join(named) or "any", seen)
+        )
+    for each in mine:
+        # A driver keeps some for itself, and neighbours are not exact.
+        if each["free"] is not None and each["free"] < 0.8 * share * each["total"]:
+            text = "GPU %s has %d of %d MiB free, and this run's part of it is %d: somebody else uses it"
+            raise NoCapacity(text % (each["index"], each["free"], each["total"], share * each["total"]))
+    return variables
+
+
+def _query_gpus():
+    """Every GPU that can be seen, by nvidia-smi; None where there is no such program."""
+    words = ["nvidia-smi", "--query-gpu=index,uuid,memory.free,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+    except OSError:
+        return None
+    found = []
+    for line in child.communicate()[0].decode("ascii", "replace").splitlines():
+        parts = [part.strip() for part in line.split(",")]
+        if len(parts) == 4:
+            numbers = [int(part) if part.isdigit() else None for part in parts[2:]]
+            free, total = numbers if None not in numbers else (None, None)
+            found.append({"index": parts[0], "uuid": parts[1], "free": free, "total": total})
+    return found
+
+
 def rank_number():
     """Which of the ranks this is, as the backend's starter says."""
     for name in ("SLURM_PROCID", "PMI_RANK", "OMPI_COMM_WORLD_RANK"):
@@ -1106,10 +1203,11 @@ def serve_rank(order, folder, options, asked):
 
 def serve(order, folder, index, options, asked, binding):
     """Run one index until it has a result or the backend has to start us again; returns an exit code."""
-    run = Run(folder, index)
+    run = Run(folder, index, order.get("told"))
     while True:
         result = run.result()
         if result:
+            run.tell(result)
             run.announce(result)  # its maker may have died before it could
             return settle(order, run, result)
         if run.cancelled():
@@ -1148,7 +1246,7 @@ def serve(order, folder, index, options, asked, binding):
         what, then = decide(run.counted(order), order["retry"])
         if what == "final":
             return settle(order, run, run.commit(then, code, number, details))
-        if reason == "stopped" or asked.stop:
+        if asked.stop:
             return AGAIN
         again = next_start(order, options, then, asked)
         if again is not None:
@@ -1185,10 +1283,15 @@ def _exit_code(reason):
 
 
 def next_start(order, options, pause, asked):
-    """Have the job started again: by the backend (then an exit code), or here after a pause (then None)."""
+    """Have the job started again after a pause: by the backend (then an exit code), or here (then None)."""
     how = order["retries"]
     if how == "backend":
         return AGAIN
+    until = time.time() + pause
+    while time.time() < until:
+        if asked.stop:
+            return AGAIN
+        time.sleep(min(LOOK_S, max(0.0, until - time.time())))
     if how == "requeue":
         words = [word.replace("{native}", options.member or options.native) for word in order["requeue"]]
         try:
@@ -1199,11 +1302,6 @@ def next_start(order, options, pause, asked):
         if answer is not None and answer.returncode == 0:
             return AGAIN
         say("cannot be requeued, goes on here: %s" % said)
-    until = time.time() + pause
-    while time.time() < until:
-        if asked.stop:
-            return AGAIN
-        time.sleep(min(LOOK_S, max(0.0, until - time.time())))
     return None
 
 

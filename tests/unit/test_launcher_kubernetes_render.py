@@ -156,6 +156,25 @@ def test_order_leaves_retries_to_the_backend_and_runs_the_image_where_the_image_
     assert planned.order["code"] == {"path": "."}
 
 
+@pytest.mark.parametrize(
+    ("gpus", "settings", "check"),
+    [
+        (None, {}, None),
+        (Gpus(count=0.25), {"gpus": {"n1": 1}}, {"count": 1, "share": 0.25}),
+        (Gpus(count=2), {}, {"count": 2, "share": 1.0}),
+        (Gpus(count=1), {"gpu_resource": "amd.com/gpu"}, None),
+        (Gpus(count=1), {"check_gpus": False}, None),
+    ],
+)
+def test_shim_looks_at_the_gpus_of_nvidia_unless_told_not_to(
+    context: PlanContext, gpus: Gpus | None, settings: dict[str, Any], check: dict[str, float] | None
+) -> None:
+    planned = plan(context, target(**settings), resources=JobResources(gpus=gpus))
+
+    assert planned.order.get("gpu_check") == check
+    assert planned.order["told"] == "/dev/termination-log"
+
+
 def test_part_has_a_name_of_job_and_root_so_that_two_roots_do_not_meet(context: PlanContext) -> None:
     one, other = plan(context), plan(context, target(records="claim://scratch/other"))
 
@@ -218,6 +237,7 @@ def test_refused_fields_say_why(context: PlanContext) -> None:
         ({"gpus": "n"}, InvalidValue),
         ({"gpu_types": {"a": 3}}, InvalidValue),
         ({"tolerations": "x"}, InvalidValue),
+        ({"check_gpus": "no"}, InvalidValue),
         ({"run_as_user": "root"}, InvalidValue),
         ({"image_pull_policy": "Sometimes"}, InvalidValue),
         ({"records": "/home/x"}, InvalidValue),

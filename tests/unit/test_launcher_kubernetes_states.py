@@ -144,6 +144,31 @@ def test_container_that_ended_has_a_reason(terminated: dict[str, Any], reason: E
     assert read_pod(failed_pod(containerStatuses=ended_container(**terminated))).reason is reason
 
 
+@pytest.mark.parametrize(
+    ("told", "reason", "message"),
+    [
+        ({"reason": "no_capacity", "code": 1, "message": "GPU 0 is full"}, EndReason.NO_CAPACITY, "GPU 0 is full"),
+        ({"reason": "idle", "code": 1}, EndReason.IDLE, ""),
+        ({"reason": "stopped", "code": 143}, EndReason.PREEMPTED, ""),
+        (
+            {"reason": "succeeded", "code": 0},
+            EndReason.LOST,
+            "the run ended well, and its record could not be written",
+        ),
+        ({"reason": "of a later shim"}, EndReason.APP_FAILED, '{"reason": "of a later shim"}'),
+        ("Traceback: 1", EndReason.APP_FAILED, "Traceback: 1"),
+        ([1], EndReason.APP_FAILED, "[1]"),
+    ],
+)
+def test_result_in_the_termination_message_counts(told: object, reason: EndReason, message: str) -> None:
+    text = told if isinstance(told, str) else json.dumps(told)
+    ended = {"exitCode": 1, "reason": "Error", "message": text}
+
+    view = read_pod(failed_pod(containerStatuses=ended_container(**ended)))
+
+    assert (view.state, view.reason, view.message) == (JobState.FAILED, reason, message)
+
+
 def test_failed_pod_that_left_no_word_is_lost() -> None:
     view = read_pod(failed_pod())
 

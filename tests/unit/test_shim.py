@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from runtime.shim import decide, parse_indices, share_out
+from runtime.shim import NoCapacity, check_gpus, decide, parse_indices, share_out
 from runtime.snapshot import make_snapshot
 from tests.services_support import require
 from tests.shim_support import JOB, ShimJob, add_snapshot, find_pythons, make_job, processes_with, wait_for
@@ -351,6 +351,130 @@ def test_shim_passes_an_early_warning_on_and_lets_the_command_finish(job: MakeJo
 
     assert made.finish(started) == 0
     assert made.log() == "warned\n"
+
+
+@pytest.mark.parametrize(
+    ("limit", "end"), [({}, "stopped"), ({"time_limit_s": 600}, "stopped"), ({"time_limit_s": 3}, "timeout")]
+)
+def test_command_that_dies_of_the_warning_timed_out_only_near_its_deadline(
+    job: MakeJob, limit: dict[str, float], end: str
+) -> None:
+    script = "[ $RUNTIME_ATTEMPT = 1 ] || exit 0; touch $RUNTIME_OUTPUT_DIR/up; while :; do sleep 0.1; done"
+    made = job(script, checkpoint={"signal": "USR1", "lead_s": 4}, retry={"failure": 1}, **limit)
+    started = made.start()
+    wait_for((made.folder / "runs/0/output/a0001").exists, "the command")
+    if end == "stopped":
+        wait_for((made.folder / "runs/0/output/a0001/up").exists, "the command")
+        started.send_signal(signal.SIGUSR1)
+
+    assert made.finish(started) == 0
+    assert made.ends() == [end, "-"]
+
+
+def test_shim_waits_before_it_has_a_failed_job_requeued(job: MakeJob, tmp_path: Path) -> None:
+    requeue = tmp_path / "requeue"
+    requeue.write_text('#!/bin/sh\necho "$1" > "$0.done"\n')
+    requeue.chmod(0o755)
+    made = job(
+        "exit 1",
+        retry={"failure": 1, "backoff_s": [60, 60]},
+        retries="requeue",
+        requeue=[str(requeue), "{native}"],
+    )
+    started = made.start("--native", "7", "--member", "7_0")
+    wait_for(lambda: made.ends() == ["app_failed"], "the end of the attempt")
+
+    started.send_signal(signal.SIGTERM)
+
+    assert made.finish(started) == 10
+    assert not (tmp_path / "requeue.done").exists()
+
+
+# what a backend may be told
+
+
+def test_shim_leaves_the_result_where_the_backend_shows_it(job: MakeJob, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    made = job("exit 3", told=str(told), retry={"failure": 1})
+
+    assert made.run() == 1
+
+    assert json.loads(told.read_text()) == {"reason": "app_failed", "code": 3, "attempt": 2, "message": ""}
+    told.unlink()
+    assert made.run() == 1
+    assert json.loads(told.read_text())["attempt"] == 2
+
+
+def test_shim_tells_the_backend_the_result_that_it_cannot_write(job: MakeJob, tmp_path: Path) -> None:
+    made = job("exit 4", told=str(tmp_path / "told"))
+    (made.root / "done").write_text("no folder")
+    (made.folder / "runs" / "0").mkdir(parents=True)
+    (made.folder / "runs" / "0" / "result").mkdir()
+
+    assert made.run() != 0
+
+    assert json.loads((tmp_path / "told").read_text())["reason"] == "app_failed"
+
+
+# GPUs that a backend gave
+
+
+def _smi(folder: Path, *lines: str) -> dict[str, str]:
+    """A PATH whose nvidia-smi prints these lines."""
+    folder.mkdir(exist_ok=True)
+    (folder / "lines").write_text("".join(f"{line}\n" for line in lines))
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\ncat {folder}/lines\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+TWO = ("0, GPU-aa, 1000, 80000", "1, GPU-bb, 79000, 80000")
+
+
+@pytest.mark.parametrize(
+    ("lines", "given", "seen"),
+    [
+        (TWO, "1", "1"),
+        (TWO, "GPU-bb", "GPU-bb"),
+        # A container runtime that shows one GPU only counts it from 0.
+        (TWO[1:], "1", "1"),
+        (("0, GPU-bb, 79000, 80000",), "5", "0"),
+        (("0, GPU-cc, [N/A], [N/A]",), "0", "0"),
+        # The others of the GPU use their own parts of it.
+        (("0, GPU-aa, 19000, 80000",), "0", "0"),
+    ],
+)
+def test_shim_starts_on_gpus_that_are_there_and_free(
+    job: MakeJob, tmp_path: Path, lines: tuple[str, ...], given: str, seen: str
+) -> None:
+    made = job("echo $CUDA_VISIBLE_DEVICES", gpu_check={"count": 1, "share": 0.25})
+
+    assert made.run(CUDA_VISIBLE_DEVICES=given, NVIDIA_VISIBLE_DEVICES=given, **_smi(tmp_path / "bin", *lines)) == 0
+
+    assert made.log() == f"{seen}\n"
+
+
+def test_shim_without_a_visible_gpu_fails_to_set_up(job: MakeJob, tmp_path: Path) -> None:
+    made = job("true", gpu_check={"count": 1, "share": 0.25})
+
+    assert made.run(CUDA_VISIBLE_DEVICES="7", **_smi(tmp_path / "bin", *TWO)) == 1
+
+    assert made.results() == {0: ("setup_failed", 1, 1)}
+    note = json.loads((made.folder / "runs/0/result").read_text())
+    assert note["message"] == "1 GPUs were given (7), and those visible are: 0, 1"
+
+
+def test_shim_on_a_gpu_that_somebody_else_fills_has_no_capacity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.shim.GPU_PATIENCE_S", 0.0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("PATH", _smi(tmp_path / "bin", *TWO)["PATH"])
+
+    with pytest.raises(NoCapacity) as found:
+        check_gpus({"count": 1, "share": 0.25})
+
+    assert str(found.value).startswith("GPU 0 has 1000 of 80000 MiB free, and this run's part of it is 20000")
 
 
 @pytest.mark.parametrize("after", ["exit 0", "exit 3", ":"])

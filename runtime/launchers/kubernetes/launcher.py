@@ -54,6 +54,8 @@ _CANCEL_S: Final = 30
 """Beyond the grace of the pods: how long a cancel waits until all is gone."""
 
 
+TOLD: Final = "/dev/termination-log"
+"""Where the shim leaves the result for whoever reads the pod and not the record root."""
 # The shim is the first process of its container.
 _RING: Final = "import os, signal; os.kill(1, signal.SIGALRM)"
 _KILL: Final = """
@@ -301,6 +303,10 @@ def _order(
 ) -> dict[str, Any]:
     setup = [*place.setup, *_activate(spec)]
     backend: dict[str, Any] = {"setup": setup} if setup else {}
+    backend["told"] = TOLD
+    if spec.resources.gpus and place.check_gpus:
+        count = spec.resources.gpus.count
+        backend["gpu_check"] = {"count": max(1, int(count)), "share": min(1.0, count)}
     order = make_order(spec, job, indices, context, retries="backend", environ=context.environ, **backend)
     if spec.code.mode is CodeMode.IMAGE:
         order["code"] = {"path": "."}

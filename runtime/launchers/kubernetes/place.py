@@ -15,6 +15,7 @@ MOUNT: Final = "/runtime-records"
 """Where pods see the claim of the record root."""
 CLAIM_SCHEME: Final = "claim://"
 
+_GPU: Final = "nvidia.com/gpu"
 _TEXTS: Final = (
     "cluster",
     "context",
@@ -28,7 +29,7 @@ _TEXTS: Final = (
     "slot_namespace",
 )
 _TABLES: Final = ("gpus", "gpu_types", "node_selector", "priority_classes", "labels")
-SETTINGS: Final = (*_TEXTS, *_TABLES, "setup", "tolerations", "run_as_user")
+SETTINGS: Final = (*_TEXTS, *_TABLES, "setup", "tolerations", "run_as_user", "check_gpus")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
@@ -50,7 +51,7 @@ class Place:
     service_account: str | None = None
     claims: Mapping[str, str] = field(default_factory=dict)
     """Name that users say → name of the claim."""
-    gpu_resource: str = "nvidia.com/gpu"
+    gpu_resource: str = _GPU
     gpus: Mapping[str, int] = field(default_factory=dict)
     """Node → how many GPUs it has that are shared in slots."""
     gpu_types: Mapping[str, Any] = field(default_factory=dict)
@@ -61,6 +62,8 @@ class Place:
     priority_classes: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     run_as_user: int | None = None
+    check_gpus: bool = False
+    """Whether the shim looks at its GPUs with nvidia-smi before it starts the command."""
     setup: tuple[str, ...] = ()
 
     @property
@@ -93,6 +96,8 @@ def check_settings(target: Target) -> None:
     user = settings.get("run_as_user")
     if user is not None and (type(user) is not int or user < 0):
         raise InvalidValue(f"{where}.run_as_user", user, "the number of a user")
+    if not isinstance(settings.get("check_gpus", True), bool):
+        raise InvalidValue(f"{where}.check_gpus", settings["check_gpus"], "true or false")
     policy = settings.get("image_pull_policy")
     if policy not in (None, "Always", "IfNotPresent", "Never"):
         raise InvalidValue(f"{where}.image_pull_policy", policy, "Always, IfNotPresent or Never")
@@ -142,7 +147,7 @@ def read_place(target: Target, context: PlanContext) -> Place:
         image_pull_secret=settings.get("image_pull_secret") or (exported.image_pull_secret if exported else None),
         service_account=settings.get("service_account") or (exported.service_account if exported else None),
         claims=claims,
-        gpu_resource=settings.get("gpu_resource", "nvidia.com/gpu"),
+        gpu_resource=settings.get("gpu_resource", _GPU),
         gpus=dict(settings.get("gpus", {})),
         gpu_types=dict(settings.get("gpu_types", {})),
         slot_namespace=settings.get("slot_namespace") or (cluster and cluster.slot_namespace) or namespace,
@@ -151,6 +156,7 @@ def read_place(target: Target, context: PlanContext) -> Place:
         priority_classes=dict(settings.get("priority_classes", {})),
         labels=dict(settings.get("labels", {})),
         run_as_user=settings.get("run_as_user"),
+        check_gpus=settings.get("check_gpus", settings.get("gpu_resource", _GPU) == _GPU),
         setup=tuple(settings.get("setup", ())),
     )
 

@@ -5,6 +5,7 @@ Every state, reason and condition that the job controller, the scheduler and the
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -334,6 +335,9 @@ def _read_failed(pod: Object) -> Read:
 def _read_ended(ended: Object, word: str, message: str) -> Read:
     said, code = ended.get("reason", ""), ended.get("exitCode")
     text = ended.get("message", "") or message
+    told = read_told(text)
+    if told is not None:
+        return JobState.FAILED, told[0], f"Error/{code}", told[1], code
     if said in ("StartError", "ContainerCannotRun") and _ABSENT.search(text):
         return JobState.FAILED, EndReason.IMAGE_FAILED, said, f"the image has no Python that could run: {text}", code
     if said in _ENDED:
@@ -348,6 +352,26 @@ def _read_ended(ended: Object, word: str, message: str) -> Read:
     return JobState.FAILED, EndReason.APP_FAILED, f"Error/{code}", text, code
 
 
+def read_told(text: str) -> tuple[EndReason, str] | None:
+    """Reason and message that the shim left as the container's termination message; None for any other text."""
+    try:
+        found = json.loads(text)
+        reason, message = str(found["reason"]), str(found.get("message", ""))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+    if reason == EndReason.SUCCEEDED:
+        # Said before it is committed, and a pod that committed it has not failed.
+        return EndReason.LOST, "the run ended well, and its record could not be written"
+    known = _ENDS_OF_SHIM.get(reason) or (EndReason(reason) if reason in set(EndReason) else None)
+    return (known, message) if known else None
+
+
+# What the shim says of attempts that are not the last.
+_ENDS_OF_SHIM: Final = {
+    "stopped": EndReason.PREEMPTED,
+    "checkpointed": EndReason.TIMEOUT,
+    "requeue": EndReason.APP_FAILED,
+}
 _SENTENCES: Final = {"OOMKilled": "the container used more memory than its limit"}
 
 
