@@ -27,6 +27,7 @@ import sys
 import tarfile
 import tempfile
 import time
+import traceback
 from typing import Any, Dict, List
 
 SCHEMA = 1
@@ -34,6 +35,9 @@ DONE, FAILED, REFUSED, DUPLICATE, AGAIN, NEVER = 0, 1, 2, 3, 10, 11
 
 BEAT_S = 10.0
 LOOK_S = 0.2
+SOON_S = 0.005
+"""The first looks at what was just started come sooner, so that short commands wait for nobody."""
+ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 TEMPORARY_FAILURE = 75
 """A command that wants to be started again says so with this code (EX_TEMPFAIL), and no budget pays."""
 LOST_IN_A_ROW = 3
@@ -551,6 +555,7 @@ class Attempt(object):
         """Wait for the command, and for all that may end it sooner."""
         beat, beats, quiet = 0.0, 0, (self._printed(), time.time())
         checkpoint = self.order.get("checkpoint")
+        pause = SOON_S
         while True:
             codes = [child.poll() for child in self.children]
             if all(code is not None for code in codes):
@@ -587,7 +592,8 @@ class Attempt(object):
                 elif now - quiet[1] >= idle:
                     self._end_all(self.order["grace_s"])
                     return "idle", 1, {"message": "printed nothing for %d s" % idle}
-            time.sleep(LOOK_S)
+            time.sleep(pause)
+            pause = min(LOOK_S, pause * 1.5)
 
     def _printed(self):
         logs = [os.path.join(self.folder, name) for name in list_names(self.folder) if name.endswith(".log")]
@@ -833,19 +839,26 @@ def restore(archive, sha256, folder):
         shutil.rmtree(folder)
     os.makedirs(folder)
     root = os.path.realpath(folder)
-    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+    made = {root}
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
         for entry in tar:
-            _restore_entry(tar, entry, root)
+            _restore_entry(tar, entry, root, made)
     return folder
 
 
-def _restore_entry(tar, entry, root):
-    """Written out, because `extractall` has other rules in each of the Pythons; nothing lands outside of `root`."""
+def _restore_entry(tar, entry, root, made):
+    """Written out, because `extractall` has other rules in each of the Pythons; nothing lands outside of `root`.
+
+    `made` are folders that have been looked at: nothing here replaces one by a link.
+    """
     target = os.path.join(root, entry.name)
-    parent = os.path.realpath(os.path.dirname(target))
-    if parent != root and not parent.startswith(root + os.sep):
-        raise SetupFailed("the snapshot has a name that leads outside: %s" % entry.name)
-    make_folder(parent)
+    above = os.path.dirname(target)
+    if above not in made:
+        parent = os.path.realpath(above)
+        if parent != root and not parent.startswith(root + os.sep):
+            raise SetupFailed("the snapshot has a name that leads outside: %s" % entry.name)
+        make_folder(parent)
+        made.add(above)
     if entry.issym():
         os.symlink(entry.linkname, target)
     elif entry.isreg():
@@ -1314,23 +1327,76 @@ def pack(order, folder, indices, options, asked):
     slots = share_out(wanted, order["pack"].get("per", "node"), _cpus(), _gpus())
     waiting, codes = list(indices), []
     running: Dict[int, Any] = {}
+    pause = SOON_S
+    tempfile.gettempdir()  # found out by writing to it, once for all copies
     while waiting or running:
         for slot in range(len(slots)):
-            if slot in running and running[slot][0].poll() is not None:
-                codes.append(running.pop(slot)[0].returncode)
+            if slot in running and running[slot].poll() is not None:
+                codes.append(running.pop(slot).returncode)
+                pause = SOON_S
             if slot not in running and waiting and not asked.stop:
-                index = waiting.pop(0)
-                running[slot] = (_start_one(folder, index, slots[slot], options), index)
+                running[slot] = Branch(order, folder, waiting.pop(0), slots[slot], options)
         for name in asked.take():
-            for child, _ in running.values():
-                _kill(child.pid, name)
+            for branch in running.values():
+                _kill(branch.pid, name)
         if asked.stop:
-            for child, _ in running.values():
-                _kill(child.pid, signal.SIGTERM)
-            codes += [child.wait() for child, _ in running.values()]
+            for branch in running.values():
+                _kill(branch.pid, signal.SIGTERM)
+            codes += [branch.wait() for branch in running.values()]
             return AGAIN
-        time.sleep(LOOK_S / 4)
+        time.sleep(pause)
+        pause = min(LOOK_S / 4, pause * 1.5)
     return worst(codes)
+
+
+class Branch(object):
+    """A copy of this process that serves one index of a packed machine.
+
+    Copied and not started anew, because a new Python with all that this file imports costs many times what the rest of
+    a short run does. This process has one thread and holds nothing open that a copy could disturb.
+    """
+
+    def __init__(self, order, folder, index, share, options):
+        self.returncode = None
+        sys.stderr.flush()
+        # A signal that comes before the copy has handlers of its own waits, rather than being noted in ours.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
+        try:
+            self.pid = os.fork()
+            if self.pid == 0:
+                self._serve(order, folder, index, share, options, blocked)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+    def poll(self):
+        """The exit code, None while it runs."""
+        return self._reap(os.WNOHANG)
+
+    def wait(self):
+        return self._reap(0)
+
+    def _reap(self, how):
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, how)
+            if pid:
+                self.returncode = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+        return self.returncode
+
+    def _serve(self, order, folder, index, share, options, unblocked):
+        global _OOM_BEFORE
+        code = FAILED
+        try:
+            os.setsid()
+            asked = Asked()
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+            random.seed()
+            _OOM_BEFORE = _oom_kills()
+            code = serve(order, folder, index, options, asked, bind(*share))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
 
 
 def worst(codes):
@@ -1372,26 +1438,14 @@ def _gpus():
     return []
 
 
-def _start_one(folder, index, share, options):
-    cpus, gpus = share
-    words = [sys.executable, os.path.abspath(__file__), folder, "--index", str(index), "--native", options.native]
-    words += ["--claimed", "--cpus", ",".join(str(cpu) for cpu in cpus), "--gpus", ",".join(gpus)]
-    if options.scratch:
-        words += ["--scratch", options.scratch]
-    return subprocess.Popen(words, stdin=subprocess.DEVNULL, start_new_session=True)
-
-
-def bind(options):
+def bind(cpus, gpus):
     """Keep this run to its CPUs, and return the variables that keep it to its GPUs."""
-    if options.cpus:
-        try:
-            os.sched_setaffinity(0, [int(cpu) for cpu in options.cpus.split(",")])
-        except (AttributeError, OSError):
-            pass
-    if options.gpus is None:
-        return {}
+    try:
+        os.sched_setaffinity(0, cpus)
+    except (AttributeError, OSError):
+        pass
     # Both, for frameworks look at one and container runtimes at the other.
-    return {"CUDA_VISIBLE_DEVICES": options.gpus, "NVIDIA_VISIBLE_DEVICES": options.gpus or "void"}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "NVIDIA_VISIBLE_DEVICES": ",".join(gpus) or "void"}
 
 
 # the command
@@ -1455,10 +1509,7 @@ def main(words):
     parser.add_argument("--indices", type=parse_indices, help="run these, such as 0-7,9, in turn or packed")
     parser.add_argument("--scratch", help="folder on this machine for trees; the system's temporary one by default")
     parser.add_argument("--prepare", action="store_true", help="make the job's environment and run nothing")
-    parser.add_argument("--claimed", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--rank-of", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--cpus", help=argparse.SUPPRESS)
-    parser.add_argument("--gpus", help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     folder = os.path.abspath(options.folder)
     asked = Asked()
@@ -1470,9 +1521,8 @@ def main(words):
             return prepare(order, folder, options)
         if options.rank_of:
             return serve_rank(order, folder, options, asked)
-        if not options.claimed:
-            part = order.get("part", 0) if options.part is None else options.part
-            claim_job(folder, order.get("epoch", 1), part, options.native)
+        part = order.get("part", 0) if options.part is None else options.part
+        claim_job(folder, order.get("epoch", 1), part, options.native)
     except Refused as problem:
         say(str(problem))
         return REFUSED
@@ -1488,14 +1538,12 @@ def main(words):
         code = pack(order, folder, indices, options, asked)
         forget_secrets(order, folder)
         return code
-    binding = bind(options)
     codes = []
     for index in indices:
-        codes.append(serve(order, folder, index, options, asked, binding))
+        codes.append(serve(order, folder, index, options, asked, {}))
         if asked.stop:
             break
-    if not options.claimed:
-        forget_secrets(order, folder)
+    forget_secrets(order, folder)
     return worst(codes)
 
 

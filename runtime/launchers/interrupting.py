@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ PROCESS_INTERRUPTS: Final[Mapping[str, Keeping]] = {
     "oom": Keeping(fidelity=Fidelity.SHIM, how="KILL to the command, and a note that memory was the reason"),
 }
 _JOB: Final = re.compile(r"j-[0-9a-f]{24}")
-_INDEX: Final = re.compile(r" --index (\d+)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ def interrupt_processes(native_id: str, index: int | None, how: str, host: Host)
     if not shims:
         raise NotPossible(f"nothing of `{native_id}` runs on `{host.name}`", hint="`runtime status` shows what does")
     top, runs = _split(shims)
-    chosen = _choose(top, runs, index)
+    served = _served(_job_of(top.line), [top, *runs], index, host)
+    chosen = _choose(top, runs, index, served)
     if how == "preempt":
         _kill(host, "TERM", chosen if index is not None else [top])
     elif how == "timeout":
@@ -52,7 +53,7 @@ def interrupt_processes(native_id: str, index: int | None, how: str, host: Host)
         job = _job_of(top.line)
         _kill(host, "KILL", [*roots, *_below(roots, processes), *_marked(job, index, processes, host)])
     elif how == "oom":
-        _note_memory(top.line, chosen, host)
+        _note_memory(_job_of(top.line), chosen, served, host)
         _kill(host, "KILL", [each for each in _below(chosen, processes) if not each.is_shim])
     else:
         raise NotPossible(f"`{how}` cannot be provoked here", hint=f"one of {', '.join(PROCESS_INTERRUPTS)}")
@@ -74,12 +75,29 @@ def _split(shims: Sequence[Process]) -> tuple[Process, list[Process]]:
     return top, [each for each in shims if each.pid != top.pid]
 
 
-def _choose(top: Process, runs: Sequence[Process], index: int | None) -> list[Process]:
+def _served(job: str, shims: Sequence[Process], index: int | None, host: Host) -> dict[int, int]:
+    """Process id of a shim → the index that it serves, of one index or of all, by the newest attempts.
+
+    A shim that shares out a machine makes copies of itself, so their command lines are all the same.
+    """
+    folder = f"jobs/{job}/runs"
+    newest: dict[str, int] = {}
+    for run in [str(index)] if index is not None else host.files.names(folder):
+        names = host.files.names(f"{folder}/{run}")
+        attempts = [name for name in names if name[0] == "a" and name[1:].isdigit()]
+        if attempts and "result" not in names:
+            newest[f"{folder}/{run}/{attempts[-1]}/start.json"] = int(run)
+    pids = {each.pid for each in shims}
+    found = {json.loads(text)["pid"]: newest[name] for name, text in host.files.read_many(newest).items()}
+    return {pid: served for pid, served in found.items() if pid in pids}
+
+
+def _choose(top: Process, runs: Sequence[Process], index: int | None, served: Mapping[int, int]) -> list[Process]:
     if "--indices" not in top.line:
         return [top]
     if index is None:
         return list(runs)
-    chosen = [each for each in runs if (found := _INDEX.search(each.line)) and int(found[1]) == index]
+    chosen = [each for each in runs if served.get(each.pid) == index]
     if not chosen:
         raise NotPossible(f"run {index} does not run now", hint="`runtime status` shows which do")
     return chosen
@@ -107,18 +125,12 @@ def _marked(job: str, index: int | None, processes: Sequence[Process], host: Hos
     return [each for each in processes if each.pid in (pids or ())]
 
 
-def _note_memory(line: str, chosen: Sequence[Process], host: Host) -> None:
+def _note_memory(job: str, chosen: Sequence[Process], served: Mapping[int, int], host: Host) -> None:
     """The shim takes a killed command for one that was killed for memory where the attempt's folder says so."""
     for shim in chosen:
-        found = _INDEX.search(shim.line)
-        run = f"jobs/{_job_of(line)}/runs/{found[1] if found else _only_run(line, host)}"
-        attempts = host.files.names(run, "a")
-        if attempts:
-            host.files.write(f"{run}/{attempts[-1]}/oom", b"")
-
-
-def _only_run(line: str, host: Host) -> str:
-    return next(iter(host.files.names(f"jobs/{_job_of(line)}/runs")), "0")
+        if shim.pid in served:
+            run = f"jobs/{job}/runs/{served[shim.pid]}"
+            host.files.write(f"{run}/{host.files.names(run, 'a')[-1]}/oom", b"")
 
 
 def _job_of(line: str) -> str:

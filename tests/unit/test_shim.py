@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -184,6 +185,23 @@ def test_shim_refuses_a_snapshot_of_other_bytes(job: MakeJob, tmp_path: Path) ->
 
     assert made.results() == {0: ("setup_failed", 1, 1)}
     assert "other bytes" in json.loads((made.folder / "runs/0/result").read_text())["message"]
+
+
+def test_shim_unpacks_nothing_outside_of_the_tree_though_a_link_leads_there(job: MakeJob, tmp_path: Path) -> None:
+    (tmp_path / "tree/first").mkdir(parents=True)
+    (tmp_path / "tree/first/file").write_text("1")
+    archive = make_snapshot(tmp_path / "tree").archive.rstrip(b"\0") + b"\0" * 511
+    link, file = tarfile.TarInfo("leads"), tarfile.TarInfo("leads/file")
+    link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path / "outside")
+    (tmp_path / "outside").mkdir()
+    made = job("true")
+    add_snapshot(made, archive + link.tobuf() + file.tobuf() + b"\0" * 1024)
+
+    assert made.run() == 1
+
+    assert list((tmp_path / "outside").iterdir()) == []
+    note = json.loads((made.folder / "runs/0/result").read_text())
+    assert note["message"] == "the snapshot has a name that leads outside: leads/file"
 
 
 def test_shim_shares_a_tree_that_nobody_can_write_to_where_the_order_says_so(job: MakeJob, tmp_path: Path) -> None:
