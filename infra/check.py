@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pulumi
 
-from infra.config import InvalidSettings, Settings, settings_from
+from infra.config import SECRET_VALUE, InvalidSettings, Settings, settings_from
 from infra.google_outputs import compute
 from infra.policy.rules import Bounds, apply_rules, bounds_of
 from infra.prices import Cost, find_costs
@@ -210,11 +210,6 @@ def find_violations(recording: Recording, settings: Settings | None = None) -> I
 
 
 SUSPICIOUS_KEY: Final = re.compile(r"token|key|password|credential|passphrase", re.IGNORECASE)
-
-SECRET_VALUE: Final = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY|\bya29\.[\w-]{20,}|\bAIza[\w-]{35}|\bgh[pousr]_\w{30,}|\bhf_[A-Za-z0-9]{20,}"
-    r'|\bAKIA[0-9A-Z]{16}\b|"private_key"|\bsk-[A-Za-z0-9_-]{20,}'
-)
 
 
 def find_leaks(recording: Recording) -> Iterator[Finding]:

@@ -7,8 +7,9 @@ problem with the field, the value, what is allowed and a hint.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -255,6 +256,16 @@ OPTIONAL_PARTS: Final = ("network", "records", "ci", "alerts")
 """Keys whose absence means that the part is not wanted. Pulumi.yaml has to give each a default, so `{}` is absence."""
 
 
+SECRET_VALUE: Final = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY|\bya29\.[\w-]{20,}|\bAIza[\w-]{35}|\bgh[pousr]_\w{30,}|\bhf_[A-Za-z0-9]{20,}"
+    r'|\bAKIA[0-9A-Z]{16}\b|"private_key"|\bsk-[A-Za-z0-9_-]{20,}'
+)
+"""What secrets look like that have a form of their own."""
+_VALUE_KEYS: Final = re.compile(
+    r"secrets\.(?P<name>[^.]+)\.(?:value|values|token|password|key|secret|data|content|text)"
+)
+
+
 class InvalidSettings(RequestRefused):
     """Settings of `where` (a stack, or a component) that cannot be used; nothing was made."""
 
@@ -275,6 +286,9 @@ def parse_settings(stack: str, values: Mapping[str, Any]) -> Settings:
     """
     hints = hints_of(Settings)
     decoded = {key: decode(hints[key], value) if key in KEYS else value for key, value in values.items()}
+    if typed_in := list(_find_typed_secrets(decoded)):
+        # Alone: any other problem could repeat the value.
+        raise InvalidSettings(f"stack `{stack}`", typed_in)
     reader = Reader()
     for key in OPTIONAL_PARTS:
         if key in decoded and decoded[key] in ({}, None):
@@ -287,14 +301,46 @@ def parse_settings(stack: str, values: Mapping[str, Any]) -> Settings:
             )
             del decoded[key]
     settings = reader.read_dataclass(Settings, decoded, "", {"stack": stack})
-    unread = {problem.path for problem in reader.problems}
-    found = find_problems(settings) if isinstance(settings, Settings) else []
-    # What could not be read has its default for now, and what that would break is no news.
-    problems = [*reader.problems, *(problem for problem in found if problem.path not in unread)]
+    problems = [*map(_with_place_of_values, reader.problems), *_find_news(settings, reader.problems)]
     if problems:
         raise InvalidSettings(f"stack `{stack}`", problems)
     assert isinstance(settings, Settings)
     return settings
+
+
+def _find_news(settings: object, unread: Sequence[Problem]) -> list[Problem]:
+    """What is wrong with what could be read. The rest has its default for now, and what that would break is no news."""
+    from infra import stack_rules
+
+    if not isinstance(settings, Settings):
+        return []
+    paths = {problem.path for problem in unread}
+    broken = [] if paths.isdisjoint(_PARTS) else stack_rules.find_stack_problems(settings)
+    return [each for each in find_problems(settings) if each.path not in paths and each not in broken]
+
+
+def _find_typed_secrets(value: object, path: str = "") -> Iterator[Problem]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _find_typed_secrets(item, join(path, str(key)))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _find_typed_secrets(item, f"{path}[{index}]")
+    elif isinstance(value, str) and SECRET_VALUE.search(value):
+        yield Problem(
+            path=path,
+            message="looks like the value of a secret, which is not repeated here",
+            hint="take it out and, where it was committed or shared, have a new one made; `runtime secrets put` takes values",
+        )
+
+
+def _with_place_of_values(problem: Problem) -> Problem:
+    found = _VALUE_KEYS.fullmatch(problem.path)
+    if found is None:
+        return problem
+    return replace(
+        problem, hint=f"no value is written here: `runtime secrets put {found['name']}` takes it, after `up`"
+    )
 
 
 def read_settings() -> Settings:
@@ -366,6 +412,11 @@ def ensure_valid(value: object, path: str) -> None:
 
 KEYS: Final = frozenset(each.name for each in fields(Settings)) - {"stack"}
 """The top-level keys of a stack file, without our prefix."""
+
+_PARTS: Final = frozenset(
+    {"network", "queues", "records", "registries", "secrets", "heads", "kubernetes", "access", "ci", "alerts"}
+)
+"""Those that have keys of their own, on which rules about the whole stack rest."""
 
 _FOREIGN_HINTS: Final = {
     "gcp:project": f"`{NAMESPACE}:project` is where the project is set",

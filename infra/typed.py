@@ -97,15 +97,16 @@ class Reader:
             return self._read_tuple(typing.get_args(hint)[0], value, path)
         if origin is not None and issubclass(origin, Mapping):
             item_hint = typing.get_args(hint)[1]
-            return self._of_mapping(value, path, lambda mapping: self._read_items(item_hint, mapping, path))
+            example = _as_names(value) if is_dataclass(item_hint) else None
+            return self._of_mapping(value, path, lambda mapping: self._read_items(item_hint, mapping, path), example)
         return self._read_scalar(hint, value, path)
 
     def _dataclass(self, type_: type, value: Mapping[str, object], path: str) -> Any:
         return self.read_dataclass(type_, value, path, {})
 
-    def _of_mapping(self, value: object, path: str, then: Any) -> Any:
+    def _of_mapping(self, value: object, path: str, then: Any, example: str | None = None) -> Any:
         if not isinstance(value, Mapping):
-            return self._wrong(path, value, "an object with keys")
+            return self._wrong(path, value, "an object with keys", hint=f"write `{example}`" if example else None)
         wrong = [key for key in value if not isinstance(key, str)]
         for key in wrong:
             self._report(path, f"has the key {show(key)}, which is no text", hint="put it in quotes")
@@ -240,6 +241,14 @@ def _as_int(value: object) -> int | None:
     if isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value):
         return int(value)
     return None
+
+
+def _as_names(value: object) -> str | None:
+    """A list of names, as an object has them."""
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not names or not all(isinstance(each, str) for each in names):
+        return None
+    return f"{{{', '.join(f'{name}: {{}}' for name in names)}}}"
 
 
 def _allows_none(hint: Any) -> bool:

@@ -191,6 +191,8 @@ WRONG: dict[str, tuple[str, Callable[[dict[str, Any]], Any]]] = {
         lambda config: config["heads"]["main"].update(image="us-west4-docker.pkg.dev/p-1/m/cluster:latest"),
     ),
     "secret-that-is-none": ("marin-us-west4", lambda config: config["heads"]["main"].update(environment=["hf-tokn"])),
+    "typed-secret": ("dev", lambda config: config["secrets"]["hf-token"].update(env="hf_" + 30 * "a")),
+    "value-of-a-secret": ("dev", lambda config: config["secrets"]["hf-token"].update(value="0123456789abcdef")),
     "encrypted-value": ("dev", lambda config: config.update(project={"secure": "v1:abc"})),
     "ambient-project": ("dev", lambda config: config.update({"gcp:project": "other"})),
     "default-providers-on": ("dev", lambda config: config.pop("pulumi:disable-default-providers")),

@@ -433,6 +433,39 @@ def test_several_wrong_settings_are_all_told_at_once() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        ("labels/token", "labels.token"),
+        ("secrets/hf-token/value", "secrets.hf-token.value"),
+        ("heads/main/environment", "heads.main.environment"),
+        ("access/operators", "access.operators"),
+        ("nonsense", "nonsense"),
+    ],
+)
+def test_typed_secret_is_named_by_its_place_and_never_repeated(change: str, path: str) -> None:
+    secret = "hf_" + 30 * "x"
+
+    for value in (secret, [secret]):
+        [problem] = problems_of(changed(change, value))
+        assert problem.path in (path, f"{path}[0]")
+        assert "`runtime secrets put`" in problem.line()
+        assert secret not in problem.line()
+
+
+def test_part_that_cannot_be_read_is_the_only_news() -> None:
+    [problem] = problems_of(changed("queues", ["default"]))
+
+    assert problem.line() == "`queues` is a list, allowed is an object with keys; write `{default: {}}`"
+
+
+def test_part_that_cannot_be_read_hides_nothing_that_is_wrong_in_another() -> None:
+    values = changed("queues", ["default"])
+    values["heads"]["main"]["disk_gb"] = 1
+
+    assert find_paths(values) == ["queues", "heads.main.disk_gb"]
+
+
 def test_invalid_settings_render_a_line_per_problem_and_where_to_read_on() -> None:
     problems = [
         Problem(path="zone", message="is not set", hint="set it"),
