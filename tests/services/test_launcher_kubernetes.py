@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -42,6 +43,7 @@ from runtime.launching import JobHandle, LaunchOptions, find_job, launch
 from runtime.reasons import EndReason
 from tests.images_support import INSTALL, TOOLS_FOLDER, tool_environment
 from tests.kubernetes_support import Access, Kubernetes, run_script
+from tests.readme_support import AS_PROMISED, follow_readme
 from tests.services.test_workspace import missing_in, workspace_objects
 from tests.services_support import require, wait_until
 
@@ -171,7 +173,8 @@ def lab(
     }
     targets = {
         "lab": target,
-        "gpus": {**target, "gpus": {"node-1": 3}},
+        "gpus": {**target, "gpus": {"node-1": 3}, "check_gpus": False},
+        "seen": {**target, "gpus": {"node-1": 3}},
         "bare": {**target, "defaults": {"image": WITHOUT_PYTHON}},
         "wrong": {**target, "defaults": {"image": "test.local/nothing:7"}},
     }
@@ -208,6 +211,12 @@ def explained(job: JobHandle, index: int = 0) -> Any:
 
 
 # runs
+
+
+def test_readme_launch_on_kubernetes_ends_as_promised(lab: Lab, tmp_path: Path) -> None:
+    settings = lab.settings.project.targets["lab"]
+
+    assert follow_readme(tmp_path / "project", "lab", settings=settings) == AS_PROMISED
 
 
 def test_seeds_are_as_many_finished_runs_each_with_its_own_index_seed_and_output(lab: Lab, tmp_path: Path) -> None:
@@ -293,6 +302,18 @@ def test_claims_secrets_and_shared_memory_are_in_the_pod(lab: Lab) -> None:
 
 
 # ends that Kubernetes knows
+
+
+def test_pod_tells_the_result_where_the_record_root_is_not_read(lab: Lab) -> None:
+    with lab.launch("sleep", "60", idle_timeout=timedelta(seconds=1)) as job:
+        assert ended(job) == (JobState.FAILED, EndReason.IDLE)
+        natives = [each.native_id for each in job.entry().natives]
+
+        def said() -> list[tuple[EndReason | None, str]]:
+            states = KubernetesLauncher().states(job.target, natives, job.host)
+            return [(each.reason, each.message) for each in states]
+
+        until(lambda: said() == [(EndReason.IDLE, "printed nothing for 1 s")], "the pod's own word")
 
 
 def test_run_over_its_memory_is_oom_and_explained_with_the_limit(lab: Lab) -> None:
@@ -464,6 +485,39 @@ def test_twelve_seeds_on_three_gpus_with_four_slots_each_run_at_once(lab: Lab) -
         assert ended(other) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
 
 
+@pytest.mark.parametrize(
+    ("line", "end", "begin"),
+    [
+        ("0, GPU-1, 30000, 40000", (JobState.SUCCEEDED, EndReason.SUCCEEDED), ""),
+        ("0, GPU-1, 3000, 40000", (JobState.FAILED, EndReason.NO_CAPACITY), "GPU 0 has 3000 of 40000 MiB free"),
+        ("", (JobState.FAILED, EndReason.SETUP_FAILED), "1 GPUs were given (0), and those visible are: none"),
+    ],
+)
+def test_gpu_that_others_use_or_that_is_not_visible_is_seen_before_the_command_starts(
+    lab: Lab, line: str, end: tuple[JobState, EndReason], begin: str
+) -> None:
+    folder = lab.claim_folder / "bin"
+    folder.mkdir(exist_ok=True)
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\necho '{line}'\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    with lab.launch(
+        "true",
+        target="seen",
+        mounts=(Mount(source="claim://records/bin", target="/usr/local/sbin"),),
+        resources=JobResources(gpus=Gpus(count=0.5)),
+    ) as job:
+        assert ended(job) == end
+        (said,) = [
+            each["state"]["terminated"].get("message", "")
+            for pod in Cluster("lab", str(lab.kubeconfig)).list(
+                "pods", lab.namespace, labels=f"research-runtime/job={job.id}"
+            )
+            for each in pod["status"]["containerStatuses"]
+        ]
+        told = json.loads(said)
+        assert (told["reason"], told["message"].startswith(begin)) == (end[1].value, True)
+
+
 def total_of(lab: Lab, number: int) -> float:
     lease = Cluster("lab", str(lab.kubeconfig)).get("leases", lab.namespace, lease_name(Gpu("node-1", number)))
     return sum(each.total for each in read_table(lease))
@@ -514,8 +568,6 @@ print(job.id, job.new)
 
 
 def start_launch(lab: Lab, *, share: float = 0, **environ: str) -> subprocess.Popen[str]:
-    import json
-
     target = "gpus" if share else "lab"
     arguments = [str(lab.settings.project.root), json.dumps(dict(lab.settings.project.targets)), target, str(share)]
     return subprocess.Popen(

@@ -37,6 +37,7 @@ from runtime.launching import JobHandle, LaunchOptions, find_job, launch, prepar
 from runtime.reasons import EndReason
 from runtime.targets import find_target
 from tests import slurm_support
+from tests.readme_support import AS_PROMISED, follow_readme
 from tests.services_support import require, wait_until
 from tests.slurm_support import Slurm
 from tests.ssh_support import SshServer
@@ -123,6 +124,12 @@ def runs(job: JobHandle) -> bool:
 # what runs
 
 
+def test_readme_launch_on_slurm_ends_as_promised(place: Place, tmp_path: Path) -> None:
+    hpc = {"kind": "slurm", "records": str(tmp_path / "records")}
+
+    assert follow_readme(tmp_path / "project", "hpc", settings=hpc) == AS_PROMISED
+
+
 def test_job_runs_the_tree_as_it_was_with_only_its_own_variables(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SBATCH_PARTITION", "nowhere")
     monkeypatch.setenv("SQUEUE_STATES", "SUSPENDED")
@@ -198,6 +205,25 @@ def test_packed_array_fills_the_slots_of_its_nodes_with_gpus_of_their_own(place:
     assert wait_until(lambda: len(elements(place, job)) == 2, timeout_s=15), elements(place, job)
     assert {printed(job, index) for index in range(12) if index != 7} == {"0\n", "1\n"}
     assert [len(job.attempts(index)) for index in (6, 7, 8)] == [1, 2, 1]
+
+
+def test_two_hundred_small_runs_are_packed_on_four_nodes_and_each_runs_once(place: Place) -> None:
+    job = place.launch(
+        "echo $RUNTIME_ARRAY_INDEX $SLURMD_NODENAME",
+        array=Array(count=200, pack=4, max_parallel=16),
+        resources=JobResources(cpus=4),
+        time_limit=timedelta(minutes=1),
+    )
+
+    status = job.wait(timeout_s=90)
+
+    assert dict(status.counts) == {JobState.SUCCEEDED: 200}
+    assert wait_until(lambda: len(elements(place, job)) == 4, timeout_s=15), elements(place, job)
+    runs = place.folder / "records" / "jobs" / job.id / "runs"
+    said = [(runs / str(index) / "a0001" / "rank0.log").read_text().split() for index in range(200)]
+    assert [int(index) for index, _ in said] == list(range(200))
+    assert {node for _, node in said} == {"n1", "n2", "n3", "n4"}
+    assert [path.name for path in runs.glob("*/a0002")] == []
 
 
 def test_job_waits_for_the_jobs_it_comes_after(place: Place) -> None:
@@ -535,8 +561,16 @@ def test_submit_limit_is_told_and_an_array_within_it_runs(place: Place) -> None:
 
 
 def test_bundle_runs_where_it_was_copied_to_and_submitted_twice_is_one_job(place: Place) -> None:
-    spec = JobSpec(command=("sh", "main.sh", "{x}"), array=Array(params={"x": (1, 2)}))
-    (place.tree / "main.sh").write_text("echo from the bundle $1\n")
+    spec = JobSpec(command=("sh", "main.sh", "{x}"), array=Array(params={"x": (1, 2)}), image="/images/a.sif")
+    (place.tree / "main.sh").write_text("echo from the bundle $1; touch $RUNTIME_OUTPUT_DIR/out\n")
+    # Stands for the real one: looks for what is bound, and runs what follows the image.
+    container = place.folder / "apptainer"
+    container.write_text(
+        '#!/bin/sh\nwhile [ $1 != /images/a.sif ]; do [ $1 = --bind ] && { ls -d "$2" >/dev/null || exit 9; }; shift; done\n'
+        'shift; exec "$@"\n'
+    )
+    container.chmod(0o755)
+    place.target["container"] = str(container)
     target = find_target("hpc", place.settings)
     prepared = prepare(spec, target, place.settings, LaunchOptions(base=place.tree))
     assert prepared.snapshot is not None
@@ -552,6 +586,7 @@ def test_bundle_runs_where_it_was_copied_to_and_submitted_twice_is_one_job(place
     assert both[0] == both[1] == f"{place.slurm.jobs(prepared.plan.job.id)[0]}\n"
     logs = sorted(moved.glob("records/jobs/*/runs/*/a0001/rank0.log"))
     assert [log.read_text() for log in logs] == ["from the bundle 1\n", "from the bundle 2\n"]
+    assert len(list(moved.glob("records/jobs/*/runs/*/output/a0001/out"))) == 2
 
 
 def test_rehearsed_time_out_after_a_checkpoint_is_tried_again_and_spends_nothing(place: Place) -> None:

@@ -29,6 +29,7 @@ from runtime.jobs import (
     JobSpec,
     Mount,
     MountMode,
+    Outputs,
     PackPer,
     Placement,
     Priority,
@@ -264,7 +265,9 @@ def test_record_root_is_the_clusters_scratch_and_never_a_home_by_itself(tmp_path
 @pytest.mark.parametrize("container", ["apptainer", "singularity"])
 def test_container_runs_in_the_jobs_folder_with_only_the_jobs_variables(tmp_path: Path, container: str) -> None:
     spec = JobSpec(command=("x",), image="/images/a.sif", env={"MODE": "fast run"}, resources=GPU)
-    wrap = make_plan(spec, tmp_path, container=container, pre=["echo before"]).order["wrap"]
+    wrap = make_plan(
+        spec, tmp_path, container=container, pre=["echo before"], container_flags=["--writable-tmpfs"]
+    ).order["wrap"]
     commands = tmp_path / "bin"
     commands.mkdir()
     prefix = f"{container.upper()}ENV_"
@@ -278,27 +281,58 @@ def test_container_runs_in_the_jobs_folder_with_only_the_jobs_variables(tmp_path
     done = subprocess.run(
         [*wrap, sys.executable, "-c", "import os; print(sorted(set(os.environ) - {'PWD', 'SHLVL', '_', 'LC_CTYPE'}))"],
         cwd=tmp_path,
-        env={"PATH": f"{commands}:{os.environ['PATH']}", "RUNTIME_RANK": "0", "OTHER": "x", "RANK": "0"},
+        env={
+            "PATH": f"{commands}:{os.environ['PATH']}",
+            "RUNTIME_RANK": "0",
+            "RUNTIME_OUTPUT_DIR": "/out",
+            "RUNTIME_CHECKPOINT_DIR": "/checkpoints",
+            "OTHER": "x",
+            "RANK": "0",
+        },
         capture_output=True,
         text=True,
         check=True,
     )
 
     words, before, variables = done.stdout.splitlines()
-    run = f"/scratch/lab/jobs/{JOB}"
     assert words.split() == [
         "exec",
         "--nv",
         "--bind",
         str(tmp_path),
         "--bind",
-        run,
+        "/out",
+        "--bind",
+        "/checkpoints",
         "--pwd",
         str(tmp_path),
         "--cleanenv",
+        "--writable-tmpfs",
     ]
     assert before == "before"
-    assert variables == "['PATH', 'RANK', 'RUNTIME_RANK']"
+    assert variables == "['PATH', 'RANK', 'RUNTIME_CHECKPOINT_DIR', 'RUNTIME_OUTPUT_DIR', 'RUNTIME_RANK']"
+
+
+def test_lines_of_the_job_run_inside_its_container_and_those_of_the_target_outside(tmp_path: Path) -> None:
+    spec = JobSpec(command=("x",), environment=Environment(name="/opt/venv", setup=("export A=1",)))
+    settings: dict[str, Any] = {"setup": ["module load apptainer"], "paths": {"/opt": "/lustre/opt"}}
+
+    outside = make_plan(spec, tmp_path, **settings).order
+    inside = make_plan(replace(spec, image="/a.sif"), tmp_path, **settings).order
+
+    assert outside["setup"] == ["module load apptainer", ". /lustre/opt/venv/bin/activate", "export A=1"]
+    assert inside["setup"] == ["module load apptainer"]
+    assert inside["wrap"][2].endswith(
+        """sh -c 'set -e\n. /opt/venv/bin/activate\nexport A=1\nset +e\nexec "$@"' pre "$@\""""
+    )
+
+
+def test_folders_of_a_job_are_where_the_target_has_them(tmp_path: Path) -> None:
+    spec = JobSpec(command=("x",), outputs=Outputs(dir="/data/out"), checkpoint=Checkpoint(dir="/data/c"))
+
+    order = make_plan(spec, tmp_path, paths={"/data": "/lustre"}).order
+
+    assert (order["output_dir"], order["checkpoint"]["dir"]) == ("/lustre/out", "/lustre/c")
 
 
 # bundles
@@ -348,6 +382,30 @@ def test_bundle_submitted_twice_is_one_job_and_finds_its_folder_wherever_it_lies
     assert f"--output={run}/slurm/%j.log" in calls[0]
 
 
+def test_bundle_makes_the_environment_before_it_submits(tmp_path: Path) -> None:
+    plan = make_plan(
+        JobSpec(command=("true",)),
+        tmp_path,
+        setup=["export FROM_SETUP=yes"],
+        python=str(tmp_path / "bin" / "prepare-python"),
+    )
+    plan = replace(plan, order={**plan.order, "environment": {"build_on": "submit"}})
+    export_bundle(plan, tmp_path / "bundle")
+    commands = make_commands(tmp_path / "bin")
+    python = commands / "prepare-python"
+    python.write_text('#!/bin/sh\n[ -e "$0.ready" ] || exit 1\necho "$FROM_SETUP $*" >"$0.calls"\n')
+    python.chmod(0o755)
+
+    failed = submit(tmp_path / "bundle", commands)
+    (commands / "prepare-python.ready").touch()
+    done = submit(tmp_path / "bundle", commands)
+
+    run = tmp_path / "bundle" / "records" / plan.folder
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (0, "4711\n")
+    assert (commands / "prepare-python.calls").read_text() == f"yes {run}/shim.py {run} --prepare\n"
+
+
 def test_bundle_whose_answer_was_lost_finds_its_job_by_name(tmp_path: Path) -> None:
     plan = make_plan(JobSpec(command=("true",)), tmp_path)
     export_bundle(plan, tmp_path / "bundle")
@@ -380,7 +438,6 @@ def test_bundle_that_slurm_refuses_says_so_and_may_be_tried_again(tmp_path: Path
     [
         JobSpec(command=("x",), secrets=(SecretRef(name="A", source="env://A"),)),
         JobSpec(command=("x",), after=("j-0",)),
-        JobSpec(command=("x",), image="/a.sif"),
     ],
 )
 def test_bundle_of_a_job_that_needs_more_than_files_is_refused(tmp_path: Path, spec: JobSpec) -> None:

@@ -17,7 +17,7 @@ from runtime.launchers.base import LaunchPlan, NativePart
 from runtime.launchers.order import SNAPSHOT_FILE
 from runtime.launchers.slurm import render
 from runtime.launchers.slurm.client import SCRUB
-from runtime.launchers.slurm.settings import read_settings
+from runtime.launchers.slurm.settings import SlurmSettings, read_settings
 
 SHIM: Final = Path(__file__).parents[2] / "shim.py"
 RECORDS: Final = "records"
@@ -67,16 +67,6 @@ def _check(plan: LaunchPlan, folder: Path, snapshot: bytes | None) -> None:
         )
     if (plan.order.get("code") or {}).get("archive") and snapshot is None:
         raise NotPossible("the job has code, and the bundle was given none")
-    if plan.order.get("environment", {}).get("build_on") == BuildOn.SUBMIT:
-        raise NotPossible(
-            "the environment would be made where the job is submitted, and a bundle submits from a script",
-            hint="environment.build_on: node, or environment.name",
-        )
-    if plan.order.get("wrap"):
-        raise NotPossible(
-            "a container binds the run folder by its path, which a bundle does not know",
-            hint="submit it on the login node, or over ssh",
-        )
 
 
 def _description(plan: LaunchPlan) -> dict[str, object]:
@@ -109,6 +99,7 @@ def render_submit(plan: LaunchPlan) -> str:
         f'run=$(cd "$(dirname "$0")" && pwd)/{RECORDS}/{plan.folder}',
         'mkdir -p "$run/slurm" "$run/submit"',
         _FUNCTIONS.rstrip("\n"),
+        *_prepare_lines(plan, settings),
         *(_submit_line(part) for part in plan.parts),
         "exit $failed",
     ]
@@ -143,6 +134,16 @@ submit() { # part, name, words…
     echo "$id"
 }
 """
+
+
+def _prepare_lines(plan: LaunchPlan, settings: SlurmSettings) -> list[str]:
+    """The environment is made here, for nodes may have no network; one that is there already is kept."""
+    if plan.order.get("environment", {}).get("build_on") != BuildOn.SUBMIT:
+        return []
+    profile = settings.profile_for(plan.spec)
+    lines = "\n".join(["set -e", *profile.setup, 'exec "$@"'])
+    python = shlex.quote(profile.python or "python3")
+    return [f'bash -lc {shlex.quote(lines)} prepare {python} "$run/shim.py" "$run" --prepare >&2 || exit 1']
 
 
 def _submit_line(part: NativePart) -> str:

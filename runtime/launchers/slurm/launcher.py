@@ -151,7 +151,7 @@ class SlurmLauncher:
         helper = settings.ht_helper is not None and spec.array is not None
         slices = [render.Slice(None, None)] if helper else render.split_array(spec, len(indices), settings)
         times = render.plan_times(spec, profile, slices)
-        order = self._order(spec, settings, profile, job, indices, context, times, f"{root}/jobs/{job.id}")
+        order = self._order(spec, settings, profile, job, indices, context, times)
         if helper:
             offset = spec.array.offset if spec.array else 0
             artefacts = {
@@ -212,17 +212,23 @@ class SlurmLauncher:
         indices: Sequence[Mapping[str, Any]],
         context: PlanContext,
         times: render.Times,
-        folder: str,
     ) -> dict[str, Any]:
         backend: dict[str, Any] = {}
         packed = render.slots_of_node(spec) > 1 or (spec.array is not None and spec.array.pack is not None)
         if packed and spec.array:
             backend["pack"] = {"slots": spec.array.pack, "per": spec.array.pack_per.value}
-        if setup := [*profile.setup, *activation_lines(spec)]:
+        contained = bool(spec.image or profile.image)
+        own = [*activation_lines(spec if contained else _mapped(spec, settings)), *spec.environment.setup]
+        if setup := [*profile.setup, *([] if contained else own)]:
             backend["setup"] = setup
         if spec.nodes > 1:
             backend["launch_ranks"] = render.srun_words(spec)
         if made := environment_order(spec, BuildOn.SUBMIT):
+            if contained:
+                raise NotPossible(
+                    "`environment.manager` makes an environment on the nodes, which a container does not have",
+                    hint="build it into the image; environment.name and environment.setup work inside of it",
+                )
             backend["environment"] = made
         # Requeuing the job would end its other runs too, where they share a node.
         requeue = not packed and settings.ht_helper is None
@@ -234,7 +240,7 @@ class SlurmLauncher:
             else None
         )
         order = make_order(
-            spec,
+            replace(spec, environment=replace(spec.environment, setup=())),
             job,
             indices,
             context,
@@ -245,11 +251,12 @@ class SlurmLauncher:
         )
         if times.limit is not None:
             order["time_limit_s"] = times.limit.total_seconds()
-        for name in ("output_dir",):
-            if name in order:
-                order[name] = settings.map_path(order[name])
+        if "output_dir" in order:
+            order["output_dir"] = settings.map_path(order["output_dir"])
+        if spec.checkpoint and spec.checkpoint.dir:
+            order["checkpoint"]["dir"] = settings.map_path(spec.checkpoint.dir)
         names = render.variable_names(spec, order["runs"])
-        if wrap := render.container_words(spec, settings, profile, folder, names):
+        if wrap := render.container_words(spec, settings, profile, names, own):
             order["wrap"] = wrap
         return order
 
@@ -501,6 +508,12 @@ class SlurmLauncher:
 
     def _client(self, target: Target, host: Host) -> SlurmClient:
         return SlurmClient(host, read_settings(target))
+
+
+def _mapped(spec: JobSpec, settings: SlurmSettings) -> JobSpec:
+    """The spec with its environment where it lies on the nodes."""
+    name = spec.environment.name
+    return replace(spec, environment=replace(spec.environment, name=name and settings.map_path(name)))
 
 
 def find_records(target: Target, context: PlanContext) -> str:

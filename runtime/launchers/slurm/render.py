@@ -278,12 +278,13 @@ def _expanding(path: str) -> str:
 
 
 def container_words(
-    spec: JobSpec, settings: SlurmSettings, profile: Profile, run_folder: str, environ: Sequence[str]
+    spec: JobSpec, settings: SlurmSettings, profile: Profile, environ: Sequence[str], setup: Sequence[str] = ()
 ) -> list[str]:
     """What goes before the command: empty without an image.
 
-    The command runs in the folder where it would run without a container. The container has a clean environment:
-    only variables of the job, named here, and of our contract pass.
+    The command runs in the folder where it would run without a container, and sees its output and checkpoint folders.
+    The container has a clean environment: only variables of the job, named here, and of our contract pass. `setup` are
+    the job's own lines of shell, which run inside.
     """
     image = spec.image or profile.image
     if image is None:
@@ -293,7 +294,7 @@ def container_words(
     words = [settings.container, "exec"]
     if spec.resources.gpus:
         words.append("--nv")
-    binds = ['"$PWD"', shlex.quote(run_folder)]
+    binds = ['"$PWD"', '"$RUNTIME_OUTPUT_DIR"', '"$RUNTIME_CHECKPOINT_DIR"']
     for mount in spec.mounts:
         source = settings.map_path(mount.source)
         if "://" in source:
@@ -307,11 +308,12 @@ def container_words(
             *(f"--bind {each}" for each in binds),
             '--pwd "$PWD"',
             "--cleanenv",
+            *map(shlex.quote, profile.container_flags),
             shlex.quote(_image(image, settings)),
         ]
     )
-    if profile.pre:
-        inside = "\n".join([*profile.pre, 'exec "$@"'])
+    if profile.pre or setup:
+        inside = "\n".join(["set -e", *profile.pre, *setup, "set +e", 'exec "$@"'])
         line += f" sh -c {shlex.quote(inside)} pre"
     return ["sh", "-c", f'{_pass_variables(environ, settings)}exec {line} "$@"', "container"]
 

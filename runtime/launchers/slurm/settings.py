@@ -44,6 +44,8 @@ class Profile:
     """Container image where the spec names none."""
     pre: tuple[str, ...] = ()
     """Lines of shell that run inside the container, before the command."""
+    container_flags: tuple[str, ...] = ()
+    """Further words for `apptainer exec`."""
     max_time: timedelta | None = None
     """Longest `--time` of the partition; a job's grace is taken off its limit rather than go beyond."""
     gpu_option: str = "gres"
@@ -111,7 +113,7 @@ class SlurmSettings:
 _PROFILE: Final = tuple(each.name for each in fields(Profile))
 _OWN: Final = tuple(each.name for each in fields(SlurmSettings) if each.name != "profile")
 SETTINGS: Final = (*_OWN, *_PROFILE)
-_LINES: Final = ("flags", "setup", "pre", "options")
+_LINES: Final = ("flags", "setup", "pre", "container_flags", "options")
 _NUMBERS: Final = ("cpus", "max_array_size", "max_submit")
 _TABLES: Final = ("gpu", "cpu", "capacity", "priorities", "paths")
 
