@@ -50,7 +50,7 @@ def list_(output: OutputOption = Output.TEXT) -> None:
 
 
 @app.command()
-def show(name: OptionalName = None, output: OutputOption = Output.TEXT) -> None:
+def show(name: OptionalName = None, stack: StackOption = None, output: OutputOption = Output.TEXT) -> None:
     """Show what a stack offers and where that was read. `-o json` prints the contract itself.
 
     \b
@@ -58,7 +58,7 @@ def show(name: OptionalName = None, output: OutputOption = Output.TEXT) -> None:
       runtime stack show
       runtime stack show marin-us-west4 -o json > contract.json
     """
-    found = find_stack(name)
+    found = find_stack(name or stack)
     if output is Output.JSON:
         print_json(found.contract)
         return
@@ -68,7 +68,13 @@ def show(name: OptionalName = None, output: OutputOption = Output.TEXT) -> None:
 
 @app.command()
 def pull(
-    source: Annotated[str, typer.Argument(help="A stack's name, or the path or URL of a published copy.")],
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[SOURCE]", help="A stack's name, or the path or URL of a copy; by default the stack in use."
+        ),
+    ] = None,
+    stack: StackOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Read a stack from its source now and keep it for when the source cannot be reached.
@@ -76,9 +82,10 @@ def pull(
     \b
     Examples:
       runtime stack pull gs://lab-records/contract/v1.json
-      runtime stack pull marin-us-west4
+      runtime stack pull --stack marin-us-west4
     """
-    found = pull_stack(source)
+    settings = load_settings()
+    found = pull_stack(source or stack or settings.stack or settings.outputs or LOCAL, settings=settings)
     if output is Output.JSON:
         print_json(_fields(found.name, found.source, found.read_at))
     else:

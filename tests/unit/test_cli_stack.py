@@ -67,6 +67,33 @@ def test_pulled_stack_is_listed_shown_and_used(run: Run, tmp_path: Path) -> None
     ]
 
 
+def test_pull_without_a_source_reads_the_stack_in_use(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNTIME_OUTPUTS", "./dev.json")
+
+    code, _, err = run("pull")
+
+    assert (code, err.partition(";")[0]) == (0, "read stack `dev` from ./dev.json")
+
+
+def test_pull_and_show_take_the_stack_as_other_commands_do(run: Run) -> None:
+    run("pull", "./dev.json")
+
+    pulled = run("pull", "--stack", "dev")
+    shown = run("show", "--stack", "dev", "-o", "json")
+
+    # Where it was read before is known.
+    assert (pulled[0], pulled[2].partition(";")[0]) == (0, "read stack `dev` from ./dev.json")
+    assert (shown[0], json.loads(shown[1])["stack"]) == (0, "dev")
+
+
+def test_pull_with_nothing_configured_says_that_there_is_nothing_to_read(run: Run) -> None:
+    code, _, err = run("pull")
+
+    assert (code, "stack `local` is built in" in err) == (2, True)
+
+
 def test_show_as_json_is_the_contract(run: Run) -> None:
     run("pull", "./dev.json")
 
