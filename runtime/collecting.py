@@ -1,6 +1,6 @@
 """What may go: folders, done marks and secrets of jobs that ended long ago, and trees that no job uses any more.
 
-`find_garbage` looks and decides, `remove` acts. What runs is never touched, nor what somebody else launched; a job whose
+`find_garbage` looks and decides, `remove` acts. What runs is never touched, nor, unless it is meant, what somebody else launched; a job whose
 backend does not answer is taken to run.
 """
 
@@ -47,12 +47,12 @@ class Garbage:
 
 
 def find_garbage(
-    target: Target, launcher: Launcher, host: Host, *, owner: str, older_than: timedelta, now: datetime
+    target: Target, launcher: Launcher, host: Host, *, owner: str | None, older_than: timedelta, now: datetime
 ) -> list[Garbage]:
-    """What of `owner` ended longer than `older_than` ago on this target."""
+    """What of `owner`, None for everybody, ended longer than `older_than` ago on this target."""
     files = host.files
     entries = ledger.read_many_entries(files, ledger.list_jobs(files))
-    mine = [status for status in judge_many(entries, target, launcher, host) if status.entry.owner == owner]
+    mine = [status for status in judge_many(entries, target, launcher, host) if owner in (None, status.entry.owner)]
     ended = _read_ends(files, mine)
     old = [
         status
@@ -79,7 +79,7 @@ def find_garbage(
     return found + [tree for tree in _find_trees(target, host, older_than) if f"sha256:{tree.what}" not in used]
 
 
-def _find_half_removed(files: Files, target: Target, owner: str, known: set[str]) -> list[Garbage]:
+def _find_half_removed(files: Files, target: Target, owner: str | None, known: set[str]) -> list[Garbage]:
     """Jobs whose removal was interrupted."""
     marks = {f"{job_folder(job)}/{REMOVING}": job for job in ledger.list_jobs(files) if job not in known}
     return [
@@ -93,7 +93,7 @@ def _find_half_removed(files: Files, target: Target, owner: str, known: set[str]
             size_bytes=sum(size for _, size in files.tree(job_folder(marks[name]))),
         )
         for name, content in files.read_many(list(marks)).items()
-        if content.decode() == owner
+        if owner in (None, content.decode())
     ]
 
 

@@ -31,7 +31,7 @@ from typing import Any, Final
 from runtime.errors import NotPossible
 from runtime.jobs import JobState
 from runtime.launchers.base import NativeState
-from runtime.launchers.hosts import Files
+from runtime.launchers.hosts import AccessDenied, Files
 from runtime.reasons import EndReason
 from runtime.units import format_time, parse_time
 
@@ -145,9 +145,17 @@ _REASONS: Final = frozenset(reason.value for reason in EndReason)
 
 
 def read_entry(files: Files, job: str, outcomes: Mapping[int, Outcome] | None = None) -> LedgerEntry | None:
-    """What the ledger knows of a job; None where it has none of that id."""
+    """What the ledger knows of a job; None where it has none of that id. Raises `NotPossible` for one that we may not
+    look into."""
     folder = job_folder(job)
-    names = files.names(folder)
+    try:
+        names = files.names(folder)
+    except AccessDenied:
+        raise NotPossible(
+            f"job `{job}` is another user's, and its folder is open to nobody else",
+            facts=[f"`{files.root}/{folder}`"],
+            hint="its owner, or who may read everything there, sees and cancels it",
+        ) from None
     natives = [f"{folder}/native/{name}" for name in files.names(f"{folder}/native")] if "native" in names else []
     read = files.read_many([f"{folder}/intent.json", *natives])
     if f"{folder}/intent.json" not in read:

@@ -111,7 +111,7 @@ def _check(
 
 def _try_records(files: Files) -> Step:
     """Write, read back, refuse the second creation, remove."""
-    name, text = f"probe/{secrets.token_hex(8)}", secrets.token_bytes(32)
+    name, text = f"probe-{secrets.token_hex(8)}", secrets.token_bytes(32)
     try:
         first, second, read = files.create(name, text), files.create(name, b"twin"), files.read(name)
     finally:

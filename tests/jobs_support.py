@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,26 @@ import pytest
 
 from runtime.cli.main import main
 from tests.shim_support import processes_with, wait_for
+
+
+@contextmanager
+def as_somebody_else(root: Path, *, hidden: str, shown: str = "") -> Iterator[None]:
+    """Look at a record root as another user than the owner of the folder `hidden`; `shown` is that user's own."""
+    if os.geteuid() != 0:
+        (root / hidden).chmod(0)
+        yield
+        (root / hidden).chmod(0o700)
+        return
+    for folder in ((root / hidden).parent, root, *root.parents):
+        if folder.is_relative_to(tempfile.gettempdir()) and not folder.stat().st_mode & 0o001:
+            folder.chmod(folder.stat().st_mode | 0o011)
+    for path in (root / shown, *(root / shown).rglob("*")) if shown else ():
+        os.chown(path, 12345, 12345)
+    os.seteuid(12345)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 @dataclass

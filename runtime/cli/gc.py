@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from runtime.cli.commands import OutputOption, YesOption
+from runtime.cli.jobs import OthersOption
 from runtime.cli.show import Output, confirm, format_count, format_size, note, print_list
 from runtime.units import parse_duration
 
@@ -26,12 +27,13 @@ def gc(
     on: Annotated[str, typer.Option("--on", metavar="TARGET", help="Whose record root to clear.")] = "local",
     older_than: Annotated[str, typer.Option("--older-than", metavar="30d", help="Ended at least so long ago.")] = "30d",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would go, and remove nothing.")] = False,
+    others: OthersOption = False,
     yes: YesOption = False,
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Remove what your jobs left on a target: folders with logs and outputs, marks, trees that none uses any more.
 
-    Only jobs of yours that have ended, and as long ago as you say; never what runs, and never somebody else's. What a
+    Only jobs that have ended, as long ago as you say, and yours unless `--others`; never what runs. What a
     job wrote to its output folder goes with it: `runtime fetch` first. The same launch starts a new job afterwards.
 
     \b
@@ -52,7 +54,7 @@ def gc(
     launcher = get_launcher(target.kind)
     host = launcher.open_host(target, make_context(target, settings))
     try:
-        found = find_garbage(target, launcher, host, owner=me, older_than=span, now=now)
+        found = find_garbage(target, launcher, host, owner=None if others else me, older_than=span, now=now)
         if found and not dry_run:
             size = format_size(sum(each.size_bytes for each in found))
             confirm(f"remove {format_count(len(found))} things with {size} from `{on}`", yes=yes)

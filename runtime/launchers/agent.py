@@ -13,6 +13,7 @@ import json
 import os
 import random
 import shutil
+import stat
 import subprocess
 import sys
 from typing import Any, Dict, List, Optional
@@ -45,9 +46,15 @@ class Place(object):
             raise
 
     def read_many(self, names: List[str]) -> Dict[str, bytes]:
+        """Those that are there and that we may read: what lies in another user's job is none of ours."""
         found = {}
         for name in names:
-            content = self.read(name)
+            try:
+                content = self.read(name)
+            except (IOError, OSError) as problem:
+                if problem.errno != errno.EACCES:
+                    raise
+                continue
             if content is not None:
                 found[name] = content
         return found
@@ -84,26 +91,36 @@ class Place(object):
         self._make_parents(path)
         temporary = "%s.%d.%08x" % (path, os.getpid(), random.SystemRandom().getrandbits(32))
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "wb") as opened:
-            opened.write(data)
-            opened.flush()
-            os.fsync(opened.fileno())
+        try:
+            with os.fdopen(descriptor, "wb") as opened:
+                opened.write(data)
+                opened.flush()
+                os.fsync(opened.fileno())
+        except (IOError, OSError):
+            os.unlink(temporary)  # on a full disk the pieces would be in the way of everybody
+            raise
         return path, temporary
 
     def _make_parents(self, path: str) -> None:
         folder = os.path.dirname(path)
-        if not os.path.isdir(folder):
-            # Folders of a job are its owner's alone; the root itself and what lies above is made as the umask says.
-            missing = []
-            while not os.path.isdir(folder):
-                missing.append(folder)
-                folder = os.path.dirname(folder)
-            for each in reversed(missing):
-                try:
-                    os.mkdir(each, 0o700 if each.startswith(os.path.join(self.root, "jobs") + os.sep) else 0o777)
-                except OSError as problem:
-                    if problem.errno != errno.EEXIST:
-                        raise
+        missing = []
+        while not os.path.isdir(folder):
+            missing.append(folder)
+            folder = os.path.dirname(folder)
+        for each in reversed(missing):
+            self._make_folder(each)
+
+    def _make_folder(self, path: str) -> None:
+        """Folders of a job are its owner's alone; those below the root are for all who may write to the root, and the
+        root itself and what lies above is made as the umask says."""
+        below = os.path.relpath(path, self.root).split(os.sep)
+        try:
+            os.mkdir(path, 0o700 if below[0] == "jobs" and len(below) > 1 else 0o777)
+            if len(below) == 1 and below[0] not in (os.curdir, os.pardir):
+                os.chmod(path, stat.S_IMODE(os.stat(self.root).st_mode))
+        except OSError as problem:
+            if problem.errno != errno.EEXIST:
+                raise
 
     def make_folder(self, name: str, mode: int) -> bool:
         path = self.path(name)
@@ -131,9 +148,11 @@ class Place(object):
             for name in names:
                 path = os.path.join(place, name)
                 try:
-                    found.append([os.path.relpath(path, top), os.stat(path).st_size])
+                    status = os.stat(path)
                 except OSError:
                     continue  # gone since it was listed, or a link to nowhere
+                if stat.S_ISREG(status.st_mode):  # whoever reads a pipe waits for ever
+                    found.append([os.path.relpath(path, top), status.st_size])
         return sorted(found)
 
     def remove(self, name: str) -> None:

@@ -54,7 +54,7 @@ class Files(Protocol):
         """None where there is no such file."""
 
     def read_many(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Those of the files that there are, in one exchange."""
+        """Those of the files that there are and that may be read, in one exchange."""
 
     def read_from(self, name: str, offset: int, limit: int = 1 << 20) -> bytes:
         """At most `limit` bytes from `offset`; empty at the end and where there is no such file."""
@@ -72,7 +72,7 @@ class Files(Protocol):
         """Names in the folder that begin with `prefix`, sorted; empty where there is none."""
 
     def tree(self, folder: str) -> list[tuple[str, int]]:
-        """Relative name and size in bytes of every file below."""
+        """Relative name and size in bytes of every file below; links to files count as files, pipes and the like not."""
 
     def download(self, name: str, to: Path) -> None:
         """Copy a file, or a folder with all below, to this machine."""
@@ -104,6 +104,10 @@ class Host(Protocol):
 
 class HostUnavailable(InfrastructureFailure):
     """A machine cannot be reached, or did not answer in time: it is not known whether the command ran."""
+
+
+class AccessDenied(StoreUnavailable):
+    """A file or folder belongs to somebody else and is not open to us."""
 
 
 class LocalFiles:
@@ -448,7 +452,8 @@ def _explain(root: str, said: str, number: int | None) -> StoreUnavailable:
         errno.ENOSPC: "free some space, or `runtime gc`",
         errno.EDQUOT: "the quota is spent: free some space, or name another record root",
     }
-    return StoreUnavailable(
+    kind = AccessDenied if number in (errno.EACCES, errno.EPERM) else StoreUnavailable
+    return kind(
         f"the record root `{root}` refuses: {said.lower()}",
         hint=hints.get(number or 0, "`runtime targets check` tries every step"),
         retryable=number not in hints,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import StoreUnavailable
-from runtime.launchers.hosts import Answer, Files, Host, HostUnavailable, LocalHost, SshHost
+from runtime.launchers.hosts import AccessDenied, Answer, Files, Host, HostUnavailable, LocalHost, SshHost
+from tests.jobs_support import as_somebody_else
 from tests.shim_support import find_pythons, wait_for
 from tests.ssh_support import SshServer
 
@@ -75,6 +77,51 @@ def test_folders_of_jobs_are_their_owners_alone(files: Files) -> None:
 
     assert [Path(files.root, name).stat().st_mode & 0o777 for name in ("jobs/j-1", "jobs/j-2")] == [0o700] * 2
     assert Path(files.root, "jobs/j-1/spec").stat().st_mode & 0o777 == 0o600
+
+
+def test_folders_below_the_root_are_for_all_who_may_write_to_the_root(files: Files) -> None:
+    Path(files.root).mkdir()
+    Path(files.root).chmod(0o1777)
+
+    files.create("jobs/j-1/spec", b"")
+    files.create("probe/one", b"")
+
+    modes = {name: Path(files.root, name).stat().st_mode & 0o7777 for name in ("jobs", "probe", "jobs/j-1")}
+    assert modes == {"jobs": 0o1777, "probe": 0o1777, "jobs/j-1": 0o700}
+
+
+def test_files_that_only_another_user_may_read_are_left_out_of_many_and_denied_by_name(tmp_path: Path) -> None:
+    files = LocalHost(str(tmp_path)).files
+    files.create("jobs/j-1/intent.json", b"theirs")
+    files.create("jobs/j-2/intent.json", b"mine")
+
+    with as_somebody_else(tmp_path, hidden="jobs/j-1", shown="jobs/j-2"):
+        assert files.read_many(["jobs/j-1/intent.json", "jobs/j-2/intent.json"]) == {"jobs/j-2/intent.json": b"mine"}
+        with pytest.raises(AccessDenied):
+            files.names("jobs/j-1")
+
+
+def test_pipe_among_files_is_not_listed(files: Files) -> None:
+    files.create("d/a", b"123")
+    os.mkfifo(Path(files.root, "d/pipe"))
+
+    assert files.tree("d") == [("a", 3)]
+
+
+def test_nothing_is_left_of_a_file_for_which_there_was_no_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    files = LocalHost(str(tmp_path)).files
+    monkeypatch.setattr("runtime.launchers.agent.os.fsync", full)
+
+    with pytest.raises(StoreUnavailable) as refused:
+        files.create("a/b", b"too much")
+
+    assert refused.value.hint == "free some space, or `runtime gc`"
+    assert files.names("a") == []
 
 
 def test_names_and_trees_are_listed(files: Files) -> None:
