@@ -33,6 +33,7 @@ from runtime.jobs import (
 )
 from runtime.launchers.base import (
     ChecksHost,
+    Clears,
     Fidelity,
     JobIdentity,
     Keeping,
@@ -178,7 +179,10 @@ class JobHandle:
         if not entry.natives or len(entry.outcomes) >= entry.indices:
             return []
         natives = [each.native_id for each in newest_natives(entry)]
-        return self.launcher.cancel(self.target, natives, indices, self.host)
+        left = self.launcher.cancel(self.target, natives, indices, self.host)
+        if isinstance(self.launcher, Clears):
+            left += self.launcher.clear(self.target, job_folder(self.id), self.host)
+        return left
 
     def fetch(self, to: Path, *, index: int | None = None) -> list[Path]:
         """Copy what the job wrote to its output folders home; the files that were written."""

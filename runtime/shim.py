@@ -44,6 +44,9 @@ LOST_IN_A_ROW = 3
 TIMEOUTS_IN_A_ROW = 2
 BUILD_PATIENCE_S = 900.0
 """How long another's making of the same environment is waited for."""
+WRITE_PATIENCE_S = 900.0
+"""How long a result waits for a disk that is full."""
+WRITE_AGAIN_S = 5.0
 GPU_PATIENCE_S = 15.0
 """How long memory is waited for that another run of the same GPU gives back as it ends."""
 GPU_CLAIMS = "/tmp/research-runtime-gpus"
@@ -53,6 +56,14 @@ GPU_CLAIMS = "/tmp/research-runtime-gpus"
 FAILURES = ("app_failed", "oom", "idle", "setup_failed", "timeout")
 PREEMPTIONS = ("stopped", "lost", "preempted", "node_failed")
 FREE = ("requeue", "checkpointed")
+
+
+OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") + (
+    "JAX_COORDINATOR_ADDRESS",
+    "JAX_NUM_PROCESSES",
+    "JAX_PROCESS_ID",
+)
+"""A job that is launched from within another is none of its ranks."""
 
 
 class Refused(Exception):
@@ -79,23 +90,44 @@ def read_json(path):
         return json.load(opened)
 
 
+def _write_beside(path, text):
+    temporary = "%s.%d.%s" % (path, os.getpid(), token())
+    try:
+        with io.open(temporary, "w", encoding="utf-8") as opened:
+            opened.write(text)
+            opened.flush()
+            os.fsync(opened.fileno())
+    except (IOError, OSError):
+        try:
+            os.unlink(temporary)
+        except OSError:
+            pass
+        raise
+    return temporary
+
+
+def write_patiently(write, path, text):
+    """As `write` does, over and over while the folder takes nothing: a full disk that somebody clears costs time only."""
+    until = time.time() + WRITE_PATIENCE_S
+    while True:
+        try:
+            return write(path, text)
+        except (IOError, OSError) as problem:
+            if problem.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE) or time.time() >= until:
+                raise
+            say("cannot write %s, tries again: %s" % (os.path.basename(path), problem.strerror))
+        time.sleep(WRITE_AGAIN_S)
+
+
 def write_whole(path, text):
     """Write a file so that whoever looks sees none or all of it; one that is there is replaced."""
-    temporary = "%s.%d.%s" % (path, os.getpid(), token())
-    with io.open(temporary, "w", encoding="utf-8") as opened:
-        opened.write(text)
-        opened.flush()
-        os.fsync(opened.fileno())
+    temporary = _write_beside(path, text)
     os.rename(temporary, path)
 
 
 def create_whole(path, text):
     """As `write_whole`; raises `Taken` if the file is there already. The first of any number wins, on NFS too."""
-    temporary = "%s.%d.%s" % (path, os.getpid(), token())
-    with io.open(temporary, "w", encoding="utf-8") as opened:
-        opened.write(text)
-        opened.flush()
-        os.fsync(opened.fileno())
+    temporary = _write_beside(path, text)
     try:
         try:
             os.link(temporary, path)
@@ -161,7 +193,7 @@ class Run(object):
         self.tell(result)
         make_folder(self.folder)  # of an index that ends before its first attempt there is none
         try:
-            create_whole(os.path.join(self.folder, "result"), json.dumps(result, sort_keys=True))
+            write_patiently(create_whole, os.path.join(self.folder, "result"), json.dumps(result, sort_keys=True))
         except Taken:
             result = self.result()
         self.announce(result)
@@ -191,7 +223,7 @@ class Run(object):
             result["attempt"],
         )
         try:
-            create_whole(os.path.join(done, name), "")
+            write_patiently(create_whole, os.path.join(done, name), "")
         except Taken:
             pass
 
@@ -213,7 +245,7 @@ class Run(object):
 
     def ended(self, attempt):
         for name in list_names(self.attempt_folder(attempt)):
-            if name.startswith("end."):
+            if name.startswith("end.") and name.count(".") == 2:  # more is what a killed shim was just writing
                 return read_json(os.path.join(self.attempt_folder(attempt), name))
         return None
 
@@ -281,7 +313,7 @@ class Run(object):
         note = dict(details, reason=reason, code=code, at=time.time())
         self.tell(dict(note, attempt=attempt))
         path = os.path.join(self.attempt_folder(attempt), "end.%s.%s" % (reason, code))
-        write_whole(path, json.dumps(note, sort_keys=True))
+        write_patiently(write_whole, path, json.dumps(note, sort_keys=True))
 
 
 def claim_job(folder, epoch, part, native):
@@ -366,7 +398,14 @@ class Attempt(object):
         self.leads = False
 
     def go(self):
-        """Returns (reason, exit code, details)."""
+        """Returns (reason, exit code, details). Whatever goes wrong here, no process is left."""
+        try:
+            return self._go()
+        except BaseException:
+            self._end_all(0)
+            raise
+
+    def _go(self):
         if self.order.get("launch_ranks"):
             return self._go_far()
         try:
@@ -495,7 +534,12 @@ class Attempt(object):
             own["RUNTIME_DEADLINE"] = str(int(self.deadline))
         if (self.order.get("code") or {}).get("sha256"):
             own["RUNTIME_SNAPSHOT_ID"] = "sha256:" + self.order["code"]["sha256"]
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("RUNTIME_")}
+        nested = "RUNTIME_JOB_ID" in os.environ
+        environment = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith("RUNTIME_") and not (nested and key in OF_RANKS)
+        }
         environment.update(self.order.get("env") or {})
         environment.update(work.get("env") or {})
         for name, path in sorted((self.order.get("secrets") or {}).items()):
@@ -570,7 +614,10 @@ class Attempt(object):
                 self.deadline = min(self.deadline or now + 1e9, now + (checkpoint or {}).get("lead_s", 0))
             if now - beat >= BEAT_S:
                 beat, beats = now, beats + 1
-                write_whole(os.path.join(self.folder, "beat"), str(beats))
+                try:
+                    write_whole(os.path.join(self.folder, "beat"), str(beats))
+                except (IOError, OSError):
+                    pass  # a full disk is no reason to end a command that does without
             if self.run.cancelled():
                 self._end_all(self.order["grace_s"])
                 return "cancelled", 1, {}
@@ -597,7 +644,7 @@ class Attempt(object):
 
     def _printed(self):
         logs = [os.path.join(self.folder, name) for name in list_names(self.folder) if name.endswith(".log")]
-        return sum(os.path.getsize(log) for log in logs)
+        return sum(os.path.getsize(log) for log in logs if os.path.exists(log))
 
     def _ask_for_checkpoint(self):
         """To the command itself and not its group: a helper of it without a handler would die of the signal."""
@@ -641,6 +688,8 @@ class Attempt(object):
         said = self.order["retry"]["on_exit"].get(str(code))
         if said == "succeed":
             return "succeeded", code, {}
+        if self.run.cancelled():
+            return "cancelled", 1, {}  # the backend stopped the command before we saw the mark
         if said == "requeue" or (code == TEMPORARY_FAILURE and said is None):
             return "requeue", code, {}
         if said == "fail":
@@ -1335,13 +1384,16 @@ def pack(order, folder, indices, options, asked):
                 codes.append(running.pop(slot).returncode)
                 pause = SOON_S
             if slot not in running and waiting and not asked.stop:
-                running[slot] = Branch(order, folder, waiting.pop(0), slots[slot], options)
+                if order["pack"].get("step"):
+                    running[slot] = Step(order["pack"]["step"], folder, waiting.pop(0), options)
+                else:
+                    running[slot] = Branch(order, folder, waiting.pop(0), slots[slot], options)
         for name in asked.take():
             for branch in running.values():
-                _kill(branch.pid, name)
+                branch.signal(name)
         if asked.stop:
             for branch in running.values():
-                _kill(branch.pid, signal.SIGTERM)
+                branch.signal(signal.SIGTERM)
             codes += [branch.wait() for branch in running.values()]
             return AGAIN
         time.sleep(pause)
@@ -1375,6 +1427,9 @@ class Branch(object):
     def wait(self):
         return self._reap(0)
 
+    def signal(self, number):
+        _kill(self.pid, number)
+
     def _reap(self, how):
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, how)
@@ -1397,6 +1452,41 @@ class Branch(object):
         finally:
             sys.stderr.flush()
             os._exit(code)
+
+
+class Step(object):
+    """A shim of one index of a packed machine that a command of the backend starts, with what it keeps the run to."""
+
+    def __init__(self, starter, folder, index, options):
+        self.run = Run(folder, index)
+        self.before = len(self.run.attempts())
+        words = list(starter) + [sys.executable, os.path.abspath(__file__), folder, "--native", options.native]
+        words += ["--index", str(index)] + (["--part", str(options.part)] if options.part is not None else [])
+        words += ["--scratch", options.scratch] if options.scratch else []
+        self.child = subprocess.Popen(words, stdin=subprocess.DEVNULL)
+
+    @property
+    def returncode(self):
+        return self.child.returncode
+
+    def poll(self):
+        return self.child.poll()
+
+    def wait(self):
+        return self.child.wait()
+
+    def signal(self, number):
+        """To its shim alone: the starter would pass it on to every process of the run, or end them at once."""
+        for attempt, _ in self.run.attempts()[self.before :]:
+            try:
+                start = read_json(os.path.join(self.run.attempt_folder(attempt), "start.json"))
+            except (IOError, OSError, ValueError):
+                continue
+            if is_alive(start):
+                _kill(start["pid"], number)
+                return
+        if number == signal.SIGTERM:
+            _kill(self.child.pid, number)  # nothing of it has begun
 
 
 def worst(codes):
@@ -1487,8 +1577,11 @@ def forget_secrets(order, folder):
 
 
 def say(text):
-    sys.stderr.write("shim: %s\n" % text)
-    sys.stderr.flush()
+    try:
+        sys.stderr.write("shim: %s\n" % text)
+        sys.stderr.flush()
+    except (IOError, OSError):
+        pass  # its file may lie on the very disk that is full
 
 
 def fault(point):
@@ -1509,6 +1602,7 @@ def main(words):
     parser.add_argument("--indices", type=parse_indices, help="run these, such as 0-7,9, in turn or packed")
     parser.add_argument("--scratch", help="folder on this machine for trees; the system's temporary one by default")
     parser.add_argument("--prepare", action="store_true", help="make the job's environment and run nothing")
+    parser.add_argument("--clear", action="store_true", help="end what killed shims of the job left running here")
     parser.add_argument("--rank-of", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     folder = os.path.abspath(options.folder)
@@ -1519,12 +1613,19 @@ def main(words):
         order = load_order(folder)
         if options.prepare:
             return prepare(order, folder, options)
+        if options.clear:
+            for name in list_names(os.path.join(folder, "runs")):
+                Run(folder, name).clear()
+            return DONE
         if options.rank_of:
             return serve_rank(order, folder, options, asked)
         part = order.get("part", 0) if options.part is None else options.part
         claim_job(folder, order.get("epoch", 1), part, options.native)
     except Refused as problem:
         say(str(problem))
+        return REFUSED
+    except (IOError, OSError) as problem:
+        say("cannot begin: %s" % problem)
         return REFUSED
     except Taken as owner:
         say("this is a twin: the job is served by %s" % owner)

@@ -116,13 +116,16 @@ def _cancel_job(
     from runtime.jobs import JobState
     from runtime.jobview import check_index, check_owner, forget_secrets, judge_job, release_index
     from runtime.launching import owner_name
+    from runtime.reasons import EndReason
 
     with open_job(text, on) as job:
         status, _ = judge_job(job)
         check_owner(status.entry, owner_name(), others=others, verb="cancel")
         for each in indices:
             check_index(status.entry, each)
-        left_runs = [each for each in status.indices if not each.state.terminal]
+        # What went without a word may have left something running.
+        gone = {each.index for each in status.indices if each.reason is EndReason.LOST} - set(status.entry.outcomes)
+        left_runs = [each for each in status.indices if not each.state.terminal or each.index in gone]
         ended = not [each for each in left_runs if each.index in indices or not indices]
         if ended and not release:
             return CancelledJob(

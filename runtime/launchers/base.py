@@ -220,6 +220,14 @@ class Releases(Protocol):
 
 
 @runtime_checkable
+class Clears(Protocol):
+    """A launcher whose shims may be killed while what they started goes on."""
+
+    def clear(self, target: Target, folder: str, host: Host) -> list[str]:
+        """End what killed shims of the job in this run folder left running. Returns what is left over, in words."""
+
+
+@runtime_checkable
 class Exports(Protocol):
     """A launcher whose jobs can be written as a folder that submits itself where nothing of ours is."""
 

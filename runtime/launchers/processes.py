@@ -252,6 +252,17 @@ def end_processes(native_ids: Sequence[str], host: Host, *, patience_s: float = 
         time.sleep(0.1)
 
 
+def clear_processes(folder: str, host: Host) -> list[str]:
+    """Have the shim end what killed ones of the job in `folder` left running; what is left over, in words."""
+    command = host.files.read(f"{folder}/artefacts/command")
+    if command is None:
+        return []
+    place = f"{host.files.root}/{folder}"
+    done = host.run([shlex.split(command.decode())[0], f"{place}/shim.py", place, "--clear"])
+    said = done.err.strip().splitlines()[-1:]
+    return [] if done.code == 0 else [f"what its shim started on `{host.name}`: {''.join(said)}"]
+
+
 def _look(host: Host) -> tuple[str, list[str]]:
     """The machine's boot id, and the command lines of all shims on it."""
     answer = host.run(["sh", "-c", _LIST])

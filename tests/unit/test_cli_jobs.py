@@ -223,6 +223,23 @@ def test_cancel_that_leaves_something_says_what_with_exit_code_3(
     )
 
 
+def test_cancel_ends_what_a_killed_shim_left_running(run: Terminal) -> None:
+    job = run.launch("echo $$; sleep 600")
+    wait_for((run.folder(job) / "runs/0/a0001/processes.json").exists, "the command")
+    for pid in processes_with(f"{run.folder(job)}/shim.py"):
+        os.kill(pid, signal.SIGKILL)
+    run.wait(job, "failed")
+    left = json.loads((run.folder(job) / "runs/0/a0001/processes.json").read_text())[0]["pid"]
+    assert Path(f"/proc/{left}").exists()
+
+    said = run("cancel", job)
+
+    assert (said.code, said.out) == (0, f"{job}\tcancelled\tnothing of it is left\n")
+    wait_for(lambda: not Path(f"/proc/{left}").exists(), "the end of the command")
+    assert run("status", job, "-o", "json").json["state"] == "cancelled"
+    assert run("cancel", job).out == f"{job}\tcancelled\tit had been cancelled before\n"
+
+
 def test_job_of_another_is_acted_on_only_where_that_is_meant(run: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     job = run.launch("sleep 60")
     intent = run.folder(job) / "intent.json"

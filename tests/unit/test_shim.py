@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -13,11 +14,22 @@ import tarfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from runtime.shim import NoCapacity, check_gpus, decide, parse_indices, share_out
+from runtime.shim import (
+    Attempt,
+    NoCapacity,
+    Run,
+    check_gpus,
+    decide,
+    parse_indices,
+    share_out,
+    write_patiently,
+    write_whole,
+)
 from runtime.snapshot import make_snapshot
 from tests.services_support import require
 from tests.shim_support import JOB, ShimJob, add_snapshot, find_pythons, make_job, processes_with, wait_for
@@ -934,6 +946,110 @@ def test_shim_ends_what_a_killed_one_left_running_before_it_starts_again(job: Ma
     assert made.ends() == ["-", "-"]
     assert made.results() == {0: ("succeeded", 0, 2)}
     wait_for(lambda: f"process group {left}" in made.stderr, "a word about it")
+
+
+def test_shim_killed_while_it_noted_an_end_disturbs_no_later_one(job: MakeJob) -> None:
+    made = job("true")
+    folder = made.folder / "runs" / "0" / "a0001"
+    folder.mkdir(parents=True)
+    (folder / "end.app_failed.1.4711.0123abcd").write_text('{"rea')
+
+    assert made.run() == 0
+
+    assert made.results() == {0: ("succeeded", 0, 2)}
+
+
+def test_shim_leaves_nothing_running_when_it_fails_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Attempt) -> None:
+        raise OSError(errno.ESTALE, "stale file handle")
+
+    made = make_job(tmp_path, sys.executable, "sleep 600")
+    monkeypatch.setattr(Attempt, "_watch", fail)
+    attempt = begin_attempt(made)
+
+    with pytest.raises(OSError, match="stale"):
+        attempt.go()
+
+    assert [child.returncode in (-signal.SIGTERM, -signal.SIGKILL) for child in attempt.children] == [True]
+
+
+def test_shim_that_cannot_beat_lets_the_command_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str, text: str) -> None:
+        if path.endswith("beat"):
+            raise OSError(errno.ENOSPC, "no space left on device")
+        write_whole(path, text)
+
+    made = make_job(tmp_path, sys.executable, "exit 4")
+    monkeypatch.setattr("runtime.shim.write_whole", refuse)
+
+    assert begin_attempt(made).go()[:2] == ("app_failed", 4)
+
+
+def begin_attempt(made: ShimJob) -> Attempt:
+    """The first attempt of a job, in this process."""
+    made.write()
+    run, scratch = Run(str(made.folder), 0), made.root / "scratch"
+    scratch.mkdir()
+    asked = SimpleNamespace(due=False, stop=False, checkpoint=False)
+    return Attempt(made.order, run, run.claim("test"), str(scratch), asked, {})
+
+
+def test_result_waits_for_a_disk_that_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tries: list[str] = []
+
+    def write(path: str, text: str) -> None:
+        tries.append(path)
+        if len(tries) < 3:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        write_whole(path, text)
+
+    monkeypatch.setattr("runtime.shim.WRITE_AGAIN_S", 0.0)
+    write_patiently(write, str(tmp_path / "result"), "done")
+
+    assert (tmp_path / "result").read_text() == "done"
+    assert capsys.readouterr().err.count("cannot write result, tries again: no space left on device") == 2
+
+
+def test_result_that_can_never_be_written_is_given_up(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write_patiently(write_whole, str(tmp_path / "none" / "result"), "done")
+
+
+def test_shim_of_a_command_that_was_ended_with_its_job_says_cancelled(job: MakeJob) -> None:
+    made = job("touch $RUNTIME_OUTPUT_DIR/../../../../cancel; exit 143", retry={"failure": 3})
+
+    assert made.run() == 1
+
+    assert made.results() == {0: ("cancelled", 1, 1)}
+
+
+def test_shim_of_a_job_within_a_job_is_no_rank_of_that(job: MakeJob) -> None:
+    made = job('echo "${RANK:-none} ${MASTER_ADDR:-none}"')
+
+    assert made.run(RUNTIME_JOB_ID="j-outer", RANK="3", MASTER_ADDR="node7") == 0
+    assert made.log() == "none none\n"
+
+
+def test_shim_leaves_variables_of_the_machine_alone(job: MakeJob) -> None:
+    made = job('echo "${RANK:-none}"')
+
+    assert made.run(RANK="3") == 0
+    assert made.log() == "3\n"
+
+
+def test_shim_clears_and_runs_nothing(job: MakeJob) -> None:
+    made = job("sleep 600")
+    running = made.start()
+    wait_for((made.folder / "runs/0/a0001/processes.json").exists, "the list of its processes")
+    running.kill()
+    made.finish(running)
+
+    assert made.run("--clear") == 0
+
+    assert processes_with(str(made.folder)) == []
+    assert (made.ends(), made.results()) == (["-"], {})
 
 
 def test_shim_after_a_restart_of_the_machine_counts_a_failed_node(job: MakeJob) -> None:

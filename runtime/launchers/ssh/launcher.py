@@ -29,6 +29,7 @@ from runtime.launchers.processes import (
     PROCESS_KEEPS,
     PROCESS_SETTINGS,
     check_process_settings,
+    clear_processes,
     end_processes,
     plan_processes,
     process_states,
@@ -121,6 +122,9 @@ class SshLauncher:
     def cancel(self, target: Target, native_ids: Sequence[str], indices: Sequence[int] | None, host: Host) -> list[str]:
         # The shims look for the mark that cancels an index or all of them.
         return [] if indices is not None else end_processes(native_ids, host)
+
+    def clear(self, target: Target, folder: str, host: Host) -> list[str]:
+        return clear_processes(folder, host)
 
     def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
         return None
