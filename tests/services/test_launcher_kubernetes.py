@@ -507,14 +507,15 @@ def test_gpu_that_others_use_or_that_is_not_visible_is_seen_before_the_command_s
         resources=JobResources(gpus=Gpus(count=0.5)),
     ) as job:
         assert ended(job) == end
-        (said,) = [
-            each["state"]["terminated"].get("message", "")
-            for pod in Cluster("lab", str(lab.kubeconfig)).list(
-                "pods", lab.namespace, labels=f"research-runtime/job={job.id}"
-            )
-            for each in pod["status"]["containerStatuses"]
-        ]
-        told = json.loads(said)
+        cluster = Cluster("lab", str(lab.kubeconfig))
+
+        def messages() -> list[str]:
+            pods = cluster.list("pods", lab.namespace, labels=f"research-runtime/job={job.id}")
+            states = [each["state"] for pod in pods for each in pod["status"].get("containerStatuses", ())]
+            return [state["terminated"].get("message", "") for state in states if "terminated" in state]
+
+        until(messages, "the end of the pod")
+        told = json.loads(messages()[0])
         assert (told["reason"], told["message"].startswith(begin)) == (end[1].value, True)
 
 

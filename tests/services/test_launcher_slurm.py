@@ -28,6 +28,7 @@ from runtime.jobs import (
     JobState,
     PackPer,
     Placement,
+    Range,
     Retry,
 )
 from runtime.launchers.conformance import LauncherCase, LauncherSuite
@@ -224,6 +225,26 @@ def test_two_hundred_small_runs_are_packed_on_four_nodes_and_each_runs_once(plac
     assert [int(index) for index, _ in said] == list(range(200))
     assert {node for _, node in said} == {"n1", "n2", "n3", "n4"}
     assert [path.name for path in runs.glob("*/a0002")] == []
+
+
+def test_packed_runs_as_steps_run_at_once_with_cpus_of_their_own(place: Place) -> None:
+    place.target["pack_steps"] = True
+    job = place.launch(
+        "touch $RUNTIME_CHECKPOINT_DIR/../../../here$RUNTIME_ARRAY_INDEX; n=0\n"
+        "until ls $RUNTIME_CHECKPOINT_DIR/../../../here[01] >/dev/null 2>&1 && [ $(ls -d $RUNTIME_CHECKPOINT_DIR/../../../here* | wc -l) -ge 2 ]\n"
+        "do sleep 0.1; n=$((n + 1)); [ $n -lt 300 ] || exit 9; done\n"
+        "echo $SLURM_STEP_ID $SLURM_CPUS_PER_TASK $SLURM_MEM_PER_NODE; [ $RUNTIME_ARRAY_INDEX$RUNTIME_ATTEMPT != 21 ]",
+        array=Array(count=4, pack=2, max_parallel=2),
+        resources=JobResources(cpus=4, memory=Range.read("512MiB")),
+        retry=Retry(failure=1, backoff=SOON),
+    )
+
+    status = job.wait(timeout_s=90)
+
+    assert dict(status.counts) == {JobState.SUCCEEDED: 4}
+    assert [printed(job, index).split()[1:3] for index in range(4)] == [["2", "256"]] * 4
+    assert len({printed(job, index).split()[0] for index in range(4)}) == 4
+    assert [len(job.attempts(index)) for index in range(4)] == [1, 1, 2, 1]
 
 
 def test_job_waits_for_the_jobs_it_comes_after(place: Place) -> None:

@@ -24,6 +24,7 @@ from runtime.jobs import (
     Code,
     CodeMode,
     Environment,
+    EnvironmentManager,
     Gpus,
     JobResources,
     JobSpec,
@@ -67,6 +68,8 @@ def shown(plan: LaunchPlan) -> str:
     return "".join(parts) + "== order\n" + json.dumps(order, indent=1, sort_keys=True) + f"\n== notes\n{notes}"
 
 
+SHARED = JobResources(cpus=8, memory=Range.read("8GiB"))
+PACKED = JobSpec(command=("x",), array=Array(count=8, pack=4), resources=SHARED)
 GPU = JobResources(gpus=Gpus(count=4, type="a100"), cpus=32, memory=Range.read("120GiB"), disk=Range.read("100GiB"))
 
 
@@ -120,6 +123,11 @@ GPU = JobResources(gpus=Gpus(count=4, type="a100"), cpus=32, memory=Range.read("
             {"gpu_option": "gpus-per-node"},
         ),
         (
+            "packed-steps",
+            replace(PACKED, resources=replace(SHARED, gpus=Gpus(count=4))),
+            {"pack_steps": True},
+        ),
+        (
             "nodes",
             JobSpec(command=("torchrun",), nodes=4, tasks_per_node=8, resources=GPU, time_limit=timedelta(hours=48)),
             {"max_time": "48h"},
@@ -149,6 +157,16 @@ GPU = JobResources(gpus=Gpus(count=4, type="a100"), cpus=32, memory=Range.read("
             JobSpec(command=("run", "{index}"), array=Array(count=5, offset=3)),
             {"ht_helper": "ht_helper.sh -n 1 -s 1 -v", "setup": ["module load python"]},
         ),
+        (
+            "ht-helper-packed",
+            JobSpec(
+                command=("run", "{index}"),
+                array=Array(count=9, pack=2, max_parallel=4),
+                resources=JobResources(cpus=16),
+                time_limit=timedelta(minutes=10),
+            ),
+            {"ht_helper": "ht_helper.sh", "scratch": "$TMPDIR", "python": "/opt/python3"},
+        ),
     ],
 )
 def test_plan_renders_as_reviewed(
@@ -162,9 +180,21 @@ def test_every_field_of_a_spec_is_answered_for() -> None:
 
 
 def test_plans_of_equal_inputs_are_equal(tmp_path: Path) -> None:
-    spec = JobSpec(command=("a",), array=Array(count=3), start_deadline=timedelta(hours=6))
+    spec = JobSpec(command=("a",), array=Array(count=3))
 
     assert make_plan(spec, tmp_path) == make_plan(spec, tmp_path)
+
+
+def test_start_deadline_becomes_the_time_by_which_a_job_has_ended(tmp_path: Path) -> None:
+    spec = JobSpec(command=("a",), start_deadline=timedelta(hours=6), time_limit=timedelta(hours=1))
+
+    words = make_plan(spec, tmp_path).parts[0].native["words"]
+
+    # Six hours to start, one to run, two minutes of grace and one of slack.
+    assert [word for word in words if word.startswith(("--deadline", "--time"))] == [
+        "--time=63",
+        "--deadline=now+423minutes",
+    ]
 
 
 @given(
@@ -211,6 +241,14 @@ def test_split_serves_every_index_once_within_all_limits(
         (JobSpec(command=("x",), mounts=(Mount(source="/a", target="/b"),)), {}),
         (JobSpec(command=("x",), image="a.sif", mounts=(Mount(source="gs://a", target="/b"),)), {}),
         (JobSpec(command=("x",), time_limit=timedelta(hours=1), grace_period=timedelta(hours=2)), {"max_time": "1h"}),
+        (JobSpec(command=("x",), start_deadline=timedelta(hours=1)), {}),
+        (JobSpec(command=("x",), image="a.sif", environment=Environment(manager=EnvironmentManager.UV)), {}),
+        (replace(PACKED, resources=JobResources(cpus=8)), {"pack_steps": True}),
+        (replace(PACKED, resources=JobResources(memory=Range.read("8GiB"))), {"pack_steps": True}),
+        # Steps cannot share GPUs.
+        (replace(PACKED, resources=replace(SHARED, gpus=Gpus(count=3))), {"pack_steps": True}),
+        (replace(PACKED, array=Array(count=4, pack=2, pack_per=PackPer.GPU)), {"ht_helper": "ht_helper.sh"}),
+        (JobSpec(command=("x",), array=Array(count=4), nodes=2), {"ht_helper": "ht_helper.sh"}),
     ],
 )
 def test_spec_that_slurm_cannot_keep_is_refused_with_a_next_step(
@@ -238,6 +276,8 @@ def test_spec_that_slurm_cannot_keep_is_refused_with_a_next_step(
         ({"host": "login", "options": ["-o", "StrictHostKeyChecking=no"]}, NotPossible),
         ({"partition": ""}, InvalidValue),
         ({"cpus": True}, InvalidValue),
+        ({"pack_steps": "yes"}, InvalidValue),
+        ({"container_flags": "--fakeroot"}, InvalidValue),
     ],
 )
 def test_settings_that_cannot_be_used_are_refused(settings: dict[str, Any], error: type[Exception]) -> None:
@@ -380,6 +420,29 @@ def test_bundle_submitted_twice_is_one_job_and_finds_its_folder_wherever_it_lies
     assert len(calls) == 1
     assert calls[0].endswith(f"--partition=main --nodes=1 --ntasks-per-node=1 {run}/artefacts/job.sh {run} 0")
     assert f"--output={run}/slurm/%j.log" in calls[0]
+
+
+def test_task_file_of_a_bundle_runs_every_index_wherever_it_lies(tmp_path: Path) -> None:
+    spec = JobSpec(command=("sh", "-c", "echo $RUNTIME_ARRAY_INDEX"), array=Array(count=3, offset=5))
+    helper = tmp_path / "ht_helper.sh"
+    helper.write_text(
+        '#!/bin/sh\n[ $1 = -v ] && [ $2 = -t ] || exit 9\nwhile read -r line; do sh -c "$line"; done <$3\n'
+    )
+    helper.chmod(0o755)
+    plan = make_plan(spec, tmp_path, ht_helper=f"{helper} -v", python=sys.executable)
+    export_bundle(replace(plan, order={**plan.order, "code": {}}), tmp_path / "first")
+    (tmp_path / "first").rename(tmp_path / "moved here")
+    run = tmp_path / "moved here" / "records" / plan.folder
+    (run / "slurm").mkdir()
+
+    subprocess.run(
+        ["bash", str(run / "artefacts" / "job.sh"), str(run), "0"],
+        env={"PATH": os.environ["PATH"], "SLURM_JOB_ID": "77"},
+        check=True,
+    )
+
+    assert [(run / f"runs/{index}/a0001/rank0.log").read_text() for index in (5, 6, 7)] == ["5\n", "6\n", "7\n"]
+    assert (run / "owners" / "1.0").read_text() == "77"
 
 
 def test_bundle_makes_the_environment_before_it_submits(tmp_path: Path) -> None:

@@ -614,11 +614,50 @@ def test_shim_packs_on_when_a_run_fails_and_says_so_in_the_end(job: MakeJob) -> 
     }
 
 
-def test_shim_that_packs_and_is_stopped_ends_every_run_and_takes_up_the_rest_later(job: MakeJob) -> None:
+STEP = 'echo "$@" >>"$STARTED"; exec "$@"'
+
+
+def test_shim_starts_packed_runs_as_steps_of_the_backend_where_it_is_told_to(job: MakeJob, tmp_path: Path) -> None:
+    made = job(
+        "[ $RUNTIME_ARRAY_INDEX != 1 ] || [ $RUNTIME_ATTEMPT = 2 ]",
+        runs={index: {} for index in range(3)},
+        retry={"failure": 1},
+        pack={"slots": 2, "step": ["sh", "-c", STEP, "step"]},
+    )
+
+    assert made.run("--indices", "0-2", "--native", "7", "--part", "4", STARTED=str(tmp_path / "started")) == 0
+
+    assert made.results() == {0: ("succeeded", 0, 1), 1: ("succeeded", 0, 2), 2: ("succeeded", 0, 1)}
+    started = [line.split(" --native ")[1] for line in (tmp_path / "started").read_text().splitlines()]
+    assert sorted(line.partition(" --scratch")[0] for line in started) == [f"7 --index {n} --part 4" for n in range(3)]
+
+
+def test_shim_of_steps_passes_what_is_asked_to_their_shims_alone(job: MakeJob, tmp_path: Path) -> None:
+    made = job(
+        "[ $RUNTIME_ATTEMPT = 1 ] || exit 0; trap 'touch $RUNTIME_CHECKPOINT_DIR/c' USR1; touch $RUNTIME_OUTPUT_DIR/up; while :; do sleep 0.1; done",
+        runs={0: {}, 1: {}},
+        pack={"slots": 2, "step": ["sh", "-c", "trap 'echo starter' TERM USR1 ALRM; \"$@\"", "step"]},
+        checkpoint={"signal": "USR1", "lead_s": 1},
+    )
+    started = made.start("--indices", "0,1")
+    ups = [made.folder / f"runs/{index}/output/a0001/up" for index in (0, 1)]
+    wait_for(lambda: all(up.exists() for up in ups), "both commands")
+
+    started.send_signal(signal.SIGALRM)
+    assert made.finish(started) == 0
+
+    assert [made.ends(index) for index in (0, 1)] == [["checkpointed", "-"]] * 2
+    assert "starter" not in made.stdout
+
+
+@pytest.mark.parametrize("step", [{}, {"step": ["env"]}])
+def test_shim_that_packs_and_is_stopped_ends_every_run_and_takes_up_the_rest_later(
+    job: MakeJob, step: dict[str, list[str]]
+) -> None:
     made = job(
         "touch $RUNTIME_OUTPUT_DIR/up; [ $RUNTIME_ATTEMPT = 2 ] || [ $RUNTIME_ARRAY_INDEX = 2 ] || sleep 60",
         runs={index: {} for index in range(3)},
-        pack={"slots": 2},
+        pack={"slots": 2, **step},
     )
     started = made.start("--indices", "0-2")
     for index in (0, 1):

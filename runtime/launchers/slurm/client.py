@@ -169,7 +169,7 @@ def is_no_answer(said: str) -> bool:
     return any(each in said.lower() for each in _NO_ANSWER)
 
 
-def wait_for(look: Callable[[], str | None], seconds: float, every: float = 0.05) -> str | None:
+def wait_for(look: Callable[[], str | None], seconds: float, every: float = 0.004) -> str | None:
     """What `look` finds, as soon as it finds something."""
     until = time.monotonic() + seconds
     while True:

@@ -149,7 +149,9 @@ class SlurmLauncher:
         else:
             root = LocalFiles(find_records(target, context)).root
         helper = settings.ht_helper is not None and spec.array is not None
-        slices = [render.Slice(None, None)] if helper else render.split_array(spec, len(indices), settings)
+        slices = (
+            [render.Slice(None, None, len(indices))] if helper else render.split_array(spec, len(indices), settings)
+        )
         times = render.plan_times(spec, profile, slices)
         order = self._order(spec, settings, profile, job, indices, context, times)
         if helper:
@@ -157,7 +159,7 @@ class SlurmLauncher:
             artefacts = {
                 "job.sh": render.render_ht_script(job.id, settings, profile),
                 "tasks.txt": render.render_task_file(
-                    job.id, profile.python or "python3", f"{root}/jobs/{job.id}", range(offset, offset + len(indices))
+                    profile.python or "python3", settings, range(offset, offset + len(indices))
                 ),
             }
         else:
@@ -214,9 +216,11 @@ class SlurmLauncher:
         times: render.Times,
     ) -> dict[str, Any]:
         backend: dict[str, Any] = {}
-        packed = render.slots_of_node(spec) > 1 or (spec.array is not None and spec.array.pack is not None)
-        if packed and spec.array:
+        packed = spec.array is not None and spec.array.pack is not None
+        if packed and spec.array and settings.ht_helper is None:
             backend["pack"] = {"slots": spec.array.pack, "per": spec.array.pack_per.value}
+            if settings.pack_steps:
+                backend["pack"]["step"] = render.step_words(spec, profile)
         contained = bool(spec.image or profile.image)
         own = [*activation_lines(spec if contained else _mapped(spec, settings)), *spec.environment.setup]
         if setup := [*profile.setup, *([] if contained else own)]:
@@ -390,6 +394,11 @@ class SlurmLauncher:
     # asking
 
     def find(self, target: Target, names: Sequence[str], host: Host) -> dict[str, str]:
+        # The folder of a try is made before its sbatch runs: a job without one cannot have come and gone.
+        tried = {job for job in {_job_of(name) for name in names} if host.files.names(f"jobs/{job}/submit")}
+        names = [name for name in names if _job_of(name) in tried]
+        if not names:
+            return {}
         client = self._client(target, host)
         found = _first_ids(client.queue_named(names))
         missing = [name for name in names if name not in found]

@@ -29,6 +29,8 @@ class Slice:
 
     layout: Layout | None
     parallel: int | None
+    by_helper: int = 0
+    """How many runs the site's own packer gets in a task file."""
 
 
 # arrays
@@ -95,8 +97,7 @@ def plan_times(spec: JobSpec, profile: Profile, slices: Sequence[Slice]) -> Time
         return Times(
             None, None, ("no time_limit: the partition's own ends the job, and an end by it is not tried again",)
         )
-    each = max((piece.layout.each for piece in slices if piece.layout), default=1)
-    rounds = math.ceil(each / slots_of_node(spec))
+    rounds = max(_rounds(spec, piece) for piece in slices)
     tail = spec.grace_period + SLACK
     wanted = rounds * (spec.time_limit + spec.grace_period) + SLACK
     if profile.max_time is None or wanted <= profile.max_time:
@@ -120,6 +121,14 @@ def plan_times(spec: JobSpec, profile: Profile, slices: Sequence[Slice]) -> Time
     return Times(minutes, limit, tuple(notes))
 
 
+def _rounds(spec: JobSpec, piece: Slice) -> int:
+    """How many runs one slot of a job has one after another."""
+    if piece.by_helper:
+        nodes, tasks = helper_slots(spec, piece.by_helper)
+        return math.ceil(piece.by_helper / (nodes * tasks))
+    return math.ceil(piece.layout.each / slots_of_node(spec)) if piece.layout else 1
+
+
 # words for sbatch
 
 
@@ -127,6 +136,11 @@ def sbatch_words(
     spec: JobSpec, settings: SlurmSettings, profile: Profile, name: str, piece: Slice, times: Times
 ) -> list[str]:
     """Options on the command line and not in the script, where variables of the submitting shell would beat them."""
+    if spec.start_deadline is not None and times.minutes is None:
+        raise NotPossible(
+            "`start_deadline` needs a `time_limit` on Slurm, whose --deadline is when a job has to have ended",
+            hint="set time_limit",
+        )
     if len(spec.placement.nodes) > spec.nodes:
         raise NotPossible(
             f"`placement.nodes` names {len(spec.placement.nodes)} nodes for a job of {spec.nodes}: Slurm gives all that are "
@@ -147,15 +161,15 @@ def sbatch_words(
     ):
         words += [f"--{option}={value}"] if value else []
     words += [f"--nice={LOW_NICE}"] if spec.priority is Priority.LOW and "low" not in settings.priorities else []
-    words += _resource_words(spec, profile)
+    words += _resource_words(spec, profile, piece.by_helper)
     if times.minutes is not None:
         words.append(f"--time={times.minutes}")
     if spec.checkpoint:
         seconds = spec.checkpoint.lead + spec.grace_period
         words.append(f"--signal=B:USR1@{min(65535, math.ceil(seconds.total_seconds()))}")
     if spec.start_deadline is not None:
-        minutes = times.minutes or 0
-        words.append(f"--deadline=now+{math.ceil(spec.start_deadline.total_seconds() / 60) + minutes}minutes")
+        minutes = math.ceil(spec.start_deadline.total_seconds() / 60) + (times.minutes or 0)
+        words.append(f"--deadline=now+{minutes}minutes")
     if piece.layout is not None:
         tasks = math.ceil(piece.layout.count / piece.layout.each)
         limit = f"%{piece.parallel}" if piece.parallel else ""
@@ -163,10 +177,13 @@ def sbatch_words(
     return [*words, *profile.flags]
 
 
-def _resource_words(spec: JobSpec, profile: Profile) -> list[str]:
+def _resource_words(spec: JobSpec, profile: Profile, by_helper: int = 0) -> list[str]:
     wanted = spec.resources
     tasks = spec.tasks_per_node if spec.nodes > 1 else 1
-    words = [f"--nodes={spec.nodes}", f"--ntasks-per-node={tasks}"]
+    nodes = spec.nodes
+    if by_helper:
+        nodes, tasks = helper_slots(spec, by_helper)
+    words = [f"--nodes={nodes}", f"--ntasks-per-node={tasks}"]
     cpus = wanted.cpus or profile.cpus
     if cpus:
         words.append(f"--cpus-per-task={max(1, math.ceil(cpus / tasks))}")
@@ -366,19 +383,67 @@ def srun_words(spec: JobSpec) -> list[str]:
     ]
 
 
+# a step for each run
+
+
+def step_words(spec: JobSpec, profile: Profile) -> list[str]:
+    """What starts one run of a packed node as a step of its own, which Slurm keeps to its share of the node.
+
+    Without memory of its own a step takes all of the job's, and the others wait until it ends.
+    """
+    slots, cpus, memory = slots_of_node(spec), spec.resources.cpus or profile.cpus, spec.resources.memory
+    if not cpus or not memory:
+        raise NotPossible(
+            f"`pack_steps` gives each run its share of the node's {'memory' if cpus else 'CPUs'}, and the job does not say how much it has",
+            hint="set resources.memory" if cpus else "set resources.cpus",
+        )
+    words = ["srun", "--exact", "--export=ALL", "--nodes=1", "--ntasks=1"]
+    words += [f"--cpus-per-task={max(1, int(cpus // slots))}", f"--mem={max(1, memory.low // slots // 1024**2)}M"]
+    if spec.resources.gpus:
+        share, rest = divmod(int(spec.resources.gpus.count), slots)
+        if share == 0 or rest:
+            raise NotPossible(
+                f"`pack_steps` cannot share {spec.resources.gpus.count:g} GPUs among {slots} runs: a step has whole ones",
+                hint="leave pack_steps out: the shim then keeps runs to their GPUs",
+            )
+        words.append(f"--gres=gpu:{share}")
+    return words
+
+
 # task files
 
+_FOLDER_THERE: Final = "@FOLDER@"
+_JOB_THERE: Final = "@JOB@"
 
-def render_task_file(job: str, python: str, folder: str, indices: Sequence[int]) -> str:
+
+def helper_slots(spec: JobSpec, count: int) -> tuple[int, int]:
+    """Nodes, and runs at a time on each, of a job whose runs the site's own packer starts: `array.pack` on each node, and
+    as many nodes as all runs, or `array.max_parallel`, fill."""
+    array = spec.array
+    assert array is not None
+    pack = array.pack or 1
+    if array.pack_per is PackPer.GPU or spec.nodes > 1:
+        raise NotPossible(
+            f"`{'nodes' if spec.nodes > 1 else 'array.pack_per'}`: the target's ht_helper starts each run on one node and keeps it to no GPU",
+            hint="use a target without ht_helper",
+        )
+    if array.pack is None:
+        return 1, 1
+    return math.ceil(min(count, array.max_parallel or count) / pack), pack
+
+
+def render_task_file(python: str, settings: SlurmSettings, indices: Sequence[int]) -> str:
     """A line for each run, for `ht_helper.sh -t`: it starts them on the slots that it finds, in any order."""
-    shim = f"{shlex.quote(python)} {shlex.quote(f'{folder}/shim.py')} {shlex.quote(folder)}"
-    return "".join(f'{shim} --native "$SLURM_JOB_ID" --index {index}\n' for index in indices)
+    shim = f'{shlex.quote(python)} "{_FOLDER_THERE}/shim.py" "{_FOLDER_THERE}" --native {_JOB_THERE}'
+    tail = f" --scratch {_expanding(settings.scratch)}" if settings.scratch else ""
+    return "".join(f"{shim} --index {index}{tail}\n" for index in indices)
 
 
 def render_ht_script(job: str, settings: SlurmSettings, profile: Profile) -> str:
-    """The batch script that hands a task file to `ht_helper.sh`."""
+    """The batch script that hands a task file to `ht_helper.sh`, with the run folder and the job's id in its lines."""
     assert settings.ht_helper is not None
     lines = ["#!/bin/bash -l" if profile.setup else "#!/bin/bash", f"# {job}: run folder, part"]
-    lines += ["unset SLURM_EXPORT_ENV", *profile.setup]
-    lines.append(f'exec {settings.ht_helper} -t "$1/artefacts/tasks.txt"')
+    lines += ["unset SLURM_EXPORT_ENV", *profile.setup, 'tasks="$1/slurm/tasks.$SLURM_JOB_ID"']
+    lines.append(f'sed "s|{_FOLDER_THERE}|$1|g; s|{_JOB_THERE}|$SLURM_JOB_ID|g" "$1/artefacts/tasks.txt" >"$tasks"')
+    lines.append(f'exec {settings.ht_helper} -t "$tasks"')
     return "\n".join(lines) + "\n"

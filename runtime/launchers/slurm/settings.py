@@ -78,6 +78,8 @@ class SlurmSettings:
     """Folder on the nodes for trees."""
     paths: Mapping[str, str] = field(default_factory=dict)
     """Path in a spec → path on this target, by the longest beginning."""
+    pack_steps: bool = False
+    """Whether each run of a packed node is a step of its own, which Slurm keeps to its CPUs and memory."""
     ht_helper: str | None = None
     """The site's own packer and its options, such as `ht_helper.sh -n 1 -s 1 -v`: an array then is one job that gets
     a task file."""
@@ -164,6 +166,10 @@ def _read(values: Mapping[str, Any], known: tuple[str, ...], where: str) -> dict
             found[name] = dict(_table(value, place))
         elif name == "max_time":
             found[name] = parse_duration(str(value))
+        elif name == "pack_steps":
+            if not isinstance(value, bool):
+                raise InvalidValue(place, value, "true or false")
+            found[name] = value
         elif name == "gpu_option":
             if value not in ("gres", "gpus-per-node"):
                 raise InvalidValue(place, value, "gres or gpus-per-node")
