@@ -358,7 +358,7 @@ class Worker:
         room = self._room()
         if room <= 0:
             if self.options.max_tasks is not None and self._taken >= self.options.max_tasks and not self._attempts:
-                self._stop_by_itself(f"took {self._taken} tasks")
+                self._stop_by_itself(f"took {self._taken} task{'' if self._taken == 1 else 's'}")
             return
         self._leasing = True
         self._offload.call(lambda: self.queue.lease(room, worker=self.name, ttl=self.options.lease), self._fetched)

@@ -66,14 +66,15 @@ def test_worker_that_waits_for_its_first_task_counts_idle_time_from_its_end(benc
     assert (result.succeeded, result.reason) == (1, "idle for 0.1 s")
 
 
-def test_worker_with_a_number_of_tasks_leaves_after_that_many(bench: Bench) -> None:
+@pytest.mark.parametrize(("count", "reason"), [(1, "took 1 task"), (3, "took 3 tasks")])
+def test_worker_with_a_number_of_tasks_leaves_after_that_many(bench: Bench, count: int, reason: str) -> None:
     bench.put(*(bench.function("give", n) for n in range(5)))
 
-    result = bench.run(idle_timeout=None, max_tasks=3)
+    result = bench.run(idle_timeout=None, max_tasks=count)
 
-    assert (result.succeeded, result.reason) == (3, "took 3 tasks")
+    assert (result.succeeded, result.reason) == (count, reason)
     assert bench.open_queue().depth() is not None
-    assert bench.records.totals(EXPERIMENT).counts[TaskState.QUEUED] == 2
+    assert bench.records.totals(EXPERIMENT).counts[TaskState.QUEUED] == 5 - count
 
 
 def test_worker_command_once_runs_one_task(bench: Bench) -> None:
