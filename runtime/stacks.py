@@ -365,7 +365,7 @@ def read_location(source: str) -> bytes:
             failure = NothingThere if isinstance(problem, FileNotFoundError) else StoreUnavailable
             raise failure(
                 f"cannot read `{path}`: {(problem.strerror or str(problem)).lower()}",
-                hint="check RUNTIME_OUTPUTS, or `runtime stack list`",
+                hint="check the path, here or in RUNTIME_OUTPUTS; `runtime stack list` shows what can be named",
                 retryable=False,
             ) from problem
     if scheme in ("http", "https"):

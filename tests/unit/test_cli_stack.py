@@ -255,7 +255,10 @@ def test_diff_of_what_is_not_there_is_an_error(run: Run) -> None:
     code, out, err = run("diff", "./none.json", "./dev.json")
 
     assert (code, out) == (3, "")
-    assert "cannot read `none.json`" in err
+    assert err == (
+        "error: cannot read `none.json`: no such file or directory\n"
+        "hint: check the path, here or in RUNTIME_OUTPUTS; `runtime stack list` shows what can be named\n"
+    )
 
 
 # what programs read
