@@ -34,9 +34,9 @@ from runtime.launchers.base import Fidelity, JobIdentity, LaunchPlan, PlanContex
 from runtime.launchers.kubernetes.fidelity import KEEPS
 from runtime.launchers.kubernetes.launcher import KubernetesLauncher
 from runtime.launchers.kubernetes.place import read_place
-from runtime.launchers.kubernetes.render import label_value, quantity
+from runtime.launchers.kubernetes.render import label_value, quantity, render_files_pod
 from runtime.launchers.kubernetes.slots import Gpu, Holder, deal, grant, lease_name, read_table, write_table
-from runtime.outputs import ClaimOutput, KubernetesOutput, NamespaceOutput, StackOutputs, encode_outputs
+from runtime.outputs import ClaimOutput, KubernetesOutput, NamespaceOutput, RegistryOutput, StackOutputs, encode_outputs
 
 Golden = Callable[[str, str], None]
 GIB = 1 << 30
@@ -269,7 +269,15 @@ def stack(tmp_path: Path, **claims: str) -> None:
     cluster = KubernetesOutput(
         context="phoebe", server="https://k", namespaces={"lab": exported}, slot_namespace="gpus"
     )
-    outputs = StackOutputs(stack="phoebe", project="p", kubernetes={"phoebe": cluster})
+    west, east = RegistryOutput(url="us-west4.example/p/images"), RegistryOutput(url="us-east1.example/p/images")
+    registries = {
+        "images": {"us-east1": east, "us-west4": west},
+        "far": {"eu": RegistryOutput(url="eu.example/p/far")},
+        "many": {"eu": east, "asia": east},
+    }
+    outputs = StackOutputs(
+        stack="phoebe", project="p", region="us-west4", registries=registries, kubernetes={"phoebe": cluster}
+    )
     (tmp_path / "contract.json").write_text(encode_outputs(outputs))
 
 
@@ -286,6 +294,35 @@ def test_contract_of_the_stack_fills_what_the_target_leaves_out(context: PlanCon
         "gpus",
     )
     assert (place.claim, place.path, place.root) == ("data-20g", "runtime", "/runtime-records/runtime")
+
+
+@pytest.mark.parametrize(
+    ("image", "full"),
+    [
+        ("registry://images/train:7", "us-west4.example/p/images/train:7"),
+        ("registry://far/deep/er@sha256:0", "eu.example/p/far/deep/er@sha256:0"),
+        ("elsewhere.example/train:7", "elsewhere.example/train:7"),
+        # Two regions, and the stack is in none of them.
+        ("registry://many/train:7", None),
+        ("registry://imges/train:7", None),
+    ],
+)
+def test_image_of_a_registry_of_the_stack_is_named_in_full(
+    context: PlanContext, tmp_path: Path, image: str, full: str | None
+) -> None:
+    stack(tmp_path, data="data-20g")
+    where = Target(name="t", kind="kubernetes", stack="phoebe", settings={"image": "registry://images/files:1"})
+
+    if full is None:
+        with pytest.raises(UnknownName):
+            plan(context, where, image=image)
+        return
+    planned = plan(context, where, image=image)
+
+    assert pod_of(planned)["containers"][0]["image"] == full
+    assert pod_of(plan(context, where))["containers"][0]["image"] == "us-west4.example/p/images/files:1"
+    files = render_files_pod(read_place(where, context), "files", "alice")
+    assert files["spec"]["containers"][0]["image"] == "us-west4.example/p/images/files:1"
 
 
 def test_claim_is_named_as_the_stack_names_it(context: PlanContext, tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ from typing import Any, Final
 
 from runtime.errors import InvalidValue, NotPossible, UnknownName
 from runtime.launchers.base import PlanContext, Target
-from runtime.outputs import KubernetesOutput, NamespaceOutput
+from runtime.outputs import KubernetesOutput, NamespaceOutput, StackOutputs
 
 MOUNT: Final = "/runtime-records"
 """Where pods see the claim of the record root."""
 CLAIM_SCHEME: Final = "claim://"
+REGISTRY_SCHEME: Final = "registry://"
 
 _GPU: Final = "nvidia.com/gpu"
 _TEXTS: Final = (
@@ -51,6 +52,8 @@ class Place:
     service_account: str | None = None
     claims: Mapping[str, str] = field(default_factory=dict)
     """Name that users say → name of the claim."""
+    registries: Mapping[str, str] = field(default_factory=dict)
+    """Name of a registry of the stack → its address."""
     gpu_resource: str = _GPU
     gpus: Mapping[str, int] = field(default_factory=dict)
     """Node → how many GPUs it has that are shared in slots."""
@@ -65,6 +68,15 @@ class Place:
     check_gpus: bool = False
     """Whether the shim looks at its GPUs with nvidia-smi before it starts the command."""
     setup: tuple[str, ...] = ()
+
+    def find_image(self, image: str) -> str:
+        """The image by its full name; `registry://NAME/REST` is one in a registry of the stack."""
+        if not image.startswith(REGISTRY_SCHEME):
+            return image
+        name, _, rest = image.removeprefix(REGISTRY_SCHEME).partition("/")
+        if name not in self.registries:
+            raise UnknownName("registry", name, list(self.registries), where=f"in the stack of target `{self.target}`")
+        return f"{self.registries[name]}/{rest}"
 
     @property
     def root(self) -> str:
@@ -122,7 +134,7 @@ def split_records(target: Target) -> tuple[str, str]:
 def read_place(target: Target, context: PlanContext) -> Place:
     """Settings first, then what the stack exports. Raises `NotPossible` for what neither says."""
     settings = target.settings
-    cluster, namespace, exported = _contract(target, context)
+    outputs, cluster, namespace, exported = _contract(target, context)
     claims = {name: each.claim for name, each in exported.claims.items()} if exported else {}
     if target.records is not None:
         claim, path = split_records(target)
@@ -147,6 +159,7 @@ def read_place(target: Target, context: PlanContext) -> Place:
         image_pull_secret=settings.get("image_pull_secret") or (exported.image_pull_secret if exported else None),
         service_account=settings.get("service_account") or (exported.service_account if exported else None),
         claims=claims,
+        registries=_registries(outputs) if outputs else {},
         gpu_resource=settings.get("gpu_resource", _GPU),
         gpus=dict(settings.get("gpus", {})),
         gpu_types=dict(settings.get("gpu_types", {})),
@@ -161,8 +174,20 @@ def read_place(target: Target, context: PlanContext) -> Place:
     )
 
 
-def _contract(target: Target, context: PlanContext) -> tuple[KubernetesOutput | None, str, NamespaceOutput | None]:
-    """Cluster, namespace, and what the contract says of it; without a stack what the settings say."""
+def _registries(outputs: StackOutputs) -> dict[str, str]:
+    """Those that have one region, or one where the stack is."""
+    found = {}
+    for name, regions in outputs.registries.items():
+        near = regions.get(outputs.region or "") or (next(iter(regions.values())) if len(regions) == 1 else None)
+        if near is not None:
+            found[name] = near.url
+    return found
+
+
+def _contract(
+    target: Target, context: PlanContext
+) -> tuple[StackOutputs | None, KubernetesOutput | None, str, NamespaceOutput | None]:
+    """The contract, and of it cluster, namespace and what it says of it; without a stack what the settings say."""
     named = target.settings.get("namespace")
     if target.stack is None:
         if named is None:
@@ -170,7 +195,7 @@ def _contract(target: Target, context: PlanContext) -> tuple[KubernetesOutput | 
                 f"target `{target.name}` names no namespace",
                 hint=f'set namespace = "…" in [tool.runtime.targets.{target.name}], or a `stack` that has one',
             )
-        return None, named, None
+        return None, None, named, None
     from runtime.outputs import need_output
     from runtime.stacks import find_stack
 
@@ -178,7 +203,7 @@ def _contract(target: Target, context: PlanContext) -> tuple[KubernetesOutput | 
     clusters = need_output(outputs, "kubernetes", f"target `{target.name}`")
     cluster = clusters[_choose("cluster", target, list(clusters))]
     namespace = _choose("namespace", target, list(cluster.namespaces))
-    return cluster, namespace, cluster.namespaces[namespace]
+    return outputs, cluster, namespace, cluster.namespaces[namespace]
 
 
 def _choose(what: str, target: Target, known: list[str]) -> str:

@@ -105,7 +105,7 @@ def render_files_pod(place: Place, name: str, owner: str) -> dict[str, Any]:
         )
     container = {
         "name": CONTAINER,
-        "image": place.image,
+        "image": place.find_image(place.image),
         "command": [place.python, "-c", _WAIT],
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}},
         "volumeMounts": [{"name": "records", "mountPath": MOUNT}],
@@ -224,7 +224,7 @@ def image_of(spec: JobSpec, place: Place) -> str:
             f"the job names no image, and target `{place.target}` has none",
             hint=f'--image …, or image = "…" in [tool.runtime.targets.{place.target}]',
         )
-    return image
+    return place.find_image(image)
 
 
 def _common(place: Place) -> dict[str, Any]:
