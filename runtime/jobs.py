@@ -11,6 +11,7 @@ import difflib
 import hashlib
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -229,7 +230,7 @@ class Gpus:
     type: str | None = None
 
     def __post_init__(self) -> None:
-        if self.count <= 0 or (self.count > 1 and self.count != int(self.count)):
+        if not 0 < self.count < math.inf or (self.count > 1 and self.count != int(self.count)):
             raise ValueError(f"has `count` {self.count:g}, expected whole GPUs, or a part of one such as 0.25")
 
 
@@ -252,7 +253,7 @@ class JobResources:
     shared_memory: Size | None = None
 
     def __post_init__(self) -> None:
-        if self.cpus is not None and self.cpus <= 0:
+        if self.cpus is not None and not 0 < self.cpus < math.inf:
             raise ValueError(f"has `cpus` {self.cpus:g}, expected more than 0")
         if self.gpus and self.tpu:
             raise ValueError("has `gpus` and `tpu`, expected one kind of accelerator")
@@ -298,6 +299,11 @@ class Array:
             raise ValueError(f"has `offset` {self.offset}, expected 0 or more")
         if empty := [name for name, values in self.params.items() if not values]:
             raise ValueError(f"has no values for `params.{empty[0]}`")
+        for name, values in self.params.items():
+            try:
+                json.dumps(values, allow_nan=False)
+            except (TypeError, ValueError, RecursionError):
+                raise ValueError(f"has values for `params.{name}` that JSON does not have") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -431,6 +437,8 @@ class JobSpec:
 def _check_spec(spec: JobSpec) -> None:
     if not spec.command or not all(spec.command[:1]):
         raise ValueError("has an empty `command`")
+    if any("\0" in word for word in (*spec.command, *(value or "" for value in spec.env.values()))):
+        raise ValueError("has a zero byte in `command` or `env`, which no process can be given")
     if spec.shell and len(spec.command) != 1:
         raise ValueError(f"has `shell` and a `command` of {len(spec.command)} words, expected one line of shell")
     if spec.name is not None and not _NAME.fullmatch(spec.name):
@@ -490,14 +498,27 @@ def read_spec_file(path: str | Path) -> dict[str, Any]:
 
 
 def load_yaml(text: str) -> Any:
-    """YAML whose only truth values are `true` and `false`, as since YAML 1.2: `on` is a key of ours."""
+    """YAML whose only truth values are `true` and `false`, as since YAML 1.2: `on` is a key of ours.
+
+    Dates are text, for JSON has none. Raises `yaml.YAMLError`, also for a key that is there twice.
+    """
     import yaml
 
     resolvers = {
-        letter: [each for each in known if each[0] != "tag:yaml.org,2002:bool"]
+        letter: [each for each in known if each[0].rpartition(":")[2] not in ("bool", "timestamp")]
         for letter, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
     loader: Any = type("Loader", (yaml.SafeLoader,), {"yaml_implicit_resolvers": resolvers})
+
+    def construct(self: Any, node: Any) -> Any:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value != "<<" and str(key.value) in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"`{key.value}` is there twice", key.start_mark)
+            seen.add(str(key.value))
+        return self.construct_yaml_map(node)
+
+    loader.add_constructor("tag:yaml.org,2002:map", construct)
     loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("true|True|TRUE|false|False|FALSE"), list("tTfF"))
     return yaml.load(text, loader)
 
@@ -545,15 +566,22 @@ def expand_array(array: Array | None, lines: Sequence[Mapping[str, Any]] = ()) -
         return [{"seed": array.offset + index} for index in range(array.seeds)]
     if array.count is not None:
         return [{} for _ in range(array.count)]
+    count = len(lines) if array.file is not None else math.prod(map(len, array.params.values()))
+    if not 1 <= count <= MAX_INDICES:
+        raise NotPossible(
+            f"the array has {count} indices, expected 1 to {MAX_INDICES}",
+            hint="split it into several jobs, or put the work into a queue: `runtime submit`",
+        )
     if array.file is not None:
         found = [dict(line) for line in lines]
     else:
         found = [dict(zip(array.params, values, strict=True)) for values in itertools.product(*array.params.values())]
-    if not 1 <= len(found) <= MAX_INDICES:
-        raise NotPossible(
-            f"the array has {len(found)} indices, expected 1 to {MAX_INDICES}",
-            hint="split it into several jobs, or put the work into a queue: `runtime submit`",
-        )
+    for name, value in itertools.chain.from_iterable(each.items() for each in found):
+        if not name or "=" in name or "\0" in f"{name}{value}":
+            raise NotPossible(
+                f"parameter {describe(name)} of the array cannot be a variable of a process",
+                hint="names have no `=`, and neither they nor their values a zero byte",
+            )
     return found
 
 

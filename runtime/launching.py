@@ -255,7 +255,10 @@ def read_fidelity(spec: JobSpec, launcher: Launcher) -> dict[str, Keeping]:
 
 def owner_name() -> str:
     """Whose jobs these are; on every machine of a person the same."""
-    return getpass.getuser()
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid{os.getuid()}"  # as in containers that run as a number without a name
 
 
 def _leaves(spec: JobSpec) -> list[str]:
@@ -263,6 +266,8 @@ def _leaves(spec: JobSpec) -> list[str]:
 
 
 def _drop_refused(spec: JobSpec, target: Target, launcher: Launcher, ignore: Sequence[str]) -> JobSpec:
+    if unknown := next((name for name in ignore if name not in launcher.keeps), None):
+        raise UnknownName("field", unknown, launcher.keeps, hint="`runtime targets show` lists every field")
     kept = {name: launcher.keeps[name] for name in _leaves(spec)}
     refused = {name: keeping for name, keeping in kept.items() if keeping.fidelity is Fidelity.REFUSED}
     left = {name: keeping for name, keeping in refused.items() if name not in ignore}
@@ -314,21 +319,45 @@ def launch(
     `job` is a spec, the fields of a job file, or just the words of a command.
 
     A target that refuses a field, or that cannot be reached, is passed over where there is another; raises what the last
-    one said.
+    one said. Once a target was handed the job, no other is tried, and the same launch comes back to it.
     """
     from runtime.config import load_settings
 
     spec = _as_spec(job)
     settings, options = settings or load_settings(), options or LaunchOptions()
     targets = choose_target(spec, [on] if isinstance(on, str) else on, settings)
-    for place, target in enumerate(targets):
+    if len(targets) > 1 and not options.again:
+        targets.sort(key=lambda target: not _was_launched(spec, target, settings, options))
+    for target in targets[:-1]:
         try:
-            return carry_out(prepare(spec, target, settings, options), options, progress)
-        except (FieldsRefused, NotPossible) as problem:
-            if place == len(targets) - 1:
-                raise
+            prepared = prepare(spec, target, settings, options)
+            _ensure_answers(prepared)
+        except (FieldsRefused, NotPossible, InfrastructureFailure) as problem:
             progress(f"target `{target.name}` does not accept it: {problem.message}")
-    raise AssertionError("unreachable")
+            continue
+        try:
+            return carry_out(prepared, options, progress)
+        except NotPossible as problem:
+            progress(f"target `{target.name}` does not accept it: {problem.message}")
+    return carry_out(prepare(spec, targets[-1], settings, options), options, progress)
+
+
+def _was_launched(spec: JobSpec, target: Target, settings: Settings, options: LaunchOptions) -> bool:
+    """Whether this very launch was made on this target, from here."""
+    try:
+        job = prepare(spec, target, settings, options).plan.job.id
+    except RequestRefused:
+        return False
+    return (settings.data_dir / "launched" / job).exists()
+
+
+def _ensure_answers(prepared: Prepared) -> None:
+    """Raise `InfrastructureFailure` from a target that does not answer or takes no files, while nothing is begun there."""
+    host = prepared.launcher.open_host(prepared.plan.target, prepared.context)
+    try:
+        host.files.make_folder(prepared.plan.folder)
+    finally:
+        host.close()
 
 
 def _as_spec(job: JobSpec | Mapping[str, Any] | Sequence[str]) -> JobSpec:
@@ -357,7 +386,6 @@ def _carry_out(prepared: Prepared, options: LaunchOptions, host: Host, progress:
         plan = _next_of_the_same(prepared, host.files)
         prepared = replace(prepared, plan=plan)
     handle = functools.partial(JobHandle, plan.job.id, plan.target, prepared.launcher, host)
-    remember_job(plan.job.id, plan.target.name, prepared.context.settings)
     known = host.files.read(f"{plan.folder}/launched") is not None
     if known and not _find_broken(prepared, host):
         return handle(new=False)
@@ -366,6 +394,7 @@ def _carry_out(prepared: Prepared, options: LaunchOptions, host: Host, progress:
         for note in prepared.launcher.check_host(plan.target, host):
             progress(note)
     host.files.make_folder(plan.folder)
+    remember_job(plan.job.id, plan.target.name, prepared.context.settings)
     lock = ledger.Lock(host.files, plan.job.id, f"{plan.job.owner}@{socket.gethostname()}")
     lock.take(patience_s=600, tell=progress)
     try:
@@ -615,7 +644,8 @@ def list_handles(settings: Settings) -> Iterator[tuple[Target, Launcher, Host]]:
 
 
 def _json(value: object) -> bytes:
-    return json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False).encode() + b"\n"
+    # Not indented: that is done in Python, and an order of a thousand runs would take longer than its launch.
+    return json.dumps(value, sort_keys=True, ensure_ascii=False).encode() + b"\n"
 
 
 def fault(point: str) -> None:

@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import functools
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -198,7 +199,7 @@ def _read_scalar(kind: type, value: object, path: str, problems: list[Problem]) 
         return int(value)
     if kind is float and type(value) is int:
         return float(value)
-    if type(value) is not kind:
+    if type(value) is not kind or (type(value) is float and not math.isfinite(value)):
         quote = "put it in quotes" if kind is str and isinstance(value, int | float | bool) else None
         return _wrong(path, value, _expected(kind), problems, hint=quote)
     return value

@@ -16,6 +16,7 @@ import errno
 import hashlib
 import io
 import json
+import math
 import os
 import platform
 import random
@@ -42,6 +43,7 @@ TEMPORARY_FAILURE = 75
 """A command that wants to be started again says so with this code (EX_TEMPFAIL), and no budget pays."""
 LOST_IN_A_ROW = 3
 TIMEOUTS_IN_A_ROW = 2
+MEMORY_S = 0.5
 BUILD_PATIENCE_S = 900.0
 """How long another's making of the same environment is waited for."""
 WRITE_PATIENCE_S = 900.0
@@ -422,6 +424,9 @@ class Attempt(object):
         except OSError as problem:
             self._end_all(0)
             return "setup_failed", 127, {"message": "cannot start %s: %s" % (words[0], problem.strerror)}
+        except ValueError as problem:
+            self._end_all(0)
+            return "setup_failed", 127, {"message": "cannot start %s: %s" % (words[0], problem)}
         groups = [{"boot": boot_id(), "pid": child.pid, "start": started_at(child.pid)} for child in self.children]
         write_whole(os.path.join(self.folder, "processes.json"), json.dumps(groups))
         if self.gpus:
@@ -599,6 +604,7 @@ class Attempt(object):
         """Wait for the command, and for all that may end it sooner."""
         beat, beats, quiet = 0.0, 0, (self._printed(), time.time())
         checkpoint = self.order.get("checkpoint")
+        limit, look = (self.order.get("limits") or {}).get("memory_bytes"), 0.0
         pause = SOON_S
         while True:
             codes = [child.poll() for child in self.children]
@@ -639,12 +645,26 @@ class Attempt(object):
                 elif now - quiet[1] >= idle:
                     self._end_all(self.order["grace_s"])
                     return "idle", 1, {"message": "printed nothing for %d s" % idle}
+            if limit and now >= look:
+                used = self._held_memory(limit)
+                # Many processes take long to look at; it is never more than a small part of the time.
+                look = now + max(MEMORY_S, 50 * (time.time() - now))
+                if used > limit:
+                    self._end_all(0.0)
+                    return "oom", 137, {"message": "held %d MiB, its limit is %d MiB" % (used >> 20, limit >> 20)}
             time.sleep(pause)
             pause = min(LOOK_S, pause * 1.5)
 
     def _printed(self):
         logs = [os.path.join(self.folder, name) for name in list_names(self.folder) if name.endswith(".log")]
         return sum(os.path.getsize(log) for log in logs if os.path.exists(log))
+
+    def _held_memory(self, limit):
+        """What the node that holds most has in memory, in bytes; nodes are groups of ranks of this machine."""
+        per_node = self.order["tasks_per_node"]
+        ranks = [child.pid for child in self.children]
+        nodes = [ranks[first : first + per_node] for first in range(0, len(ranks), per_node)]
+        return max([held_memory(node, limit) for node in nodes] or [0])
 
     def _ask_for_checkpoint(self):
         """To the command itself and not its group: a helper of it without a handler would die of the signal."""
@@ -768,6 +788,43 @@ def _stat(pid):
     except (IOError, OSError):
         return None
     return words[0], int(words[2]), words[19]
+
+
+def held_memory(leaders, limit):
+    """What the sessions of `leaders` hold in memory, in bytes; 0 where the system does not say.
+
+    Resident sizes count a shared page once for each process, so where their sum is over the limit, and only there, the
+    costlier proportional sizes are read.
+    """
+    pids = [int(name) for name in list_names("/proc") if name.isdigit()]
+    mine = [pid for pid in pids if _session(pid) in leaders]
+    total = sum(_resident(pid) for pid in mine)
+    if total <= limit or len(mine) == 1:
+        return total
+    return sum(_proportional(pid) for pid in mine)
+
+
+def _session(pid):
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
+
+
+def _resident(pid):
+    try:
+        with io.open("/proc/%d/statm" % pid) as opened:
+            return int(opened.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (IOError, OSError, IndexError):
+        return 0
+
+
+def _proportional(pid):
+    try:
+        with io.open("/proc/%d/smaps_rollup" % pid) as opened:
+            return sum(int(line.split()[1]) * 1024 for line in opened if line.startswith("Pss:"))
+    except (IOError, OSError):
+        return _resident(pid)
 
 
 def started_at(pid):
@@ -1372,8 +1429,11 @@ def next_start(order, options, pause, asked):
 
 def pack(order, folder, indices, options, asked):
     """Fill this machine's slots with the runs of `indices`, each with CPUs and GPUs of its own; returns an exit code."""
-    wanted = order["pack"]["slots"] or min(len(_cpus()), len(indices))
-    slots = share_out(wanted, order["pack"].get("per", "node"), _cpus(), _gpus())
+    cpus, limits = _cpus(), order.get("limits") or {}
+    wanted = order["pack"]["slots"] or min(len(cpus), len(indices))
+    slots = share_out(min(wanted, room(limits, len(cpus))), order["pack"].get("per", "node"), cpus, _gpus())
+    if limits.get("cpus"):
+        slots = [(mine[: math.ceil(limits["cpus"])], own) for mine, own in slots]
     waiting, codes = list(indices), []
     running: Dict[int, Any] = {}
     pause = SOON_S
@@ -1513,6 +1573,38 @@ def share_out(slots, per, cpus, gpus):
     return shares
 
 
+def room(limits, cpus):
+    """How many runs with these limits the machine has CPUs and memory for, at least one."""
+    found = [cpus / limits["cpus"]] if limits.get("cpus") else []
+    if limits.get("memory_bytes"):
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / limits["memory_bytes"])
+    return max(1, int(min(found))) if found else sys.maxsize
+
+
+def keep_to_cpus(count):
+    """Keep this process and what it starts to so many CPUs, those that have least to do now."""
+    cpus = _cpus()
+    if count >= len(cpus):
+        return
+    before = _idle_time()
+    time.sleep(LOOK_S / 2)
+    after = _idle_time()
+    idlest = sorted(cpus, key=lambda cpu: before.get(cpu, 0) - after.get(cpu, 0))
+    try:
+        os.sched_setaffinity(0, idlest[:count])
+    except (AttributeError, OSError):
+        pass
+
+
+def _idle_time():
+    try:
+        with io.open("/proc/stat") as opened:
+            lines = [line.split() for line in opened if line.startswith("cpu") and line[3].isdigit()]
+    except (IOError, OSError):
+        return {}
+    return {int(words[0][3:]): int(words[4]) for words in lines}
+
+
 def _cpus():
     try:
         return sorted(os.sched_getaffinity(0))
@@ -1639,6 +1731,8 @@ def main(words):
         code = pack(order, folder, indices, options, asked)
         forget_secrets(order, folder)
         return code
+    if (order.get("limits") or {}).get("cpus"):
+        keep_to_cpus(math.ceil(order["limits"]["cpus"]))
     codes = []
     for index in indices:
         codes.append(serve(order, folder, index, options, asked, {}))

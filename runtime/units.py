@@ -31,7 +31,9 @@ def parse_duration(text: str, *, field: str = "duration") -> timedelta:
         matched = _DURATION.fullmatch(stripped) if stripped else None
         if matched and any(matched.groups()):
             days, hours, minutes, seconds = (float(part or 0) for part in matched.groups())
-            return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+            total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+            if total < 1e9:
+                return timedelta(seconds=total)
     raise InvalidValue(field, text, "such as 90s, 5m, 2h, 1d or 1h30m")
 
 

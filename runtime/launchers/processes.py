@@ -24,7 +24,7 @@ from runtime.launchers.base import (
     PlanContext,
     Target,
 )
-from runtime.launchers.hosts import Host
+from runtime.launchers.hosts import Host, HostUnavailable
 from runtime.launchers.order import environment_order, make_order
 from runtime.launchers.spec_files import read_array_file
 from runtime.reasons import EndReason
@@ -47,8 +47,12 @@ PROCESS_KEEPS: Final[Mapping[str, Keeping]] = {
     "name": Keeping(fidelity=Fidelity.NATIVE, how="the ledger"),
     "image": Keeping(fidelity=Fidelity.REFUSED, how="processes of this machine run without a container"),
     "mounts": Keeping(fidelity=Fidelity.REFUSED, how="a path of the machine is there already; others need a container"),
-    "resources.cpus": _NO_LIMIT,
-    "resources.memory": _NO_LIMIT,
+    "resources.cpus": Keeping(
+        fidelity=Fidelity.SHIM, how="as a limit: a run is kept to so many of the machine's CPUs, and none are set aside"
+    ),
+    "resources.memory": Keeping(
+        fidelity=Fidelity.SHIM, how="as a limit: a run that holds more is ended, and none is set aside"
+    ),
     "resources.disk": _NO_LIMIT,
     "resources.shared_memory": Keeping(fidelity=Fidelity.NATIVE, how="the machine's own /dev/shm"),
     "resources.gpus.count": Keeping(fidelity=Fidelity.SHIM, how="locks of the machine's GPUs that all its users share"),
@@ -97,6 +101,8 @@ def plan_processes(
         backend["gpus"] = {"count": spec.resources.gpus.count}
         if (devices := read_gpus(target)) is not None:
             backend["gpus"]["devices"] = devices
+    if limits := _limits(spec):
+        backend["limits"] = limits
     if made := environment_order(spec, BuildOn.NODE):
         backend["environment"] = made
     setup = [*target.settings.get("setup", ()), *activation_lines(spec)]
@@ -122,6 +128,16 @@ def plan_processes(
         indices=tuple(indices),
         root=root,
     )
+
+
+def _limits(spec: JobSpec) -> dict[str, float]:
+    """What a run may take of its machine at most, where the spec says."""
+    limits: dict[str, float] = {}
+    if spec.resources.cpus:
+        limits["cpus"] = spec.resources.cpus
+    if spec.resources.memory and spec.resources.memory.high:
+        limits["memory_bytes"] = spec.resources.memory.high
+    return limits
 
 
 def activation_lines(spec: JobSpec) -> list[str]:
@@ -191,12 +207,17 @@ def spawn_shim(plan: LaunchPlan, part: NativePart, host: Host, *, before: Sequen
         if owner is not None:
             return owner.decode()
         if time.monotonic() - started > APPEAR_S and native not in " ".join(_look(host)[1]):
-            break
+            raise NotPossible(
+                f"the shim of job `{plan.job.id}` did not start on `{host.name}`",
+                facts=_last_words(plan, host),
+                hint=f"set `python` of target `{plan.target.name}`; `runtime targets check {plan.target.name}` tries it",
+            )
         time.sleep(0.02)
-    raise NotPossible(
-        f"the shim of job `{plan.job.id}` did not start on `{host.name}`",
+    # It may still claim the job: no other target is to be tried.
+    raise HostUnavailable(
+        f"the shim of job `{plan.job.id}` runs on `{host.name}` and took no job within {START_S:g} s",
         facts=_last_words(plan, host),
-        hint=f"set `python` of target `{plan.target.name}`; `runtime targets check {plan.target.name}` tries it",
+        hint="run the same `runtime launch` again: there is one job, whoever comes first",
     )
 
 

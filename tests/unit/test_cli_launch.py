@@ -19,6 +19,8 @@ import runtime
 from runtime.cli.commands import load_command
 from runtime.cli.launch import build_spec
 from runtime.jobs import JobState, load_spec, parse_spec, spec_fields, spec_schema
+from runtime.launchers.hosts import HostUnavailable
+from runtime.launchers.local.launcher import LocalLauncher
 from tests.jobs_support import Terminal, open_terminal
 from tests.output_support import differences, documented
 from tests.unit.test_cli_startup import run_cli
@@ -131,6 +133,45 @@ def test_launch_takes_the_first_target_that_accepts(run: Terminal) -> None:
     assert (
         said.err.splitlines()[0] == "target `small` does not accept it: target `small` cannot keep `image` of this job"
     )
+
+
+def test_launch_passes_over_a_target_that_does_not_answer_and_stays_where_it_went(run: Terminal) -> None:
+    records = run.tree / "records"
+    (run.tree / "runtime.toml").write_text(f'[targets.first]\nkind = "local"\nrecords = "{records}"\n')
+    words = ["launch", "--on", "first,local", "-o", "json", "--set", "code.exclude=[records]", "--", "true"]
+    records.touch()
+
+    began = run(*words)
+    records.unlink()
+    same, other = run(*words), run("launch", "--again", *words[1:])
+
+    assert (began.json["target"], began.json["new"]) == ("local", True)
+    assert began.err.startswith(
+        f"target `first` does not accept it: the record root `{records}` refuses: not a directory"
+    )
+    assert (same.json["job"], same.json["new"]) == (began.json["job"], False)
+    assert (other.json["target"], other.json["new"]) == ("first", True)
+
+
+def test_launch_that_may_have_begun_on_one_target_tries_no_other(
+    run: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def submit(*_: object) -> str:
+        raise HostUnavailable("the answer was lost")
+
+    monkeypatch.setattr(LocalLauncher, "submit", submit)
+    (run.tree / "runtime.toml").write_text('[targets.other]\nkind = "local"\nrecords = "other"\n')
+
+    said = run("launch", "--on", "local,other", "--", "true")
+
+    assert (said.code, said.err.splitlines()[-1]) == (3, "error: the answer was lost")
+    assert not (run.tree / "other").exists()
+
+
+def test_launch_that_ignores_a_field_that_is_none_says_which_is_near(run: Terminal) -> None:
+    said = run("launch", "--on", "local", "--ignore", "resources.cpu", "--", "true")
+
+    assert (said.code, said.err.splitlines()[-1]) == (2, "hint: did you mean `resources.cpus`?")
 
 
 def test_launch_that_ignores_a_refused_field_drops_it(run: Terminal) -> None:

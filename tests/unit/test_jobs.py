@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from datetime import timedelta
+import math
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+import yaml
 
 from runtime.errors import NotPossible
 from runtime.jobs import (
@@ -35,6 +37,7 @@ from runtime.jobs import (
     fill_command,
     job_id,
     load_spec,
+    load_yaml,
     parse_spec,
     set_fields,
     spec_fields,
@@ -43,6 +46,8 @@ from runtime.jobs import (
 from runtime.reading import Size
 
 GIB = 1024**3
+ENDLESS: list[Any] = []
+ENDLESS.append(ENDLESS)
 
 FULL = JobSpec(
     command=("python", "train.py", "--lr", "{lr}"),
@@ -151,10 +156,43 @@ def test_spec_with_many_mistakes_names_each_with_what_is_allowed() -> None:
         ({"retry": {"on_exit": {"300": "fail"}}}, "expected 0 to 255"),
         ({"retry": {"failure": -1}}, "expected 0 or more"),
         ({"retry": {"backoff": {"min": "1h"}}}, "above `max`"),
+        ({"resources": {"gpus": {"count": math.nan}}}, "is NaN, expected a number"),
+        ({"resources": {"gpus": {"count": math.inf}}}, "is Infinity, expected a number"),
+        ({"resources": {"cpus": math.nan}}, "is NaN, expected a number"),
+        ({"time_limit": "99999999999999d"}, "expected a duration"),
+        ({"time_limit": math.inf}, "expected a duration"),
+        ({"array": {"params": {"lr": [math.nan]}}}, "values for `params.lr` that JSON does not have"),
+        ({"array": {"params": {"day": [date(2026, 1, 31)]}}}, "values for `params.day` that JSON does not have"),
+        ({"array": {"params": {"x": ENDLESS}}}, "values for `params.x` that JSON does not have"),
+        ({"command": ["a\0b"]}, "zero byte"),
+        ({"env": {"A": "\0"}}, "zero byte"),
     ],
 )
 def test_spec_that_cannot_mean_anything_is_refused(change: dict[str, Any], message: str) -> None:
     assert any(message in found for _, found, _ in problems_of({"command": ["x"], **change}))
+
+
+@pytest.mark.parametrize(("params", "name"), [({"a=b": [1]}, "a=b"), ({"": [1]}, ""), ({"a": ["\0"]}, "a")])
+def test_parameter_that_no_process_can_be_given_is_refused(params: dict[str, Any], name: str) -> None:
+    spec = parse_spec({"command": ["x"], "array": {"params": params}})
+
+    with pytest.raises(NotPossible) as refused:
+        expand_array(spec.array)
+
+    assert refused.value.message == f"parameter {json.dumps(name)} of the array cannot be a variable of a process"
+
+
+def test_array_beyond_all_bounds_is_refused_before_it_is_made() -> None:
+    spec = parse_spec({"command": ["x"], "array": {"params": {f"p{each}": list(range(10)) for each in range(30)}}})
+
+    with pytest.raises(NotPossible, match=f"has {10**30} indices"):
+        expand_array(spec.array)
+
+
+def test_date_in_a_file_is_text_and_a_key_that_is_there_twice_an_error() -> None:
+    assert load_yaml("array: {params: {day: [2026-01-31]}}") == {"array": {"params": {"day": ["2026-01-31"]}}}
+    with pytest.raises(yaml.YAMLError, match="`a` is there twice"):
+        load_yaml("env:\n  a: 1\n  a: 2\n")
 
 
 def test_spec_with_a_secret_by_name_only_takes_it_from_the_shell() -> None:

@@ -17,7 +17,7 @@ from runtime.config import Project, Settings
 from runtime.errors import NotPossible, UnknownName
 from runtime.jobs import Array, Code, CodeMode, JobSpec, JobState, Retry
 from runtime.launchers.hosts import LocalFiles
-from runtime.launching import FieldsRefused, JobHandle, LaunchOptions, find_job, launch
+from runtime.launching import FieldsRefused, JobHandle, LaunchOptions, find_job, launch, owner_name
 from runtime.reasons import EndReason
 from tests.shim_support import processes_with, wait_for
 
@@ -237,6 +237,15 @@ def test_logs_follow_over_attempts_until_the_end(settings: Settings, tree: Path)
 
     assert b"".join(job.logs(follow=True)) == b"1\n2\n3\n"
     assert b"".join(job.logs(attempt=2)) == b"2\n"
+
+
+def test_owner_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> str:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr("getpass.getuser", unknown)
+
+    assert owner_name() == f"uid{os.getuid()}"
 
 
 def test_find_job_by_the_beginning_of_its_id(settings: Settings, tree: Path) -> None:

@@ -25,11 +25,12 @@ from runtime.jobs import (
     JobSpec,
     JobState,
     OnTaskFailure,
+    Range,
     Retry,
     SecretRef,
 )
-from runtime.launchers.base import JobIdentity, LaunchPlan, PlanContext, Target
-from runtime.launchers.hosts import Answer, LocalFiles
+from runtime.launchers.base import Fidelity, JobIdentity, LaunchPlan, PlanContext, Target
+from runtime.launchers.hosts import Answer, HostUnavailable, LocalFiles
 from runtime.launchers.local.launcher import LocalLauncher
 from runtime.launchers.processes import end_processes, process_states, spawn_shim
 from runtime.launchers.ssh.launcher import SshLauncher
@@ -106,6 +107,28 @@ def test_plan_of_a_command_and_nothing_else(tmp_path: Path, golden: Callable[[st
     golden("launchers/local/command.txt", render(plan))
 
 
+@pytest.mark.parametrize(
+    ("memory", "limits"),
+    [
+        ("64MiB", {"cpus": 2.0, "memory_bytes": 64 << 20}),
+        ("32MiB..64MiB", {"cpus": 2.0, "memory_bytes": 64 << 20}),
+        ("32MiB..", {"cpus": 2.0}),
+    ],
+)
+def test_plan_of_a_job_with_cpus_and_memory_has_them_as_limits(
+    tmp_path: Path, memory: str, limits: dict[str, float]
+) -> None:
+    spec = JobSpec(command=("true",), resources=JobResources(cpus=2.0, memory=Range.read(memory)))
+
+    plan = SshLauncher().plan(spec, BOX, JOB, make_context(tmp_path))
+
+    assert plan.order["limits"] == limits
+    assert {name: keeping.fidelity for name, keeping in plan.fidelity.items() if name.startswith("resources.")} == {
+        "resources.cpus": Fidelity.SHIM,
+        "resources.memory": Fidelity.SHIM,
+    }
+
+
 def test_plan_of_an_environment_without_a_tree_is_refused(tmp_path: Path) -> None:
     spec = JobSpec(
         command=("true",),
@@ -171,6 +194,19 @@ def test_shim_that_does_not_start_is_said_with_its_last_words(tmp_path: Path, mo
     assert refused.value.facts == ("python3: can't open file",)
     folder = f"{tmp_path}/jobs/{JOB.id}"
     assert host.started[0][:4] == ["nice", "python3", f"{folder}/shim.py", folder]
+
+
+def test_shim_that_is_slow_to_start_may_still_take_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.launchers.processes.START_S", 0.1)
+    plan = SshLauncher().plan(
+        JobSpec(command=("true",)), replace(BOX, records=str(tmp_path)), JOB, make_context(tmp_path)
+    )
+
+    # Not `NotPossible`: that would have the next target of `--on A,B` tried.
+    with pytest.raises(HostUnavailable) as silent:
+        spawn_shim(plan, plan.parts[0], ScriptedHost(tmp_path, "01234567\n"))
+
+    assert silent.value.hint == "run the same `runtime launch` again: there is one job, whoever comes first"
 
 
 def test_shim_of_a_twin_that_was_first_is_the_one_that_counts(tmp_path: Path) -> None:
