@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -540,6 +541,48 @@ def test_shim_ends_a_command_that_prints_nothing_for_too_long(job: MakeJob) -> N
     assert made.run() == 1
 
     assert made.results() == {0: ("idle", 1, 1)}
+
+
+def test_shim_ends_a_run_that_holds_more_memory_than_its_limit(job: MakeJob) -> None:
+    script = f"{sys.executable} -c 'x = bytearray(80 << 20); import time; time.sleep(60)' & wait"
+    made = job(script, limits={"memory_bytes": 40 << 20}, retry={"failure": 0})
+
+    assert made.run() == 1
+
+    assert made.results() == {0: ("oom", 137, 1)}
+    note = json.loads((made.folder / "runs/0/result").read_text())
+    assert re.fullmatch(r"held \d+ MiB, its limit is 40 MiB", note["message"])
+
+
+def test_shim_counts_memory_that_processes_share_once(job: MakeJob) -> None:
+    script = "import os, time; x = bytearray(60 << 20); [os.fork() for _ in range(2)]; time.sleep(1.5)"
+    made = job([sys.executable, "-c", script], limits={"memory_bytes": 150 << 20})
+
+    assert made.run() == 0
+
+    assert made.results() == {0: ("succeeded", 0, 1)}
+
+
+def test_shim_keeps_a_run_to_as_many_cpus_as_its_limit_says(job: MakeJob) -> None:
+    made = job("nproc", limits={"cpus": 0.5})
+
+    assert made.run() == 0
+
+    assert made.log() == "1\n"
+
+
+def test_shim_runs_as_many_at_a_time_as_the_machine_has_room_for(job: MakeJob) -> None:
+    count = len(os.sched_getaffinity(0))
+    made = job(
+        "mkdir $RUNTIME_CHECKPOINT_DIR/../../busy || exit 1; sleep 0.1; rmdir $RUNTIME_CHECKPOINT_DIR/../../busy; nproc",
+        runs={index: {} for index in range(4)},
+        pack={"slots": 4},
+        limits={"cpus": count, "memory_bytes": 1 << 20},
+    )
+
+    assert made.run("--indices", "0-3") == 0
+
+    assert [made.log(index) for index in range(4)] == [f"{count}\n"] * 4
 
 
 def test_shim_beats_while_the_command_runs(job: MakeJob) -> None:
