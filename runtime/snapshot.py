@@ -146,15 +146,18 @@ def list_files(folder: Path, *, exclude: Sequence[str] = ()) -> list[str]:
 
 def read_git_state(folder: Path) -> GitState | None:
     """Commit, branch and diff of the work tree around `folder`; None where there is none."""
-    inside = _git(folder, "rev-parse", "--is-inside-work-tree")
-    if inside is None:
+    said = _git(folder, "rev-parse", "--is-inside-work-tree", "HEAD", "--symbolic-full-name", "HEAD")
+    if said is not None:
+        _, commit, name = said.splitlines()
+        branch: bytes | None = name.removeprefix(b"refs/heads/") if name != b"HEAD" else None
+    elif _git(folder, "rev-parse", "--is-inside-work-tree") is None:
         return None
-    commit = _git(folder, "rev-parse", "--verify", "--quiet", "HEAD")
-    branch = _git(folder, "symbolic-ref", "--quiet", "--short", "HEAD")
+    else:
+        commit, branch = b"", _git(folder, "symbolic-ref", "--quiet", "--short", "HEAD")
     # Without external drivers and filters: they are the user's programs and may write.
     changed = _git(folder, "diff", "--no-ext-diff", "--no-textconv", "--binary", "HEAD", "--", ".") if commit else None
     return GitState(
-        commit=os.fsdecode(commit).strip() if commit else None,
+        commit=os.fsdecode(commit) or None,
         branch=os.fsdecode(branch).strip() if branch else None,
         diff=(changed or b"").decode("utf-8", "replace"),
     )

@@ -204,7 +204,21 @@ def test_oldest_job_of_a_name_counts_and_a_refused_one_does_not(cluster: Cluster
         "sacct", "echo '5|b|FAILED|1:0|None assigned|x|None'; echo '6_[0-3]|c|PENDING|0:0|None assigned|x|None'"
     )
 
+    for job in ("a", "b", "c"):
+        cluster.host.files.make_folder(f"jobs/{job}/submit/1.0.1")
+
     assert SlurmLauncher().find(cluster.target, ["a", "b", "c"], cluster.host) == {"a": "8", "c": "6"}
+
+
+def test_slurm_is_not_asked_for_a_name_that_no_sbatch_was_started_for(cluster: Cluster) -> None:
+    cluster.set("squeue", "echo '8|N/A|b|PENDING||x|None'")
+
+    assert SlurmLauncher().find(cluster.target, ["b"], cluster.host) == {}
+    assert cluster.calls("squeue") == []
+
+    cluster.host.files.make_folder("jobs/b/submit/1.0.1")
+    assert SlurmLauncher().find(cluster.target, ["b"], cluster.host) == {"b": "8"}
+    assert len(cluster.calls("squeue")) == 1
 
 
 def test_commands_see_no_options_of_the_shell_but_where_slurm_is() -> None:

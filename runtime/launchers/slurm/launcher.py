@@ -403,12 +403,7 @@ class SlurmLauncher:
         found = _first_ids(client.queue_named(names))
         missing = [name for name in names if name not in found]
         if missing:
-            try:
-                found.update(_first_ids(client.accounting_named(missing) or []))
-            except SlurmUnavailable:
-                # Accounting is down. What no sbatch was ever started for cannot have come and gone.
-                if any(host.files.names(f"jobs/{name.partition('.')[0]}/submit") for name in missing):
-                    raise
+            found.update(_first_ids(client.accounting_named(missing) or []))
         return found
 
     def states(self, target: Target, native_ids: Sequence[str], host: Host) -> list[NativeState]:
@@ -575,6 +570,10 @@ def _nodes(client: SlurmClient) -> list[str]:
         partition, _, cpus, memory, gres, features, count = [*line.split("|"), *[""] * 7][:7]
         found.append(f"{partition}: {count} nodes of {cpus} CPUs, {memory} MB, {gres}, features {features}")
     return sorted(set(found))[:8]
+
+
+def _job_of(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def _first_ids(rows: Sequence[Row]) -> dict[str, str]:
