@@ -98,6 +98,12 @@ def fetch_job(job: JobHandle, listed: Sequence[RemoteFile], to: Path, *, overwri
         yield Fetched(path=str(place), size_bytes=each.size_bytes, what=became)
 
 
+def refuse_differing(done: Sequence[Fetched], folder: Path) -> None:
+    """Raise `FilesDiffer` if some were left as they are."""
+    if differing := [each.path for each in done if each.what is Became.DIFFERS]:
+        raise FilesDiffer(folder, differing)
+
+
 def _put(part: Path, place: Path, *, overwrite: bool) -> Became:
     if not place.exists():
         part.replace(place)

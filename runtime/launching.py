@@ -69,7 +69,7 @@ class FieldsRefused(RequestRefused):
         super().__init__(
             f"target `{target}` cannot keep {', '.join(f'`{name}`' for name in refused)} of this job",
             facts=[f"{name}: {keeping.how}" for name, keeping in refused.items()],
-            hint=f"take it out of the spec, name another target, or drop it: --ignore {next(iter(refused))}",
+            hint=f"take it out of the spec, name another target, or drop it: {' '.join(f'--ignore {name}' for name in refused)}",
         )
 
 
@@ -146,15 +146,18 @@ class JobHandle:
             time.sleep(pause)
             pause = min(WAIT_S, pause * 1.5)
 
-    def attempts(self, index: int = 0) -> list[int]:
-        """Numbers of the attempts of an index, oldest first."""
+    def attempts(self, index: int | None = None) -> list[int]:
+        """Numbers of the attempts of an index, the first by default, oldest first."""
+        index = self._first() if index is None else index
         names = self.files.names(f"{job_folder(self.id)}/runs/{index}", "a")
         return sorted(int(name[1:]) for name in names if name[1:].isdigit())
 
     def logs(
-        self, *, index: int = 0, rank: int = 0, attempt: int | None = None, follow: bool = False
+        self, *, index: int | None = None, rank: int = 0, attempt: int | None = None, follow: bool = False
     ) -> Iterator[bytes]:
-        """What was printed, of every attempt in turn or of one; `follow` goes on until the job has ended."""
+        """What an index printed, the first by default, of every attempt in turn or of one; `follow` goes on until the
+        job has ended."""
+        index = self._first() if index is None else index
         at, offset = attempt or 1, 0
         while True:
             ended = not follow or self.status().state.terminal
@@ -170,6 +173,9 @@ class JobHandle:
                 return
             time.sleep(0.3)
 
+    def _first(self) -> int:
+        return int(self.entry().intent.get("offset", 0))
+
     def cancel(self, *, indices: Sequence[int] | None = None) -> list[str]:
         """Stop it, or some of its indices. Returns what is left over, in words; empty means that all is gone."""
         entry = self.entry()
@@ -184,24 +190,17 @@ class JobHandle:
             left += self.launcher.clear(self.target, job_folder(self.id), self.host)
         return left
 
-    def fetch(self, to: Path, *, index: int | None = None) -> list[Path]:
-        """Copy what the job wrote to its output folders home; the files that were written."""
-        entry = self.entry()
-        offset = int(entry.intent.get("offset", 0))
-        wanted = [index] if index is not None else list(range(offset, offset + entry.indices))
-        written: list[Path] = []
-        for each in wanted:
-            outcome = entry.outcomes.get(each)
-            attempt = outcome.attempt if outcome else next(iter(reversed(self.attempts(each))), None)
-            if attempt is None:
-                continue
-            name = f"{job_folder(self.id)}/runs/{each}/output/a{attempt:04d}"
-            place = to if entry.indices == 1 else to / str(each)
-            inside = self.files.tree(name)
-            if inside:
-                self.files.download(name, place)
-                written += [place / relative for relative, _ in inside]
-        return written
+    def fetch(self, to: Path, *, index: int | None = None, overwrite: bool = False) -> list[Path]:
+        """Copy what the job wrote to its output folders home; the files that are there now.
+
+        Raises `FilesDiffer` once all others are copied, where others are there under their names.
+        """
+        from runtime.fetching import fetch_job, list_outputs, refuse_differing
+
+        listed = list_outputs(self, [] if index is None else [index])
+        done = list(fetch_job(self, listed, to, overwrite=overwrite))
+        refuse_differing(done, to)
+        return [Path(each.path) for each in done]
 
     def close(self) -> None:
         self.host.close()

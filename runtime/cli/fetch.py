@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -45,12 +44,12 @@ def fetch(
       runtime fetch j-91c0 results --index 3
       runtime fetch t-3f2a results
     """
-    from runtime.fetching import fetch_job, fetch_task, list_outputs
+    from runtime.fetching import fetch_job, fetch_task, list_outputs, refuse_differing
 
     if not is_job(what):
         copied = fetch_task(what, to, stack=stack, overwrite=overwrite)
         print_list(copied, COLUMNS, output)
-        _refuse_differing(copied, to or Path(what))
+        refuse_differing(copied, to or Path(what))
         return 0
     with open_job(what, on) as job:
         folder = to or Path(f"{job.entry().name}-{short(job.id)}")
@@ -69,12 +68,5 @@ def fetch(
         )
     else:
         note(f"{format_count(len(listed))} files, {format_size(total)}, in {folder}")
-    _refuse_differing(done, folder)
+    refuse_differing(done, folder)
     return 0
-
-
-def _refuse_differing(done: Sequence[Fetched], folder: Path) -> None:
-    from runtime.fetching import Became, FilesDiffer
-
-    if differing := [each.path for each in done if each.what is Became.DIFFERS]:
-        raise FilesDiffer(folder, differing)

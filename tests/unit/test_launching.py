@@ -15,6 +15,7 @@ import pytest
 from runtime import ledger
 from runtime.config import Project, Settings
 from runtime.errors import NotPossible, UnknownName
+from runtime.fetching import FilesDiffer
 from runtime.jobs import Array, Code, CodeMode, JobSpec, JobState, Retry
 from runtime.launchers.hosts import LocalFiles
 from runtime.launching import FieldsRefused, JobHandle, LaunchOptions, find_job, launch, owner_name
@@ -218,6 +219,28 @@ def test_fetch_brings_the_outputs_of_the_attempt_that_counts(settings: Settings,
 
     assert sorted(str(path.relative_to(tmp_path / "home")) for path in written) == ["0/a/n", "1/a/n"]
     assert (tmp_path / "home" / "1" / "a" / "n").read_text() == "1\n"
+
+
+def test_handle_of_an_array_with_an_offset_begins_at_its_first_index(settings: Settings, tree: Path) -> None:
+    with start(settings, "sh", "-c", "echo run $RUNTIME_ARRAY_INDEX", array=Array(count=2, offset=7)) as job:
+        job.wait(timeout_s=60)
+
+        assert (job.attempts(), b"".join(job.logs())) == ([1], b"run 7\n")
+
+
+def test_fetch_by_hand_leaves_a_file_that_differs(settings: Settings, tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "n").write_text("mine")
+    with start(settings, "sh", "-c", "cd $RUNTIME_OUTPUT_DIR; echo theirs > n; mkfifo pipe; ln -s n link") as job:
+        job.wait(timeout_s=60)
+
+        with pytest.raises(FilesDiffer) as differs:
+            job.fetch(tmp_path / "home")
+
+        assert differs.value.names == [str(tmp_path / "home" / "n")]
+        assert (tmp_path / "home" / "n").read_text() == "mine"
+        assert job.fetch(tmp_path / "home", overwrite=True) == [tmp_path / "home" / name for name in ("link", "n")]
+        assert (tmp_path / "home" / "n").read_text() == "theirs\n"
 
 
 def test_status_of_a_shim_that_was_killed_is_lost(settings: Settings, tree: Path) -> None:
