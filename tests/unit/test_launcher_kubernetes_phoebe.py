@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import yaml
 
 from runtime.cli.main import main
-from runtime.errors import InvalidValue, NotPossible
+from runtime.errors import InvalidValue, NotPossible, RequestRefused
 from runtime.jobs import load_spec, parse_spec
 from runtime.launchers.kubernetes.phoebe import convert, read_runs
 
@@ -192,3 +193,27 @@ def test_command_prints_a_job_of_one_command(tmp_path: Path, capsys: pytest.Capt
     assert main(["convert", "phoebe", str(tmp_path / "t.yaml")]) == 0
     assert parse_spec(yaml.safe_load(capsys.readouterr().out)).array is not None
     assert main(["convert", "phoebe", str(tmp_path / "absent.yaml")]) == 2
+
+
+def paths_of(value: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in inner:
+        yield from paths_of(each, (*path, key))
+
+
+@pytest.mark.parametrize("wrong", [None, "text", 7, True, [], {}, [None], ["a"], {"a": 1}], ids=repr)
+def test_template_that_is_wrong_anywhere_is_converted_or_refused_in_words(wrong: object) -> None:
+    refused = 0
+    for path in paths_of(TEMPLATE):
+        template = {"": copy.deepcopy(TEMPLATE)}
+        place: Any = template
+        for key in ("", *path)[:-1]:
+            place = place[key]
+        place[("", *path)[-1]] = wrong
+        try:
+            parse_spec(dict(convert(template[""]).spec), source="a conversion")
+        except RequestRefused:
+            refused += 1
+
+    assert refused > 0

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from runtime.errors import InvalidValue, NotPossible
+from runtime.units import parse_size
 
 GPU_VARIABLES: Final = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 HOSTNAME: Final = "kubernetes.io/hostname"
@@ -93,8 +94,9 @@ def _checked(value: object, source: str) -> list[dict[str, Any]]:
 
 def convert(template: object, runs: Sequence[Mapping[str, Any]] = (), *, lines_file: str = "runs.jsonl") -> Converted:
     """The job array of a ReplicaSet and its runs; of the ReplicaSet alone without any."""
-    pod, container = _read_template(template)
-    assert isinstance(template, Mapping)
+    template = _read_template(template)
+    pod = template["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
     base = _run_of_template(template, pod, container)
     all_runs = [_read_run(number, each, base) for number, each in enumerate(runs)] or [base]
     notes = list(_notes(pod, container, all_runs))
@@ -152,7 +154,32 @@ def render_lines(converted: Converted) -> str:
 # reading
 
 
-def _read_template(template: object) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+# What is read of a template, and what it has to be where it is there; names have to be.
+_SCALAR: Final = (str, int, float)
+_SHAPE: Final[Mapping[str, Any]] = {
+    "metadata": {},
+    "spec": {
+        "template": {
+            "spec": {
+                "nodeSelector": {},
+                "volumes": [{"name": str, "persistentVolumeClaim": {"claimName": str}}],
+                "containers": [
+                    {
+                        "command": [_SCALAR],
+                        "args": [_SCALAR],
+                        "env": [{"name": str, "value": _SCALAR}],
+                        "volumeMounts": [{"name": str, "mountPath": str}],
+                        "resources": {"limits": {"memory": _SCALAR}},
+                    }
+                ],
+            }
+        }
+    },
+}
+
+
+def _read_template(template: object) -> dict[str, Any]:
+    """The template, with everything that is read of it in its place."""
     if not isinstance(template, Mapping) or template.get("kind") not in (
         "ReplicaSet",
         "Deployment",
@@ -160,11 +187,32 @@ def _read_template(template: object) -> tuple[Mapping[str, Any], Mapping[str, An
     ):
         kind = template.get("kind") if isinstance(template, Mapping) else template
         raise InvalidValue("kind", kind, "ReplicaSet", hint="the file that was given to `kubectl apply`")
-    pod = template.get("spec", {}).get("template", {}).get("spec")
-    containers = (pod or {}).get("containers") or []
+    found: dict[str, Any] = _shaped(template, _SHAPE, "")
+    containers = found["spec"]["template"]["spec"]["containers"]
     if len(containers) != 1:
         raise NotPossible(f"the template has {len(containers)} containers, expected one")
-    return pod, containers[0]
+    return found
+
+
+def _shaped(value: object, shape: Any, where: str) -> Any:
+    if isinstance(shape, dict):
+        if not isinstance(value, Mapping | None):
+            raise InvalidValue(where, value, "a table")
+        found = {str(key): each for key, each in (value or {}).items() if each is not None}
+        for name, inner in shape.items():
+            place = f"{where}.{name}".lstrip(".")
+            if name in found or name in ("metadata", "spec", "template", "containers"):
+                found[name] = _shaped(found.get(name), inner, place)
+            elif inner is str:
+                raise InvalidValue(place, None, "text")
+        return found
+    if isinstance(shape, list):
+        if not isinstance(value, list | None):
+            raise InvalidValue(where, value, "a list")
+        return [_shaped(each, shape[0], f"{where}[{number}]") for number, each in enumerate(value or [])]
+    if not isinstance(value, shape):
+        raise InvalidValue(where, value, "text")
+    return value
 
 
 def _run_of_template(template: Mapping[str, Any], pod: Mapping[str, Any], container: Mapping[str, Any]) -> Run:
@@ -265,8 +313,14 @@ def _memory(container: Mapping[str, Any]) -> dict[str, str]:
     limit = container.get("resources", {}).get("limits", {}).get("memory")
     if limit is None:
         return {}
-    unit = {"Ki": "KiB", "Mi": "MiB", "Gi": "GiB", "Ti": "TiB"}.get(limit[-2:])
-    return {"memory": f"{limit[:-2]}{unit}" if unit else str(limit)}
+    text = str(limit)
+    unit = {"Ki": "KiB", "Mi": "MiB", "Gi": "GiB", "Ti": "TiB"}.get(text[-2:])
+    text = f"{text[:-2]}{unit}" if unit else text
+    try:
+        parse_size(text)
+    except InvalidValue:
+        raise InvalidValue("resources.limits.memory", limit, "a size such as 16Gi") from None
+    return {"memory": text}
 
 
 def _name(text: str) -> str:
