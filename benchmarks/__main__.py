@@ -31,7 +31,8 @@ from benchmarks.services import ServiceMissing, Services
 ROUNDS = 5
 CELL_TIMEOUT_S = 300
 FINISHED = 1_000_000
-BEGIN_MARK, END_MARK = "<!-- measured -->", "<!-- end of measured -->"
+FIRST_OF_JOBS = 21
+"""Goals from here on are about jobs and have a table of their own in the document."""
 
 
 def main() -> int:
@@ -242,12 +243,20 @@ def _where(report: Mapping[str, Any], run: Run) -> str:
 
 
 def _write_into(path: Path, run: Run, report: Mapping[str, Any], verdicts: Sequence[Verdict]) -> None:
-    """Put the table between the two marks in a document."""
+    """Put each table that was measured between its two marks in a document."""
+    for part, wanted in (("tasks", range(FIRST_OF_JOBS)), ("jobs", range(FIRST_OF_JOBS, 1000))):
+        chosen = [verdict for verdict in verdicts if verdict.check.goal in wanted]
+        if chosen:
+            _write_table(path, part, chosen, run, report)
+
+
+def _write_table(path: Path, part: str, verdicts: Sequence[Verdict], run: Run, report: Mapping[str, Any]) -> None:
+    begin_mark, end_mark = f"<!-- measured {part} -->", f"<!-- end of measured {part} -->"
     text = path.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN_MARK)
-    _, end, after = rest.partition(END_MARK)
+    before, begin, rest = text.partition(begin_mark)
+    _, end, after = rest.partition(end_mark)
     if not begin or not end:
-        print(f"error: `{path}` has no lines {BEGIN_MARK} and {END_MARK}; nothing written", file=sys.stderr)
+        print(f"error: `{path}` has no lines {begin_mark} and {end_mark}; nothing written", file=sys.stderr)
         return
     notes = "\n".join(f"- {line}" for line in (_where(report, run), *_notes(run, verdicts)))
     path.write_text(f"{before}{begin}\n{render_markdown(verdicts)}\n\n{notes}\n{end}{after}", encoding="utf-8")

@@ -379,6 +379,12 @@ def limit(folder: Path, services: Mapping[str, Any], *, name: str, **parameters:
     return measure(folder, **parameters)
 
 
+def jobs(folder: Path, services: Mapping[str, Any], *, name: str, **parameters: Any) -> Numbers:
+    """A function of `benchmarks.jobs`."""
+    found: Numbers = getattr(importlib.import_module("benchmarks.jobs"), name)(folder, services, **parameters)
+    return found
+
+
 def in_new_process(command: Sequence[str], *, environ: Mapping[str, str], timeout_s: float = PATIENCE_S) -> str:
     """Standard output of a small process, for what must not be forked from a large one."""
     done = subprocess.run(command, env=dict(environ), capture_output=True, text=True, timeout=timeout_s, check=False)

@@ -36,6 +36,8 @@ class Check:
     at_least: float | None = None
     at_most: float | None = None
     unit: str = "/s"
+    plus: float = 0.0
+    """Allowed on top of the bound's multiple of theirs, in the same unit."""
     limit: Figure | None = None
     """What the machine can do at best; says whether the goal could be reached on it."""
 
@@ -47,6 +49,8 @@ class Verdict:
     theirs: float | None
     ratio: float | None
     """Ours through theirs; ours itself where there is only a bound."""
+    spread: tuple[float, float] | None = None
+    """The least and the greatest ratio of a round."""
     holds: Holds
     near: bool = False
     """The bound is missed by less than the noise."""
@@ -58,7 +62,7 @@ def median(rounds: Rounds, figure: Figure | None) -> float | None:
     """None where no round has it."""
     if figure is None:
         return None
-    found = [numbers[figure.number] for numbers in rounds.get(figure.cell, ()) if figure.number in numbers]
+    found = _each(rounds, figure)
     return statistics.median(found) if found else None
 
 
@@ -69,16 +73,30 @@ def judge(check: Check, rounds: Rounds) -> Verdict:
     if check.theirs is not None and theirs is None:
         return Verdict(check=check, ours=ours, theirs=None, ratio=None, holds="comparator absent")
     ratio = _ratio(ours, theirs)
+    bounded = _ratio(ours - check.plus, theirs)
     best = median(rounds, check.limit)
     return Verdict(
         check=check,
         ours=ours,
         theirs=theirs,
         ratio=ratio,
-        holds="yes" if _within(check, ratio) else "no",
-        near=not _within(check, ratio) and _within(check, ratio, slack=NOISE),
+        spread=_spread(check, rounds),
+        holds="yes" if _within(check, bounded) else "no",
+        near=not _within(check, bounded) and _within(check, bounded, slack=NOISE),
         reachable=best is None or _within(check, _ratio(best, theirs)),
     )
+
+
+def _spread(check: Check, rounds: Rounds) -> tuple[float, float] | None:
+    """None where fewer than two rounds have both figures."""
+    ours = _each(rounds, check.ours)
+    theirs: Sequence[float | None] = _each(rounds, check.theirs) if check.theirs else [None] * len(ours)
+    found = [_ratio(mine, other) for mine, other in zip(ours, theirs, strict=False)]
+    return (min(found), max(found)) if len(found) > 1 else None
+
+
+def _each(rounds: Rounds, figure: Figure) -> list[float]:
+    return [numbers[figure.number] for numbers in rounds.get(figure.cell, ()) if figure.number in numbers]
 
 
 def _ratio(ours: float, theirs: float | None) -> float:
@@ -94,10 +112,10 @@ def _within(check: Check, ratio: float, *, slack: float = 0.0) -> bool:
 
 
 def render(verdicts: Sequence[Verdict]) -> str:
-    header = ("goal", "what", "ours", "comparator", "theirs", "ratio", "goal is", "holds")
+    header = ("goal", "what", "ours", "comparator", "theirs", "ratio", "spread", "goal is", "holds")
     rows = [_row(verdict) for verdict in verdicts]
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    numeric = (0, 2, 4, 5, 6)
+    numeric = (0, 2, 4, 5, 6, 7)
 
     def line(row: Sequence[str]) -> str:
         cells = (
@@ -110,7 +128,7 @@ def render(verdicts: Sequence[Verdict]) -> str:
 
 
 def render_markdown(verdicts: Sequence[Verdict]) -> str:
-    header = ("goal", "what", "ours", "comparator", "theirs", "ratio", "goal is", "holds")
+    header = ("goal", "what", "ours", "comparator", "theirs", "ratio", "spread", "goal is", "holds")
     lines = [header, ("---",) * len(header), *(_row(verdict) for verdict in verdicts)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -129,14 +147,25 @@ def _row(verdict: Verdict) -> tuple[str, ...]:
         check.against,
         show(verdict.theirs, check.unit) if check.theirs else "",
         "" if verdict.ratio is None or check.theirs is None else f"{verdict.ratio:.3g}x",
+        _show_spread(verdict),
         _bound(check),
         holds,
     )
 
 
+def _show_spread(verdict: Verdict) -> str:
+    if verdict.spread is None:
+        return ""
+    low, high = verdict.spread
+    if verdict.check.theirs is not None:
+        return f"{low:.3g}–{high:.3g}x"
+    return f"{show(low, '').removesuffix('/s')}–{show(high, verdict.check.unit)}"
+
+
 def _bound(check: Check) -> str:
     sign, bound = ("≥", check.at_least) if check.at_least is not None else ("≤", check.at_most)
-    return f"{sign} {bound:g}x" if check.theirs else f"{sign} {show(bound, check.unit)}"
+    more = f" + {show(check.plus, check.unit)}" if check.plus else ""
+    return f"{sign} {bound:g}x{more}" if check.theirs else f"{sign} {show(bound, check.unit)}"
 
 
 def show(value: float | None, unit: str) -> str:

@@ -13,11 +13,13 @@ from typing import Any
 
 from benchmarks.processes import environment, kill, tree
 from tests.services_support import PubsubEmulator, RedisServer, find_emulator_jar, find_free_port, wait_until
+from tests.slurm_support import Slurm, find_missing
 
 INSTALL = {
     "redis": "make services",
     "pubsub": "make services",
     "postgres": "sudo apt-get install postgresql",
+    "slurm": "scripts/slurm install",
 }
 
 
@@ -106,6 +108,16 @@ class Services:
         if not wait_until(lambda: subprocess.run(ready, check=False).returncode == 0, timeout_s=30, every_s=0.1):
             raise ServiceMissing("PostgreSQL did not start in 30 s")
         self.addresses["postgres"] = f"postgresql://benchmark@127.0.0.1:{port}/postgres"
+
+    def _start_slurm(self) -> None:
+        if missing := find_missing():
+            raise ServiceMissing(f"{missing} is not here: `{INSTALL['slurm']}`")
+        before = set(tree([os.getpid()]))
+        lab = Slurm().start()
+        self._stack.callback(lab.stop)
+        # Its daemons leave their starter, and so fall to this process.
+        self.pids += [pid for pid in tree([os.getpid()]) if pid not in before]
+        self.addresses["slurm"] = str(lab.conf)
 
     def _keep(self, pid: int | None) -> None:
         if pid is not None:

@@ -25,6 +25,7 @@ def commands(folder: Path, *, n: int = 5) -> dict[str, float]:
         "help": [runtime, "--help"],
         "status": [runtime, "status"],
         "submit_help": [runtime, "submit", "--help"],
+        "launch_help": [runtime, "launch", "--help"],
         "queue_list": [runtime, "queue", "list"],
     }
     environ = environment({"RUNTIME_DATA_DIR": str(folder), "XDG_CONFIG_HOME": str(folder)})

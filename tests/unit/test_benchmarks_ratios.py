@@ -74,4 +74,11 @@ def test_a_limit_that_misses_the_bound_itself_is_told() -> None:
 def test_table_has_a_line_for_each_check_with_both_figures_and_the_ratio() -> None:
     text = render([judge(Check(goal=1, what="drain", ours=OURS, theirs=THEIRS, against="peer", at_least=2.5), ROUNDS)])
 
-    assert " ".join(text.splitlines()[-1].split()) == "1 drain 200/s peer 75/s 2.67x ≥ 2.5x yes"
+    assert " ".join(text.splitlines()[-1].split()) == "1 drain 200/s peer 75/s 2.67x 2–3x ≥ 2.5x yes"
+
+
+@pytest.mark.parametrize(("plus", "holds"), [(0.0, "no"), (40.0, "no"), (60.0, "yes")])
+def test_what_a_bound_allows_on_top_is_taken_off_ours(plus: float, holds: str) -> None:
+    check = Check(goal=1, what="status", ours=OURS, theirs=THEIRS, at_most=2, plus=plus, unit="ms")
+
+    assert judge(check, ROUNDS).holds == holds
