@@ -6,6 +6,7 @@ backend does not answer is taken to run.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -27,6 +28,10 @@ _TREES: Final = (
     'cd "${TMPDIR:-/tmp}/research-runtime-$(id -u)" 2>/dev/null || exit 0; '
     'find "$PWD" -mindepth 1 -maxdepth 1 -type d -mmin +"$0" -exec du -sk {} + 2>/dev/null || true'
 )
+_CODE: Final = (
+    'cd "$0/snapshots" 2>/dev/null || exit 0; '
+    'find . -type f -user "$(id -u)" -name "*.tar" -exec du -k {} + 2>/dev/null || true'
+)
 _REMOVE: Final = 'chmod -R u+rwx "$0" && rm -rf "$0"'
 
 
@@ -35,12 +40,12 @@ class Garbage:
     """One thing that may go."""
 
     kind: str
-    """`job` or `tree`"""
+    """`job`, `tree` or `code`"""
     name: str
-    """The job's id, or the tree's path on the target."""
+    """The job's id, the tree's path on the target, or the snapshot's name in the record root."""
     target: str
     what: str
-    """The job's name; of a tree its content id."""
+    """The job's name; of a tree or a snapshot its content id."""
     state: JobState | None
     ended_at: datetime | None
     size_bytes: int
@@ -76,7 +81,8 @@ def find_garbage(
     found += _find_half_removed(files, target, owner, {each.name for each in found})
     gone = {each.name for each in found}
     used = {entry.snapshot for entry in entries if entry.id not in gone}
-    return found + [tree for tree in _find_trees(target, host, older_than) if f"sha256:{tree.what}" not in used]
+    common = itertools.chain(_find_trees(target, host, older_than), _find_code(target, host))
+    return found + [each for each in common if f"sha256:{each.what}" not in used]
 
 
 def _find_half_removed(files: Files, target: Target, owner: str | None, known: set[str]) -> list[Garbage]:
@@ -139,10 +145,34 @@ def _find_trees(target: Target, host: Host, older_than: timedelta) -> Iterator[G
             )
 
 
+def _find_code(target: Target, host: Host) -> Iterator[Garbage]:
+    """Snapshots of ours. One of a launch that has just begun may be among them, which then stores it again."""
+    try:
+        lines = host.run(["sh", "-c", _CODE, host.files.root]).out.splitlines()
+    except InfrastructureFailure:
+        return
+    for line in lines:
+        size, _, path = line.partition("\t")
+        name = path.rpartition("/")[2].removesuffix(".tar")
+        if size.isdigit() and len(name) == 64:
+            yield Garbage(
+                kind="code",
+                name=ledger.snapshot_name(name),
+                target=target.name,
+                what=name,
+                state=None,
+                ended_at=None,
+                size_bytes=int(size) * 1024,
+            )
+
+
 def remove(garbage: Garbage, host: Host, *, owner: str) -> None:
     """Take it away. Interrupted and run again, the rest goes too."""
     if garbage.kind == "tree":
         host.run(["sh", "-c", _REMOVE, garbage.name], timeout_s=600)
+        return
+    if garbage.kind == "code":
+        host.files.remove(garbage.name)
         return
     files, folder = host.files, job_folder(garbage.name)
     files.write(f"{folder}/{REMOVING}", owner.encode())

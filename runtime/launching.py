@@ -44,7 +44,7 @@ from runtime.launchers.base import (
     PlanContext,
     Target,
 )
-from runtime.launchers.hosts import Files, Host
+from runtime.launchers.hosts import Files, Host, Links
 from runtime.launchers.order import SNAPSHOT_FILE
 from runtime.launchers.registry import get_launcher
 from runtime.ledger import JobStatus, LedgerEntry, NativeJob, job_folder
@@ -528,12 +528,19 @@ def _intent(prepared: Prepared) -> dict[str, Any]:
 
 
 def _store_snapshot(snapshot: Snapshot, plan: LaunchPlan, files: Files, progress: Callable[[str], None]) -> None:
-    """Stored once for all jobs of the root, and beside the job under a name that the shim knows."""
+    """Stored once for all jobs of a user in the root, and beside each job under a name that the shim knows.
+
+    The shim looks at the bytes, so it does no harm where somebody else's file lies under the content id.
+    """
     assert plan.job.snapshot is not None
-    name = f"{plan.folder}/{SNAPSHOT_FILE}"
+    name, common = f"{plan.folder}/{SNAPSHOT_FILE}", ledger.snapshot_name(plan.job.snapshot)
     if files.read_from(name, 0, 1):
         return
+    if isinstance(files, Links) and files.link(common, name):
+        return
     progress(f"sending the code: {snapshot.files} files")
+    if isinstance(files, Links) and files.create(common, snapshot.archive) and files.link(common, name):
+        return
     files.create(name, snapshot.archive)
 
 

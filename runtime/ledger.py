@@ -10,7 +10,7 @@
       cancel  cancel.INDEX   marks
       owners/ runs/          the shim's (docs/shim.md)
     done/ID.INDEX.REASON.CODE.ATTEMPT   outcomes in names: one listing tells the state of every job
-    snapshots/HEX.tar        code, by content id
+    snapshots/HEX.tar        code, by content id; jobs have it too, by a link where there are links
 
 Nothing is locked with flock and nothing is appended to: all of it is safe on NFS.
 """
@@ -116,6 +116,11 @@ def native_name(epoch: int, part: int) -> str:
 
 def job_folder(job: str) -> str:
     return f"jobs/{job}"
+
+
+def snapshot_name(identity: str) -> str:
+    """Of a content id, `sha256:…`."""
+    return f"snapshots/{identity.removeprefix('sha256:')}.tar"
 
 
 def read_outcomes(files: Files, job: str = "") -> dict[str, dict[int, Outcome]]:

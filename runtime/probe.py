@@ -246,6 +246,8 @@ def _clock(said: dict[str, str], began: float, seen: float) -> Step:
 
 def _clean_up(job: JobHandle) -> Step:
     try:
+        if (snapshot := job.entry().snapshot) is not None:
+            job.files.remove(ledger.snapshot_name(snapshot))
         for name in job.files.names("done", f"{job.id}."):
             job.files.remove(f"done/{name}")
         job.files.remove(job_folder(job.id))

@@ -82,6 +82,20 @@ class Place(object):
             os.unlink(temporary)
         return True
 
+    def link(self, there: str, name: str) -> bool:
+        """Give a file another name too. False where there is none, or it is another user's, or links cannot be had."""
+        path = self.path(name)
+        self._make_parents(path)
+        try:
+            os.link(self.path(there), path)
+        except OSError as problem:
+            if problem.errno == errno.EEXIST:
+                return os.path.samefile(self.path(there), path)
+            if problem.errno not in (errno.ENOENT, errno.EPERM, errno.EACCES, errno.EXDEV, errno.EMLINK):
+                raise
+            return False
+        return True
+
     def write(self, name: str, data: bytes, mode: int) -> None:
         path, temporary = self._write_beside(name, data, mode)
         os.rename(temporary, path)

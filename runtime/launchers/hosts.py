@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, Protocol, TypeVar
+from typing import IO, Any, Final, Protocol, TypeVar, runtime_checkable
 
 from runtime.errors import InfrastructureFailure, NotPossible, StoreUnavailable
 from runtime.launchers import agent
@@ -83,6 +83,14 @@ class Files(Protocol):
     def free_bytes(self) -> int: ...
 
 
+@runtime_checkable
+class Links(Protocol):
+    """Files that may have more than one name."""
+
+    def link(self, there: str, name: str) -> bool:
+        """Give the file `there` another name too. False where there is none, or it is not ours to link."""
+
+
 class Host(Protocol):
     """A machine that runs commands for us, and the record root as seen from it."""
 
@@ -128,6 +136,9 @@ class LocalFiles:
 
     def create(self, name: str, data: bytes, *, mode: int = 0o600) -> bool:
         return self._do(self._place.create, name, data, mode)
+
+    def link(self, there: str, name: str) -> bool:
+        return self._do(self._place.link, there, name)
 
     def write(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
         self._do(self._place.write, name, data, mode)
@@ -399,6 +410,10 @@ class SshFiles:
     def create(self, name: str, data: bytes, *, mode: int = 0o600) -> bool:
         made: bool = self._host.ask("create", name, data, mode, patience_s=600)
         return made
+
+    def link(self, there: str, name: str) -> bool:
+        linked: bool = self._host.ask("link", there, name)
+        return linked
 
     def write(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
         self._host.ask("write", name, data, mode, patience_s=600)

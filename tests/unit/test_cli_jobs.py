@@ -536,6 +536,18 @@ def test_gc_removes_what_has_ended_and_nothing_that_runs(run: Terminal) -> None:
     assert run("launch", "--on", "local", "--name", "done", "-o", "json", "--", "sh", "-c", "true").json["new"] is True
 
 
+def test_gc_removes_code_that_no_job_uses(run: Terminal) -> None:
+    run.finish("true", "--name", "old")
+    (run.tree / "later.py").write_text("pass\n")
+    kept = run.launch("sleep 60", "--name", "new")
+
+    gone = run("gc", "--older-than", "0s", "--yes", "-o", "json").json
+
+    assert [each["kind"] for each in gone] == ["job", "code"]
+    [left] = (run.data / "jobs/snapshots").iterdir()
+    assert left.samefile(run.folder(kept) / "snapshot.tar")
+
+
 def test_gc_without_an_answer_removes_nothing(run: Terminal) -> None:
     job = run.finish("true")
 
@@ -566,7 +578,7 @@ def test_gc_removes_shared_trees_that_no_job_uses(run: Terminal, monkeypatch: py
     gone = run("gc", "--older-than", "0s", "--yes")
 
     assert kept.out == ""
-    assert sorted(line.split("\t")[0] for line in gone.out.splitlines()) == ["job", "tree"]
+    assert sorted(line.split("\t")[0] for line in gone.out.splitlines()) == ["code", "job", "tree"]
     assert not tree.exists()
     assert not run.folder(job).exists()
 

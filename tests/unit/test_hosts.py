@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import StoreUnavailable
-from runtime.launchers.hosts import AccessDenied, Answer, Files, Host, HostUnavailable, LocalHost, SshHost
+from runtime.launchers.hosts import AccessDenied, Answer, Files, Host, HostUnavailable, Links, LocalHost, SshHost
 from tests.jobs_support import as_somebody_else
 from tests.shim_support import find_pythons, wait_for
 from tests.ssh_support import SshServer
@@ -122,6 +122,20 @@ def test_nothing_is_left_of_a_file_for_which_there_was_no_space(
 
     assert refused.value.hint == "free some space, or `runtime gc`"
     assert files.names("a") == []
+
+
+def test_file_has_another_name_without_being_sent_again(files: Files) -> None:
+    assert isinstance(files, Links)
+    files.create("a", b"one")
+
+    assert files.link("a", "d/b") is True
+    assert files.link("a", "d/b") is True
+    assert files.link("none", "c") is False
+    files.create("c", b"two")
+    assert files.link("a", "c") is False
+
+    assert files.read("d/b") == b"one"
+    assert Path(files.root, "a").stat().st_nlink == 2
 
 
 def test_names_and_trees_are_listed(files: Files) -> None:

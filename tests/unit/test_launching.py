@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from runtime.jobs import Array, Code, CodeMode, JobSpec, JobState, Retry
 from runtime.launchers.hosts import LocalFiles
 from runtime.launching import FieldsRefused, JobHandle, LaunchOptions, find_job, launch, owner_name
 from runtime.reasons import EndReason
+from runtime.snapshot import make_snapshot
 from tests.shim_support import processes_with, wait_for
 
 FAULTS = ["unlocked", "locked", "written", "submitted", "launched"]
@@ -102,6 +104,33 @@ def test_launch_of_a_changed_tree_or_again_is_another_job(settings: Settings, tr
 
     assert len({each.id for each in (first, again, third, changed)}) == 4
     assert [each.wait(timeout_s=30).state for each in (first, again, third, changed)] == [JobState.SUCCEEDED] * 4
+
+
+def test_code_is_stored_once_for_all_jobs_that_run_it(settings: Settings, tree: Path) -> None:
+    said: list[str] = []
+    one = launch(["true"], "local", settings=settings, progress=said.append)
+    other = launch(["cat", "main.py"], "local", settings=settings, progress=said.append)
+
+    root = settings.data_dir / "jobs"
+    [stored] = (root / "snapshots").iterdir()
+    assert [line for line in said if line.startswith("sending")] == ["sending the code: 1 files"]
+    assert all((root / f"jobs/{job.id}/snapshot.tar").samefile(stored) for job in (one, other))
+    assert stored.stem == hashlib.sha256(stored.read_bytes()).hexdigest()
+    assert other.wait(timeout_s=30).state is JobState.SUCCEEDED
+
+
+def test_code_of_another_user_under_the_same_id_is_not_relied_on(
+    settings: Settings, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalFiles, "link", lambda *_: False)
+    name = make_snapshot(tree).id.removeprefix("sha256:")
+    (settings.data_dir / "jobs/snapshots").mkdir(parents=True)
+    (settings.data_dir / f"jobs/snapshots/{name}.tar").write_bytes(b"something else")
+
+    job = start(settings, "cat", "main.py")
+
+    assert job.wait(timeout_s=30).state is JobState.SUCCEEDED
+    assert printed(job) == "print('one')\n"
 
 
 def test_launch_of_the_live_tree_sees_later_edits(settings: Settings, tree: Path) -> None:
