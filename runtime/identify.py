@@ -206,7 +206,7 @@ def _choose(text: str, kind: Kind, names: Sequence[str], *, known: Sequence[str]
         raise AmbiguousName(text, candidates[:SHOWN], more=len(candidates) > SHOWN)
     if not candidates:
         hints = {
-            Kind.EXPERIMENT: "`runtime status` lists experiments; a task's id begins with `t-`, a worker's with `w-`",
+            Kind.EXPERIMENT: "`runtime status` lists experiments; ids begin with `t-` for tasks, `j-` for jobs, `w-` for workers",
             Kind.WORKER: "`runtime status` lists the workers of the last day",
             Kind.TASK: None,
         }

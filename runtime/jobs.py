@@ -491,10 +491,18 @@ def read_spec_file(path: str | Path) -> dict[str, Any]:
     except OSError as problem:
         raise NotPossible(f"cannot read the job spec `{path}`: {(problem.strerror or str(problem)).lower()}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as problem:
-        raise NotPossible(f"`{path}` is no YAML: {' '.join(str(problem).split())}") from None
+        raise NotPossible(f"`{path}` is no YAML: {describe_syntax(problem)}") from None
     if not isinstance(value, Mapping):
         raise NotPossible(f"`{path}` holds {describe(value)}, expected the fields of a job", hint="docs/jobs.md")
     return dict(value)
+
+
+def describe_syntax(problem: Exception) -> str:
+    """What a YAML parser or a decoder did not understand, and where."""
+    mark, what = getattr(problem, "problem_mark", None), getattr(problem, "problem", None)
+    if mark is None or not what:
+        return " ".join(str(problem).split())
+    return f"line {mark.line + 1}, column {mark.column + 1}: {what}"
 
 
 def load_yaml(text: str) -> Any:

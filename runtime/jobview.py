@@ -302,8 +302,8 @@ def check_index(entry: LedgerEntry, index: int) -> int:
     """`index`, if the job has it. Raises `UnknownName`."""
     first = first_index(entry)
     if not first <= index < first + entry.indices:
-        what = f"{first} to {first + entry.indices - 1}" if entry.indices > 1 else f"only {first}: it is no array"
-        raise UnknownName("run", str(index), [], where=f"in job `{entry.id}`", hint=f"it has {what}")
+        known = f"{first} to {first + entry.indices - 1}" if entry.indices > 1 else f"only {first}, it is no array"
+        raise UnknownName("run", str(index), [known], where=f"in job `{entry.id}`")
     return index
 
 
@@ -556,7 +556,8 @@ def _explain_unfinished(
 ) -> JobExplanation:
     if facts.backend:
         sentence, more, hint = facts.backend
-        return JobExplanation(sentence, (*more, *evidence), hint)
+        doing = " is pending" if one.state is JobState.PENDING else ""
+        return JobExplanation(f"{what}{doing}: {sentence}", (*more, *evidence), hint)
     if one.state is JobState.PENDING:
         said = f": {one.message}" if one.message else ""
         return JobExplanation(f"{what} waits on `{facts.status.entry.target}`{said}", evidence, None)
@@ -568,6 +569,9 @@ def _explain_unfinished(
         f"{what} runs: {counted}" if counted else f"{what} runs: {doing}", evidence, f"runtime logs -f {target}"
     )
 
+
+NOT_FOUND: Final = 127
+"""Exit code of a command that is not there, as shells have it."""
 
 _SAYINGS: Final[Mapping[EndReason, tuple[str, str]]] = {
     EndReason.APP_FAILED: ("the command failed with exit code {code}", "runtime logs {job}{at}"),
@@ -612,6 +616,8 @@ def _explain_failure(
     at: str,
 ) -> JobExplanation:
     saying, step = _SAYINGS.get(one.reason or EndReason.LOST, (f"it ended as {one.reason}", "runtime logs {job}{at}"))
+    if one.reason is EndReason.SETUP_FAILED and one.exit_code == NOT_FOUND:
+        step = "name a program that is there, or bring it with `environment`"
     limit = (facts.limits or {}).get("time_limit_s")
     words = {
         "code": one.exit_code,
@@ -641,7 +647,9 @@ def _evidence(facts: JobFacts, one: IndexStatus) -> tuple[str, ...]:
     # That the process of a job that has its result is gone tells nothing.
     tells = facts.native is not None and not (gone and facts.index in facts.status.entry.outcomes)
     if facts.native is not None and tells and (facts.native.raw or facts.native.message):
-        said = ", ".join(part for part in (facts.native.raw, facts.native.message) if part)
+        known = facts.backend[0] if facts.backend else ""
+        said = ", ".join(part for part in (facts.native.raw, facts.native.message) if part and part not in known)
+        said = said or facts.native.raw
         lines.append(f"{facts.status.entry.kind} says of {facts.native.native_id or 'it'}: {said}")
     if one.message and facts.native is None:
         lines.append(one.message)

@@ -85,10 +85,12 @@ def _read(path: Path) -> str:
 def _load(path: Path) -> Any:
     import yaml
 
+    from runtime.jobs import describe_syntax
+
     try:
         documents = [each for each in yaml.safe_load_all(_read(path)) if each is not None]
     except yaml.YAMLError as problem:
-        raise NotPossible(f"`{path}` is no YAML: {' '.join(str(problem).split())}") from None
+        raise NotPossible(f"`{path}` is no YAML: {describe_syntax(problem)}") from None
     if len(documents) != 1:
         raise NotPossible(f"`{path}` has {len(documents)} documents, expected one ReplicaSet")
     return documents[0]

@@ -227,12 +227,14 @@ def build_spec(
         if not given:
             raise InvalidValue("set", text, "FIELD=VALUE, such as resources.shared_memory=8GiB")
         _put(written, path, _read_yaml(value))
+    source = f"`{file}`" if file else "this command line"
     if "command" not in written:
+        parse_spec({**written, "command": ["true"]}, source=source)  # what is wrong with the rest is said first
         raise RequestRefused(
             "there is nothing to run: no command, and no job file that has one",
             hint="runtime launch --on local -- python train.py",
         )
-    return parse_spec(written, source=f"`{file}`" if file else "this command line")
+    return parse_spec(written, source=source)
 
 
 def _readable(file: Path) -> Path:

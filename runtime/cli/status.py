@@ -67,6 +67,8 @@ class Board:
 
     tasks: Overview
     jobs: TargetJobs | None
+    elsewhere: tuple[str, ...] = ()
+    """Further targets of the project, which are not asked: that takes as long as they do."""
 
 
 Seen = Union[Board, Overview, ExperimentStatus, TaskStatus, WorkerStatus, "JobView", "TargetJobs"]
@@ -228,11 +230,17 @@ def _local_jobs(opened: OpenStack) -> TargetJobs | None:
     return _read_jobs("local", opened.settings, looked_at=_looked_at(opened))
 
 
+def _other_targets(opened: OpenStack) -> tuple[str, ...]:
+    if not (opened.settings.data_dir / "launched").is_dir():
+        return ()
+    return tuple(name for name in opened.settings.project.targets if name != "local")
+
+
 def _read(opened: OpenStack, found: Identity | None, *, exact: bool, all_failures: bool) -> Seen:
     now = datetime.now(UTC)
     if found is None:
         overview = read_overview(opened, now=now, exact=exact, looked_at=_looked_at(opened))
-        return Board(overview, _local_jobs(opened))
+        return Board(overview, _local_jobs(opened), _other_targets(opened))
     if found.kind is Kind.TASK:
         return read_task(opened, found.name)
     if found.kind is Kind.WORKER:
@@ -348,7 +356,11 @@ def render(seen: Seen, now: datetime) -> list[str]:
     """The lines for people."""
     if isinstance(seen, Board):
         jobs = target_lines(seen.jobs, now, whole=False) if seen.jobs else []
-        return [*_overview_lines(seen.tasks, now), *(["", *jobs] if jobs else [])]
+        if seen.elsewhere:
+            more = ", ".join(seen.elsewhere)
+            jobs = [*jobs, f"jobs on {more}: `runtime status --on {seen.elsewhere[0]}`"]
+        tasks = _overview_lines(seen.tasks, now, nothing=not jobs)
+        return [*tasks, *(["", *jobs] if jobs else [])]
     if isinstance(seen, Overview):
         return _overview_lines(seen, now)
     if isinstance(seen, ExperimentStatus):
@@ -382,11 +394,12 @@ def summarise(seen: Seen) -> str:
     return f"{seen.stack}: {_by_state(seen.totals)}, {sum(worker.live for worker in seen.workers)} live workers"
 
 
-def _overview_lines(seen: Overview, now: datetime) -> list[str]:
+def _overview_lines(seen: Overview, now: datetime, *, nothing: bool = True) -> list[str]:
+    """`nothing`: whether an empty stack is worth a line."""
     lines = [f"{paint('stack', 'dim')} {seen.stack}"]
-    if not seen.experiments:
+    if not seen.experiments and nothing:
         lines.append("nothing was submitted yet; `runtime submit --help` shows how")
-    else:
+    elif seen.experiments:
         lines += ["", *_table(_experiment_rows(seen.experiments))]
         if seen.experiments_left_out:
             lines.append(f"and {_count(seen.experiments_left_out, 'older experiment')}: `runtime status NAME`")

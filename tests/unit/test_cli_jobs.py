@@ -50,8 +50,9 @@ def test_overview_has_the_jobs_of_this_machine_and_says_once_what_failed_since(r
     first, second = run("status"), run("status")
 
     lines = first.out.splitlines()
-    assert lines[3].split() == ["JOB", "NAME", "STATE", "DONE", "FAILED", "TARGET", "OWNER", "LAUNCHED"]
-    rows = [line.split()[:3] for line in lines[4:6]]
+    assert lines[:2] == ["stack local", ""]
+    assert lines[2].split() == ["JOB", "NAME", "STATE", "DONE", "FAILED", "TARGET", "OWNER", "LAUNCHED"]
+    rows = [line.split()[:3] for line in lines[3:5]]
     assert rows == [[running[:10], "long", "running"], [failed[:10], "bad", "failed"]]
     assert f"1 failed job, 1 since you last looked; why: `runtime explain {failed[:10]}`" in first.out
     assert "1 failed job; why" in second.out
@@ -59,6 +60,13 @@ def test_overview_has_the_jobs_of_this_machine_and_says_once_what_failed_since(r
 
 def test_overview_without_jobs_says_nothing_of_them(run: Terminal) -> None:
     assert run("status").out == "stack local\nnothing was submitted yet; `runtime submit --help` shows how\n"
+
+
+def test_overview_names_the_targets_that_it_does_not_ask(run: Terminal) -> None:
+    (run.tree / "runtime.toml").write_text('[targets.hpc]\nkind = "slurm"\n[targets.box]\nkind = "ssh"\n')
+    run.finish("true")
+
+    assert run("status").out.splitlines()[-1] == "jobs on hpc, box: `runtime status --on hpc`"
 
 
 def test_overview_of_a_target_is_its_jobs_alone(run: Terminal) -> None:
@@ -110,7 +118,7 @@ def test_status_of_one_run_shows_its_attempts(run: Terminal) -> None:
     seen = run("status", job, "--index", "1", "-o", "json").json
 
     assert [(each["index"], each["attempt"], each["reason"]) for each in seen["attempts"]] == [(1, 1, "app_failed")]
-    assert run("status", job, "--index", "2").err.splitlines()[-1] == "hint: it has 0 to 1"
+    assert run("status", job, "--index", "2").err.splitlines()[-1] == "  known runs: 0 to 1"
 
 
 def test_watch_of_a_job_ends_with_it(run: Terminal) -> None:
@@ -345,11 +353,30 @@ def test_explain_of_a_waiting_job_is_what_the_backend_says() -> None:
     found = explain(facts)
 
     assert (found.sentence, found.evidence[:2], found.next_step) == (
-        "it waits for GPUs",
+        "job `j-01234567` is pending: it waits for GPUs",
         ("4 of 4 taken", "slurm says of 7: PENDING, Resources"),
         "wait",
     )
     assert explain(replace(facts, backend=None)).sentence == "job `j-01234567` waits on `hpc`: Resources"
+
+
+def test_explain_says_nothing_twice() -> None:
+    waiting = NativeState(native_id="7", index=None, state=JobState.PENDING, raw="Pending", message="0/1 nodes fit")
+    status = ledger.judge(entry(), [waiting], indices=True)
+
+    found = explain(JobFacts(status=status, index=0, native=waiting, backend=("no node: 0/1 nodes fit", (), None)))
+
+    assert found.evidence == ("slurm says of 7: Pending",)
+
+
+def test_explain_of_a_command_that_is_not_there_says_what_to_do_about_it(run: Terminal) -> None:
+    job = run("launch", "--on", "local", "--", "no-such-program").out.split()[0]
+    run.wait(job, "failed")
+
+    said = run("explain", job).out.splitlines()
+
+    assert said[0] == f"job `{job[:10]}` failed: it could not be prepared"
+    assert said[-1] == "next: name a program that is there, or bring it with `environment`"
 
 
 def test_explain_of_a_silent_target_concludes_nothing() -> None:

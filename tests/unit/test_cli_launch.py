@@ -48,7 +48,12 @@ def test_help_reads_as_reviewed(golden: Callable[[str, str], None], name: str) -
 WRONG: list[tuple[str, list[str], str]] = [
     ("nothing to run", [], "error: there is nothing to run: no command, and no job file that has one"),
     ("no such file", ["-f", "none.yaml"], "error: cannot read the job spec `none.yaml`: no such file or directory"),
-    ("no YAML", ["-f", "broken.yaml"], "error: `broken.yaml` is no YAML: "),
+    ("no YAML", ["-f", "broken.yaml"], "error: `broken.yaml` is no YAML: line "),
+    (
+        "no command",
+        ["-f", "comand.yaml"],
+        "error: the job spec of `comand.yaml` cannot be used: `comand` is no field here",
+    ),
     ("a list for a job", ["-f", "list.yaml"], "error: `list.yaml` holds a list, expected the fields of a job"),
     (
         "a misspelt field",
@@ -79,6 +84,7 @@ WRONG: list[tuple[str, list[str], str]] = [
 def test_launch_of_what_cannot_be_says_what_is_wrong(run: Terminal, words: list[str], message: str) -> None:
     (run.tree / "broken.yaml").write_text("command: [a\n")
     (run.tree / "list.yaml").write_text("- a\n")
+    (run.tree / "comand.yaml").write_text("comand: ['true']\n")
     (run.tree / "misspelt.yaml").write_text("command: ['true']\nresources: {gpu: 1}\n")
     (run.tree / "many.yaml").write_text("command: ['true']\nnodes: many\ntime_limit: soon\nimages: x\n")
 

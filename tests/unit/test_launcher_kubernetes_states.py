@@ -279,6 +279,40 @@ def test_unschedulable_is_explained_with_what_it_asks_for_and_what_is_missing() 
     assert said.evidence[0] == "it asks for cpu 500"
 
 
+def event_of(pod: dict[str, Any], message: str, reason: str, *, count: int = 1) -> dict[str, Any]:
+    about = {"name": pod["metadata"]["name"]}
+    return {
+        "involvedObject": about,
+        "type": "Warning",
+        "reason": reason,
+        "message": message,
+        "count": count,
+        "source": {"component": "kubelet"},
+    }
+
+
+def test_events_that_say_the_same_are_one_and_those_of_every_pod_none() -> None:
+    pod = pod_of("unschedulable")
+    told = read_pod(pod).message
+    events = [
+        event_of(pod, "no ClusterDNS", "MissingClusterDNS"),
+        event_of(pod, "slow disk", "Slow"),
+        event_of(pod, told, "FailedScheduling"),
+        event_of(pod, "slow disk", "Slow", count=2),
+    ]
+
+    said = explained("unschedulable", events=events)
+
+    assert said.evidence[2:] == ("kubelet: slow disk (3 times)",)
+
+
+def test_pod_that_runs_or_failed_by_itself_needs_no_explaining() -> None:
+    pod = pod_of("unschedulable")
+    pod["status"] = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}
+
+    assert explain_index(of_job("unschedulable"), CAPTURED["jobs"]["unschedulable"], [pod], []) is None
+
+
 def test_oom_is_explained_with_the_limit() -> None:
     assert explained("oom").sentence == "it used more memory than its limit of 48Mi"
 

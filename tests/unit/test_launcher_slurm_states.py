@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from runtime.jobs import JobState
 from runtime.launchers.base import NativeState
 from runtime.launchers.slurm.client import is_no_answer, read_id
-from runtime.launchers.slurm.explain import PENDING, explain_failed, explain_pending, find_sentence
+from runtime.launchers.slurm.explain import PENDING, describe_nodes, explain_failed, explain_pending, find_sentence
 from runtime.launchers.slurm.states import (
     STATES,
     Layout,
@@ -263,3 +263,18 @@ def test_explanations_name_what_was_seen() -> None:
     )
     assert over is not None
     assert over.evidence == ("slurm: 8 is TIMEOUT/TimeLimit", "node n1", "time limit 00:01:00, ran 00:01:21")
+
+
+def test_nodes_of_a_sort_are_one_line_whatever_they_do() -> None:
+    listed = (
+        "debug*|mixed|4|4000|gpu:a100:2|(null)|1\n"
+        "debug*|allocated|4|4000|gpu:a100:2|(null)|3\n"
+        "big|down*|64|512000|(null)|avx512|1\n"
+    )
+
+    assert describe_nodes(listed) == [
+        "big: 1 node of 64 CPUs, 512000 MB, avx512 (1 down)",
+        "debug: 4 nodes of 4 CPUs, 4000 MB, gpu:a100:2 (3 allocated, 1 mixed)",
+    ]
+    assert describe_nodes(listed, "debug") == describe_nodes(listed)[1:]
+    assert describe_nodes("slurm_load_node error\n") == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -48,7 +49,8 @@ def explain_index(
         )
     if view.reason is EndReason.TIMEOUT:
         return Explanation(sentence="the pod was older than its activeDeadlineSeconds", evidence=evidence)
-    return Explanation(sentence=f"{view.raw}: {view.message}".rstrip(": "), evidence=evidence)
+    # Without a message it is the state and nothing that explains it.
+    return Explanation(sentence=f"{view.raw}: {view.message}", evidence=evidence) if view.message else None
 
 
 _CONTAINER_HINT = "a Secret or ConfigMap that the pod names has to be there, with the key"
@@ -82,7 +84,7 @@ def _unscheduled(view: PodView, pod: Object, evidence: tuple[str, ...], image: s
     return Explanation(
         sentence=f"no node takes it: {view.message}",
         evidence=(f"it asks for {asked}", *evidence),
-        hint="ask for less, or for other nodes: runtime explain shows what is missing on how many",
+        hint="ask for less, or for other nodes",
     )
 
 
@@ -131,12 +133,15 @@ def _on_dead_node(pod: Object, view: PodView) -> bool:
 def _evidence(view: PodView, pod: Object, events: Sequence[Object]) -> Iterator[str]:
     where = f" on {view.where}" if view.where else ""
     yield f"pod {view.name}{where}: {view.raw}" + (f", exit code {view.exit_code}" if view.exit_code else "")
-    for each in events[-4:]:
-        if each.get("involvedObject", {}).get("name") == view.name and each.get("type") != "Normal":
-            count = int(each.get("count") or 1)
-            yield f"{each.get('source', {}).get('component') or each.get('reportingComponent') or 'event'}: " + (
-                _text(each) + (f" ({count} times)" if count > 1 else "")
-            )
+    said = Counter[str]()
+    for each in events:
+        mine = each.get("involvedObject", {}).get("name") == view.name and each.get("type") != "Normal"
+        # Every cluster without a name service says so of every pod.
+        if mine and each.get("reason") != "MissingClusterDNS" and _text(each) not in view.message:
+            by = each.get("source", {}).get("component") or each.get("reportingComponent") or "event"
+            said[f"{by}: {_text(each)}"] += int(each.get("count") or 1)
+    for text, count in list(said.items())[-4:]:
+        yield text + (f" ({count} times)" if count > 1 else "")
 
 
 def _text(event: Object) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from runtime.errors import InvalidValue, NotPossible
+from runtime.jobs import describe_syntax
 from runtime.units import parse_size
 
 GPU_VARIABLES: Final = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
@@ -79,7 +80,7 @@ def read_runs(text: str, *, source: str) -> list[dict[str, Any]]:
     try:
         return _checked(yaml.safe_load(text), source)
     except yaml.YAMLError as problem:
-        raise NotPossible(f"`{source}` is no YAML: {' '.join(str(problem).split())}") from None
+        raise NotPossible(f"`{source}` is no YAML: {describe_syntax(problem)}") from None
 
 
 def _checked(value: object, source: str) -> list[dict[str, Any]]:

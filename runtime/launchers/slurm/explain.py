@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -80,13 +81,25 @@ def explain_pending(native: NativeState, shown: str, client: SlurmClient | None 
     if wanted := fields.get("ReqTRES") or fields.get("TRES"):
         evidence.append(f"it asks for {wanted}, of partition {fields.get('Partition', '?')}")
     if client is not None and reason in ("Resources", "Priority", "PartitionConfig", "BadConstraints"):
-        evidence += [
-            f"nodes: {line}"
-            for line in client.nodes().splitlines()
-            if line.rstrip("*").startswith(fields.get("Partition", ""))
-        ][:6]
+        evidence += describe_nodes(client.nodes(), fields.get("Partition"))
     hint = hint.replace("ID", native.native_id) if hint else None
     return Explanation(sentence=sentence, evidence=tuple(evidence), hint=hint)
+
+
+def describe_nodes(listed: str, partition: str | None = None) -> list[str]:
+    """What there is, a line for each sort of node and partition: how many, and how many of them are in which state."""
+    sorts: dict[tuple[str, ...], Counter[str]] = {}
+    for line in listed.splitlines():
+        name, state, cpus, memory, gres, features, count = [*line.split("|"), *[""] * 7][:7]
+        if partition in (None, name.rstrip("*")) and count.isdigit():
+            sort = (name.rstrip("*"), cpus, memory, *(each for each in (gres, features) if each != "(null)"))
+            sorts.setdefault(sort, Counter())[state.rstrip("*~#!%$@^-")] += int(count)
+    lines = []
+    for (name, cpus, memory, *rest), states in sorts.items():
+        whole = ", ".join([f"{cpus} CPUs", f"{memory} MB", *rest])
+        nodes = f"{states.total()} node{'s' if states.total() != 1 else ''}"
+        lines.append(f"{name}: {nodes} of {whole} ({', '.join(f'{n} {state}' for state, n in sorted(states.items()))})")
+    return sorted(lines)[:8]
 
 
 def find_sentence(reason: str) -> tuple[str, str | None]:

@@ -29,7 +29,7 @@ from runtime.launchers.order import environment_order, make_order
 from runtime.launchers.processes import activation_lines
 from runtime.launchers.slurm import render, states
 from runtime.launchers.slurm.client import SlurmClient, SlurmUnavailable, is_no_answer, read_id, wait_for
-from runtime.launchers.slurm.explain import explain_failed, explain_pending
+from runtime.launchers.slurm.explain import describe_nodes, explain_failed, explain_pending
 from runtime.launchers.slurm.settings import Profile, SlurmSettings, read_settings
 from runtime.launchers.slurm.states import Row
 from runtime.launchers.spec_files import read_array_file
@@ -559,17 +559,9 @@ def explain_refusal(plan: LaunchPlan, client: SlurmClient, said: str) -> SubmitR
     elif "time limit" in lower:
         hint = f"shorten time_limit, or set `max_time` of target `{target}` to the partition's longest"
     elif "node configuration" in lower or "memory specification" in lower or "feature" in lower:
-        facts = _nodes(client)
+        facts = describe_nodes(client.nodes())
         hint = "ask for less, or for another `partition`"
     return SubmitRefused(target, plan.job.id, text, facts=facts, hint=hint)
-
-
-def _nodes(client: SlurmClient) -> list[str]:
-    found = []
-    for line in client.nodes().splitlines():
-        partition, _, cpus, memory, gres, features, count = [*line.split("|"), *[""] * 7][:7]
-        found.append(f"{partition}: {count} nodes of {cpus} CPUs, {memory} MB, {gres}, features {features}")
-    return sorted(set(found))[:8]
 
 
 def _job_of(name: str) -> str:
