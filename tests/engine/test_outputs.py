@@ -17,7 +17,7 @@ def test_stack_list_names_the_engines_stacks(dev: Lab) -> None:
 
 
 def test_stack_pull_reads_the_contract_and_keeps_it(dev: Lab) -> None:
-    pulled = dev.runtime("stack", "pull", "dev", "-o", "json").json()
+    pulled = dev.runtime("stack", "pull", "--stack", "dev", "-o", "json").json()
     shown = dev.runtime("stack", "show", "dev", "-o", "json").json()
 
     assert (pulled["name"], pulled["source"]) == ("dev", "pulumi")
