@@ -636,6 +636,7 @@ class Attempt(object):
             soon = self.deadline and checkpoint and now >= self.deadline - checkpoint["lead_s"]
             if (soon or self.asked.checkpoint) and not self.signalled:
                 self.signalled = True
+                self.asked.checkpoint = False  # asked of this attempt, and not of the next one here
                 self._ask_for_checkpoint()
             idle = self.order.get("idle_timeout_s")
             if idle:
@@ -717,10 +718,11 @@ class Attempt(object):
         if code == 137 and (ran_out_of_memory() or os.path.exists(os.path.join(self.folder, "oom"))):
             return "oom", code, {}
         checkpoint = self.order.get("checkpoint") if self.signalled else None
+        died_of = code - 128 if first < 0 or self.leads else 0  # shims of ranks say it as shells do
         if checkpoint and self.deadline and time.time() >= self.deadline - checkpoint["lead_s"]:
-            if -first in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGTERM):
+            if died_of in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGTERM):
                 return self._timed_out()
-        elif checkpoint and -first == getattr(signal, "SIG" + checkpoint["signal"]):
+        elif checkpoint and died_of == getattr(signal, "SIG" + checkpoint["signal"]):
             # The backend warned of an end that is not the time limit's: a preemption.
             return "stopped", code, {"message": "ended by the signal that asked it for a checkpoint"}
         return "app_failed", code, {"rank": codes.index(first)} if len(codes) > 1 else {}

@@ -402,6 +402,24 @@ def test_command_that_dies_of_the_warning_timed_out_only_near_its_deadline(
     assert made.ends() == [end, "-"]
 
 
+def test_ranks_that_die_of_the_warning_are_no_failure(job: MakeJob) -> None:
+    starter = 'SLURM_PROCID=0 "$@" & one=$!; SLURM_PROCID=1 "$@"; code=$?; wait $one; exit $code'
+    made = job(
+        "[ $RUNTIME_ATTEMPT = 1 ] || exit 0; touch $RUNTIME_OUTPUT_DIR/$RANK; while :; do sleep 0.1; done",
+        nodes=2,
+        launch_ranks=["sh", "-c", starter, "starter"],
+        checkpoint={"signal": "USR1", "lead_s": 1},
+    )
+    started = made.start()
+    output = made.folder / "runs/0/output/a0001"
+    wait_for(lambda: (output / "0").exists() and (output / "1").exists(), "both ranks")
+
+    started.send_signal(signal.SIGUSR1)
+
+    assert made.finish(started) == 0
+    assert made.ends() == ["stopped", "-"]
+
+
 def test_shim_waits_before_it_has_a_failed_job_requeued(job: MakeJob, tmp_path: Path) -> None:
     requeue = tmp_path / "requeue"
     requeue.write_text('#!/bin/sh\necho "$1" > "$0.done"\n')
