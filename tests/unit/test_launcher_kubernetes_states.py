@@ -360,7 +360,8 @@ def test_pod_on_a_dead_node_is_explained_with_the_way_out() -> None:
     pod["status"]["conditions"] = [
         {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager", "message": "m"}
     ]
-    job = CAPTURED["jobs"]["evicted"]
+    job = copy.deepcopy(CAPTURED["jobs"]["evicted"])
+    job["metadata"].setdefault("labels", {})["research-runtime/job"] = "j-91c0ffee"
     (state,) = read_states([job], [pod], [native("evicted")])
 
     said = explain_index(state, job, [pod], [])
@@ -369,8 +370,9 @@ def test_pod_on_a_dead_node_is_explained_with_the_way_out() -> None:
     assert (
         said.sentence == f"the node `node-1` does not answer, and its pod `{pod['metadata']['name']}` keeps the index"
     )
-    assert said.hint is not None
-    assert "--index 0 --release" in said.hint
+    assert said.hint == (
+        "if the node stays away: runtime cancel j-91c0ffee --index 0 --release; its old run may still go on there"
+    )
 
 
 def test_job_that_is_forgotten_is_said_to_be() -> None:

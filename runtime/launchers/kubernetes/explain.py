@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from runtime.launchers.base import Explanation, NativeState
+from runtime.launchers.kubernetes.render import JOB
 from runtime.launchers.kubernetes.states import CONTAINER, PodView, read_pod
 from runtime.reasons import EndReason
 
@@ -37,7 +38,8 @@ def explain_index(
         return Explanation(
             sentence=f"the node `{view.where}` does not answer, and its pod `{view.name}` keeps the index",
             evidence=evidence,
-            hint=f"if the node stays away: runtime cancel JOB --index {native.index} --release; its old run may still go on there",
+            hint=f"if the node stays away: runtime cancel {job['metadata'].get('labels', {}).get(JOB, 'ID')} "
+            f"--index {native.index} --release; its old run may still go on there",
         )
     for build in (_unscheduled, _image, _memory, _evicted):
         found = build(view, pod, evidence, image)
