@@ -49,6 +49,10 @@ BUILD_PATIENCE_S = 900.0
 WRITE_PATIENCE_S = 900.0
 """How long a result waits for a disk that is full."""
 WRITE_AGAIN_S = 5.0
+LIMIT_SLACK_S = 30.0
+"""So long before the backend's own limit, and the grace, an attempt ends at the latest."""
+BEGAN = float(os.environ.get("RUNTIME_SHIM_BEGAN") or time.time())
+"""When the first shim of this native job began; those that it starts are told."""
 GPU_PATIENCE_S = 15.0
 """How long memory is waited for that another run of the same GPU gives back as it ends."""
 GPU_CLAIMS = "/tmp/research-runtime-gpus"
@@ -392,6 +396,10 @@ class Attempt(object):
         self.started = time.time()
         limit = order.get("time_limit_s")
         self.deadline = self.started + limit if limit else None
+        if order.get("native_limit_s"):
+            # What starts again in place has what is left of the backend's own limit, whose end would leave no word.
+            left = BEGAN + order["native_limit_s"] - order["grace_s"] - LIMIT_SLACK_S
+            self.deadline = min(self.deadline or left, left)
         self.checkpoints = self._checkpoint_folder()
         self.had = _newest(self.checkpoints)
         self.children = []
@@ -1700,6 +1708,7 @@ def main(words):
     parser.add_argument("--rank-of", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     folder = os.path.abspath(options.folder)
+    os.environ["RUNTIME_SHIM_BEGAN"] = repr(BEGAN)
     asked = Asked()
     if options.scratch:
         make_folder(options.scratch)

@@ -402,6 +402,16 @@ def test_command_that_dies_of_the_warning_timed_out_only_near_its_deadline(
     assert made.ends() == [end, "-"]
 
 
+@pytest.mark.parametrize("began", [None, 40.0])
+def test_attempt_ends_before_the_backends_own_limit(job: MakeJob, began: float | None) -> None:
+    made = job("sleep 60", time_limit_s=600, native_limit_s=32 + (began or 0), retry={"failure": 0})
+    told = {"RUNTIME_SHIM_BEGAN": str(time.time() - began)} if began else {}
+
+    assert made.run(**told) == 1
+
+    assert made.results() == {0: ("timeout", 124, 1)}
+
+
 def test_ranks_that_die_of_the_warning_are_no_failure(job: MakeJob) -> None:
     starter = 'SLURM_PROCID=0 "$@" & one=$!; SLURM_PROCID=1 "$@"; code=$?; wait $one; exit $code'
     made = job(

@@ -255,6 +255,8 @@ class SlurmLauncher:
         )
         if times.limit is not None:
             order["time_limit_s"] = times.limit.total_seconds()
+        if times.minutes is not None:
+            order["native_limit_s"] = times.minutes * 60
         if "output_dir" in order:
             order["output_dir"] = settings.map_path(order["output_dir"])
         if spec.checkpoint and spec.checkpoint.dir:
