@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import random
 import resource
@@ -203,9 +204,15 @@ def slurm_status(folder: Path, services: Mapping[str, Any], *, n: int, repeats: 
     for number in range(n):
         runtime.launch({"command": ["true"], "idempotency_key": str(number)}, on="hpc").close()
     launched = time.perf_counter() - began
+    status = [executable("runtime"), "status", "--on", "hpc"]
+    seen = json.loads(
+        subprocess.run([*status, "-o", "json"], cwd=tree, env=environ, capture_output=True, check=True).stdout
+    )
+    if [each["state"] for each in seen["jobs"]] != ["pending"] * n:
+        raise RuntimeError(f"{len(seen['jobs'])} jobs are seen, {n} wait")
     times: dict[str, list[float]] = {"status": [], "squeue": []}
     for _ in range(repeats):
-        for name, words in (("status", [executable("runtime"), "status"]), ("squeue", ["squeue"])):
+        for name, words in (("status", status), ("squeue", ["squeue"])):
             began = time.perf_counter()
             _quiet(words, cwd=tree, env=environ)
             times[name].append(time.perf_counter() - began)

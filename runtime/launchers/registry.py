@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
+import sys
 from typing import TYPE_CHECKING, Final, cast
 
 from runtime.errors import MissingExtra, UnknownName
@@ -42,7 +44,13 @@ def get_launcher(kind: str) -> Launcher:
     return cast("Launcher", made())
 
 
-def _entry_points() -> list[importlib.metadata.EntryPoint]:
+def _entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
+    return _entry_points_on(tuple(sys.path))
+
+
+@functools.cache
+def _entry_points_on(path: tuple[str, ...]) -> tuple[importlib.metadata.EntryPoint, ...]:
+    """Looked up once for each import path: it reads a file of every package that is installed."""
     from importlib.metadata import entry_points
 
-    return list(entry_points(group=ENTRY_POINTS))
+    return tuple(entry_points(group=ENTRY_POINTS))
