@@ -7,7 +7,6 @@ backend does not answer is taken to run.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -117,8 +116,8 @@ def _read_ends(files: Files, statuses: Iterable[JobStatus]) -> dict[str, datetim
         found[status.entry.id] = status.entry.launched_at
         for index in status.entry.outcomes:
             names[f"{job_folder(status.entry.id)}/runs/{index}/result"] = status.entry.id
-    for name, text in files.read_many(list(names)).items() if names else ():
-        at = datetime.fromtimestamp(json.loads(text)["at"], UTC)
+    for name, result in ledger.read_objects(files, names).items() if names else ():
+        at = datetime.fromtimestamp(result["at"], UTC)
         found[names[name]] = max(found[names[name]], at)
     return found
 

@@ -193,8 +193,8 @@ def read_ends(files: Files, statuses: Iterable[JobStatus]) -> dict[str, datetime
         failed = [index for index, each in status.entry.outcomes.items() if ledger.state_of(each.reason).terminal]
         if failed:
             names[f"{job_folder(status.entry.id)}/runs/{min(failed)}/result"] = status.entry.id
-    read = files.read_many(list(names)) if names else {}
-    return {names[name]: datetime.fromtimestamp(json.loads(text)["at"], UTC) for name, text in read.items()}
+    read = ledger.read_objects(files, names) if names else {}
+    return {names[name]: datetime.fromtimestamp(result["at"], UTC) for name, result in read.items()}
 
 
 def _is_recent(status: JobStatus, ended: Mapping[str, datetime], now: datetime) -> bool:
@@ -317,7 +317,7 @@ def read_attempts(files: Files, job: str, index: int) -> list[AttemptView]:
     }
     wanted = [f"{run}/result", *(f"{run}/a{number:04d}/start.json" for number in numbers)]
     wanted += [f"{run}/a{number:04d}/{name}" for number, name in ends.items() if name]
-    read = {name: json.loads(text) for name, text in files.read_many(wanted).items()}
+    read = ledger.read_objects(files, wanted)
     result = read.get(f"{run}/result", {})
     found = []
     for number in numbers:

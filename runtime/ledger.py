@@ -123,6 +123,19 @@ def snapshot_name(identity: str) -> str:
     return f"snapshots/{identity.removeprefix('sha256:')}.tar"
 
 
+def read_objects(files: Files, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The JSON objects in those of the files that hold one: a machine that lost its power may leave others empty."""
+    found = {}
+    for name, content in files.read_many(names).items():
+        try:
+            value = json.loads(content)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            found[name] = value
+    return found
+
+
 def read_outcomes(files: Files, job: str = "") -> dict[str, dict[int, Outcome]]:
     """Job → index → outcome, of every job or of one, by one listing."""
     found: dict[str, dict[int, Outcome]] = {}
@@ -165,7 +178,13 @@ def read_entry(files: Files, job: str, outcomes: Mapping[int, Outcome] | None = 
     read = files.read_many([f"{folder}/intent.json", *natives])
     if f"{folder}/intent.json" not in read:
         return None
-    intent = json.loads(read[f"{folder}/intent.json"])
+    try:
+        intent = json.loads(read[f"{folder}/intent.json"])
+    except ValueError:
+        raise NotPossible(
+            f"nothing can be told of job `{job}`: `{files.root}/{folder}/intent.json` is damaged",
+            hint="its logs and outputs lie beside it; launch it again with `--again`",
+        ) from None
     return _entry(
         job,
         intent,
@@ -434,7 +453,7 @@ def read_many_entries(files: Files, jobs: Iterable[str]) -> list[LedgerEntry]:
 
 def _read_intents(files: Files, jobs: Iterable[str]) -> dict[str, dict[str, Any]]:
     names = {f"{job_folder(job)}/intent.json": job for job in jobs}
-    return {names[name]: json.loads(content) for name, content in files.read_many(names).items()}
+    return {names[name]: intent for name, intent in read_objects(files, names).items()}
 
 
 def _parts(intent: Mapping[str, Any]) -> range:

@@ -279,6 +279,23 @@ def test_job_that_only_its_owner_may_look_into_disturbs_nobody_else(run: Termina
     assert (cleared.code, theirs in cleared.out) == (0, False)
 
 
+def test_files_that_a_crash_left_empty_disturb_no_other_job(run: Terminal) -> None:
+    broken, mine = run.finish("false", "--name", "broken"), run.finish("true", "--name", "mine")
+    intent = (run.folder(broken) / "intent.json").read_bytes()
+    for name in ("intent.json", "runs/0/result", "runs/0/a0001/start.json"):
+        (run.folder(broken) / name).write_bytes(b"")
+
+    assert [job["job"] for job in run("status", "--on", "local", "-o", "json").json["jobs"]] == [mine]
+    asked = run("status", broken)
+    assert (asked.code, asked.err.splitlines()[0]) == (
+        2,
+        f"error: nothing can be told of job `{broken}`: `{run.folder(broken)}/intent.json` is damaged",
+    )
+    assert run("gc", "--older-than", "0s", "--dry-run", "-o", "json").json[0]["name"] == mine
+    (run.folder(broken) / "intent.json").write_bytes(intent)
+    assert run("status", broken, "-o", "json").json["attempts"][0]["host"] is None
+
+
 def test_cancel_of_a_run_that_nothing_holds_cannot_release_it(run: Terminal) -> None:
     job = run.launch("sleep 60", "--seeds", "2")
 
