@@ -49,6 +49,8 @@ BUILD_PATIENCE_S = 900.0
 WRITE_PATIENCE_S = 900.0
 """How long a result waits for a disk that is full."""
 WRITE_AGAIN_S = 5.0
+KILLED_S = 10.0
+"""How long the end is waited for where a command that asked for it was killed."""
 LIMIT_SLACK_S = 30.0
 """So long before the backend's own limit, and the grace, an attempt ends at the latest."""
 BEGAN = float(os.environ.get("RUNTIME_SHIM_BEGAN") or time.time())
@@ -1416,11 +1418,8 @@ def next_start(order, options, pause, asked):
     how = order["retries"]
     if how == "backend":
         return AGAIN
-    until = time.time() + pause
-    while time.time() < until:
-        if asked.stop:
-            return AGAIN
-        time.sleep(min(LOOK_S, max(0.0, until - time.time())))
+    if _stops_within(pause, asked):
+        return AGAIN
     if how == "requeue":
         words = [word.replace("{native}", options.member or options.native) for word in order["requeue"]]
         try:
@@ -1430,8 +1429,19 @@ def next_start(order, options, pause, asked):
             answer, said = None, str(problem)
         if answer is not None and answer.returncode == 0:
             return AGAIN
+        # What requeues us may be ended by the very requeuing, a moment before we are.
+        if _stops_within(KILLED_S if answer is not None and answer.returncode < 0 else 1.0, asked):
+            return AGAIN
         say("cannot be requeued, goes on here: %s" % said)
     return None
+
+
+def _stops_within(seconds, asked):
+    """Wait so long, or until we are asked to stop."""
+    until = time.time() + seconds
+    while time.time() < until and not asked.stop:
+        time.sleep(min(LOOK_S, max(0.0, until - time.time())))
+    return asked.stop
 
 
 # many indices on one machine

@@ -449,6 +449,19 @@ def test_shim_waits_before_it_has_a_failed_job_requeued(job: MakeJob, tmp_path: 
     assert not (tmp_path / "requeue.done").exists()
 
 
+def test_shim_whose_requeuing_ends_the_command_that_asked_for_it_begins_nothing_more(
+    job: MakeJob, tmp_path: Path
+) -> None:
+    requeue = tmp_path / "requeue"
+    requeue.write_text("#!/bin/sh\n(sleep 1.5; kill -TERM $PPID) >/dev/null 2>&1 &\nkill -TERM $$\n")
+    requeue.chmod(0o755)
+    made = job("exit 1", retry={"failure": 1}, retries="requeue", requeue=[str(requeue)])
+
+    assert made.run() == 10
+
+    assert made.ends() == ["app_failed"]
+
+
 # what a backend may be told
 
 
