@@ -29,7 +29,7 @@ def make_tree(folder: Path, *, files: int, config: str = "") -> Path:
     """A committed git tree of source files of 4 kB."""
     random.seed(1)
     for number in range(files):
-        path = folder / f"package{number % 40}" / f"module{number}.py"
+        path = folder / f"package{number // 50}" / f"module{number}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(random.choices(range(32, 127), k=4000)))
     (folder / "job.py").write_text("")
