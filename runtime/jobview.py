@@ -540,6 +540,12 @@ def explain(facts: JobFacts) -> JobExplanation:
             ((said,) if said else ()) + evidence,
             f"runtime targets check {entry.target}",
         )
+    if not entry.natives and not entry.outcomes and entry.refused:
+        return JobExplanation(
+            f"{what} was not taken by `{entry.target}`: {entry.refused.message}",
+            evidence,
+            "mend that, and launch it again",
+        )
     if not entry.natives and not entry.outcomes:
         return JobExplanation(
             f"{what} was never handed to `{entry.target}`: its launch did not get to the end",

@@ -421,7 +421,11 @@ def _submit_part(
     lock.ensure_held()
     native_id = prepared.launcher.find(plan.target, [part.name], host).get(part.name)
     if native_id is None:
-        native_id = prepared.launcher.submit(plan, part, host)
+        try:
+            native_id = prepared.launcher.submit(plan, part, host)
+        except RequestRefused as problem:
+            ledger.note_refusal(host.files, plan.job.id, problem)
+            raise
     fault("submitted")
     native = NativeJob(name=part.name, native_id=native_id, part=number, epoch=1, at=ledger.now())
     ledger.record_native(host.files, plan.job.id, native)

@@ -8,6 +8,7 @@
       native/001.000000.json a native job by epoch and part: its name and id; one file for each that was started
       epoch                  the newest epoch of a job that was retried
       cancel  cancel.INDEX   marks
+    refused                why the backend did not take it, until a later launch finds that it does
       owners/ runs/          the shim's (docs/shim.md)
     done/ID.INDEX.REASON.CODE.ATTEMPT   outcomes in names: one listing tells the state of every job
     snapshots/HEX.tar        code, by content id; jobs have it too, by a link where there are links
@@ -28,7 +29,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from runtime.errors import NotPossible
+from runtime.errors import NotPossible, RequestRefused
 from runtime.jobs import JobState
 from runtime.launchers.base import NativeState
 from runtime.launchers.hosts import AccessDenied, Files
@@ -63,6 +64,14 @@ class NativeJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """What the backend said when it did not take a job."""
+
+    reason: EndReason
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
     """All that the ledger knows of a job without asking the backend."""
 
@@ -78,6 +87,8 @@ class LedgerEntry:
     cancelled: bool
     cancelled_indices: frozenset[int]
     outcomes: Mapping[int, Outcome]
+    refused: Refusal | None = None
+    """Why the backend did not take it; says nothing once a native job is there."""
     intent: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -108,6 +119,29 @@ class JobStatus:
 
 EPOCH: Final = "epoch"
 """File in the run folder of a job that was started anew: the number of its newest epoch."""
+
+
+REFUSED: Final = "refused"
+"""File in the run folder of a job that the backend did not take."""
+
+
+def note_refusal(files: Files, job: str, problem: RequestRefused) -> None:
+    """Remember that the backend did not take the job, so that it is not shown as one that waits.
+
+    `problem.reason` says how such a job ended, where the class has one.
+    """
+    content = {"reason": getattr(problem, "reason", EndReason.CONFIG_INVALID), "message": problem.message}
+    files.write(f"{job_folder(job)}/{REFUSED}", json.dumps(content).encode())
+
+
+def _refusal(content: bytes | None) -> Refusal | None:
+    if not content:
+        return None
+    try:
+        said = json.loads(content)
+        return Refusal(reason=EndReason(said["reason"]), message=str(said["message"]))
+    except (ValueError, KeyError, TypeError):
+        return None  # a crash left a part of it
 
 
 def native_name(epoch: int, part: int) -> str:
@@ -175,7 +209,8 @@ def read_entry(files: Files, job: str, outcomes: Mapping[int, Outcome] | None = 
             hint="its owner, or who may read everything there, sees and cancels it",
         ) from None
     natives = [f"{folder}/native/{name}" for name in files.names(f"{folder}/native")] if "native" in names else []
-    read = files.read_many([f"{folder}/intent.json", *natives])
+    refusals = [f"{folder}/{REFUSED}"] if REFUSED in names and not natives else []
+    read = files.read_many([f"{folder}/intent.json", *natives, *refusals])
     if f"{folder}/intent.json" not in read:
         return None
     try:
@@ -194,6 +229,7 @@ def read_entry(files: Files, job: str, outcomes: Mapping[int, Outcome] | None = 
         cancelled_indices=frozenset(
             int(name.removeprefix("cancel.")) for name in names if name.removeprefix("cancel.").isdigit()
         ),
+        refused=_refusal(read.get(f"{folder}/{REFUSED}")),
     )
 
 
@@ -205,6 +241,7 @@ def _entry(
     *,
     cancelled: bool = False,
     cancelled_indices: frozenset[int] = frozenset(),
+    refused: Refusal | None = None,
 ) -> LedgerEntry:
     return LedgerEntry(
         id=job,
@@ -219,6 +256,7 @@ def _entry(
         cancelled=cancelled,
         cancelled_indices=cancelled_indices,
         outcomes=outcomes,
+        refused=refused,
         intent=intent,
     )
 
@@ -380,6 +418,9 @@ def _judge_index(entry: LedgerEntry, index: int, natives: Mapping[int | None, Na
     if native is None:
         if cancelled:
             return IndexStatus(index=index, state=JobState.CANCELLED, reason=EndReason.CANCELLED)
+        if not entry.natives and entry.refused:
+            reason, message = entry.refused.reason, entry.refused.message
+            return IndexStatus(index=index, state=JobState.FAILED, reason=reason, message=message)
         if not entry.natives:
             return IndexStatus(index=index, state=JobState.PENDING, message="not submitted yet")
         return IndexStatus(index=index, state=JobState.FAILED, reason=EndReason.LOST, message="gone without a result")
@@ -435,14 +476,15 @@ def read_many_entries(files: Files, jobs: Iterable[str]) -> list[LedgerEntry]:
     left = [job for job, intent in intents.items() if len(outcomes.get(job, {})) < intent["indices"]]
     simple = [job for job in left if intents[job]["indices"] == 1]
     natives = {job: [f"{job_folder(job)}/{native_name(1, part)}" for part in _parts(intents[job])] for job in simple}
-    marks = [f"{job_folder(job)}/{name}" for job in simple for name in ("cancel", EPOCH)]
+    marks = [f"{job_folder(job)}/{name}" for job in simple for name in ("cancel", EPOCH, REFUSED)]
     read = files.read_many([*itertools.chain.from_iterable(natives.values()), *marks])
     found = []
     for job, intent in intents.items():
         mine = outcomes.get(job, {})
         if job in natives and f"{job_folder(job)}/{EPOCH}" not in read:
             started = tuple(_native(json.loads(read[name])) for name in natives[job] if name in read)
-            found.append(_entry(job, intent, started, mine, cancelled=f"{job_folder(job)}/cancel" in read))
+            cancelled, refused = (read.get(f"{job_folder(job)}/{name}") for name in ("cancel", REFUSED))
+            found.append(_entry(job, intent, started, mine, cancelled=cancelled is not None, refused=_refusal(refused)))
         elif len(mine) < intent["indices"]:
             entry = read_entry(files, job, mine)
             found += [entry] if entry else []

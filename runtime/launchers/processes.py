@@ -10,7 +10,7 @@ import secrets
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from runtime.errors import InvalidValue, NotPossible
 from runtime.jobs import BuildOn, CodeMode, EnvironmentManager, JobSpec, JobState, expand_array, leaf_fields, set_fields
@@ -187,6 +187,12 @@ def read_gpus(target: Target) -> list[str] | None:
     raise InvalidValue(f"targets.{target.name}.gpus", given, 'how many there are, or their names, such as ["0", "2"]')
 
 
+class ShimNotStarted(NotPossible):
+    """Nothing runs that could take the job."""
+
+    reason: ClassVar[EndReason] = EndReason.SETUP_FAILED
+
+
 def spawn_shim(plan: LaunchPlan, part: NativePart, host: Host, *, before: Sequence[str] = ()) -> str:
     """Start the shim and return the native id of the one that serves the job: an earlier one may have been first.
 
@@ -207,7 +213,7 @@ def spawn_shim(plan: LaunchPlan, part: NativePart, host: Host, *, before: Sequen
         if owner is not None:
             return owner.decode()
         if time.monotonic() - started > APPEAR_S and native not in " ".join(_look(host)[1]):
-            raise NotPossible(
+            raise ShimNotStarted(
                 f"the shim of job `{plan.job.id}` did not start on `{host.name}`",
                 facts=_last_words(plan, host),
                 hint=f"set `python` of target `{plan.target.name}`; `runtime targets check {plan.target.name}` tries it",

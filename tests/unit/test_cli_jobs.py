@@ -396,6 +396,28 @@ def test_explain_of_a_command_that_is_not_there_says_what_to_do_about_it(run: Te
     assert said[-1] == "next: name a program that is there, or bring it with `environment`"
 
 
+def test_job_that_its_target_did_not_take_is_no_job_that_waits_and_may_be_launched_again(run: Terminal) -> None:
+    targets = run.tree / "runtime.toml"
+    targets.write_text('[targets.here]\nkind = "local"\npython = "/no/such/python"\n')
+    refused = run("launch", "--on", "here", "--code", "none", "--", "true")
+
+    (line,) = run("status", "--on", "here", "-o", "json").json["jobs"]
+    job = line["job"]
+    assert refused.code == 2
+    assert (line["state"], line["reason"]) == ("failed", "config_invalid")
+    assert run("status", job, "-o", "json").json["state"] == "failed"
+    said = run("explain", job).out.splitlines()
+    assert said[0].startswith(f"job `{job[:10]}` was not taken by `here`: ")
+    assert said[-1] == "next: mend that, and launch it again"
+
+    targets.write_text('[targets.here]\nkind = "local"\n')
+    again = run("launch", "--on", "here", "--code", "none", "--follow", "--", "true")
+
+    assert again.code == 0
+    (line,) = run("status", "--on", "here", "-o", "json").json["jobs"]
+    assert (line["job"], line["state"]) == (job, "succeeded")
+
+
 def test_explain_of_a_silent_target_concludes_nothing() -> None:
     silent = NativeState(native_id="7", index=None, state=JobState.UNKNOWN, message="no connection to `hpc`")
     status = ledger.judge(entry(), [silent], indices=True)

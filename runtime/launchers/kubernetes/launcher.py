@@ -47,6 +47,7 @@ from runtime.launchers.kubernetes.states import (
 )
 from runtime.launchers.order import make_order
 from runtime.launchers.spec_files import read_array_file
+from runtime.reasons import EndReason
 
 _FEW: Final = 20
 _LOOK_S: Final = 0.2
@@ -64,6 +65,12 @@ for name in os.listdir("/proc"):
     if name.isdigit() and int(name) not in (1, os.getpid()):
         os.kill(int(name), 9)
 """.strip()
+
+
+class NoFreeSlot(NotPossible):
+    """All of the target's GPUs are taken by other Jobs."""
+
+    reason: ClassVar[EndReason] = EndReason.NO_CAPACITY
 
 
 class KubernetesLauncher:
@@ -277,7 +284,7 @@ def _ensure_slots(plan: LaunchPlan, part: NativePart, cluster: Cluster, place: P
         busy.append(f"{gpu}: " + ", ".join(f"{each.job} has {each.slots} of {each.share:g}" for each in holders))
         cluster.delete("jobs", namespace, part.name)
         _wait_until_gone(cluster, namespace, [native], _CANCEL_S)
-    raise NotPossible(
+    raise NoFreeSlot(
         f"no GPU of target `{place.target}` has a free slot of {share:g}",
         facts=busy,
         hint="wait until one of these has ended, or name more GPUs: `gpus` of the target",
