@@ -188,7 +188,8 @@ def _restore_plan(job: JobHandle, entry: LedgerEntry) -> LaunchPlan:
         parts=(part,),
         fidelity={},
         indices=({},) * entry.indices,
-        root=job.files.root,
+        # As it was planned, which may begin with `~`; words of the command do.
+        root=words[1].partition(f"/{folder}/")[0],
     )
 
 

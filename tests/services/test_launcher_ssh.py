@@ -27,6 +27,7 @@ from runtime.jobs import (
 from runtime.launchers.ssh.launcher import read_quota
 from runtime.launching import JobHandle, LaunchOptions, launch
 from runtime.reasons import EndReason
+from runtime.rerun import retry_job
 from runtime.targets import find_target
 from tests.shim_support import find_pythons, processes_with, wait_for
 from tests.ssh_support import SshServer
@@ -98,6 +99,18 @@ def test_job_lies_below_the_home_where_the_target_names_no_records(make_far: typ
     folder = ssh_server.home / ".local/share/research-runtime/jobs/jobs" / job.id
     assert folder.stat().st_mode & 0o777 == 0o700
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["artefacts", "native", "owners", "runs"]
+
+
+def test_job_below_the_home_is_retried_there(make_far: type[Far]) -> None:
+    far = make_far()
+    job = far.start("sh", "-c", "[ $RUNTIME_ATTEMPT = 2 ]")
+    assert job.wait(timeout_s=30).reason is EndReason.APP_FAILED
+
+    again = retry_job(job, far.settings)
+
+    assert (again.job, again.new, again.epoch) == (job.id, False, 2)
+    assert job.wait(timeout_s=30).state is JobState.SUCCEEDED
+    assert job.attempts() == [1, 2]
 
 
 def test_home_with_a_small_quota_is_refused_before_anything_is_written_unless_it_is_named(
