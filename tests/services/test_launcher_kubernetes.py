@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 import signal
+import socket
+import socketserver
 import subprocess
 import sys
+import sysconfig
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -20,6 +26,7 @@ import yaml
 from kubernetes import client
 
 from infra.config import ClaimSettings, NamespaceSettings
+from runtime.cli.main import main
 from runtime.config import Project, Settings
 from runtime.errors import NotPossible
 from runtime.jobs import (
@@ -40,12 +47,14 @@ from runtime.launchers.kubernetes.client import Cluster
 from runtime.launchers.kubernetes.launcher import KubernetesLauncher
 from runtime.launchers.kubernetes.slots import Gpu, lease_name, read_table
 from runtime.launching import JobHandle, LaunchOptions, find_job, launch
+from runtime.outputs import PubSubQueueOutput, RecordsOutput, StackOutputs, encode_outputs
+from runtime.queues.pubsub_client import ensure_topics
 from runtime.reasons import EndReason
-from tests.images_support import INSTALL, TOOLS_FOLDER, tool_environment
+from tests.images_support import INSTALL, ROOT, TOOLS_FOLDER, tool_environment
 from tests.kubernetes_support import Access, Kubernetes, run_script
 from tests.readme_support import AS_PROMISED, follow_readme
 from tests.services.test_workspace import missing_in, workspace_objects
-from tests.services_support import require, wait_until
+from tests.services_support import PubsubEmulator, require, wait_until
 
 pytestmark = [
     pytest.mark.service,
@@ -233,6 +242,14 @@ def test_seeds_are_as_many_finished_runs_each_with_its_own_index_seed_and_output
         (native,) = lab.jobs(job)
         until(lambda: lab.jobs(job)[0].status.completed_indexes == "0-3", "the Job's own count")
         assert native.metadata.uid == (lab.claim_folder / "runtime/jobs" / job.id / "owners/1.0").read_text()
+
+
+def test_snapshot_of_many_megabytes_reaches_the_claim_whole(lab: Lab) -> None:
+    content = os.urandom(48 * MIB)
+    Path("weights.bin").write_bytes(content)
+    with lab.launch("sha256sum", "weights.bin") as job:
+        assert ended(job) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
+        assert printed(job) == f"{hashlib.sha256(content).hexdigest()}  weights.bin\n"
 
 
 def test_same_launch_again_is_the_same_job_with_its_result(lab: Lab) -> None:
@@ -522,6 +539,110 @@ def test_gpu_that_others_use_or_that_is_not_visible_is_seen_before_the_command_s
 def total_of(lab: Lab, number: int) -> float:
     lease = Cluster("lab", str(lab.kubeconfig)).get("leases", lab.namespace, lease_name(Gpu("node-1", number)))
     return sum(each.total for each in read_table(lease))
+
+
+# workers
+
+SERVE = """
+import os, socket, sys
+# The machine's own address on the bridge of the pods is the first of their network.
+host = socket.gethostbyname(socket.gethostname()).rpartition(".")[0] + ".1"
+os.environ["PUBSUB_EMULATOR_HOST"] = f"{host}:{sys.argv[1]}"
+os.environ["RUNTIME_OUTPUTS"] = os.path.abspath("contract.json")
+os.execv(sys.executable, [sys.executable, "-m", "runtime", "worker", *sys.argv[2:]])
+"""
+
+
+class Relay(socketserver.BaseRequestHandler):
+    """Lets pods reach a server of this machine's loopback."""
+
+    server: Any
+
+    def handle(self) -> None:
+        with socket.create_connection(self.server.to) as there:
+            back = threading.Thread(target=self._copy, args=(there, self.request), daemon=True)
+            back.start()
+            self._copy(self.request, there)
+            back.join(5)
+
+    @staticmethod
+    def _copy(source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            return
+
+
+@pytest.fixture
+def relay(pubsub_emulator: PubsubEmulator) -> Iterator[int]:
+    """A port of every interface that leads to the emulator."""
+    server = socketserver.ThreadingTCPServer(("0.0.0.0", 0), Relay)
+    server.daemon_threads = True
+    host, _, port = pubsub_emulator.address.rpartition(":")
+    server.to = (host, int(port))  # type: ignore[attr-defined]
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_address[1]
+    server.shutdown()
+    server.server_close()
+
+
+def test_workers_in_pods_serve_a_queue(
+    lab: Lab,
+    relay: int,
+    pubsub_emulator: PubsubEmulator,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
+    volume = f"packages-{uuid.uuid4().hex[:8]}"
+    lab.admin.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": volume},
+            "spec": {
+                "capacity": {"storage": "1Gi"},
+                "accessModes": ["ReadOnlyMany"],
+                "hostPath": {"path": sysconfig.get_path("purelib")},
+                "storageClassName": "",
+            },
+        }
+    )
+    wanted = {"accessModes": ["ReadOnlyMany"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": ""}
+    metadata = {"name": "packages", "namespace": lab.namespace}
+    lab.admin.apply({**claim, "metadata": metadata, "spec": {**wanted, "volumeName": volume}})
+    queue = PubSubQueueOutput(topic="projects/test/topics/pods", subscription="projects/test/subscriptions/pods")
+    ensure_topics(queue, emulator=pubsub_emulator.address)
+    (lab.claim_folder / "tasks").mkdir()
+    there, here = Path("contract.json"), lab.settings.project.root / "contract.json"
+    for path, root in ((there, "/runtime-records/tasks"), (here, str(lab.claim_folder / "tasks"))):
+        outputs = StackOutputs(stack="lab", records=RecordsOutput(url=f"file:{root}"), queues={"default": queue})
+        path.write_text(encode_outputs(outputs))
+    monkeypatch.setenv("RUNTIME_OUTPUTS", str(here))
+    shutil.copytree(ROOT / "runtime", "runtime", ignore=shutil.ignore_patterns("__pycache__"))
+    Path("serve.py").write_text(SERVE)
+    for number in range(6):
+        assert main(["submit", "--experiment", "pods", "--", "sh", "-c", f"echo task {number} in $(hostname)"]) == 0
+
+    words = ("python3", "serve.py", str(relay), "--max-tasks", "3", "--idle-timeout", "60s")
+    with lab.launch(
+        *words,
+        array=Array(count=2),
+        mounts=(Mount(source="claim://packages", target="/packages"),),
+        env={"PYTHONPATH": "/packages"},
+    ) as job:
+        status = job.wait(timeout_s=180)
+        assert dict(status.counts) == {JobState.SUCCEEDED: 2}, printed(job, 0) + printed(job, 1)
+
+    capfd.readouterr()
+    assert main(["status", "pods", "-o", "json"]) == 0
+    assert json.loads(capfd.readouterr().out)["totals"]["succeeded"] == 6
+    records = [json.loads(path.read_text()) for path in (lab.claim_folder / "tasks" / "records").rglob("t-*.json")]
+    said = sorted(record["log"].split() for record in records)
+    assert [words[:3] for words in said] == [["task", str(number), "in"] for number in range(6)]
+    assert len({words[3] for words in said}) == 2
 
 
 # manifests
