@@ -75,7 +75,7 @@ class AttemptView:
     started_at: datetime | None
     ended_at: datetime | None
     reason: EndReason | str | None
-    """None while it runs, or where it left no word."""
+    """None while it runs, or where it left no word and none began after it."""
     exit_code: int | None
     message: str
 
@@ -325,6 +325,8 @@ def read_attempts(files: Files, job: str, index: int) -> list[AttemptView]:
         end = read.get(f"{run}/a{number:04d}/{ends[number]}", {})
         if not end and result.get("attempt") == number:
             end = result
+        if not end and number != numbers[-1]:
+            end = {"reason": EndReason.LOST, "message": "it left no word, and the next one began"}
         found.append(
             AttemptView(
                 index=index,

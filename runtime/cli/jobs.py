@@ -49,10 +49,13 @@ def short(job: str) -> str:
     return job[:10]
 
 
-def write_bytes(pieces: Iterable[bytes]) -> None:
+def write_bytes(pieces: Iterable[bytes]) -> int:
+    """How many bytes there were."""
+    count = 0
     for piece in pieces:
-        sys.stdout.buffer.write(piece)
+        count += sys.stdout.buffer.write(piece)
         sys.stdout.flush()
+    return count
 
 
 def detached(job: str) -> None:
@@ -167,7 +170,7 @@ def _attempt_row(each: AttemptView, now: datetime) -> dict[str, object]:
         "ATTEMPT": each.attempt,
         "HOST": each.host,
         "STARTED": format_ago(each.started_at, now) if each.started_at else None,
-        "ENDED": format_ago(each.ended_at, now) if each.ended_at else "no word yet",
+        "ENDED": format_ago(each.ended_at, now) if each.ended_at else None if each.reason else "no word yet",
         "REASON": each.reason,
         "EXIT": each.exit_code,
         "MESSAGE": each.message,

@@ -20,7 +20,7 @@ import pytest
 from runtime import ledger
 from runtime.fetching import FilesDiffer
 from runtime.jobs import JobState
-from runtime.jobview import AttemptView, JobFacts, explain, read_target
+from runtime.jobview import AttemptView, JobFacts, explain, read_attempts, read_target
 from runtime.launchers.base import NativeState, Target
 from runtime.launchers.hosts import LocalFiles, LocalHost
 from runtime.launchers.local.launcher import LocalLauncher
@@ -121,6 +121,17 @@ def test_status_of_one_run_shows_its_attempts(run: Terminal) -> None:
     assert run("status", job, "--index", "2").err.splitlines()[-1] == "  known runs: 0 to 1"
 
 
+def test_attempt_without_a_word_is_lost_once_another_began(tmp_path: Path) -> None:
+    files = LocalFiles(str(tmp_path))
+    for number in (1, 2):
+        files.write(f"jobs/j-1/runs/0/a{number:04d}/start.json", b'{"host": "n4", "at": 1}')
+
+    attempts = read_attempts(files, "j-1", 0)
+
+    silent = "it left no word, and the next one began"
+    assert [(each.attempt, each.reason, each.message) for each in attempts] == [(1, "lost", silent), (2, None, "")]
+
+
 def test_watch_of_a_job_ends_with_it(run: Terminal) -> None:
     job = run.launch("sleep 0.5")
 
@@ -152,6 +163,14 @@ def test_logs_of_a_job_are_of_all_attempts_or_of_one(run: Terminal) -> None:
     assert run("logs", job, "--attempt", "2").out == "2\n"
     assert run("logs", job, "--attempt", "3").code == 2
     assert run("logs", job, "--attempt", "x").err.splitlines()[0] == "error: `x` is no valid attempt"
+
+
+def test_logs_of_a_job_that_printed_nothing_say_so_beside_the_log(run: Terminal) -> None:
+    job = run.finish("true")
+
+    said = run("logs", job)
+
+    assert (said.out, said.err) == ("", f"nothing was printed; `runtime explain {job[:10]}` says how it stands\n")
 
 
 def test_logs_of_ranks_and_runs(run: Terminal) -> None:
