@@ -425,3 +425,23 @@ def test_bundle_that_was_submitted_elsewhere_is_known_after_import(
 def test_bundle_for_a_target_that_has_none_is_refused(run: Terminal) -> None:
     assert run("launch", "--on", "local", "--export", "bundle", "true").code == 2
     assert run("import", str(run.tree), "--on", "local").code == 2
+
+
+def test_tpus_on_slurm_are_refused_with_the_reason_and_the_words_that_drop_them(run: Terminal) -> None:
+    (run.tree / "runtime.toml").write_text('[targets.hpc]\nkind = "slurm"\nrecords = "/nowhere"\n')
+    tpus = ["--set", "resources.tpu.type=v5p", "--set", "resources.tpu.topology=2x2x4"]
+
+    refused = run("launch", "--on", "hpc", *tpus, "--dry-run", "--", "true")
+
+    assert refused.code == 2
+    assert refused.err.splitlines() == [
+        "error: target `hpc` cannot keep `resources.tpu.topology`, `resources.tpu.type` of this job",
+        "  resources.tpu.topology: nodes of Slurm have no TPUs",
+        "  resources.tpu.type: nodes of Slurm have no TPUs",
+        (
+            "hint: take it out of the spec, name another target, or drop it: "
+            "--ignore resources.tpu.topology --ignore resources.tpu.type"
+        ),
+    ]
+    dropped = ["--ignore", "resources.tpu.topology", "--ignore", "resources.tpu.type"]
+    assert run("launch", "--on", "hpc", *tpus, *dropped, "--dry-run", "--", "true").code == 0
