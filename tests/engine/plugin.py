@@ -248,8 +248,9 @@ def serve(plugin: Plugin) -> NoReturn:
     provider_pb2_grpc.add_ResourceProviderServicer_to_server(plugin, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    print(port, flush=True)
+    # Before the port is said: whoever reads it may be gone at once.
     engine = os.getppid()
+    print(port, flush=True)
     while os.getppid() == engine:
         server.wait_for_termination(0.2)
     sys.stdout.flush()
