@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from runtime.config import Settings
@@ -29,6 +30,13 @@ def list_targets(settings: Settings) -> list[Target]:
     return named if any(each.name == LOCAL for each in named) else [Target(name=LOCAL, kind=LOCAL), *named]
 
 
+def _table(name: str, file: Path | None) -> str:
+    """Where a target of that name would be written."""
+    if file is not None and file.name == "pyproject.toml":
+        return f"[tool.runtime.targets.{name}] to {file}"
+    return f"[targets.{name}] to {file or 'runtime.toml'}"
+
+
 def find_target(name: str, settings: Settings) -> Target:
     """The target called `name`, its settings checked. Raises `UnknownName`, `InvalidValue` or what its launcher says."""
     if name not in settings.project.targets and name != LOCAL:
@@ -36,7 +44,7 @@ def find_target(name: str, settings: Settings) -> Target:
             "target",
             name,
             [LOCAL, *sorted(settings.project.targets)],
-            hint=f"add [tool.runtime.targets.{name}] to {settings.project.file or 'pyproject.toml'}; `runtime targets list`",
+            hint=f"add {_table(name, settings.project.file)}; `runtime targets list`",
         )
     target = read_target(name, settings)
     get_launcher(target.kind).check_settings(target)

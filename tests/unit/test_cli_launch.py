@@ -445,3 +445,19 @@ def test_tpus_on_slurm_are_refused_with_the_reason_and_the_words_that_drop_them(
     ]
     dropped = ["--ignore", "resources.tpu.topology", "--ignore", "resources.tpu.type"]
     assert run("launch", "--on", "hpc", *tpus, *dropped, "--dry-run", "--", "true").code == 0
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "table"),
+    [
+        ("runtime.toml", '[targets.a]\nkind = "ssh"\nhost = "a"\n', "[targets.xyz]"),
+        ("pyproject.toml", '[tool.runtime.targets.a]\nkind = "ssh"\nhost = "a"\n', "[tool.runtime.targets.xyz]"),
+    ],
+)
+def test_target_that_is_not_there_is_told_where_it_would_be(run: Terminal, file: str, text: str, table: str) -> None:
+    nowhere = run("launch", "--on", "xyz", "--", "true")
+    (run.tree / file).write_text(text)
+    somewhere = run("launch", "--on", "xyz", "--", "true")
+
+    assert nowhere.err.splitlines()[-1] == "hint: add [targets.xyz] to runtime.toml; `runtime targets list`"
+    assert somewhere.err.splitlines()[-1] == f"hint: add {table} to {run.tree / file}; `runtime targets list`"
