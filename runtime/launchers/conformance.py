@@ -138,8 +138,13 @@ class Bench:
     def end(self, job: JobHandle) -> ledger.JobStatus:
         return job.wait(timeout_s=self.case.patience_s)
 
-    def launch_elsewhere(self, spec: Mapping[str, Any], **environ: str) -> subprocess.Popen[str]:
-        """The same launch in a process of its own, which may be killed; it prints the id and whether it was new."""
+    def launch_elsewhere(
+        self, spec: Mapping[str, Any], *, follow: bool = False, **environ: str
+    ) -> subprocess.Popen[str]:
+        """The same launch in a session of its own, which may be killed; it prints the id and whether it was new.
+
+        With `follow` it stays until the job has ended.
+        """
         about = {
             "folder": str(self.folder),
             "spec": dict(spec),
@@ -147,6 +152,7 @@ class Bench:
             "settings": dict(self.case.settings),
             "defaults": dict(self.case.defaults),
             "records": self.case.records,
+            "follow": follow,
         }
         # From wherever this file was imported; the process may start in another folder.
         here = str(Path(__file__).parents[2])
@@ -158,6 +164,7 @@ class Bench:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,
             env={**os.environ, **self.case.environ, "PYTHONPATH": paths, **environ},
         )
 
@@ -200,6 +207,9 @@ def _launch() -> None:
         options=LaunchOptions(base=folder / "tree"),
     )
     sys.stdout.write(f"{job.id} {job.new}\n")
+    if about["follow"]:
+        sys.stdout.flush()
+        job.wait()
 
 
 def read_log(job: JobHandle, index: int = 0, **which: Any) -> str:
@@ -355,6 +365,29 @@ class LauncherSuite:
 
         assert bench.end(job).state is JobState.SUCCEEDED
         assert job.attempts() == [1, 2]
+
+    def test_failure_is_tried_again_after_all_that_launched_and_followed_was_killed(self, bench: Bench) -> None:
+        bench.require("retry.failure")
+        pause = {"backoff": {"min": "1s", "max": "1s"}} if bench.keeps("retry.backoff.min") else {}
+        # The first attempt fails when it is told to, and by then nobody is left who could ask for another.
+        waits = "until [ -e $RUNTIME_CHECKPOINT_DIR/fail ]; do sleep 0.2; done; exit 1"
+        command = f"echo attempt $RUNTIME_ATTEMPT; [ $RUNTIME_ATTEMPT = 2 ] || {{ {waits}; }}"
+        spec = {"command": ["sh", "-c", command], "retry": {"failure": 1, **pause}}
+        with bench.launch_elsewhere(spec, follow=True) as follower:
+            said = follower.stdout.readline().split() if follower.stdout else []
+            assert said, follower.communicate()[1]
+            job = bench.find(said[0])
+            _wait_for(lambda: job.attempts() == [1], bench.case.patience_s)
+            still_follows = follower.poll() is None
+            os.killpg(follower.pid, signal.SIGKILL)
+
+        job.files.create(f"{ledger.job_folder(job.id)}/runs/0/checkpoint/fail", b"")
+        # Files are read, and the backend is not asked.
+        _wait_for(lambda: bool(ledger.read_outcomes(job.files, job.id)), bench.case.patience_s)
+
+        assert (still_follows, follower.returncode) == (True, -signal.SIGKILL)
+        assert bench.end(job).state is JobState.SUCCEEDED
+        assert (read_log(job), job.attempts()) == ("attempt 1\nattempt 2\n", [1, 2])
 
     def test_array_has_a_result_and_a_log_for_each_index(self, bench: Bench) -> None:
         bench.require("array.params")
