@@ -6,14 +6,16 @@ became lies in its record root (docs/jobs.md); a launcher adds what only its bac
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
 from runtime.config import Settings
+from runtime.errors import InvalidValue
 from runtime.jobs import JobSpec, JobState
 from runtime.launchers.hosts import Host
 from runtime.reasons import EndReason
@@ -51,8 +53,22 @@ class Target:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Fields of a spec that are taken where the spec leaves them out."""
     records: str | None = None
-    """Record root: a folder on the target, `claim://NAME/PATH`, or a bucket's URL; the launcher's default where None."""
+    """Record root: a folder on the target, or `claim://NAME/PATH`; the launcher's default where None."""
     stack: str | None = None
+
+
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+def check_record_folder(target: Target) -> None:
+    """Raise `InvalidValue` where the record root is a URL; of launchers that keep records in a folder."""
+    if target.records is not None and _URL.match(target.records):
+        raise InvalidValue(
+            f"targets.{target.name}.records",
+            target.records,
+            f"a folder: a target of kind `{target.kind}` keeps its jobs in files, and in no bucket or claim",
+            hint="name a folder that its nodes can write, such as /scratch/lab/runtime",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from runtime.launchers.base import (
     NativeState,
     PlanContext,
     Target,
+    check_record_folder,
 )
 from runtime.launchers.hosts import Host, HostUnavailable
 from runtime.launchers.order import environment_order, make_order
@@ -155,6 +156,7 @@ PROCESS_SETTINGS: Final = ("python", "setup", "slots", "scratch", "gpus")
 
 def check_process_settings(target: Target) -> None:
     """Raise `InvalidValue` for a setting of a target of processes that cannot be used."""
+    check_record_folder(target)
     where = f"targets.{target.name}"
     for name in ("python", "scratch"):
         value = target.settings.get(name)

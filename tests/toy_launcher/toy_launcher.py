@@ -22,6 +22,7 @@ from runtime.launchers.base import (
     NativeState,
     PlanContext,
     Target,
+    check_record_folder,
 )
 from runtime.launchers.hosts import Host, LocalFiles, LocalHost
 from runtime.launchers.order import make_order
@@ -54,6 +55,7 @@ class ToyLauncher:
                 raise UnknownName("setting", name, ["python"], where=f"for target `{target.name}`")
         if target.records is None:
             raise NotPossible(f"target `{target.name}` names no records", hint='records = "/some/folder"')
+        check_record_folder(target)
 
     def open_host(self, target: Target, context: PlanContext) -> Host:
         return LocalHost(str(target.records))

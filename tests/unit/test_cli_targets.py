@@ -107,6 +107,39 @@ def test_check_of_settings_that_are_none_stops_there(run: Terminal) -> None:
     assert (said.code, verdicts(said.out)) == (1, {"settings": "fail"})
 
 
+@pytest.mark.parametrize("records", ["gs://lab/runtime", "s3://lab/runtime", "claim://data/runtime", "file:/data"])
+@pytest.mark.parametrize(
+    "settings", ['kind = "local"', 'kind = "ssh"\nhost = "box"', 'kind = "slurm"', 'kind = "slurm"\nhost = "login"']
+)
+def test_record_root_that_is_no_folder_is_refused(run: Terminal, settings: str, records: str) -> None:
+    (run.tree / "runtime.toml").write_text(f'[targets.odd]\n{settings}\nrecords = "{records}"\n')
+    kind = settings.split('"')[1]
+
+    said = run("launch", "--on", "odd", "--", "true")
+
+    assert (said.code, said.out) == (2, "")
+    assert said.err.splitlines() == [
+        f"error: `{records}` is no valid targets.odd.records",
+        f"  allowed: a folder: a target of kind `{kind}` keeps its jobs in files, and in no bucket or claim",
+        "hint: name a folder that its nodes can write, such as /scratch/lab/runtime",
+    ]
+    assert not any(run.tree.parent.rglob("j-*"))
+
+
+def test_record_root_of_kubernetes_that_is_no_claim_is_refused(run: Terminal) -> None:
+    pytest.importorskip("kubernetes")
+    text = '[targets.odd]\nkind = "kubernetes"\nnamespace = "lab"\nrecords = "gs://lab/runtime"\n'
+    (run.tree / "runtime.toml").write_text(text)
+
+    said = run("launch", "--on", "odd", "--image", "debian:12", "--", "true")
+
+    assert (said.code, said.out) == (2, "")
+    assert said.err.splitlines() == [
+        "error: `gs://lab/runtime` is no valid targets.odd.records",
+        "  allowed: claim://NAME/PATH, a claim of the namespace that pods can write to",
+    ]
+
+
 def test_check_of_a_record_root_that_cannot_be_written_fails(run: Terminal) -> None:
     (run.tree / "runtime.toml").write_text('[targets.odd]\nkind = "local"\nrecords = "/proc/nothing"\n')
 

@@ -23,6 +23,7 @@ from runtime.launchers.base import (
     NativeState,
     PlanContext,
     Target,
+    check_record_folder,
 )
 from runtime.launchers.hosts import Host, LocalFiles, LocalHost, SshHost
 from runtime.launchers.order import environment_order, make_order
@@ -119,6 +120,7 @@ class SlurmLauncher:
 
     def check_settings(self, target: Target) -> None:
         settings = read_settings(target)
+        check_record_folder(target)
         if settings.host and not target.records:
             raise InvalidValue(
                 f"targets.{target.name}.records",
