@@ -1108,6 +1108,31 @@ def test_shim_that_cannot_beat_lets_the_command_finish(tmp_path: Path, monkeypat
     assert begin_attempt(made).go()[:2] == ("app_failed", 4)
 
 
+def test_shim_beats_while_it_waits_for_a_command_that_is_slow_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_job(tmp_path, sys.executable, "trap '' TERM; echo deaf; while :; do sleep 0.1; done", grace_s=1.0)
+    monkeypatch.setattr("runtime.shim.BEAT_S", 0.05)
+    attempt = begin_attempt(made)
+    when_stopped: list[int] = []
+
+    class Asked:
+        due = checkpoint = False
+        why = "SIGTERM"
+
+        @property
+        def stop(self) -> bool:
+            if "deaf" not in made.log():
+                return False
+            when_stopped.append(attempt.beats)
+            return True
+
+    attempt.asked = Asked()
+
+    assert attempt.go()[0] == "stopped"
+    assert int((made.folder / "runs/0/a0001/beat").read_text()) > when_stopped[0] > 0
+
+
 def begin_attempt(made: ShimJob) -> Attempt:
     """The first attempt of a job, in this process."""
     made.write()
