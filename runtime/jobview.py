@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -61,7 +61,7 @@ class TargetJobs:
     left_out: int = 0
     """Older ones that have ended."""
     problem: str | None = None
-    """Why the target could not be asked."""
+    """Why the target, or the backend behind its record root, did not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +123,8 @@ class JobView:
     logs: str
     outputs: str
 
+    problem: str | None = None
+    """Why the backend did not answer."""
 
 # many jobs
 
@@ -133,7 +135,8 @@ def read_target(
     """The jobs of a target: one listing of outcomes, two reads, and one question to the backend."""
     files = host.files
     entries = ledger.read_many_entries(files, ledger.list_jobs(files))
-    judged = judge_many(entries, target, launcher, host)
+    silent: list[InfrastructureFailure] = []
+    judged = judge_many(entries, target, launcher, host, tell=silent.append)
     ranked = sorted(judged, key=lambda each: each.entry.launched_at, reverse=True)
     failed = [each for each in ranked if each.state is JobState.FAILED]
     ended = read_ends(files, failed[:50])
@@ -142,11 +145,25 @@ def read_target(
         for place, status in enumerate(ranked)
         if place < NEWEST or not status.state.terminal or _is_recent(status, ended, now)
     ]
-    return TargetJobs(target=target.name, records=files.root, jobs=tuple(shown), left_out=len(ranked) - len(shown))
+    return TargetJobs(
+        target=target.name,
+        records=files.root,
+        jobs=tuple(shown),
+        left_out=len(ranked) - len(shown),
+        problem=silent[0].message if silent else None,
+    )
 
 
-def judge_many(entries: Sequence[LedgerEntry], target: Target, launcher: Launcher, host: Host) -> list[JobStatus]:
-    """Where each job stands, with one question to the backend for all that have not ended."""
+def judge_many(
+    entries: Sequence[LedgerEntry],
+    target: Target,
+    launcher: Launcher,
+    host: Host,
+    *,
+    tell: Callable[[InfrastructureFailure], None] = lambda problem: None,
+) -> list[JobStatus]:
+    """Where each job stands, with one question to the backend for all that have not ended; `tell` hears why it was not
+    answered."""
     homes = {
         native.native_id: entry.id
         for entry in entries
@@ -154,7 +171,7 @@ def judge_many(entries: Sequence[LedgerEntry], target: Target, launcher: Launche
         for native in newest_natives(entry)
     }
     said: dict[str, list[NativeState]] = {}
-    for state in ask(list(homes), target, launcher, host):
+    for state in ask(list(homes), target, launcher, host, tell=tell):
         home = homes.get(state.native_id) or homes.get(state.native_id.rpartition("_")[0])
         if home is not None:
             said.setdefault(home, []).append(state)
@@ -173,14 +190,22 @@ def _might_have_ended(entry: LedgerEntry, said: Mapping[str, Sequence[NativeStat
     return len(states) < len(newest_natives(entry)) or any(each.state.terminal for each in states)
 
 
-def ask(native_ids: Sequence[str], target: Target, launcher: Launcher, host: Host) -> list[NativeState]:
-    """What the backend says; `unknown` of each where it does not answer."""
+def ask(
+    native_ids: Sequence[str],
+    target: Target,
+    launcher: Launcher,
+    host: Host,
+    *,
+    tell: Callable[[InfrastructureFailure], None] = lambda problem: None,
+) -> list[NativeState]:
+    """What the backend says; `unknown` of each where it does not answer, and `tell` hears why."""
     if not native_ids:
         return []
     try:
         return launcher.states(target, native_ids, host)
     except InfrastructureFailure as problem:
         return [
+        tell(problem)
             NativeState(native_id=native, index=None, state=JobState.UNKNOWN, message=problem.message)
             for native in native_ids
         ]
@@ -229,12 +254,14 @@ def totals_of(counts: Mapping[JobState, int]) -> dict[JobState, int]:
 # one job
 
 
-def judge_job(job: JobHandle) -> tuple[JobStatus, list[NativeState]]:
+def judge_job(
+    job: JobHandle, *, tell: Callable[[InfrastructureFailure], None] = lambda problem: None
+) -> tuple[JobStatus, list[NativeState]]:
     """Where it stands, run by run, and what the backend said; `unknown` where that does not answer."""
     entry = job.entry()
     newest = newest_natives(entry) if len(entry.outcomes) < entry.indices else []
     natives = [each.native_id for each in newest]
-    said = ask(natives, job.target, job.launcher, job.host)
+    said = ask(natives, job.target, job.launcher, job.host, tell=tell)
     if natives and (len(said) < len(natives) or any(each.state.terminal for each in said)):
         entry = replace(entry, outcomes=ledger.read_outcomes(job.files, job.id).get(job.id, {}))
     return ledger.judge(entry, said, indices=True), said
@@ -242,7 +269,8 @@ def judge_job(job: JobHandle) -> tuple[JobStatus, list[NativeState]]:
 
 def read_job(job: JobHandle, *, index: int | None = None, failed_only: bool = False) -> JobView:
     """A job in full; `index` asks for the attempts of that run."""
-    status, said = judge_job(job)
+    silent: list[InfrastructureFailure] = []
+    status, said = judge_job(job, tell=silent.append)
     entry = status.entry
     chosen = check_index(entry, index) if index is not None else first_index(entry) if entry.indices == 1 else None
     indices = [each for each in status.indices if entry.indices == 1 or each.state is not JobState.SUCCEEDED]
@@ -272,6 +300,7 @@ def read_job(job: JobHandle, *, index: int | None = None, failed_only: bool = Fa
         logs=f"{folder}/runs/{'INDEX' if chosen is None else chosen}/aATTEMPT/rankRANK.log",
         outputs=f"{folder}/runs/{'INDEX' if chosen is None else chosen}/output/aATTEMPT",
     )
+        problem=silent[0].message if silent else None,
 
 
 def _native_views(entry: LedgerEntry, states: Sequence[NativeState]) -> Iterator[NativeView]:

@@ -69,12 +69,13 @@ def target_lines(seen: TargetJobs, now: datetime, *, whole: bool = True) -> list
     """The jobs of a target; `whole` where nothing else is on the page."""
     from runtime.jobs import JobState
 
-    if seen.problem:
-        return [f"target `{seen.target}` does not answer: {seen.problem}"]
+    said = [f"target `{seen.target}` does not answer: {seen.problem}"] if seen.problem else []
+    if not seen.jobs and said:
+        return said
     if not seen.jobs:
         return [f"no jobs on `{seen.target}`; `runtime launch --help` shows how"] if whole else []
     counted = _count(sum(1 for each in seen.jobs if not each.state.terminal), "unfinished job")
-    lines = [f"{paint('jobs', 'dim')} on {seen.target}: {counted}"] if whole else []
+    lines = [*said, *([f"{paint('jobs', 'dim')} on {seen.target}: {counted}"] if whole else [])]
     lines += table([_job_row(each) for each in seen.jobs[:LISTED]])
     more = len(seen.jobs) - LISTED + seen.left_out if len(seen.jobs) > LISTED else seen.left_out
     if more > 0:

@@ -23,12 +23,13 @@ from runtime.cli.show import (
     format_count,
     format_duration,
     is_terminal,
+    note,
     paint,
     print_json,
     print_list,
     render_table,
 )
-from runtime.errors import RequestRefused
+from runtime.errors import InfrastructureFailure, RequestRefused
 from runtime.identify import Identity, Kind, identify, recall_last
 from runtime.stacks import open_stack
 from runtime.status import (
@@ -132,6 +133,9 @@ def status(
         if watch:
             return _watch(read, remote=not opened.records.holds_tasks)
         seen = read()
+    if isinstance(seen, Board) and seen.jobs and seen.jobs.problem:
+        note(_silence(seen.jobs.target, seen.jobs.problem))
+        seen = replace(seen, jobs=replace(seen.jobs, problem=None))
     if output is Output.JSON:
         print_json(_fields(seen))
     elif failed and isinstance(seen, ExperimentStatus):
@@ -179,6 +183,7 @@ def _job_status(
         print_list(seen.indices, INDEX_COLUMNS)
     else:
         sys.stdout.write("".join(f"{line}\n" for line in job_lines(seen, datetime.now(UTC))))
+    _ensure_answered(seen.target, seen.problem)
     return 0
 
 
@@ -198,14 +203,24 @@ def _target_status(on: str, *, watch: bool, failed: bool, output: Output) -> int
         seen = replace(seen, jobs=tuple(each for each in seen.jobs if each.state is JobState.FAILED))
     if output is Output.JSON:
         print_json(seen)
-    else:
-        sys.stdout.write("".join(f"{line}\n" for line in target_lines(seen, datetime.now(UTC))))
+    elif seen.jobs or not seen.problem:
+        sys.stdout.write("".join(f"{line}\n" for line in target_lines(replace(seen, problem=None), datetime.now(UTC))))
+    _ensure_answered(seen.target, seen.problem)
     return 0
+
+
+def _ensure_answered(target: str, problem: str | None) -> None:
+    """Raise `InfrastructureFailure` where what was asked for by name is known in part only; that has been printed."""
+    if problem is not None:
+        raise InfrastructureFailure(_silence(target, problem), hint=f"runtime targets check {target}")
+
+
+def _silence(target: str, problem: str) -> str:
+    return f"target `{target}` does not answer: {problem}"
 
 
 def _read_jobs(name: str, settings: Settings, *, looked_at: datetime | None) -> TargetJobs:
     """The jobs of a target; one that does not answer is said in a line."""
-    from runtime.errors import InfrastructureFailure
     from runtime.jobview import TargetJobs, read_target
     from runtime.launchers.registry import get_launcher
     from runtime.launching import make_context

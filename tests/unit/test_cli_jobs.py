@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from runtime import ledger
+from runtime.errors import InfrastructureFailure
 from runtime.fetching import FilesDiffer
 from runtime.jobs import JobState
 from runtime.jobview import AttemptView, JobFacts, explain, read_attempts, read_target
@@ -79,14 +80,62 @@ def test_overview_of_a_target_is_its_jobs_alone(run: Terminal) -> None:
     assert run("status", "--on", "local", "--failed", "-o", "json").json["jobs"] == []
 
 
-def test_overview_of_a_target_that_does_not_answer_is_a_line(run: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_of_a_target_that_does_not_answer_is_an_infrastructure_failure(
+    run: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (run.tree / "runtime.toml").write_text('[targets.far]\nkind = "ssh"\nhost = "nobody.invalid"\nrecords = "/x"\n')
     monkeypatch.setenv("PATH", "")
 
-    said = run("status", "--on", "far")
+    said, read = run("status", "--on", "far"), run("status", "--on", "far", "-o", "json")
 
-    assert (said.code, said.err) == (0, "")
-    assert said.out.startswith("target `far` does not answer: ")
+    assert (said.code, said.out) == (3, "")
+    assert said.err.startswith("error: target `far` does not answer: ")
+    assert said.err.endswith("hint: runtime targets check far\n")
+    assert (read.code, read.err, read.json["jobs"]) == (3, said.err, [])
+
+
+def test_backend_that_does_not_answer_is_asked_once_and_what_is_known_is_printed(run: Terminal) -> None:
+    commands = run.tree.parent / "bin"
+    commands.mkdir()
+    for name, script in (("sbatch", "echo 41"), ("squeue", "echo Unable to contact slurm controller >&2; exit 1")):
+        (commands / name).write_text(f"#!/bin/sh\necho called >>{commands}/{name}.calls\n{script}\n")
+        (commands / name).chmod(0o755)
+    (run.tree / "runtime.toml").write_text(
+        f'[targets.hpc]\nkind = "slurm"\nrecords = "{run.tree.parent}/records"\nbin = "{commands}"\n'
+    )
+    job = run("launch", "--on", "hpc", "--", "true").out.strip()
+    silent = (
+        "error: target `hpc` does not answer: `squeue` does not answer: Unable to contact slurm controller\n"
+        "hint: runtime targets check hpc\n"
+    )
+    for words, known in (
+        (["status", job], "native      41: "),
+        (["status", "--on", "hpc"], f"{job[:10]}  true  unknown"),
+    ):
+        (commands / "squeue.calls").unlink(missing_ok=True)
+
+        said = run(*words)
+
+        assert (said.code, said.err) == (3, silent)
+        assert known in said.out
+        assert "target `hpc`" not in said.out
+        assert (commands / "squeue.calls").read_text() == "called\n"
+
+
+def test_overview_while_this_machine_does_not_answer_says_so_on_stderr_alone(
+    run: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise InfrastructureFailure("no process can be seen")
+
+    job = run.launch("sleep 60")
+    monkeypatch.setattr(LocalLauncher, "states", fail)
+
+    said = run("status")
+
+    assert (said.code, said.err) == (0, "target `local` does not answer: no process can be seen\n")
+    assert f"{job[:10]}  sh    unknown" in said.out
+    assert "does not answer" not in said.out
 
 
 def test_status_of_one_job_shows_attempts_and_where_things_lie(run: Terminal) -> None:
