@@ -122,9 +122,9 @@ class JobView:
     records: str
     logs: str
     outputs: str
-
     problem: str | None = None
     """Why the backend did not answer."""
+
 
 # many jobs
 
@@ -204,8 +204,8 @@ def ask(
     try:
         return launcher.states(target, native_ids, host)
     except InfrastructureFailure as problem:
-        return [
         tell(problem)
+        return [
             NativeState(native_id=native, index=None, state=JobState.UNKNOWN, message=problem.message)
             for native in native_ids
         ]
@@ -299,8 +299,8 @@ def read_job(job: JobHandle, *, index: int | None = None, failed_only: bool = Fa
         records=folder,
         logs=f"{folder}/runs/{'INDEX' if chosen is None else chosen}/aATTEMPT/rankRANK.log",
         outputs=f"{folder}/runs/{'INDEX' if chosen is None else chosen}/output/aATTEMPT",
-    )
         problem=silent[0].message if silent else None,
+    )
 
 
 def _native_views(entry: LedgerEntry, states: Sequence[NativeState]) -> Iterator[NativeView]:
