@@ -21,6 +21,7 @@ from runtime.launchers.base import Launcher, NativeState, Releases, Target
 from runtime.launchers.hosts import Files, Host
 from runtime.launching import JobHandle, newest_natives
 from runtime.ledger import IndexStatus, JobStatus, LedgerEntry, job_folder
+from runtime.pulse import Pulse, PulseWatch, describe_pulse
 from runtime.reasons import EndReason
 from runtime.units import format_duration, format_time
 
@@ -478,6 +479,8 @@ class JobFacts:
     """A run of an array was asked for by its index."""
     limits: Mapping[str, Any] | None = None
     """The order's `retry`, `time_limit_s` and the like."""
+    pulse: Pulse | None = None
+    """None where it was not looked for, or where nothing is counted yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -487,12 +490,18 @@ class JobExplanation:
     next_step: str | None = None
 
 
-def read_facts(job: JobHandle, index: int | None = None) -> JobFacts:
-    """Look at everything that tells why a job stands where it does."""
+def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str], None] | None = None) -> JobFacts:
+    """Look at everything that tells why a job stands where it does.
+
+    With `watch`, also for a sign of life of an attempt that runs; `watch` is told where that takes time.
+    """
     status, said = judge_job(job)
     entry = status.entry
     chosen = check_index(entry, index) if index is not None else _telling_index(status)
     attempts = read_attempts(job.files, job.id, chosen)
+    watched = None
+    if watch and _may_live(status, chosen, attempts):
+        watched = PulseWatch(job.files, f"{job_folder(job.id)}/runs/{chosen}", attempts[-1].attempt)
     native, backend = _ask_why(job, entry, chosen, said)
     log: list[str] = []
     if attempts:
@@ -500,6 +509,9 @@ def read_facts(job: JobHandle, index: int | None = None) -> JobFacts:
     mark = job.files.read(f"{job_folder(job.id)}/cancel") or job.files.read(f"{job_folder(job.id)}/cancel.{chosen}")
     order = json.loads(job.files.read(f"{job_folder(job.id)}/order.json") or b"{}")
     shim = (job.files.read_from(f"{job_folder(job.id)}/shim.log", 0) or b"").decode("utf-8", "replace").splitlines()
+    pulse = watched.wait(watch) if watched and watch else None
+    if pulse and not pulse.moved and read_attempts(job.files, job.id, chosen) != attempts:
+        return read_facts(job, index)  # it ended meanwhile
     return JobFacts(
         status=status,
         index=chosen,
@@ -511,7 +523,13 @@ def read_facts(job: JobHandle, index: int | None = None) -> JobFacts:
         cancelled_by=_who(mark),
         one_of_many=entry.indices > 1 and index is not None,
         limits={key: order.get(key) for key in ("retry", "time_limit_s", "idle_timeout_s", "checkpoint")},
+        pulse=pulse,
     )
+
+
+def _may_live(status: JobStatus, index: int, attempts: Sequence[AttemptView]) -> bool:
+    one = next(each for each in status.indices if each.index == index)
+    return one.state is JobState.RUNNING and bool(attempts) and attempts[-1].reason is None
 
 
 def _telling_index(status: JobStatus) -> int:
@@ -598,13 +616,17 @@ def _explain_unfinished(
     if one.state is JobState.PENDING:
         said = f": {one.message}" if one.message else ""
         return JobExplanation(f"{what} waits on `{facts.status.entry.target}`{said}", evidence, None)
-    last = facts.attempts[-1] if facts.attempts else None
+    last, step = facts.attempts[-1] if facts.attempts else None, f"runtime logs -f {target}"
     doing = f"its attempt {last.attempt} runs on {last.host}" if last and last.reason is None else "between attempts"
     if not facts.attempts:
         doing = "its first attempt has not begun"
-    return JobExplanation(
-        f"{what} runs: {counted}" if counted else f"{what} runs: {doing}", evidence, f"runtime logs -f {target}"
-    )
+    doing = counted or doing
+    if facts.pulse and not facts.pulse.moved:
+        of = f" of run {facts.index}" if counted else ""
+        doing += f"; attempt {facts.pulse.attempt}{of} gives no sign of life"
+        where = last.host if last and last.host else "its machine"
+        step = f"see whether {where} and the record root answer; if they do not, runtime cancel {target}"
+    return JobExplanation(f"{what} runs: {doing}", evidence, step)
 
 
 NOT_FOUND: Final = 127
@@ -691,6 +713,7 @@ def _evidence(facts: JobFacts, one: IndexStatus) -> tuple[str, ...]:
     if one.message and facts.native is None:
         lines.append(one.message)
     lines += [_attempt_line(attempt) for attempt in facts.attempts[-5:]]
+    lines += describe_pulse(facts.pulse) if facts.pulse else []
     if facts.limits and facts.limits.get("retry") and len(facts.attempts) > 1:
         retry = facts.limits["retry"]
         lines.append(f"budgets: {retry['failure']} failures and {retry['preemption']} preemptions are tried again")

@@ -9,7 +9,7 @@ import typer
 
 from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.jobs import IndexOption, OnOption, is_job, open_job
-from runtime.cli.show import Output, paint, print_json
+from runtime.cli.show import Output, note, paint, print_json
 from runtime.errors import RequestRefused
 from runtime.explain import Explanation, explain_experiment, explain_worker, read_facts
 from runtime.explain import explain as explain_task
@@ -57,7 +57,7 @@ def _explain_job(text: str, index: int | None, on: str | None, output: Output) -
     from runtime.jobview import read_facts as read_job_facts
 
     with open_job(text, on) as job:
-        found = explain_job(read_job_facts(job, index))
+        found = explain_job(read_job_facts(job, index, watch=note))
         return _print("job", job.id, Explanation(found.sentence, found.evidence, found.next_step), output)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -494,6 +495,94 @@ def test_explain_of_a_silent_target_concludes_nothing() -> None:
 
     assert found.sentence == "nobody knows how job `j-01234567` stands: target `hpc` does not answer"
     assert found.next_step == "runtime targets check hpc"
+
+
+def test_explain_of_a_running_job_waits_for_a_sign_of_life_and_says_what_it_saw(
+    run: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The counter is moved by this test, which is not as slow as a shim.
+    monkeypatch.setattr("runtime.pulse.STILL_S", 0.3)
+    job = run.launch("sleep 600")
+    beat = run.folder(job) / "runs/0/a0001/beat"
+    wait_for(beat.exists, "the first sign of life", 30)
+    stopped = [pid for pid in processes_with(job) if "shim.py" in Path(f"/proc/{pid}/cmdline").read_text()]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    counter = beat.read_text()
+
+    still = run("explain", job)
+    waits: list[float] = []
+    monkeypatch.setattr("runtime.pulse.STILL_S", 30.0)
+
+    def move(seconds: float) -> None:
+        waits.append(seconds)
+        beat.write_text("7")
+
+    monkeypatch.setattr("runtime.pulse.time", SimpleNamespace(sleep=move, monotonic=time.monotonic))
+    lives = run("explain", job)
+    beat.unlink()
+    nothing = run("explain", job, "-o", "json")
+
+    host = json.loads((beat.parent / "start.json").read_text())["host"]
+    assert stopped
+    assert still.err == "waiting for a sign of life of attempt 1, at most 300ms\n"
+    assert still.out.splitlines()[0] == (
+        f"job `{job[:10]}` runs: its attempt 1 runs on {host}; attempt 1 gives no sign of life"
+    )
+    assert f"  no sign of life of attempt 1: its counter stood at {counter} for " in still.out
+    assert still.out.splitlines()[-1] == (
+        f"next: see whether {host} and the record root answer; if they do not, runtime cancel {job[:10]}"
+    )
+    assert f"  the shim of attempt 1 lives: its counter went from {counter} to 7" in lives.out.splitlines()
+    assert lives.out.splitlines()[-1] == f"next: runtime logs -f {job[:10]}"
+    assert waits == [1.0]
+    assert nothing.err == ""
+    assert not [line for line in nothing.json["evidence"] if "counter" in line]
+    assert run("status", job, "-o", "json").json["state"] == "running", "nothing is decided by it"
+
+
+def test_explain_looks_again_where_the_attempt_ended_while_it_waited(
+    run: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.pulse.STILL_S", 0.5)
+    job = run.launch("until [ -e $RUNTIME_CHECKPOINT_DIR/end ]; do sleep 0.05; done; exit 4")
+    runs = run.folder(job) / "runs/0"
+    wait_for((runs / "a0001/beat").exists, "the first sign of life", 30)
+
+    sleep = time.sleep
+
+    def end_it(seconds: float) -> None:
+        (runs / "checkpoint/end").touch()
+        wait_for((runs / "result").exists, "the result", 30)
+        sleep(seconds)
+
+    monkeypatch.setattr("runtime.pulse.time", SimpleNamespace(sleep=end_it, monotonic=time.monotonic))
+
+    assert run("explain", job).out.splitlines()[0] == (f"job `{job[:10]}` failed: the command failed with exit code 4")
+
+
+@pytest.mark.slow
+def test_shim_that_lives_moves_its_counter_and_one_that_is_stopped_does_not(run: Terminal) -> None:
+    job = run.launch("sleep 600")
+    wait_for((run.folder(job) / "runs/0/a0001/beat").exists, "the first sign of life", 30)
+    shims = [pid for pid in processes_with(job) if "shim.py" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+    lives = run("explain", job, "-o", "json")
+    for pid in shims:
+        os.kill(pid, signal.SIGSTOP)
+    still = run("explain", job, "-o", "json")
+    for pid in shims:
+        os.kill(pid, signal.SIGCONT)
+    again = run("explain", job, "-o", "json")
+
+    said = [
+        [line.split(":")[0] for line in each.json["evidence"] if "counter" in line] for each in (lives, still, again)
+    ]
+    assert said == [
+        ["the shim of attempt 1 lives"],
+        ["no sign of life of attempt 1"],
+        ["the shim of attempt 1 lives"],
+    ]
 
 
 def test_explain_of_a_launch_that_was_interrupted_says_to_repeat_it() -> None:
