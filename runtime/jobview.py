@@ -706,7 +706,7 @@ def _evidence(facts: JobFacts, one: IndexStatus) -> tuple[str, ...]:
     # That the process of a job that has its result is gone tells nothing.
     tells = facts.native is not None and not (gone and facts.index in facts.status.entry.outcomes)
     if facts.native is not None and tells and (facts.native.raw or facts.native.message):
-        known = facts.backend[0] if facts.backend else ""
+        known = "\n".join([facts.backend[0] if facts.backend else "", *(each.message for each in facts.attempts)])
         said = ", ".join(part for part in (facts.native.raw, facts.native.message) if part and part not in known)
         said = said or facts.native.raw
         lines.append(f"{facts.status.entry.kind} says of {facts.native.native_id or 'it'}: {said}")

@@ -455,6 +455,28 @@ def test_explain_says_nothing_twice() -> None:
     assert found.evidence == ("slurm says of 7: Pending",)
 
 
+def test_explain_tells_what_an_attempt_said_with_the_attempt_alone() -> None:
+    ended = NativeState(native_id="7", index=None, state=JobState.FAILED, raw="Error/1", message="GPU 0 is full")
+    attempt = AttemptView(
+        index=0,
+        attempt=1,
+        native="7",
+        host="n1",
+        started_at=NOW,
+        ended_at=NOW,
+        reason=EndReason.NO_CAPACITY,
+        exit_code=1,
+        message="GPU 0 is full",
+    )
+    facts = said_of(EndReason.NO_CAPACITY, native=ended)
+
+    assert explain(facts).evidence == ("slurm says of 7: Error/1, GPU 0 is full",)
+    assert explain(replace(facts, attempts=(attempt,))).evidence == (
+        "slurm says of 7: Error/1",
+        "attempt 1 on n1 ended as no_capacity, exit code 1: GPU 0 is full",
+    )
+
+
 def test_explain_of_a_command_that_is_not_there_says_what_to_do_about_it(run: Terminal) -> None:
     job = run("launch", "--on", "local", "--", "no-such-program").out.split()[0]
     run.wait(job, "failed")

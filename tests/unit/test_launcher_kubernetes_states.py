@@ -313,6 +313,18 @@ def test_pod_that_runs_or_failed_by_itself_needs_no_explaining() -> None:
     assert explain_index(of_job("unschedulable"), CAPTURED["jobs"]["unschedulable"], [pod], []) is None
 
 
+def test_result_of_the_shim_in_a_failed_pod_is_told_with_its_attempt_and_not_by_the_pod() -> None:
+    pod = pod_of("failed")
+    pod["status"]["containerStatuses"] = ended_container(exitCode=1, reason="Error", message="Traceback: 1")
+    job = CAPTURED["jobs"]["failed"]
+    assert explain_index(of_job("failed"), job, [pod], []).sentence == "Error/1: Traceback: 1"
+
+    told = json.dumps({"reason": "no_capacity", "code": 1, "message": "GPU 0 is full"})
+    pod["status"]["containerStatuses"] = ended_container(exitCode=1, reason="Error", message=told)
+
+    assert explain_index(of_job("failed"), job, [pod], []) is None
+
+
 def test_oom_is_explained_with_the_limit() -> None:
     assert explained("oom").sentence == "it used more memory than its limit of 48Mi"
 

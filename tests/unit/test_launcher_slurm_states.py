@@ -127,6 +127,16 @@ def test_every_state_of_slurm_is_mapped_and_every_end_has_a_reason() -> None:
     assert [word for word, (state, reason) in STATES.items() if state.terminal != (reason is not None)] == []
 
 
+def test_reason_of_a_wait_is_not_told_of_a_job_that_has_ended() -> None:
+    rows = "1|N/A|a|COMPLETED|n1|x|BeginTime\n2|N/A|b|PENDING||x|BeginTime\n3|N/A|c|FAILED|n1|x|NonZeroExitCode\n"
+
+    assert [each.raw for each in to_states(parse_squeue(rows))] == [
+        "COMPLETED",
+        "PENDING/BeginTime",
+        "FAILED/NonZeroExitCode",
+    ]
+
+
 def test_state_of_a_later_slurm_concludes_nothing() -> None:
     assert judge_row(Row("1", None, "x", "TELEPORTED", "", "", "")) == (JobState.UNKNOWN, None)
 

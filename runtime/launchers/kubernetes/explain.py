@@ -9,7 +9,7 @@ from typing import Any
 
 from runtime.launchers.base import Explanation, NativeState
 from runtime.launchers.kubernetes.render import JOB
-from runtime.launchers.kubernetes.states import CONTAINER, PodView, read_pod
+from runtime.launchers.kubernetes.states import CONTAINER, PodView, left_result, read_pod
 from runtime.reasons import EndReason
 
 Object = Mapping[str, Any]
@@ -51,8 +51,10 @@ def explain_index(
         )
     if view.reason is EndReason.TIMEOUT:
         return Explanation(sentence="the pod was older than its activeDeadlineSeconds", evidence=evidence)
-    # Without a message it is the state and nothing that explains it.
-    return Explanation(sentence=f"{view.raw}: {view.message}", evidence=evidence) if view.message else None
+    # Without a message it is the state and nothing that explains it; our own result is told with its attempt.
+    if not view.message or left_result(pod):
+        return None
+    return Explanation(sentence=f"{view.raw}: {view.message}", evidence=evidence)
 
 
 _CONTAINER_HINT = "a Secret or ConfigMap that the pod names has to be there, with the key"

@@ -366,6 +366,12 @@ def read_told(text: str) -> tuple[EndReason, str] | None:
     return (known, message) if known else None
 
 
+def left_result(pod: Object) -> bool:
+    """Whether the last word of its container is the shim's own result."""
+    ended = _ended_container(pod)
+    return ended is not None and read_told(ended.get("message", "")) is not None
+
+
 # What the shim says of attempts that are not the last.
 _ENDS_OF_SHIM: Final = {
     "stopped": EndReason.PREEMPTED,

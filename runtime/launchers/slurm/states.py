@@ -55,6 +55,24 @@ STATES: Final[Mapping[str, tuple[JobState, EndReason | None]]] = {
     "REVOKED": (_FAILED, EndReason.DUPLICATE),
 }
 
+WAITS_FOR: Final = frozenset(
+    {
+        "BeginTime",
+        "Cleaning",
+        "Dependency",
+        "JobArrayTaskLimit",
+        "JobHeldAdmin",
+        "JobHeldUser",
+        "Licenses",
+        "Prolog",
+        "Priority",
+        "ReqNodeNotAvail",
+        "Reservation",
+        "Resources",
+    }
+)
+"""Reasons for which a job waits. Slurm leaves the last of them standing where a job ends without another."""
+
 NO_OUTPUT_FILE: Final = 53
 """Exit signal that slurmd reports where it cannot open the output file: the folder is missing, or full."""
 
@@ -231,13 +249,14 @@ def to_states(rows: Iterable[Row], *, queue_answered: bool = True) -> Iterator[N
         if row.from_accounting and not state.terminal and queue_answered:
             state, message = JobState.UNKNOWN, f"accounting says {row.state} and the queue has no such job"
         code = 128 + row.exit_signal if row.exit_signal else row.exit_code
+        why = "" if state.terminal and row.reason in WAITS_FOR else row.reason
         for index in layout.indices(row.task) if layout else [None]:
             yield NativeState(
                 native_id=row.id,
                 index=index,
                 state=state,
                 reason=reason,
-                raw=f"{row.state}/{row.reason}" if row.reason else row.state,
+                raw=f"{row.state}/{why}" if why else row.state,
                 message=message,
                 exit_code=code if state.terminal and row.from_accounting else None,
                 where=row.where,
