@@ -184,6 +184,25 @@ def test_states_while_the_controller_is_down_are_an_infrastructure_failure(clust
     assert failed.value.exit_code == 3
 
 
+def test_job_of_a_federation_is_looked_for_elsewhere_only_where_this_cluster_gave_it_up(cluster: Cluster) -> None:
+    cluster.set(
+        "squeue",
+        "case \"$*\" in *--local*) echo '1|N/A|x|RUNNING|n1|x|None'; echo '2|N/A|x|REVOKED||x|None' ;;\n"
+        "*) echo '2|N/A|x|RUNNING|far1|x|None' ;; esac",
+    )
+
+    found = SlurmLauncher().states(cluster.target, ["1", "2"], cluster.host)
+
+    assert [(each.native_id, each.state, each.where) for each in found] == [
+        ("1", JobState.RUNNING, "n1"),
+        ("2", JobState.RUNNING, "far1"),
+    ]
+    assert [("--local" in call, call.split()[-1]) for call in cluster.calls("squeue")] == [
+        (True, "--jobs=1,2"),
+        (False, "--jobs=2"),
+    ]
+
+
 def test_name_is_not_taken_to_be_free_while_accounting_is_down_and_a_try_was_made(cluster: Cluster) -> None:
     name = cluster.plan().parts[0].name
     cluster.set("sacct", "echo 'sacct: error: Unable to connect to slurmdbd' >&2; exit 1")

@@ -45,6 +45,9 @@ _NO_ANSWER: Final = (
     "transport endpoint",
 )
 _ID: Final = re.compile(r"(?:Submitted batch job )?(\d+)(?:;\S+)?")
+LOOK_S: Final = 30.0
+"""How long squeue may take. Slurm itself gives up a controller that is down after some ten seconds, but one whose host
+is silent only after minutes."""
 HISTORY: Final = "now-30days"
 """How far back accounting is asked for a name; a launch that lost its answer is tried again sooner."""
 
@@ -73,16 +76,21 @@ class SlurmClient:
 
     def queue(self, ids: Sequence[str]) -> list[states.Row]:
         """What the queue has of these jobs, tasks of arrays one by one."""
-        return self._queue("--jobs", ids)
+        rows = self._queue("--jobs", ids, "--local")
+        # Of a federation another cluster may have it now, and that is asked for only then: each question to a controller
+        # that is down takes its time.
+        elsewhere = sorted({row.job for row in rows if row.state == "REVOKED"})
+        found = self._queue("--jobs", elsewhere) if elsewhere else []
+        return [*(row for row in rows if row.job not in {each.job for each in found}), *found]
 
     def queue_named(self, names: Sequence[str]) -> list[states.Row]:
-        return self._queue("--name", names)
+        return self._queue("--name", names, "--local")
 
-    def _queue(self, option: str, values: Sequence[str]) -> list[states.Row]:
+    def _queue(self, option: str, values: Sequence[str], *more: str) -> list[states.Row]:
         rows: list[states.Row] = []
         for some in _chunks(values):
-            words = ("-h", "-r", "-t", "all", "-o", states.SQUEUE_FORMAT, f"{option}={','.join(some)}")
-            answer = self.run("squeue", *words)
+            words = ("-h", "-r", "-t", "all", "-o", states.SQUEUE_FORMAT, *more, f"{option}={','.join(some)}")
+            answer = self.run("squeue", *words, timeout_s=LOOK_S)
             if answer.code != 0 and _NOT_FOUND not in answer.err:
                 raise _unavailable("squeue", answer)
             rows += states.parse_squeue(answer.out)
