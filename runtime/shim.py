@@ -727,8 +727,6 @@ class Attempt(object):
         said = self.order["retry"]["on_exit"].get(str(code))
         if said == "succeed":
             return "succeeded", code, {}
-        if self.run.cancelled():
-            return "cancelled", 1, {}  # the backend stopped the command before we saw the mark
         if said == "requeue" or (code == TEMPORARY_FAILURE and said is None):
             return "requeue", code, {}
         if said == "fail":
@@ -1375,6 +1373,8 @@ def serve(order, folder, index, options, asked, binding):
         else:
             reason, code, details = attempt_once(order, run, number, options, asked, binding, gpus)
         fault("ended")
+        if reason != "succeeded" and run.cancelled():
+            reason, code, details = "cancelled", 1, {}  # whatever stopped the command before we saw the mark
         if reason in ("succeeded", "cancelled"):
             return settle(order, run, run.commit(reason, code, number, details))
         named = "app_failed" if reason == "final_failure" else reason

@@ -76,8 +76,9 @@ class ShimJob:
         """Index → reason, exit code and attempt, as the names in `done` say."""
         found = {}
         for path in sorted((self.root / "done").glob(f"{JOB}.*")):
-            index, reason, code, attempt = path.name.removeprefix(f"{JOB}.").split(".")
-            found[int(index)] = (reason, int(code), int(attempt))
+            words = path.name.removeprefix(f"{JOB}.").split(".")
+            if len(words) == 4:  # more of them are of a file that is just being written
+                found[int(words[0])] = (words[1], int(words[2]), int(words[3]))
         return found
 
     def ends(self, index: int = 0) -> list[str]:

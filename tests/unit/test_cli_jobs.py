@@ -198,6 +198,50 @@ def test_status_of_an_unknown_job_says_which_there_are(run: Terminal) -> None:
     assert job in said.err
 
 
+def test_last_is_the_newest_of_ones_jobs_and_experiments(run: Terminal) -> None:
+    run.finish("echo first")
+    job = run.finish("echo second")
+
+    assert run("status", "last", "-o", "json").json["job"] == job
+    assert run("logs", "last").out == "second\n"
+    assert run("explain", "last").out.startswith(f"job `{job[:10]}` succeeded")
+
+    assert run("submit", "--experiment", "sweep", "--", "true").code == 0
+
+    assert run("status", "last", "-o", "json").json["experiment"] == "sweep"
+
+
+def test_last_does_not_mean_a_job_that_was_removed(run: Terminal) -> None:
+    job = run.finish("true")
+    wait_for(lambda: not processes_with(job), "the shim's end", 10)
+
+    assert run("gc", "--older-than", "0s", "--yes").code == 0
+
+    assert run("status", "last").err.splitlines()[0] == (
+        "error: `last` means your newest experiment or job, and there is none yet"
+    )
+
+
+def test_last_where_there_is_nothing_yet_says_how_to_begin(run: Terminal) -> None:
+    said = run("status", "last")
+
+    assert (said.code, said.err.splitlines()) == (
+        2,
+        [
+            "error: `last` means your newest experiment or job, and there is none yet",
+            "hint: `runtime submit --help` and `runtime launch --help` show how to begin one",
+        ],
+    )
+
+
+def test_beginning_of_an_id_that_is_too_short_is_unknown_and_the_jobs_are_named(run: Terminal) -> None:
+    job = run.finish("true")
+
+    said = run("status", "j-")
+
+    assert (said.code, said.err.splitlines()[:2]) == (2, ["error: no job named `j-`", f"  known jobs: {job}"])
+
+
 def test_status_with_an_index_of_something_else_is_refused(run: Terminal) -> None:
     assert run("status", "sweep", "--index", "1").code == 2
     assert run("status", "sweep", "--on", "local").code == 2
@@ -613,6 +657,33 @@ def test_explain_of_a_launch_that_was_interrupted_says_to_repeat_it() -> None:
     found = explain(JobFacts(status=status, index=0))
 
     assert found.sentence == "job `j-01234567` was never handed to `hpc`: its launch did not get to the end"
+
+
+@pytest.mark.parametrize(
+    ("result", "cancelled", "native", "stands"),
+    [
+        (EndReason.SUCCEEDED, True, JobState.CANCELLED, (JobState.SUCCEEDED, EndReason.SUCCEEDED)),
+        (EndReason.APP_FAILED, True, None, (JobState.FAILED, EndReason.APP_FAILED)),
+        (None, True, JobState.RUNNING, (JobState.RUNNING, None)),
+        (None, True, JobState.UNKNOWN, (JobState.UNKNOWN, None)),
+        (None, True, JobState.FAILED, (JobState.CANCELLED, EndReason.CANCELLED)),
+        (None, True, None, (JobState.CANCELLED, EndReason.CANCELLED)),
+        (None, False, JobState.FAILED, (JobState.FAILED, EndReason.OOM)),
+        (None, False, JobState.SUCCEEDED, (JobState.FAILED, EndReason.LOST)),
+        (None, False, None, (JobState.FAILED, EndReason.LOST)),
+    ],
+)
+def test_evidence_counts_in_its_order(
+    result: EndReason | None, cancelled: bool, native: JobState | None, stands: tuple[JobState, EndReason | None]
+) -> None:
+    job = entry(cancelled=cancelled)
+    if result:
+        job = replace(job, outcomes={0: Outcome(job=job.id, index=0, reason=result, code=1, attempt=1)})
+    said = [NativeState(native_id="7", index=None, state=native, reason=EndReason.OOM)] if native else []
+
+    status = ledger.judge(job, said)
+
+    assert (status.state, status.reason) == stands
 
 
 def test_explain_lists_how_attempts_ended() -> None:

@@ -1173,6 +1173,37 @@ def test_shim_of_a_command_that_was_ended_with_its_job_says_cancelled(job: MakeJ
     assert made.results() == {0: ("cancelled", 1, 1)}
 
 
+@pytest.mark.parametrize(
+    ("stopper", "changes"),
+    [
+        ("kill -TERM $PPID", {"retry": {"preemption": 0}}),
+        ("kill -ALRM $PPID", {"time_limit_s": 600}),
+        ("", {"idle_timeout_s": 0.5}),
+    ],
+    ids=["stopped", "time limit", "idle"],
+)
+def test_run_that_is_cancelled_while_something_else_ends_it_is_cancelled(
+    job: MakeJob, stopper: str, changes: dict[str, Any]
+) -> None:
+    mark = "touch $RUNTIME_OUTPUT_DIR/../../../../cancel; exit 143"
+    made = job(f"trap '{mark}' TERM; {stopper}\nwhile :; do sleep 0.05; done", **changes)
+
+    assert made.run() == 1
+
+    assert made.results() == {0: ("cancelled", 1, 1)}
+
+
+@pytest.mark.parametrize(("code", "result"), [(0, ("succeeded", 0, 1)), (3, ("app_failed", 3, 1))])
+def test_result_that_is_there_before_the_cancel_mark_stands(
+    job: MakeJob, code: int, result: tuple[str, int, int]
+) -> None:
+    made = job(f"exit {code}")
+    first = made.run()
+    (made.folder / "cancel").touch()
+
+    assert (made.run(), made.results()) == (first, {0: result})
+
+
 def test_shim_of_a_job_within_a_job_is_no_rank_of_that(job: MakeJob) -> None:
     made = job('echo "${RANK:-none} ${MASTER_ADDR:-none}"')
 
