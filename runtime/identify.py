@@ -108,8 +108,8 @@ def find_last(records: RecordStore, last: str | None = None) -> str:
         return last
     if not seen:
         raise NotPossible(
-            "`last` means your newest experiment, and there is none yet",
-            hint="`runtime submit --help` shows how to begin one",
+            "`last` means your newest experiment or job, and there is none yet",
+            hint="`runtime submit --help` and `runtime launch --help` show how to begin one",
         )
     return max(seen, key=_age).name
 
@@ -134,6 +134,21 @@ def remember_last(data_dir: Path, stack: str, experiment: str) -> None:
 def recall_last(data_dir: Path, stack: str) -> str | None:
     try:
         return _last_path(data_dir, stack).read_text(encoding="utf-8").strip() or None
+    except OSError:
+        return None
+
+
+def newest_job(data_dir: Path) -> str | None:
+    """The job that `last` means: the one this user launched last, unless an experiment was submitted since."""
+    launched, submitted = _newest(data_dir / "launched"), _newest(data_dir / "last")
+    if launched is None or (submitted is not None and submitted.stat().st_mtime_ns > launched.stat().st_mtime_ns):
+        return None
+    return launched.name
+
+
+def _newest(folder: Path) -> Path | None:
+    try:
+        return max(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns, default=None)
     except OSError:
         return None
 

@@ -7,6 +7,7 @@ stands still, and goes on where it stopped. The shim's claim refuses the twin th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import getpass
 import json
@@ -631,6 +632,12 @@ def remember_job(job: str, target: str, settings: Settings, *, records: str | No
         path.write_text(f"{target}\n{records or ''}", encoding="utf-8")
     except OSError:
         pass
+
+
+def forget_job(job: str, settings: Settings) -> None:
+    """The other way round, where a job is removed."""
+    with contextlib.suppress(OSError):
+        (settings.data_dir / "launched" / job).unlink()
 
 
 def _likely_targets(text: str, settings: Settings) -> list[Target]:

@@ -45,7 +45,7 @@ def gc(
     from runtime.collecting import find_garbage, remove
     from runtime.config import load_settings
     from runtime.launchers.registry import get_launcher
-    from runtime.launching import make_context, owner_name
+    from runtime.launching import forget_job, make_context, owner_name
     from runtime.targets import find_target
 
     span = parse_duration(older_than, field="older-than")
@@ -62,6 +62,8 @@ def gc(
         if not dry_run:
             for each in found:
                 remove(each, host, owner=me)
+                if each.kind == "job":
+                    forget_job(each.name, settings)
     finally:
         host.close()
     done = "would go" if dry_run else "removed"

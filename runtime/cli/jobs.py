@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from runtime.cli.show import format_ago, format_cell, format_count, is_terminal, note, paint, render_table
+from runtime.identify import LAST, newest_job
 
 if TYPE_CHECKING:
     from runtime.jobs import JobState
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 LISTED: Final = 20
 BAR: Final = 24
-_ID = re.compile(r"j-[0-9a-f]+")
+_ID = re.compile(r"j-[0-9a-f]*")
 _STYLES: Final[Mapping[str, str]] = {"running": "cyan", "succeeded": "green", "failed": "red", "unknown": "yellow"}
 
 OnOption = Annotated[
@@ -33,15 +34,23 @@ OthersOption = Annotated[bool, typer.Option("--others", help="Also where the job
 
 
 def is_job(text: str | None) -> bool:
-    """Whether it is written as a job's id, or the beginning of one, is."""
-    return text is not None and _ID.fullmatch(text) is not None
+    """Whether it is written as a job's id, or the beginning of one, is; `last` where the newest of yours is a job."""
+    return text is not None and (_ID.fullmatch(text) is not None or _last_job(text) is not None)
 
 
 def open_job(text: str, on: str | None = None) -> JobHandle:
-    """The job that an id or its beginning means. Raises `UnknownName`."""
+    """The job that an id, its beginning or `last` means. Raises `UnknownName`."""
     from runtime.launching import find_job
 
-    return find_job(text, target=on)
+    return find_job(_last_job(text) or text, target=on)
+
+
+def _last_job(text: str) -> str | None:
+    if text != LAST:
+        return None
+    from runtime.config import load_settings
+
+    return newest_job(load_settings().data_dir)
 
 
 def short(job: str) -> str:

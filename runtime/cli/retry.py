@@ -148,7 +148,7 @@ def _retry_job(text: str, indices: list[int], *, others: bool, on: str | None, y
         done = retry_job(job, load_settings(), indices=chosen, progress=note)
     print_list([done], JOB_COLUMNS, output)
     if done.new:
-        note(f"this backend starts no job anew: {done.job} is a new job, what succeeded before is in {short(text)}")
+        note(f"this backend starts no job anew: {done.job} is a new job, what succeeded before is in {short(job.id)}")
     note(f"`runtime status {short(done.job)}` shows it")
     return 0
 
