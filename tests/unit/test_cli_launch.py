@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from runtime.launchers.hosts import HostUnavailable
 from runtime.launchers.local.launcher import LocalLauncher
 from tests.jobs_support import Terminal, open_terminal
 from tests.output_support import differences, documented
+from tests.shim_support import wait_for
 from tests.unit.test_cli_startup import run_cli
 
 ROOT = Path(__file__).parents[2]
@@ -302,6 +304,29 @@ def test_follow_interrupted_leaves_the_job_alone(run: Terminal) -> None:
     assert "detached, the job goes on" in following.communicate(timeout=20)[1]
     assert following.returncode == 130
     assert [each["state"] for each in run("status", "--on", "local", "-o", "json").json["jobs"]] == ["running"]
+
+
+@pytest.mark.slow
+def test_retries_go_on_after_launch_and_all_that_it_started_were_killed(run: Terminal) -> None:
+    waits = "until [ -e $RUNTIME_CHECKPOINT_DIR/fail ]; do sleep 0.05; done; exit 1"
+    script = f"[ $RUNTIME_ATTEMPT = 2 ] || {{ {waits}; }}"
+    retry = ["--set", "retry.failure=1", "--set", "retry.backoff.max=1s", "--set", "retry.backoff.min=1s"]
+    words = [sys.executable, "-m", "runtime", "launch", "--on", "local", *retry, "--follow", "--", "sh", "-c", script]
+    with subprocess.Popen(
+        words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as launched:
+        jobs = run.data / "jobs" / "jobs"
+        wait_for(lambda: bool(list(jobs.glob("j-*/runs/0/a0001/beat"))), "the first attempt", 60)
+        follows = launched.poll() is None
+        os.killpg(launched.pid, signal.SIGKILL)
+
+    (folder,) = jobs.glob("j-*")
+    (folder / "runs/0/checkpoint/fail").touch()
+    wait_for((folder / "runs/0/result").exists, "the result", 60)
+
+    assert (follows, launched.returncode) == (True, -signal.SIGKILL)
+    said = run("status", folder.name, "-o", "json").json
+    assert (said["state"], [each["reason"] for each in said["attempts"]]) == ("succeeded", ["app_failed", "succeeded"])
 
 
 # Python
