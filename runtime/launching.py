@@ -390,6 +390,8 @@ def _carry_out(prepared: Prepared, options: LaunchOptions, host: Host, progress:
     if known and not _find_broken(prepared, host):
         return handle(new=False)
     fault("unlocked")
+    for note in () if known else plan.notes:
+        progress(note)
     if not known and isinstance(prepared.launcher, ChecksHost):
         for note in prepared.launcher.check_host(plan.target, host):
             progress(note)

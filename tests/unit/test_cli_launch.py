@@ -132,6 +132,24 @@ def test_dry_run_on_many_targets_shows_those_that_accept_and_why_others_refuse(r
     assert run("launch", "--on", "small", "--dry-run", "--", "true").code == 2
 
 
+def test_launch_and_its_dry_run_say_what_the_plan_took_for_granted(run: Terminal) -> None:
+    (run.tree / "sbatch").write_text("#!/bin/sh\necho 41\n")
+    (run.tree / "sbatch").chmod(0o755)
+    (run.tree / "runtime.toml").write_text(
+        f'[targets.hpc]\nkind = "slurm"\nrecords = "{run.tree.parent}/records"\nbin = "{run.tree}"\nmax_submit = 2\n'
+    )
+    words = ("launch", "--on", "hpc", "--seeds", "4", "--time-limit", "10m", "--", "true")
+    said = (
+        "--time is 25m: 2 runs one after another, each of 10m and 2m of grace at worst, and 1m for Slurm's clock; "
+        "a partition whose limit is shorter never starts it"
+    )
+
+    dry, first, second = run(*words[:3], "--dry-run", *words[3:]), run(*words), run(*words)
+
+    assert [each.code for each in (dry, first, second)] == [0, 0, 0]
+    assert [each.err.splitlines().count(said) for each in (dry, first, second)] == [1, 1, 0]
+
+
 def test_launch_takes_the_first_target_that_accepts(run: Terminal) -> None:
     (run.tree / "runtime.toml").write_text('[targets.small]\nkind = "local"\ndefaults = { image = "x" }\n')
 

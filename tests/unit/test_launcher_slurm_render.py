@@ -185,6 +185,33 @@ def test_plans_of_equal_inputs_are_equal(tmp_path: Path) -> None:
     assert make_plan(spec, tmp_path) == make_plan(spec, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("array", "settings", "nodes"),
+    [
+        (Array(count=200, pack=4, max_parallel=16), {}, "array.max_parallel"),
+        (Array(count=200, pack=4), {"max_submit": 4}, "`max_submit` of the target"),
+    ],
+)
+def test_runs_that_follow_one_another_say_how_long_they_may_take_and_are_refused_where_that_is_too_long(
+    tmp_path: Path, array: Array, settings: dict[str, Any], nodes: str
+) -> None:
+    spec = JobSpec(command=("run", "{index}"), array=array, time_limit=timedelta(minutes=10))
+    said = "--time is 2h37m: 13 runs one after another, each of 10m and 2m of grace at worst, and 1m for Slurm's clock"
+
+    known, unknown = make_plan(spec, tmp_path, max_time="3h", **settings), make_plan(spec, tmp_path, **settings)
+    with pytest.raises(NotPossible) as refused:
+        make_plan(spec, tmp_path, max_time="1h", **settings)
+
+    assert "--time=157" in known.parts[0].native["words"]
+    assert known.notes == (said,)
+    assert unknown.notes == (f"{said}; a partition whose limit is shorter never starts it",)
+    assert refused.value.message == "13 runs one after another may take longer than the partition's longest time, 1h"
+    assert refused.value.facts == (said, "4 of them fit")
+    assert refused.value.hint == (
+        f"more nodes ({nodes}), more runs at a time on each (array.pack), or a shorter time_limit"
+    )
+
+
 def test_start_deadline_becomes_the_time_by_which_a_job_has_ended(tmp_path: Path) -> None:
     spec = JobSpec(command=("a",), start_deadline=timedelta(hours=6), time_limit=timedelta(hours=1))
 

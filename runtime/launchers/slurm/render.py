@@ -98,27 +98,35 @@ def plan_times(spec: JobSpec, profile: Profile, slices: Sequence[Slice]) -> Time
             None, None, ("no time_limit: the partition's own ends the job, and an end by it is not tried again",)
         )
     rounds = max(_rounds(spec, piece) for piece in slices)
-    tail = spec.grace_period + SLACK
-    wanted = rounds * (spec.time_limit + spec.grace_period) + SLACK
+    each = spec.time_limit + spec.grace_period
+    wanted = rounds * each + SLACK
+    minutes = math.ceil(wanted.total_seconds() / 60)
+    sum_of = (
+        f"--time is {format_duration(timedelta(minutes=minutes))}: {rounds} runs one after another, each of "
+        f"{format_duration(spec.time_limit)} and {format_duration(spec.grace_period)} of grace at worst, "
+        f"and {format_duration(SLACK)} for Slurm's clock"
+    )
     if profile.max_time is None or wanted <= profile.max_time:
-        return Times(math.ceil(wanted.total_seconds() / 60), spec.time_limit)
+        warning = "" if profile.max_time else "; a partition whose limit is shorter never starts it"
+        return Times(minutes, spec.time_limit, (sum_of + warning,) if rounds > 1 else ())
+    if rounds > 1:
+        nodes = "array.max_parallel" if spec.array and spec.array.max_parallel else "`max_submit` of the target"
+        raise NotPossible(
+            f"{rounds} runs one after another may take longer than the partition's longest time, "
+            f"{format_duration(profile.max_time)}",
+            facts=[sum_of, f"{max(0, (profile.max_time - SLACK) // each)} of them fit"],
+            hint=f"more nodes ({nodes}), more runs at a time on each (array.pack), or a shorter time_limit",
+        )
     minutes = int(profile.max_time.total_seconds() // 60)
-    limit = min(spec.time_limit, profile.max_time - tail)
+    limit = profile.max_time - spec.grace_period - SLACK
     if limit <= timedelta(0):
         raise NotPossible(
             f"`grace_period` {format_duration(spec.grace_period)} leaves nothing of the partition's longest time, "
             f"{format_duration(profile.max_time)}",
             hint="shorten grace_period",
         )
-    notes = []
-    if limit < spec.time_limit:
-        notes.append(f"attempts end after {format_duration(limit)}: the partition's longest time, less the grace")
-    if rounds > 1:
-        notes.append(
-            f"{rounds} runs one after another may take longer than the partition's longest time, "
-            f"{format_duration(profile.max_time)}; what is left then ends as timeout"
-        )
-    return Times(minutes, limit, tuple(notes))
+    note = f"attempts end after {format_duration(limit)}: the partition's longest time, less the grace"
+    return Times(minutes, limit, (note,))
 
 
 def _rounds(spec: JobSpec, piece: Slice) -> int:
