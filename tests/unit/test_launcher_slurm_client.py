@@ -17,7 +17,7 @@ import pytest
 from runtime.config import Project, Settings
 from runtime.jobs import Code, CodeMode, JobSpec, JobState
 from runtime.launchers.base import JobIdentity, LaunchPlan, Target
-from runtime.launchers.hosts import LocalHost
+from runtime.launchers.hosts import HostUnavailable, LocalHost
 from runtime.launchers.slurm import client as client_module
 from runtime.launchers.slurm import launcher as launcher_module
 from runtime.launchers.slurm.client import SCRUB, SlurmUnavailable
@@ -182,6 +182,14 @@ def test_states_while_the_controller_is_down_are_an_infrastructure_failure(clust
         SlurmLauncher().states(cluster.target, ["1"], cluster.host)
 
     assert failed.value.exit_code == 3
+
+
+def test_states_are_not_waited_for_for_ever(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "LOOK_S", 0.2)
+    cluster.set("squeue", "exec sleep 30")
+
+    with pytest.raises(HostUnavailable, match=r"within 0\.2 s and was killed"):
+        SlurmLauncher().states(cluster.target, ["1"], cluster.host)
 
 
 def test_job_of_a_federation_is_looked_for_elsewhere_only_where_this_cluster_gave_it_up(cluster: Cluster) -> None:
