@@ -37,6 +37,7 @@ DONE, FAILED, REFUSED, DUPLICATE, AGAIN, NEVER = 0, 1, 2, 3, 10, 11
 BEAT_S = 10.0
 LOOK_S = 0.2
 SOON_S = 0.005
+HEAR_S = 1.0
 """The first looks at what was just started come sooner, so that short commands wait for nobody."""
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 TEMPORARY_FAILURE = 75
@@ -718,6 +719,7 @@ class Attempt(object):
         """`codes` are those of the moment when the first rank failed: what we ended after that has none."""
         for child in self.children:
             _kill_group(child.pid, signal.SIGKILL)  # what a command that ended left behind
+        self._hear(codes)
         if self.asked.stop:
             return self._stopped()
         first = next((code for code in codes if code), 0)
@@ -743,6 +745,13 @@ class Attempt(object):
             return "stopped", code, {"message": "ended by the signal that asked it for a checkpoint"}
         return "app_failed", code, {"rank": codes.index(first)} if len(codes) > 1 else {}
 
+    def _hear(self, codes):
+        """A backend that signals all processes of a job may reach the command a moment before this shim."""
+        until = time.time() + HEAR_S
+        if any(code in (-number, 128 + number) for code in codes if code for number in _ENDING):
+            while not self.asked.stop and time.time() < until:
+                time.sleep(0.02)
+
     def _stopped(self):
         """TERM alone proves nothing about why: the backend's own state does, or the start of a next attempt."""
         return "stopped", 143, {"message": "asked to stop by %s" % self.asked.why}
@@ -754,6 +763,9 @@ class Attempt(object):
         return "timeout", 124, {}
 
 
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
 class Asked(object):
     """What was asked of us by signals."""
 
@@ -762,8 +774,8 @@ class Asked(object):
         self.checkpoint = False
         self.due = False
         self.why = ""
-        for name in ("SIGTERM", "SIGINT", "SIGHUP"):
-            signal.signal(getattr(signal, name), self._stop)
+        for number in _ENDING:
+            signal.signal(number, self._stop)
         for name in ("SIGUSR1", "SIGUSR2"):
             signal.signal(getattr(signal, name), self._checkpoint)
         signal.signal(signal.SIGALRM, self._due)

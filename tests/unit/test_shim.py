@@ -549,6 +549,25 @@ def test_shim_on_a_gpu_that_somebody_else_fills_has_no_capacity(
     assert str(found.value).startswith("GPU 0 has 1000 of 80000 MiB free, and this run's part of it is 20000")
 
 
+@pytest.mark.parametrize("ended_by", ["kill -TERM $$", "exit 143"])
+def test_command_that_hears_of_the_end_before_its_shim_is_stopped_and_has_not_failed(
+    job: MakeJob, ended_by: str
+) -> None:
+    made = job(f'setsid sh -c "sleep 0.3; kill -TERM $PPID" & sleep 0.1; {ended_by}')
+
+    assert made.run("--index", "0") == 10
+
+    assert made.ends() == ["stopped"]
+
+
+def test_command_that_ends_by_a_signal_that_its_shim_never_gets_has_failed(job: MakeJob) -> None:
+    made = job("kill -TERM $$")
+
+    made.run("--index", "0")
+
+    assert made.results() == {0: ("app_failed", 143, 1)}
+
+
 @pytest.mark.parametrize("after", ["exit 0", "exit 3", ":"])
 def test_shim_that_is_told_to_stop_lets_the_backend_say_why(job: MakeJob, after: str) -> None:
     made = job(f'trap "echo bye; {after}" TERM; touch $RUNTIME_OUTPUT_DIR/up; while :; do sleep 0.1; done')
