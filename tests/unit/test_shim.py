@@ -637,7 +637,7 @@ def test_shim_runs_as_many_at_a_time_as_the_machine_has_room_for(job: MakeJob) -
         "mkdir $RUNTIME_CHECKPOINT_DIR/../../busy || exit 1; sleep 0.1; rmdir $RUNTIME_CHECKPOINT_DIR/../../busy; nproc",
         runs={index: {} for index in range(4)},
         pack={"slots": 4},
-        limits={"cpus": count, "memory_bytes": 1 << 20},
+        limits={"cpus": count, "memory_bytes": 256 << 20},
     )
 
     assert made.run("--indices", "0-3") == 0
