@@ -5,7 +5,7 @@ One file of the standard library, for Python 3.6 to 3.14, copied beside the job:
 machine. It is told everything by `order.json` in the job's run folder, decides by what lies there, and writes nowhere
 else but to a scratch folder of the machine. docs/shim.md describes the folder and each rule.
 
-    shim.py FOLDER [--native ID] [--index I | --indices A-B] [--scratch FOLDER]
+    shim.py FOLDER [--bucket URL] [--native ID] [--index I | --indices A-B] [--scratch FOLDER]
 
 Exit codes: 0 the runs succeeded, 1 one failed for good, 2 the order cannot be followed, 3 this is a twin of another
 job, 10 the backend should start it again, 11 the backend should never start it again.
@@ -32,6 +32,7 @@ import traceback
 from typing import Any, Dict, List
 
 SCHEMA = 1
+SNAPSHOT = "snapshot.tar"
 DONE, FAILED, REFUSED, DUPLICATE, AGAIN, NEVER = 0, 1, 2, 3, 10, 11
 
 BEAT_S = 10.0
@@ -179,30 +180,96 @@ def list_names(path):
         return []
 
 
-class Run(object):
-    """What lies in the job's folder about one index."""
+class FolderRecord(object):
+    """What is known of a job, as files of its run folder. Names are relative to it.
 
-    def __init__(self, folder, index, told=None):
+    `BucketRecord` of shim_bucket.py keeps the same in a bucket.
+    """
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def _path(self, name):
+        return os.path.join(self.folder, name)
+
+    def read(self, name):
+        """The text of a file, None while there is none."""
+        try:
+            with io.open(self._path(name), encoding="utf-8") as opened:
+                return opened.read()
+        except (IOError, OSError):
+            return None
+
+    def write(self, name, text):
+        write_patiently(write_whole, self._path(name), text)
+
+    def create(self, name, text):
+        """Raises `Taken` if it is there already."""
+        make_folder(os.path.dirname(self._path(name)))
+        write_patiently(create_whole, self._path(name), text)
+
+    def begin(self, name, text):
+        """Make the folder of an attempt with its `start.json`. Raises `Taken` if it is another's."""
+        make_folder(os.path.dirname(self._path(name)))
+        try:
+            os.mkdir(self._path(name))
+        except OSError as problem:
+            if problem.errno != errno.EEXIST:
+                raise
+            raise Taken(name)
+        write_whole(os.path.join(self._path(name), "start.json"), text)
+
+    def has(self, name):
+        return os.path.exists(self._path(name))
+
+    def names(self, name):
+        return list_names(self._path(name))
+
+    def announce(self, name):
+        """Say an outcome in a name, so that one listing of the record root tells the state of every job."""
+        done = os.path.join(os.path.dirname(os.path.dirname(self.folder)), "done")
+        make_common_folder(done)
+        try:
+            write_patiently(create_whole, os.path.join(done, name), "")
+        except Taken:
+            pass
+
+    def beat(self, name, text):
+        try:
+            write_whole(self._path(name), text)
+        except (IOError, OSError):
+            pass  # a full disk is no reason to end a command that does without
+
+    def before(self, run, attempt):
+        """Called before an attempt is prepared."""
+
+    def after(self, run, attempt):
+        """Called when all that an attempt started has ended, before it is said how."""
+
+
+class Run(object):
+    """What is known of one index of a job, and its folder on this machine."""
+
+    def __init__(self, record, index, told=None):
         """`told` is a file that the backend shows of what has ended."""
-        self.job = folder
+        self.record = record
+        self.job = record.folder
         self.index = index
         self.told = told
-        self.folder = os.path.join(folder, "runs", str(index))
+        self.name = "runs/%s" % index
+        self.folder = os.path.join(self.job, "runs", str(index))
 
     def result(self):
         """The committed result, None while there is none."""
-        try:
-            return read_json(os.path.join(self.folder, "result"))
-        except (IOError, OSError):
-            return None
+        text = self.record.read(self.name + "/result")
+        return None if text is None else json.loads(text)
 
     def commit(self, reason, code, attempt, details):
         """Make this the result of the index, unless another is; returns the one that stands."""
         result = dict(details, reason=reason, code=code, attempt=attempt, at=time.time())
         self.tell(result)
-        make_folder(self.folder)  # of an index that ends before its first attempt there is none
         try:
-            write_patiently(create_whole, os.path.join(self.folder, "result"), json.dumps(result, sort_keys=True))
+            self.record.create(self.name + "/result", json.dumps(result, sort_keys=True))
         except Taken:
             result = self.result()
         self.announce(result)
@@ -221,28 +288,17 @@ class Run(object):
             pass
 
     def announce(self, result):
-        """Say the outcome in a name, so that one listing of the record root tells the state of every job."""
-        done = os.path.join(os.path.dirname(os.path.dirname(self.job)), "done")
-        make_common_folder(done)
-        name = "%s.%d.%s.%s.%d" % (
-            os.path.basename(self.job),
-            self.index,
-            result["reason"],
-            result["code"],
-            result["attempt"],
-        )
-        try:
-            write_patiently(create_whole, os.path.join(done, name), "")
-        except Taken:
-            pass
+        job = os.path.basename(self.job)
+        outcome = (job, self.index, result["reason"], result["code"], result["attempt"])
+        self.record.announce("%s.%d.%s.%s.%d" % outcome)
 
     def cancelled(self):
-        return any(os.path.exists(os.path.join(self.job, name)) for name in ("cancel", "cancel.%d" % self.index))
+        return any(self.record.has(name) for name in ("cancel", "cancel.%d" % self.index))
 
     def attempts(self):
         """Every attempt so far, oldest first: its number, and how it ended or None."""
         found = []
-        for name in list_names(self.folder):
+        for name in self.record.names(self.name):
             if name.startswith("a") and name[1:].isdigit():
                 found.append((int(name[1:]), self.ended(int(name[1:]))))
         return sorted(found, key=lambda each: each[0])
@@ -253,47 +309,42 @@ class Run(object):
         return [note for number, note in self.attempts() if number > forgiven]
 
     def ended(self, attempt):
-        for name in list_names(self.attempt_folder(attempt)):
+        for name in self.record.names(self.attempt_name(attempt)):
             if name.startswith("end.") and name.count(".") == 2:  # more is what a killed shim was just writing
-                return read_json(os.path.join(self.attempt_folder(attempt), name))
+                return json.loads(self.record.read("%s/%s" % (self.attempt_name(attempt), name)))
         return None
+
+    def attempt_name(self, attempt):
+        return "%s/a%04d" % (self.name, attempt)
 
     def attempt_folder(self, attempt):
         return os.path.join(self.folder, "a%04d" % attempt)
 
     def claim(self, native):
         """Begin the next attempt: its number, which nobody else gets."""
-        make_folder(self.folder)
+        start = {
+            "native": native,
+            "host": socket.gethostname(),
+            "boot": boot_id(),
+            "pid": os.getpid(),
+            "start": started_at(os.getpid()),
+            "at": time.time(),
+            "python": "%d.%d.%d" % sys.version_info[:3],
+        }
         known = self.attempts()
         attempt = known[-1][0] + 1 if known else 1
         while True:
             try:
-                os.mkdir(self.attempt_folder(attempt))
-            except OSError as problem:
-                if problem.errno != errno.EEXIST:
-                    raise
+                self.record.begin(self.attempt_name(attempt), json.dumps(start, sort_keys=True))
+                return attempt
+            except Taken:
                 attempt += 1
-                continue
-            start = {
-                "native": native,
-                "host": socket.gethostname(),
-                "boot": boot_id(),
-                "pid": os.getpid(),
-                "start": started_at(os.getpid()),
-                "at": time.time(),
-                "python": "%d.%d.%d" % sys.version_info[:3],
-            }
-            write_whole(os.path.join(self.attempt_folder(attempt), "start.json"), json.dumps(start, sort_keys=True))
-            return attempt
 
     def clear(self):
         """End what attempts left running here whose shim died, and note those that a restart of this machine ended."""
         for attempt, ended in self.attempts():
-            try:
-                start = read_json(os.path.join(self.attempt_folder(attempt), "start.json"))
-            except (IOError, OSError, ValueError):
-                continue
-            if ended or start.get("host") != socket.gethostname() or not start.get("boot") or is_alive(start):
+            start = None if ended else self.started(attempt)
+            if not start or start.get("host") != socket.gethostname() or not start.get("boot") or is_alive(start):
                 continue
             if start["boot"] != boot_id():
                 self.end(attempt, "node_failed", 1, {"message": "%s was started anew" % start["host"]})
@@ -307,13 +358,20 @@ class Run(object):
                     say("ends what attempt %d left running: process group %d" % (attempt, group["pid"]))
                     _kill_group(group["pid"], signal.SIGKILL)
 
+    def started(self, attempt):
+        """Who began an attempt, None where that is not known."""
+        try:
+            return json.loads(self.record.read(self.attempt_name(attempt) + "/start.json") or "null")
+        except ValueError:
+            return None
+
     def halted(self):
         """Whether another index failed of an array that stops then."""
-        return os.path.exists(os.path.join(self.job, "stopped"))
+        return self.record.has("stopped")
 
     def halt(self):
         try:
-            create_whole(os.path.join(self.job, "stopped"), str(self.index))
+            self.record.create("stopped", str(self.index))
         except Taken:
             pass
 
@@ -321,23 +379,21 @@ class Run(object):
         """Note how an attempt ended; the name says it too."""
         note = dict(details, reason=reason, code=code, at=time.time())
         self.tell(dict(note, attempt=attempt))
-        path = os.path.join(self.attempt_folder(attempt), "end.%s.%s" % (reason, code))
-        write_patiently(write_whole, path, json.dumps(note, sort_keys=True))
+        name = "%s/end.%s.%s" % (self.attempt_name(attempt), reason, code)
+        self.record.write(name, json.dumps(note, sort_keys=True))
 
 
-def claim_job(folder, epoch, part, native):
+def claim_job(record, epoch, part, native):
     """Raise `Taken` if another native job than ours serves this part of the job."""
-    owners = os.path.join(folder, "owners")
-    make_folder(owners)
-    path = os.path.join(owners, "%d.%d" % (epoch, part))
+    name = "owners/%d.%d" % (epoch, part)
     try:
-        create_whole(path, native)
+        record.create(name, native)
     except Taken:
-        with io.open(path, encoding="utf-8") as opened:
-            owner = opened.read()
+        owner = record.read(name)
         if owner != native:
             raise Taken(owner)
-    later = [name for name in list_names(owners) if name.endswith(".%d" % part) and int(name.split(".")[0]) > epoch]
+    names = record.names("owners")
+    later = [name for name in names if name.endswith(".%d" % part) and int(name.split(".")[0]) > epoch]
     if later:
         raise Taken(later[-1])
 
@@ -668,10 +724,7 @@ class Attempt(object):
         now = time.monotonic()
         if not self.beats or now >= self.beat_due:
             self.beats, self.beat_due = self.beats + 1, now + BEAT_S
-            try:
-                write_whole(os.path.join(self.folder, "beat"), str(self.beats))
-            except (IOError, OSError):
-                pass  # a full disk is no reason to end a command that does without
+            self.run.record.beat(self.run.attempt_name(self.number) + "/beat", str(self.beats))
 
     def _printed(self):
         logs = [os.path.join(self.folder, name) for name in list_names(self.folder) if name.endswith(".log")]
@@ -733,7 +786,7 @@ class Attempt(object):
             return "requeue", code, {}
         if said == "fail":
             return "final_failure", code, {}
-        if code == 137 and (ran_out_of_memory() or os.path.exists(os.path.join(self.folder, "oom"))):
+        if code == 137 and (ran_out_of_memory() or self.run.record.has(self.run.attempt_name(self.number) + "/oom")):
             return "oom", code, {}
         checkpoint = self.order.get("checkpoint") if self.signalled else None
         died_of = code - 128 if first < 0 or self.leads else 0  # shims of ranks say it as shells do
@@ -952,7 +1005,7 @@ _OOM_BEFORE = _oom_kills()
 
 def read_secret(path):
     try:
-        with io.open(path, encoding="utf-8") as opened:
+        with io.open(path, encoding="utf-8", newline="") as opened:
             return opened.read()
     except (IOError, OSError):
         raise SetupFailed("a secret's file is gone: %s" % os.path.basename(path))
@@ -1341,7 +1394,7 @@ def serve_rank(order, folder, options, asked):
     leader = os.environ.get("RUNTIME_LEADER") or "127.0.0.1"
     scratch = tempfile.mkdtemp(prefix="job-%s-%d-" % (order["job"][:10], options.index), dir=options.scratch)
     try:
-        run = Run(folder, options.index)
+        run = Run(FolderRecord(folder), options.index)
         return Attempt(order, run, options.rank_of, scratch, asked, {}).run_rank(rank_number(), leader)
     finally:
         _remove(scratch)
@@ -1350,9 +1403,9 @@ def serve_rank(order, folder, options, asked):
 # one index, attempt after attempt
 
 
-def serve(order, folder, index, options, asked, binding):
+def serve(order, record, index, options, asked, binding):
     """Run one index until it has a result or the backend has to start us again; returns an exit code."""
-    run = Run(folder, index, order.get("told"))
+    run = Run(record, index, order.get("told"))
     while True:
         result = run.result()
         if result:
@@ -1410,7 +1463,11 @@ def attempt_once(order, run, number, options, asked, binding, gpus):
     try:
         if gpus:
             binding = dict(binding, **gpus.variables())
-        return Attempt(order, run, number, scratch, asked, binding, gpus).go()
+        run.record.before(run, number)
+        try:
+            return Attempt(order, run, number, scratch, asked, binding, gpus).go()
+        finally:
+            run.record.after(run, number)
     finally:
         _remove(scratch)
         if gpus:
@@ -1467,7 +1524,7 @@ def _stops_within(seconds, asked):
 # many indices on one machine
 
 
-def pack(order, folder, indices, options, asked):
+def pack(order, record, indices, options, asked):
     """Fill this machine's slots with the runs of `indices`, each with CPUs and GPUs of its own; returns an exit code."""
     cpus, limits = _cpus(), order.get("limits") or {}
     wanted = order["pack"]["slots"] or min(len(cpus), len(indices))
@@ -1485,9 +1542,9 @@ def pack(order, folder, indices, options, asked):
                 pause = SOON_S
             if slot not in running and waiting and not asked.stop:
                 if order["pack"].get("step"):
-                    running[slot] = Step(order["pack"]["step"], folder, waiting.pop(0), options)
+                    running[slot] = Step(order["pack"]["step"], record.folder, waiting.pop(0), options)
                 else:
-                    running[slot] = Branch(order, folder, waiting.pop(0), slots[slot], options)
+                    running[slot] = Branch(order, record, waiting.pop(0), slots[slot], options)
         for name in asked.take():
             for branch in running.values():
                 branch.signal(name)
@@ -1508,7 +1565,7 @@ class Branch(object):
     a short run does. This process has one thread and holds nothing open that a copy could disturb.
     """
 
-    def __init__(self, order, folder, index, share, options):
+    def __init__(self, order, record, index, share, options):
         self.returncode = None
         sys.stderr.flush()
         # A signal that comes before the copy has handlers of its own waits, rather than being noted in ours.
@@ -1516,7 +1573,7 @@ class Branch(object):
         try:
             self.pid = os.fork()
             if self.pid == 0:
-                self._serve(order, folder, index, share, options, blocked)
+                self._serve(order, record, index, share, options, blocked)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
@@ -1537,7 +1594,7 @@ class Branch(object):
                 self.returncode = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
         return self.returncode
 
-    def _serve(self, order, folder, index, share, options, unblocked):
+    def _serve(self, order, record, index, share, options, unblocked):
         global _OOM_BEFORE
         code = FAILED
         try:
@@ -1546,7 +1603,7 @@ class Branch(object):
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
             random.seed()
             _OOM_BEFORE = _oom_kills()
-            code = serve(order, folder, index, options, asked, bind(*share))
+            code = serve(order, record, index, options, asked, bind(*share))
         except BaseException:
             traceback.print_exc()
         finally:
@@ -1558,7 +1615,7 @@ class Step(object):
     """A shim of one index of a packed machine that a command of the backend starts, with what it keeps the run to."""
 
     def __init__(self, starter, folder, index, options):
-        self.run = Run(folder, index)
+        self.run = Run(FolderRecord(folder), index)
         self.before = len(self.run.attempts())
         words = list(starter) + [sys.executable, os.path.abspath(__file__), folder, "--native", options.native]
         words += ["--index", str(index)] + (["--part", str(options.part)] if options.part is not None else [])
@@ -1578,11 +1635,8 @@ class Step(object):
     def signal(self, number):
         """To its shim alone: the starter would pass it on to every process of the run, or end them at once."""
         for attempt, _ in self.run.attempts()[self.before :]:
-            try:
-                start = read_json(os.path.join(self.run.attempt_folder(attempt), "start.json"))
-            except (IOError, OSError, ValueError):
-                continue
-            if is_alive(start):
+            start = self.run.started(attempt)
+            if start and is_alive(start):
                 _kill(start["pid"], number)
                 return
         if number == signal.SIGTERM:
@@ -1732,6 +1786,7 @@ def main(words):
         "--index", type=parse_index, help="run this index; a sum such as 8+3 where the backend counts from 0"
     )
     parser.add_argument("--indices", type=parse_indices, help="run these, such as 0-7,9, in turn or packed")
+    parser.add_argument("--bucket", help="the record root, gs://… or s3://…; FOLDER is then this machine's own")
     parser.add_argument("--scratch", help="folder on this machine for trees; the system's temporary one by default")
     parser.add_argument("--prepare", action="store_true", help="make the job's environment and run nothing")
     parser.add_argument("--clear", action="store_true", help="end what killed shims of the job left running here")
@@ -1742,18 +1797,29 @@ def main(words):
     asked = Asked()
     if options.scratch:
         make_folder(options.scratch)
+    if options.bucket:
+        sys.modules["shim"] = sys.modules[__name__]
+        import shim_bucket  # beside this file, and only where it is needed: it loads much
+
+        return shim_bucket.run(options, folder, lambda record: follow(record, options, asked))
+    return follow(FolderRecord(folder), options, asked)
+
+
+def follow(record, options, asked):
+    """Do what the order in the record's folder says; returns an exit code."""
+    folder = record.folder
     try:
         order = load_order(folder)
         if options.prepare:
             return prepare(order, folder, options)
         if options.clear:
             for name in list_names(os.path.join(folder, "runs")):
-                Run(folder, name).clear()
+                Run(record, name).clear()
             return DONE
         if options.rank_of:
             return serve_rank(order, folder, options, asked)
         part = order.get("part", 0) if options.part is None else options.part
-        claim_job(folder, order.get("epoch", 1), part, options.native)
+        claim_job(record, order.get("epoch", 1), part, options.native)
     except Refused as problem:
         say(str(problem))
         return REFUSED
@@ -1769,14 +1835,14 @@ def main(words):
         say("the order has no index %d" % unknown[0])
         return REFUSED
     if order.get("pack") and options.index is None:
-        code = pack(order, folder, indices, options, asked)
+        code = pack(order, record, indices, options, asked)
         forget_secrets(order, folder)
         return code
     if (order.get("limits") or {}).get("cpus"):
         keep_to_cpus(math.ceil(order["limits"]["cpus"]))
     codes = []
     for index in indices:
-        codes.append(serve(order, folder, index, options, asked, {}))
+        codes.append(serve(order, record, index, options, asked, {}))
         if asked.stop:
             break
     forget_secrets(order, folder)

@@ -117,6 +117,36 @@ class BucketBlobs:
         except FileNotFoundError:
             return None
 
+    def download(self, key: str, to: Path) -> None:
+        """The object as a file, piece by piece, whole or not at all. Raises `StoreUnavailable` where there is none."""
+
+        def try_once() -> None:
+            with part.open("wb") as opened:
+                opened.writelines(self._obstore.get(self._store, key).stream())
+
+        part = to.with_name(f"{to.name}.part")
+        try:
+            self._call(key, try_once)
+            part.replace(to)
+        except FileNotFoundError as problem:
+            raise StoreUnavailable(f"`{self.url}/{key}` is gone", retryable=False) from problem
+        finally:
+            part.unlink(missing_ok=True)
+
+    def copy(self, there: str, key: str) -> bool:
+        """Have the service copy an object, over what is there. False where there is no object to copy."""
+        try:
+            self._call(key, lambda: self._obstore.copy(self._store, there, key))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def list_folder(self, folder: str) -> list[str]:
+        """Names of objects and folders in `folder`, which ends with a slash; what lies deeper is not looked at."""
+        found = self._call(folder, lambda: self._obstore.list_with_delimiter(self._store, folder.rstrip("/") or None))
+        objects = [each["path"] for each in found["objects"]]
+        return sorted({path.rstrip("/")[len(folder) :] for path in [*objects, *found["common_prefixes"]]} - {""})
+
     def delete(self, key: str) -> None:
         try:
             self._call(key, lambda: self._obstore.delete(self._store, key))

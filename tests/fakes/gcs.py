@@ -1,19 +1,22 @@
 """Google Cloud Storage as our object-store library speaks to it: the XML API, with preconditions that hold.
 
-Objects can be put, read, deleted and listed page by page. `x-goog-if-generation-match: 0` is checked under a lock
+Objects can be put at once or in parts, copied, read, deleted and listed page by page, with and without a delimiter. `x-goog-if-generation-match: 0` is checked under a lock
 together with the write, which the emulators that one can install do not do.
 """
 
 from __future__ import annotations
 
 import bisect
+import re
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 from email.utils import format_datetime
+from hashlib import md5
 from typing import NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, unescape
 
 from tests.fakes.faults import FaultyServer, Request, Response
 
@@ -35,6 +38,8 @@ class GcsServer(FaultyServer):
         self._sorted: dict[str, list[str]] = {}
         self._generation = 0
         self._writes = threading.Lock()
+        self.uploads: dict[str, dict[int, bytes]] = {}
+        self.least_part = 5 << 20
         self.conditional = True
         """False forgets preconditions, as a store that is not safe does."""
 
@@ -55,16 +60,20 @@ class GcsServer(FaultyServer):
         parts = urlsplit(request.path)
         bucket, _, key = parts.path.lstrip("/").partition("/")
         bucket, key = unquote(bucket), unquote(key)
+        query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
         if bucket not in self.buckets:
             return Response(404, body=b"<Error><Code>NoSuchBucket</Code></Error>")
         with self._writes:
             match request.method:
+                case "POST" | "PUT" | "DELETE" if "uploads" in query or "uploadId" in query:
+                    return self._upload(bucket, key, query, request)
+                case "PUT" if "x-goog-copy-source" in request.headers:
+                    return self._copy(bucket, key, request)
                 case "PUT":
                     return self._put(bucket, key, request)
                 case "DELETE":
                     return self._delete(bucket, key)
                 case "GET" if not key:
-                    query = {name: values[0] for name, values in parse_qs(parts.query).items()}
                     return self._list(bucket, query)
                 case "GET" | "HEAD":
                     return self._get(bucket, key)
@@ -80,6 +89,42 @@ class GcsServer(FaultyServer):
         if stored is None and bucket in self._sorted:
             bisect.insort(self._sorted[bucket], key)
         return Response(200, {"ETag": f'"{self._generation}"', "x-goog-generation": str(self._generation)})
+
+    def _copy(self, bucket: str, key: str, request: Request) -> Response:
+        there, _, source = unquote(request.headers["x-goog-copy-source"]).lstrip("/").partition("/")
+        found = self.buckets.get(there, {}).get(source)
+        if found is None:
+            return Response(404, body=b"<Error><Code>NoSuchKey</Code></Error>")
+        made = self._put(bucket, key, replace(request, body=found.data))
+        body = f"<CopyObjectResult><ETag>{made.headers['ETag']}</ETag></CopyObjectResult>" if made.status == 200 else ""
+        return replace(made, body=body.encode() or made.body)
+
+    def _upload(self, bucket: str, key: str, query: dict[str, str], request: Request) -> Response:
+        """Parts of at least 5 MiB but the last, put together in the order that the last request names."""
+        if request.method == "POST" and "uploads" in query:
+            name = f"upload-{len(self.uploads)}"
+            self.uploads[name] = {}
+            text = f"<InitiateMultipartUploadResult><UploadId>{name}</UploadId></InitiateMultipartUploadResult>"
+            return Response(200, body=text.encode())
+        parts = self.uploads.get(query["uploadId"])
+        if parts is None:
+            return Response(404, body=b"<Error><Code>NoSuchUpload</Code></Error>")
+        if request.method == "PUT":
+            parts[int(query["partNumber"])] = request.body
+            return Response(200, {"ETag": f'"{md5(request.body).hexdigest()}"'})
+        del self.uploads[query["uploadId"]]
+        if request.method == "DELETE":
+            return Response(204)
+        named = re.findall(r"<PartNumber>(\d+)</PartNumber><ETag>(.+?)</ETag>", unescape(request.body.decode()))
+        wrong = [n for n, tag in named if tag != f'"{md5(parts.get(int(n), b"")).hexdigest()}"']
+        if wrong or not named:
+            return Response(400, body=b"<Error><Code>InvalidPart</Code></Error>")
+        pieces = [parts[int(number)] for number, _ in named]
+        if any(len(piece) < self.least_part for piece in pieces[:-1]):
+            return Response(400, body=b"<Error><Code>EntityTooSmall</Code></Error>")
+        made = self._put(bucket, key, replace(request, body=b"".join(pieces), headers={}))
+        text = f"<CompleteMultipartUploadResult><ETag>{made.headers['ETag']}</ETag></CompleteMultipartUploadResult>"
+        return replace(made, body=text.encode())
 
     def _delete(self, bucket: str, key: str) -> Response:
         if self.buckets[bucket].pop(key, None) is None:
@@ -107,6 +152,8 @@ class GcsServer(FaultyServer):
             self._sorted[bucket] = sorted(objects)
         names = self._sorted[bucket]
         prefix = query.get("prefix", "")
+        if delimiter := query.get("delimiter"):
+            names = _roll_up(names, prefix, delimiter)
         # A page begins after its token; `start-after` and the token may both be given, and the later one counts.
         after = max(query.get("start-after", ""), query.get("continuation-token", ""))
         first = max(bisect.bisect_left(names, prefix), bisect.bisect_right(names, after) if after else 0)
@@ -117,8 +164,9 @@ class GcsServer(FaultyServer):
             f"<Contents><Key>{escape(key)}</Key><Generation>{found.generation}</Generation>"
             f"<LastModified>{found.modified:%Y-%m-%dT%H:%M:%S.%fZ}</LastModified>"
             f'<ETag>"{found.generation}"</ETag><Size>{len(found.data)}</Size></Contents>'
+            if (found := objects.get(key))
+            else f"<CommonPrefixes><Prefix>{escape(key)}</Prefix></CommonPrefixes>"
             for key in page
-            for found in (objects[key],)
         )
         more = first + limit < last
         token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
@@ -127,3 +175,15 @@ class GcsServer(FaultyServer):
             f"<IsTruncated>{str(more).lower()}</IsTruncated>{token}{rows}</ListBucketResult>"
         )
         return Response(200, {"Content-Type": "application/xml"}, text.encode())
+
+
+def _roll_up(names: list[str], prefix: str, delimiter: str) -> list[str]:
+    """Names that begin with `prefix`, up to the first delimiter after it, once each."""
+    found = []
+    for name in names[bisect.bisect_left(names, prefix) :]:
+        if not name.startswith(prefix):
+            break
+        first, cut, _ = name[len(prefix) :].partition(delimiter)
+        if not found or found[-1] != prefix + first + cut:
+            found.append(prefix + first + cut)
+    return found

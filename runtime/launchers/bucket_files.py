@@ -1,0 +1,134 @@
+"""A record root in a bucket, as its reader sees it: the files of a folder, whose logs lie there in numbered chunks."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from runtime.errors import InvalidValue
+from runtime.launchers.base import Target
+
+if TYPE_CHECKING:
+    from runtime.records.bucket import BucketBlobs
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+_CHUNK: Final = re.compile(r"(jobs/[^/]+/runs/\d+/a\d+/rank\d+)\.\d{5,}\.log")
+_LOG: Final = re.compile(r"(jobs/[^/]+/runs/\d+/a\d+/rank\d+)\.log")
+_URL: Final = re.compile(r"(gs|s3)://[^/\s]+(/[^/\s]+)*/?")
+
+
+def is_bucket(records: str | None) -> bool:
+    return records is not None and records.startswith(("gs://", "s3://"))
+
+
+def check_bucket(target: Target) -> None:
+    """Raise `InvalidValue` for a record root that names no bucket."""
+    if not _URL.fullmatch(target.records or ""):
+        raise InvalidValue(f"targets.{target.name}.records", target.records, "gs://BUCKET/PREFIX or s3://BUCKET/PREFIX")
+
+
+class BucketFiles:
+    """Objects below `gs://BUCKET/PREFIX` or `s3://BUCKET/PREFIX`; nothing is asked before the first use.
+
+    A folder is there as long as something lies in it, so making one says nothing about who was first.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.root = url.rstrip("/")
+        self._opened: BucketBlobs | None = None
+
+    @property
+    def _blobs(self) -> BucketBlobs:
+        if self._opened is None:
+            from runtime.records.bucket import BucketBlobs
+
+            self._opened = BucketBlobs(self.root)
+        return self._opened
+
+    def read(self, name: str) -> bytes | None:
+        if _LOG.fullmatch(name):
+            return b"".join(data or b"" for data in self._each(self._blobs.get, self._chunks(name))) or None
+        return self._blobs.get(name)
+
+    def read_many(self, names: Iterable[str]) -> dict[str, bytes]:
+        wanted = list(names)
+        read = zip(wanted, self._each(self.read, wanted), strict=True)
+        return {name: data for name, data in read if data is not None}
+
+    def read_from(self, name: str, offset: int, limit: int = 1 << 20) -> bytes:
+        if not _LOG.fullmatch(name):
+            return (self._blobs.get(name) or b"")[offset : offset + limit]
+        first = 0
+        for chunk, size in self._sizes(name):
+            if offset < first + size:
+                return (self._blobs.get(chunk) or b"")[offset - first :][:limit]
+            first += size
+        return b""
+
+    def create(self, name: str, data: bytes, *, mode: int = 0o600) -> bool:
+        if self._blobs.create(name, data):
+            return True
+        # Of a write that was retried the answer is that of the second: what is equal and not empty is our own.
+        return bool(data) and self._blobs.get(name) == data
+
+    def link(self, there: str, name: str) -> bool:
+        """A copy, which the service makes by itself."""
+        return self._blobs.copy(there, name)
+
+    def write(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
+        self._blobs.put(name, data)
+
+    def make_folder(self, name: str, *, mode: int = 0o700) -> bool:
+        return not self._blobs.list_folder(f"{name}/")
+
+    def names(self, folder: str, prefix: str = "") -> list[str]:
+        found = (_CHUNK.sub(r"\1.log", f"{folder}/{name}") for name in self._blobs.list_folder(f"{folder}/"))
+        return sorted({name for path in found if (name := path[len(folder) + 1 :]).startswith(prefix)})
+
+    def tree(self, folder: str) -> list[tuple[str, int]]:
+        sizes: dict[str, int] = {}
+        for blob in self._blobs.list_blobs(f"{folder}/"):
+            name = _CHUNK.sub(r"\1.log", blob.key)[len(folder) + 1 :]
+            sizes[name] = sizes.get(name, 0) + blob.size
+        return sorted(sizes.items())
+
+    def download(self, name: str, to: Path) -> None:
+        inside = [relative for relative, _ in self.tree(name)]
+        pairs = [(f"{name}/{relative}", to / relative) for relative in inside] or [(name, to)]
+        self._each(lambda pair: self._save(*pair), pairs)
+
+    def remove(self, name: str) -> None:
+        self._each(self._blobs.delete, [name, *self._blobs.list_keys(f"{name}/"), *self._chunks(name)])
+
+    def free_bytes(self) -> int:
+        """A bucket has no end of its own."""
+        return sys.maxsize
+
+    def _save(self, name: str, to: Path) -> None:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if _LOG.fullmatch(name):
+            to.write_bytes(self.read(name) or b"")
+        else:
+            self._blobs.download(name, to)
+
+    def _chunks(self, name: str) -> list[str]:
+        return [chunk for chunk, _ in self._sizes(name)] if _LOG.fullmatch(name) else []
+
+    def _sizes(self, name: str) -> list[tuple[str, int]]:
+        """Chunks of a log in order, with their sizes in bytes."""
+        stem = name.removesuffix("log")
+        found = [(blob.key, blob.size) for blob in self._blobs.list_blobs(stem) if _CHUNK.fullmatch(blob.key)]
+        return sorted(found, key=lambda each: int(each[0].rsplit(".", 2)[1]))
+
+    def _each(self, do: Callable[[K], T], keys: Iterable[K]) -> list[T]:
+        wanted: list[Any] = list(keys)
+        if len(wanted) < 2:
+            return [do(key) for key in wanted]
+        with ThreadPoolExecutor(min(len(wanted), self._blobs.parallel)) as pool:
+            return list(pool.map(do, wanted))

@@ -1,0 +1,750 @@
+"""The shim's record root where it is a bucket: `gs://BUCKET/PREFIX` or `s3://BUCKET/PREFIX`.
+
+Of the standard library, for the same Pythons as shim.py, and copied beside it where a bucket is used. What only one may
+make is written under a precondition, so two shims on two machines agree as they do on a shared folder. What a command
+writes lies on this machine meanwhile: a thread sends its log in numbered chunks, its checkpoints once they stand still,
+and at the end of the attempt its outputs, before it is said how the attempt ended.
+
+Both clouds speak the same protocol here, Google by its XML API. Credentials and endpoints come from the environment
+variables and files that the clouds' own tools read, and from the machine.
+"""
+
+import base64
+import calendar
+import configparser
+import errno
+import hashlib
+import hmac
+import io
+import json
+import os
+import random
+import shutil
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+import xml.etree.ElementTree
+from concurrent.futures import ThreadPoolExecutor
+from typing import Dict, Optional, Tuple
+
+import shim
+
+PATIENCE_S = 900.0
+"""How long a bucket that does not answer is asked again."""
+ANSWER_S = 60.0
+MARK_S = 5.0
+"""How old what is known of a cancel mark may be."""
+FIRST_LOOK_S = 1.0
+LAST_LOOK_S = 30.0
+"""So often a log is sent, at first and of what has run for long."""
+CHUNK_BYTES = 8 << 20
+PART_BYTES = 64 << 20
+"""Of larger files, which go in several parts, of which S3 takes 10,000."""
+AT_ONCE = 8
+KEPT = 2
+"""So many checkpoints are kept."""
+MAY_PASS = (408, 409, 425, 429, 500, 502, 503, 504)
+SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
+FRESH_S = 300.0
+"""Credentials are renewed so long before they end."""
+
+
+class Unreachable(Exception):
+    """The bucket did not answer in time, or refused us; the text says what it said."""
+
+
+class Answer(Exception):
+    """A status that is no success, with the body."""
+
+    def __init__(self, status, body):
+        Exception.__init__(self, "%d %s" % (status, _reason(body)))
+        self.status = status
+
+
+def _reason(body):
+    """The sentence in an error of either cloud."""
+    try:
+        root = xml.etree.ElementTree.fromstring(body)
+        return " ".join(root.findtext(name) or "" for name in ("Code", "Message")).strip()
+    except xml.etree.ElementTree.ParseError:
+        return body[:200].decode("utf-8", "replace").strip()
+
+
+def run(options, folder, follow):
+    """Call `follow` with the record of the job whose own folder on this machine is `folder`; returns an exit code."""
+    try:
+        record = BucketRecord(Bucket(options.bucket), folder)
+        record.bring("order.json")
+        return follow(record)
+    except (Unreachable, ValueError) as problem:
+        shim.say("the record root %s cannot be used: %s" % (options.bucket, problem))
+        # Whatever was begun has no end that anybody could read, so it counts as lost and is tried again.
+        return shim.AGAIN
+
+
+# the record
+
+
+class BucketRecord(object):
+    """What is known of a job, as objects of a bucket, with the methods of `shim.FolderRecord`.
+
+    `folder` is the job's folder on this machine, empty at first.
+    """
+
+    def __init__(self, bucket, folder):
+        self.bucket = bucket
+        self.folder = folder
+        self.job = os.path.basename(folder)
+        self.carrier: Optional[Carrier] = None
+        self.marks: Dict[str, Tuple[bool, float]] = {}
+        """Name → whether it was there, and when that was seen."""
+
+    def key(self, name):
+        return "jobs/%s/%s" % (self.job, name)
+
+    def bring(self, name):
+        """Copy a file here, once. One that is not there stays away."""
+        path = os.path.join(self.folder, name)
+        if not os.path.exists(path):
+            shim.make_folder(os.path.dirname(path))
+            temporary = "%s.%s" % (path, shim.token())
+            if self.bucket.download(self.key(name), temporary):
+                os.rename(temporary, path)
+
+    def read(self, name):
+        found = self.bucket.get(self.key(name))
+        return None if found is None else found.decode("utf-8")
+
+    def write(self, name, text):
+        self.bucket.put(self.key(name), text.encode("utf-8"))
+
+    def create(self, name, text):
+        if not self.bucket.create(self.key(name), text.encode("utf-8")):
+            raise shim.Taken(name)
+
+    def begin(self, name, text):
+        self.create(name + "/start.json", text)
+        shim.make_folder(os.path.join(self.folder, name))
+
+    def has(self, name):
+        """Of a mark that may come at any time what was known some seconds ago at the most: it is asked for often."""
+        if not name.startswith("cancel"):
+            return self.bucket.get(self.key(name)) is not None
+        known, at = self.marks.get(name, (False, 0.0))
+        # While an attempt runs its carrier looks; the first look is ours, for there is nothing to remember yet.
+        if not known and (at == 0.0 or (self.carrier is None and time.time() - at >= MARK_S)):
+            self.look_for(name)
+        return self.marks[name][0]
+
+    def look_for(self, name):
+        self.marks[name] = (self.bucket.get(self.key(name)) is not None, time.time())
+
+    def names(self, name):
+        return self.bucket.names(self.key(name) + "/")
+
+    def announce(self, name):
+        self.bucket.create("done/" + name, b"")
+
+    def beat(self, name, text):
+        if self.carrier is not None:
+            self.carrier.beat = (name, text)
+            self.carrier.wake.set()
+
+    def before(self, run, attempt):
+        self.bring(shim.SNAPSHOT)
+        checkpoints = Checkpoints(self, run, attempt)
+        checkpoints.restore()
+        self.carrier = Carrier(self, run, attempt, checkpoints)
+
+    def after(self, run, attempt):
+        carrier, self.carrier = self.carrier, None
+        if carrier is not None:
+            carrier.finish()
+        self.marks = {}  # what ended the attempt may have been one that nobody saw yet
+
+
+class Carrier(object):
+    """Sends what an attempt writes while it runs, and looks for marks: a thread, so that the shim waits for no network."""
+
+    def __init__(self, record, run, attempt, checkpoints):
+        self.record, self.checkpoints = record, checkpoints
+        self.name = run.attempt_name(attempt)
+        self.folder = run.attempt_folder(attempt)
+        self.output = os.path.join(run.folder, "output", "a%04d" % attempt)
+        self.beat = None
+        self.began = time.time()
+        self.sent = {}
+        """Log → bytes that were sent, the number of the next chunk, and when the last one went."""
+        self.wake = threading.Event()
+        self.ended = False
+        self.thread = threading.Thread(target=self._go)
+        self.thread.daemon = True
+        self.thread.start()
+
+    def _go(self):
+        said = None
+        while not self.ended:
+            try:
+                self.look()
+                said = None
+            except (Unreachable, IOError, OSError) as problem:
+                # It is sent at the next look, or at the end.
+                if str(problem) != said:
+                    shim.say("cannot send to the record root, tries again: %s" % problem)
+                said = str(problem)
+            self.wake.wait(max(FIRST_LOOK_S, min(MARK_S, self._pause())))
+            self.wake.clear()
+
+    def _pause(self):
+        """How long what was printed may wait, the longer the longer this runs."""
+        return min(LAST_LOOK_S, (time.time() - self.began) / 20)
+
+    def look(self):
+        for name in [name for name, (known, _) in self.record.marks.items() if not known]:
+            self.record.look_for(name)
+        if self.beat:
+            (name, text), self.beat = self.beat, None
+            self.record.bucket.put(self.record.key(name), text.encode("utf-8"), patience=0.0)
+        self.send_logs()
+        self.checkpoints.send(last=False)
+
+    def send_logs(self, last=False):
+        for log in shim.list_names(self.folder):
+            if not log.endswith(".log"):
+                continue
+            path = os.path.join(self.folder, log)
+            while True:
+                offset, number, at = self.sent.get(log, (0, 0, 0.0))
+                left = os.path.getsize(path) - offset
+                if left <= 0 or not (last or left >= CHUNK_BYTES or time.time() - at >= self._pause()):
+                    break
+                with io.open(path, "rb") as opened:
+                    opened.seek(offset)
+                    chunk = opened.read(CHUNK_BYTES)
+                key = self.record.key("%s/%s.%05d.log" % (self.name, log[:-4], number))
+                # Put and not created: a chunk whose answer was lost is sent again, and nobody else writes here.
+                self.record.bucket.put(key, chunk, patience=PATIENCE_S if last else 0.0)
+                self.sent[log] = (offset + len(chunk), number + 1, time.time())
+
+    def finish(self):
+        """Send the rest. Raises `Unreachable` if that cannot be done."""
+        self.ended = True
+        self.wake.set()
+        self.thread.join()
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            sending = [pool.submit(self.send_logs, True), pool.submit(self.checkpoints.send, True)]
+            sending += [
+                pool.submit(self.record.bucket.upload, self.record.key(name), path) for name, path in self._outputs()
+            ]
+            for each in sending:
+                each.result()
+
+    def _outputs(self):
+        base = self.record.folder
+        for place, _, names in os.walk(self.output):
+            for name in names:
+                path = os.path.join(place, name)
+                if os.path.isfile(path):
+                    yield os.path.relpath(path, base).replace(os.sep, "/"), path
+
+
+class Checkpoints(object):
+    """The checkpoint folder of an index, in a bucket: lists of files, and their bytes by content.
+
+    A list is written when all that it names is there, so whoever restores the newest one gets a whole checkpoint. Lists
+    bear the number of their attempt first: what a shim still sends that was taken for dead is older than what its
+    successor sends.
+    """
+
+    def __init__(self, record, run, attempt):
+        self.record, self.run, self.attempt = record, run, attempt
+        self.folder = os.path.join(run.folder, "checkpoint")
+        self.place = "%s/checkpoint" % run.name
+        self.number = 0
+        self.seen = None
+        self.sent = None
+        self.hashes = {}
+        """(name, size, time) → content id"""
+        self.there = set()
+        self.mine = []
+        """Lists of this attempt that are there, as (name, content ids)."""
+
+    def restore(self):
+        """Bring the newest checkpoint that is whole."""
+        if os.path.isdir(self.folder):
+            shutil.rmtree(self.folder)  # of an earlier attempt here, and perhaps newer than what was said of it
+        shim.make_folder(self.folder)
+        lists = [name for name in self.record.names(self.place) if name.endswith(".json")]
+        for name in sorted(lists, reverse=True):
+            files = json.loads(self.record.read("%s/%s" % (self.place, name)) or "{}").get("files", {})
+            if self._restore(files):
+                self.sent = self.seen = self._scan()
+                self.there = {files[each]["sha256"] for each in files}
+                return
+
+    def _restore(self, files):
+        for name, about in sorted(files.items()):
+            path = os.path.join(self.folder, *name.split("/"))
+            shim.make_folder(os.path.dirname(path))
+            if not self.record.bucket.download(self._key(about["sha256"]), path):
+                shim.say("a file of the checkpoint is gone: %s; an earlier one is taken" % name)
+                return False
+            os.chmod(path, about["mode"])
+            status = os.stat(path)
+            self.hashes[name, status.st_size, status.st_mtime] = about["sha256"]
+        return True
+
+    def _key(self, content):
+        return self.record.key("%s/data/%s" % (self.place, content))
+
+    def _scan(self):
+        found = {}
+        for place, _, names in os.walk(self.folder):
+            for name in names:
+                path = os.path.join(place, name)
+                if os.path.isfile(path):
+                    status = os.stat(path)
+                    relative = os.path.relpath(path, self.folder).replace(os.sep, "/")
+                    found[relative] = (status.st_size, status.st_mtime, status.st_mode & 0o777)
+        return found
+
+    def send(self, last):
+        """Send what is new if it stands still since the last look, or in any case after the end."""
+        now = self._scan()
+        still, self.seen = now == self.seen, now
+        if now == self.sent or not now or not (still or last):
+            return
+        files = {}
+        for name, (size, modified, mode) in sorted(now.items()):
+            path = os.path.join(self.folder, *name.split("/"))
+            content = self.hashes.get((name, size, modified)) or hash_file(path)
+            if content not in self.there:
+                self.record.bucket.upload(self._key(content), path, PATIENCE_S if last else 0.0)
+                self.there.add(content)
+            self.hashes[name, size, modified] = content
+            files[name] = {"sha256": content, "size": size, "mode": mode}
+        if self._scan() != now and not last:
+            return  # it was written while it was sent
+        name = "a%04d.%06d.json" % (self.attempt, self.number)
+        text = json.dumps({"files": files, "at": time.time()}, sort_keys=True)
+        self.record.write("%s/%s" % (self.place, name), text)
+        self.number += 1
+        self.sent = now
+        self.mine.append((name, {about["sha256"] for about in files.values()}))
+        self._drop_old()
+
+    def _drop_old(self):
+        """Remove older lists of this attempt, and what they alone name; nothing once another attempt has begun."""
+        if len(self.mine) <= KEPT or self.run.attempts()[-1][0] > self.attempt:
+            return
+        old, self.mine = self.mine[:-KEPT], self.mine[-KEPT:]
+        used = set().union(*(contents for _, contents in self.mine))
+        for name, contents in old:
+            self.record.bucket.delete(self.record.key("%s/%s" % (self.place, name)))
+            for content in contents - used:
+                self.there.discard(content)
+                self.record.bucket.delete(self._key(content))
+
+
+def hash_file(path):
+    found = hashlib.sha256()
+    with io.open(path, "rb") as opened:
+        for piece in iter(lambda: opened.read(1 << 20), b""):
+            found.update(piece)
+    return found.hexdigest()
+
+
+# a bucket
+
+
+class Bucket(object):
+    """Objects below one prefix. Every call may come from any thread, and raises `Unreachable`."""
+
+    def __init__(self, url):
+        scheme, _, rest = url.partition("://")
+        name, _, prefix = rest.partition("/")
+        if scheme not in ("gs", "s3") or not name:
+            raise ValueError("it is no gs://BUCKET/PREFIX or s3://BUCKET/PREFIX")
+        self.cloud = Google() if scheme == "gs" else Amazon()
+        self.name = name
+        self.prefix = prefix.strip("/") + "/" if prefix.strip("/") else ""
+
+    def get(self, key):
+        """The bytes, None while there is no such object."""
+        try:
+            return self._ask("GET", key)
+        except Answer as answer:
+            return self._none_of(answer, key)
+
+    def download(self, key, path):
+        """False while there is no such object."""
+        try:
+            self._ask("GET", key, into=path)
+            return True
+        except Answer as answer:
+            return bool(self._none_of(answer, key))
+
+    def put(self, key, data, patience=PATIENCE_S):
+        self._sure("PUT", key, data=data, patience=patience)
+
+    def create(self, key, data):
+        """False if it is there already, and is not what an answer was lost of."""
+        try:
+            self._ask("PUT", key, data=data, headers=self.cloud.if_absent)
+            return True
+        except Answer as answer:
+            if answer.status != 412:
+                raise Unreachable("%s: %s" % (key, answer))
+        # What is equal to the last byte is our own: all that is created here bears a time, a token or no news.
+        return bool(data) and self.get(key) == data
+
+    def upload(self, key, path, patience=PATIENCE_S):
+        """As `put`, of a file of any size."""
+        size = os.path.getsize(path)
+        if size <= PART_BYTES:
+            with io.open(path, "rb") as opened:
+                return self.put(key, opened.read(), patience)
+        begun = self._sure("POST", key, query={"uploads": ""}, data=b"", patience=patience)
+        upload = _text(xml.etree.ElementTree.fromstring(begun), "UploadId")
+        part = max(PART_BYTES, -(-size // 10000))
+        try:
+            tags = []
+            with io.open(path, "rb") as opened:
+                for number in range(1, -(-size // part) + 1):
+                    query = {"partNumber": str(number), "uploadId": upload}
+                    answer = self._sure("PUT", key, query=query, data=opened.read(part), tag=True, patience=patience)
+                    tags.append((number, answer))
+            rows = ["<Part><PartNumber>%d</PartNumber><ETag>%s</ETag></Part>" % each for each in tags]
+            whole = "<CompleteMultipartUpload>%s</CompleteMultipartUpload>" % "".join(rows)
+            self._sure("POST", key, query={"uploadId": upload}, data=whole.encode("ascii"), patience=patience)
+        except BaseException:
+            self._abandon(key, upload)
+            raise
+
+    def _abandon(self, key, upload):
+        try:
+            self._ask("DELETE", key, query={"uploadId": upload}, patience=0.0)
+        except (Unreachable, Answer):
+            pass  # the bucket's own rule ends uploads that nobody completes
+
+    def delete(self, key):
+        try:
+            self._ask("DELETE", key)
+        except Answer as answer:
+            self._none_of(answer, key)
+
+    def names(self, folder):
+        """Names of objects and folders in `folder`, which ends with a slash, sorted."""
+        found, after = set(), None
+        prefix = self.prefix + folder
+        while True:
+            query = {"list-type": "2", "prefix": prefix, "delimiter": "/"}
+            if after:
+                query["continuation-token"] = after
+            root = xml.etree.ElementTree.fromstring(self._sure("GET", None, query=query))
+            for each in root.iter():
+                kind = each.tag.rpartition("}")[2]
+                if kind == "Contents":
+                    found.add(_text(each, "Key")[len(prefix) :])
+                elif kind == "CommonPrefixes":
+                    found.add(_text(each, "Prefix")[len(prefix) :].rstrip("/"))
+            after = _text(root, "NextContinuationToken")
+            if not after:
+                return sorted(name for name in found if name)
+
+    def _none_of(self, answer, key):
+        if answer.status != 404 or "NoSuchBucket" in str(answer):
+            raise Unreachable("%s: %s" % (key, answer))
+        return
+
+    def _sure(self, method, key, **more):
+        try:
+            return self._ask(method, key, **more)
+        except Answer as answer:
+            raise Unreachable("%s: %s" % (key or self.name, answer))
+
+    def _ask(self, method, key, data=None, query=None, headers=None, into=None, tag=False, patience=PATIENCE_S):
+        """One request, again and again while it may pass. Raises `Answer` for what will not."""
+        until, pause = time.time() + patience, 0.2
+        problem: Optional[Exception] = None
+        while True:
+            try:
+                return self._ask_once(method, key, data, query, dict(headers or {}), into, tag)
+            except Answer as answer:
+                if answer.status == 401:
+                    self.cloud.forget()
+                elif answer.status not in MAY_PASS:
+                    raise
+                problem = answer
+            except (IOError, OSError) as found:  # of which urllib's are kinds
+                problem = found
+            if time.time() + pause >= until:
+                raise Unreachable("%s: %s" % (key or self.name, problem))
+            time.sleep(pause * (0.5 + random.random()))
+            pause = min(30.0, pause * 2)
+
+    def _ask_once(self, method, key, data, query, headers, into, tag):
+        path = "/" + self.name + ("" if key is None else "/" + self.prefix + key)
+        path = urllib.parse.quote(path, safe="/-_.~")
+        words = sorted((query or {}).items())
+        text = "&".join("%s=%s" % tuple(urllib.parse.quote(each, safe="-_.~") for each in pair) for pair in words)
+        headers.update(self.cloud.sign(method, path, text, headers, data))
+        url = self.cloud.endpoint + path + ("?" + text if text else "")
+        request = urllib.request.Request(url, data=data, headers=headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+                if into is not None:
+                    _save(answer, into)
+                    return None
+                return answer.headers.get("ETag") if tag else answer.read()
+        except urllib.error.HTTPError as problem:
+            raise Answer(problem.code, problem.read())
+
+
+def _save(answer, path):
+    """All of an answer's body. One that was cut off is a failure, of which `copyfileobj` says nothing."""
+    with io.open(path, "wb") as opened:
+        shutil.copyfileobj(answer, opened, 1 << 20)
+        size = opened.tell()
+    wanted = answer.headers.get("Content-Length")
+    if wanted is not None and int(wanted) != size:
+        raise IOError(errno.EIO, "the answer was cut off after %d of %s bytes" % (size, wanted))
+
+
+def _text(element, name):
+    """Of the first child of that name, whatever its namespace."""
+    for each in element:
+        if each.tag.rpartition("}")[2] == name:
+            return each.text or ""
+    return ""
+
+
+# who we are there
+
+
+class Cloud(object):
+    """Endpoint and credentials, which are looked for on first use and kept until they end."""
+
+    def __init__(self, endpoint, if_absent):
+        self.endpoint = endpoint.rstrip("/")
+        self.if_absent = if_absent
+        """Headers of a write that creates and never replaces."""
+        self.lock = threading.Lock()
+        self.known = None
+        self.ends = 0.0
+
+    def credentials(self):
+        with self.lock:
+            if self.known is None or time.time() >= self.ends - FRESH_S:
+                self.known, self.ends = self.find()
+            return self.known
+
+    def find(self):
+        """What `sign` needs, and when it ends, in seconds since 1970."""
+        raise NotImplementedError
+
+    def forget(self):
+        with self.lock:
+            self.known = None
+
+
+class Google(Cloud):
+    """https://cloud.google.com/storage/docs/xml-api/overview"""
+
+    def __init__(self):
+        emulator = os.environ.get("STORAGE_EMULATOR_HOST") or ""
+        if emulator and "://" not in emulator:
+            emulator = "http://" + emulator
+        self.emulated = bool(emulator)
+        Cloud.__init__(self, emulator or "https://storage.googleapis.com", {"x-goog-if-generation-match": "0"})
+
+    def sign(self, method, path, query, headers, data):
+        return {"Authorization": "Bearer " + self.credentials(), "Content-Type": "application/octet-stream"}
+
+    def find(self):
+        """A token and when it ends."""
+        if self.emulated:
+            return "anonymous", time.time() + 1e9
+        path = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+        usual = os.path.expanduser("~/.config/gcloud/application_default_credentials.json")
+        if not path and os.path.exists(usual):
+            path = usual
+        if not path:
+            place = os.environ.get("GCE_METADATA_HOST") or "metadata.google.internal"
+            url = "http://%s/computeMetadata/v1/instance/service-accounts/default/token" % place
+            return _token(url, {"Metadata-Flavor": "Google"})
+        try:
+            about = shim.read_json(path)
+        except (IOError, OSError) as problem:
+            raise Unreachable("cannot read %s: %s" % (path, problem.strerror))
+        if about.get("type") == "authorized_user":
+            form = {name: about[name] for name in ("client_id", "client_secret", "refresh_token")}
+            return _token("https://oauth2.googleapis.com/token", {}, dict(form, grant_type="refresh_token"))
+        if about.get("type") == "service_account":
+            form = {"grant_type": "urn:ietf:params:oauth:grant-type:jwt-bearer", "assertion": _assertion(about)}
+            return _token(about.get("token_uri") or "https://oauth2.googleapis.com/token", {}, form)
+        raise Unreachable("credentials of type %s in %s are not read here" % (about.get("type"), path))
+
+
+def _token(url, headers, form=None):
+    data = urllib.parse.urlencode(form).encode("ascii") if form else None
+    said = json.loads(fetch(url, headers, data).decode("utf-8"))
+    return said["access_token"], time.time() + float(said["expires_in"])
+
+
+def _assertion(about):
+    """What a service account signs to get a token; the standard library has no RSA, so openssl does it."""
+    now = int(time.time())
+    claims = {"iss": about["client_email"], "scope": SCOPE, "iat": now, "exp": now + 3600}
+    claims["aud"] = about.get("token_uri") or "https://oauth2.googleapis.com/token"
+    header = {"alg": "RS256", "typ": "JWT", "kid": about.get("private_key_id", "")}
+    text = b".".join(_base64url(json.dumps(each).encode("utf-8")) for each in (header, claims))
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, about["private_key"].encode("ascii"))
+        os.close(writing)
+        child = subprocess.Popen(
+            ["openssl", "dgst", "-sha256", "-sign", "/dev/fd/%d" % reading],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=[reading],
+        )
+        signature, said = child.communicate(text)
+    except OSError as problem:
+        raise Unreachable("the key of a service account needs openssl here: %s" % problem.strerror)
+    finally:
+        os.close(reading)
+    if child.returncode != 0:
+        raise Unreachable("openssl cannot sign: %s" % said.decode("utf-8", "replace").strip())
+    return (text + b"." + _base64url(signature)).decode("ascii")
+
+
+def _base64url(data):
+    return base64.urlsafe_b64encode(data).rstrip(b"=")
+
+
+class Amazon(Cloud):
+    """https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-authenticating-requests.html"""
+
+    def __init__(self):
+        self.region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+        own = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        Cloud.__init__(self, own or "https://s3.%s.amazonaws.com" % self.region, {"If-None-Match": "*"})
+
+    def sign(self, method, path, query, headers, data):
+        """The headers that say who asks, over method, path, query and body."""
+        key, secret, session = self.credentials()
+        now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        signed = {
+            "host": urllib.parse.urlsplit(self.endpoint).netloc,
+            "x-amz-content-sha256": hashlib.sha256(data or b"").hexdigest(),
+            "x-amz-date": now,
+        }
+        if session:
+            signed["x-amz-security-token"] = session
+        for name, value in headers.items():
+            signed[name.lower()] = value
+        names = ";".join(sorted(signed))
+        lines = "".join("%s:%s\n" % (name, signed[name]) for name in sorted(signed))
+        request = "\n".join([method, path, query, lines, names, signed["x-amz-content-sha256"]])
+        scope = "%s/%s/s3/aws4_request" % (now[:8], self.region)
+        digest = hashlib.sha256(request.encode("utf-8")).hexdigest()
+        text = "\n".join(["AWS4-HMAC-SHA256", now, scope, digest])
+        made = ("AWS4" + secret).encode("utf-8")
+        for word in scope.split("/"):
+            made = hmac.new(made, word.encode("utf-8"), hashlib.sha256).digest()
+        signature = hmac.new(made, text.encode("utf-8"), hashlib.sha256).hexdigest()
+        words = "AWS4-HMAC-SHA256 Credential=%s/%s, SignedHeaders=%s, Signature=%s" % (key, scope, names, signature)
+        del signed["host"]
+        return dict(signed, Authorization=words, **{"Content-Type": "application/octet-stream"})
+
+    def find(self):
+        """(key id, secret, session token or None) and when they end."""
+        environ = os.environ
+        if environ.get("AWS_ACCESS_KEY_ID"):
+            known = environ["AWS_ACCESS_KEY_ID"], environ.get("AWS_SECRET_ACCESS_KEY", "")
+            return known + (environ.get("AWS_SESSION_TOKEN"),), time.time() + 1e9
+        if environ.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
+            return self._by_web_identity()
+        if environ.get("AWS_CONTAINER_CREDENTIALS_FULL_URI") or environ.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"):
+            return _by_container()
+        named = _by_file()
+        return named or _by_machine()
+
+    def _by_web_identity(self):
+        with io.open(os.environ["AWS_WEB_IDENTITY_TOKEN_FILE"], encoding="utf-8") as opened:
+            token = opened.read().strip()
+        form = {
+            "Action": "AssumeRoleWithWebIdentity",
+            "Version": "2011-06-15",
+            "RoleArn": os.environ.get("AWS_ROLE_ARN", ""),
+            "RoleSessionName": os.environ.get("AWS_ROLE_SESSION_NAME") or "research-runtime",
+            "WebIdentityToken": token,
+        }
+        url = os.environ.get("AWS_ENDPOINT_URL_STS") or "https://sts.%s.amazonaws.com/" % self.region
+        said = xml.etree.ElementTree.fromstring(fetch(url, {}, urllib.parse.urlencode(form).encode("ascii")))
+        found = next(each for each in said.iter() if each.tag.rpartition("}")[2] == "Credentials")
+        words = [_text(found, name) for name in ("AccessKeyId", "SecretAccessKey", "SessionToken")]
+        return tuple(words), _seconds(_text(found, "Expiration"))
+
+
+def _by_container():
+    environ = os.environ
+    url = environ.get("AWS_CONTAINER_CREDENTIALS_FULL_URI")
+    url = url or "http://169.254.170.2" + environ["AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"]
+    token = environ.get("AWS_CONTAINER_AUTHORIZATION_TOKEN", "")
+    if environ.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"):
+        with io.open(environ["AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"], encoding="utf-8") as opened:
+            token = opened.read().strip()
+    return _of_json(fetch(url, {"Authorization": token} if token else {}))
+
+
+def _by_file():
+    path = os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or os.path.expanduser("~/.aws/credentials")
+    parser = configparser.RawConfigParser()
+    profile = os.environ.get("AWS_PROFILE") or "default"
+    if not parser.read(path) or not parser.has_option(profile, "aws_access_key_id"):
+        return None
+    about = dict(parser.items(profile))
+    known = (about["aws_access_key_id"], about.get("aws_secret_access_key", ""), about.get("aws_session_token"))
+    return known, time.time() + 1e9
+
+
+def _by_machine():
+    machine = (os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or "http://169.254.169.254").rstrip("/")
+    ask = urllib.request.Request(machine + "/latest/api/token", method="PUT", data=b"")
+    ask.add_header("X-aws-ec2-metadata-token-ttl-seconds", "21600")
+    token = {"X-aws-ec2-metadata-token": _open(ask).decode("ascii")}
+    place = machine + "/latest/meta-data/iam/security-credentials/"
+    return _of_json(fetch(place + fetch(place, token).decode("ascii").split()[0], token))
+
+
+def _of_json(body):
+    said = json.loads(body.decode("utf-8"))
+    return (said["AccessKeyId"], said["SecretAccessKey"], said.get("Token")), _seconds(said["Expiration"])
+
+
+def _seconds(text):
+    return calendar.timegm(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S"))
+
+
+def fetch(url, headers, data=None):
+    """The body behind an address that gives credentials."""
+    return _open(urllib.request.Request(url, data=data, headers=headers))
+
+
+def _open(request):
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.read()
+    except urllib.error.HTTPError as problem:
+        if problem.code in MAY_PASS:
+            raise
+        raise Unreachable("no credentials: %s said %d" % (urllib.parse.urlsplit(request.full_url).netloc, problem.code))
+    except (urllib.error.URLError, socket.timeout) as problem:
+        raise IOError(errno.EIO, "no credentials: %s does not answer: %s" % (request.host, problem))
