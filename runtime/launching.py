@@ -25,7 +25,6 @@ from runtime.jobs import (
     CodeMode,
     JobSpec,
     JobState,
-    SecretRef,
     job_id,
     parse_spec,
     secret_refs,
@@ -50,6 +49,7 @@ from runtime.launchers.order import SNAPSHOT_FILE
 from runtime.launchers.registry import get_launcher
 from runtime.ledger import JobStatus, LedgerEntry, NativeJob, job_folder
 from runtime.reasons import EndReason
+from runtime.secret_values import read_values
 from runtime.snapshot import Snapshot, SnapshotRules, make_snapshot, read_git_state
 from runtime.targets import apply_defaults, choose_target, find_target, list_targets, named_here
 from runtime.units import format_time
@@ -408,6 +408,7 @@ def _carry_out(prepared: Prepared, options: LaunchOptions, host: Host, progress:
         fault("written")
         for number in range(len(plan.parts)):
             _submit_part(prepared, number, host, lock, progress)
+        _forget_secrets(plan, host.files)
         host.files.create(f"{plan.folder}/launched", format_time(ledger.now()).encode())
         fault("launched")
     finally:
@@ -501,18 +502,30 @@ def _offset(plan: LaunchPlan) -> int:
 def _write_down(prepared: Prepared, files: Files, progress: Callable[[str], None]) -> None:
     """The intent and all that the nodes need, before the backend is called."""
     plan = prepared.plan
+    # Others the backend itself brings.
+    refs = [ref for ref in secret_refs(plan.spec) if ref.name in plan.order.get("secrets", {})]
+    values = read_values(refs, plan.target, prepared.context)
     if prepared.snapshot is not None:
         _store_snapshot(prepared.snapshot, plan, files, progress)
-    for ref in secret_refs(plan.spec):
-        if ref.name not in plan.order.get("secrets", {}):
-            continue  # the backend itself brings it
-        files.write(f"{plan.folder}/secrets/{ref.name}", read_secret(ref, prepared.context).encode(), mode=0o600)
+    for name, value in values.items():
+        files.write(f"{plan.folder}/secrets/{name}", value.encode(), mode=0o600)
     files.write(f"{plan.folder}/shim.py", SHIM.read_bytes(), mode=0o700)
     files.write(f"{plan.folder}/order.json", _json(plan.order))
     for name, text in plan.artefacts.items():
         files.write(f"{plan.folder}/artefacts/{name}", text.encode(), mode=0o700)
     files.create(f"{plan.folder}/spec.json", _json(spec_fields(plan.spec)))
     files.create(f"{plan.folder}/intent.json", _json(_intent(prepared)))
+
+
+def _forget_secrets(plan: LaunchPlan, files: Files) -> None:
+    """Remove their files where the job has ended: had it before its launch was repeated, it does so no more."""
+    if not plan.order.get("secrets"):
+        return
+    outcomes = ledger.read_outcomes(files, plan.job.id).get(plan.job.id, {})
+    if len(outcomes) >= len(plan.indices):
+        # File by file: the shim may be removing the folder at this moment.
+        for path in plan.order["secrets"].values():
+            files.remove(f"{plan.folder}/{path}")
 
 
 def _intent(prepared: Prepared) -> dict[str, Any]:
@@ -563,24 +576,6 @@ def _next_of_the_same(prepared: Prepared, files: Files) -> LaunchPlan:
             renamed = replace(plan.job, id=identity)
             return prepared.launcher.plan(plan.spec, plan.target, renamed, prepared.context)
         again += 1
-
-
-def read_secret(ref: SecretRef, context: PlanContext) -> str:
-    """The value behind a reference, as the launching machine can see it. It goes into a file of mode 0600 and nowhere else."""
-    scheme, _, rest = ref.source.partition("://")
-    if scheme == "env":
-        if rest not in context.environ:
-            raise NotPossible(f"secret `{ref.name}` is to come from the variable `{rest}`, which is not set here")
-        return context.environ[rest]
-    if scheme == "file":
-        try:
-            return Path(rest).expanduser().read_text(encoding="utf-8").removesuffix("\n")
-        except OSError as problem:
-            raise NotPossible(f"cannot read the secret `{ref.name}` from `{rest}`: {problem.strerror}") from None
-    raise NotPossible(
-        f"secret `{ref.name}` is to come from `{ref.source}`, which this target cannot read",
-        hint="file://PATH and env://NAME are read where the job is launched",
-    )
 
 
 # finding

@@ -33,9 +33,9 @@ from runtime.launching import (
     make_context,
     newest_natives,
     owner_name,
-    read_secret,
 )
 from runtime.ledger import JobStatus, LedgerEntry, NativeJob, job_folder
+from runtime.secret_values import read_values
 from runtime.snapshot import Snapshot
 from runtime.units import format_time
 
@@ -199,11 +199,14 @@ def _read_spec(text: bytes, job: str) -> JobSpec:
 
 def _bring_secrets(job: JobHandle, plan: LaunchPlan, settings: Settings) -> None:
     """Their files went when the job had ended; they are read again as at the launch."""
-    context = make_context(job.target, settings)
-    for ref in secret_refs(plan.spec):
-        name = f"{plan.folder}/secrets/{ref.name}"
-        if ref.name in plan.order.get("secrets", {}) and job.files.read(name) is None:
-            job.files.write(name, read_secret(ref, context).encode(), mode=0o600)
+    files = {ref.name: f"{plan.folder}/secrets/{ref.name}" for ref in secret_refs(plan.spec)}
+    gone = [
+        ref
+        for ref in secret_refs(plan.spec)
+        if ref.name in plan.order.get("secrets", {}) and job.files.read(files[ref.name]) is None
+    ]
+    for name, value in read_values(gone, job.target, make_context(job.target, settings)).items():
+        job.files.write(files[name], value.encode(), mode=0o600)
 
 
 def _put_aside(job: JobHandle, entry: LedgerEntry, indices: Sequence[int], epoch: int) -> None:

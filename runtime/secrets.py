@@ -1,7 +1,7 @@
 """The stack's secrets in Google Secret Manager: where they lie, whether they have a value, who can read them.
 
-A value goes one way, from standard input or a file into a new version, and never comes back: nothing here reads one,
-and no value is in an argument list, an error, a log or anything that is printed.
+A value goes one way here, from standard input or a file into a new version: nothing here reads one, and no value is in
+an argument list, an error, a log or anything that is printed. `runtime.secret_values` reads one, for a job that names it.
 """
 
 from __future__ import annotations
@@ -131,7 +131,13 @@ def find_secret(outputs: StackOutputs, name: str) -> SecretOutput:
     """Raises `MissingOutput`, `UnknownName`, and `InvalidContract` for what is no name of Secret Manager's."""
     secrets: dict[str, SecretOutput] = need_output(outputs, "secrets", f"secret `{name}`")
     if name not in secrets:
-        raise UnknownName("secret", name, secrets, where=f"in stack `{outputs.stack}`")
+        raise UnknownName(
+            "secret",
+            name,
+            secrets,
+            where=f"in stack `{outputs.stack}`",
+            hint=f"`runtime secrets list --stack {outputs.stack}` shows where each lies",
+        )
     if not _RESOURCE.fullmatch(secrets[name].resource):
         raise InvalidContract(
             f"`secrets.{name}.resource` of stack `{outputs.stack}` is no name of Secret Manager",

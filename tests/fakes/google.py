@@ -349,6 +349,22 @@ class GoogleServer(FaultyServer):
         version["state"] = "DISABLED"
         return version
 
+    def _access(self, path: str, query: Mapping[str, list[str]], body: Answer) -> Answer:
+        secret, _, wanted = _name(path).removesuffix(":access").partition("/versions/")
+        there = self.versions.get(self._secret(secret), [])
+        if wanted == "latest" and not there:
+            raise Refusal(404, "NOT_FOUND", f"Secret [{secret}] not found or has no versions.")
+        number = len(there) if wanted == "latest" else int(wanted)
+        if number > len(there):
+            raise Refusal(404, "NOT_FOUND", f"Secret Version [{secret}/versions/{number}] not found.")
+        version = there[number - 1]
+        if version["state"] != "ENABLED":
+            text = f"Secret Version [{version['name']}] is in {version['state']} state."
+            raise Refusal(400, "FAILED_PRECONDITION", text)
+        data = self.payloads[f"{self._secret(secret)}/versions/{number}"]
+        payload = {"data": base64.b64encode(data).decode(), "dataCrc32c": str(crc32c(data))}
+        return {"name": version["name"], "payload": payload}
+
     def _secret(self, name: str) -> str:
         """By the id or by the number of its project."""
         name = name.replace(f"projects/{self.number}/", f"projects/{self.project}/")
@@ -381,6 +397,7 @@ class GoogleServer(FaultyServer):
         "secretmanager.projects.secrets.versions.list": _list_versions,
         "secretmanager.projects.secrets.addVersion": _add,
         "secretmanager.projects.secrets.versions.disable": _disable,
+        "secretmanager.projects.secrets.versions.access": _access,
         "serviceusage.services.batchGet": _services,
         "serviceusage.services.consumerQuotaMetrics.list": _quota,
         "oauth2.userinfo.get": _user,

@@ -230,6 +230,16 @@ def test_shim_shares_a_tree_that_nobody_can_write_to_where_the_order_says_so(job
     assert made.log(0).splitlines()[2:] == ["555", "444"]
 
 
+def test_shim_gives_a_secret_byte_by_byte(job: MakeJob) -> None:
+    made = job("printf %s \"$KEY\" | od -An -tx1", secrets={"KEY": "secrets/KEY"})
+    (made.folder / "secrets").mkdir()
+    (made.folder / "secrets" / "KEY").write_bytes(b"a\r\nb\rc\n")
+
+    assert made.run() == 0
+
+    assert made.log().split() == ["61", "0d", "0a", "62", "0d", "63", "0a"]
+
+
 def test_shim_reads_secrets_from_files_and_leaves_them_out_of_what_it_writes(job: MakeJob) -> None:
     made = job("test $HF_TOKEN = canary-4711", secrets={"HF_TOKEN": "secrets/HF_TOKEN"})
     (made.folder / "secrets").mkdir()

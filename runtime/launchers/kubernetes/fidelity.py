@@ -27,7 +27,7 @@ KEEPS: Final[Mapping[str, Keeping]] = {
     **dict.fromkeys(leaf_fields(), _SHIM),
     "name": _native("an annotation of the Job, whose own name is a hash"),
     "image": _native("image"),
-    "secrets": _native("secretKeyRef of kubernetes://; others by a file in the record root"),
+    "secrets": _native("secretKeyRef of kubernetes://; others are read at launch, into a file in the record root"),
     "mounts": _native("volumes of claims"),
     "environment.manager": _NO_BUILD,
     "environment.lock": _NO_BUILD,
