@@ -199,7 +199,7 @@ class SecretRef:
     name: str
     """Variable that carries it."""
     source: str
-    """`secret-manager://NAME`, `file://PATH` or `env://NAME` of the launching machine, `kubernetes://SECRET/KEY`"""
+    """`secret-manager://NAME` of the stack, `file://PATH` or `env://NAME` of the launching machine, `kubernetes://SECRET/KEY`"""
 
     def __post_init__(self) -> None:
         if not _VARIABLE.fullmatch(self.name):

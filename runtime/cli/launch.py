@@ -66,7 +66,10 @@ def launch(
     secret: Annotated[
         list[str] | None,
         typer.Option(
-            "--secret", metavar="NAME=SOURCE", help="A secret by reference: env://N, file://P.", show_default=False
+            "--secret",
+            metavar="NAME=SOURCE",
+            help="By reference: secret-manager://N, env://N, file://P.",
+            show_default=False,
         ),
     ] = None,
     grid: Annotated[
