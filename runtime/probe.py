@@ -7,6 +7,7 @@ A step that fails says what to do, and those that need it are left out.
 from __future__ import annotations
 
 import secrets
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -127,6 +128,8 @@ def _try_records(files: Files) -> Step:
 
 
 def _try_space(step: str, free: int, where: str) -> Step:
+    if free == sys.maxsize:
+        return Step(step=step, verdict=Verdict.OK, text=f"no limit {where}")
     little = free < LITTLE_SPACE
     return Step(
         step=step,

@@ -54,7 +54,11 @@ FRESH_S = 300.0
 
 
 class Unreachable(Exception):
-    """The bucket did not answer in time, or refused us; the text says what it said."""
+    """The bucket did not answer in time; the text says what it said."""
+
+
+class Denied(Unreachable):
+    """It did answer, and no other time would change that."""
 
 
 class Answer(Exception):
@@ -79,10 +83,17 @@ def run(options, folder, follow):
     try:
         record = BucketRecord(Bucket(options.bucket), folder)
         record.bring("order.json")
-        return follow(record)
-    except (Unreachable, ValueError) as problem:
+    except (Denied, ValueError) as problem:
         shim.say("the record root %s cannot be used: %s" % (options.bucket, problem))
+        return shim.REFUSED
+    except Unreachable as problem:
+        shim.say("the record root %s does not answer: %s" % (options.bucket, problem))
+        return shim.AGAIN
+    try:
+        return follow(record)
+    except Unreachable as problem:
         # Whatever was begun has no end that anybody could read, so it counts as lost and is tried again.
+        shim.say("the record root %s cannot be used any more: %s" % (options.bucket, problem))
         return shim.AGAIN
 
 
@@ -398,7 +409,7 @@ class Bucket(object):
             return True
         except Answer as answer:
             if answer.status != 412:
-                raise Unreachable("%s: %s" % (key, answer))
+                raise Denied("%s: %s" % (key, answer))
         # What is equal to the last byte is our own: all that is created here bears a time, a token or no news.
         return bool(data) and self.get(key) == data
 
@@ -458,24 +469,25 @@ class Bucket(object):
 
     def _none_of(self, answer, key):
         if answer.status != 404 or "NoSuchBucket" in str(answer):
-            raise Unreachable("%s: %s" % (key, answer))
+            raise Denied("%s: %s" % (key, answer))
         return
 
     def _sure(self, method, key, **more):
         try:
             return self._ask(method, key, **more)
         except Answer as answer:
-            raise Unreachable("%s: %s" % (key or self.name, answer))
+            raise Denied("%s: %s" % (key or self.name, answer))
 
     def _ask(self, method, key, data=None, query=None, headers=None, into=None, tag=False, patience=PATIENCE_S):
         """One request, again and again while it may pass. Raises `Answer` for what will not."""
-        until, pause = time.time() + patience, 0.2
+        until, pause, renewed = time.time() + patience, 0.2, False
         problem: Optional[Exception] = None
         while True:
             try:
                 return self._ask_once(method, key, data, query, dict(headers or {}), into, tag)
             except Answer as answer:
-                if answer.status == 401:
+                if answer.status == 401 and not renewed:
+                    renewed = True
                     self.cloud.forget()
                 elif answer.status not in MAY_PASS:
                     raise
@@ -580,14 +592,14 @@ class Google(Cloud):
         try:
             about = shim.read_json(path)
         except (IOError, OSError) as problem:
-            raise Unreachable("cannot read %s: %s" % (path, problem.strerror))
+            raise Denied("cannot read %s: %s" % (path, problem.strerror))
         if about.get("type") == "authorized_user":
             form = {name: about[name] for name in ("client_id", "client_secret", "refresh_token")}
             return _token("https://oauth2.googleapis.com/token", {}, dict(form, grant_type="refresh_token"))
         if about.get("type") == "service_account":
             form = {"grant_type": "urn:ietf:params:oauth:grant-type:jwt-bearer", "assertion": _assertion(about)}
             return _token(about.get("token_uri") or "https://oauth2.googleapis.com/token", {}, form)
-        raise Unreachable("credentials of type %s in %s are not read here" % (about.get("type"), path))
+        raise Denied("credentials of type %s in %s are not read here" % (about.get("type"), path))
 
 
 def _token(url, headers, form=None):
@@ -616,11 +628,11 @@ def _assertion(about):
         )
         signature, said = child.communicate(text)
     except OSError as problem:
-        raise Unreachable("the key of a service account needs openssl here: %s" % problem.strerror)
+        raise Denied("the key of a service account needs openssl here: %s" % problem.strerror)
     finally:
         os.close(reading)
     if child.returncode != 0:
-        raise Unreachable("openssl cannot sign: %s" % said.decode("utf-8", "replace").strip())
+        raise Denied("openssl cannot sign: %s" % said.decode("utf-8", "replace").strip())
     return (text + b"." + _base64url(signature)).decode("ascii")
 
 
@@ -745,6 +757,6 @@ def _open(request):
     except urllib.error.HTTPError as problem:
         if problem.code in MAY_PASS:
             raise
-        raise Unreachable("no credentials: %s said %d" % (urllib.parse.urlsplit(request.full_url).netloc, problem.code))
+        raise Denied("no credentials: %s said %d" % (urllib.parse.urlsplit(request.full_url).netloc, problem.code))
     except (urllib.error.URLError, socket.timeout) as problem:
         raise IOError(errno.EIO, "no credentials: %s does not answer: %s" % (request.host, problem))

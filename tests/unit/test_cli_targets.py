@@ -126,17 +126,17 @@ def test_record_root_that_is_no_folder_is_refused(run: Terminal, settings: str, 
     assert not any(run.tree.parent.rglob("j-*"))
 
 
-def test_record_root_of_kubernetes_that_is_no_claim_is_refused(run: Terminal) -> None:
+def test_record_root_of_kubernetes_that_is_no_claim_and_no_bucket_is_refused(run: Terminal) -> None:
     pytest.importorskip("kubernetes")
-    text = '[targets.odd]\nkind = "kubernetes"\nnamespace = "lab"\nrecords = "gs://lab/runtime"\n'
+    text = '[targets.odd]\nkind = "kubernetes"\nnamespace = "lab"\nrecords = "/lab/runtime"\n'
     (run.tree / "runtime.toml").write_text(text)
 
     said = run("launch", "--on", "odd", "--image", "debian:12", "--", "true")
 
     assert (said.code, said.out) == (2, "")
     assert said.err.splitlines() == [
-        "error: `gs://lab/runtime` is no valid targets.odd.records",
-        "  allowed: claim://NAME/PATH, a claim of the namespace that pods can write to",
+        "error: `/lab/runtime` is no valid targets.odd.records",
+        "  allowed: claim://NAME/PATH, a claim of the namespace that pods can write to, or gs://… or s3://…, a bucket",
     ]
 
 

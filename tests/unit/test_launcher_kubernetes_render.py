@@ -32,10 +32,10 @@ from runtime.jobs import (
 )
 from runtime.launchers.base import Fidelity, JobIdentity, LaunchPlan, PlanContext, Target
 from runtime.launchers.kubernetes.fidelity import KEEPS
-from runtime.launchers.kubernetes.launcher import KubernetesLauncher
+from runtime.launchers.kubernetes.launcher import SHIM, SHIM_BUCKET, KubernetesLauncher
 from runtime.launchers.kubernetes.place import read_place
-from runtime.launchers.kubernetes.render import label_value, quantity, render_files_pod
-from runtime.launchers.kubernetes.slots import Gpu, Holder, deal, grant, lease_name, read_table, write_table
+from runtime.launchers.kubernetes.render import label_value, quantity, render_files_pod, render_shim
+from runtime.launchers.kubernetes.slots import Gpu, Holder, deal, grant, is_waiting, lease_name, read_table, write_table
 from runtime.outputs import ClaimOutput, KubernetesOutput, NamespaceOutput, RegistryOutput, StackOutputs, encode_outputs
 
 Golden = Callable[[str, str], None]
@@ -121,6 +121,14 @@ GOLDENS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "tolerations": [{"key": "gpu", "operator": "Exists"}],
             "run_as_user": 1000,
             "python": "/usr/bin/python3",
+        },
+    ),
+    "bucket": (
+        {"secrets": (SecretRef(name="HF_TOKEN", source="kubernetes://huggingface/token"),)},
+        {
+            "records": "s3://lab/runtime/",
+            "records_secret": "lab-bucket",
+            "records_env": {"AWS_ENDPOINT_URL": "https://s3.example", "AWS_REGION": "eu-1"},
         },
     ),
     "slots": (
@@ -210,6 +218,31 @@ def test_job_without_an_image_is_refused(context: PlanContext) -> None:
         plan(context, bare)
 
 
+def test_secret_that_would_lie_in_a_bucket_is_refused(context: PlanContext) -> None:
+    with pytest.raises(NotPossible, match="secret `A` would have to lie in the bucket `gs://lab/p`") as refused:
+        plan(context, target(records="gs://lab/p"), secrets=(SecretRef(name="A", source="env://T"),))
+
+    assert "kubernetes://SECRET/KEY" in str(refused.value.hint)
+
+
+def test_shim_of_a_job_with_a_bucket_goes_with_the_job_and_fits_into_an_object(context: PlanContext) -> None:
+    made = manifest(plan(context, target(records="gs://lab/p")))
+    made["metadata"]["uid"] = "u-1"
+    files = {path.name: path.read_text() for path in (SHIM, SHIM_BUCKET)}
+
+    shim = render_shim(made, files)
+
+    assert made["spec"]["suspend"] is True
+    assert is_waiting(made)
+    assert shim["metadata"]["ownerReferences"] == [
+        {"apiVersion": "batch/v1", "kind": "Job", "name": made["metadata"]["name"], "uid": "u-1"}
+    ]
+    volumes = {each["name"]: each for each in made["spec"]["template"]["spec"]["volumes"]}
+    assert volumes["shim"]["configMap"]["name"] == shim["metadata"]["name"]
+    assert (shim["immutable"], sorted(shim["data"])) == (True, ["shim.py", "shim_bucket.py"])
+    assert len(yaml.safe_dump(shim)) < 900 << 10
+
+
 # fidelity
 
 
@@ -243,7 +276,12 @@ def test_refused_fields_say_why(context: PlanContext) -> None:
         ({"records": "/home/x"}, InvalidValue),
         ({"records": "claim://"}, InvalidValue),
         ({"records": "claim://a/../b"}, InvalidValue),
-        ({"records": "gs://bucket"}, InvalidValue),
+        ({"records": "gs://"}, InvalidValue),
+        ({"records": "s3://bucket//x"}, InvalidValue),
+        ({"records": "https://bucket/x"}, InvalidValue),
+        ({"records": "gs://b/p", "records_env": {"AWS_REGION": 3}}, InvalidValue),
+        ({"records_secret": "aws"}, InvalidValue),
+        ({"records_env": {"A": "b"}}, InvalidValue),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], error: type[Exception]) -> None:

@@ -18,6 +18,7 @@ Object = Mapping[str, Any]
 _PATHS: Final = {
     "jobs": "/apis/batch/v1",
     "pods": "/api/v1",
+    "configmaps": "/api/v1",
     "events": "/api/v1",
     "resourcequotas": "/api/v1",
     "persistentvolumeclaims": "/api/v1",

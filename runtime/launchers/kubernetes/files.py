@@ -18,6 +18,7 @@ from typing import Any, Final
 from runtime.errors import NotPossible, StoreUnavailable
 from runtime.jobs import JobState
 from runtime.launchers import agent
+from runtime.launchers.bucket_files import BucketFiles
 from runtime.launchers.hosts import Answer, Files, HostUnavailable, SshFiles
 from runtime.launchers.kubernetes.client import Cluster, KubernetesUnavailable, close_exec
 from runtime.launchers.kubernetes.place import Place
@@ -31,7 +32,7 @@ _PROGRAM: Final = "import sys; n = int(sys.stdin.buffer.readline()); exec(sys.st
 
 
 class KubernetesHost:
-    """A pod that sees the record root. Nothing is started before the first request."""
+    """A pod that sees the record root. Nothing is started before the first request, and none for a bucket."""
 
     def __init__(self, place: Place, cluster: Cluster, owner: str) -> None:
         self.place, self.cluster = place, cluster
@@ -43,7 +44,7 @@ class KubernetesHost:
         self._rest = b""
         self._errors = b""
         self._count = 0
-        self.files: Files = SshFiles(self, place.root)  # type: ignore[arg-type]
+        self.files: Files = BucketFiles(place.bucket) if place.bucket else SshFiles(self, place.root)  # type: ignore[arg-type]
 
     def run(
         self, words: Sequence[str], *, stdin: bytes = b"", timeout_s: float = 60, env: Mapping[str, Any] | None = None
@@ -60,6 +61,8 @@ class KubernetesHost:
 
     def ask(self, do: str, *args: Any, patience_s: float = 60) -> Any:
         """One request to the other end. Raises `HostUnavailable`, and `StoreUnavailable` for what a file refused."""
+        if self.place.bucket:
+            raise HostUnavailable(f"no pod in `{self.name}` runs commands: its jobs lie in a bucket", retryable=False)
         with self._lock:
             if self._socket is None:
                 self._connect()

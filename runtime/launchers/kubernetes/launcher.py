@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
+from runtime import shim
 from runtime.errors import NotPossible
 from runtime.jobs import CodeMode, EnvironmentManager, JobSpec, expand_array, set_fields
 from runtime.launchers.base import (
@@ -25,6 +27,7 @@ from runtime.launchers.kubernetes.fidelity import INTERRUPTS, KEEPS
 from runtime.launchers.kubernetes.files import KubernetesHost
 from runtime.launchers.kubernetes.place import Place, check_settings, read_place
 from runtime.launchers.kubernetes.render import (
+    FILES,
     JOB,
     MANAGED,
     MANAGED_BY,
@@ -33,6 +36,7 @@ from runtime.launchers.kubernetes.render import (
     check_code,
     job_name,
     render_job,
+    render_shim,
     slots_of_gpu,
 )
 from runtime.launchers.kubernetes.slots import Gpu, Share, deal, is_waiting, take_slots
@@ -49,6 +53,8 @@ from runtime.launchers.order import make_order
 from runtime.launchers.spec_files import read_array_file
 from runtime.reasons import EndReason
 
+SHIM: Final = Path(shim.__file__)
+SHIM_BUCKET: Final = SHIM.with_name("shim_bucket.py")
 _FEW: Final = 20
 _LOOK_S: Final = 0.2
 _CANCEL_S: Final = 30
@@ -130,7 +136,10 @@ class KubernetesLauncher:
         cluster, place = _cluster(host), _place(host)
         if "gpu" in part.native:
             return _submit_to_slots(plan, part, cluster, place)
-        cluster.create("jobs", place.namespace, _read_yaml(plan.artefacts[part.artefact]))
+        manifest = _read_yaml(plan.artefacts[part.artefact])
+        job = cluster.create("jobs", place.namespace, manifest)
+        if place.bucket:
+            _let_go(job or _must_get(cluster, place, part.name), cluster, place)
         return f"{place.namespace}/{part.name}"
 
     def find(self, target: Target, names: Sequence[str], host: Host) -> dict[str, str]:
@@ -231,6 +240,24 @@ class KubernetesLauncher:
                 raise NotPossible(f"`{how}` cannot be provoked here", hint=f"one of {', '.join(self.interrupts)}")
 
 
+def _let_go(job: Object, cluster: Cluster, place: Place, changes: Mapping[str, Any] | None = None) -> None:
+    """Give a suspended Job its shim, where it brings its own, and start it with `changes`. Safe to repeat."""
+    annotations = dict((changes or {}).get("annotations", {}))
+    if place.bucket:
+        files = {path.name: path.read_text(encoding="utf-8") for path in (SHIM, SHIM_BUCKET)}
+        cluster.create("configmaps", place.namespace, render_shim(job, files))
+        annotations[FILES] = "sent"
+    patch = {"metadata": {"annotations": annotations}, "spec": {"suspend": False, **(changes or {}).get("spec", {})}}
+    cluster.patch("jobs", place.namespace, job["metadata"]["name"], patch)
+
+
+def _must_get(cluster: Cluster, place: Place, name: str) -> Object:
+    job = cluster.get("jobs", place.namespace, name)
+    if job is None:
+        raise NotPossible(f"the Job `{name}` went away while it was made", hint="launch it again")
+    return job
+
+
 # slots of GPUs
 
 
@@ -246,11 +273,8 @@ def _submit_to_slots(plan: LaunchPlan, part: NativePart, cluster: Cluster, place
     job = cluster.get("jobs", place.namespace, part.name)
     if job is not None and is_waiting(job):
         gpu, got = _ensure_slots(plan, part, cluster, place)
-        changes = {
-            "metadata": {"annotations": {SLOTS: f"{gpu}: {got}"}},
-            "spec": {"suspend": False, "parallelism": got},
-        }
-        cluster.patch("jobs", place.namespace, part.name, changes)
+        changes = {"annotations": {SLOTS: f"{gpu}: {got}"}, "spec": {"parallelism": got}}
+        _let_go(job, cluster, place, changes)
     return f"{place.namespace}/{part.name}"
 
 
@@ -263,9 +287,7 @@ def _ensure_slots(plan: LaunchPlan, part: NativePart, cluster: Cluster, place: P
     busy: list[str] = []
     for other in _other_gpus(plan, Gpu(*part.native["gpu"]), place):
         bound = _rebind(manifest, other)
-        job = cluster.create("jobs", namespace, bound) or cluster.get("jobs", namespace, part.name)
-        if job is None:
-            raise NotPossible(f"the Job `{part.name}` went away while it was made", hint="launch it again")
+        job = cluster.create("jobs", namespace, bound) or _must_get(cluster, place, part.name)
         # An earlier launch of it was cut off at another GPU: that one is gone on with first.
         gpu = _gpu_of(job) or other
         if not is_waiting(job):
@@ -320,6 +342,11 @@ def _order(
     # The pod gets these itself; nobody but the cluster reads them.
     mine = {each.name for each in spec.secrets if each.source.startswith("kubernetes://")}
     if kept := {name: path for name, path in order.pop("secrets", {}).items() if name not in mine}:
+        if place.bucket:
+            raise NotPossible(
+                f"secret `{min(kept)}` would have to lie in the bucket `{place.bucket}` for the pods to read it",
+                hint="make it a Secret of the namespace, and name it: source: kubernetes://SECRET/KEY",
+            )
         order["secrets"] = kept
     return order
 

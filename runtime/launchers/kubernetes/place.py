@@ -9,10 +9,13 @@ from typing import Any, Final
 
 from runtime.errors import InvalidValue, NotPossible, UnknownName
 from runtime.launchers.base import PlanContext, Target
+from runtime.launchers.bucket_files import check_bucket, is_bucket
 from runtime.outputs import KubernetesOutput, NamespaceOutput, StackOutputs
 
 MOUNT: Final = "/runtime-records"
-"""Where pods see the claim of the record root."""
+"""Where pods see the claim of the record root; of one in a bucket what they have of it themselves."""
+SHIM_MOUNT: Final = "/runtime-shim"
+"""Where they see the shim, which such a Job brings itself."""
 CLAIM_SCHEME: Final = "claim://"
 REGISTRY_SCHEME: Final = "registry://"
 
@@ -28,8 +31,9 @@ _TEXTS: Final = (
     "python",
     "gpu_resource",
     "slot_namespace",
+    "records_secret",
 )
-_TABLES: Final = ("gpus", "gpu_types", "node_selector", "priority_classes", "labels")
+_TABLES: Final = ("gpus", "gpu_types", "node_selector", "priority_classes", "labels", "records_env")
 SETTINGS: Final = (*_TEXTS, *_TABLES, "setup", "tolerations", "run_as_user", "check_gpus")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
@@ -42,10 +46,16 @@ class Place:
     context: str | None
     namespace: str
     claim: str
-    """Of the record root."""
+    """Of the record root; empty where that is a bucket."""
     path: str
     """Of the record root, in the claim."""
     image: str | None
+    bucket: str | None = None
+    """URL of the record root where that is no claim."""
+    records_secret: str | None = None
+    """Secret of the namespace whose keys are variables by which pods reach the bucket."""
+    records_env: Mapping[str, str] = field(default_factory=dict)
+    """More such variables, which are no secret."""
     python: str = "python3"
     image_pull_policy: str | None = None
     image_pull_secret: str | None = None
@@ -80,8 +90,13 @@ class Place:
 
     @property
     def root(self) -> str:
-        """The record root as the pods see it."""
-        return f"{MOUNT}/{self.path}".rstrip("/")
+        """The record root: a path as the pods see it, or a bucket's URL."""
+        return self.bucket or f"{MOUNT}/{self.path}".rstrip("/")
+
+    @property
+    def records(self) -> str:
+        """The record root by a name that is its own in the namespace."""
+        return self.bucket or f"{self.claim}/{self.path}"
 
 
 def check_settings(target: Target) -> None:
@@ -110,10 +125,19 @@ def check_settings(target: Target) -> None:
         raise InvalidValue(f"{where}.run_as_user", user, "the number of a user")
     if not isinstance(settings.get("check_gpus", True), bool):
         raise InvalidValue(f"{where}.check_gpus", settings["check_gpus"], "true or false")
+    for name, value in settings.get("records_env", {}).items():
+        if not isinstance(value, str):
+            raise InvalidValue(f"{where}.records_env.{name}", value, "text")
+    if not is_bucket(target.records) and (given := {"records_secret", "records_env"} & settings.keys()):
+        raise InvalidValue(
+            f"{where}.{min(given)}", settings[min(given)], "nothing: only pods that reach a bucket read it"
+        )
     policy = settings.get("image_pull_policy")
     if policy not in (None, "Always", "IfNotPresent", "Never"):
         raise InvalidValue(f"{where}.image_pull_policy", policy, "Always, IfNotPresent or Never")
-    if target.records is not None:
+    if is_bucket(target.records):
+        check_bucket(target)
+    elif target.records is not None:
         split_records(target)
 
 
@@ -126,7 +150,7 @@ def split_records(target: Target) -> tuple[str, str]:
         raise InvalidValue(
             f"targets.{target.name}.records",
             records,
-            "claim://NAME/PATH, a claim of the namespace that pods can write to",
+            "claim://NAME/PATH, a claim of the namespace that pods can write to, or gs://… or s3://…, a bucket",
         )
     return claim, path
 
@@ -136,16 +160,19 @@ def read_place(target: Target, context: PlanContext) -> Place:
     settings = target.settings
     outputs, cluster, namespace, exported = _contract(target, context)
     claims = {name: each.claim for name, each in exported.claims.items()} if exported else {}
-    if target.records is not None:
+    claim = path = ""
+    if is_bucket(target.records):
+        pass
+    elif target.records is not None:
         claim, path = split_records(target)
         claim = claims.get(claim, claim)
     elif len(claims) == 1:
         claim, path = next(iter(claims.values())), "runtime"
     else:
         raise NotPossible(
-            f"target `{target.name}` has no record root: a claim that its pods write to and that is read from here",
+            f"target `{target.name}` has no record root: a claim or a bucket that its pods write to and that is read from here",
             facts=[f"claims of the stack: {', '.join(sorted(claims)) or 'none'}"],
-            hint='set records = "claim://NAME/PATH" for the target; docs/kubernetes.md',
+            hint='set records = "claim://NAME/PATH" or "gs://BUCKET/PATH" for the target; docs/kubernetes.md',
         )
     return Place(
         target=target.name,
@@ -153,6 +180,9 @@ def read_place(target: Target, context: PlanContext) -> Place:
         namespace=namespace,
         claim=claim,
         path=path,
+        bucket=(target.records or "").rstrip("/") if is_bucket(target.records) else None,
+        records_secret=settings.get("records_secret"),
+        records_env=dict(settings.get("records_env", {})),
         image=settings.get("image"),
         python=settings.get("python", "python3"),
         image_pull_policy=settings.get("image_pull_policy"),

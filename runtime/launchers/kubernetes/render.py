@@ -12,7 +12,7 @@ from typing import Any, Final
 from runtime.errors import NotPossible
 from runtime.jobs import CodeMode, JobSpec, Mount, MountMode, OnTaskFailure, Priority, secret_refs
 from runtime.launchers.base import JobIdentity
-from runtime.launchers.kubernetes.place import CLAIM_SCHEME, MOUNT, Place
+from runtime.launchers.kubernetes.place import CLAIM_SCHEME, MOUNT, SHIM_MOUNT, Place
 from runtime.launchers.kubernetes.states import AGAIN, CONTAINER, OFFSET
 
 MANAGED: Final = "research-runtime"
@@ -23,6 +23,8 @@ PART: Final = "research-runtime/part"
 ACCOUNT: Final = "research-runtime/account"
 SLOTS: Final = "research-runtime/slots"
 """Annotation of a Job that shares GPUs: `WAITING`, then the slots that it was let go with."""
+FILES: Final = "research-runtime/files"
+"""Annotation of a Job that brings its shim itself: `WAITING` until it has it."""
 WAITING: Final = "waiting"
 HOSTNAME: Final = "kubernetes.io/hostname"
 
@@ -32,6 +34,8 @@ START: Final = timedelta(minutes=15)
 """Added to the pod's own deadline, whose clock starts before its image is pulled."""
 NOTE_S: Final = 10
 """Added to the grace, for the shim to write down how the attempt ended."""
+SEND_S: Final = 60
+"""Added as well where the end of the log and outputs are still to be sent to a bucket."""
 NEVER_AGAIN: Final = (1, 2, 3, 11, 126, 127, 128)
 """Exit codes that no further pod would change: the shim's own, and those of a container that cannot start."""
 
@@ -87,12 +91,38 @@ def render_job(
         "name": name,
         "namespace": place.namespace,
         "labels": labels,
-        "annotations": {"research-runtime/name": job.name, "research-runtime/root": f"{place.claim}/{place.path}"},
+        "annotations": {"research-runtime/name": job.name, "research-runtime/root": place.records},
     }
+    if place.bucket:
+        made["suspend"] = True
+        metadata["annotations"][FILES] = WAITING
     if slots is not None:
         made["suspend"] = True
         metadata["annotations"][SLOTS] = WAITING
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": made}
+
+
+def render_shim(job: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
+    """The shim as files that the Job's pods mount, and that go when it goes."""
+    metadata = job["metadata"]
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"]}
+    labels = {name: metadata["labels"][name] for name in (MANAGED_BY, OWNER, JOB)}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": shim_name(metadata["name"]),
+            "namespace": metadata["namespace"],
+            "labels": labels,
+            "ownerReferences": [owner],
+        },
+        "immutable": True,
+        "data": dict(files),
+    }
+
+
+def shim_name(job: str) -> str:
+    return f"{job}-shim"
 
 
 def render_files_pod(place: Place, name: str, owner: str) -> dict[str, Any]:
@@ -127,7 +157,7 @@ def render_files_pod(place: Place, name: str, owner: str) -> dict[str, Any]:
 
 def job_name(job: JobIdentity, place: Place, part: int) -> str:
     """A hash of all that the job is and of where its records lie: whoever launches it again finds it by this name."""
-    where = hashlib.sha256(f"{place.claim}/{place.path}".encode()).hexdigest()[:6]
+    where = hashlib.sha256(place.records.encode()).hexdigest()[:6]
     return f"{job.id}-{where}-{part}"
 
 
@@ -170,16 +200,17 @@ def slots_of_gpu(spec: JobSpec) -> int | None:
 
 
 def _pod(spec: JobSpec, place: Place, job: JobIdentity, part: int, offset: int) -> dict[str, Any]:
-    folder = f"{place.root}/jobs/{job.id}"
+    folder = f"{MOUNT if place.bucket else place.root}/jobs/{job.id}"
     index = "$(JOB_COMPLETION_INDEX)"
-    volumes, mounts = _volumes(spec, place)
+    volumes, mounts = _volumes(spec, place, shim_name(job_name(job, place, part)))
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": image_of(spec, place),
         "command": [
             place.python,
-            f"{folder}/shim.py",
+            f"{SHIM_MOUNT if place.bucket else folder}/shim.py",
             folder,
+            *(["--bucket", place.bucket] if place.bucket else []),
             "--native",
             f"$({_NATIVE})",
             "--part",
@@ -192,16 +223,19 @@ def _pod(spec: JobSpec, place: Place, job: JobIdentity, part: int, offset: int) 
                 "name": _NATIVE,
                 "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"}},
             },
+            *({"name": name, "value": value} for name, value in sorted(place.records_env.items())),
             *_secrets(spec),
         ],
+        **({"envFrom": [{"secretRef": {"name": place.records_secret}}]} if place.records_secret else {}),
         **_resources(spec, place),
         "volumeMounts": mounts,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         **_pull(place),
     }
+    note_s = NOTE_S + (SEND_S if place.bucket else 0)
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": math.ceil(spec.grace_period.total_seconds()) + NOTE_S,
+        "terminationGracePeriodSeconds": math.ceil(spec.grace_period.total_seconds()) + note_s,
         "containers": [container],
         "volumes": volumes,
         **_common(place),
@@ -277,10 +311,18 @@ def _resources(spec: JobSpec, place: Place) -> dict[str, Any]:
     return {"resources": {"requests": requests, "limits": limits}} if requests else {}
 
 
-def _volumes(spec: JobSpec, place: Place) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    names = {place.claim: "records"}
-    volumes = [_claim_volume("records", place.claim)]
+def _volumes(spec: JobSpec, place: Place, shim: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     mounts: list[dict[str, Any]] = [{"name": "records", "mountPath": MOUNT}]
+    names: dict[str, str] = {}
+    if place.bucket:
+        volumes: list[dict[str, Any]] = [
+            {"name": "records", "emptyDir": {}},
+            {"name": "shim", "configMap": {"name": shim}},
+        ]
+        mounts.append({"name": "shim", "mountPath": SHIM_MOUNT, "readOnly": True})
+    else:
+        names[place.claim] = "records"
+        volumes = [_claim_volume("records", place.claim)]
     for mount in spec.mounts:
         claim, path = _claim_of(mount, place)
         if claim not in names:

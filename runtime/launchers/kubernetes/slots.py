@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from runtime.errors import InfrastructureFailure
 from runtime.launchers.kubernetes.client import Cluster
-from runtime.launchers.kubernetes.render import MANAGED, MANAGED_BY, SLOTS, WAITING
+from runtime.launchers.kubernetes.render import FILES, MANAGED, MANAGED_BY, SLOTS, WAITING
 from runtime.launchers.kubernetes.states import is_unfinished
 from runtime.ledger import now
 from runtime.units import parse_time
@@ -112,8 +112,9 @@ def living(
 
 
 def is_waiting(job: Mapping[str, Any]) -> bool:
-    """Whether a Job that is to share a GPU was not let go yet."""
-    return (job["metadata"].get("annotations") or {}).get(SLOTS) == WAITING
+    """Whether a Job that is to get slots of a GPU, or its shim, was not let go yet."""
+    annotations = job["metadata"].get("annotations") or {}
+    return WAITING in (annotations.get(SLOTS), annotations.get(FILES))
 
 
 def take_slots(
