@@ -218,7 +218,7 @@ def find_free_port() -> int:
         return port
 
 
-def wait_until(condition: Callable[[], bool], *, timeout_s: float = 10, every_s: float = 0.02) -> bool:
+def wait_until(condition: Callable[[], bool], *, timeout_s: float = 30, every_s: float = 0.02) -> bool:
     """Whether `condition` came true in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():

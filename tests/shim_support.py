@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 SHIM = Path(__file__).parents[1] / "runtime" / "shim.py"
+CALL = "sys.exit(shim.main(sys.argv[1:]))"
 JOB = "j-0123456789abcdef01234567"
 
 
@@ -39,6 +41,8 @@ class ShimJob:
     python: str
     order: dict[str, Any]
     environ: dict[str, str] = field(default_factory=dict)
+    constants: dict[str, float] = field(default_factory=dict)
+    """Numbers of the shim that are others in this job, where its own would have a test hurry or wait."""
 
     @property
     def folder(self) -> Path:
@@ -49,11 +53,16 @@ class ShimJob:
         (self.folder / "order.json").write_text(json.dumps(self.order))
         return self
 
-    def start(self, *words: str, **environ: str) -> subprocess.Popen[str]:
+    def start(self, *words: str, folder: Path | None = None, **environ: str) -> subprocess.Popen[str]:
+        """`folder` is another one for the shim than the job's own."""
         scratch = self.root / "scratch"
         scratch.mkdir(exist_ok=True)
+        program = [str(SHIM)]
+        if self.constants:
+            lines = "".join(f"shim.{name} = {value}\n" for name, value in self.constants.items())
+            program = ["-c", f"import sys\nsys.path.insert(0, {str(SHIM.parent)!r})\nimport shim\n{lines}{CALL}"]
         return subprocess.Popen(
-            [self.python, str(SHIM), str(self.folder), "--scratch", str(scratch), *words],
+            [self.python, *program, str(folder or self.folder), "--scratch", str(scratch), *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -135,6 +144,20 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = 20) ->
     while not condition():
         assert time.monotonic() < until, f"{what} did not come within {seconds} s"
         time.sleep(0.02)
+
+
+def wait_until_it_listens(process: subprocess.Popen[str]) -> None:
+    """Wait until a process handles SIGTERM, which would end it before that."""
+
+    def listens() -> bool:
+        try:
+            status = Path(f"/proc/{process.pid}/status").read_text()
+        except FileNotFoundError:
+            return True
+        caught = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt"))
+        return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+    wait_for(listens, "its handler of SIGTERM")
 
 
 def processes_with(text: str) -> list[int]:

@@ -118,7 +118,7 @@ def test_preview_of_the_largest_stack_takes_seconds(lab: Lab, capsys: pytest.Cap
         print(f" [preview of {len(steps)} resources: {took_s:.1f} s, the goal is {PREVIEW_GOAL_S:.0f} s] ", end="")
     # Machines of pipelines are slower than a person's, and have other work.
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
-    assert took_s < PREVIEW_GOAL_S * (3 + 2 * load)
+    assert took_s < PREVIEW_GOAL_S * (6 + 3 * load)
 
 
 @pytest.mark.parametrize(

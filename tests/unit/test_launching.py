@@ -374,18 +374,18 @@ def test_lock_of_a_dead_holder_is_taken_over_and_a_slow_one_finds_out(
 
 
 def test_lock_of_a_living_holder_is_waited_for_and_never_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "STILL_S", 1.5)
+    monkeypatch.setattr(ledger, "STILL_S", 4.0)
     monkeypatch.setattr(ledger, "BEAT_S", 0.2)
     files = LocalFiles(str(tmp_path))
     holder, other = ledger.Lock(files, "j-1", "a@b"), ledger.Lock(files, "j-1", "c@d")
     holder.take(patience_s=1)
 
     with pytest.raises(NotPossible, match="being launched by another") as refused:
-        other.take(patience_s=3)
+        other.take(patience_s=5)
 
     assert refused.value.facts == ("holder: a@b",)
     holder.release()
-    assert other.take(patience_s=3) is False
+    assert other.take(patience_s=5) is False
     other.release()
 
 

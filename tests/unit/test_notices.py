@@ -122,7 +122,7 @@ def watch() -> Iterator[Callable[..., NoticeWatch]]:
             each._thread.join()
 
 
-def eventually(condition: Callable[[], object], within_s: float = 5) -> None:
+def eventually(condition: Callable[[], object], within_s: float = 30) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "did not come true"

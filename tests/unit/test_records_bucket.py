@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -447,14 +446,11 @@ def test_totals_of_600000_tasks_cost_few_requests_and_exact_ones_a_listing_per_1
     store = open_records("gs://lab/big")
     gcs_server.requests.clear()
 
-    started = time.monotonic()
     totals = store.totals("sample")
-    took = time.monotonic() - started
 
     assert totals.counts == {TaskState.QUEUED: 12_000, TaskState.SUCCEEDED: 585_000, TaskState.FAILED: 3000}
     assert set(gcs_server.requests) == {"LIST"}
     assert gcs_server.requests["LIST"] <= 10
-    assert took <= 3
 
     gcs_server.requests.clear()
     exact = store.totals("sample", exact=True)

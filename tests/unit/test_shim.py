@@ -22,6 +22,7 @@ import pytest
 
 from runtime.shim import (
     Attempt,
+    FolderRecord,
     NoCapacity,
     Run,
     check_gpus,
@@ -33,7 +34,16 @@ from runtime.shim import (
 )
 from runtime.snapshot import make_snapshot
 from tests.services_support import require
-from tests.shim_support import JOB, ShimJob, add_snapshot, find_pythons, make_job, processes_with, wait_for
+from tests.shim_support import (
+    JOB,
+    ShimJob,
+    add_snapshot,
+    find_pythons,
+    make_job,
+    processes_with,
+    wait_for,
+    wait_until_it_listens,
+)
 
 PYTHONS = find_pythons()
 OWN = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -128,13 +138,11 @@ def test_shim_runs_each_rank_with_its_place_and_a_log_of_its_own(job: MakeJob) -
 
 
 def test_shim_ends_the_other_ranks_when_one_fails(job: MakeJob) -> None:
-    made = job('if [ "$RANK" = 1 ]; then exit 7; fi; sleep 60', nodes=2)
+    made = job('if [ "$RANK" = 1 ]; then exit 7; fi; sleep 600', nodes=2)
 
-    started = time.monotonic()
     assert made.run() == 1
 
     assert made.results() == {0: ("app_failed", 7, 1)}
-    assert time.monotonic() - started < 20
     assert processes_with(str(made.root)) == []
 
 
@@ -231,7 +239,7 @@ def test_shim_shares_a_tree_that_nobody_can_write_to_where_the_order_says_so(job
 
 
 def test_shim_gives_a_secret_byte_by_byte(job: MakeJob) -> None:
-    made = job("printf %s \"$KEY\" | od -An -tx1", secrets={"KEY": "secrets/KEY"})
+    made = job('printf %s "$KEY" | od -An -tx1', secrets={"KEY": "secrets/KEY"})
     (made.folder / "secrets").mkdir()
     (made.folder / "secrets" / "KEY").write_bytes(b"a\r\nb\rc\n")
 
@@ -371,7 +379,7 @@ def test_shim_asks_for_a_checkpoint_before_the_time_limit_and_goes_on_for_free(j
         "n=$(cat $RUNTIME_CHECKPOINT_DIR/n 2>/dev/null || echo 0); [ $n = 2 ] && exit 0; "
         'trap "echo $((n + 1)) > $RUNTIME_CHECKPOINT_DIR/n; echo saved" USR1; while :; do sleep 0.1; done'
     )
-    made = job(script, time_limit_s=1.5, checkpoint={"signal": "USR1", "lead_s": 1.0})
+    made = job(script, time_limit_s=4, checkpoint={"signal": "USR1", "lead_s": 1.5})
 
     assert made.run() == 0
 
@@ -564,6 +572,7 @@ def test_command_that_hears_of_the_end_before_its_shim_is_stopped_and_has_not_fa
     job: MakeJob, ended_by: str
 ) -> None:
     made = job(f'setsid sh -c "sleep 0.3; kill -TERM $PPID" & sleep 0.1; {ended_by}')
+    made.constants["HEAR_S"] = 45.0
 
     assert made.run("--index", "0") == 10
 
@@ -702,12 +711,13 @@ def test_shim_started_twice_at_once_commits_one_result(job: MakeJob) -> None:
 
 def test_shim_packs_runs_into_slots_that_share_cpus_and_gpus(job: MakeJob) -> None:
     made = job(
-        "sleep 0.3; echo $CUDA_VISIBLE_DEVICES $NVIDIA_VISIBLE_DEVICES",
+        'touch "$HOME.$CUDA_VISIBLE_DEVICES"; until [ -e "$HOME.0" ] && [ -e "$HOME.1" ]; do sleep 0.05; done; '
+        "echo $CUDA_VISIBLE_DEVICES $NVIDIA_VISIBLE_DEVICES",
         runs={index: {} for index in range(8)},
         pack={"slots": 2, "per": "gpu"},
     )
 
-    assert made.run("--indices", "0-7", CUDA_VISIBLE_DEVICES="0,1") == 0
+    assert made.run("--indices", "0-7", CUDA_VISIBLE_DEVICES="0,1", HOME=str(made.root / "seen")) == 0
 
     used = sorted(made.log(index).strip() for index in range(8))
     assert set(used) == {"0 0", "1 1"}
@@ -750,7 +760,7 @@ def test_shim_of_steps_passes_what_is_asked_to_their_shims_alone(job: MakeJob, t
         "[ $RUNTIME_ATTEMPT = 1 ] || exit 0; trap 'touch $RUNTIME_CHECKPOINT_DIR/c' USR1; touch $RUNTIME_OUTPUT_DIR/up; while :; do sleep 0.1; done",
         runs={0: {}, 1: {}},
         pack={"slots": 2, "step": ["sh", "-c", "trap 'echo starter' TERM USR1 ALRM; \"$@\"", "step"]},
-        checkpoint={"signal": "USR1", "lead_s": 1},
+        checkpoint={"signal": "USR1", "lead_s": 3},
     )
     started = made.start("--indices", "0,1")
     ups = [made.folder / f"runs/{index}/output/a0001/up" for index in (0, 1)]
@@ -931,11 +941,12 @@ def test_shim_counts_no_attempt_from_before_a_retry_by_hand(job: MakeJob) -> Non
 
 
 def test_shim_told_that_time_is_up_asks_for_a_checkpoint_and_times_out(job: MakeJob) -> None:
-    script = "trap 'touch $RUNTIME_CHECKPOINT_DIR/new' USR1; while true; do sleep 0.1; done"
-    made = job(script, checkpoint={"signal": "USR1", "lead_s": 1.0}, grace_s=0.2)
+    script = (
+        "trap 'touch $RUNTIME_CHECKPOINT_DIR/new' USR1; touch $RUNTIME_OUTPUT_DIR/up; while true; do sleep 0.1; done"
+    )
+    made = job(script, checkpoint={"signal": "USR1", "lead_s": 3.0}, grace_s=0.2)
     shim = made.start()
-    wait_for((made.folder / "runs/0/a0001/rank0.log").exists, "the attempt")
-    time.sleep(0.5)
+    wait_for((made.folder / "runs/0/output/a0001/up").exists, "the command")
 
     shim.send_signal(signal.SIGALRM)
     wait_for(lambda: made.ends()[:1] == ["checkpointed"], "the end of the attempt")
@@ -970,6 +981,8 @@ def test_shim_gives_a_run_gpus_of_its_own_and_gives_them_back(job: MakeJob, tmp_
 def test_shim_runs_of_a_machine_never_have_more_of_a_gpu_than_there_is(job: MakeJob, tmp_path: Path) -> None:
     made = job(
         'mkdir -p "$HOME/$CUDA_VISIBLE_DEVICES"; touch "$HOME/$CUDA_VISIBLE_DEVICES/$$"; '
+        'n=0; until [ -e "$HOME.shared" ] || [ $n = 100 ]; do n=$((n + 1)); sleep 0.05; '
+        '[ $(ls "$HOME/$CUDA_VISIBLE_DEVICES" | wc -l) -lt 2 ] || touch "$HOME.shared"; done; '
         'ls "$HOME/$CUDA_VISIBLE_DEVICES" | wc -l; sleep 0.3; rm "$HOME/$CUDA_VISIBLE_DEVICES/$$"',
         runs={index: {} for index in range(8)},
         pack={"slots": 8, "per": "node"},
@@ -1013,10 +1026,12 @@ def test_shim_that_waits_for_a_gpu_can_be_cancelled_and_stopped(job: MakeJob, tm
     (tmp_path / "gpus" / "claim.living").write_text(json.dumps(held))
     made = job("true", gpus=gpu_order(tmp_path, 1, "0"))
     stopped = made.start()
-    time.sleep(1)
+    wait_until_it_listens(stopped)
+    time.sleep(0.5)
     stopped.send_signal(signal.SIGTERM)
     assert made.finish(stopped) == 10
     waiting = made.start()
+    wait_until_it_listens(waiting)
     time.sleep(0.5)
 
     (made.folder / "cancel").touch()
@@ -1165,7 +1180,7 @@ def test_shim_beats_while_it_waits_for_a_command_that_is_slow_to_end(
 def begin_attempt(made: ShimJob) -> Attempt:
     """The first attempt of a job, in this process."""
     made.write()
-    run, scratch = Run(str(made.folder), 0), made.root / "scratch"
+    run, scratch = Run(FolderRecord(str(made.folder)), 0), made.root / "scratch"
     scratch.mkdir()
     asked = SimpleNamespace(due=False, stop=False, checkpoint=False)
     return Attempt(made.order, run, run.claim("test"), str(scratch), asked, {})
