@@ -7,6 +7,8 @@ SHELL := /bin/bash
 
 # More words for the command behind a target, such as `make test ARGS='-k lease'`.
 ARGS ?=
+# Test files at a time. Most of those that take long wait more than they compute, so it is more than two cores have.
+WORKERS ?= 4
 PY := .venv/bin/python
 SOURCES := $(shell find runtime infra examples -name '*.py' -not -path '*/.*' 2>/dev/null)
 
@@ -17,7 +19,7 @@ quickstart: .venv/.compiled ## set up, then run the main job end to end on this 
 	@.venv/bin/runtime quickstart $(ARGS)
 
 test: .venv/.compiled ## set up, then run every test; what needs a missing component is skipped and says why
-	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: lint types fast ## format, lint, types and the fast tests, offline
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,17 @@ GOLDEN_FOLDER = Path(__file__).parent / "golden"
 
 INSTALL_SERVICES = "make services"
 
+# Those that take longest come first, so that no worker is left with one of them when all others have finished.
+LONGEST = (
+    "services/test_launcher_kubernetes.py",
+    "services/test_launcher_slurm.py",
+    "services/test_failures_worker.py",
+    "unit/test_shim.py",
+    "services/test_failures_queue.py",
+    "services/test_failures_tasks.py",
+    "services/test_queue_pubsub.py",
+)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true", help="rewrite the golden files instead of comparing")
@@ -32,6 +44,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "golden: compares with a golden file (set by the `golden` fixture)")
+    # A shell that runs the tests in the background has them ignore SIGINT, which they would pass on to what they start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -44,6 +59,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.service)
         if "golden" in fixtures:
             item.add_marker(pytest.mark.golden)
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture(autouse=True)

@@ -21,14 +21,7 @@ LIMIT_S = 60
 def start(*args: str, data: Path, **options: Any) -> subprocess.Popen[str]:
     environ = {**os.environ, "RUNTIME_DATA_DIR": str(data)}
     command = [sys.executable, "-m", "runtime", "quickstart", *args]
-    # A shell that runs the tests in the background has its children ignore SIGINT, which they would pass on.
-    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        return subprocess.Popen(
-            command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
-        )
-    finally:
-        signal.signal(signal.SIGINT, previous)
+    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
 
 
 def processes_in(folder: Path) -> list[int]:
