@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 from tests.services_support import MotoServer, PubsubEmulator, RedisServer, find_emulator_jar, require
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 # Asserts of the suite that ships with the package say what they saw, as those of this folder do.
 pytest.register_assert_rewrite("runtime.launchers.conformance")
+
+# How long an example takes says more about the machine than about us.
+hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("tests")
 
 GOLDEN_FOLDER = Path(__file__).parent / "golden"
 

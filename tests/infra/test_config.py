@@ -493,7 +493,7 @@ def test_pools_whose_maxima_do_not_fit_the_subnet_are_refused_with_the_size_that
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(nodes=st.integers(0, 1024), others=st.integers(0, 1024))
 def test_pools_fit_the_subnet_exactly_when_there_are_addresses_for_all(nodes: int, others: int) -> None:
     pools = {"a": POOL | {"min": 0, "max": nodes}, "b": POOL | {"min": 0, "max": others}}
@@ -636,7 +636,7 @@ junk = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(path=st.sampled_from(sorted({path for path, *_ in WRONG})), value=junk)
 def test_any_value_anywhere_is_read_or_refused_and_never_a_traceback(path: str, value: Any) -> None:
     values: dict[str, Any] = json.loads(json.dumps(GOOD))

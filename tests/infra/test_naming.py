@@ -23,7 +23,7 @@ roles = st.one_of(
     st.sampled_from(["goog", "google", "gcp-", "-", "_", "a", "0", "g00gle", "GOOG-x"]),
 )
 
-FEW = settings(max_examples=40, deadline=None)
+FEW = settings(max_examples=40)
 """For each kind of name: there are many."""
 
 SLUG = r"[a-z](?:[a-z0-9-]*[a-z0-9])?"

@@ -273,7 +273,7 @@ def test_values_table_names_types_and_inputs_that_the_wheels_have() -> None:
     assert set(COMMON) <= set(fields_of(find_args_class(SUBSCRIPTION)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5) | st.just(UNKNOWN),

@@ -332,7 +332,7 @@ _FILES = st.dictionaries(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=_FILES, repository=st.booleans())
 def test_snapshot_of_any_tree_restores_exactly_and_has_one_id(
     tmp_path_factory: pytest.TempPathFactory, files: dict[str, tuple[str, bytes]], repository: bool

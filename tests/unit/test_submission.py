@@ -278,7 +278,7 @@ def test_two_submissions_of_the_same_tasks_at_once_list_each_task_once(
     assert sorted(listed(records)) == sorted(task.id for task in tasks_of(*range(8)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.lists(st.integers(0, 30), max_size=25), min_size=1, max_size=4), st.lists(st.integers(0, 30)))
 def test_any_sequence_of_submissions_lists_each_task_once(inputs: list[list[int]], failures: list[int]) -> None:
     records = MemoryRecords()
@@ -819,7 +819,7 @@ tasks = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(tasks)
 def test_task_survives_the_wire_with_what_nobody_knows(task: Task) -> None:
     text = encode_task(task)
