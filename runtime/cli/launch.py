@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 INTERRUPTED: Final = 130
 TIMED_OUT: Final = 124
 STDIN: Final = Path("-")
+BUNDLE_RECORDS: Final = "/DIR/records"
+"""Stands for a bundle's own record root, for the native name is made of it too: one launch is one native job, wherever its
+bundle was written and copied to, and whatever record root the target names."""
 CONTEXT_SETTINGS = {"allow_interspersed_args": False}
 
 
@@ -178,16 +181,20 @@ def _dry_run(spec: JobSpec, names: Sequence[str], settings: Settings, options: L
 def _export(
     spec: JobSpec, names: Sequence[str], settings: Settings, options: LaunchOptions, folder: Path, output: Output
 ) -> int:
+    from dataclasses import replace
+
     from runtime.errors import NotPossible
     from runtime.launchers.base import Exports
+    from runtime.launchers.registry import get_launcher
     from runtime.launching import prepare
     from runtime.targets import choose_target
 
     target = choose_target(spec, names, settings)[0]
-    prepared = prepare(spec, target, settings, options)
-    if not isinstance(prepared.launcher, Exports):
+    launcher = get_launcher(target.kind)
+    if not isinstance(launcher, Exports):
         raise NotPossible(f"jobs for `{target.name}` ({target.kind}) cannot be written as a bundle", hint="slurm can")
-    written = prepared.launcher.export(prepared.plan, folder, prepared.snapshot.archive if prepared.snapshot else None)
+    prepared = prepare(spec, replace(target, records=BUNDLE_RECORDS), settings, options)
+    written = launcher.export(prepared.plan, folder, prepared.snapshot.archive if prepared.snapshot else None)
     if output is Output.JSON:
         print_json({"job": prepared.plan.job.id, "target": target.name, "folder": folder, "files": written})
     else:

@@ -47,7 +47,10 @@ PROCESS_KEEPS: Final[Mapping[str, Keeping]] = {
     "command": Keeping(fidelity=Fidelity.NATIVE, how="a process"),
     "name": Keeping(fidelity=Fidelity.NATIVE, how="the ledger"),
     "image": Keeping(fidelity=Fidelity.REFUSED, how="processes of this machine run without a container"),
-    "mounts": Keeping(fidelity=Fidelity.REFUSED, how="a path of the machine is there already; others need a container"),
+    "mounts": Keeping(
+        fidelity=Fidelity.REFUSED,
+        how="a path of the machine is there already: name it in the command, which reads a bucket by itself",
+    ),
     "resources.cpus": Keeping(
         fidelity=Fidelity.SHIM, how="as a limit: a run is kept to so many of the machine's CPUs, and none are set aside"
     ),

@@ -439,16 +439,24 @@ def test_yaml_of_a_spec_reads_back_as_the_same() -> None:
 # bundles
 
 
+def without_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that has no record root for Slurm of its own."""
+    for name in ("SCRATCH", "WORK", "PSCRATCH", "SCRATCHDIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("records", ["", 'records = "/lustre/lab"\n'])
 def test_bundle_that_was_submitted_elsewhere_is_known_after_import(
-    run: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: str
 ) -> None:
+    without_scratch(monkeypatch)
     commands = tmp_path / "bin"
     commands.mkdir()
     for name, script in {"sbatch": "echo 1234", "squeue": "true", "sacct": "true", "scontrol": "true"}.items():
         (commands / name).write_text(f"#!/bin/sh\n{script}\n")
         (commands / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{commands}:/usr/bin:/bin")
-    (run.tree / "runtime.toml").write_text(f'[targets.hpc]\nkind = "slurm"\nrecords = "{tmp_path}/own"\n')
+    (run.tree / "runtime.toml").write_text(f'[targets.hpc]\nkind = "slurm"\n{records}')
     said = run("launch", "--on", "hpc", "--export", str(tmp_path / "bundle"), "-o", "json", "--", "python3", "main.py")
     assert said.code == 0, said.err
     job = said.json["job"]
@@ -465,9 +473,41 @@ def test_bundle_that_was_submitted_elsewhere_is_known_after_import(
     assert [each["native_id"] for each in run("status", job[:8], "-o", "json").json["natives"]] == ["1234"]
 
 
+def test_bundle_is_the_same_whatever_record_root_its_target_names(
+    run: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_scratch(monkeypatch)
+
+    def export(records: str) -> dict[str, bytes]:
+        (run.tree / ".runtimeignore").write_text("runtime.toml\n")
+        (run.tree / "runtime.toml").write_text(f'[targets.hpc]\nkind = "slurm"\n{records}')
+        folder = tmp_path / f"bundle-{len(records)}"
+        said = run("launch", "--on", "hpc", "--export", str(folder), "--", "python3", "main.py")
+        assert said.code == 0, said.err
+        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    without, named = export(""), export('records = "/lustre/lab/canary"\n')
+
+    assert without == named
+    assert [name for name, content in named.items() if b"canary" in content or bytes(tmp_path) in content] == []
+
+
 def test_bundle_for_a_target_that_has_none_is_refused(run: Terminal) -> None:
     assert run("launch", "--on", "local", "--export", "bundle", "true").code == 2
     assert run("import", str(run.tree), "--on", "local").code == 2
+
+
+def test_bucket_as_a_mount_of_this_machine_is_refused_with_the_ways_out(run: Terminal) -> None:
+    mounts = ["--set", "mounts=[{source: 'gs://lab/data', target: /data}]"]
+
+    refused = run("launch", "--on", "local", *mounts, "--dry-run", "--", "true")
+
+    assert refused.code == 2
+    assert refused.err.splitlines() == [
+        "error: target `local` cannot keep `mounts` of this job",
+        "  mounts: a path of the machine is there already: name it in the command, which reads a bucket by itself",
+        "hint: take it out of the spec, name another target, or drop it: --ignore mounts",
+    ]
 
 
 def test_tpus_on_slurm_are_refused_with_the_reason_and_the_words_that_drop_them(run: Terminal) -> None:

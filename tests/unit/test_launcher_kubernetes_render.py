@@ -211,6 +211,14 @@ def test_what_the_target_cannot_do_is_refused_with_a_way_out(
     assert refused.value.hint
 
 
+def test_bucket_as_a_mount_names_the_ways_out(context: PlanContext) -> None:
+    with pytest.raises(NotPossible) as refused:
+        plan(context, mounts=(Mount(source="gs://lab/data", target="/data"),))
+
+    assert refused.value.message == "cannot mount `gs://lab/data`: pods here mount claims only"
+    assert (refused.value.hint or "").startswith("let the command read it by itself, or copy it to claim://NAME/PATH;")
+
+
 def test_job_without_an_image_is_refused(context: PlanContext) -> None:
     bare = Target(name="lab", kind="kubernetes", records="claim://c/p", settings={"namespace": "lab"})
 

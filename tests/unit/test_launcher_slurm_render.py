@@ -287,6 +287,19 @@ def test_spec_that_slurm_cannot_keep_is_refused_with_a_next_step(
     assert refused.value.hint
 
 
+@pytest.mark.parametrize("image", [None, "a.sif"])
+def test_bucket_as_a_mount_names_the_ways_out_and_no_image_is_one_of_them(tmp_path: Path, image: str | None) -> None:
+    spec = JobSpec(command=("x",), image=image, mounts=(Mount(source="gs://lab/data", target="/data"),))
+
+    with pytest.raises(NotPossible) as refused:
+        make_plan(spec, tmp_path)
+    kept = make_plan(replace(spec, image="a.sif"), tmp_path, paths={"gs://lab": "/mnt/lab"})
+
+    assert refused.value.message == "`mounts` names `gs://lab/data`, and nodes of Slurm can bind paths only"
+    assert refused.value.hint == "let the command read it by itself, or copy it to a folder of the nodes and name that"
+    assert "--bind /mnt/lab/data:/data:ro" in kept.order["wrap"][2]
+
+
 @pytest.mark.parametrize(
     ("settings", "error"),
     [

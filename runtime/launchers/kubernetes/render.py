@@ -343,10 +343,11 @@ def _volumes(spec: JobSpec, place: Place, shim: str) -> tuple[list[dict[str, Any
 
 def _claim_of(mount: Mount, place: Place) -> tuple[str, str]:
     if not mount.source.startswith(CLAIM_SCHEME):
+        claims = f"claim://NAME/PATH; claims of the stack: {', '.join(sorted(place.claims)) or 'none'}"
         raise NotPossible(
             f"cannot mount `{mount.source}`: pods here mount claims only",
             facts=["a path of the node is refused by the namespace's pod security, and a bucket is no file system"],
-            hint=f"claim://NAME/PATH; claims of the stack: {', '.join(sorted(place.claims)) or 'none'}",
+            hint=f"let the command read it by itself, or copy it to {claims}" if "://" in mount.source else claims,
         )
     name, _, path = mount.source.removeprefix(CLAIM_SCHEME).partition("/")
     return place.claims.get(name, name), path.strip("/")

@@ -2,6 +2,8 @@
 
 DIR/submit.sh           submits each part once; run again, it prints the same ids
 DIR/records/jobs/ID/…   the record root, with the run folder: shim, order, code, script
+
+What the job writes lies there too, wherever the folder was copied to; the target's own record root has no part in it.
 """
 
 from __future__ import annotations

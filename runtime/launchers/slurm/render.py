@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from runtime.errors import NotPossible
-from runtime.jobs import JobSpec, PackPer, Priority, secret_refs
+from runtime.jobs import JobSpec, Mount, PackPer, Priority, secret_refs
 from runtime.launchers.base import NativePart
 from runtime.launchers.slurm.settings import Profile, SlurmSettings
 from runtime.launchers.slurm.states import Layout
@@ -312,6 +312,7 @@ def container_words(
     the job's own lines of shell, which run inside.
     """
     image = spec.image or profile.image
+    sources = [_path_of(mount, settings) for mount in spec.mounts]
     if image is None:
         if spec.mounts:
             raise _mounts_need_image(spec, settings)
@@ -320,12 +321,7 @@ def container_words(
     if spec.resources.gpus:
         words.append("--nv")
     binds = ['"$PWD"', '"$RUNTIME_OUTPUT_DIR"', '"$RUNTIME_CHECKPOINT_DIR"']
-    for mount in spec.mounts:
-        source = settings.map_path(mount.source)
-        if "://" in source:
-            raise NotPossible(
-                f"`mounts` names `{source}`, and nodes of Slurm can bind paths only", hint="name a path of the nodes"
-            )
+    for mount, source in zip(spec.mounts, sources, strict=True):
         binds.append(shlex.quote(f"{source}:{mount.target}:{mount.mode.value}"))
     line = " ".join(
         [
@@ -358,6 +354,18 @@ def _image(image: str, settings: SlurmSettings) -> str:
     if "://" in image or image.startswith(("/", ".")) or image.endswith(".sif"):
         return settings.map_path(image)
     return f"docker://{image}"
+
+
+def _path_of(mount: Mount, settings: SlurmSettings) -> str:
+    source = settings.map_path(mount.source)
+    if "://" in source:
+        raise NotPossible(
+            f"`mounts` names `{source}`, and nodes of Slurm can bind paths only",
+            hint="name a path of the nodes"
+            if source.startswith("claim://")
+            else "let the command read it by itself, or copy it to a folder of the nodes and name that",
+        )
+    return source
 
 
 def _mounts_need_image(spec: JobSpec, settings: SlurmSettings) -> NotPossible:
