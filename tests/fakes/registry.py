@@ -19,7 +19,7 @@ def serve_registry(
     """A running server on this machine, for the caller to shut down and close."""
     handler = type("Handler", (FakeRegistry,), {"answers": answers, "seen": seen, "password": password})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     return server
 
 
