@@ -429,6 +429,8 @@ def _submit_part(
             native_id = prepared.launcher.submit(plan, part, host)
         except RequestRefused as problem:
             ledger.note_refusal(host.files, plan.job.id, problem)
+            if number == 0:
+                _remove_secrets(plan, host.files)  # nothing runs that would
             raise
     fault("submitted")
     native = NativeJob(name=part.name, native_id=native_id, part=number, epoch=1, at=ledger.now())
@@ -523,9 +525,13 @@ def _forget_secrets(plan: LaunchPlan, files: Files) -> None:
         return
     outcomes = ledger.read_outcomes(files, plan.job.id).get(plan.job.id, {})
     if len(outcomes) >= len(plan.indices):
-        # File by file: the shim may be removing the folder at this moment.
-        for path in plan.order["secrets"].values():
-            files.remove(f"{plan.folder}/{path}")
+        _remove_secrets(plan, files)
+
+
+def _remove_secrets(plan: LaunchPlan, files: Files) -> None:
+    # File by file: the shim may be removing the folder at this moment.
+    for path in plan.order.get("secrets", {}).values():
+        files.remove(f"{plan.folder}/{path}")
 
 
 def _intent(prepared: Prepared) -> dict[str, Any]:

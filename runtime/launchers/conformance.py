@@ -26,6 +26,7 @@ import pytest
 
 from runtime import ledger
 from runtime.config import Project, Settings
+from runtime.errors import NotPossible
 from runtime.jobs import Array, Backoff, Code, CodeMode, JobSpec, JobState, Retry, SecretRef, leaf_fields, set_fields
 from runtime.launchers.base import Fidelity, Keeping, Launcher, LaunchPlan, Target
 from runtime.launchers.hosts import Host
@@ -125,6 +126,16 @@ class Bench:
             keeping = self.launcher.keeps[name]
             if keeping.fidelity is Fidelity.REFUSED:
                 pytest.skip(f"`{name}` is refused: {keeping.how}")
+
+    def require_secret(self) -> SecretRef:
+        """A secret that the launching machine reads, of the variable `CANARY`. Skip the test where the target takes none."""
+        self.require("secrets")
+        ref = SecretRef(name="TOKEN", source="env://CANARY")
+        try:
+            self.plan("true", secrets=(ref,))
+        except NotPossible as refused:
+            pytest.skip(refused.message)
+        return ref
 
     def start(self, *command: str, ignore: tuple[str, ...] = (), **changes: Any) -> JobHandle:
         spec = replace(JobSpec(command=command), **changes)
@@ -313,10 +324,10 @@ class LauncherSuite:
         ]
 
     def test_plan_names_no_secret_value(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-        bench.require("secrets")
+        secret = bench.require_secret()
         monkeypatch.setenv("CANARY", "canary-4711")
 
-        plan = bench.plan("true", secrets=(SecretRef(name="TOKEN", source="env://CANARY"),))
+        plan = bench.plan("true", secrets=(secret,))
 
         assert "canary-4711" not in json.dumps(plan.order) + "".join(plan.artefacts.values())
 
@@ -348,6 +359,23 @@ class LauncherSuite:
         assert bench.end(job).state is JobState.SUCCEEDED
         names = {line.split("=", 1)[0] for line in read_log(job).splitlines() if "=" in line}
         assert {name for name in names if name.startswith("RUNTIME_")} | {"PYTHONUNBUFFERED"} & names == CONTRACT
+
+    def test_secret_reaches_the_command_and_is_gone_when_the_job_has_ended(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        secret = bench.require_secret()
+        monkeypatch.setenv("CANARY", "canary-4711")
+
+        job = bench.start("sh", "-c", "echo ${#TOKEN}", secrets=(secret,))
+
+        assert bench.end(job).state is JobState.SUCCEEDED
+        assert read_log(job) == "11\n"
+        folder = ledger.job_folder(job.id)
+        names = [f"{folder}/{name}" for name, _ in job.files.tree(folder)]
+        until = time.monotonic() + bench.case.patience_s
+        while any(b"canary-4711" in content for content in job.files.read_many(names).values()):
+            assert time.monotonic() < until, "the value is still in the run folder"
+            time.sleep(0.1)
 
     def test_job_that_fails_says_so_and_the_same_launch_is_the_same_job(self, bench: Bench) -> None:
         job = bench.start("sh", "-c", "exit 3")

@@ -20,6 +20,7 @@ from runtime.errors import InfrastructureFailure, MissingExtra, NotPossible, Req
 from runtime.google_api import GoogleRefused, GoogleUnreachable
 from runtime.jobs import SecretRef
 from runtime.launchers.base import Target
+from runtime.launchers.local.launcher import LocalLauncher
 from runtime.launching import make_context
 from runtime.outputs import MissingOutput, SecretOutput, StackOutputs, encode_outputs
 from runtime.secret_values import OLDER_VERSIONS, read_values
@@ -450,6 +451,23 @@ def test_launch_whose_secret_cannot_be_read_starts_nothing_and_says_no_value(
     assert CANARY not in done.stdout + done.stderr
     assert holding(tmp_path) == []
     assert list(run.data.rglob("native")) == []
+
+
+def test_launch_that_the_backend_refuses_leaves_no_value(
+    run: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Path] = []
+
+    def refuse(*_: object) -> str:
+        seen.extend(holding(tmp_path))
+        raise NotPossible("no such partition")
+
+    monkeypatch.setattr(LocalLauncher, "submit", refuse)
+
+    said = run("launch", *WORDS, "--", "true")
+
+    assert (said.code, [path.name for path in seen]) == (2, ["HF_TOKEN"])
+    assert holding(tmp_path) == []
 
 
 def test_project_files_stack_is_the_targets(
