@@ -58,6 +58,8 @@ LAUNCHING: Final = (
     _rule("", ["pods/exec"], ["get", "create"]),
     _rule("", ["pods/eviction"], ["create"]),
     _rule("", ["configmaps"], [*_READ, "create", "patch", "delete"]),
+    # A job whose records lie in a bucket brings the secrets of its spec as one that it owns and that goes with it.
+    _rule("", ["secrets"], ["create"]),
     _rule("", ["services"], ["get", "list", "create", "delete"]),
     # Not those of `events.k8s.io`, which are the same ones: an administrator of one namespace may not hand these on.
     _rule("", ["events"], _READ),

@@ -263,6 +263,7 @@ def test_role_for_launching_is_this_and_no_more() -> None:
         ("", "pods/exec"): ["create", "get"],
         ("", "pods/eviction"): ["create"],
         ("", "configmaps"): making,
+        ("", "secrets"): ["create"],
         ("", "services"): ["create", "delete", "get", "list"],
         ("", "events"): watching,
         ("", "persistentvolumeclaims"): ["get", "list"],

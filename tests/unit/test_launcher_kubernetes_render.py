@@ -32,9 +32,10 @@ from runtime.jobs import (
 )
 from runtime.launchers.base import Fidelity, JobIdentity, LaunchPlan, PlanContext, Target
 from runtime.launchers.kubernetes.fidelity import KEEPS
+from runtime.launchers.kubernetes.files import JobFiles
 from runtime.launchers.kubernetes.launcher import SHIM, SHIM_BUCKET, KubernetesLauncher
 from runtime.launchers.kubernetes.place import read_place
-from runtime.launchers.kubernetes.render import label_value, quantity, render_files_pod, render_shim
+from runtime.launchers.kubernetes.render import label_value, quantity, render_files_pod, render_secrets, render_shim
 from runtime.launchers.kubernetes.slots import Gpu, Holder, deal, grant, is_waiting, lease_name, read_table, write_table
 from runtime.outputs import ClaimOutput, KubernetesOutput, NamespaceOutput, RegistryOutput, StackOutputs, encode_outputs
 
@@ -226,11 +227,23 @@ def test_job_without_an_image_is_refused(context: PlanContext) -> None:
         plan(context, bare)
 
 
-def test_secret_that_would_lie_in_a_bucket_is_refused(context: PlanContext) -> None:
-    with pytest.raises(NotPossible, match="secret `A` would have to lie in the bucket `gs://lab/p`") as refused:
-        plan(context, target(records="gs://lab/p"), secrets=(SecretRef(name="A", source="env://T"),))
+def test_secret_of_a_job_enters_no_bucket_and_goes_with_the_job(context: PlanContext) -> None:
+    made = manifest(plan(context, target(records="gs://lab/p"), secrets=(SecretRef(name="A", source="env://T"),)))
+    made["metadata"]["uid"] = "u-1"
+    files = JobFiles("gs://lab/p")
 
-    assert "kubernetes://SECRET/KEY" in str(refused.value.hint)
+    files.write(f"jobs/{JOB.id}/secrets/A", b"hush")
+
+    assert files.secrets_of(JOB.id) == {"A": b"hush"}
+    assert files.secrets_of("j-another") == {}
+    secret = render_secrets(made, files.secrets_of(JOB.id))
+    (owner,) = secret["metadata"]["ownerReferences"]
+    assert (owner["uid"], secret["immutable"], secret["data"]) == ("u-1", True, {"A": "aHVzaA=="})
+    pod = made["spec"]["template"]["spec"]
+    volumes = {each["name"]: each for each in pod["volumes"]}
+    assert volumes["secrets"]["secret"] == {"secretName": secret["metadata"]["name"]}
+    (mount,) = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "secrets"]
+    assert mount["mountPath"] == f"/runtime-records/jobs/{JOB.id}/secrets"
 
 
 def test_shim_of_a_job_with_a_bucket_goes_with_the_job_and_fits_into_an_object(context: PlanContext) -> None:

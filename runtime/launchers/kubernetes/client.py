@@ -22,6 +22,7 @@ _PATHS: Final = {
     "events": "/api/v1",
     "resourcequotas": "/api/v1",
     "persistentvolumeclaims": "/api/v1",
+    "secrets": "/api/v1",
     "leases": "/apis/coordination.k8s.io/v1",
 }
 _READ_TRIES: Final = 3

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import secrets
 import threading
 import time
@@ -27,8 +28,28 @@ from runtime.launchers.kubernetes.states import read_pod
 
 START_S: Final = 180
 """How long the pod may take to run: a first pull of its image is in it."""
+_SECRET: Final = re.compile(r"jobs/[^/]+/secrets/[^/]+")
 _FRAME: Final = 1 << 18
 _PROGRAM: Final = "import sys; n = int(sys.stdin.buffer.readline()); exec(sys.stdin.buffer.read(n).decode('utf-8'))"
+
+
+class JobFiles(BucketFiles):
+    """A bucket that secrets of jobs do not enter: they wait here until a Secret of the namespace takes them."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._secrets: dict[str, bytes] = {}
+
+    def write(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
+        if _SECRET.fullmatch(name):
+            self._secrets[name] = data
+        else:
+            super().write(name, data, mode=mode)
+
+    def secrets_of(self, job: str) -> dict[str, bytes]:
+        """Name → value of those that were written for a job through this very object."""
+        prefix = f"jobs/{job}/secrets/"
+        return {name[len(prefix) :]: data for name, data in self._secrets.items() if name.startswith(prefix)}
 
 
 class KubernetesHost:
@@ -44,7 +65,7 @@ class KubernetesHost:
         self._rest = b""
         self._errors = b""
         self._count = 0
-        self.files: Files = BucketFiles(place.bucket) if place.bucket else SshFiles(self, place.root)  # type: ignore[arg-type]
+        self.files: Files = JobFiles(place.bucket) if place.bucket else SshFiles(self, place.root)  # type: ignore[arg-type]
 
     def run(
         self, words: Sequence[str], *, stdin: bytes = b"", timeout_s: float = 60, env: Mapping[str, Any] | None = None

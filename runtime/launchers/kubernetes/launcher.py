@@ -24,7 +24,7 @@ from runtime.launchers.hosts import Host
 from runtime.launchers.kubernetes.client import Cluster, Object
 from runtime.launchers.kubernetes.explain import explain_index
 from runtime.launchers.kubernetes.fidelity import INTERRUPTS, KEEPS
-from runtime.launchers.kubernetes.files import KubernetesHost
+from runtime.launchers.kubernetes.files import JobFiles, KubernetesHost
 from runtime.launchers.kubernetes.place import Place, check_settings, read_place
 from runtime.launchers.kubernetes.render import (
     FILES,
@@ -36,6 +36,7 @@ from runtime.launchers.kubernetes.render import (
     check_code,
     job_name,
     render_job,
+    render_secrets,
     render_shim,
     slots_of_gpu,
 )
@@ -135,11 +136,11 @@ class KubernetesLauncher:
     def submit(self, plan: LaunchPlan, part: NativePart, host: Host) -> str:
         cluster, place = _cluster(host), _place(host)
         if "gpu" in part.native:
-            return _submit_to_slots(plan, part, cluster, place)
+            return _submit_to_slots(plan, part, cast(KubernetesHost, host))
         manifest = _read_yaml(plan.artefacts[part.artefact])
         job = cluster.create("jobs", place.namespace, manifest)
         if place.bucket:
-            _let_go(job or _must_get(cluster, place, part.name), cluster, place)
+            _let_go(job or _must_get(cluster, place, part.name), cast(KubernetesHost, host))
         return f"{place.namespace}/{part.name}"
 
     def find(self, target: Target, names: Sequence[str], host: Host) -> dict[str, str]:
@@ -240,12 +241,15 @@ class KubernetesLauncher:
                 raise NotPossible(f"`{how}` cannot be provoked here", hint=f"one of {', '.join(self.interrupts)}")
 
 
-def _let_go(job: Object, cluster: Cluster, place: Place, changes: Mapping[str, Any] | None = None) -> None:
-    """Give a suspended Job its shim, where it brings its own, and start it with `changes`. Safe to repeat."""
+def _let_go(job: Object, host: KubernetesHost, changes: Mapping[str, Any] | None = None) -> None:
+    """Give a suspended Job its shim and secrets, where it brings its own, and start it with `changes`. Safe to repeat."""
+    cluster, place = host.cluster, host.place
     annotations = dict((changes or {}).get("annotations", {}))
     if place.bucket:
         files = {path.name: path.read_text(encoding="utf-8") for path in (SHIM, SHIM_BUCKET)}
         cluster.create("configmaps", place.namespace, render_shim(job, files))
+        if secrets := cast(JobFiles, host.files).secrets_of(job["metadata"]["labels"][JOB]):
+            cluster.create("secrets", place.namespace, render_secrets(job, secrets))
         annotations[FILES] = "sent"
     patch = {"metadata": {"annotations": annotations}, "spec": {"suspend": False, **(changes or {}).get("spec", {})}}
     cluster.patch("jobs", place.namespace, job["metadata"]["name"], patch)
@@ -261,9 +265,10 @@ def _must_get(cluster: Cluster, place: Place, name: str) -> Object:
 # slots of GPUs
 
 
-def _submit_to_slots(plan: LaunchPlan, part: NativePart, cluster: Cluster, place: Place) -> str:
+def _submit_to_slots(plan: LaunchPlan, part: NativePart, host: KubernetesHost) -> str:
     """Let one part go with the slots that it got, after every part of the job got some: a job is started as a whole,
     or refused as a whole."""
+    cluster, place = host.cluster, host.place
     try:
         for each in plan.parts:
             _ensure_slots(plan, each, cluster, place)
@@ -274,7 +279,7 @@ def _submit_to_slots(plan: LaunchPlan, part: NativePart, cluster: Cluster, place
     if job is not None and is_waiting(job):
         gpu, got = _ensure_slots(plan, part, cluster, place)
         changes = {"annotations": {SLOTS: f"{gpu}: {got}"}, "spec": {"parallelism": got}}
-        _let_go(job, cluster, place, changes)
+        _let_go(job, host, changes)
     return f"{place.namespace}/{part.name}"
 
 
@@ -342,11 +347,6 @@ def _order(
     # The pod gets these itself; nobody but the cluster reads them.
     mine = {each.name for each in spec.secrets if each.source.startswith("kubernetes://")}
     if kept := {name: path for name, path in order.pop("secrets", {}).items() if name not in mine}:
-        if place.bucket:
-            raise NotPossible(
-                f"secret `{min(kept)}` would have to lie in the bucket `{place.bucket}` for the pods to read it",
-                hint="make it a Secret of the namespace, and name it: source: kubernetes://SECRET/KEY",
-            )
         order["secrets"] = kept
     return order
 

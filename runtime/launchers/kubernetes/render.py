@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import math
 import re
@@ -104,25 +105,43 @@ def render_job(
 
 def render_shim(job: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
     """The shim as files that the Job's pods mount, and that go when it goes."""
+    return {**_owned(job, "ConfigMap", shim_name(job["metadata"]["name"])), "data": dict(files)}
+
+
+def render_secrets(job: Mapping[str, Any], values: Mapping[str, bytes]) -> dict[str, Any]:
+    """The secrets of a spec, likewise."""
+    data = {name: base64.b64encode(value).decode("ascii") for name, value in values.items()}
+    return {**_owned(job, "Secret", secrets_name(job["metadata"]["name"])), "type": "Opaque", "data": data}
+
+
+def _owned(job: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:
     metadata = job["metadata"]
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"]}
     labels = {name: metadata["labels"][name] for name in (MANAGED_BY, OWNER, JOB)}
     return {
         "apiVersion": "v1",
-        "kind": "ConfigMap",
+        "kind": kind,
         "metadata": {
-            "name": shim_name(metadata["name"]),
+            "name": name,
             "namespace": metadata["namespace"],
             "labels": labels,
             "ownerReferences": [owner],
         },
         "immutable": True,
-        "data": dict(files),
     }
 
 
 def shim_name(job: str) -> str:
     return f"{job}-shim"
+
+
+def secrets_name(job: str) -> str:
+    return f"{job}-secrets"
+
+
+def carried_secrets(spec: JobSpec) -> list[str]:
+    """Names of secrets whose values the launching machine brings: all but those that the cluster has."""
+    return [each.name for each in secret_refs(spec) if not each.source.startswith("kubernetes://")]
 
 
 def render_files_pod(place: Place, name: str, owner: str) -> dict[str, Any]:
@@ -202,7 +221,7 @@ def slots_of_gpu(spec: JobSpec) -> int | None:
 def _pod(spec: JobSpec, place: Place, job: JobIdentity, part: int, offset: int) -> dict[str, Any]:
     folder = f"{MOUNT if place.bucket else place.root}/jobs/{job.id}"
     index = "$(JOB_COMPLETION_INDEX)"
-    volumes, mounts = _volumes(spec, place, shim_name(job_name(job, place, part)))
+    volumes, mounts = _volumes(spec, place, job, part)
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": image_of(spec, place),
@@ -311,15 +330,21 @@ def _resources(spec: JobSpec, place: Place) -> dict[str, Any]:
     return {"resources": {"requests": requests, "limits": limits}} if requests else {}
 
 
-def _volumes(spec: JobSpec, place: Place, shim: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _volumes(
+    spec: JobSpec, place: Place, job: JobIdentity, part: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     mounts: list[dict[str, Any]] = [{"name": "records", "mountPath": MOUNT}]
     names: dict[str, str] = {}
     if place.bucket:
         volumes: list[dict[str, Any]] = [
             {"name": "records", "emptyDir": {}},
-            {"name": "shim", "configMap": {"name": shim}},
+            {"name": "shim", "configMap": {"name": shim_name(job_name(job, place, part))}},
         ]
         mounts.append({"name": "shim", "mountPath": SHIM_MOUNT, "readOnly": True})
+        if carried_secrets(spec):
+            # Where the shim looks for them in any record root.
+            volumes.append({"name": "secrets", "secret": {"secretName": secrets_name(job_name(job, place, part))}})
+            mounts.append({"name": "secrets", "mountPath": f"{MOUNT}/jobs/{job.id}/secrets", "readOnly": True})
     else:
         names[place.claim] = "records"
         volumes = [_claim_volume("records", place.claim)]
