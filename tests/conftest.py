@@ -37,9 +37,13 @@ LONGEST = (
     "services/test_launcher_slurm.py",
     "services/test_failures_worker.py",
     "unit/test_shim.py",
+    "services/test_queue_pubsub.py",
+    "services/test_images.py",
+    "services/test_ray_provider.py",
     "services/test_failures_queue.py",
     "services/test_failures_tasks.py",
-    "services/test_queue_pubsub.py",
+    "services/test_soak.py",
+    "conformance/test_launchers.py",
 )
 
 

@@ -18,10 +18,10 @@ pytestmark = [pytest.mark.service, pytest.mark.slow]
 
 TASKS = 10_000
 KILL_EVERY_S = 1.0
-LONGEST_S = 180.0
+LONGEST_S = 480.0
 
 
-@pytest.mark.timeout(360)
+@pytest.mark.timeout(600)
 def test_ten_thousand_tasks_with_a_worker_killed_every_second_none_is_lost_or_recorded_twice(tmp_path: Path) -> None:
     yard = Yard(tmp_path)
     try:
