@@ -334,7 +334,7 @@ def run(
     published: Path,
 ) -> Iterator[Terminal]:
     monkeypatch.setenv("RUNTIME_OUTPUTS", str(published))
-    monkeypatch.setenv("RUNTIME_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     google.put_secret("dev-hf-token", CANARY.encode())
     with open_terminal(tmp_path, monkeypatch, capsys) as terminal:
         yield terminal
