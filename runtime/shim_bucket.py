@@ -231,14 +231,17 @@ class Carrier(object):
             while True:
                 offset, number, at = self.sent.get(log, (0, 0, 0.0))
                 left = os.path.getsize(path) - offset
-                if left <= 0 or not (last or left >= CHUNK_BYTES or time.time() - at >= self._pause()):
+                silent = last and number == 0  # an empty chunk says that nothing was printed
+                if left <= 0 and not silent:
+                    break
+                if not (last or left >= CHUNK_BYTES or time.time() - at >= self._pause()):
                     break
                 with io.open(path, "rb") as opened:
                     opened.seek(offset)
                     chunk = opened.read(CHUNK_BYTES)
                 key = self.record.key("%s/%s.%05d.log" % (self.name, log[:-4], number))
                 # Put and not created: a chunk whose answer was lost is sent again, and nobody else writes here.
-                self.record.bucket.put(key, chunk, patience=PATIENCE_S if last else 0.0)
+                self.record.bucket.put(key, chunk, patience=None if last else 0.0)
                 self.sent[log] = (offset + len(chunk), number + 1, time.time())
 
     def finish(self):
@@ -334,7 +337,7 @@ class Checkpoints(object):
             path = os.path.join(self.folder, *name.split("/"))
             content = self.hashes.get((name, size, modified)) or hash_file(path)
             if content not in self.there:
-                self.record.bucket.upload(self._key(content), path, PATIENCE_S if last else 0.0)
+                self.record.bucket.upload(self._key(content), path, None if last else 0.0)
                 self.there.add(content)
             self.hashes[name, size, modified] = content
             files[name] = {"sha256": content, "size": size, "mode": mode}
@@ -399,7 +402,7 @@ class Bucket(object):
         except Answer as answer:
             return bool(self._none_of(answer, key))
 
-    def put(self, key, data, patience=PATIENCE_S):
+    def put(self, key, data, patience=None):
         self._sure("PUT", key, data=data, patience=patience)
 
     def create(self, key, data):
@@ -413,7 +416,7 @@ class Bucket(object):
         # What is equal to the last byte is our own: all that is created here bears a time, a token or no news.
         return bool(data) and self.get(key) == data
 
-    def upload(self, key, path, patience=PATIENCE_S):
+    def upload(self, key, path, patience=None):
         """As `put`, of a file of any size."""
         size = os.path.getsize(path)
         if size <= PART_BYTES:
@@ -478,9 +481,9 @@ class Bucket(object):
         except Answer as answer:
             raise Denied("%s: %s" % (key or self.name, answer))
 
-    def _ask(self, method, key, data=None, query=None, headers=None, into=None, tag=False, patience=PATIENCE_S):
+    def _ask(self, method, key, data=None, query=None, headers=None, into=None, tag=False, patience=None):
         """One request, again and again while it may pass. Raises `Answer` for what will not."""
-        until, pause, renewed = time.time() + patience, 0.2, False
+        until, pause, renewed = time.time() + (PATIENCE_S if patience is None else patience), 0.2, False
         problem: Optional[Exception] = None
         while True:
             try:
@@ -750,13 +753,18 @@ def fetch(url, headers, data=None):
     return _open(urllib.request.Request(url, data=data, headers=headers))
 
 
+_NEAR = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Addresses of the machine itself are behind no proxy."""
+
+
 def _open(request):
+    opener = _NEAR.open if request.type == "http" else urllib.request.urlopen
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with opener(request, timeout=10) as answer:
             return answer.read()
     except urllib.error.HTTPError as problem:
         if problem.code in MAY_PASS:
             raise
-        raise Denied("no credentials: %s said %d" % (urllib.parse.urlsplit(request.full_url).netloc, problem.code))
+        raise Denied("no credentials: %s said %d" % (request.host, problem.code))
     except (urllib.error.URLError, socket.timeout) as problem:
         raise IOError(errno.EIO, "no credentials: %s does not answer: %s" % (request.host, problem))

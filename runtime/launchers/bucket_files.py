@@ -53,7 +53,8 @@ class BucketFiles:
 
     def read(self, name: str) -> bytes | None:
         if _LOG.fullmatch(name):
-            return b"".join(data or b"" for data in self._each(self._blobs.get, self._chunks(name))) or None
+            chunks = self._chunks(name)
+            return b"".join(data or b"" for data in self._each(self._blobs.get, chunks)) if chunks else None
         return self._blobs.get(name)
 
     def read_many(self, names: Iterable[str]) -> dict[str, bytes]:

@@ -29,6 +29,7 @@ from runtime.config import Project, Settings
 from runtime.errors import NotPossible
 from runtime.jobs import Array, Backoff, Code, CodeMode, JobSpec, JobState, Retry, SecretRef, leaf_fields, set_fields
 from runtime.launchers.base import Fidelity, Keeping, Launcher, LaunchPlan, Target
+from runtime.launchers.bucket_files import is_bucket
 from runtime.launchers.hosts import Host
 from runtime.launchers.registry import get_launcher
 from runtime.launching import (
@@ -403,6 +404,8 @@ class LauncherSuite:
         pause = {"backoff": {"min": "1s", "max": "1s"}} if bench.keeps("retry.backoff.min") else {}
         # The first attempt fails when it is told to, and by then nobody is left who could ask for another.
         waits = "until [ -e $RUNTIME_CHECKPOINT_DIR/fail ]; do sleep 0.2; done; exit 1"
+        if is_bucket(bench.case.records):
+            waits = "sleep 10; exit 1"  # what others put into the bucket does not come to it while it runs
         command = f"echo attempt $RUNTIME_ATTEMPT; [ $RUNTIME_ATTEMPT = 2 ] || {{ {waits}; }}"
         spec = {"command": ["sh", "-c", command], "retry": {"failure": 1, **pause}}
         with bench.launch_elsewhere(spec, follow=True) as follower:

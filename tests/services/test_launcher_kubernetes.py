@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ from runtime.launching import JobHandle, LaunchOptions, find_job, launch
 from runtime.outputs import PubSubQueueOutput, RecordsOutput, StackOutputs, encode_outputs
 from runtime.queues.pubsub_client import ensure_topics
 from runtime.reasons import EndReason
+from tests.fakes.gcs import GcsServer
 from tests.images_support import INSTALL, ROOT, TOOLS_FOLDER, tool_environment
 from tests.kubernetes_support import Access, Kubernetes, run_script
 from tests.readme_support import AS_PROMISED, follow_readme
@@ -774,6 +775,15 @@ def bucket(kubernetes_node: Kubernetes, moto_server: MotoServer) -> Iterator[dic
         yield {"records": f"s3://lab/{uuid.uuid4().hex[:8]}", "records_env": environment}
 
 
+@pytest.fixture
+def elsewhere(bucket: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The same, but pods are led to a server that has no such bucket."""
+    server, address = GcsServer().start(), bucket["records_env"]["AWS_ENDPOINT_URL"].rpartition(":")[0]
+    with relayed(server.url.removeprefix("http://")) as port:
+        yield {**bucket, "records_env": {**bucket["records_env"], "AWS_ENDPOINT_URL": f"{address}:{port}"}}
+    server.stop()
+
+
 class TestKubernetesLauncherWithBucket(LauncherSuite):
     @pytest.fixture
     def case(
@@ -783,3 +793,79 @@ class TestKubernetesLauncherWithBucket(LauncherSuite):
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
         settings = {"context": "lab", "namespace": namespace, "image": IMAGE, "image_pull_policy": "Never", **bucket}
         return LauncherCase(kind="kubernetes", settings=settings, records=bucket["records"], patience_s=120)
+
+
+@pytest.fixture
+def far(lab: Lab, bucket: dict[str, Any]) -> Lab:
+    """The lab with targets whose jobs lie in a bucket."""
+    target = lab.settings.project.targets["lab"]
+    targets = {
+        "far": {**target, **bucket},
+        "gpus": {**target, **bucket, "gpus": {"node-1": 1}, "check_gpus": False},
+    }
+    project = replace(lab.settings.project, targets=targets)
+    return replace(lab, settings=replace(lab.settings, project=project))
+
+
+def test_checkpoint_goes_to_the_next_pod_by_the_bucket_and_outputs_come_home(far: Lab, tmp_path: Path) -> None:
+    script = (
+        "cat $RUNTIME_CHECKPOINT_DIR/c && echo done > $RUNTIME_OUTPUT_DIR/said && exit 0; "
+        "trap 'echo saved > $RUNTIME_CHECKPOINT_DIR/c' USR1; while :; do sleep 0.1; done"
+    )
+    with far.launch(
+        "sh",
+        "-c",
+        script,
+        target="far",
+        time_limit=timedelta(seconds=6),
+        checkpoint=Checkpoint(lead=timedelta(seconds=3)),
+    ) as job:
+        assert ended(job, timeout_s=120) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
+        assert job.attempts() == [1, 2]
+        assert printed(job).endswith("saved\n")
+        assert [path.read_text() for path in job.fetch(tmp_path / "home")] == ["done\n"]
+
+
+def test_job_of_a_bucket_leaves_no_object_behind_and_its_record_stays(far: Lab) -> None:
+    core = client.CoreV1Api(far.admin.api)
+    mine = {"label_selector": "app.kubernetes.io/managed-by=research-runtime"}
+    with far.launch(
+        "sh", "-c", "echo $OTHER", target="far", secrets=(SecretRef(name="OTHER", source="env://KUBECONFIG"),)
+    ) as job:
+        assert ended(job) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
+        assert printed(job) == f"{far.kubeconfig}\n"
+        (shim,) = core.list_namespaced_config_map(far.namespace, **mine).items
+        (secret,) = core.list_namespaced_secret(far.namespace, **mine).items
+        (native,) = far.jobs(job)
+        assert {each.metadata.owner_references[0].uid for each in (shim, secret)} == {native.metadata.uid}
+        log = f"jobs/{job.id}/runs/0/a0001/rank0.log"
+        there = [name for name, _ in job.files.tree("jobs")]
+        assert not [
+            name
+            for name in there
+            if str(far.kubeconfig).encode() in (job.files.read(f"jobs/{name}") or b"") and f"jobs/{name}" != log
+        ]
+
+        assert job.cancel() == []
+        client.BatchV1Api(far.admin.api).delete_namespaced_job(
+            native.metadata.name, far.namespace, propagation_policy="Background"
+        )
+        until(lambda: not core.list_namespaced_secret(far.namespace, **mine).items, "the end of its secret")
+        until(lambda: not core.list_namespaced_config_map(far.namespace, **mine).items, "the end of its shim")
+        assert job.state() is JobState.SUCCEEDED
+
+
+def test_runs_that_share_a_gpu_bring_their_shim_from_a_bucket_too(far: Lab) -> None:
+    share = JobResources(gpus=Gpus(count=0.5))
+    with far.launch("sh", "-c", "echo $CUDA_VISIBLE_DEVICES", target="gpus", resources=share) as job:
+        assert ended(job) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
+        assert printed(job) == "0\n"
+
+
+def test_pods_that_the_bucket_refuses_end_and_say_so(far: Lab, elsewhere: dict[str, Any]) -> None:
+    far.settings.project.targets["far"].update(elsewhere)
+    with far.launch("true", target="far") as job:
+        assert job.wait(timeout_s=90).state is JobState.FAILED
+        (index,) = job.status(indices=True).indices
+        assert "the record root s3://lab/" in index.message
+        assert "NoSuchBucket" in index.message

@@ -1419,7 +1419,7 @@ def test_shim_makes_an_environment_of_a_uv_lock(job: MakeJob, tmp_path: Path) ->
 # what it is written in
 
 
-@pytest.mark.parametrize("name", ["runtime/shim.py", "runtime/launchers/agent.py"])
+@pytest.mark.parametrize("name", ["runtime/shim.py", "runtime/shim_bucket.py", "runtime/launchers/agent.py"])
 def test_files_that_travel_need_nothing_newer_than_python_3_6(name: str) -> None:
     assert needed_python(Path(__file__).parents[2] / name) <= (3, 6)
 
