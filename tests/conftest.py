@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,12 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell that runs the tests in the background has them ignore SIGINT, which they would pass on to what they start.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Rewriting asserts is most of the cost of collecting; it is kept, also where Python is told to keep no byte code.
+    sys.dont_write_bytecode = False
+
+
+def pytest_collection_finish() -> None:
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
