@@ -64,11 +64,11 @@ class BucketFiles:
 
     def read_from(self, name: str, offset: int, limit: int = 1 << 20) -> bytes:
         if not _LOG.fullmatch(name):
-            return (self._blobs.get(name) or b"")[offset : offset + limit]
+            return self._blobs.get_range(name, offset, limit)
         first = 0
         for chunk, size in self._sizes(name):
             if offset < first + size:
-                return (self._blobs.get(chunk) or b"")[offset - first :][:limit]
+                return self._blobs.get_range(chunk, offset - first, limit)
             first += size
         return b""
 
@@ -79,7 +79,7 @@ class BucketFiles:
         return bool(data) and self._blobs.get(name) == data
 
     def link(self, there: str, name: str) -> bool:
-        """A copy, which the service makes by itself."""
+        """A copy, which the service makes by itself, over what is there: the same code lies under both names."""
         return self._blobs.copy(there, name)
 
     def write(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
@@ -89,8 +89,9 @@ class BucketFiles:
         return not self._blobs.list_folder(f"{name}/")
 
     def names(self, folder: str, prefix: str = "") -> list[str]:
-        found = (_CHUNK.sub(r"\1.log", f"{folder}/{name}") for name in self._blobs.list_folder(f"{folder}/"))
-        return sorted({name for path in found if (name := path[len(folder) + 1 :]).startswith(prefix)})
+        above = f"{folder}/" if folder else ""
+        found = (_CHUNK.sub(r"\1.log", above + name)[len(above) :] for name in self._blobs.list_folder(above))
+        return sorted({name for name in found if name.startswith(prefix)})
 
     def tree(self, folder: str) -> list[tuple[str, int]]:
         sizes: dict[str, int] = {}
@@ -105,6 +106,8 @@ class BucketFiles:
         self._each(lambda pair: self._save(*pair), pairs)
 
     def remove(self, name: str) -> None:
+        if not name or {"", ".", ".."} & set(name.split("/")):
+            raise ValueError(f"`{name}` lies outside of `{self.root}`, or is the root itself")
         self._each(self._blobs.delete, [name, *self._blobs.list_keys(f"{name}/"), *self._chunks(name)])
 
     def free_bytes(self) -> int:

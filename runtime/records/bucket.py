@@ -117,6 +117,20 @@ class BucketBlobs:
         except FileNotFoundError:
             return None
 
+    def get_range(self, key: str, offset: int, limit: int) -> bytes:
+        """At most `limit` bytes from `offset`; empty at the end and where there is no object."""
+
+        def try_once() -> bytes:
+            size: int = self._obstore.head(self._store, key)["size"]
+            if offset >= size:
+                return b""
+            return bytes(self._obstore.get_range(self._store, key, start=offset, end=min(size, offset + limit)))
+
+        try:
+            return self._call(key, try_once)
+        except FileNotFoundError:
+            return b""
+
     def download(self, key: str, to: Path) -> None:
         """The object as a file, piece by piece, whole or not at all. Raises `StoreUnavailable` where there is none."""
 

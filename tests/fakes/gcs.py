@@ -76,7 +76,7 @@ class GcsServer(FaultyServer):
                 case "GET" if not key:
                     return self._list(bucket, query)
                 case "GET" | "HEAD":
-                    return self._get(bucket, key)
+                    return self._get(bucket, key, request.headers.get("range", ""))
         return Response(405)
 
     def _put(self, bucket: str, key: str, request: Request) -> Response:
@@ -134,7 +134,7 @@ class GcsServer(FaultyServer):
             del names[bisect.bisect_left(names, key)]
         return Response(204)
 
-    def _get(self, bucket: str, key: str) -> Response:
+    def _get(self, bucket: str, key: str, wanted: str) -> Response:
         stored = self.buckets[bucket].get(key)
         if stored is None:
             return Response(404, body=b"<Error><Code>NoSuchKey</Code></Error>")
@@ -144,6 +144,13 @@ class GcsServer(FaultyServer):
             "Last-Modified": format_datetime(stored.modified, usegmt=True),
             "x-length": str(len(stored.data)),
         }
+        if found := re.fullmatch(r"bytes=(\d+)-(\d*)", wanted):
+            first, size = int(found[1]), len(stored.data)
+            if first >= size:
+                return Response(416, body=b"<Error><Code>InvalidRange</Code></Error>")
+            last = min(int(found[2] or size - 1), size - 1)
+            headers |= {"Content-Range": f"bytes {first}-{last}/{size}", "x-length": str(last + 1 - first)}
+            return Response(206, headers, stored.data[first : last + 1])
         return Response(200, headers, stored.data)
 
     def _list(self, bucket: str, query: dict[str, str]) -> Response:

@@ -1,0 +1,131 @@
+"""Files of a record root in a bucket: what holds for every place, and what chunks and copies add."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import InvalidValue, StoreUnavailable
+from runtime.launchers.base import Target
+from runtime.launchers.bucket_files import BucketFiles, check_bucket, is_bucket
+from runtime.launchers.hosts import Files, Links
+from tests.fakes.faults import Fault
+from tests.fakes.gcs import GcsServer
+from tests.services_support import MotoServer
+from tests.unit import test_hosts as folder
+
+RUN = "jobs/j-1/runs/0/a0001"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> GcsServer:
+    running = GcsServer().start()
+    running.make_bucket("lab")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", running.url)
+    return running
+
+
+@pytest.fixture(params=["gs", pytest.param("s3", marks=pytest.mark.service)])
+def files(request: pytest.FixtureRequest) -> Files:
+    if request.param == "gs":
+        request.getfixturevalue("server")
+        return BucketFiles("gs://lab/some/prefix/")
+    import boto3
+
+    moto: MotoServer = request.getfixturevalue("moto_server")
+    boto3.client("s3", endpoint_url=moto.url, region_name="us-east-1").create_bucket(Bucket="lab")
+    return BucketFiles("s3://lab/some/prefix")
+
+
+test_file_is_created_once_and_read_back = folder.test_file_is_created_once_and_read_back
+test_names_and_trees_are_listed = folder.test_names_and_trees_are_listed
+test_downloads_are_equal = folder.test_downloads_of_a_file_and_a_folder_are_equal_to_what_lies_there
+test_names_that_lead_outside_are_refused = folder.test_names_that_lead_outside_are_refused
+
+
+def test_root_is_said_without_a_slash_at_its_end(files: Files) -> None:
+    assert files.root.endswith("://lab/some/prefix")
+
+
+def test_object_has_another_name_without_being_sent_again(files: Files) -> None:
+    assert isinstance(files, Links)
+    files.create("snapshots/a b.tar", b"code")
+
+    assert files.link("snapshots/a b.tar", "jobs/j-1/snapshot.tar") is True
+    assert files.link("snapshots/none", "jobs/j-1/other") is False
+
+    assert files.read("jobs/j-1/snapshot.tar") == b"code"
+    assert files.read("jobs/j-1/other") is None
+
+
+def test_chunks_of_a_log_are_one_log(files: Files) -> None:
+    for number, text in enumerate((b"one\n", b"", b"two\n")):
+        files.write(f"{RUN}/rank1.{number:05}.log", text)
+    files.write(f"{RUN}/rank10.00000.log", b"ten\n")
+    files.write("jobs/j-1/runs/0/output/a0001/rank1.00000.log", b"an output of that name")
+
+    log = f"{RUN}/rank1.log"
+    assert files.read(log) == b"one\ntwo\n"
+    assert [files.read_from(log, offset, 3) for offset in (0, 2, 4, 7, 8)] == [b"one", b"e\n", b"two", b"\n", b""]
+    assert files.read_many([log, f"{RUN}/rank2.log"]) == {log: b"one\ntwo\n"}
+    assert files.names(RUN, "rank") == ["rank1.log", "rank10.log"]
+    assert files.tree("jobs/j-1") == [
+        ("runs/0/a0001/rank1.log", 8),
+        ("runs/0/a0001/rank10.log", 4),
+        ("runs/0/output/a0001/rank1.00000.log", 22),
+    ]
+
+
+def test_logs_come_home_as_one_file_each_and_odd_names_as_they_are(files: Files, tmp_path: Path) -> None:
+    files.write(f"{RUN}/rank0.00000.log", b"one\n")
+    files.write(f"{RUN}/rank0.00001.log", b"two\n")
+    files.write(f"{RUN}/a b/é#~%41", b"odd")
+
+    files.download(RUN, tmp_path / "home")
+
+    there = {
+        path.relative_to(tmp_path / "home").as_posix(): path.read_bytes() for path in (tmp_path / "home").rglob("*.*")
+    }
+    assert there == {"rank0.log": b"one\ntwo\n"}
+    assert (tmp_path / "home/a b/é#~%41").read_bytes() == b"odd"
+
+
+def test_removal_takes_all_below_and_no_neighbour(files: Files) -> None:
+    for name in ("jobs/j-1/a", "jobs/j-1/b/c", "jobs/j-10/a", f"{RUN}/rank0.00000.log"):
+        files.write(name, b"x")
+
+    files.remove(f"{RUN}/rank0.log")
+    assert [name for name, _ in files.tree("jobs")] == ["j-1/a", "j-1/b/c", "j-10/a"]
+    files.remove("jobs/j-1")
+    files.remove("jobs/j-1")
+
+    assert [name for name, _ in files.tree("jobs")] == ["j-10/a"]
+
+
+def test_creation_whose_answer_was_lost_is_our_own(server: GcsServer) -> None:
+    files = BucketFiles("gs://lab/p")
+    server.fail_next("PUT", [Fault.STORE_THEN_503])
+
+    assert files.create("lock", b"mine, by its token") is True
+    assert files.create("lock", b"another's") is False
+
+
+def test_file_that_is_gone_while_it_is_fetched_leaves_nothing_half(server: GcsServer, tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="is gone"):
+        BucketFiles("gs://lab/p").download("none", tmp_path / "home/x")
+
+    assert list((tmp_path / "home").iterdir()) == []
+
+
+@pytest.mark.parametrize("records", ["gs://", "gs:///x", "s3://a//b", "s3://a b/c", "https://a/b"])
+def test_url_that_names_no_bucket_is_refused(records: str) -> None:
+    with pytest.raises(InvalidValue, match=r"targets\.t\.records"):
+        check_bucket(Target(name="t", kind="kubernetes", records=records))
+
+
+@pytest.mark.parametrize(
+    ("records", "bucket"), [("gs://a", True), ("s3://a/b", True), ("/a", False), ("claim://a/b", False), (None, False)]
+)
+def test_bucket_is_told_from_other_roots(records: str | None, bucket: bool) -> None:
+    assert is_bucket(records) is bucket
