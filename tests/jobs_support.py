@@ -78,7 +78,7 @@ class Terminal:
 
     def wait(self, job: str, *states: str) -> None:
         wanted = states or ("succeeded", "failed", "cancelled")
-        wait_for(lambda: self("status", job, "-o", "json").json["state"] in wanted, f"{wanted} of {job}", 30)
+        wait_for(lambda: self("status", job, "-o", "json").json["state"] in wanted, f"{wanted} of {job}")
 
     def folder(self, job: str) -> Path:
         return self.data / "jobs" / "jobs" / job

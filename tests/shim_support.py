@@ -9,11 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tests.services_support import wait_until
 
 SHIM = Path(__file__).parents[1] / "runtime" / "shim.py"
 CALL = "sys.exit(shim.main(sys.argv[1:]))"
@@ -139,11 +140,8 @@ def add_snapshot(job: ShimJob, archive: bytes, **code: Any) -> None:
     job.write()
 
 
-def wait_for(condition: Callable[[], object], what: str, seconds: float = 20) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, f"{what} did not come within {seconds} s"
-        time.sleep(0.02)
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 60) -> None:
+    assert wait_until(lambda: bool(condition()), timeout_s=seconds), f"{what} did not come within {seconds} s"
 
 
 def wait_until_it_listens(process: subprocess.Popen[str]) -> None:

@@ -234,7 +234,7 @@ class WorkerProcess:
                         found.append(event)
         return found
 
-    def said(self, text: str, *, timeout_s: float = 30) -> None:
+    def said(self, text: str, *, timeout_s: float = 60) -> None:
         """Wait for a text in its output."""
         assert wait_until(lambda: text in self.log(), timeout_s=timeout_s), f"never said {text!r}:\n{self.log()}"
 
@@ -255,13 +255,13 @@ class WorkerProcess:
         self.process.kill()
         self.process.wait()
 
-    def stop(self, *, timeout_s: float = 60) -> int:
+    def stop(self, *, timeout_s: float = 120) -> int:
         """SIGTERM, and its exit code."""
         if self.alive:
             self.process.terminate()
         return self.process.wait(timeout_s)
 
-    def wait(self, *, timeout_s: float = 60) -> int:
+    def wait(self, *, timeout_s: float = 120) -> int:
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -427,7 +427,7 @@ class Yard:
     def open_gate(self, name: str) -> None:
         (self.folder / "gates" / name).touch()
 
-    def cli(self, *args: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    def cli(self, *args: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
         """A `runtime` command."""
         return subprocess.run(
             [sys.executable, "-m", "runtime", *args],
@@ -469,7 +469,7 @@ class Yard:
         found = [Run(**json.loads(line)) for line in text.split("\n")[:-1]]
         return [run for run in found if name is None or run.name == name]
 
-    def wait_for(self, condition: Callable[[], bool], what: str, *, timeout_s: float = 60) -> None:
+    def wait_for(self, condition: Callable[[], bool], what: str, *, timeout_s: float = 120) -> None:
         """Gives up as soon as a worker has ended otherwise than it should."""
         if not wait_until(self._unless_broken(condition), timeout_s=timeout_s, every_s=0.05):
             pytest.fail(f"{what} did not happen within {timeout_s} s\n{self.logs()}")
@@ -485,12 +485,12 @@ class Yard:
 
         return looked
 
-    def wait_run(self, name: str, times: int = 1, *, timeout_s: float = 60) -> Run:
+    def wait_run(self, name: str, times: int = 1, *, timeout_s: float = 120) -> Run:
         """The run of that number, once it has begun."""
         self.wait_for(lambda: len(self.runs(name)) >= times, f"run {times} of {name}", timeout_s=timeout_s)
         return self.runs(name)[times - 1]
 
-    def wait_recorded(self, ids: Iterable[str] | None = None, *, timeout_s: float = 90) -> list[Record]:
+    def wait_recorded(self, ids: Iterable[str] | None = None, *, timeout_s: float = 180) -> list[Record]:
         """The records of these tasks, or of all, once each has one."""
         wanted = list(self.tasks if ids is None else ids)
         found: dict[str, Record] = {}
@@ -540,7 +540,7 @@ class Yard:
         killed = any(worker.process.returncode < 0 for worker in self.workers)
         if killed:
             self._clean_up()
-        wait_until(lambda: not self.processes(), timeout_s=15, every_s=0.1)
+        wait_until(lambda: not self.processes(), timeout_s=60, every_s=0.1)
         problems = find_problems(self.look(killed=killed))
         if problems:
             pytest.fail("\n".join([*problems, self.logs()]))
@@ -548,7 +548,7 @@ class Yard:
     def _clean_up(self) -> None:
         """What a killed worker left goes away when the next one starts on its host."""
         cleaner = self.start("--idle-timeout", "never").ready()
-        wait_until(lambda: not self._others_left(cleaner.name), timeout_s=15, every_s=0.05)
+        wait_until(lambda: not self._others_left(cleaner.name), timeout_s=60, every_s=0.05)
         cleaner.stop()
 
     def _others_left(self, name: str) -> bool:

@@ -142,7 +142,7 @@ def test_job_runs_the_tree_as_it_was_with_only_its_own_variables(place: Place, m
     job = place.launch("sh main.sh", env={"MINE": "mine"}, resources=_gpus(2))
     (place.tree / "main.sh").write_text("echo two\n")
 
-    status = job.wait(timeout_s=60)
+    status = job.wait(timeout_s=120)
 
     assert (status.state, status.reason) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
     assert printed(job) == "one mine unset 0,1\n"
@@ -164,7 +164,7 @@ def elements(place: Place, job: JobHandle) -> list[str]:
 def test_array_gives_each_index_its_parameters_and_its_own_end(place: Place) -> None:
     job = place.launch("echo {x} $RUNTIME_ARRAY_INDEX; exit {x}", array=Array(params={"x": (0, 1, 0)}, offset=5))
 
-    status = job.wait(timeout_s=60)
+    status = job.wait(timeout_s=120)
 
     assert (status.state, dict(status.counts)) == (JobState.FAILED, {JobState.SUCCEEDED: 2, JobState.FAILED: 1})
     assert [printed(job, index) for index in (5, 6, 7)] == ["0 5\n", "1 6\n", "0 7\n"]
@@ -174,7 +174,7 @@ def test_array_above_the_clusters_limits_is_split_and_each_index_runs_once(place
     place.target["max_array_size"] = 3
 
     job = place.launch("echo $RUNTIME_ARRAY_INDEX", array=Array(count=8, offset=10, max_parallel=6))
-    status = job.wait(timeout_s=90)
+    status = job.wait(timeout_s=120)
 
     assert dict(status.counts) == {JobState.SUCCEEDED: 8}
     assert len(place.slurm.jobs(job.id)) == 3
@@ -186,11 +186,11 @@ def test_array_above_the_submit_limit_runs_several_indices_in_turn(place: Place)
     place.target["max_submit"] = 2
 
     job = place.launch("echo $RUNTIME_ARRAY_INDEX", array=Array(count=5))
-    status = job.wait(timeout_s=60)
+    status = job.wait(timeout_s=120)
 
     assert dict(status.counts) == {JobState.SUCCEEDED: 5}
     # Accounting hears of elements some time after they have ended.
-    assert wait_until(lambda: len(elements(place, job)) == 2, timeout_s=15), elements(place, job)
+    assert wait_until(lambda: len(elements(place, job)) == 2, timeout_s=60), elements(place, job)
     assert [printed(job, index) for index in range(5)] == [f"{index}\n" for index in range(5)]
 
 
@@ -202,11 +202,11 @@ def test_packed_array_fills_the_slots_of_its_nodes_with_gpus_of_their_own(place:
         retry=Retry(failure=1, backoff=SOON),
     )
 
-    status = job.wait(timeout_s=90)
+    status = job.wait(timeout_s=120)
 
     assert dict(status.counts) == {JobState.SUCCEEDED: 11, JobState.FAILED: 1}
     # Accounting hears of elements some time after they have ended.
-    assert wait_until(lambda: len(elements(place, job)) == 2, timeout_s=15), elements(place, job)
+    assert wait_until(lambda: len(elements(place, job)) == 2, timeout_s=60), elements(place, job)
     assert {printed(job, index) for index in range(12) if index != 7} == {"0\n", "1\n"}
     assert [len(job.attempts(index)) for index in (6, 7, 8)] == [1, 2, 1]
 
@@ -219,10 +219,10 @@ def test_two_hundred_small_runs_are_packed_on_four_nodes_and_each_runs_once(plac
         time_limit=timedelta(minutes=1),
     )
 
-    status = job.wait(timeout_s=90)
+    status = job.wait(timeout_s=120)
 
     assert dict(status.counts) == {JobState.SUCCEEDED: 200}
-    assert wait_until(lambda: len(elements(place, job)) == 4, timeout_s=15), elements(place, job)
+    assert wait_until(lambda: len(elements(place, job)) == 4, timeout_s=60), elements(place, job)
     runs = place.folder / "records" / "jobs" / job.id / "runs"
     said = [(runs / str(index) / "a0001" / "rank0.log").read_text().split() for index in range(200)]
     assert [int(index) for index, _ in said] == list(range(200))
@@ -242,7 +242,7 @@ def test_packed_runs_as_steps_run_at_once_with_cpus_of_their_own(place: Place) -
         retry=Retry(failure=1, backoff=SOON),
     )
 
-    status = job.wait(timeout_s=90)
+    status = job.wait(timeout_s=120)
 
     assert dict(status.counts) == {JobState.SUCCEEDED: 4}
     assert [printed(job, index).split()[1] for index in range(4)] == ["2"] * 4
@@ -255,7 +255,7 @@ def test_job_waits_for_the_jobs_it_comes_after(place: Place) -> None:
     second = place.launch("cat ../../../first 2>/dev/null || ls -d .", after=(first.id,))
 
     assert second.state() is JobState.PENDING
-    assert second.wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert second.wait(timeout_s=120).state is JobState.SUCCEEDED
     assert first.state() is JobState.SUCCEEDED
     with pytest.raises(NotPossible):
         place.launch("true", after=("j-000000000000000000000000",))
@@ -268,7 +268,7 @@ def test_ranks_on_several_nodes_are_started_together_with_a_tree_each(place: Pla
     )
     job = place.launch("sh main.sh", nodes=2, tasks_per_node=2, env={"MINE": "mine"})
 
-    status = job.wait(timeout_s=60)
+    status = job.wait(timeout_s=120)
 
     assert status.state is JobState.SUCCEEDED
     host = socket.gethostname()
@@ -291,7 +291,7 @@ def test_rank_that_fails_ends_the_others_and_all_start_again(place: Place) -> No
         retry=Retry(failure=1, backoff=SOON),
     )
 
-    status = job.wait(timeout_s=60)
+    status = job.wait(timeout_s=120)
 
     assert (status.state, ends(place, job)) == (JobState.SUCCEEDED, ["app_failed", "-"])
 
@@ -307,7 +307,7 @@ def test_ranks_are_asked_for_a_checkpoint_before_the_time_limit(place: Place) ->
         checkpoint=Checkpoint(lead=timedelta(seconds=3), signal=CheckpointSignal.USR2),
     )
 
-    status = job.wait(timeout_s=60)
+    status = job.wait(timeout_s=120)
 
     assert (status.state, ends(place, job)) == (JobState.SUCCEEDED, ["checkpointed", "-"])
     there = (place.folder / "records" / "jobs" / job.id / "runs" / "0" / "checkpoint").iterdir()
@@ -324,7 +324,7 @@ def test_failure_is_requeued_by_the_shim_and_only_that_member_of_the_array(place
         retry=Retry(failure=1, backoff=SOON),
     )
 
-    status = job.wait(timeout_s=90)
+    status = job.wait(timeout_s=120)
 
     assert dict(status.counts) == {JobState.SUCCEEDED: 3}
     assert [ends(place, job, index) for index in range(3)] == [["app_failed", "-"], ["-"], ["-"]]
@@ -355,28 +355,28 @@ def test_preempted_job_is_requeued_and_goes_on(place: Place) -> None:
         placement=Placement(nodes=("n1",)),
         grace_period=timedelta(seconds=1),
     )
-    assert wait_until(lambda: runs(job), timeout_s=30)
+    assert wait_until(lambda: runs(job), timeout_s=60)
 
     place.slurm.run("sbatch", "-p", "urgent", "-w", "n1", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 2")
-    status = job.wait(timeout_s=90)
+    status = job.wait(timeout_s=120)
 
     assert (status.state, ends(place, job)) == (JobState.SUCCEEDED, ["stopped", "-"])
     assert len(place.slurm.jobs(job.id)) == 1
 
 
 def test_job_on_a_node_that_goes_down_is_requeued_and_goes_on(place: Place) -> None:
-    job = place.launch("[ $RUNTIME_ATTEMPT = 1 ] || exit 0; sleep 45", placement=Placement(nodes=("n4",)))
-    assert wait_until(lambda: runs(job), timeout_s=30)
+    job = place.launch("[ $RUNTIME_ATTEMPT = 1 ] || exit 0; sleep 200", placement=Placement(nodes=("n4",)))
+    assert wait_until(lambda: runs(job), timeout_s=60)
 
     place.slurm.node(4, "down")
     try:
         place.slurm.run("scontrol", "update", "nodename=n4", "state=down", "reason=test")
-        assert wait_until(lambda: job.state() is JobState.PENDING, timeout_s=30)
+        assert wait_until(lambda: job.state() is JobState.PENDING, timeout_s=60)
     finally:
         place.slurm.node(4, "up")
         time.sleep(1)
         place.slurm.run("scontrol", "update", "nodename=n4", "state=resume", check=False)
-    status = job.wait(timeout_s=90)
+    status = job.wait(timeout_s=120)
 
     assert (status.state, len(job.attempts())) == (JobState.SUCCEEDED, 2)
     assert len(place.slurm.jobs(job.id)) == 1
@@ -384,17 +384,17 @@ def test_job_on_a_node_that_goes_down_is_requeued_and_goes_on(place: Place) -> N
 
 def test_job_ended_by_scancel_is_cancelled(place: Place) -> None:
     job = place.launch("sleep 60", grace_period=timedelta(seconds=1))
-    assert wait_until(lambda: runs(job), timeout_s=30)
+    assert wait_until(lambda: runs(job), timeout_s=60)
 
     place.slurm.run("scancel", place.slurm.jobs(job.id)[0])
-    status = job.wait(timeout_s=30)
+    status = job.wait(timeout_s=120)
 
     assert (status.state, status.reason) == (JobState.CANCELLED, EndReason.CANCELLED)
 
 
 def test_cancel_of_one_index_leaves_the_others_and_of_the_job_leaves_nothing(place: Place) -> None:
     job = place.launch("sleep 60", array=Array(count=3), grace_period=timedelta(seconds=1))
-    assert wait_until(lambda: all(job.attempts(index) for index in range(3)), timeout_s=30)
+    assert wait_until(lambda: all(job.attempts(index) for index in range(3)), timeout_s=60)
 
     assert job.cancel(indices=[1]) == []
     assert [each.state for each in job.status(indices=True).indices] == [
@@ -430,7 +430,7 @@ def test_what_slurm_refuses_is_told_with_what_there_is(
     assert said in refused.value.said.lower()
     assert list(refused.value.facts) == [fact]
     del place.target[setting]
-    assert place.launch("true").wait(timeout_s=30).state is JobState.SUCCEEDED
+    assert place.launch("true").wait(timeout_s=120).state is JobState.SUCCEEDED
 
 
 def test_request_that_no_node_fits_is_refused_and_a_smaller_one_of_the_same_job_is_not_taken_for_it(
@@ -447,7 +447,7 @@ def test_request_that_no_node_fits_is_refused_and_a_smaller_one_of_the_same_job_
     place.target["flags"] = []
     job = place.launch("true")
 
-    assert job.wait(timeout_s=30).state is JobState.SUCCEEDED
+    assert job.wait(timeout_s=120).state is JobState.SUCCEEDED
 
 
 # once
@@ -463,7 +463,7 @@ def test_launch_killed_at_any_point_and_run_again_is_one_job(place: Place, point
     identity = done.communicate(timeout=90)[0].split()[0]
     job = find_job(identity, settings=place.settings)
 
-    assert job.wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert job.wait(timeout_s=120).state is JobState.SUCCEEDED
     assert len(place.slurm.jobs(identity)) == 1
     ran = place.folder / "records" / "jobs" / identity / "runs" / "0" / "checkpoint" / "ran"
     assert ran.read_text() == "ran\n"
@@ -475,7 +475,7 @@ def test_two_launches_at_once_are_one_job(place: Place) -> None:
 
     assert said[0][0] == said[1][0]
     assert sorted(new for _, new in said) == ["False", "True"]
-    assert find_job(said[0][0], settings=place.settings).wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert find_job(said[0][0], settings=place.settings).wait(timeout_s=120).state is JobState.SUCCEEDED
     assert len(place.slurm.jobs(said[0][0])) == 1
 
 
@@ -495,7 +495,7 @@ def test_launch_killed_while_the_controller_hangs_and_run_again_is_one_job(place
         os.kill(controller, signal.SIGCONT)
     identity = again.communicate(timeout=120)[0].split()[0]
 
-    assert find_job(identity, settings=place.settings).wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert find_job(identity, settings=place.settings).wait(timeout_s=120).state is JobState.SUCCEEDED
     assert len(place.slurm.jobs(identity)) == 1
 
 
@@ -512,8 +512,8 @@ def test_pending_jobs_are_explained_by_slurms_own_reason(place: Place) -> None:
     place.target["flags"] = ["--hold"]
     held = place.launch("echo held")
     place.target["flags"] = ["--exclusive", "--nodes=4"]
-    blocker = place.launch("sleep 30; echo blocker", time_limit=timedelta(minutes=30))
-    assert wait_until(lambda: runs(blocker), timeout_s=30)
+    blocker = place.launch("sleep 200; echo blocker", time_limit=timedelta(minutes=30))
+    assert wait_until(lambda: runs(blocker), timeout_s=60)
     place.target["flags"] = ["--exclusive", "--nodes=4"]
     waiting = place.launch("echo waiting", time_limit=timedelta(minutes=30))
     after = place.launch("echo after", after=(blocker.id,))
@@ -526,7 +526,7 @@ def test_pending_jobs_are_explained_by_slurms_own_reason(place: Place) -> None:
         ("waiting", waiting),
         ("after", after),
     ):
-        assert wait_until(lambda job=job: job.natives()[0].raw != "PENDING", timeout_s=20)
+        assert wait_until(lambda job=job: job.natives()[0].raw != "PENDING", timeout_s=60)
         explained = launcher.explain(job.target, job.natives()[0], job.host)
         assert explained is not None
         said[name] = explained.sentence
@@ -543,33 +543,33 @@ def test_pending_jobs_are_explained_by_slurms_own_reason(place: Place) -> None:
 def test_rehearsed_preemption_requeues_and_what_only_operators_can_do_is_refused(place: Place) -> None:
     launcher = SlurmLauncher()
     job = place.launch("[ $RUNTIME_ATTEMPT = 1 ] || exit 0; sleep 60", grace_period=timedelta(seconds=1))
-    assert wait_until(lambda: runs(job), timeout_s=30)
+    assert wait_until(lambda: runs(job), timeout_s=60)
     native = job.entry().natives[0].native_id
 
     with pytest.raises(NotPossible):
         launcher.interrupt(job.target, native, None, "node-loss", job.host)
     launcher.interrupt(job.target, native, None, "preempt", job.host)
 
-    assert job.wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert job.wait(timeout_s=120).state is JobState.SUCCEEDED
     assert ends(place, job) == ["stopped", "-"]
 
 
 def test_job_with_a_start_deadline_that_is_met_runs(place: Place) -> None:
     job = place.launch("true", start_deadline=timedelta(minutes=5), time_limit=timedelta(minutes=1))
 
-    assert job.wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert job.wait(timeout_s=120).state is JobState.SUCCEEDED
 
 
 def test_failure_where_requeue_is_forbidden_is_tried_again_in_place(place: Place) -> None:
     place.target["flags"] = ["--no-requeue"]
     job = place.launch("exit $((2 - RUNTIME_ATTEMPT))", retry=Retry(failure=1, backoff=SOON))
 
-    status = job.wait(timeout_s=60)
+    status = job.wait(timeout_s=120)
 
     assert (status.state, ends(place, job)) == (JobState.SUCCEEDED, ["app_failed", "-"])
     (native,) = place.slurm.jobs(job.id)
     states = ("sacct", "-D", "-X", "-n", "-P", "--format=State", "-j", native)
-    assert wait_until(lambda: place.slurm.run(*states) == "COMPLETED\n", timeout_s=15), place.slurm.run(*states)
+    assert wait_until(lambda: place.slurm.run(*states) == "COMPLETED\n", timeout_s=60), place.slurm.run(*states)
 
 
 def test_submit_limit_is_told_and_an_array_within_it_runs(place: Place) -> None:
@@ -582,7 +582,7 @@ def test_submit_limit_is_told_and_an_array_within_it_runs(place: Place) -> None:
     job = place.launch("true", array=Array(count=9))
 
     assert "max_submit" in str(refused.value.hint)
-    assert dict(job.wait(timeout_s=60).counts) == {JobState.SUCCEEDED: 9}
+    assert dict(job.wait(timeout_s=120).counts) == {JobState.SUCCEEDED: 9}
 
 
 def test_bundle_runs_where_it_was_copied_to_and_submitted_twice_is_one_job(place: Place) -> None:
@@ -616,22 +616,23 @@ def test_bundle_runs_where_it_was_copied_to_and_submitted_twice_is_one_job(place
 
 def test_rehearsed_time_out_after_a_checkpoint_is_tried_again_and_spends_nothing(place: Place) -> None:
     script = (
-        "[ $RUNTIME_ATTEMPT = 1 ] || exit 0; trap 'touch $RUNTIME_CHECKPOINT_DIR/c' USR1; while :; do sleep 0.1; done"
+        "[ $RUNTIME_ATTEMPT = 1 ] || exit 0; trap 'touch $RUNTIME_CHECKPOINT_DIR/c' USR1; "
+        "touch $RUNTIME_OUTPUT_DIR/up; while :; do sleep 0.1; done"
     )
     job = place.launch(
         script,
         array=Array(count=4, pack=2),
         time_limit=timedelta(minutes=20),
         grace_period=timedelta(seconds=1),
-        checkpoint=Checkpoint(lead=timedelta(seconds=2)),
+        checkpoint=Checkpoint(lead=timedelta(seconds=3)),
     )
-    assert wait_until(lambda: all(job.attempts(index) for index in range(4)), timeout_s=30)
-    time.sleep(1)
+    runs = place.folder / "records" / "jobs" / job.id / "runs"
+    assert wait_until(lambda: len(list(runs.glob("*/output/a0001/up"))) == 4, timeout_s=60)
 
     for index in (0, 2):
         SlurmLauncher().interrupt(job.target, job.entry().natives[0].native_id, index, "timeout", job.host)
 
-    assert dict(job.wait(timeout_s=60).counts) == {JobState.SUCCEEDED: 4}
+    assert dict(job.wait(timeout_s=120).counts) == {JobState.SUCCEEDED: 4}
     assert [ends(place, job, index) for index in range(4)] == [["checkpointed", "-"]] * 4
 
 
@@ -651,7 +652,7 @@ def test_job_over_ssh_runs_with_the_login_nodes_slurm(
     (place.tree / "main.sh").write_text("echo from the tree\n")
 
     with place.launch("sh main.sh; exit $((2 - RUNTIME_ATTEMPT))", retry=Retry(failure=1, backoff=SOON)) as job:
-        status = job.wait(timeout_s=90)
+        status = job.wait(timeout_s=120)
 
         assert status.state is JobState.SUCCEEDED
         assert printed(job) == "from the tree\n" * 2
@@ -674,13 +675,13 @@ def test_job_that_slurm_forgot_is_known_by_its_result_and_one_without_is_lost(
     place = Place(forgetful, tmp_path)
     good = place.launch("exit 0")
     retried = place.launch("exit $((2 - RUNTIME_ATTEMPT))", retry=Retry(failure=1, backoff=SOON))
-    broken = place.launch("sleep 40")
-    assert wait_until(lambda: runs(broken), timeout_s=30)
+    broken = place.launch("sleep 200")
+    assert wait_until(lambda: runs(broken), timeout_s=60)
     # The record root takes no more words, as one that is full: the job ends without a result.
     owners = place.folder / "records" / "jobs" / broken.id / "runs"
     owners.rename(owners.with_name("moved"))
     forgetful.run("scancel", "--signal=KILL", "--full", forgetful.jobs(broken.id)[0])
-    assert retried.wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert retried.wait(timeout_s=120).state is JobState.SUCCEEDED
 
     assert wait_until(lambda: not forgetful.run("squeue", "-h", "-t", "all", "-o", "%F"), timeout_s=120, every_s=1)
 

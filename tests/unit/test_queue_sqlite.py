@@ -84,7 +84,7 @@ def lease_all(queue: SqliteQueue, n: int = 100) -> list[Lease]:
     return queue.lease(n, worker="w-b", ttl=TTL)
 
 
-def wait_for(queue: SqliteQueue, n: int, timeout: float = 10.0) -> list[Lease]:
+def wait_for(queue: SqliteQueue, n: int, timeout: float = 20.0) -> list[Lease]:
     deadline = time.monotonic() + timeout
     leases: list[Lease] = []
     while len(leases) < n and time.monotonic() < deadline:

@@ -403,7 +403,7 @@ def test_shim_passes_an_early_warning_on_and_lets_the_command_finish(job: MakeJo
 
 
 @pytest.mark.parametrize(
-    ("limit", "end"), [({}, "stopped"), ({"time_limit_s": 600}, "stopped"), ({"time_limit_s": 3}, "timeout")]
+    ("limit", "end"), [({}, "stopped"), ({"time_limit_s": 600}, "stopped"), ({"time_limit_s": 8}, "timeout")]
 )
 def test_command_that_dies_of_the_warning_timed_out_only_near_its_deadline(
     job: MakeJob, limit: dict[str, float], end: str

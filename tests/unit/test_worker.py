@@ -81,7 +81,7 @@ def test_worker_command_once_runs_one_task(bench: Bench) -> None:
     bench.put(bench.function("give", 1), bench.function("give", 2))
 
     worker = start_command(bench, "--once")
-    _, said = worker.communicate(timeout=30)
+    _, said = worker.communicate(timeout=60)
 
     assert worker.returncode == 0, said
     assert bench.records.totals(EXPERIMENT).counts[TaskState.SUCCEEDED] == 1
@@ -279,7 +279,7 @@ def test_worker_command_that_is_signalled_releases_its_task_and_exits_0(bench: B
     bench.began("slow")
 
     worker.send_signal(number)
-    _, said = worker.communicate(timeout=30)
+    _, said = worker.communicate(timeout=60)
 
     assert worker.returncode == 0, said
     assert f"received {number.name}" in said
@@ -295,7 +295,7 @@ def test_worker_command_with_a_preemption_notice_drains_and_exits_0(bench: Bench
     bench.began("slow")
 
     notice.touch()
-    _, said = worker.communicate(timeout=30)
+    _, said = worker.communicate(timeout=60)
 
     assert worker.returncode == 0, said
     assert "preemption notice" in said
@@ -314,9 +314,9 @@ def test_running_task_that_is_cancelled_stops_and_its_record_stands(
         bench.began("slow")
         now = datetime.now(UTC)
         bench.records.commit(cancelled_record(task, now=now, by="a test"))
-        assert wait_until(lambda: bool(bench.events("lease_lost")), timeout_s=20)
+        assert wait_until(lambda: bool(bench.events("lease_lost")), timeout_s=60)
         bench.put(bench.function("give"))
-        assert wait_until(lambda: bench.records.totals(EXPERIMENT).counts[TaskState.SUCCEEDED] == 1, timeout_s=20)
+        assert wait_until(lambda: bench.records.totals(EXPERIMENT).counts[TaskState.SUCCEEDED] == 1, timeout_s=60)
         running.worker.stop()
         result = running.join()
 
@@ -334,7 +334,7 @@ def test_running_task_of_a_cancelled_experiment_is_recorded_as_cancelled(
         bench.began("slow")
         order = Control(cancelled_before={EXPERIMENT: datetime.now(UTC)})
         bench.records.set_control("default", order)
-        assert wait_until(lambda: bench.records.find(task.id, 1) is not None, timeout_s=20)
+        assert wait_until(lambda: bench.records.find(task.id, 1) is not None, timeout_s=60)
 
     assert bench.record(task).state is TaskState.CANCELLED
 
@@ -349,7 +349,7 @@ def test_paused_queue_hands_out_nothing_until_it_is_resumed(bench: Bench, monkey
         time.sleep(0.3)
         assert bench.records.find(task.id, 1) is None
         queue.resume()
-        assert wait_until(lambda: bench.records.find(task.id, 1) is not None, timeout_s=20)
+        assert wait_until(lambda: bench.records.find(task.id, 1) is not None, timeout_s=60)
     queue.close()
 
 

@@ -129,7 +129,7 @@ class Bench:
 
     def began(self, name: str) -> None:
         """Wait until a body has begun."""
-        assert wait_until((self.code / f"{name}.began").exists, timeout_s=20), self.log.getvalue()
+        assert wait_until((self.code / f"{name}.began").exists, timeout_s=60), self.log.getvalue()
 
     def let_go(self, name: str) -> None:
         (self.code / f"{name}.go").touch()
@@ -203,7 +203,7 @@ class Running:
         self._thread.start()
         self._made.wait(20)
 
-    def join(self, timeout_s: float = 30) -> WorkerResult:
+    def join(self, timeout_s: float = 90) -> WorkerResult:
         self._thread.join(timeout_s)
         assert not self._thread.is_alive(), "the worker has not left"
         if self._failure is not None:
