@@ -56,7 +56,7 @@ from tests.fakes.gcs import GcsServer
 from tests.images_support import INSTALL, ROOT, TOOLS_FOLDER, tool_environment
 from tests.kubernetes_support import Access, Kubernetes, run_script
 from tests.readme_support import AS_PROMISED, follow_readme
-from tests.services.test_workspace import missing_in, workspace_objects
+from tests.services.test_workspace import missing_in, wait_for_right, workspace_objects
 from tests.services_support import MotoServer, PubsubEmulator, require, wait_until
 
 pytestmark = [
@@ -151,6 +151,7 @@ def workspace(
         admin.apply(each)
     secret = {"metadata": {"name": "login"}, "stringData": {"token": "hush"}}
     client.CoreV1Api(admin.api).create_namespaced_secret(namespace, secret)
+    wait_for_right(kubernetes_node.account(people, "alice"), "create", "jobs", namespace, group="batch")
     kubeconfig = kubernetes_node.kubeconfig_with_context(
         tmp_path_factory.mktemp("kube") / "config", "lab", token=kubernetes_node.token(people, "alice")
     )

@@ -59,9 +59,18 @@ def make(kubernetes: Kubernetes, admin: Access, people: str) -> Callable[..., Ma
         objects = workspace_objects(namespace, settings, **changes)
         for each in objects:
             (as_whom or admin).apply(each)
-        return Made(namespace, objects, kubernetes.account(people, "alice"))
+        launcher = kubernetes.account(people, "alice")
+        wait_for_right(launcher, "create", "jobs", namespace, group="batch")
+        return Made(namespace, objects, launcher)
 
     return made
+
+
+def wait_for_right(
+    access: Access, verb: str, what: str, namespace: str, *, group: str = "", given: bool = True
+) -> None:
+    """The API learns of a role or its binding a moment after they are stored or deleted."""
+    eventually(lambda: access.may(verb, what, group=group, namespace=namespace) is given, timeout_s=60)
 
 
 def workspace_objects(namespace: str, settings: NamespaceSettings, **changes: Any) -> list[dict[str, Any]]:
@@ -194,6 +203,7 @@ def test_administrator_of_the_namespace_alone_can_make_a_workspace_in_it(
         }
     )
     bob = kubernetes.account(people, "bob")
+    wait_for_right(bob, "create", "rolebindings", namespace, group="rbac.authorization.k8s.io")
 
     made = make(NamespaceSettings(create=False, claims={"data": CLAIM}), namespace=namespace, as_whom=bob)
 
@@ -300,6 +310,7 @@ def test_launcher_is_refused_outside_the_namespace_and_at_what_belongs_to_others
     client.RbacAuthorizationV1Api(admin.api).delete_namespaced_role_binding(
         unbound[0]["metadata"]["name"], other.namespace
     )
+    wait_for_right(made.launcher, "create", "jobs", other.namespace, group="batch", given=False)
     core, batch = client.CoreV1Api(made.launcher.api), client.BatchV1Api(made.launcher.api)
 
     calls: dict[str, Callable[[], object]] = {
@@ -355,6 +366,7 @@ def test_neighbours_share_the_table_of_slots_and_see_only_whether_a_job_is_there
     made = make(neighbours=(f"ServiceAccount:{people}/bob",), holds_slots=True)
     client.BatchV1Api(made.launcher.api).create_namespaced_job(made.namespace, job("train"))
     bob = kubernetes.account(people, "bob")
+    wait_for_right(bob, "update", "leases", made.namespace, group="coordination.k8s.io")
 
     assert client.BatchV1Api(bob.api).read_namespaced_job("train", made.namespace).metadata.name == "train"
     client.CoordinationV1Api(bob.api).create_namespaced_lease(
