@@ -34,17 +34,20 @@ INSTALL_SERVICES = "make services"
 
 # Those that take longest come first, so that no worker is left with one of them when all others have finished.
 LONGEST = (
+    "services/test_images.py",
     "services/test_launcher_kubernetes.py",
     "services/test_launcher_slurm.py",
-    "services/test_failures_worker.py",
     "unit/test_shim.py",
     "services/test_queue_pubsub.py",
-    "services/test_images.py",
-    "services/test_ray_provider.py",
+    "services/test_failures_worker.py",
     "services/test_failures_queue.py",
+    "conformance/test_launchers.py",
     "services/test_failures_tasks.py",
     "services/test_soak.py",
-    "conformance/test_launchers.py",
+    "unit/test_cli_jobs.py",
+    "infra/test_check.py",
+    "infra/test_render_startup.py",
+    "unit/test_records_bucket.py",
 )
 
 

@@ -102,8 +102,8 @@ def stubborn(path):
 
 def careful(path):
     """Leaves a note in its `finally` block when it is stopped."""
-    Path(f"{path}.up").write_text("up")
     try:
+        Path(f"{path}.up").write_text("up")
         time.sleep(60)
     finally:
         Path(path).write_text("left in good order")
