@@ -18,6 +18,7 @@ from runtime import ledger
 from runtime.errors import InfrastructureFailure, NotPossible, RuntimeFailure, UnknownName
 from runtime.jobs import JobState
 from runtime.launchers.base import Launcher, NativeState, Releases, Target
+from runtime.launchers.bucket_files import look_again_s
 from runtime.launchers.hosts import Files, Host
 from runtime.launching import JobHandle, newest_natives
 from runtime.ledger import IndexStatus, JobStatus, LedgerEntry, job_folder
@@ -434,7 +435,7 @@ def follow_all(job: JobHandle, *, every_s: float = 0.5) -> Iterator[tuple[int, b
                     yield index, last
         if ended or len(finished) >= entry.indices:
             return
-        time.sleep(every_s)
+        time.sleep(max(every_s, look_again_s(job.files)))
 
 
 def _new_bytes(job: JobHandle, index: int, at: dict[int, tuple[int, int]]) -> Iterator[bytes]:

@@ -44,6 +44,7 @@ from runtime.launchers.base import (
     PlanContext,
     Target,
 )
+from runtime.launchers.bucket_files import look_again_s
 from runtime.launchers.hosts import Files, Host, Links
 from runtime.launchers.order import SNAPSHOT_FILE
 from runtime.launchers.registry import get_launcher
@@ -172,7 +173,7 @@ class JobHandle:
                     yield chunk
             if ended:
                 return
-            time.sleep(0.3)
+            time.sleep(look_again_s(self.files))
 
     def _first(self) -> int:
         return int(self.entry().intent.get("offset", 0))

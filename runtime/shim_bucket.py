@@ -15,6 +15,7 @@ import configparser
 import errno
 import hashlib
 import hmac
+import http.client
 import io
 import json
 import os
@@ -42,9 +43,9 @@ FIRST_LOOK_S = 1.0
 LAST_LOOK_S = 30.0
 """So often a log is sent, at first and of what has run for long."""
 CHUNK_BYTES = 8 << 20
-PART_BYTES = 64 << 20
-"""Of larger files, which go in several parts, of which S3 takes 10,000."""
-AT_ONCE = 8
+PART_BYTES = 16 << 20
+"""Of larger files, which go in several parts, of which S3 takes 10,000. So many of them are in memory at once:"""
+AT_ONCE = 4
 KEPT = 2
 """So many checkpoints are kept."""
 MAY_PASS = (408, 409, 425, 429, 500, 502, 503, 504)
@@ -215,7 +216,7 @@ class Carrier(object):
         return min(LAST_LOOK_S, (time.time() - self.began) / 20)
 
     def look(self):
-        for name in [name for name, (known, _) in self.record.marks.items() if not known]:
+        for name in [name for name, (known, _) in list(self.record.marks.items()) if not known]:
             self.record.look_for(name)
         if self.beat:
             (name, text), self.beat = self.beat, None
@@ -495,7 +496,7 @@ class Bucket(object):
                 elif answer.status not in MAY_PASS:
                     raise
                 problem = answer
-            except (IOError, OSError) as found:  # of which urllib's are kinds
+            except (IOError, OSError, http.client.HTTPException) as found:  # of which urllib's are kinds
                 problem = found
             if time.time() + pause >= until:
                 raise Unreachable("%s: %s" % (key or self.name, problem))

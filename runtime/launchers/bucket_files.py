@@ -13,6 +13,7 @@ from runtime.errors import InvalidValue
 from runtime.launchers.base import Target
 
 if TYPE_CHECKING:
+    from runtime.launchers.hosts import Files
     from runtime.records.bucket import BucketBlobs
 
 T = TypeVar("T")
@@ -25,6 +26,11 @@ _URL: Final = re.compile(r"(gs|s3)://[^/\s]+(/[^/\s]+)*/?")
 
 def is_bucket(records: str | None) -> bool:
     return records is not None and records.startswith(("gs://", "s3://"))
+
+
+def look_again_s(files: Files) -> float:
+    """How long whoever follows a log waits until the next look, in seconds: those at a bucket are paid for."""
+    return 2.0 if is_bucket(files.root) else 0.3
 
 
 def check_bucket(target: Target) -> None:

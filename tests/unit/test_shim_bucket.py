@@ -336,8 +336,11 @@ def test_names_are_those_of_one_folder_on_any_number_of_pages(server: GcsServer,
 
 
 @contextlib.contextmanager
-def answering(answer: Callable[[str, str, dict[str, str], bytes], tuple[int, bytes]]) -> Iterator[str]:
-    """A server that answers with `answer(method, path, headers, body)`."""
+def answering(
+    answer: Callable[[str, str, dict[str, str], bytes], tuple[int, bytes]], missing: int = 0
+) -> Iterator[str]:
+    """A server that answers with `answer(method, path, headers, body)`; of the first answer the last bytes are missing."""
+    cut = [missing]
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -347,7 +350,8 @@ def answering(answer: Callable[[str, str, dict[str, str], bytes], tuple[int, byt
             self.send_response(status)
             self.send_header("Content-Length", str(len(said)))
             self.end_headers()
-            self.wfile.write(said)
+            self.wfile.write(said[: len(said) - cut[0]])
+            cut[0] = 0
 
         do_PUT = do_POST = do_GET  # noqa: N815
 
@@ -368,6 +372,28 @@ def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         if name.startswith(("AWS_", "GOOGLE_", "STORAGE_", "GCE_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize("into_a_file", [False, True])
+def test_answer_that_was_cut_off_is_asked_for_again(
+    bucket_module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, into_a_file: bool
+) -> None:
+    asked: list[str] = []
+
+    def answer(method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
+        asked.append(path)
+        return 200, b"all of it"
+
+    with answering(answer, missing=3) as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        bucket = bucket_module.Bucket(URL)
+        if into_a_file:
+            assert bucket.download("k", str(tmp_path / "k")) is True
+            assert (tmp_path / "k").read_bytes() == b"all of it"
+        else:
+            assert bucket.get("k") == b"all of it"
+
+    assert asked == ["/lab/runtime/k"] * 2
 
 
 def test_token_of_google_comes_from_the_machine(
