@@ -100,13 +100,14 @@ def read_json(path):
         return json.load(opened)
 
 
-def _write_beside(path, text):
+def _write_beside(path, text, durable=True):
     temporary = "%s.%d.%s" % (path, os.getpid(), token())
     try:
         with io.open(temporary, "w", encoding="utf-8") as opened:
             opened.write(text)
-            opened.flush()
-            os.fsync(opened.fileno())
+            if durable:
+                opened.flush()
+                os.fsync(opened.fileno())
     except (IOError, OSError):
         try:
             os.unlink(temporary)
@@ -129,9 +130,12 @@ def write_patiently(write, path, text):
         time.sleep(WRITE_AGAIN_S)
 
 
-def write_whole(path, text):
-    """Write a file so that whoever looks sees none or all of it; one that is there is replaced."""
-    temporary = _write_beside(path, text)
+def write_whole(path, text, durable=True):
+    """Write a file so that whoever looks sees none or all of it; one that is there is replaced.
+
+    One that is not durable may be empty after a power failure, of which the next start of the machine tells.
+    """
+    temporary = _write_beside(path, text, durable)
     os.rename(temporary, path)
 
 
@@ -149,6 +153,15 @@ def create_whole(path, text):
                 raise
     finally:
         os.unlink(temporary)
+
+
+def create_empty(path, _):
+    """A file whose name says all; one that is there stays."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    except OSError as problem:
+        if problem.errno != errno.EEXIST:
+            raise
 
 
 def token():
@@ -217,7 +230,7 @@ class FolderRecord(object):
             if problem.errno != errno.EEXIST:
                 raise
             raise Taken(name)
-        write_whole(os.path.join(self._path(name), "start.json"), text)
+        write_whole(os.path.join(self._path(name), "start.json"), text, durable=False)
 
     def has(self, name):
         return os.path.exists(self._path(name))
@@ -229,14 +242,11 @@ class FolderRecord(object):
         """Say an outcome in a name, so that one listing of the record root tells the state of every job."""
         done = os.path.join(os.path.dirname(os.path.dirname(self.folder)), "done")
         make_common_folder(done)
-        try:
-            write_patiently(create_whole, os.path.join(done, name), "")
-        except Taken:
-            pass
+        write_patiently(create_empty, os.path.join(done, name), "")
 
     def beat(self, name, text):
         try:
-            write_whole(self._path(name), text)
+            write_whole(self._path(name), text, durable=False)
         except (IOError, OSError):
             pass  # a full disk is no reason to end a command that does without
 
@@ -496,7 +506,7 @@ class Attempt(object):
             self._end_all(0)
             return "setup_failed", 127, {"message": "cannot start %s: %s" % (words[0], problem)}
         groups = [{"boot": boot_id(), "pid": child.pid, "start": started_at(child.pid)} for child in self.children]
-        write_whole(os.path.join(self.folder, "processes.json"), json.dumps(groups))
+        write_whole(os.path.join(self.folder, "processes.json"), json.dumps(groups), durable=False)
         if self.gpus:
             self.gpus.note(groups)
         return self._watch()

@@ -1141,10 +1141,10 @@ def test_shim_leaves_nothing_running_when_it_fails_itself(tmp_path: Path, monkey
 
 
 def test_shim_that_cannot_beat_lets_the_command_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: str, text: str) -> None:
+    def refuse(path: str, text: str, durable: bool = True) -> None:
         if path.endswith("beat"):
             raise OSError(errno.ENOSPC, "no space left on device")
-        write_whole(path, text)
+        write_whole(path, text, durable)
 
     made = make_job(tmp_path, sys.executable, "exit 4")
     monkeypatch.setattr("runtime.shim.write_whole", refuse)
