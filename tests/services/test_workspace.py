@@ -269,11 +269,13 @@ MAY = [
     ("create", "services", ""),
     ("get", "resourcequotas", ""),
     ("update", "leases", "coordination.k8s.io"),
+    ("create", "secrets", ""),
 ]
 MAY_NOT = [
     ("get", "secrets", ""),
     ("list", "secrets", ""),
-    ("create", "secrets", ""),
+    ("patch", "secrets", ""),
+    ("delete", "secrets", ""),
     ("create", "serviceaccounts/token", ""),
     ("create", "serviceaccounts", ""),
     ("impersonate", "serviceaccounts", ""),
