@@ -434,6 +434,11 @@ class JobSpec:
         _check_spec(self)
 
 
+def looks_secret(variable: str) -> bool:
+    """Whether the name of a variable says that its value is a secret."""
+    return _SECRET_WORDS.search(variable) is not None
+
+
 def _check_spec(spec: JobSpec) -> None:
     if not spec.command or not all(spec.command[:1]):
         raise ValueError("has an empty `command`")
@@ -446,7 +451,7 @@ def _check_spec(spec: JobSpec) -> None:
     for name in spec.env:
         if not _VARIABLE.fullmatch(name):
             raise ValueError(f"has the variable {describe(name)} in `env`, expected letters, digits and `_`")
-        if _SECRET_WORDS.search(name) and spec.env[name] is not None:
+        if looks_secret(name) and spec.env[name] is not None:
             raise ValueError(f"has a value for `env.{name}`, which looks like a secret: name it in `secrets` instead")
     for amount in ("nodes", "tasks_per_node"):
         if getattr(spec, amount) < 1:
@@ -561,7 +566,7 @@ def secret_refs(spec: JobSpec) -> tuple[SecretRef, ...]:
     implied = (
         SecretRef(name=name, source=f"env://{name}")
         for name, value in sorted(spec.env.items())
-        if value is None and _SECRET_WORDS.search(name) and name not in named
+        if value is None and looks_secret(name) and name not in named
     )
     return (*spec.secrets, *implied)
 

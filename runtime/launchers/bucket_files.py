@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -13,7 +13,7 @@ from runtime.errors import InvalidValue
 from runtime.launchers.base import Target
 
 if TYPE_CHECKING:
-    from runtime.launchers.hosts import Files
+    from runtime.launchers.hosts import Files, FileToWrite
     from runtime.records.bucket import BucketBlobs
 
 T = TypeVar("T")
@@ -71,12 +71,13 @@ class BucketFiles:
     def read_from(self, name: str, offset: int, limit: int = 1 << 20) -> bytes:
         if not _LOG.fullmatch(name):
             return self._blobs.get_range(name, offset, limit)
-        first = 0
+        first, found = 0, b""
         for chunk, size in self._sizes(name):
-            if offset < first + size:
-                return self._blobs.get_range(chunk, offset - first, limit)
+            if offset < first + size and len(found) < limit:
+                at = offset + len(found) - first
+                found += self._blobs.get_range(chunk, at, limit - len(found))
             first += size
-        return b""
+        return found
 
     def create(self, name: str, data: bytes, *, mode: int = 0o600) -> bool:
         if self._blobs.create(name, data):
@@ -91,6 +92,10 @@ class BucketFiles:
     def write(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
         self._blobs.put(name, data)
 
+    def write_many(self, files: Sequence[FileToWrite]) -> None:
+        self._each(self._write_one, files[:-1])
+        self._each(self._write_one, files[-1:])
+
     def make_folder(self, name: str, *, mode: int = 0o700) -> bool:
         return not self._blobs.list_folder(f"{name}/")
 
@@ -101,8 +106,9 @@ class BucketFiles:
 
     def tree(self, folder: str) -> list[tuple[str, int]]:
         sizes: dict[str, int] = {}
-        for blob in self._blobs.list_blobs(f"{folder}/"):
-            name = _CHUNK.sub(r"\1.log", blob.key)[len(folder) + 1 :]
+        above = f"{folder}/" if folder else ""
+        for blob in self._blobs.list_blobs(above):
+            name = _CHUNK.sub(r"\1.log", blob.key)[len(above) :]
             sizes[name] = sizes.get(name, 0) + blob.size
         return sorted(sizes.items())
 
@@ -119,6 +125,12 @@ class BucketFiles:
     def free_bytes(self) -> int:
         """A bucket has no end of its own."""
         return sys.maxsize
+
+    def _write_one(self, file: FileToWrite) -> None:
+        if file.once:
+            self.create(file.name, file.data, mode=file.mode)
+        else:
+            self.write(file.name, file.data, mode=file.mode)
 
     def _save(self, name: str, to: Path) -> None:
         to.parent.mkdir(parents=True, exist_ok=True)

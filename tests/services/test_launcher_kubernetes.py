@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from kubernetes import client
 
 from infra.config import ClaimSettings, NamespaceSettings
 from runtime.cli.main import main
+from runtime.collecting import Garbage, find_garbage, remove
 from runtime.config import Project, Settings
 from runtime.errors import NotPossible
 from runtime.jobs import (
@@ -43,6 +44,7 @@ from runtime.jobs import (
     Range,
     Retry,
     SecretRef,
+    looks_secret,
 )
 from runtime.launchers.conformance import LauncherCase, LauncherSuite
 from runtime.launchers.kubernetes.client import Cluster
@@ -765,15 +767,28 @@ class TestKubernetesLauncher(LauncherSuite):
 
 
 @pytest.fixture
-def bucket(kubernetes_node: Kubernetes, moto_server: MotoServer) -> Iterator[dict[str, Any]]:
+def bucket(
+    kubernetes_node: Kubernetes, workspace: tuple[str, Path, Path], moto_server: MotoServer
+) -> Iterator[dict[str, Any]]:
     """Settings of a target whose jobs lie in a bucket of a server here that pods reach at their node's address."""
     admin = kubernetes_node.administrator()
+    keys = {name: value for name, value in moto_server.environment.items() if looks_secret(name)}
+    plain = {name: value for name, value in moto_server.environment.items() if name not in keys}
+    admin.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": "bucket-keys", "namespace": workspace[0]},
+            "stringData": keys,
+        }
+    )
     addresses = client.CoreV1Api(admin.api).list_node().items[0].status.addresses
     node = next(each.address for each in addresses if each.type == "InternalIP")
     boto3.client("s3", endpoint_url=moto_server.url, region_name="us-east-1").create_bucket(Bucket="lab")
     with relayed(moto_server.address) as port:
-        environment = {**moto_server.environment, "AWS_ENDPOINT_URL": f"http://{node}:{port}"}
-        yield {"records": f"s3://lab/{uuid.uuid4().hex[:8]}", "records_env": environment}
+        environment = {**plain, "AWS_ENDPOINT_URL": f"http://{node}:{port}"}
+        records = f"s3://lab/{uuid.uuid4().hex[:8]}"
+        yield {"records": records, "records_secret": "bucket-keys", "records_env": environment}
 
 
 @pytest.fixture
@@ -854,6 +869,23 @@ def test_job_of_a_bucket_leaves_no_object_behind_and_its_record_stays(far: Lab) 
         until(lambda: not core.list_namespaced_secret(far.namespace, **mine).items, "the end of its secret")
         until(lambda: not core.list_namespaced_config_map(far.namespace, **mine).items, "the end of its shim")
         assert job.state() is JobState.SUCCEEDED
+
+
+def test_jobs_of_a_bucket_are_collected_with_all_that_lies_there(far: Lab) -> None:
+    with far.launch("echo", "hello", target="far") as job:
+        assert ended(job) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
+        until(lambda: not any(each.status.active for each in far.jobs(job)), "the end of its Job")
+
+        def garbage() -> list[Garbage]:
+            return find_garbage(
+                job.target, job.launcher, job.host, owner=None, older_than=timedelta(0), now=datetime.now(UTC)
+            )
+
+        until(lambda: {each.kind for each in garbage()} == {"job", "code"}, "a job and its code")
+        for each in garbage():
+            remove(each, job.host, owner="alice")
+
+        assert (garbage(), job.files.tree("")) == ([], [])
 
 
 def test_runs_that_share_a_gpu_bring_their_shim_from_a_bucket_too(far: Lab) -> None:

@@ -9,7 +9,8 @@ import pytest
 from runtime.errors import InvalidValue, StoreUnavailable
 from runtime.launchers.base import Target
 from runtime.launchers.bucket_files import BucketFiles, check_bucket, is_bucket
-from runtime.launchers.hosts import Files, Links
+from runtime.launchers.hosts import Files, FileToWrite, Links
+from runtime.launchers.kubernetes.files import JobFiles
 from tests.fakes.faults import Fault
 from tests.fakes.gcs import GcsServer
 from tests.services_support import MotoServer
@@ -39,6 +40,7 @@ def files(request: pytest.FixtureRequest) -> Files:
 
 
 test_file_is_created_once_and_read_back = folder.test_file_is_created_once_and_read_back
+test_files_written_together = folder.test_files_written_together_are_replaced_or_stay_as_each_one_says
 test_names_and_trees_are_listed = folder.test_names_and_trees_are_listed
 test_downloads_are_equal = folder.test_downloads_of_a_file_and_a_folder_are_equal_to_what_lies_there
 test_names_that_lead_outside_are_refused = folder.test_names_that_lead_outside_are_refused
@@ -59,6 +61,28 @@ def test_object_has_another_name_without_being_sent_again(files: Files) -> None:
     assert files.read("jobs/j-1/other") is None
 
 
+def test_last_of_files_written_together_is_not_there_where_another_was_refused(server: GcsServer) -> None:
+    files = BucketFiles("gs://lab/p")
+    server.fail_next("PUT", [Fault.REFUSE_403])
+
+    wanted = [FileToWrite(f"jobs/j/{name}", b"") for name in ("one", "two", "intent.json")]
+    with pytest.raises(StoreUnavailable):
+        files.write_many(wanted)
+    assert files.read("jobs/j/intent.json") is None
+
+    files.write_many(wanted)
+    assert files.names("jobs/j") == ["intent.json", "one", "two"]
+
+
+def test_secret_among_files_written_together_enters_no_bucket(server: GcsServer) -> None:
+    files = JobFiles("gs://lab/p")
+
+    files.write_many([FileToWrite("jobs/j/secrets/A", b"hush"), FileToWrite("jobs/j/intent.json", b"{}", once=True)])
+
+    assert files.secrets_of("j") == {"A": b"hush"}
+    assert BucketFiles("gs://lab").tree("p") == [("jobs/j/intent.json", 2)]
+
+
 def test_chunks_of_a_log_are_one_log(files: Files) -> None:
     for number, text in enumerate((b"one\n", b"", b"two\n")):
         files.write(f"{RUN}/rank1.{number:05}.log", text)
@@ -67,7 +91,8 @@ def test_chunks_of_a_log_are_one_log(files: Files) -> None:
 
     log = f"{RUN}/rank1.log"
     assert files.read(log) == b"one\ntwo\n"
-    assert [files.read_from(log, offset, 3) for offset in (0, 2, 4, 7, 8)] == [b"one", b"e\n", b"two", b"\n", b""]
+    assert [files.read_from(log, offset, 3) for offset in (0, 2, 4, 7, 8)] == [b"one", b"e\nt", b"two", b"\n", b""]
+    assert files.read_from(log, 1) == b"ne\ntwo\n"
     assert files.read_many([log, f"{RUN}/rank2.log"]) == {log: b"one\ntwo\n"}
     assert files.names(RUN, "rank") == ["rank1.log", "rank10.log"]
     assert files.tree("jobs/j-1") == [

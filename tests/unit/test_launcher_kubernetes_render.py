@@ -301,6 +301,7 @@ def test_refused_fields_say_why(context: PlanContext) -> None:
         ({"records": "s3://bucket//x"}, InvalidValue),
         ({"records": "https://bucket/x"}, InvalidValue),
         ({"records": "gs://b/p", "records_env": {"AWS_REGION": 3}}, InvalidValue),
+        ({"records": "gs://b/p", "records_env": {"AWS_SECRET_ACCESS_KEY": "hush"}}, InvalidValue),
         ({"records_secret": "aws"}, InvalidValue),
         ({"records_env": {"A": "b"}}, InvalidValue),
     ],

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from runtime.errors import InvalidValue, NotPossible, UnknownName
+from runtime.jobs import looks_secret
 from runtime.launchers.base import PlanContext, Target
 from runtime.launchers.bucket_files import check_bucket, is_bucket
 from runtime.outputs import KubernetesOutput, NamespaceOutput, StackOutputs
@@ -128,6 +129,13 @@ def check_settings(target: Target) -> None:
     for name, value in settings.get("records_env", {}).items():
         if not isinstance(value, str):
             raise InvalidValue(f"{where}.records_env.{name}", value, "text")
+        if looks_secret(name):
+            raise InvalidValue(
+                f"{where}.records_env",
+                name,
+                "variables that are no secret",
+                hint="keep it in a Secret of the namespace, under this name, and name that: records_secret",
+            )
     if not is_bucket(target.records) and (given := {"records_secret", "records_env"} & settings.keys()):
         raise InvalidValue(
             f"{where}.{min(given)}", settings[min(given)], "nothing: only pods that reach a bucket read it"
