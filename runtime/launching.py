@@ -45,7 +45,7 @@ from runtime.launchers.base import (
     Target,
 )
 from runtime.launchers.bucket_files import look_again_s
-from runtime.launchers.hosts import Files, Host, Links
+from runtime.launchers.hosts import Files, FileToWrite, Host, Links
 from runtime.launchers.order import SNAPSHOT_FILE
 from runtime.launchers.registry import get_launcher
 from runtime.ledger import JobStatus, LedgerEntry, NativeJob, job_folder
@@ -510,14 +510,20 @@ def _write_down(prepared: Prepared, files: Files, progress: Callable[[str], None
     values = read_values(refs, plan.target, prepared.context)
     if prepared.snapshot is not None:
         _store_snapshot(prepared.snapshot, plan, files, progress)
-    for name, value in values.items():
-        files.write(f"{plan.folder}/secrets/{name}", value.encode(), mode=0o600)
-    files.write(f"{plan.folder}/shim.py", SHIM.read_bytes(), mode=0o700)
-    files.write(f"{plan.folder}/order.json", _json(plan.order))
-    for name, text in plan.artefacts.items():
-        files.write(f"{plan.folder}/artefacts/{name}", text.encode(), mode=0o700)
-    files.create(f"{plan.folder}/spec.json", _json(spec_fields(plan.spec)))
-    files.create(f"{plan.folder}/intent.json", _json(_intent(prepared)))
+    wanted = [FileToWrite(f"{plan.folder}/secrets/{name}", value.encode()) for name, value in values.items()]
+    wanted += [
+        FileToWrite(f"{plan.folder}/shim.py", SHIM.read_bytes(), 0o700),
+        FileToWrite(f"{plan.folder}/order.json", _json(plan.order)),
+    ]
+    wanted += [
+        FileToWrite(f"{plan.folder}/artefacts/{name}", text.encode(), 0o700) for name, text in plan.artefacts.items()
+    ]
+    wanted += [
+        FileToWrite(f"{plan.folder}/spec.json", _json(spec_fields(plan.spec)), once=True),
+        # The last: whoever sees a job finds all of it.
+        FileToWrite(f"{plan.folder}/intent.json", _json(_intent(prepared)), once=True),
+    ]
+    files.write_many(wanted)
 
 
 def _forget_secrets(plan: LaunchPlan, files: Files) -> None:
@@ -561,9 +567,9 @@ def _store_snapshot(snapshot: Snapshot, plan: LaunchPlan, files: Files, progress
     """
     assert plan.job.snapshot is not None
     name, common = f"{plan.folder}/{SNAPSHOT_FILE}", ledger.snapshot_name(plan.job.snapshot)
-    if files.read_from(name, 0, 1):
-        return
     if isinstance(files, Links) and files.link(common, name):
+        return
+    if files.read_from(name, 0, 1):
         return
     progress(f"sending the code: {snapshot.files} files")
     if isinstance(files, Links) and files.create(common, snapshot.archive) and files.link(common, name):

@@ -12,10 +12,12 @@ import io
 import json
 import os
 import random
+import select
 import shutil
 import stat
 import subprocess
 import sys
+import time
 from typing import Any, Dict, List, Optional
 
 BLOCK = 1 << 20
@@ -70,17 +72,7 @@ class Place(object):
             raise
 
     def create(self, name: str, data: bytes, mode: int) -> bool:
-        path, temporary = self._write_beside(name, data, mode)
-        try:
-            os.link(temporary, path)
-        except OSError as problem:
-            # An answer that was lost on the way looks like a refusal of our own link; the link count tells.
-            if problem.errno != errno.EEXIST:
-                raise
-            return os.stat(temporary).st_nlink > 1
-        finally:
-            os.unlink(temporary)
-        return True
+        return self._put([[name, data, mode, True]])[0]
 
     def link(self, there: str, name: str) -> bool:
         """Give a file another name too. False where there is none, or it is another user's, or links cannot be had."""
@@ -97,23 +89,73 @@ class Place(object):
         return True
 
     def write(self, name: str, data: bytes, mode: int) -> None:
-        path, temporary = self._write_beside(name, data, mode)
-        os.rename(temporary, path)
+        self._put([[name, data, mode, False]])
 
-    def _write_beside(self, name: str, data: bytes, mode: int) -> Any:
-        path = self.path(name)
-        self._make_parents(path)
-        temporary = "%s.%d.%08x" % (path, os.getpid(), random.SystemRandom().getrandbits(32))
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    def write_many(self, files: List[Any]) -> None:
+        """Each is `[name, data, mode, once]`; all of it lasts, names too, when this returns."""
+        self._put(files)
+        for folder in sorted({os.path.dirname(self.path(each[0])) for each in files}):
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            except OSError as problem:
+                if problem.errno != errno.EINVAL:  # a file system whose folders need none
+                    raise
+            finally:
+                os.close(descriptor)
+
+    def _put(self, files: List[Any]) -> List[bool]:
+        """Whether each was put under its name, in this order; none before the bytes of all are on disk."""
+        beside = []  # type: List[str]
         try:
-            with os.fdopen(descriptor, "wb") as opened:
-                opened.write(data)
-                opened.flush()
-                os.fsync(opened.fileno())
-        except (IOError, OSError):
-            os.unlink(temporary)  # on a full disk the pieces would be in the way of everybody
-            raise
-        return path, temporary
+            self._write_beside(files, beside)
+            return [
+                self._place(temporary, self.path(name), once)
+                for temporary, (name, _, _, once) in zip(beside, files)  # noqa: B905 - `strict` is of Python 3.10
+            ]
+        finally:
+            for temporary in beside:  # on a full disk the pieces would be in the way of everybody
+                try:
+                    os.unlink(temporary)
+                except OSError as problem:
+                    if problem.errno != errno.ENOENT:
+                        raise
+
+    def _place(self, temporary: str, path: str, once: bool) -> bool:
+        if not once:
+            os.rename(temporary, path)
+            return True
+        try:
+            os.link(temporary, path)
+        except OSError as problem:
+            # An answer that was lost on the way looks like a refusal of our own link; the link count tells.
+            if problem.errno != errno.EEXIST:
+                raise
+            return os.stat(temporary).st_nlink > 1
+        return True
+
+    def _write_beside(self, files: List[Any], beside: List[str]) -> None:
+        """Write each to a temporary file, whose names are added to `beside`, and wait for the disk."""
+        opened = []  # type: List[int]
+        try:
+            for name, data, mode, _ in files:
+                path = self.path(name)
+                self._make_parents(path)
+                temporary = "%s.%d.%08x" % (path, os.getpid(), random.SystemRandom().getrandbits(32))
+                opened.append(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+                beside.append(temporary)
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[os.write(opened[-1], rest) :]
+            if len(opened) > 1 and hasattr(os, "posix_fadvise"):
+                # Begins to write them without waiting, so that the first fsync commits all to the journal at once.
+                for descriptor in opened:
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            for descriptor in opened:
+                os.fsync(descriptor)
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
 
     def _make_parents(self, path: str) -> None:
         folder = os.path.dirname(path)
@@ -204,15 +246,13 @@ def run(words: List[str], stdin: bytes, timeout_s: float, env: Optional[Dict[str
 
     `env` adds variables; one whose value is None is taken away.
     """
-    environment = dict(os.environ)
-    for name, value in (env or {}).items():
-        if value is None:
-            environment.pop(name, None)
-        else:
-            environment[name] = value
     try:
         child = subprocess.Popen(
-            in_bytes(words), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+            in_bytes(words),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=_environment(env),
         )
     except OSError as problem:
         return [127, "", "%s: %s" % (words[0], os.strerror(problem.errno or 0))]
@@ -226,14 +266,26 @@ def run(words: List[str], stdin: bytes, timeout_s: float, env: Optional[Dict[str
     return [code, out.decode("utf-8", "replace"), err.decode("utf-8", "replace")]
 
 
-def spawn(words: List[str], folder: str, log: str, env: Optional[Dict[str, str]]) -> int:
-    """Start a process in a session of its own and leave it; its pid."""
+def _environment(env: Optional[Dict[str, Optional[str]]]) -> Dict[str, str]:
+    found = dict(os.environ)
+    for name, value in (env or {}).items():
+        if value is None:
+            found.pop(name, None)
+        else:
+            found[name] = value
+    return found
+
+
+def spawn(words: List[str], folder: str, log: str, env: Optional[Dict[str, Optional[str]]]) -> int:
+    """Start a process in a session of its own and leave it; its pid. The folder of its log is made."""
+    if not os.path.isdir(os.path.dirname(log)):
+        os.makedirs(os.path.dirname(log), 0o700)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         child = subprocess.Popen(
             in_bytes(words),
             cwd=folder,
-            env=dict(os.environ, **(env or {})),
+            env=_environment(env),
             stdin=subprocess.DEVNULL,
             stdout=descriptor,
             stderr=descriptor,
@@ -242,8 +294,35 @@ def spawn(words: List[str], folder: str, log: str, env: Optional[Dict[str, str]]
         )
     finally:
         os.close(descriptor)
-    child.returncode = 0  # It outlives us; nobody waits for it.
+    child.returncode = 0  # It outlives us; nobody has to wait for it.
     return child.pid
+
+
+def wait(pid: int, seconds: float) -> bool:
+    """Whether a process that was spawned from here ends within so many seconds; it says so at once."""
+    until, pause = time.time() + seconds, 0.001
+    try:
+        descriptor = os.pidfd_open(pid)
+    except (AttributeError, OSError):  # an old Python or system, or it is no child of ours or was waited for
+        descriptor = -1
+    try:
+        while True:
+            try:
+                if os.waitpid(pid, os.WNOHANG)[0]:
+                    return True
+            except OSError:
+                return True
+            left = until - time.time()
+            if left <= 0:
+                return False
+            if descriptor >= 0:
+                select.select([descriptor], [], [], left)
+            else:
+                time.sleep(min(left, pause))
+                pause = min(0.02, pause * 1.5)
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 # requests
@@ -276,6 +355,8 @@ def answer(place: Place, request: Any) -> Any:
         return run(*args)
     if do == "spawn":
         return spawn(*args)
+    if do == "wait":
+        return wait(*args)
     return getattr(place, do)(*args)
 
 

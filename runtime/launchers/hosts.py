@@ -40,6 +40,17 @@ class Answer:
     err: str
 
 
+@dataclass(frozen=True, slots=True)
+class FileToWrite:
+    """One of many files that are written together."""
+
+    name: str
+    data: bytes
+    mode: int = 0o600
+    once: bool = False
+    """It stays as it is where it is there already."""
+
+
 class Files(Protocol):
     """Files below one root, by relative names with `/`. Nothing here locks, and all of it is safe on NFS.
 
@@ -64,6 +75,10 @@ class Files(Protocol):
 
     def write(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
         """Create or replace it, whole."""
+
+    def write_many(self, files: Sequence[FileToWrite]) -> None:
+        """Create or replace each, whole, in one exchange. The last appears after all others, and all of them last when
+        this returns. A call that was cut off leaves any of them out and none half, and may be made again."""
 
     def make_folder(self, name: str, *, mode: int = 0o700) -> bool:
         """False if it is there already. The first of many wins."""
@@ -99,13 +114,25 @@ class Host(Protocol):
     files: Files
 
     def run(
-        self, words: Sequence[str], *, stdin: bytes = b"", timeout_s: float = 60, env: dict[str, str] | None = None
+        self,
+        words: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        timeout_s: float = 60,
+        env: Mapping[str, str | None] | None = None,
     ) -> Answer:
-        """Run a command to its end. Raises `HostUnavailable` where the host cannot be reached or does not answer in
-        time; then it is not known whether the command ran."""
+        """Run a command to its end; a variable whose value is None is taken away from it. Raises `HostUnavailable`
+        where the host cannot be reached or does not answer in time; then it is not known whether the command ran."""
 
-    def spawn(self, words: Sequence[str], *, folder: str, log: str, env: Mapping[str, str] | None = None) -> int:
-        """Start a process that outlives us and our connection, in a session of its own; its pid."""
+    def spawn(self, words: Sequence[str], *, folder: str, log: str, env: Mapping[str, str | None] | None = None) -> int:
+        """Start a process that outlives us and our connection, in a session of its own; its pid. The folder of its log
+        is made."""
+
+    def wait(self, pid: int, seconds: float) -> bool:
+        """Whether a process that was spawned through this very object ends within so many seconds; says so at once.
+
+        Whoever else asks this host for something may have to wait as long, the lock of a launch too: ask in short turns.
+        """
 
     def close(self) -> None: ...
 
@@ -142,6 +169,9 @@ class LocalFiles:
 
     def write(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
         self._do(self._place.write, name, data, mode)
+
+    def write_many(self, files: Sequence[FileToWrite]) -> None:
+        self._do(self._place.write_many, _fields(files))
 
     def make_folder(self, name: str, *, mode: int = 0o700) -> bool:
         return self._do(self._place.make_folder, name, mode)
@@ -192,7 +222,7 @@ class LocalHost:
         code, out, err = agent.run(list(words), stdin, timeout_s, dict(env or {}))
         return _in_time(self.name, words, code, out, err, timeout_s)
 
-    def spawn(self, words: Sequence[str], *, folder: str, log: str, env: Mapping[str, str] | None = None) -> int:
+    def spawn(self, words: Sequence[str], *, folder: str, log: str, env: Mapping[str, str | None] | None = None) -> int:
         try:
             return agent.spawn(list(words), folder, log, dict(env or {}))
         except OSError as problem:
@@ -200,6 +230,9 @@ class LocalHost:
                 f"cannot start `{words[0]}` on this machine: {(problem.strerror or str(problem)).lower()}",
                 hint="set `python` of the target to an interpreter from 3.6 on",
             ) from problem
+
+    def wait(self, pid: int, seconds: float) -> bool:
+        return agent.wait(pid, seconds)
 
     def close(self) -> None:
         pass
@@ -242,9 +275,13 @@ class SshHost:
         code, out, err = self.ask("run", list(words), stdin, timeout_s, dict(env or {}), patience_s=timeout_s + 30)
         return _in_time(self.name, words, code, out, err, timeout_s)
 
-    def spawn(self, words: Sequence[str], *, folder: str, log: str, env: Mapping[str, str] | None = None) -> int:
+    def spawn(self, words: Sequence[str], *, folder: str, log: str, env: Mapping[str, str | None] | None = None) -> int:
         pid: int = self.ask("spawn", list(words), folder, log, dict(env or {}))
         return pid
+
+    def wait(self, pid: int, seconds: float) -> bool:
+        ended: bool = self.ask("wait", pid, seconds, patience_s=seconds + 30)
+        return ended
 
     def ask(self, do: str, *args: Any, patience_s: float = 60) -> Any:
         """One request to the other end. Raises `HostUnavailable`, and `StoreUnavailable` for what a file refused."""
@@ -418,6 +455,9 @@ class SshFiles:
     def write(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
         self._host.ask("write", name, data, mode, patience_s=600)
 
+    def write_many(self, files: Sequence[FileToWrite]) -> None:
+        self._host.ask("write_many", _fields(files), patience_s=600)
+
     def make_folder(self, name: str, *, mode: int = 0o700) -> bool:
         made: bool = self._host.ask("make_folder", name, mode)
         return made
@@ -447,6 +487,10 @@ class SshFiles:
     def free_bytes(self) -> int:
         found: int = self._host.ask("free_bytes")
         return found
+
+
+def _fields(files: Sequence[FileToWrite]) -> list[list[Any]]:
+    return [[each.name, each.data, each.mode, each.once] for each in files]
 
 
 def _in_time(host: str, words: Sequence[str], code: int | None, out: str, err: str, timeout_s: float) -> Answer:

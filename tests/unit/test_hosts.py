@@ -5,16 +5,28 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runtime.errors import StoreUnavailable
-from runtime.launchers.hosts import AccessDenied, Answer, Files, Host, HostUnavailable, Links, LocalHost, SshHost
+from runtime.launchers.hosts import (
+    AccessDenied,
+    Answer,
+    Files,
+    FileToWrite,
+    Host,
+    HostUnavailable,
+    Links,
+    LocalHost,
+    SshHost,
+)
 from tests.jobs_support import as_somebody_else
 from tests.shim_support import find_pythons, wait_for
 from tests.ssh_support import SshServer
@@ -68,6 +80,77 @@ def test_file_is_written_over_whole_and_nothing_is_left_beside_it(files: Files) 
     assert files.read("a/b") == b"two"
     assert files.names("a") == ["b"]
     assert Path(files.root, "a/b").stat().st_mode & 0o777 == 0o700
+
+
+def test_files_written_together_are_replaced_or_stay_as_each_one_says(files: Files) -> None:
+    files.write("jobs/j/a", b"old")
+    files.write("jobs/j/b", b"first")
+
+    files.write_many(
+        [
+            FileToWrite("jobs/j/a", b"new"),
+            FileToWrite("jobs/j/b", b"second", once=True),
+            FileToWrite("jobs/j/d/c", b""),
+            FileToWrite("jobs/j/e", b"\x00\xff" * 100_000, once=True),
+        ]
+    )
+    files.write_many([])
+
+    assert files.tree("jobs/j") == [("a", 3), ("b", 5), ("d/c", 0), ("e", 200_000)]
+    assert (files.read("jobs/j/a"), files.read("jobs/j/b")) == (b"new", b"first")
+
+
+def test_modes_of_files_written_together_are_theirs(files: Files) -> None:
+    files.write_many([FileToWrite("jobs/j/a", b"", 0o700), FileToWrite("jobs/j/b", b"", 0o640, once=True)])
+
+    assert [Path(files.root, "jobs/j", name).stat().st_mode & 0o777 for name in "ab"] == [0o700, 0o640]
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_files_written_together_appear_in_order_once_all_are_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, once: bool
+) -> None:
+    files = LocalHost(str(tmp_path)).files
+    done: list[str] = []
+
+    def follow(name: str) -> None:
+        real = getattr(os, name)
+
+        def call(*args: Any) -> Any:
+            if name == "fsync":
+                done.append("folder" if stat.S_ISDIR(os.fstat(args[0]).st_mode) else "file")
+            else:
+                done.append(Path(args[1]).name)
+            return real(*args)
+
+        monkeypatch.setattr(f"runtime.launchers.agent.os.{name}", call)
+
+    for name in ("fsync", "link", "rename"):
+        follow(name)
+    files.write_many([FileToWrite(name, b"1", once=once) for name in ("b", "a", "c")])
+
+    assert done == ["file", "file", "file", "b", "a", "c", "folder"]
+
+
+def test_nothing_appears_of_files_written_together_for_which_there_was_no_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [1]
+    write = os.write
+
+    def fill(descriptor: int, data: bytes) -> int:
+        if not left:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        left.pop()
+        return write(descriptor, data)
+
+    files = LocalHost(str(tmp_path)).files
+    monkeypatch.setattr("runtime.launchers.agent.os.write", fill)
+
+    with pytest.raises(StoreUnavailable):
+        files.write_many([FileToWrite("a/b", b"one"), FileToWrite("a/c", b"too much")])
+
+    assert files.names("a") == []
 
 
 def test_folders_of_jobs_are_their_owners_alone(files: Files) -> None:
@@ -237,6 +320,27 @@ def test_command_that_takes_too_long_is_killed_and_nothing_is_concluded(host: Ho
         host.run(["sleep", "60"], timeout_s=0.5)
 
     assert host.run(["echo", "on"]).out == "on\n"
+
+
+def test_end_of_a_process_is_waited_for_and_one_that_goes_on_is_left(host: Host, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    words = ["sh", "-c", f"read word <{gate}"]
+
+    pid = host.spawn(words, folder=str(tmp_path), log=str(tmp_path / "new/log"))
+    assert host.wait(pid, 0.05) is False
+    gate.write_text("go\n")
+    assert host.wait(pid, 60) is True
+    assert host.wait(pid, 60) is True
+    assert (tmp_path / "new/log").read_bytes() == b""
+
+
+def test_end_of_a_process_is_seen_without_a_descriptor_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("runtime.launchers.agent.os.pidfd_open")
+    host = LocalHost(str(tmp_path))
+
+    pid = host.spawn(["sleep", "0.1"], folder=str(tmp_path), log=str(tmp_path / "log"))
+    assert (host.wait(pid, 0.0), host.wait(pid, 60)) == (False, True)
 
 
 def test_process_outlives_the_connection(host: Host, tmp_path: Path) -> None:

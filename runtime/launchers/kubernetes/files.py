@@ -76,9 +76,13 @@ class KubernetesHost:
             raise HostUnavailable(f"`{words[0]}` did not end in `{self.name}` within {timeout_s:g} s and was killed")
         return Answer(code, out, err)
 
-    def spawn(self, words: Sequence[str], *, folder: str, log: str, env: Mapping[str, str] | None = None) -> int:
+    def spawn(self, words: Sequence[str], *, folder: str, log: str, env: Mapping[str, str | None] | None = None) -> int:
         pid: int = self.ask("spawn", list(words), folder, log, dict(env or {}))
         return pid
+
+    def wait(self, pid: int, seconds: float) -> bool:
+        ended: bool = self.ask("wait", pid, seconds, patience_s=seconds + 30)
+        return ended
 
     def ask(self, do: str, *args: Any, patience_s: float = 60) -> Any:
         """One request to the other end. Raises `HostUnavailable`, and `StoreUnavailable` for what a file refused."""
