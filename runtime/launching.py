@@ -50,7 +50,7 @@ from runtime.launchers.order import SNAPSHOT_FILE
 from runtime.launchers.registry import get_launcher
 from runtime.ledger import JobStatus, LedgerEntry, NativeJob, job_folder
 from runtime.reasons import EndReason
-from runtime.secret_values import read_values
+from runtime.secret_values import check_sources, read_values
 from runtime.snapshot import Snapshot, SnapshotRules, make_snapshot, read_git_state
 from runtime.targets import apply_defaults, choose_target, find_target, list_targets, named_here
 from runtime.units import format_time
@@ -236,6 +236,7 @@ def prepare(spec: JobSpec, target: Target, settings: Settings, options: LaunchOp
     )
     context = make_context(target, settings, base)
     plan = launcher.plan(spec, target, identity, context)
+    check_sources([ref for ref in secret_refs(spec) if ref.name in plan.order.get("secrets", {})])
     return Prepared(plan=plan, launcher=launcher, context=context, snapshot=snapshot, base=base)
 
 

@@ -27,6 +27,16 @@ OLDER_VERSIONS: Final = 20
 _OF_STACK: Final = "secret-manager"
 
 
+def check_sources(refs: Sequence[SecretRef]) -> None:
+    """Raise `NotPossible` for a reference that is not read where a job is launched; nothing is read."""
+    for ref in refs:
+        if _scheme(ref) not in ("env", "file", _OF_STACK):
+            raise NotPossible(
+                f"secret `{ref.name}` is to come from `{ref.source}`, which this target cannot read",
+                hint="env://NAME, file://PATH and secret-manager://NAME are read where the job is launched",
+            )
+
+
 def read_values(refs: Sequence[SecretRef], target: Target, context: PlanContext) -> dict[str, str]:
     """Variable → value of every reference; all of them, or none.
 
@@ -34,6 +44,7 @@ def read_values(refs: Sequence[SecretRef], target: Target, context: PlanContext)
     what is not there, may not be read, or can be no variable's value; `UnknownName` for a secret that the stack does not
     have; `InfrastructureFailure` where Secret Manager does not answer.
     """
+    check_sources(refs)
     of_stack = [ref for ref in refs if _scheme(ref) == _OF_STACK]
     values = {ref.name: _as_text(ref, _read_here(ref, context)) for ref in refs if ref not in of_stack}
     if of_stack:
@@ -54,19 +65,14 @@ def _read_here(ref: SecretRef, context: PlanContext) -> bytes:
                 hint=f"export {rest}, or name another source",
             )
         return os.fsencode(context.environ[rest])
-    if scheme == "file":
-        try:
-            value = Path(rest).expanduser().read_bytes()
-        except (OSError, RuntimeError) as problem:  # RuntimeError: `~` of somebody who is not known
-            why = getattr(problem, "strerror", None) or str(problem)
-            raise NotPossible(
-                f"cannot read the secret `{ref.name}` from `{rest}`: {why.lower()}", hint="check the path after file://"
-            ) from None
-        return value[:-2] if value.endswith(b"\r\n") else value.removesuffix(b"\n")
-    raise NotPossible(
-        f"secret `{ref.name}` is to come from `{ref.source}`, which this target cannot read",
-        hint="env://NAME, file://PATH and secret-manager://NAME are read where the job is launched",
-    )
+    try:
+        value = Path(rest).expanduser().read_bytes()
+    except (OSError, RuntimeError) as problem:  # RuntimeError: `~` of somebody who is not known
+        why = getattr(problem, "strerror", None) or str(problem)
+        raise NotPossible(
+            f"cannot read the secret `{ref.name}` from `{rest}`: {why.lower()}", hint="check the path after file://"
+        ) from None
+    return value[:-2] if value.endswith(b"\r\n") else value.removesuffix(b"\n")
 
 
 def _as_text(ref: SecretRef, value: bytes) -> str:

@@ -385,6 +385,17 @@ def test_search_for_the_value_finds_it(tmp_path: Path) -> None:
     assert sorted(path.name for path in holding(tmp_path)) == ["a", "b"]
 
 
+def test_dry_run_refuses_a_secret_that_the_target_cannot_read(run: Terminal) -> None:
+    words = ("--on", "local", "--secret", "HF_TOKEN=kubernetes://login/token", "--dry-run", "--", "true")
+
+    said = run("launch", *words)
+
+    assert (said.code, said.out) == (2, "")
+    assert said.err.splitlines()[0] == (
+        "error: secret `HF_TOKEN` is to come from `kubernetes://login/token`, which this target cannot read"
+    )
+
+
 def test_dry_run_asks_neither_the_stack_nor_google(run: Terminal, google: GoogleServer, published: Path) -> None:
     published.unlink()
 
