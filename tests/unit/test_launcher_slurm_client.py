@@ -6,7 +6,9 @@ A real Slurm is in tests/services; what it does only once in a while is provoked
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,9 @@ from runtime.launchers.base import JobIdentity, LaunchPlan, Target
 from runtime.launchers.hosts import HostUnavailable, LocalHost
 from runtime.launchers.slurm import client as client_module
 from runtime.launchers.slurm import launcher as launcher_module
-from runtime.launchers.slurm.client import SCRUB, SlurmUnavailable
+from runtime.launchers.slurm.client import SCRUB, SlurmClient, SlurmUnavailable, clean_variables, read_code
 from runtime.launchers.slurm.launcher import SlurmLauncher, SubmitRefused
+from runtime.launchers.slurm.settings import SlurmSettings
 from runtime.launching import make_context
 from runtime.reasons import EndReason
 
@@ -247,23 +250,64 @@ def test_slurm_is_not_asked_for_a_name_that_no_sbatch_was_started_for(cluster: C
     assert len(cluster.calls("squeue")) == 1
 
 
-def test_commands_see_no_options_of_the_shell_but_where_slurm_is() -> None:
-    given = {"SBATCH_PARTITION": "x", "SLURM_JOB_ID": "1", "SQUEUE_STATES": "all", "SLURM_CONF": "/c", "MINE": "1"}
-    done = subprocess.run(
-        ["sh", "-c", SCRUB + "env"],
-        env={"PATH": os.environ["PATH"], **given},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+def clean_by_shell(given: dict[str, str]) -> dict[str, str]:
+    done = subprocess.run(["sh", "-c", SCRUB + "env"], env=given, capture_output=True, text=True, check=True)
+    return dict(line.split("=", 1) for line in done.stdout.splitlines())
 
-    names = {line.partition("=")[0] for line in done.stdout.splitlines()}
-    assert names & (set(given) | {"LC_ALL", "SLURM_TIME_FORMAT"}) == {
-        "SLURM_CONF",
-        "MINE",
-        "LC_ALL",
-        "SLURM_TIME_FORMAT",
+
+def clean_here(given: dict[str, str]) -> dict[str, str]:
+    changed = given | clean_variables(given, SlurmSettings())
+    return {name: value for name, value in changed.items() if value is not None}
+
+
+@pytest.mark.parametrize("clean", [clean_by_shell, clean_here])
+def test_commands_see_no_options_of_the_shell_but_where_slurm_is(
+    clean: Callable[[dict[str, str]], dict[str, str]],
+) -> None:
+    kinds = ("SLURM", "SBATCH", "SALLOC", "SQUEUE", "SACCT", "SCANCEL", "SCONTROL", "SINFO")
+    kept = {"SLURM_CONF": "/c", "SLURM_CONF_SERVER": "s", "SLURM_JWT": "t", "MINE": "1", "SLURMY": "1"}
+    found = clean({"PATH": os.environ["PATH"], **{f"{kind}_X1": "x" for kind in kinds}, **kept})
+
+    assert {name: value for name, value in found.items() if name not in ("PATH", "PWD", "SHLVL", "_")} == {
+        **kept,
+        "LC_ALL": "C",
+        "SLURM_TIME_FORMAT": "standard",
     }
+
+
+def test_command_runs_with_the_configuration_and_the_folder_that_the_target_names(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBATCH_PARTITION", "x")
+    cluster.set("sinfo", 'echo "$SLURM_CONF $SBATCH_PARTITION"; command -v squeue')
+    settings = SlurmSettings(bin=str(cluster.bin), slurm_conf="/etc/lab.conf")
+
+    answer = SlurmClient(cluster.host, settings).run("sinfo")
+
+    assert answer.out.splitlines() == ["/etc/lab.conf ", f"{cluster.bin}/squeue"]
+
+
+def test_sbatch_of_an_attempt_that_was_started_already_is_not_run_again(cluster: Cluster) -> None:
+    cluster.set("sbatch", "echo 47")
+    client = SlurmClient(cluster.host, SlurmSettings(bin=str(cluster.bin)))
+    folder = Path(cluster.host.files.root)
+    folder.mkdir()
+
+    for _ in range(2):
+        pid = client.start_sbatch(["sbatch"], str(folder / "submit/1.0.1"), str(folder))
+        assert client.await_sbatch(pid, 60) is True
+
+    assert len(cluster.calls("sbatch")) == 1
+    found = {each.name: each.read_text() for each in (folder / "submit/1.0.1").iterdir()}
+    assert found.pop("who").split()[1:] == [socket.gethostname()]
+    assert found == {"out": "47\n", "err": "", "code": "0\n", "log": ""}
+
+
+@pytest.mark.parametrize(
+    ("content", "code"), [(None, None), (b"", None), (b"1", None), (b"0\n", "0"), (b"127\n", "127")]
+)
+def test_exit_code_counts_once_it_is_there_whole(content: bytes | None, code: str | None) -> None:
+    assert read_code(content) == code
 
 
 def test_wait_returns_what_is_found_and_none_after_its_time() -> None:

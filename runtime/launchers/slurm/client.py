@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from runtime.errors import InfrastructureFailure
-from runtime.launchers.hosts import Answer, Host
+from runtime.launchers.hosts import Answer, Host, LocalHost
 from runtime.launchers.slurm import states
 from runtime.launchers.slurm.settings import SlurmSettings
 
@@ -21,17 +22,23 @@ SCRUB: Final = (
     "done\n"
     "export LC_ALL=C SLURM_TIME_FORMAT=standard\n"
 )
-# What has begun is on disk before sbatch runs, and its answer is on disk whoever waits for it.
+# What has begun is on disk before sbatch runs, and its answer is on disk whoever waits for it. Each word that is no
+# part of the shell is a process more between a launch and its answer.
 SUBMIT: Final = (
-    'mkdir -p "${1%/*}" && mkdir "$1" 2>/dev/null || exit 0\n'
-    'try=$1; shift; echo "$$ $(hostname)" >"$try/who"\n'
+    "try=$1; shift\n"
+    "read -r where 2>/dev/null </proc/sys/kernel/hostname || where=$(hostname)\n"
+    "set -C\n"
+    '{ echo "$$ $where" >"$try/who"; } 2>/dev/null || exit 0\n'
     '"$@" >"$try/out" 2>"$try/err" </dev/null\n'
-    'echo $? >"$try/code.new"; mv "$try/code.new" "$try/code"\n'
+    'echo $? >"$try/code"\n'
 )
 _ALIVE: Final = (
     'read pid where <"$1/who" || exit 3\n[ "$where" = "$(hostname)" ] || exit 2\n'
     'case "$(ps -o stat= -p "$pid" 2>/dev/null)" in ""|Z*) exit 1 ;; esac\n'
 )
+_KINDS: Final = ("SLURM_", "SBATCH_", "SALLOC_", "SQUEUE_", "SACCT_", "SCANCEL_", "SCONTROL_", "SINFO_")
+_KEPT: Final = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
+_TURN_S: Final = 1.0
 _NOT_FOUND: Final = "Invalid job id"
 _NO_ACCOUNTING: Final = ("accounting storage is disabled", "accounting_storage/none", "not running a supported")
 _NO_ANSWER: Final = (
@@ -62,15 +69,21 @@ class SlurmClient:
 
     def run(self, *words: str, timeout_s: float = 60) -> Answer:
         """A command with a clean environment."""
-        return self._host.run(self._clean(words), timeout_s=timeout_s)
+        cleaned, env = self._clean(words)
+        return self._host.run(cleaned, timeout_s=timeout_s, env=env)
 
-    def _clean(self, words: Sequence[str], then: str = 'exec "$@"\n') -> list[str]:
+    def _clean(self, words: Sequence[str], script: str = "") -> tuple[list[str], dict[str, str | None]]:
+        """What runs the command, or a script that gets the words, in a clean environment: words and variables. Only
+        on another machine a shell has to look what there is to clean."""
+        if isinstance(self._host, LocalHost):
+            env = clean_variables(os.environ, self._settings)
+            return (["sh", "-c", script, "slurm", *words] if script else list(words)), env
         lines = SCRUB
         if self._settings.bin:
             lines += f"PATH={shlex.quote(self._settings.bin)}:$PATH\n"
         if self._settings.slurm_conf:
             lines += f"export SLURM_CONF={shlex.quote(self._settings.slurm_conf)}\n"
-        return ["sh", "-c", lines + then, "slurm", *words]
+        return ["sh", "-c", lines + (script or 'exec "$@"\n'), "slurm", *words], {}
 
     # looking
 
@@ -143,10 +156,19 @@ class SlurmClient:
 
     # submitting
 
-    def start_sbatch(self, words: Sequence[str], attempt: str, folder: str) -> None:
+    def start_sbatch(self, words: Sequence[str], attempt: str, folder: str) -> int:
         """Run sbatch in a process that outlives us; what it answers is left in the folder `attempt`. Only the first
-        call for an attempt runs it."""
-        self._host.spawn(self._clean([attempt, *words], SUBMIT), folder=folder, log=f"{folder}/submit.log")
+        call for an attempt runs it. Its pid."""
+        script, env = self._clean([attempt, *words], SUBMIT)
+        return self._host.spawn(script, folder=folder, log=f"{attempt}/log", env=env)
+
+    def await_sbatch(self, pid: int, seconds: float) -> bool:
+        """Whether what `start_sbatch` started here ends in time."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if self._host.wait(pid, min(left, _TURN_S)):
+                return True
+        return False
 
     def sbatch_lives(self, attempt: str) -> bool | None:
         """Whether the process of this attempt still runs; None where it cannot be seen from here."""
@@ -164,6 +186,22 @@ class SlurmClient:
     def alarm(self, native: str) -> Answer:
         """ALRM to the process of the batch script, which is the shim, and to nothing that it started."""
         return self.run("scancel", "--batch", "--signal=ALRM", native)
+
+
+def clean_variables(environ: Mapping[str, str], settings: SlurmSettings) -> dict[str, str | None]:
+    """What has to change in an environment before a command of Slurm runs in it; None takes a variable away."""
+    changes: dict[str, str | None] = {name: None for name in environ if name.startswith(_KINDS) and name not in _KEPT}
+    changes |= {"LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
+    if settings.bin:
+        changes["PATH"] = f"{settings.bin}:{environ.get('PATH', os.defpath)}"
+    if settings.slurm_conf:
+        changes["SLURM_CONF"] = settings.slurm_conf
+    return changes
+
+
+def read_code(content: bytes | None) -> str | None:
+    """The exit code that sbatch's keeper left; None as long as it is not there whole."""
+    return content.decode().strip() if content and content.endswith(b"\n") else None
 
 
 def read_id(said: str) -> str | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from runtime.launchers.hosts import Host, LocalFiles, LocalHost, SshHost
 from runtime.launchers.order import environment_order, make_order
 from runtime.launchers.processes import activation_lines
 from runtime.launchers.slurm import render, states
-from runtime.launchers.slurm.client import SlurmClient, SlurmUnavailable, is_no_answer, read_id, wait_for
+from runtime.launchers.slurm.client import SlurmClient, SlurmUnavailable, is_no_answer, read_code, read_id, wait_for
 from runtime.launchers.slurm.explain import describe_nodes, explain_failed, explain_pending
 from runtime.launchers.slurm.settings import Profile, SlurmSettings, read_settings
 from runtime.launchers.slurm.states import Row
@@ -298,9 +299,11 @@ class SlurmLauncher:
         words.append(f"{folder}/artefacts/{part.artefact}")
         words += [word.replace(render.FOLDER, folder) for word in part.native["script"]]
         attempt = f"submit/{prefix}{number}"
-        client.start_sbatch(words, f"{folder}/{attempt}", folder)
+        until = time.monotonic() + ANSWER_S
+        pid = client.start_sbatch(words, f"{folder}/{attempt}", folder)
         fault("submitting")
-        return self._answer(plan, part, client, host, attempt)
+        client.await_sbatch(pid, ANSWER_S)
+        return self._answer(plan, part, client, host, attempt, until - time.monotonic())
 
     def _answer_of_earlier(
         self, plan: LaunchPlan, part: NativePart, client: SlurmClient, host: Host, attempt: str
@@ -309,7 +312,7 @@ class SlurmLauncher:
         path = f"{host.files.root}/{plan.folder}/{attempt}"
 
         def ended() -> str | None:
-            if host.files.read(f"{plan.folder}/{attempt}/code") is not None:
+            if read_code(host.files.read(f"{plan.folder}/{attempt}/code")) is not None:
                 return "answered"
             return "gone" if client.sbatch_lives(path) is False else None
 
@@ -320,29 +323,31 @@ class SlurmLauncher:
                 facts=[f"it was started by another launch, and may still make the job; see {path} on `{host.name}`"],
                 hint="run the same command again in a while",
             )
-        code = host.files.read(f"{plan.folder}/{attempt}/code")
-        if code is not None and code.strip() == b"0":
-            return self._answer(plan, part, client, host, attempt)
+        code = read_code(host.files.read(f"{plan.folder}/{attempt}/code"))
+        if code == "0":
+            return self._answer(plan, part, client, host, attempt, ANSWER_S)
         said = (host.files.read(f"{plan.folder}/{attempt}/err") or b"").decode("utf-8", "replace")
         if code is None or is_no_answer(said):
             return wait_for(lambda: self.find(plan.target, [part.name], host).get(part.name), SETTLE_S)
         return None
 
-    def _answer(self, plan: LaunchPlan, part: NativePart, client: SlurmClient, host: Host, attempt: str) -> str:
-        folder = f"{plan.folder}/{attempt}"
+    def _answer(
+        self, plan: LaunchPlan, part: NativePart, client: SlurmClient, host: Host, attempt: str, seconds: float
+    ) -> str:
+        names = [f"{plan.folder}/{attempt}/{name}" for name in ("code", "out", "err")]
+        found: dict[str, bytes] = {}
 
         def code() -> str | None:
-            found = host.files.read(f"{folder}/code")
-            return None if found is None else found.decode().strip()
+            found.update(host.files.read_many(names))
+            return read_code(found.get(names[0]))
 
-        ended = wait_for(code, ANSWER_S)
+        ended = wait_for(code, seconds)
         if ended is None:
             raise SlurmUnavailable(
                 f"`sbatch` for job `{plan.job.id}` did not answer within {ANSWER_S:g} s, and goes on trying",
                 hint="run the same command again: it waits for the answer and starts no second job",
             )
-        out = (host.files.read(f"{folder}/out") or b"").decode("utf-8", "replace")
-        err = (host.files.read(f"{folder}/err") or b"").decode("utf-8", "replace")
+        out, err = (found.get(name, b"").decode("utf-8", "replace") for name in names[1:])
         if ended == "0" and (native := read_id(out)):
             return native
         if is_no_answer(err):
