@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import itertools
 import json
@@ -669,7 +670,7 @@ def set_fields(spec: JobSpec) -> list[str]:
 def _dotted(values: Mapping[str, Any], kind: type, prefix: str) -> Iterator[str]:
     import typing
 
-    hints = typing.get_type_hints(kind)
+    hints = _type_hints(kind)
     for name, value in values.items():
         inner = next(
             (each for each in (hints[name], *typing.get_args(hints[name])) if dataclasses.is_dataclass(each)), None
@@ -680,12 +681,19 @@ def _dotted(values: Mapping[str, Any], kind: type, prefix: str) -> Iterator[str]
             yield prefix + name
 
 
+@functools.cache
+def _type_hints(kind: type) -> dict[str, Any]:
+    import typing
+
+    return typing.get_type_hints(kind)
+
+
 def leaf_fields(kind: type = JobSpec, prefix: str = "") -> list[str]:
     """Dotted names of everything that a spec can say: what a launcher's table has to answer for."""
     import typing
 
     found: list[str] = []
-    for name, hint in typing.get_type_hints(kind).items():
+    for name, hint in _type_hints(kind).items():
         inner = next((each for each in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(each)), None)
         if isinstance(inner, type) and inner is not Range and typing.get_origin(hint) is not tuple:
             found += leaf_fields(inner, f"{prefix}{name}.")

@@ -13,11 +13,12 @@ import getpass
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from runtime import ledger
 from runtime.errors import InfrastructureFailure, NotPossible, RequestRefused, UnknownName
@@ -51,12 +52,14 @@ from runtime.launchers.registry import get_launcher
 from runtime.ledger import JobStatus, LedgerEntry, NativeJob, job_folder
 from runtime.reasons import EndReason
 from runtime.secret_values import check_sources, read_values
-from runtime.snapshot import Snapshot, SnapshotRules, make_snapshot, read_git_state
+from runtime.snapshot import GitState, Snapshot, SnapshotRules, make_snapshot, read_git_state
 from runtime.targets import apply_defaults, choose_target, find_target, list_targets, named_here
 from runtime.units import format_time
 
 if TYPE_CHECKING:
     from runtime.config import Settings
+
+T = TypeVar("T")
 
 SHIM: Final = Path(__file__).parent / "shim.py"
 SHORTEST_PREFIX: Final = 4
@@ -392,6 +395,7 @@ def _carry_out(prepared: Prepared, options: LaunchOptions, host: Host, progress:
     if known and not _find_broken(prepared, host):
         return handle(new=False)
     fault("unlocked")
+    git = _begin(functools.partial(read_git_state, prepared.base / plan.spec.code.path)) if prepared.snapshot else None
     for note in () if known else plan.notes:
         progress(note)
     if not known and isinstance(prepared.launcher, ChecksHost):
@@ -406,7 +410,7 @@ def _carry_out(prepared: Prepared, options: LaunchOptions, host: Host, progress:
             _take_up(prepared, host, lock, progress)
             return handle(new=False)
         fault("locked")
-        _write_down(prepared, host.files, progress)
+        _write_down(prepared, host.files, git, progress)
         fault("written")
         for number in range(len(plan.parts)):
             _submit_part(prepared, number, host, lock, progress)
@@ -503,7 +507,30 @@ def _offset(plan: LaunchPlan) -> int:
     return plan.spec.array.offset if plan.spec.array else 0
 
 
-def _write_down(prepared: Prepared, files: Files, progress: Callable[[str], None]) -> None:
+def _begin(action: Callable[[], T]) -> Callable[[], T]:
+    """Do it beside what comes next; its result is for whoever calls."""
+    found: list[T] = []
+
+    def do() -> None:
+        with contextlib.suppress(Exception):
+            found.append(action())
+
+    thread = threading.Thread(target=do, daemon=True)
+    thread.start()
+
+    def finish() -> T:
+        thread.join()
+        return found[0] if found else action()
+
+    return finish
+
+
+def _write_down(
+    prepared: Prepared,
+    files: Files,
+    git: Callable[[], GitState | None] | None,
+    progress: Callable[[str], None],
+) -> None:
     """The intent and all that the nodes need, before the backend is called."""
     plan = prepared.plan
     # Others the backend itself brings.
@@ -522,7 +549,7 @@ def _write_down(prepared: Prepared, files: Files, progress: Callable[[str], None
     wanted += [
         FileToWrite(f"{plan.folder}/spec.json", _json(spec_fields(plan.spec)), once=True),
         # The last: whoever sees a job finds all of it.
-        FileToWrite(f"{plan.folder}/intent.json", _json(_intent(prepared)), once=True),
+        FileToWrite(f"{plan.folder}/intent.json", _json(_intent(prepared, git() if git else None)), once=True),
     ]
     files.write_many(wanted)
 
@@ -542,9 +569,8 @@ def _remove_secrets(plan: LaunchPlan, files: Files) -> None:
         files.remove(f"{plan.folder}/{path}")
 
 
-def _intent(prepared: Prepared) -> dict[str, Any]:
+def _intent(prepared: Prepared, git: GitState | None) -> dict[str, Any]:
     plan = prepared.plan
-    git = read_git_state(prepared.base / plan.spec.code.path) if prepared.snapshot else None
     return {
         "name": plan.job.name,
         "owner": plan.job.owner,

@@ -146,7 +146,10 @@ def list_files(folder: Path, *, exclude: Sequence[str] = ()) -> list[str]:
 
 def read_git_state(folder: Path) -> GitState | None:
     """Commit, branch and diff of the work tree around `folder`; None where there is none."""
-    said = _git(folder, "rev-parse", "--is-inside-work-tree", "HEAD", "--symbolic-full-name", "HEAD")
+    # Both at once. Without external drivers and filters: they are the user's programs and may write.
+    where = _start_git(folder, "rev-parse", "--is-inside-work-tree", "HEAD", "--symbolic-full-name", "HEAD")
+    changed = _start_git(folder, "diff", "--no-ext-diff", "--no-textconv", "--binary", "HEAD", "--", ".")
+    said, diff = where(), changed()
     if said is not None:
         _, commit, name = said.splitlines()
         branch: bytes | None = name.removeprefix(b"refs/heads/") if name != b"HEAD" else None
@@ -154,12 +157,10 @@ def read_git_state(folder: Path) -> GitState | None:
         return None
     else:
         commit, branch = b"", _git(folder, "symbolic-ref", "--quiet", "--short", "HEAD")
-    # Without external drivers and filters: they are the user's programs and may write.
-    changed = _git(folder, "diff", "--no-ext-diff", "--no-textconv", "--binary", "HEAD", "--", ".") if commit else None
     return GitState(
         commit=os.fsdecode(commit) or None,
         branch=os.fsdecode(branch).strip() if branch else None,
-        diff=(changed or b"").decode("utf-8", "replace"),
+        diff=(diff or b"").decode("utf-8", "replace") if commit else "",
     )
 
 
@@ -219,16 +220,28 @@ def _matcher(lines: str) -> Callable[[str], bool]:
 
 def _git(folder: Path, *args: str) -> bytes | None:
     """What git prints; None where it refuses or is not installed. It takes no lock and writes nothing."""
+    return _start_git(folder, *args)()
+
+
+def _start_git(folder: Path, *args: str) -> Callable[[], bytes | None]:
+    """The same, begun; the answer is for whoever calls."""
     try:
-        answer = subprocess.run(
+        asked = subprocess.Popen(
             ["git", "-C", str(folder), *args],
-            capture_output=True,
-            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
         )
     except OSError:
-        return None
-    return answer.stdout if answer.returncode == 0 else None
+        return lambda: None
+
+    def answer() -> bytes | None:
+        with asked:
+            said, _ = asked.communicate()
+        return said if asked.returncode == 0 else None
+
+    return answer
 
 
 def _with_status(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, os.stat_result]]:
