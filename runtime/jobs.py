@@ -604,6 +604,8 @@ def fill_command(command: Sequence[str], params: Mapping[str, Any], index: int) 
 
     Braces around anything else stay, so that JSON and awk pass; a name that is nearly a parameter's is refused.
     """
+    if not any("{" in word for word in command):
+        return tuple(command)
     values = {"index": index, **params}
 
     def fill(match: re.Match[str]) -> str:
