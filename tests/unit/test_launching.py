@@ -108,6 +108,21 @@ def test_launch_of_a_changed_tree_or_again_is_another_job(settings: Settings, tr
     assert [each.wait(timeout_s=60).state for each in (first, again, third, changed)] == [JobState.SUCCEEDED] * 4
 
 
+def test_intent_says_where_the_tree_stood_in_its_history(settings: Settings, tree: Path) -> None:
+    plain = start(settings, "true").entry().intent
+    author = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    for words in (["init", "-q", "-b", "side"], ["add", "-A"], [*author, "commit", "-qm", "x"]):
+        subprocess.run(["git", *words], cwd=tree, check=True)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tree, check=True, capture_output=True, text=True).stdout
+    (tree / "main.py").write_text("print('two')\n")
+
+    intent = start(settings, "true").entry().intent
+
+    assert {"commit", "branch", "diff"}.isdisjoint(plain)
+    assert (intent["commit"], intent["branch"]) == (head.strip(), "side")
+    assert "-print('one')\n+print('two')\n" in intent["diff"]
+
+
 def test_code_is_stored_once_for_all_jobs_that_run_it(settings: Settings, tree: Path) -> None:
     said: list[str] = []
     one = launch(["true"], "local", settings=settings, progress=said.append)
