@@ -150,7 +150,7 @@ def _find_code(target: Target, host: Host) -> Iterator[Garbage]:
         lines = host.run(["sh", "-c", _CODE, host.files.root]).out.splitlines()
     except InfrastructureFailure:
         # As with a bucket, whose files have no users.
-        lines = [f"{-(-size // 1024)}\t{name}" for name, size in host.files.tree("snapshots")]
+        lines = [f"{-(-size // 1024)}\t{name}" for name, size in host.files.tree("snapshots") if name.endswith(".tar")]
     for line in lines:
         size, _, path = line.partition("\t")
         name = path.rpartition("/")[2].removesuffix(".tar")

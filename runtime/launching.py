@@ -33,6 +33,7 @@ from runtime.jobs import (
     spec_fields,
 )
 from runtime.launchers.base import (
+    Abandons,
     ChecksHost,
     Clears,
     Fidelity,
@@ -187,12 +188,16 @@ class JobHandle:
         mark = json.dumps({"at": format_time(ledger.now()), "by": owner_name()}).encode()
         for name in ["cancel"] if indices is None else [f"cancel.{index}" for index in indices]:
             self.files.create(f"{job_folder(self.id)}/{name}", mark)
-        if not entry.natives or len(entry.outcomes) >= entry.indices:
+        if len(entry.outcomes) >= entry.indices:
             return []
-        natives = [each.native_id for each in newest_natives(entry)]
-        left = self.launcher.cancel(self.target, natives, indices, self.host)
-        if isinstance(self.launcher, Clears):
-            left += self.launcher.clear(self.target, job_folder(self.id), self.host)
+        left: list[str] = []
+        if natives := [each.native_id for each in newest_natives(entry)]:
+            left += self.launcher.cancel(self.target, natives, indices, self.host)
+            if isinstance(self.launcher, Clears):
+                left += self.launcher.clear(self.target, job_folder(self.id), self.host)
+        cut_off = indices is None and self.files.read(f"{job_folder(self.id)}/launched") is None
+        if cut_off and isinstance(self.launcher, Abandons):
+            left += self.launcher.abandon(self.target, self.id, self.host)
         return left
 
     def fetch(self, to: Path, *, index: int | None = None, overwrite: bool = False) -> list[Path]:

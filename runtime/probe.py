@@ -122,7 +122,7 @@ def _try_records(files: Files) -> Step:
             step="records",
             verdict=Verdict.FAIL,
             text=f"`{files.root}` lets a second creation of one name through, or reads back something else",
-            hint="name another record root: `records` of the target; it needs hard links",
+            hint="name another record root: `records` of the target; a folder needs hard links, a bucket preconditions",
         )
     return Step(step="records", verdict=Verdict.OK, text=f"`{files.root}` is written, read back and creates once")
 

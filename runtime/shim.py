@@ -55,6 +55,8 @@ KILLED_S = 10.0
 """How long the end is waited for where a command that asked for it was killed."""
 LIMIT_SLACK_S = 30.0
 """So long before the backend's own limit, and the grace, an attempt ends at the latest."""
+HOST = os.environ.get("RUNTIME_HOST") or socket.gethostname()
+"""Of containers the name of their machine, where the backend tells it."""
 BEGAN = float(os.environ.get("RUNTIME_SHIM_BEGAN") or time.time())
 """When the first shim of this native job began; those that it starts are told."""
 GPU_PATIENCE_S = 15.0
@@ -250,8 +252,9 @@ class FolderRecord(object):
         except (IOError, OSError):
             pass  # a full disk is no reason to end a command that does without
 
-    def before(self, run, attempt):
-        """Called before an attempt is prepared."""
+    def before(self, run, attempt, asked):
+        """Called before an attempt is prepared. False where it was asked to stop meanwhile."""
+        return True
 
     def after(self, run, attempt):
         """Called when all that an attempt started has ended, before it is said how."""
@@ -334,7 +337,7 @@ class Run(object):
         """Begin the next attempt: its number, which nobody else gets."""
         start = {
             "native": native,
-            "host": socket.gethostname(),
+            "host": HOST,
             "boot": boot_id(),
             "pid": os.getpid(),
             "start": started_at(os.getpid()),
@@ -354,7 +357,7 @@ class Run(object):
         """End what attempts left running here whose shim died, and note those that a restart of this machine ended."""
         for attempt, ended in self.attempts():
             start = None if ended else self.started(attempt)
-            if not start or start.get("host") != socket.gethostname() or not start.get("boot") or is_alive(start):
+            if not start or start.get("host") != HOST or not start.get("boot") or is_alive(start):
                 continue
             if start["boot"] != boot_id():
                 self.end(attempt, "node_failed", 1, {"message": "%s was started anew" % start["host"]})
@@ -1473,7 +1476,8 @@ def attempt_once(order, run, number, options, asked, binding, gpus):
     try:
         if gpus:
             binding = dict(binding, **gpus.variables())
-        run.record.before(run, number)
+        if not run.record.before(run, number, asked):
+            return "stopped", 143, {"message": "asked to stop by %s" % asked.why}
         try:
             return Attempt(order, run, number, scratch, asked, binding, gpus).go()
         finally:

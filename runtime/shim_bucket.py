@@ -12,6 +12,7 @@ variables and files that the clouds' own tools read, and from the machine.
 import base64
 import calendar
 import configparser
+import email.utils
 import errno
 import hashlib
 import hmac
@@ -22,15 +23,17 @@ import os
 import random
 import shutil
 import socket
+import stat
 import subprocess
 import threading
 import time
+import traceback
 import urllib.error
 import urllib.parse
 import urllib.request
 import xml.etree.ElementTree
 from concurrent.futures import ThreadPoolExecutor
-from typing import Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import shim
 
@@ -49,6 +52,12 @@ AT_ONCE = 4
 KEPT = 2
 """So many checkpoints are kept."""
 MAY_PASS = (408, 409, 425, 429, 500, 502, 503, 504)
+EXPIRED = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")
+SKEWED = "RequestTimeTooSkewed"
+CREDENTIALS_S = 60.0
+"""How long whoever gives credentials may not answer, as where a machine has just begun."""
+OWN = "RUNTIME_RECORDS_"
+"""Variables that begin so are for the record root alone; commands do not see them."""
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 FRESH_S = 300.0
 """Credentials are renewed so long before they end."""
@@ -62,21 +71,26 @@ class Denied(Unreachable):
     """It did answer, and no other time would change that."""
 
 
+class Stopped(Exception):
+    """What was sent or brought is not wanted any more."""
+
+
+class NoCredentials(IOError):
+    """Whoever gives them does not, now."""
+
+
 class Answer(Exception):
-    """A status that is no success, with the body."""
+    """A status that is no success, or an error in the body of one that is."""
 
-    def __init__(self, status, body):
-        Exception.__init__(self, "%d %s" % (status, _reason(body)))
+    def __init__(self, status, body, date=None):
+        try:
+            root = xml.etree.ElementTree.fromstring(body)
+            self.code, text = _text(root, "Code"), " ".join(_text(root, name) for name in ("Code", "Message"))
+        except xml.etree.ElementTree.ParseError:
+            self.code, text = "", body[:200].decode("utf-8", "replace")
+        Exception.__init__(self, "%d %s" % (status, text.strip()))
         self.status = status
-
-
-def _reason(body):
-    """The sentence in an error of either cloud."""
-    try:
-        root = xml.etree.ElementTree.fromstring(body)
-        return " ".join(root.findtext(name) or "" for name in ("Code", "Message")).strip()
-    except xml.etree.ElementTree.ParseError:
-        return body[:200].decode("utf-8", "replace").strip()
+        self.date = date
 
 
 def run(options, folder, follow):
@@ -95,6 +109,9 @@ def run(options, folder, follow):
     except Unreachable as problem:
         # Whatever was begun has no end that anybody could read, so it counts as lost and is tried again.
         shim.say("the record root %s cannot be used any more: %s" % (options.bucket, problem))
+        return shim.AGAIN
+    except Exception:
+        traceback.print_exc()
         return shim.AGAIN
 
 
@@ -118,13 +135,13 @@ class BucketRecord(object):
     def key(self, name):
         return "jobs/%s/%s" % (self.job, name)
 
-    def bring(self, name):
+    def bring(self, name, give_up=None):
         """Copy a file here, once. One that is not there stays away."""
         path = os.path.join(self.folder, name)
         if not os.path.exists(path):
             shim.make_folder(os.path.dirname(path))
             temporary = "%s.%s" % (path, shim.token())
-            if self.bucket.download(self.key(name), temporary):
+            if self.bucket.download(self.key(name), temporary, give_up):
                 os.rename(temporary, path)
 
     def read(self, name):
@@ -152,8 +169,8 @@ class BucketRecord(object):
             self.look_for(name)
         return self.marks[name][0]
 
-    def look_for(self, name):
-        self.marks[name] = (self.bucket.get(self.key(name)) is not None, time.time())
+    def look_for(self, name, patience=None):
+        self.marks[name] = (self.bucket.get(self.key(name), patience) is not None, time.time())
 
     def names(self, name):
         return self.bucket.names(self.key(name) + "/")
@@ -166,11 +183,18 @@ class BucketRecord(object):
             self.carrier.beat = (name, text)
             self.carrier.wake.set()
 
-    def before(self, run, attempt):
-        self.bring(shim.SNAPSHOT)
-        checkpoints = Checkpoints(self, run, attempt)
-        checkpoints.restore()
+    def before(self, run, attempt, asked):
+        def give_up():
+            return asked.stop
+
+        try:
+            self.bring(shim.SNAPSHOT, give_up)
+            checkpoints = Checkpoints(self, run, attempt)
+            checkpoints.restore(give_up)
+        except Stopped:
+            return False
         self.carrier = Carrier(self, run, attempt, checkpoints)
+        return True
 
     def after(self, run, attempt):
         carrier, self.carrier = self.carrier, None
@@ -180,7 +204,10 @@ class BucketRecord(object):
 
 
 class Carrier(object):
-    """Sends what an attempt writes while it runs, and looks for marks: a thread, so that the shim waits for no network."""
+    """Sends what an attempt writes while it runs, and looks for marks, so that the shim waits for no network.
+
+    Checkpoints have a thread of their own: a large one takes minutes, in which marks, logs and signs of life go on.
+    """
 
     def __init__(self, record, run, attempt, checkpoints):
         self.record, self.checkpoints = record, checkpoints
@@ -191,38 +218,46 @@ class Carrier(object):
         self.began = time.time()
         self.sent = {}
         """Log → bytes that were sent, the number of the next chunk, and when the last one went."""
-        self.wake = threading.Event()
-        self.ended = False
-        self.thread = threading.Thread(target=self._go)
-        self.thread.daemon = True
-        self.thread.start()
+        self.wake, self.ended = threading.Event(), threading.Event()
+        self.threads = [
+            threading.Thread(target=self._go, args=(self._look, self.wake)),
+            threading.Thread(target=self._go, args=(self._send_checkpoint, self.ended)),
+        ]
+        for thread in self.threads:
+            thread.daemon = True
+            thread.start()
 
-    def _go(self):
+    def _go(self, do, wake):
         said = None
-        while not self.ended:
+        while not self.ended.is_set():
             try:
-                self.look()
+                do()
                 said = None
-            except (Unreachable, IOError, OSError) as problem:
+            except Stopped:
+                return
+            except Exception as problem:
                 # It is sent at the next look, or at the end.
                 if str(problem) != said:
                     shim.say("cannot send to the record root, tries again: %s" % problem)
                 said = str(problem)
-            self.wake.wait(max(FIRST_LOOK_S, min(MARK_S, self._pause())))
-            self.wake.clear()
+            wake.wait(max(FIRST_LOOK_S, min(MARK_S, self._pause())))
+            if wake is self.wake:
+                wake.clear()
 
     def _pause(self):
         """How long what was printed may wait, the longer the longer this runs."""
         return min(LAST_LOOK_S, (time.time() - self.began) / 20)
 
-    def look(self):
+    def _send_checkpoint(self):
+        self.checkpoints.send(self.ended.is_set)
+
+    def _look(self):
         for name in [name for name, (known, _) in list(self.record.marks.items()) if not known]:
-            self.record.look_for(name)
+            self.record.look_for(name, patience=0.0)
         if self.beat:
             (name, text), self.beat = self.beat, None
             self.record.bucket.put(self.record.key(name), text.encode("utf-8"), patience=0.0)
         self.send_logs()
-        self.checkpoints.send(last=False)
 
     def send_logs(self, last=False):
         for log in shim.list_names(self.folder):
@@ -247,24 +282,23 @@ class Carrier(object):
 
     def finish(self):
         """Send the rest. Raises `Unreachable` if that cannot be done."""
-        self.ended = True
+        self.ended.set()
         self.wake.set()
-        self.thread.join()
+        for thread in self.threads:
+            thread.join()
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            sending = [pool.submit(self.send_logs, True), pool.submit(self.checkpoints.send, True)]
-            sending += [
-                pool.submit(self.record.bucket.upload, self.record.key(name), path) for name, path in self._outputs()
-            ]
+            sending = [pool.submit(self.send_logs, True), pool.submit(self.checkpoints.send)]
+            sending += [pool.submit(self._send_output, path) for path in list_files(self.output)]
             for each in sending:
                 each.result()
 
-    def _outputs(self):
-        base = self.record.folder
-        for place, _, names in os.walk(self.output):
-            for name in names:
-                path = os.path.join(place, name)
-                if os.path.isfile(path):
-                    yield os.path.relpath(path, base).replace(os.sep, "/"), path
+    def _send_output(self, path):
+        try:
+            name = as_text(os.path.relpath(path, self.record.folder))
+            self.record.bucket.upload(self.record.key(name), path)
+        except (IOError, OSError, UnicodeError) as problem:
+            # It went while the rest was sent, may not be read, or has a name that no bucket takes.
+            shim.say("an output is left out: %s: %s" % (ascii(path), problem))
 
 
 class Checkpoints(object):
@@ -278,79 +312,131 @@ class Checkpoints(object):
     def __init__(self, record, run, attempt):
         self.record, self.run, self.attempt = record, run, attempt
         self.folder = os.path.join(run.folder, "checkpoint")
+        self.stage = self.folder + ".sending"
         self.place = "%s/checkpoint" % run.name
         self.number = 0
         self.seen = None
         self.sent = None
-        self.hashes = {}
-        """(name, size, time) → content id"""
+        self.contents = {}
+        """(name, what `_scan` says of it) → content id"""
         self.there = set()
         self.mine = []
         """Lists of this attempt that are there, as (name, content ids)."""
 
-    def restore(self):
+    def restore(self, give_up=None):
         """Bring the newest checkpoint that is whole."""
-        if os.path.isdir(self.folder):
-            shutil.rmtree(self.folder)  # of an earlier attempt here, and perhaps newer than what was said of it
         shim.make_folder(self.folder)
         lists = [name for name in self.record.names(self.place) if name.endswith(".json")]
         for name in sorted(lists, reverse=True):
+            # What lies here is of an earlier attempt, perhaps newer than what was said of it, or of a newer list.
+            shutil.rmtree(self.folder)
+            shim.make_folder(self.folder)
             files = json.loads(self.record.read("%s/%s" % (self.place, name)) or "{}").get("files", {})
-            if self._restore(files):
+            if all(self._restore(each, about, give_up) for each, about in sorted(files.items())):
                 self.sent = self.seen = self._scan()
-                self.there = {files[each]["sha256"] for each in files}
+                self.there = {about["sha256"] for about in files.values() if "sha256" in about}
+                for each, about in files.items():
+                    if "sha256" in about:
+                        self.contents[each, self.sent[each]] = about["sha256"]
                 return
+            shim.say("a file of the checkpoint %s is gone; an earlier one is taken" % name)
+        shutil.rmtree(self.folder)
+        shim.make_folder(self.folder)
 
-    def _restore(self, files):
-        for name, about in sorted(files.items()):
-            path = os.path.join(self.folder, *name.split("/"))
-            shim.make_folder(os.path.dirname(path))
-            if not self.record.bucket.download(self._key(about["sha256"]), path):
-                shim.say("a file of the checkpoint is gone: %s; an earlier one is taken" % name)
+    def _restore(self, name, about, give_up):
+        path = os.path.join(self.folder, *[os.fsdecode(part.encode("utf-8")) for part in name.split("/")])
+        shim.make_folder(os.path.dirname(path))
+        if "link" in about:
+            os.symlink(about["link"], path)
+        elif about.get("folder"):
+            shim.make_folder(path)
+        else:
+            if not self.record.bucket.download(self._key(about["sha256"]), path, give_up):
+                return False
+            if hash_file(path) != about["sha256"]:
                 return False
             os.chmod(path, about["mode"])
-            status = os.stat(path)
-            self.hashes[name, status.st_size, status.st_mtime] = about["sha256"]
         return True
 
     def _key(self, content):
         return self.record.key("%s/data/%s" % (self.place, content))
 
     def _scan(self):
-        found = {}
-        for place, _, names in os.walk(self.folder):
-            for name in names:
-                path = os.path.join(place, name)
-                if os.path.isfile(path):
-                    status = os.stat(path)
-                    relative = os.path.relpath(path, self.folder).replace(os.sep, "/")
-                    found[relative] = (status.st_size, status.st_mtime, status.st_mode & 0o777)
+        """Name → ("file", size, time, mode), ("link", target) or ("folder",)."""
+        found: Dict[str, Tuple[Any, ...]] = {}
+        for place, folders, names in os.walk(self.folder):
+            for each in folders + names:
+                path = os.path.join(place, each)
+                try:
+                    name, status = as_text(os.path.relpath(path, self.folder)), os.lstat(path)
+                    if stat.S_ISLNK(status.st_mode):
+                        found[name] = ("link", os.readlink(path))
+                    elif stat.S_ISDIR(status.st_mode):
+                        found[name] = ("folder",)
+                    elif stat.S_ISREG(status.st_mode):
+                        found[name] = ("file", status.st_size, status.st_mtime, status.st_mode & 0o777)
+                except (IOError, OSError, UnicodeError):
+                    continue  # it went meanwhile, or has a name that no bucket takes
         return found
 
-    def send(self, last):
-        """Send what is new if it stands still since the last look, or in any case after the end."""
+    def send(self, give_up=None):
+        """Send what is new. While the command runs, which is where there is a `give_up`, only what stands still since
+        the last look; raises `Stopped` where that comes true."""
         now = self._scan()
         still, self.seen = now == self.seen, now
-        if now == self.sent or not now or not (still or last):
+        if now == self.sent or not now or not (still or give_up is None):
             return
-        files = {}
-        for name, (size, modified, mode) in sorted(now.items()):
-            path = os.path.join(self.folder, *name.split("/"))
-            content = self.hashes.get((name, size, modified)) or hash_file(path)
-            if content not in self.there:
-                self.record.bucket.upload(self._key(content), path, None if last else 0.0)
-                self.there.add(content)
-            self.hashes[name, size, modified] = content
-            files[name] = {"sha256": content, "size": size, "mode": mode}
-        if self._scan() != now and not last:
+        shim.make_folder(self.stage)
+        try:
+            files = self._send_all(now, give_up)
+        finally:
+            shutil.rmtree(self.stage, ignore_errors=True)
+        if files is None:
             return  # it was written while it was sent
         name = "a%04d.%06d.json" % (self.attempt, self.number)
         text = json.dumps({"files": files, "at": time.time()}, sort_keys=True)
         self.record.write("%s/%s" % (self.place, name), text)
         self.number += 1
         self.sent = now
-        self.mine.append((name, {about["sha256"] for about in files.values()}))
-        self._drop_old()
+        self.mine.append((name, {about["sha256"] for about in files.values() if "sha256" in about}))
+        try:
+            self._drop_old()
+        except Unreachable as problem:
+            shim.say("an old checkpoint stays in the record root: %s" % problem)
+
+    def _send_all(self, now, give_up):
+        """What the list says of each file, after its bytes are there; None if one changed while it was sent.
+
+        All files get a second name first: what replaces them while this goes on for minutes does no harm.
+        """
+        staged = {}
+        for number, (name, about) in enumerate(sorted(now.items())):
+            if about[0] == "file" and self.contents.get((name, about)) not in self.there:
+                path = os.path.join(self.folder, *[os.fsdecode(part.encode("utf-8")) for part in name.split("/")])
+                staged[name] = os.path.join(self.stage, str(number))
+                try:
+                    os.link(path, staged[name])
+                except (IOError, OSError):
+                    staged[name] = path
+        files = {}
+        for name, about in now.items():
+            if about[0] == "link":
+                files[name] = {"link": about[1]}
+            elif about[0] == "folder":
+                files[name] = {"folder": True}
+            elif name not in staged:
+                files[name] = {"sha256": self.contents[name, about], "size": about[1], "mode": about[3]}
+            else:
+                content = hash_file(staged[name])
+                if content not in self.there:
+                    self.record.bucket.upload(self._key(content), staged[name], 0.0 if give_up else None, give_up)
+                status = os.stat(staged[name])
+                if (status.st_size, status.st_mtime) != about[1:3]:
+                    return None
+                self.there.add(content)
+                self.contents[name, about] = content
+                files[name] = {"sha256": content, "size": about[1], "mode": about[3]}
+        return files
 
     def _drop_old(self):
         """Remove older lists of this attempt, and what they alone name; nothing once another attempt has begun."""
@@ -363,6 +449,19 @@ class Checkpoints(object):
             for content in contents - used:
                 self.there.discard(content)
                 self.record.bucket.delete(self._key(content))
+
+
+def list_files(folder):
+    for place, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(place, name)
+            if os.path.isfile(path):
+                yield path
+
+
+def as_text(path):
+    """A relative path as a key has it, whatever encoding this process takes names for. Raises `UnicodeError`."""
+    return os.fsencode(path).decode("utf-8").replace(os.sep, "/")
 
 
 def hash_file(path):
@@ -388,17 +487,17 @@ class Bucket(object):
         self.name = name
         self.prefix = prefix.strip("/") + "/" if prefix.strip("/") else ""
 
-    def get(self, key):
+    def get(self, key, patience=None):
         """The bytes, None while there is no such object."""
         try:
-            return self._ask("GET", key)
+            return self._ask("GET", key, patience=patience)
         except Answer as answer:
             return self._none_of(answer, key)
 
-    def download(self, key, path):
-        """False while there is no such object."""
+    def download(self, key, path, give_up=None):
+        """False while there is no such object. Raises `Stopped` where `give_up` comes true meanwhile."""
         try:
-            self._ask("GET", key, into=path)
+            self._ask("GET", key, into=path, give_up=give_up)
             return True
         except Answer as answer:
             return bool(self._none_of(answer, key))
@@ -417,13 +516,15 @@ class Bucket(object):
         # What is equal to the last byte is our own: all that is created here bears a time, a token or no news.
         return bool(data) and self.get(key) == data
 
-    def upload(self, key, path, patience=None):
-        """As `put`, of a file of any size."""
+    def upload(self, key, path, patience=None, give_up=None):
+        """As `put`, of a file of any size. Raises `Stopped` where `give_up` comes true meanwhile."""
+        more = {"patience": patience, "give_up": give_up}
         size = os.path.getsize(path)
         if size <= PART_BYTES:
             with io.open(path, "rb") as opened:
-                return self.put(key, opened.read(), patience)
-        begun = self._sure("POST", key, query={"uploads": ""}, data=b"", patience=patience)
+                self._sure("PUT", key, data=opened.read(), **more)
+            return
+        begun = self._sure("POST", key, query={"uploads": ""}, data=b"", **more)
         upload = _text(xml.etree.ElementTree.fromstring(begun), "UploadId")
         part = max(PART_BYTES, -(-size // 10000))
         try:
@@ -431,14 +532,24 @@ class Bucket(object):
             with io.open(path, "rb") as opened:
                 for number in range(1, -(-size // part) + 1):
                     query = {"partNumber": str(number), "uploadId": upload}
-                    answer = self._sure("PUT", key, query=query, data=opened.read(part), tag=True, patience=patience)
-                    tags.append((number, answer))
+                    tags.append(
+                        (number, self._sure("PUT", key, query=query, data=opened.read(part), said="ETag", **more))
+                    )
             rows = ["<Part><PartNumber>%d</PartNumber><ETag>%s</ETag></Part>" % each for each in tags]
             whole = "<CompleteMultipartUpload>%s</CompleteMultipartUpload>" % "".join(rows)
-            self._sure("POST", key, query={"uploadId": upload}, data=whole.encode("ascii"), patience=patience)
+            self._complete(key, upload, whole.encode("ascii"), size, patience)
         except BaseException:
             self._abandon(key, upload)
             raise
+
+    def _complete(self, key, upload, whole, size, patience):
+        try:
+            self._ask("POST", key, query={"uploadId": upload}, data=whole, patience=patience)
+        except Answer as answer:
+            # Of an answer that was lost the next one says that there is no such upload any more.
+            there = self._ask("HEAD", key, said="Content-Length") if answer.code == "NoSuchUpload" else None
+            if there is None or int(there) != size:
+                raise Denied("%s: %s" % (key, answer))
 
     def _abandon(self, key, upload):
         try:
@@ -482,50 +593,84 @@ class Bucket(object):
         except Answer as answer:
             raise Denied("%s: %s" % (key or self.name, answer))
 
-    def _ask(self, method, key, data=None, query=None, headers=None, into=None, tag=False, patience=None):
+    def _ask(self, method, key, patience=None, give_up=None, **more):
         """One request, again and again while it may pass. Raises `Answer` for what will not."""
-        until, pause, renewed = time.time() + (PATIENCE_S if patience is None else patience), 0.2, False
+        began, pause, mended = time.time(), 0.2, set()
+        until = began + (PATIENCE_S if patience is None else patience)
         problem: Optional[Exception] = None
         while True:
+            if give_up is not None and give_up():
+                raise Stopped(key)
             try:
-                return self._ask_once(method, key, data, query, dict(headers or {}), into, tag)
+                return self._ask_once(method, key, give_up=give_up, **more)
             except Answer as answer:
-                if answer.status == 401 and not renewed:
-                    renewed = True
+                if (answer.status == 401 or answer.code in EXPIRED) and "key" not in mended:
+                    mended.add("key")
                     self.cloud.forget()
-                elif answer.status not in MAY_PASS:
+                elif answer.code == SKEWED and answer.date and "clock" not in mended:
+                    mended.add("clock")
+                    self.cloud.skew = calendar.timegm(email.utils.parsedate(answer.date)) - time.time()
+                elif answer.status not in MAY_PASS and answer.code != "RequestTimeout":
                     raise
                 problem = answer
+            except NoCredentials as found:
+                problem = found
+                if time.time() >= began + CREDENTIALS_S:
+                    raise Denied(str(found))
             except (IOError, OSError, http.client.HTTPException) as found:  # of which urllib's are kinds
+                if "CERTIFICATE_VERIFY_FAILED" in str(found):
+                    raise Denied("%s: %s; the image needs the certificates of public authorities" % (key, found))
                 problem = found
             if time.time() + pause >= until:
                 raise Unreachable("%s: %s" % (key or self.name, problem))
+            if 1.0 < pause <= 2.0:
+                shim.say("waits for the record root: %s: %s" % (key or self.name, problem))
             time.sleep(pause * (0.5 + random.random()))
             pause = min(30.0, pause * 2)
 
-    def _ask_once(self, method, key, data, query, headers, into, tag):
+    def _ask_once(self, method, key, data=None, query=None, headers=None, into=None, said=None, give_up=None):
+        """The body of the answer, or of its headers the one that is called `said`."""
         path = "/" + self.name + ("" if key is None else "/" + self.prefix + key)
         path = urllib.parse.quote(path, safe="/-_.~")
         words = sorted((query or {}).items())
         text = "&".join("%s=%s" % tuple(urllib.parse.quote(each, safe="-_.~") for each in pair) for pair in words)
+        headers = dict(headers or {})
         headers.update(self.cloud.sign(method, path, text, headers, data))
         url = self.cloud.endpoint + path + ("?" + text if text else "")
         request = urllib.request.Request(url, data=data, headers=headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
                 if into is not None:
-                    _save(answer, into)
-                    return None
-                return answer.headers.get("ETag") if tag else answer.read()
+                    return _save(answer, into, give_up)
+                if said is not None:
+                    return answer.headers.get(said)
+                body = answer.read()
         except urllib.error.HTTPError as problem:
-            raise Answer(problem.code, problem.read())
+            raise Answer(problem.code, problem.read(), problem.headers.get("Date"))
+        if method == "POST" and b"<Error>" in body[:1000]:
+            raise Answer(500, body)  # S3 answers the last request of an upload before it knows how that ends
+        return body
 
 
-def _save(answer, path):
-    """All of an answer's body. One that was cut off is a failure, of which `copyfileobj` says nothing."""
-    with io.open(path, "wb") as opened:
-        shutil.copyfileobj(answer, opened, 1 << 20)
-        size = opened.tell()
+def _save(answer, path, give_up):
+    """All of an answer's body, as a file. One that was cut off is a failure."""
+    size = 0
+    try:
+        opened = io.open(path, "wb")
+    except (IOError, OSError) as problem:
+        raise Denied("cannot write %s: %s" % (path, problem.strerror))
+    with opened:
+        while True:
+            if give_up is not None and give_up():
+                raise Stopped(path)
+            piece = answer.read(1 << 20)
+            if not piece:
+                break
+            try:
+                opened.write(piece)
+            except (IOError, OSError) as problem:
+                raise Denied("cannot write %s: %s" % (path, problem.strerror))
+            size += len(piece)
     wanted = answer.headers.get("Content-Length")
     if wanted is not None and int(wanted) != size:
         raise IOError(errno.EIO, "the answer was cut off after %d of %s bytes" % (size, wanted))
@@ -550,13 +695,19 @@ class Cloud(object):
         self.if_absent = if_absent
         """Headers of a write that creates and never replaces."""
         self.lock = threading.Lock()
-        self.known = None
+        self.known: Optional[Any] = None
         self.ends = 0.0
+        self.skew = 0.0
+        """How far the service's clock is ahead of ours, in seconds, where it said so."""
 
     def credentials(self):
         with self.lock:
             if self.known is None or time.time() >= self.ends - FRESH_S:
-                self.known, self.ends = self.find()
+                try:
+                    self.known, self.ends = self.find()
+                except (IOError, OSError, ValueError, KeyError, StopIteration, SyntaxError) as problem:
+                    if self.known is None or time.time() >= self.ends:
+                        raise NoCredentials(errno.EIO, "no credentials: %s" % problem)
             return self.known
 
     def find(self):
@@ -568,11 +719,16 @@ class Cloud(object):
             self.known = None
 
 
+def variable(name):
+    """Of the variables that say where the bucket is and who we are there; empty where it is not set."""
+    return os.environ.get(OWN + name) or os.environ.get(name) or ""
+
+
 class Google(Cloud):
     """https://cloud.google.com/storage/docs/xml-api/overview"""
 
     def __init__(self):
-        emulator = os.environ.get("STORAGE_EMULATOR_HOST") or ""
+        emulator = variable("STORAGE_EMULATOR_HOST")
         if emulator and "://" not in emulator:
             emulator = "http://" + emulator
         self.emulated = bool(emulator)
@@ -585,18 +741,21 @@ class Google(Cloud):
         """A token and when it ends."""
         if self.emulated:
             return "anonymous", time.time() + 1e9
-        path = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+        path = variable("GOOGLE_APPLICATION_CREDENTIALS")
         usual = os.path.expanduser("~/.config/gcloud/application_default_credentials.json")
         if not path and os.path.exists(usual):
             path = usual
-        if not path:
-            place = os.environ.get("GCE_METADATA_HOST") or "metadata.google.internal"
+        if variable("GOOGLE_SERVICE_ACCOUNT_KEY"):
+            path, about = "GOOGLE_SERVICE_ACCOUNT_KEY", json.loads(variable("GOOGLE_SERVICE_ACCOUNT_KEY"))
+        elif path:
+            try:
+                about = shim.read_json(path)
+            except (IOError, OSError) as problem:
+                raise Denied("cannot read %s: %s" % (path, problem.strerror))
+        else:
+            place = variable("GCE_METADATA_HOST") or "metadata.google.internal"
             url = "http://%s/computeMetadata/v1/instance/service-accounts/default/token" % place
             return _token(url, {"Metadata-Flavor": "Google"})
-        try:
-            about = shim.read_json(path)
-        except (IOError, OSError) as problem:
-            raise Denied("cannot read %s: %s" % (path, problem.strerror))
         if about.get("type") == "authorized_user":
             form = {name: about[name] for name in ("client_id", "client_secret", "refresh_token")}
             return _token("https://oauth2.googleapis.com/token", {}, dict(form, grant_type="refresh_token"))
@@ -648,14 +807,14 @@ class Amazon(Cloud):
     """https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-authenticating-requests.html"""
 
     def __init__(self):
-        self.region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-        own = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        self.region = variable("AWS_REGION") or variable("AWS_DEFAULT_REGION") or "us-east-1"
+        own = variable("AWS_ENDPOINT_URL_S3") or variable("AWS_ENDPOINT_URL")
         Cloud.__init__(self, own or "https://s3.%s.amazonaws.com" % self.region, {"If-None-Match": "*"})
 
     def sign(self, method, path, query, headers, data):
         """The headers that say who asks, over method, path, query and body."""
         key, secret, session = self.credentials()
-        now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(time.time() + self.skew))
         signed = {
             "host": urllib.parse.urlsplit(self.endpoint).netloc,
             "x-amz-content-sha256": hashlib.sha256(data or b"").hexdigest(),
@@ -681,28 +840,27 @@ class Amazon(Cloud):
 
     def find(self):
         """(key id, secret, session token or None) and when they end."""
-        environ = os.environ
-        if environ.get("AWS_ACCESS_KEY_ID"):
-            known = environ["AWS_ACCESS_KEY_ID"], environ.get("AWS_SECRET_ACCESS_KEY", "")
-            return known + (environ.get("AWS_SESSION_TOKEN"),), time.time() + 1e9
-        if environ.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
+        if variable("AWS_ACCESS_KEY_ID"):
+            known = variable("AWS_ACCESS_KEY_ID"), variable("AWS_SECRET_ACCESS_KEY")
+            return known + (variable("AWS_SESSION_TOKEN") or None,), time.time() + 1e9
+        if variable("AWS_WEB_IDENTITY_TOKEN_FILE"):
             return self._by_web_identity()
-        if environ.get("AWS_CONTAINER_CREDENTIALS_FULL_URI") or environ.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"):
+        if variable("AWS_CONTAINER_CREDENTIALS_FULL_URI") or variable("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"):
             return _by_container()
         named = _by_file()
         return named or _by_machine()
 
     def _by_web_identity(self):
-        with io.open(os.environ["AWS_WEB_IDENTITY_TOKEN_FILE"], encoding="utf-8") as opened:
+        with io.open(variable("AWS_WEB_IDENTITY_TOKEN_FILE"), encoding="utf-8") as opened:
             token = opened.read().strip()
         form = {
             "Action": "AssumeRoleWithWebIdentity",
             "Version": "2011-06-15",
-            "RoleArn": os.environ.get("AWS_ROLE_ARN", ""),
-            "RoleSessionName": os.environ.get("AWS_ROLE_SESSION_NAME") or "research-runtime",
+            "RoleArn": variable("AWS_ROLE_ARN"),
+            "RoleSessionName": variable("AWS_ROLE_SESSION_NAME") or "research-runtime",
             "WebIdentityToken": token,
         }
-        url = os.environ.get("AWS_ENDPOINT_URL_STS") or "https://sts.%s.amazonaws.com/" % self.region
+        url = variable("AWS_ENDPOINT_URL_STS") or "https://sts.%s.amazonaws.com/" % self.region
         said = xml.etree.ElementTree.fromstring(fetch(url, {}, urllib.parse.urlencode(form).encode("ascii")))
         found = next(each for each in said.iter() if each.tag.rpartition("}")[2] == "Credentials")
         words = [_text(found, name) for name in ("AccessKeyId", "SecretAccessKey", "SessionToken")]
@@ -710,20 +868,19 @@ class Amazon(Cloud):
 
 
 def _by_container():
-    environ = os.environ
-    url = environ.get("AWS_CONTAINER_CREDENTIALS_FULL_URI")
-    url = url or "http://169.254.170.2" + environ["AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"]
-    token = environ.get("AWS_CONTAINER_AUTHORIZATION_TOKEN", "")
-    if environ.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"):
-        with io.open(environ["AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"], encoding="utf-8") as opened:
+    url = variable("AWS_CONTAINER_CREDENTIALS_FULL_URI")
+    url = url or "http://169.254.170.2" + variable("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
+    token = variable("AWS_CONTAINER_AUTHORIZATION_TOKEN")
+    if variable("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"):
+        with io.open(variable("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"), encoding="utf-8") as opened:
             token = opened.read().strip()
     return _of_json(fetch(url, {"Authorization": token} if token else {}))
 
 
 def _by_file():
-    path = os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or os.path.expanduser("~/.aws/credentials")
+    path = variable("AWS_SHARED_CREDENTIALS_FILE") or os.path.expanduser("~/.aws/credentials")
     parser = configparser.RawConfigParser()
-    profile = os.environ.get("AWS_PROFILE") or "default"
+    profile = variable("AWS_PROFILE") or "default"
     if not parser.read(path) or not parser.has_option(profile, "aws_access_key_id"):
         return None
     about = dict(parser.items(profile))
@@ -732,7 +889,7 @@ def _by_file():
 
 
 def _by_machine():
-    machine = (os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or "http://169.254.169.254").rstrip("/")
+    machine = (variable("AWS_EC2_METADATA_SERVICE_ENDPOINT") or "http://169.254.169.254").rstrip("/")
     ask = urllib.request.Request(machine + "/latest/api/token", method="PUT", data=b"")
     ask.add_header("X-aws-ec2-metadata-token-ttl-seconds", "21600")
     token = {"X-aws-ec2-metadata-token": _open(ask).decode("ascii")}

@@ -53,7 +53,7 @@ class Target:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Fields of a spec that are taken where the spec leaves them out."""
     records: str | None = None
-    """Record root: a folder on the target, or `claim://NAME/PATH`; the launcher's default where None."""
+    """Record root: a folder on the target, `claim://NAME/PATH` or a bucket; the launcher's default where None."""
     stack: str | None = None
 
 
@@ -241,6 +241,14 @@ class Clears(Protocol):
 
     def clear(self, target: Target, folder: str, host: Host) -> list[str]:
         """End what killed shims of the job in this run folder left running. Returns what is left over, in words."""
+
+
+@runtime_checkable
+class Abandons(Protocol):
+    """A launcher whose native jobs may be there before a launch has written them down."""
+
+    def abandon(self, target: Target, job: str, host: Host) -> list[str]:
+        """End all of a job, whose launch was cut off. Returns what is left over, in words."""
 
 
 @runtime_checkable

@@ -243,7 +243,7 @@ def test_secret_of_a_job_enters_no_bucket_and_goes_with_the_job(context: PlanCon
     volumes = {each["name"]: each for each in pod["volumes"]}
     assert volumes["secrets"]["secret"] == {"secretName": secret["metadata"]["name"]}
     (mount,) = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "secrets"]
-    assert mount["mountPath"] == f"/runtime-records/jobs/{JOB.id}/secrets"
+    assert mount["mountPath"] == "/runtime-secrets"
 
 
 def test_shim_of_a_job_with_a_bucket_goes_with_the_job_and_fits_into_an_object(context: PlanContext) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import importlib
 import json
 import os
@@ -16,6 +17,7 @@ import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +34,12 @@ from tests.unit import test_shim as folder
 
 URL = "gs://lab/runtime"
 RUN = f"jobs/{JOB}/runs/0"
+WRITES_ODD_NAMES = """
+import os
+os.chdir(os.environ["RUNTIME_OUTPUT_DIR"])
+open(b"\\xff.txt", "w").close()
+open("kept", "w").write("x")
+"""
 
 
 @dataclass
@@ -135,7 +143,7 @@ def test_log_comes_in_chunks_while_the_command_runs_and_reads_as_one(job: MakeJo
     chunks = [blob.key for blob in made.files._blobs.list_blobs(f"{RUN}/a0001/rank0")]
     assert len(chunks) >= 2
     assert made.files.read(f"{RUN}/a0001/rank0.log") == b"first\nlast\n"
-    assert made.files.read_from(f"{RUN}/a0001/rank0.log", 4, 4) == b"t\n"
+    assert made.files.read_from(f"{RUN}/a0001/rank0.log", 4, 4) == b"t\nla"
     assert made.files.read_from(f"{RUN}/a0001/rank0.log", 8) == b"st\n"
     assert "rank0.log" in made.files.names(f"{RUN}/a0001", "rank")
     assert ("rank0.log", 11) in made.files.tree(f"{RUN}/a0001")
@@ -174,34 +182,154 @@ def test_run_that_is_killed_leaves_its_newest_whole_checkpoint_to_the_next_machi
     assert contents in made.files.names(f"{RUN}/checkpoint/data")
 
 
+def put_checkpoint(made: BucketJob, name: str, **files: bytes) -> None:
+    """A checkpoint as a shim has left it, of the attempt and number in its name."""
+    entries = {}
+    for file, content in files.items():
+        digest = hashlib.sha256(content).hexdigest()
+        made.files.write(f"{RUN}/checkpoint/data/{digest}", content)
+        entries[file] = {"sha256": digest, "size": len(content), "mode": 0o600}
+    made.files.write(f"{RUN}/checkpoint/{name}", json.dumps({"files": entries}).encode())
+
+
 def test_checkpoint_that_a_shim_taken_for_dead_sends_late_is_not_the_newest(job: MakeJob) -> None:
-    made = job(
-        "cat $RUNTIME_CHECKPOINT_DIR/step; [ $RUNTIME_ATTEMPT = 3 ] && exit; echo $RUNTIME_ATTEMPT > $RUNTIME_CHECKPOINT_DIR/step; exit 75"
-    )
-    for name in ("a0001.000007.json", "a0002.000000.json"):
-        content = name[4:5] * 3
-        made.files.write(f"{RUN}/checkpoint/data/{content}", content.encode())
-        about = {"sha256": content, "size": 3, "mode": 0o600}
-        made.files.write(f"{RUN}/checkpoint/{name}", json.dumps({"files": {"step": about}}).encode())
+    made = job("cat $RUNTIME_CHECKPOINT_DIR/step")
+    put_checkpoint(made, "a0001.000007.json", step=b"of the first")
+    put_checkpoint(made, "a0002.000000.json", step=b"of the second")
     for attempt in (1, 2):
         made.files.write(f"{RUN}/a000{attempt}/start.json", b"{}")
 
     assert made.run() == 0
 
-    assert made.log(attempt=3) == "222"
+    assert made.log(attempt=3) == "of the second"
 
 
-def test_checkpoint_with_a_file_that_is_gone_gives_way_to_the_one_before(job: MakeJob) -> None:
-    made = job("cat $RUNTIME_CHECKPOINT_DIR/step")
-    for number, content in enumerate(("old", "new")):
-        about = {"sha256": content, "size": 3, "mode": 0o600}
-        made.files.write(f"{RUN}/checkpoint/a0001.{number:06}.json", json.dumps({"files": {"step": about}}).encode())
-    made.files.write(f"{RUN}/checkpoint/data/old", b"old")
+@pytest.mark.parametrize("damage", [None, b"other bytes"])
+def test_checkpoint_that_is_not_whole_gives_way_to_the_one_before_with_nothing_of_it_left(
+    job: MakeJob, damage: bytes | None
+) -> None:
+    made = job("cd $RUNTIME_CHECKPOINT_DIR; ls; cat step")
+    put_checkpoint(made, "a0001.000000.json", step=b"old")
+    put_checkpoint(made, "a0001.000001.json", a_shard=b"of the new one", step=b"new")
+    gone = f"{RUN}/checkpoint/data/{hashlib.sha256(b'new').hexdigest()}"
+    if damage is None:
+        made.files.remove(gone)
+    else:
+        made.files.write(gone, damage)
 
     assert made.run() == 0
 
-    assert made.log() == "old"
-    assert "a file of the checkpoint is gone: step" in made.stderr
+    assert made.log() == "step\nold"
+    assert "a file of the checkpoint a0001.000001.json is gone" in made.stderr
+
+
+def test_checkpoint_comes_back_with_its_links_folders_and_modes(job: MakeJob) -> None:
+    script = (
+        "cd $RUNTIME_CHECKPOINT_DIR; if [ $RUNTIME_ATTEMPT = 2 ]; then find . | sort; readlink latest; cat latest/w; "
+        "test -x step-1/run && echo runs; exit; fi; "
+        "mkdir -p step-1 empty; echo weights > step-1/w; ln -s step-1 latest; cp /bin/true step-1/run; exit 75"
+    )
+    made = job(script)
+
+    assert made.run() == 0
+
+    assert made.log(attempt=2).splitlines() == [
+        *(".", "./empty", "./latest", "./step-1", "./step-1/run", "./step-1/w"),
+        *("step-1", "weights", "runs"),
+    ]
+
+
+def test_checkpoint_that_is_replaced_while_it_is_sent_is_the_one_that_was_whole(
+    server: GcsServer, bucket_module: Any, tmp_path: Path
+) -> None:
+    run = SimpleNamespace(name="runs/0", folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)])
+    record = bucket_module.BucketRecord(bucket_module.Bucket(URL), str(tmp_path / "jobs" / JOB))
+    checkpoints = bucket_module.Checkpoints(record, run, 1)
+    checkpoints.restore()
+    folder = tmp_path / "runs/0/checkpoint"
+    for name in ("a", "b"):
+        (folder / name).write_text("first")
+    upload = record.bucket.upload
+
+    def replace_meanwhile(*args: Any) -> None:
+        for name in ("a", "b"):
+            (folder / "fresh").write_text("second, longer")
+            (folder / "fresh").rename(folder / name)
+        upload(*args)
+
+    checkpoints.send(lambda: False)
+    record.bucket.upload = replace_meanwhile
+    checkpoints.send(lambda: False)
+
+    (name,) = [each for each in record.names("runs/0/checkpoint") if each.endswith(".json")]
+    first = hashlib.sha256(b"first").hexdigest()
+    said = json.loads(record.read(f"runs/0/checkpoint/{name}"))["files"]
+    assert {each: about["sha256"] for each, about in said.items()} == {"a": first, "b": first}
+    assert record.bucket.get(record.key(f"runs/0/checkpoint/data/{first}")) == b"first"
+
+
+def test_file_that_is_written_over_while_it_is_sent_makes_no_checkpoint(
+    server: GcsServer, bucket_module: Any, tmp_path: Path
+) -> None:
+    run = SimpleNamespace(name="runs/0", folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)])
+    record = bucket_module.BucketRecord(bucket_module.Bucket(URL), str(tmp_path / "jobs" / JOB))
+    checkpoints = bucket_module.Checkpoints(record, run, 1)
+    checkpoints.restore()
+    (tmp_path / "runs/0/checkpoint/a").write_text("first")
+    upload = record.bucket.upload
+
+    def write_over(*args: Any) -> None:
+        upload(*args)
+        with (tmp_path / "runs/0/checkpoint/a").open("a") as opened:
+            opened.write("and more")
+
+    checkpoints.send(lambda: False)
+    record.bucket.upload = write_over
+    checkpoints.send(lambda: False)
+
+    assert [each for each in record.names("runs/0/checkpoint") if each.endswith(".json")] == []
+
+
+def test_shim_that_is_told_to_stop_begins_nothing_and_brings_no_more(
+    server: GcsServer, bucket_module: Any, tmp_path: Path
+) -> None:
+    run = SimpleNamespace(name="runs/0", folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)])
+    record = bucket_module.BucketRecord(bucket_module.Bucket(URL), str(tmp_path / "jobs" / JOB))
+    server.fail_next("GET", [Fault.REFUSE_503] * 1000)
+    asked = SimpleNamespace(stop=False)
+    threading.Timer(0.5, lambda: setattr(asked, "stop", True)).start()
+
+    assert record.before(run, 1, asked) is False
+    assert record.carrier is None
+
+
+def test_upload_that_is_not_wanted_any_more_is_given_up(
+    server: GcsServer, bucket_module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(bucket_module, "PART_BYTES", 1 << 20)
+    (tmp_path / "large").write_bytes(bytes(3 << 20))
+    looks = iter([False, False, True])
+
+    with pytest.raises(bucket_module.Stopped):
+        bucket_module.Bucket(URL).upload("a/large", str(tmp_path / "large"), 0.0, lambda: next(looks))
+
+    assert not server.uploads
+
+
+def test_output_that_cannot_be_sent_is_said_and_the_run_has_succeeded(job: MakeJob) -> None:
+    made = job(
+        [
+            sys.executable,
+            "-c",
+            WRITES_ODD_NAMES,
+        ]
+    )
+
+    assert made.run() == 0
+
+    assert made.results() == {0: ("succeeded", 0, 1)}
+    assert made.files.tree(f"{RUN}/output/a0001") == [("kept", 1)]
+    assert "an output is left out" in made.stderr
 
 
 def test_outputs_are_in_the_bucket_before_the_result_is(job: MakeJob, server: GcsServer) -> None:
@@ -294,6 +422,89 @@ def test_file_that_is_large_goes_in_parts_and_comes_back_whole(
     assert (tmp_path / "back").read_bytes() == content
     assert not server.uploads
     assert bucket.download("a/nothing", str(tmp_path / "none")) is False
+
+
+@pytest.mark.parametrize("fault", [Fault.STORE_THEN_503, Fault.STORE_THEN_DROP])
+def test_end_of_an_upload_whose_answer_was_lost_is_found_to_be_there(
+    server: GcsServer, bucket_module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: Fault
+) -> None:
+    monkeypatch.setattr(bucket_module, "PART_BYTES", 1 << 20)
+    server.least_part = 1 << 20
+    (tmp_path / "large").write_bytes(bytes(3 << 20))
+    bucket = bucket_module.Bucket(URL)
+    put = bucket._complete
+
+    def complete(*args: Any) -> None:
+        server.fail_next("POST", [fault])
+        put(*args)
+
+    monkeypatch.setattr(bucket, "_complete", complete)
+    bucket.upload("a/large", str(tmp_path / "large"))
+
+    assert len(bucket.get("a/large")) == 3 << 20
+
+
+def test_error_in_the_body_of_a_good_answer_is_one(bucket_module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bucket_module, "PATIENCE_S", 0.1)
+    with answering(lambda *_: (200, b"<?xml version='1.0'?><Error><Code>InternalError</Code></Error>")) as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        with pytest.raises(bucket_module.Unreachable, match="InternalError"):
+            bucket_module.Bucket(URL)._complete("k", "u", b"", 1, 0.1)
+
+
+def test_clock_that_is_wrong_is_set_right_for_the_service_and_old_keys_are_asked_for_anew(
+    bucket_module: Any, nobody: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "A")
+    dates: list[str] = []
+
+    def answer(method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
+        dates.append(headers["x-amz-date"])
+        code = {1: b"RequestTimeTooSkewed", 2: b"ExpiredToken", 3: b"RequestTimeout"}.get(len(dates))
+        return (403 if len(dates) == 1 else 400, b"<Error><Code>" + code + b"</Code></Error>") if code else (200, b"x")
+
+    with answering(answer) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        bucket = bucket_module.Bucket("s3://b/p")
+        bucket.cloud.skew = 1_000_000_000 - time.time()  # as on a machine whose clock is years behind
+        assert bucket.get("k") == b"x"
+
+    assert dates[0].startswith("2001")
+    assert [date[:4] for date in dates[1:]] == [str(datetime.now(UTC).year)] * 3
+
+
+def test_machine_that_gives_no_credentials_is_given_up_after_a_while(
+    bucket_module: Any, nobody: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket_module, "CREDENTIALS_S", 0.1)
+    with answering(lambda *_: (200, b'{"Code": "Failed"}')) as url:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", url)
+        with pytest.raises(bucket_module.Denied, match="no credentials"):
+            bucket_module.Bucket("s3://b/p").get("k")
+
+
+def test_variables_of_the_record_root_count_before_those_of_the_command_and_stay_with_the_shim(
+    job: MakeJob, server: GcsServer
+) -> None:
+    made = job("env")
+    environ = {"STORAGE_EMULATOR_HOST": "http://127.0.0.1:9", "RUNTIME_RECORDS_STORAGE_EMULATOR_HOST": server.url}
+
+    assert made.finish(made.start(**environ)) == 0
+
+    seen = made.log().splitlines()
+    assert "STORAGE_EMULATOR_HOST=http://127.0.0.1:9" in seen
+    assert not [line for line in seen if line.startswith("RUNTIME_RECORDS_")]
+
+
+def test_key_of_a_service_account_may_be_in_a_variable(
+    bucket_module: Any, nobody: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNTIME_RECORDS_GOOGLE_SERVICE_ACCOUNT_KEY", '{"type": "external_account"}')
+
+    with pytest.raises(
+        bucket_module.Denied, match="credentials of type external_account in GOOGLE_SERVICE_ACCOUNT_KEY"
+    ):
+        bucket_module.Google().credentials()
 
 
 def test_parts_of_a_file_that_cannot_be_sent_are_given_up(

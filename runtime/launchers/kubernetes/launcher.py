@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from runtime.launchers.kubernetes.client import Cluster, Object
 from runtime.launchers.kubernetes.explain import explain_index
 from runtime.launchers.kubernetes.fidelity import INTERRUPTS, KEEPS
 from runtime.launchers.kubernetes.files import JobFiles, KubernetesHost
-from runtime.launchers.kubernetes.place import Place, check_settings, read_place
+from runtime.launchers.kubernetes.place import SECRETS_MOUNT, Place, check_settings, read_place
 from runtime.launchers.kubernetes.render import (
     FILES,
     JOB,
@@ -35,6 +36,7 @@ from runtime.launchers.kubernetes.render import (
     bind_gpu,
     check_code,
     job_name,
+    name_afresh,
     render_job,
     render_secrets,
     render_shim,
@@ -138,9 +140,15 @@ class KubernetesLauncher:
         if "gpu" in part.native:
             return _submit_to_slots(plan, part, cast(KubernetesHost, host))
         manifest = _read_yaml(plan.artefacts[part.artefact])
-        job = cluster.create("jobs", place.namespace, manifest)
-        if place.bucket:
+        if not place.bucket:
+            cluster.create("jobs", place.namespace, manifest)
+            return f"{place.namespace}/{part.name}"
+        job = cluster.create("jobs", place.namespace, name_afresh(manifest, secrets.token_hex(3)))
+        try:
             _let_go(job or _must_get(cluster, place, part.name), cast(KubernetesHost, host))
+        except NotPossible:
+            cluster.delete("jobs", place.namespace, part.name)
+            raise
         return f"{place.namespace}/{part.name}"
 
     def find(self, target: Target, names: Sequence[str], host: Host) -> dict[str, str]:
@@ -177,6 +185,14 @@ class KubernetesLauncher:
                 grace = max(grace, float(job["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", 30)))
                 cluster.delete("jobs", namespace, name)
         return _wait_until_gone(cluster, namespace, native_ids, grace + _CANCEL_S)
+
+    def abandon(self, target: Target, job: str, host: Host) -> list[str]:
+        """End Jobs that wait for a launch which was cut off, and are written down nowhere else."""
+        cluster, namespace = _cluster(host), _place(host).namespace
+        found = cluster.list("jobs", namespace, labels=f"{MANAGED_BY}={MANAGED},{JOB}={job}")
+        for each in found:
+            cluster.delete("jobs", namespace, each["metadata"]["name"])
+        return _wait_until_gone(cluster, namespace, [native_id(each) for each in found], _CANCEL_S)
 
     def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
         cluster = _cluster(host)
@@ -248,8 +264,8 @@ def _let_go(job: Object, host: KubernetesHost, changes: Mapping[str, Any] | None
     if place.bucket:
         files = {path.name: path.read_text(encoding="utf-8") for path in (SHIM, SHIM_BUCKET)}
         cluster.create("configmaps", place.namespace, render_shim(job, files))
-        if secrets := cast(JobFiles, host.files).secrets_of(job["metadata"]["labels"][JOB]):
-            cluster.create("secrets", place.namespace, render_secrets(job, secrets))
+        if values := cast(JobFiles, host.files).secrets_of(job["metadata"]["labels"][JOB]):
+            cluster.create("secrets", place.namespace, render_secrets(job, values))
         annotations[FILES] = "sent"
     patch = {"metadata": {"annotations": annotations}, "spec": {"suspend": False, **(changes or {}).get("spec", {})}}
     cluster.patch("jobs", place.namespace, job["metadata"]["name"], patch)
@@ -292,6 +308,7 @@ def _ensure_slots(plan: LaunchPlan, part: NativePart, cluster: Cluster, place: P
     busy: list[str] = []
     for other in _other_gpus(plan, Gpu(*part.native["gpu"]), place):
         bound = _rebind(manifest, other)
+        bound = name_afresh(bound, secrets.token_hex(3))
         job = cluster.create("jobs", namespace, bound) or _must_get(cluster, place, part.name)
         # An earlier launch of it was cut off at another GPU: that one is gone on with first.
         gpu = _gpu_of(job) or other
@@ -347,7 +364,8 @@ def _order(
     # The pod gets these itself; nobody but the cluster reads them.
     mine = {each.name for each in spec.secrets if each.source.startswith("kubernetes://")}
     if kept := {name: path for name, path in order.pop("secrets", {}).items() if name not in mine}:
-        order["secrets"] = kept
+        # With a bucket the Job brings them, beside its shim.
+        order["secrets"] = {name: f"{SECRETS_MOUNT}/{name}" for name in kept} if place.bucket else kept
     return order
 
 

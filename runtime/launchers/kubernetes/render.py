@@ -13,7 +13,7 @@ from typing import Any, Final
 from runtime.errors import NotPossible
 from runtime.jobs import CodeMode, JobSpec, Mount, MountMode, OnTaskFailure, Priority, secret_refs
 from runtime.launchers.base import JobIdentity
-from runtime.launchers.kubernetes.place import CLAIM_SCHEME, MOUNT, SHIM_MOUNT, Place
+from runtime.launchers.kubernetes.place import CLAIM_SCHEME, MOUNT, RECORDS_VARIABLES, SECRETS_MOUNT, SHIM_MOUNT, Place
 from runtime.launchers.kubernetes.states import AGAIN, CONTAINER, OFFSET
 
 MANAGED: Final = "research-runtime"
@@ -105,13 +105,32 @@ def render_job(
 
 def render_shim(job: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
     """The shim as files that the Job's pods mount, and that go when it goes."""
-    return {**_owned(job, "ConfigMap", shim_name(job["metadata"]["name"])), "data": dict(files)}
+    return {**_owned(job, "ConfigMap", _brought(job, "shim")["configMap"]["name"]), "data": dict(files)}
 
 
 def render_secrets(job: Mapping[str, Any], values: Mapping[str, bytes]) -> dict[str, Any]:
     """The secrets of a spec, likewise."""
     data = {name: base64.b64encode(value).decode("ascii") for name, value in values.items()}
-    return {**_owned(job, "Secret", secrets_name(job["metadata"]["name"])), "type": "Opaque", "data": data}
+    name = _brought(job, "secrets")["secret"]["secretName"]
+    return {**_owned(job, "Secret", name), "type": "Opaque", "data": data}
+
+
+def name_afresh(job: Mapping[str, Any], mark: str) -> dict[str, Any]:
+    """The Job with names of its own for what it brings: what one of its name brought that is gone may still be there."""
+    import copy
+
+    made: dict[str, Any] = copy.deepcopy(dict(job))
+    for volume in made["spec"]["template"]["spec"]["volumes"]:
+        if volume["name"] == "shim":
+            volume["configMap"]["name"] += f"-{mark}"
+        elif volume["name"] == "secrets":
+            volume["secret"]["secretName"] += f"-{mark}"
+    return made
+
+
+def _brought(job: Mapping[str, Any], volume: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(each for each in job["spec"]["template"]["spec"]["volumes"] if each["name"] == volume)
+    return found
 
 
 def _owned(job: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:
@@ -242,10 +261,15 @@ def _pod(spec: JobSpec, place: Place, job: JobIdentity, part: int, offset: int) 
                 "name": _NATIVE,
                 "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"}},
             },
-            *({"name": name, "value": value} for name, value in sorted(place.records_env.items())),
+            # Pods of an index have one host name, wherever they run.
+            {"name": "RUNTIME_HOST", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+            *(
+                {"name": f"{RECORDS_VARIABLES}{name}", "value": value}
+                for name, value in sorted(place.records_env.items())
+            ),
             *_secrets(spec),
         ],
-        **({"envFrom": [{"secretRef": {"name": place.records_secret}}]} if place.records_secret else {}),
+        **_records_secret(place),
         **_resources(spec, place),
         "volumeMounts": mounts,
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -268,6 +292,12 @@ def _pod(spec: JobSpec, place: Place, job: JobIdentity, part: int, offset: int) 
     if spec.priority is not Priority.NORMAL:
         pod["priorityClassName"] = _priority_class(spec, place)
     return pod
+
+
+def _records_secret(place: Place) -> dict[str, Any]:
+    if place.records_secret is None:
+        return {}
+    return {"envFrom": [{"prefix": RECORDS_VARIABLES, "secretRef": {"name": place.records_secret}}]}
 
 
 def image_of(spec: JobSpec, place: Place) -> str:
@@ -342,9 +372,8 @@ def _volumes(
         ]
         mounts.append({"name": "shim", "mountPath": SHIM_MOUNT, "readOnly": True})
         if carried_secrets(spec):
-            # Where the shim looks for them in any record root.
             volumes.append({"name": "secrets", "secret": {"secretName": secrets_name(job_name(job, place, part))}})
-            mounts.append({"name": "secrets", "mountPath": f"{MOUNT}/jobs/{job.id}/secrets", "readOnly": True})
+            mounts.append({"name": "secrets", "mountPath": SECRETS_MOUNT, "readOnly": True})
     else:
         names[place.claim] = "records"
         volumes = [_claim_volume("records", place.claim)]
