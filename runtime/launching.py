@@ -420,7 +420,8 @@ def _carry_out(prepared: Prepared, options: LaunchOptions, host: Host, progress:
         for number in range(len(plan.parts)):
             _submit_part(prepared, number, host, lock, progress)
         _forget_secrets(plan, host.files)
-        host.files.create(f"{plan.folder}/launched", format_time(ledger.now()).encode())
+        # Without it the same launch finds what was started and gets here again.
+        host.files.create(f"{plan.folder}/launched", format_time(ledger.now()).encode(), lasting=False)
         fault("launched")
     finally:
         lock.release()

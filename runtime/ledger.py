@@ -314,7 +314,8 @@ class Lock:
             held = self._newest()
             if held is None or took_over:
                 self._number = (held or 0) + 1
-                if self._files.create(self._name(self._number), self._content()):
+                # After a power failure its holder is gone too.
+                if self._files.create(self._name(self._number), self._content(), lasting=False):
                     self._keep()
                     return took_over
                 took_over = False

@@ -71,8 +71,8 @@ class Place(object):
                 return b""
             raise
 
-    def create(self, name: str, data: bytes, mode: int) -> bool:
-        return self._put([[name, data, mode, True]])[0]
+    def create(self, name: str, data: bytes, mode: int, lasting: bool) -> bool:
+        return self._put([[name, data, mode, True]], lasting)[0]
 
     def link(self, there: str, name: str) -> bool:
         """Give a file another name too. False where there is none, or it is another user's, or links cannot be had."""
@@ -104,11 +104,12 @@ class Place(object):
             finally:
                 os.close(descriptor)
 
-    def _put(self, files: List[Any]) -> List[bool]:
-        """Whether each was put under its name, in this order; none before the bytes of all are on disk."""
+    def _put(self, files: List[Any], lasting: bool = True) -> List[bool]:
+        """Whether each was put under its name, in this order; none before the bytes of all are on disk, if they have to
+        last."""
         beside = []  # type: List[str]
         try:
-            self._write_beside(files, beside)
+            self._write_beside(files, beside, lasting)
             return [
                 self._place(temporary, self.path(name), once)
                 for temporary, (name, _, _, once) in zip(beside, files)  # noqa: B905 - `strict` is of Python 3.10
@@ -134,8 +135,8 @@ class Place(object):
             return os.stat(temporary).st_nlink > 1
         return True
 
-    def _write_beside(self, files: List[Any], beside: List[str]) -> None:
-        """Write each to a temporary file, whose names are added to `beside`, and wait for the disk."""
+    def _write_beside(self, files: List[Any], beside: List[str], lasting: bool) -> None:
+        """Write each to a temporary file, whose names are added to `beside`."""
         opened = []  # type: List[int]
         try:
             for name, data, mode, _ in files:
@@ -151,7 +152,7 @@ class Place(object):
                 # Begins to write them without waiting, so that the first fsync commits all to the journal at once.
                 for descriptor in opened:
                     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            for descriptor in opened:
+            for descriptor in opened if lasting else ():
                 os.fsync(descriptor)
         finally:
             for descriptor in opened:

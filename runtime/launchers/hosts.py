@@ -70,8 +70,11 @@ class Files(Protocol):
     def read_from(self, name: str, offset: int, limit: int = 1 << 20) -> bytes:
         """At most `limit` bytes from `offset`; empty at the end and where there is no such file."""
 
-    def create(self, name: str, data: bytes, *, mode: int = 0o600) -> bool:
-        """Create the file whole, folders above included; False if it is there already. The first of many wins."""
+    def create(self, name: str, data: bytes, *, mode: int = 0o600, lasting: bool = True) -> bool:
+        """Create the file whole, folders above included; False if it is there already. The first of many wins.
+
+        One that need not be `lasting` may be gone or empty after a power failure, and does not wait for the disk.
+        """
 
     def write(self, name: str, data: bytes, *, mode: int = 0o600) -> None:
         """Create or replace it, whole."""
@@ -161,8 +164,8 @@ class LocalFiles:
     def read_from(self, name: str, offset: int, limit: int = 1 << 20) -> bytes:
         return self._do(self._place.read_from, name, offset, limit)
 
-    def create(self, name: str, data: bytes, *, mode: int = 0o600) -> bool:
-        return self._do(self._place.create, name, data, mode)
+    def create(self, name: str, data: bytes, *, mode: int = 0o600, lasting: bool = True) -> bool:
+        return self._do(self._place.create, name, data, mode, lasting)
 
     def link(self, there: str, name: str) -> bool:
         return self._do(self._place.link, there, name)
@@ -444,8 +447,8 @@ class SshFiles:
         found: bytes = self._host.ask("read_from", name, offset, limit)
         return found
 
-    def create(self, name: str, data: bytes, *, mode: int = 0o600) -> bool:
-        made: bool = self._host.ask("create", name, data, mode, patience_s=600)
+    def create(self, name: str, data: bytes, *, mode: int = 0o600, lasting: bool = True) -> bool:
+        made: bool = self._host.ask("create", name, data, mode, lasting, patience_s=600)
         return made
 
     def link(self, there: str, name: str) -> bool:

@@ -132,6 +132,16 @@ def test_files_written_together_appear_in_order_once_all_are_on_disk(
     assert done == ["file", "file", "file", "b", "a", "c", "folder"]
 
 
+def test_only_a_file_that_has_to_last_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = LocalHost(str(tmp_path)).files
+    waited: list[int] = []
+    monkeypatch.setattr("runtime.launchers.agent.os.fsync", waited.append)
+
+    assert files.create("a", b"1", lasting=False) is True
+    assert (files.create("a", b"2", lasting=False), files.read("a"), len(waited)) == (False, b"1", 0)
+    assert (files.create("b", b"1"), len(waited)) == (True, 1)
+
+
 def test_nothing_appears_of_files_written_together_for_which_there_was_no_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
