@@ -302,10 +302,13 @@ def spawn(words: List[str], folder: str, log: str, env: Optional[Dict[str, Optio
 def wait(pid: int, seconds: float) -> bool:
     """Whether a process that was spawned from here ends within so many seconds; it says so at once."""
     until, pause = time.time() + seconds, 0.001
-    try:
-        descriptor = os.pidfd_open(pid)
-    except (AttributeError, OSError):  # an old Python or system, or it is no child of ours or was waited for
-        descriptor = -1
+    descriptor = -1
+    open_process = getattr(os, "pidfd_open", None)  # of Python 3.9 on
+    if open_process is not None:
+        try:
+            descriptor = open_process(pid)
+        except OSError:
+            pass  # an old system, or it is no child of ours or was waited for
     try:
         while True:
             try:

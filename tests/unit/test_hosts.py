@@ -101,9 +101,9 @@ def test_files_written_together_are_replaced_or_stay_as_each_one_says(files: Fil
 
 
 def test_modes_of_files_written_together_are_theirs(files: Files) -> None:
-    files.write_many([FileToWrite("jobs/j/a", b"", 0o700), FileToWrite("jobs/j/b", b"", 0o640, once=True)])
+    files.write_many([FileToWrite("jobs/j/a", b"", 0o700), FileToWrite("jobs/j/b", b"", 0o500, once=True)])
 
-    assert [Path(files.root, "jobs/j", name).stat().st_mode & 0o777 for name in "ab"] == [0o700, 0o640]
+    assert [Path(files.root, "jobs/j", name).stat().st_mode & 0o777 for name in "ab"] == [0o700, 0o500]
 
 
 @pytest.mark.parametrize("once", [False, True])
