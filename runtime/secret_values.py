@@ -1,7 +1,7 @@
 """Values of a job's secrets, read where it is launched and with the rights of whoever launches it.
 
-A value goes from its source into a file of mode 0600 in the run folder, and nowhere else: no plan reads one, and none is
-in an argument list, an error, a log or anything that is printed.
+A value goes from its source into a file of mode 0600 in the run folder, or into a Secret that its Kubernetes Job owns, and
+nowhere else: no plan reads one, and none is in an argument list, an error, a log or anything that is printed.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ from runtime.jobs import (
     looks_secret,
 )
 from runtime.launchers.conformance import LauncherCase, LauncherSuite
-from runtime.launchers.kubernetes.client import Cluster
+from runtime.launchers.kubernetes.client import Cluster, KubernetesUnavailable
 from runtime.launchers.kubernetes.launcher import KubernetesLauncher
 from runtime.launchers.kubernetes.slots import Gpu, lease_name, read_table
 from runtime.launching import JobHandle, LaunchOptions, find_job, launch
@@ -886,6 +886,41 @@ def test_jobs_of_a_bucket_are_collected_with_all_that_lies_there(far: Lab) -> No
             remove(each, job.host, owner="alice")
 
         assert (garbage(), job.files.tree("")) == ([], [])
+
+
+def test_pod_of_another_user_reads_its_secrets_and_writes_to_the_bucket(far: Lab) -> None:
+    far.settings.project.targets["far"]["run_as_user"] = 65534
+    secret = SecretRef(name="OTHER", source="env://KUBECONFIG")
+    with far.launch("sh", "-c", "id -u; echo $OTHER", target="far", secrets=(secret,)) as job:
+        assert ended(job) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
+        assert printed(job) == f"65534\n{far.kubeconfig}\n"
+
+
+def test_launch_that_was_cut_off_within_a_submission_is_gone_on_with_or_ended_by_cancel(
+    far: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = Cluster.create
+
+    def cut_off(cluster: Cluster, kind: str, *args: Any, **more: Any) -> Any:
+        if kind == "configmaps":
+            raise KubernetesUnavailable("the line is cut")
+        return create(cluster, kind, *args, **more)
+
+    for command in ("on", "off"):
+        with monkeypatch.context() as patched:
+            patched.setattr(Cluster, "create", cut_off)
+            with pytest.raises(KubernetesUnavailable):
+                far.launch("echo", command, target="far")
+    jobs = client.BatchV1Api(far.admin.api).list_namespaced_job(far.namespace).items
+    assert [job.spec.suspend for job in jobs] == [True, True]
+
+    with far.launch("echo", "on", target="far") as job:
+        assert ended(job) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
+    (waiting,) = {job.metadata.labels["research-runtime/job"] for job in jobs} - {job.id}
+    with find_job(waiting, settings=far.settings) as job:
+        assert job.cancel() == []
+        assert far.jobs(job) == []
+        assert job.state() is JobState.CANCELLED
 
 
 def test_runs_that_share_a_gpu_bring_their_shim_from_a_bucket_too(far: Lab) -> None:
