@@ -98,7 +98,7 @@ def run(options, folder, follow):
     try:
         record = BucketRecord(Bucket(options.bucket), folder)
         record.bring("order.json")
-    except (Denied, ValueError) as problem:
+    except (Denied, ValueError, IOError, OSError) as problem:
         shim.say("the record root %s cannot be used: %s" % (options.bucket, problem))
         return shim.REFUSED
     except Unreachable as problem:

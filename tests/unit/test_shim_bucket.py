@@ -538,6 +538,17 @@ def test_bucket_that_is_silent_for_long_leaves_the_job_to_another_start(
     assert f"the record root {URL} does not answer: jobs/{JOB}/order.json: 503" in capsys.readouterr().err
 
 
+def test_machine_that_has_no_place_for_the_job_is_refused_with_the_reason(
+    server: GcsServer, bucket_module: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "jobs").write_text("a file where a folder should be")
+
+    code = bucket_module.run(SimpleNamespace(bucket=URL), str(tmp_path / "jobs" / JOB), pytest.fail)
+
+    assert code == 2
+    assert f"the record root {URL} cannot be used: " in capsys.readouterr().err
+
+
 def test_names_are_those_of_one_folder_on_any_number_of_pages(server: GcsServer, bucket_module: Any) -> None:
     server.fill("lab", [f"runtime/a/{number:05}/deep" for number in range(1500)] + ["runtime/a/x", "runtime/b"])
 
