@@ -287,10 +287,16 @@ class Carrier(object):
         for thread in self.threads:
             thread.join()
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            sending = [pool.submit(self.send_logs, True), pool.submit(self.checkpoints.send)]
+            sending = [pool.submit(self.send_logs, True), pool.submit(self._send_last_checkpoint)]
             sending += [pool.submit(self._send_output, path) for path in list_files(self.output)]
             for each in sending:
                 each.result()
+
+    def _send_last_checkpoint(self):
+        try:
+            self.checkpoints.send()
+        except (IOError, OSError) as problem:
+            shim.say("the last checkpoint is left out: %s" % problem)
 
     def _send_output(self, path):
         try:

@@ -303,6 +303,17 @@ def test_shim_that_is_told_to_stop_begins_nothing_and_brings_no_more(
     assert record.carrier is None
 
 
+def test_checkpoint_that_goes_while_it_is_sent_at_the_end_costs_no_result(
+    bucket_module: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def send() -> None:
+        raise FileNotFoundError(2, "No such file or directory", "step")
+
+    bucket_module.Carrier._send_last_checkpoint(SimpleNamespace(checkpoints=SimpleNamespace(send=send)))
+
+    assert "the last checkpoint is left out" in capsys.readouterr().err
+
+
 def test_upload_that_is_not_wanted_any_more_is_given_up(
     server: GcsServer, bucket_module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
