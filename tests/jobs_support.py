@@ -74,6 +74,8 @@ class Terminal:
     def finish(self, script: str, *words: str) -> str:
         job = self.launch(script, *words)
         self.wait(job)
+        # Its shim lives a moment longer than its result is new, and until then the job is not to be collected.
+        wait_for(lambda: not processes_with(str(self.folder(job))), f"the end of the shim of {job}")
         return job
 
     def wait(self, job: str, *states: str) -> None:
