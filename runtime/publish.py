@@ -7,6 +7,7 @@ canonical JSON, with its digest, the commit that it was made from and the time.
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -288,7 +289,7 @@ def _write_file(url: str, scheme: str, data: bytes) -> None:
     from urllib.parse import unquote, urlsplit
 
     path = Path(unquote(urlsplit(url).path) if scheme else url).expanduser()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -506,7 +507,7 @@ def _remember(found: FoundStack, settings: Settings, name: str | None = None) ->
         "read_at": format_time(found.read_at),
         OUTPUT_NAME: dict(found.fields) or outputs_fields(found.outputs),
     }
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

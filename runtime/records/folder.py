@@ -15,6 +15,7 @@ import errno
 import functools
 import itertools
 import os
+import secrets
 import stat
 import threading
 import time
@@ -41,6 +42,8 @@ _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NOT_ALLOWED: Final = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 _serial = itertools.count()
+_MARK: Final = secrets.token_hex(4)
+"""Two workers in containers, or on two machines, may have the same numbers of process and thread."""
 
 
 class FolderBlobs:
@@ -66,7 +69,7 @@ class FolderBlobs:
     def _write(self, key: str, data: bytes, publish: Callable[[str, str], bool]) -> bool:
         path = self._base + key
         folder = path[: path.rindex("/")]
-        temporary = f"{folder}/{TEMPORARY}{os.getpid()}-{threading.get_native_id()}-{next(_serial)}"
+        temporary = f"{folder}/{TEMPORARY}{_MARK}-{os.getpid()}-{threading.get_native_id()}-{next(_serial)}"
         try:
             descriptor = self._open_new(temporary, folder)
             try:

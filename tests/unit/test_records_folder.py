@@ -125,6 +125,32 @@ def test_commit_whose_folder_sync_failed_is_not_reported_as_done(
     assert store.find(record.task_id, 1) == record
 
 
+WRITES_AS_NUMBER_SEVEN = """
+import os, sys, threading
+from pathlib import Path
+from runtime.records.folder import FolderBlobs
+os.getpid = threading.get_native_id = lambda: 7
+real = os.open
+def shown(path, *args, **more):
+    print(os.path.basename(path))
+    return real(path, *args, **more)
+os.open = shown
+assert FolderBlobs(Path(sys.argv[1])).create(sys.argv[2], b"x")
+"""
+
+
+def test_workers_with_the_same_numbers_in_two_containers_write_under_names_of_their_own(tmp_path: Path) -> None:
+    """Both may write at the same moment, and the file of one would be the other's."""
+    (tmp_path / "a").mkdir()
+    names = []
+    for key in ("a/one", "a/two"):
+        words = [sys.executable, "-c", WRITES_AS_NUMBER_SEVEN, str(tmp_path), key]
+        said = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+        names.append(next(name for name in said if name.startswith(".tmp-")))
+
+    assert names[0] != names[1]
+
+
 def test_commit_on_a_full_disk_says_what_is_free_and_leaves_nothing(tmp_path: Path) -> None:
     """The limit on a file's size stands for the disk: the kernel refuses the write itself."""
     store = FolderRecords(tmp_path)
