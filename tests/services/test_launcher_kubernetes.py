@@ -849,12 +849,12 @@ def test_checkpoint_goes_to_the_next_pod_by_the_bucket_and_outputs_come_home(far
 
 def test_job_of_a_bucket_leaves_no_object_behind_and_its_record_stays(far: Lab) -> None:
     core = client.CoreV1Api(far.admin.api)
-    mine = {"label_selector": "app.kubernetes.io/managed-by=research-runtime"}
     with far.launch(
         "sh", "-c", "echo $OTHER", target="far", secrets=(SecretRef(name="OTHER", source="env://KUBECONFIG"),)
     ) as job:
         assert ended(job) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
         assert printed(job) == f"{far.kubeconfig}\n"
+        mine = {"label_selector": f"research-runtime/job={job.id}"}
         (shim,) = core.list_namespaced_config_map(far.namespace, **mine).items
         (secret,) = core.list_namespaced_secret(far.namespace, **mine).items
         (native,) = far.jobs(job)
