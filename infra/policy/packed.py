@@ -1,8 +1,14 @@
 """The rules as policies of the engine.
 
-The engine shows a policy pack every resource of a stack, after the program ended and before anything is made. Here these
-become the registrations that the rules know. What the engine does not show, a rule cannot see: that a value is marked as
-secret, and what is kept on destroy. `python -m infra check` sees both.
+The engine shows a policy pack every resource twice: its inputs as soon as the program registers it, and at the end of a
+preview or an `up` all resources of the stack, with what their provider answered in place of the inputs. Only the inputs
+say what the program wants: an answer holds defaults of the cloud and members that nobody granted anything. Only the end
+says what depends on what. So the inputs are kept until the end, and both together are the registrations that the rules
+know. A resource that the program did not register in this run, as one that `--target` left in the stack, is judged by
+what the state says.
+
+What the engine does not show, a rule cannot see: that a value is marked as secret, and what is kept on destroy.
+`python -m infra check` sees both.
 """
 
 from __future__ import annotations
@@ -10,13 +16,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from pulumi_policy import (
     EnforcementLevel,
     Policy,
     PolicyResource,
     ReportViolation,
+    ResourceValidationArgs,
+    ResourceValidationPolicy,
     StackValidationArgs,
     StackValidationPolicy,
 )
@@ -28,19 +36,25 @@ from infra.recording import UNKNOWN, Registration
 from runtime.errors import RuntimeFailure
 
 PACK: Final = "research-runtime"
+READER: Final = "inputs"
+
+Inputs: TypeAlias = dict[str, Mapping[str, Any]]
+"""URN → what the program passed."""
 
 
 def policies() -> list[Policy]:
-    """Every rule, and each one stops an `up`."""
-    return [_policy(name, rule) for name, rule in RULES.items()]
+    """Every rule, and each one stops an `up`; the first one finds nothing and reads the inputs for the others."""
+    inputs: Inputs = {}
+    return [_reader(inputs), *(_policy(name, rule, inputs) for name, rule in RULES.items())]
 
 
-def as_registration(resource: PolicyResource) -> Registration:
+def as_registration(resource: PolicyResource, inputs: Mapping[str, Any] | None = None) -> Registration:
+    """`resource` with the inputs that it was registered with; without them its state stands for them."""
     return Registration(
         urn=resource.urn,
         type=resource.resource_type,
         name=resource.name,
-        inputs=_plain(resource.props),
+        inputs=_plain(resource.props) if inputs is None else inputs,
         custom=_is_custom(resource.resource_type),
         # Only the URN of a resource's provider is shown; its id, which follows in a registration, judges nothing.
         parent=resource.parent.urn if resource.parent else None,
@@ -65,9 +79,21 @@ def stack_bounds(environment: Mapping[str, str] = os.environ) -> Bounds:
         return Bounds()
 
 
-def _policy(name: str, rule: Rule) -> StackValidationPolicy:
+def _reader(inputs: Inputs) -> ResourceValidationPolicy:
+    def keep(args: ResourceValidationArgs, report_violation: ReportViolation) -> None:
+        inputs[args.urn] = _plain(args.props)
+
+    return ResourceValidationPolicy(
+        name=READER,
+        description="Reads what the program asks for, and finds nothing by itself",
+        enforcement_level=EnforcementLevel.MANDATORY,
+        validate=keep,
+    )
+
+
+def _policy(name: str, rule: Rule, inputs: Inputs) -> StackValidationPolicy:
     def validate(args: StackValidationArgs, report_violation: ReportViolation) -> None:
-        resources = [as_registration(each) for each in args.resources]
+        resources = [as_registration(each, inputs.get(each.urn)) for each in args.resources]
         for violation in apply_rule(name, resources, stack_bounds()):
             report_violation(
                 f"{violation.message}; {violation.hint}" if violation.hint else violation.message, violation.urn

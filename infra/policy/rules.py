@@ -1,8 +1,9 @@
 """The rules, as plain functions over what a program registered.
 
 A rule yields a `Violation` for each resource that breaks it. `apply_rules` runs all of them; the policy pack and
-`python -m infra check` both use it. A value that only the cloud can tell breaks no rule: an `up` asks again when it is
-known.
+`python -m infra check` both use it. A rule judges what the program asked for, on the first day as on every later one:
+what a provider adds to a resource of its own (an address, a default, a member) is no wish of the program's. A value that
+only the cloud can tell breaks no rule: the engine asks again when it is known.
 """
 
 from __future__ import annotations
@@ -205,7 +206,7 @@ def find_basic_roles(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
 def find_wholesale_grants(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
     """A binding or policy takes away every grant that it does not list, those of other stacks and of people too."""
     for each in graph.made("gcp"):
-        if re.search(r"iam(binding|policy)$", each.type.rpartition(":")[2], re.IGNORECASE):
+        if re.search(r"iam(binding|policy)$", each.type, re.IGNORECASE):
             yield (
                 each,
                 f"is a `{each.type.rpartition(':')[2]}`, which removes the grants of others",
@@ -298,12 +299,12 @@ def find_powerless_agents(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
         if not wanted:
             continue
         publishes = any(
-            grant.inputs.get("role") == "roles/pubsub.publisher" and wanted & _topics(graph, grant, "topic")
+            _may_be(grant.inputs.get("role"), "roles/pubsub.publisher") and wanted & _topics(graph, grant, "topic")
             for grant in graph.of_type(TOPIC_GRANT)
             if _is_agents(graph, grant)
         )
         subscribes = any(
-            grant.inputs.get("role") == "roles/pubsub.subscriber"
+            _may_be(grant.inputs.get("role"), "roles/pubsub.subscriber")
             and (each.urn in graph.behind(grant, "subscription", SUBSCRIPTION) or _same_name(grant, each))
             for grant in graph.of_type(SUBSCRIPTION_GRANT)
             if _is_agents(graph, grant)
@@ -318,7 +319,7 @@ def find_powerless_agents(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
 def find_expiring_subscriptions(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
     """By default an idle subscription is deleted after 31 days, with all its tasks."""
     for each in graph.of_type(SUBSCRIPTION):
-        if _get(each.inputs.get("expirationPolicy"), "ttl") != "":
+        if not _may_be(_get(each.inputs.get("expirationPolicy"), "ttl"), ""):
             hint = 'set `expiration_policy` with the ttl ""'
             yield each, "is deleted with all its tasks after 31 days without a worker", hint
 
@@ -339,7 +340,7 @@ def find_short_retention(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
         shortest = min(
             (by_topic.get(topic, math.inf) for topic in _topics(graph, each, "deadLetterPolicy")), default=math.inf
         )
-        if kept is not None and shortest < kept:
+        if kept is not None and shortest < kept < math.inf:
             message = f"keeps tasks for {kept:.0f} s and its dead letters for {shortest:.0f} s only"
             yield each, message, "keep dead letters at least as long"
 
@@ -352,11 +353,11 @@ def find_open_instances(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
     """Machines have no external address, are shielded, and take no SSH keys of the project."""
     for each in graph.of_type(INSTANCE):
         for interface in _list(each.inputs.get("networkInterfaces")):
-            if _get(interface, "accessConfigs") or _get(interface, "ipv6AccessConfigs"):
+            if _list(_get(interface, "accessConfigs")) or _list(_get(interface, "ipv6AccessConfigs")):
                 yield each, "has an external address", "leave `access_configs` out"
         shield = each.inputs.get("shieldedInstanceConfig")
         for key in ("enableSecureBoot", "enableVtpm", "enableIntegrityMonitoring"):
-            if not _is_true(_get(shield, key)):
+            if not _may_be(_get(shield, key), True):
                 yield each, f"is not shielded: `{key}` is not true", "set `shielded_instance_config`"
         metadata = each.inputs.get("metadata")
         blocked = _get(metadata, "block-project-ssh-keys")
@@ -405,11 +406,11 @@ def find_secret_values(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
 def find_open_buckets(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
     """Buckets are closed, keep versions, and say how long what is deleted stays."""
     for each in graph.of_type(BUCKET):
-        if not _is_true(each.inputs.get("uniformBucketLevelAccess")):
+        if not _may_be(each.inputs.get("uniformBucketLevelAccess"), True):
             yield each, "grants by object", "set `uniform_bucket_level_access`"
-        if each.inputs.get("publicAccessPrevention") != "enforced":
+        if not _may_be(each.inputs.get("publicAccessPrevention"), "enforced"):
             yield each, "could be made public", 'set `public_access_prevention="enforced"`'
-        if not _is_true(_get(each.inputs.get("versioning"), "enabled")):
+        if not _may_be(_get(each.inputs.get("versioning"), "enabled"), True):
             yield each, "keeps no versions", "set `versioning`"
         if not each.inputs.get("softDeletePolicy"):
             yield each, "does not say how long deleted objects stay", "set `soft_delete_policy`"
@@ -427,9 +428,7 @@ def find_unlabelled(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
             labels = _get(each.inputs.get("metadata"), "labels")
         else:
             continue
-        if isinstance(labels, Unknown):
-            continue
-        if _get(labels, MANAGED_BY) != MAKER or not _get(labels, STACK_LABEL):
+        if not _may_be(_get(labels, MANAGED_BY), MAKER) or not _get(labels, STACK_LABEL):
             yield each, f"lacks the labels `{MANAGED_BY}: {MAKER}` and `{STACK_LABEL}`", "pass `labels(stack, own)`"
 
 
@@ -437,7 +436,7 @@ def find_unlabelled(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
 def find_unprotected(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
     """What holds work refuses to be destroyed, in every stack that says so."""
     # A pull-through cache is filled again by itself.
-    holders = [each for each in graph.of_type(*HOLD_WORK) if each.inputs.get("mode") != "REMOTE_REPOSITORY"]
+    holders = [each for each in graph.of_type(*HOLD_WORK) if not _may_be(each.inputs.get("mode"), "REMOTE_REPOSITORY")]
     wanted = bounds.protect if bounds.protect is not None else any(each.protect for each in holders)
     for each in holders if wanted else ():
         if not each.protect:
@@ -485,19 +484,18 @@ def find_wild_claims(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
 @_rule("closed-namespaces")
 def find_open_namespaces(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
     """A namespace that we make has a quota, and every one that we put something into denies traffic by default."""
-    limited = {_namespace(each) for each in graph.of_type(QUOTA)}
-    denied = {_namespace(each) for each in graph.of_type(NETWORK_POLICY) if _denies(each.inputs.get("spec"))}
+    limits = list(graph.of_type(QUOTA))
+    denials = [each for each in graph.of_type(NETWORK_POLICY) if _denies(each.inputs.get("spec"))]
     for each in graph.of_type(NAMESPACE):
         name = _get(each.inputs.get("metadata"), "name")
-        key = (each.provider, name)
-        if key not in limited:
+        if not _any_in(limits, each.provider, name):
             yield each, f"makes the namespace `{name}` without a quota", "set `quota`"
-        if key not in denied:
+        if not _any_in(denials, each.provider, name):
             yield each, f"makes the namespace `{name}` without a network policy that denies by default", None
     for each in graph.of_type(CLAIM):
-        key = _namespace(each)
-        if key not in denied:
-            yield each, f"is in the namespace `{key[1]}`, which has no network policy that denies by default", None
+        name = _namespace(each)
+        if not _any_in(denials, each.provider, name):
+            yield each, f"is in the namespace `{name}`, which has no network policy that denies by default", None
 
 
 # --- shape
@@ -540,8 +538,8 @@ def find_hasty(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
         needed = _api(each)
         if needed is None:
             continue
-        enabled = {other.inputs.get("service") for other in graph.waited_for(each) if other.type == SERVICE}
-        if f"{needed}.googleapis.com" not in enabled:
+        enabled = [other.inputs.get("service") for other in graph.waited_for(each) if other.type == SERVICE]
+        if not any(_may_be(service, f"{needed}.googleapis.com") for service in enabled):
             yield each, f"does not wait until {needed}.googleapis.com is on", f'depend on `apis.needs("{needed}")`'
 
 
@@ -550,7 +548,7 @@ def find_hasty_agent_grants(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
     """A service's agent comes into being on first use, and nobody can be granted anything before."""
     for each in graph.made("gcp"):
         member = each.inputs.get("member")
-        if not isinstance(member, str) or not _AGENT.match(member):
+        if not each.type.lower().endswith("iammember") or not isinstance(member, str) or not _AGENT.match(member):
             continue
         if not any(other.type == SERVICE_IDENTITY for other in graph.waited_for(each)):
             yield each, f"grants to `{member}`, and does not wait until that is made", "depend on its ServiceIdentity"
@@ -579,8 +577,9 @@ def _list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else []
 
 
-def _is_true(value: Any) -> bool:
-    return value is True or isinstance(value, Unknown)
+def _may_be(value: Any, wanted: str | bool) -> bool:
+    """Whether it is, or only the cloud can tell."""
+    return value == wanted or isinstance(value, Unknown)
 
 
 def _find_secret(value: Any, path: str = "") -> str | None:
@@ -658,16 +657,28 @@ def _opens_ssh(firewall: Registration) -> bool:
     return False
 
 
-def _namespace(resource: Registration) -> tuple[str | None, Any]:
-    return resource.provider, _get(resource.inputs.get("metadata"), "namespace")
+def _namespace(resource: Registration) -> Any:
+    return _get(resource.inputs.get("metadata"), "namespace")
+
+
+def _any_in(resources: Iterable[Registration], provider: str | None, namespace: Any) -> bool:
+    """Whether one of them is, or may be, in this namespace of this cluster."""
+    return any(
+        each.provider == provider and (isinstance(namespace, Unknown) or _may_be(_namespace(each), namespace))
+        for each in resources
+    )
 
 
 def _denies(spec: Any) -> bool:
-    """Whether a network policy closes every pod of its namespace both ways and opens nothing."""
-    selector = _get(spec, "podSelector")
-    everyone = isinstance(selector, Mapping) and not any(selector.values())
-    both = {"Ingress", "Egress"} <= set(_list(_get(spec, "policyTypes")))
-    return everyone and both and not _get(spec, "ingress") and not _get(spec, "egress")
+    """Whether a network policy closes, or may close, every pod of its namespace both ways and opens nothing."""
+    selector, types = _get(spec, "podSelector"), _get(spec, "policyTypes")
+    everyone = isinstance(selector, Unknown) or (
+        isinstance(selector, Mapping) and not any(value for value in selector.values() if not isinstance(value, Unknown))
+    )
+    both = isinstance(types, Unknown) or all(
+        any(_may_be(each, side) for each in _list(types)) for side in ("Ingress", "Egress")
+    )
+    return everyone and both and not _list(_get(spec, "ingress")) and not _list(_get(spec, "egress"))
 
 
 def _api(resource: Registration) -> str | None:

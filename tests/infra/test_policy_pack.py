@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import grpc
+import pulumi
 import pytest
 import yaml
+from google.protobuf import json_format
+from google.protobuf.struct_pb2 import Struct
+from pulumi.runtime import proto
+from pulumi.runtime.proto.analyzer_pb2_grpc import AnalyzerStub
 from pulumi_policy import (
     EnforcementLevel,
     PolicyCustomTimeouts,
     PolicyProviderResource,
     PolicyResource,
     PolicyResourceOptions,
-    StackValidationArgs,
+    ResourceValidationPolicy,
     StackValidationPolicy,
 )
+from pulumi_policy.deserialize import SPECIAL_SECRET_SIG, SPECIAL_SIG_KEY
 from pulumi_policy.proxy import UNKNOWN_OBJECT_VALUE, UNKNOWN_STRING_VALUE, unknown_checking_proxy
 
-from infra.policy.packed import as_registration, describe, policies, stack_bounds
+from infra.policy.packed import READER, as_registration, describe, policies, stack_bounds
 from infra.policy.rules import RULES, Bounds, apply_rules
-from infra.recording import UNKNOWN, Recording, Registration, Unknown, record
-from tests.infra.test_policy_rules import BROKEN, Lab
+from infra.recording import UNKNOWN, Recording, Registration, Secret, Unknown, record
+from tests.infra.test_policy_rules import AGENT, BROKEN, KEPT, NEW, THERE, Lab, Program, run
 
 PACK = Path(__file__).parents[2] / "infra" / "policy" / "pack"
 URN = "urn:pulumi:dev::research-runtime::{}::{}"
 TOPIC = "gcp:pubsub/topic:Topic"
+
+Answers = Callable[[Registration], Mapping[str, Any]]
+"""What the provider says of a resource that is there."""
 
 
 def shown(type_: str, name: str, inputs: dict[str, Any], **others: Any) -> PolicyResource:
@@ -50,40 +64,109 @@ def shown(type_: str, name: str, inputs: dict[str, Any], **others: Any) -> Polic
     )
 
 
-def shown_all(recording: Recording) -> list[PolicyResource]:
-    """What the engine would show of a recording: no mark of a secret, and an unknown in its own notation."""
-    made: dict[str, PolicyResource] = {}
-    for each in recording.resources:
-        provider = each.provider.rpartition("::")[0] if each.provider else None
-        dependencies = [made[urn] for urn in sorted(each.dependencies)]
-        made[each.urn] = shown(
-            each.type,
-            each.name,
-            _wire(each.inputs),
-            urn=each.urn,
-            protect=each.protect,
-            provider=PolicyProviderResource("pulumi:providers:gcp", {}, provider, "p") if provider else None,
-            parent=made.get(each.parent or ""),
-            dependencies=dependencies,
-            property_dependencies={
-                key: [made[urn] for urn in sorted(urns)] for key, urns in each.property_dependencies.items()
-            },
+class Pack:
+    """The pack as the engine runs it: a process of its own, that is asked what the engine asks in the engine's words."""
+
+    def __init__(self) -> None:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("PULUMI_")}
+        self._process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "pulumi.policy", "127.0.0.1:1", str(PACK)],
+            cwd=PACK,
+            env=clean,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
         )
-    return list(made.values())
+        assert self._process.stdout is not None
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{int(self._process.stdout.readline())}")
+        self._engine = AnalyzerStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def stop(self) -> None:
+        self._channel.close()
+        self._process.kill()
+        self._process.communicate()
+
+    def judge(self, recording: Recording, answers: Answers, *, registered: bool = True) -> list[tuple[str, str, str]]:
+        """(rule, URN, message) for a stack of which a provider `answers` with these outputs."""
+        for each in recording.resources if registered else ():
+            said = self._engine.Analyze(
+                proto.AnalyzeRequest(type=each.type, urn=each.urn, name=each.name, properties=as_struct(each.inputs))
+            )
+            assert list(said.diagnostics) == []
+        request = proto.AnalyzeStackRequest(resources=[_shown(each, answers(each)) for each in recording.resources])
+        said = self._engine.AnalyzeStack(request)
+        return [(each.policyName, each.urn, each.message.split("\n")[1].partition(";")[0]) for each in said.diagnostics]
+
+
+def _shown(each: Registration, outputs: Mapping[str, Any]) -> Any:
+    provider = each.provider.rpartition("::")[0] if each.provider else None
+    return proto.AnalyzerResource(
+        type=each.type,
+        urn=each.urn,
+        name=each.name,
+        properties=as_struct(outputs),
+        options=proto.AnalyzerResourceOptions(protect=each.protect, aliases=list(each.aliases)),
+        provider=proto.AnalyzerProviderResource(type=provider.split("::")[2], urn=provider) if provider else None,
+        parent=each.parent or "",
+        dependencies=sorted(each.dependencies),
+        propertyDependencies={
+            key: proto.AnalyzerPropertyDependencies(urns=sorted(urns))
+            for key, urns in each.property_dependencies.items()
+        },
+    )
+
+
+def as_struct(values: Mapping[str, Any]) -> Struct:
+    return json_format.ParseDict(_wire(values), Struct())
 
 
 def _wire(value: Any) -> Any:
-    if isinstance(value, Unknown):
-        return UNKNOWN_STRING_VALUE
-    if isinstance(value, dict):
-        return {key: _wire(item) for key, item in value.items()}
-    return [_wire(item) for item in value] if isinstance(value, list) else value
+    match value:
+        case Unknown():
+            return UNKNOWN_STRING_VALUE
+        case Secret(value=inside):
+            return {SPECIAL_SIG_KEY: SPECIAL_SECRET_SIG, "value": _wire(inside)}
+        case dict():
+            return {key: _wire(item) for key, item in value.items()}
+        case list():
+            return [_wire(item) for item in value]
+    return value
 
 
-def reported(policy: StackValidationPolicy, resources: list[PolicyResource]) -> list[tuple[str, str | None]]:
-    found: list[tuple[str, str | None]] = []
-    policy.validate(StackValidationArgs(resources), lambda message, urn=None: found.append((message, urn)))
-    return found
+def nothing(each: Registration) -> Mapping[str, Any]:
+    return {}
+
+
+def as_asked(each: Registration) -> Mapping[str, Any]:
+    return each.outputs
+
+
+def dirt(each: Registration) -> Mapping[str, Any]:
+    """Every value that a rule looks at, and each of them bad."""
+    return {
+        "member": AGENT,
+        "role": "roles/owner",
+        "permissions": ["iam.serviceAccountKeys.create"],
+        "expirationPolicy": {"ttl": "86400s"},
+        "messageRetentionDuration": "600s" if "dead" in each.name else "700s",
+        "deadLetterPolicy": {},
+        "topic": "projects/p/topics/t",
+        "networkInterfaces": [{"accessConfigs": [{"natIp": "1.2.3.4"}]}],
+        "sourceRanges": ["0.0.0.0/0"],
+        "labels": {},
+        "metadata": {"name": "other", "namespace": "another"},
+        "region": "us-east1",
+        "spec": {"storageClassName": "standard", "resources": {"requests": {"storage": "900Ti"}}},
+        "subjects": [{"name": "system:authenticated"}],
+        "service": "elsewhere.googleapis.com",
+    }
+
+
+@pytest.fixture(scope="module")
+def pack() -> Iterator[Pack]:
+    running = Pack()
+    yield running
+    running.stop()
 
 
 def test_resource_of_the_engine_becomes_a_registration() -> None:
@@ -112,13 +195,15 @@ def test_resource_of_the_engine_becomes_a_registration() -> None:
         dependencies=frozenset({topic.urn}),
         property_dependencies={"topic": frozenset({topic.urn})},
     )
+    assert as_registration(topic, {"name": UNKNOWN}).inputs == {"name": UNKNOWN}
     assert as_registration(component).custom is False
     assert as_registration(topic).protect is True
 
 
 def test_pack_has_every_rule_and_each_is_mandatory() -> None:
-    packed = policies()
+    reader, *packed = policies()
 
+    assert (reader.name, type(reader)) == (READER, ResourceValidationPolicy)
     assert [each.name for each in packed] == list(RULES)
     assert {each.enforcement_level for each in packed} == {EnforcementLevel.MANDATORY}
     assert {type(each) for each in packed} == {StackValidationPolicy}
@@ -133,20 +218,27 @@ def test_description_of_every_rule_is_a_sentence_of_its_own(name: str) -> None:
     assert len({describe(each, RULES[each]) for each in RULES}) == len(RULES)
 
 
-# Of one the engine's view lacks what the rule goes by: that a value is marked as secret.
+# The engine's view of one lacks what the rule goes by: that a value is marked as secret.
 SEEN = [case for case in BROKEN if case[2] != [("lab-t", "has a secret value in `labels.x`")]]
+DAYS = pytest.mark.parametrize(("day", "answers"), [(NEW, as_asked), (THERE, as_asked), (THERE, dirt), (THERE, nothing)])
 
 
-@pytest.mark.parametrize(("rule", "program", "expected"), SEEN, ids=[rule for rule, _, _ in SEEN])
-def test_policy_reports_what_the_rule_finds(
-    rule: str, program: Any, expected: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+@DAYS
+@pytest.mark.parametrize(("rule", "program"), KEPT, ids=[rule for rule, _ in KEPT])
+def test_policy_judges_what_the_program_asks_for_whatever_the_provider_answers(
+    pack: Pack, rule: str, program: Program, day: str, answers: Answers
 ) -> None:
-    monkeypatch.delenv("PULUMI_CONFIG", raising=False)
-    recording = record(lambda: program(Lab()))
-    policy = next(each for each in policies() if each.name == rule)
-    assert isinstance(policy, StackValidationPolicy)
+    assert [each for each in pack.judge(run(program, day=day), answers) if each[0] == rule] == []
 
-    seen = [(urn, message.partition(";")[0]) for message, urn in reported(policy, shown_all(recording))]
+
+@DAYS
+@pytest.mark.parametrize(("rule", "program", "expected"), SEEN, ids=[rule for rule, _, _ in SEEN])
+def test_policy_reports_what_the_rule_finds_whatever_the_provider_answers(
+    pack: Pack, rule: str, program: Program, expected: list[tuple[str, str]], day: str, answers: Answers
+) -> None:
+    recording = run(program, day=day)
+
+    seen = [(urn, message) for name, urn, message in pack.judge(recording, answers) if name == rule]
     assert seen == [(recording_urn(recording, name), message) for name, message in expected]
 
 
@@ -155,15 +247,33 @@ def recording_urn(recording: Recording, name: str) -> str:
     return urn
 
 
-def test_program_that_breaks_one_rule_is_reported_by_that_policy_alone() -> None:
+def test_resource_that_the_program_left_to_the_stack_is_judged_by_its_state(pack: Pack) -> None:
     def program() -> None:
-        lab = Lab()
-        lab.topic("tasks")
+        lab = Lab("runtime:test:Left")
+        lab.bucket()
 
-    resources = shown_all(record(program))
+    recording = record(program)
+    [bucket] = recording.of_type("gcp:storage/bucket:Bucket")
+    opened = {**bucket.inputs, "publicAccessPrevention": "inherited"}
 
-    assert {each.rule for each in apply_rules([as_registration(each) for each in resources])} == {"api-first"}
-    assert {each.name for each in policies() if reported(each, resources)} == {"api-first"}  # type: ignore[arg-type]
+    found = pack.judge(recording, lambda each: opened if each is bucket else {}, registered=False)
+
+    assert [each for each in found if each[0] == "buckets"] == [("buckets", bucket.urn, "could be made public")]
+
+
+def test_value_that_is_marked_as_secret_is_judged_like_any_other(pack: Pack) -> None:
+    recording = run(lambda lab: lab.project_grant(pulumi.Output.secret("roles/owner")))
+
+    [found] = [each for each in pack.judge(recording, nothing) if each[0] == "no-basic-roles"]
+
+    assert found[2] == "grants `roles/owner`, which is nearly everything"
+
+
+def test_program_that_breaks_one_rule_is_reported_by_that_policy_alone(pack: Pack) -> None:
+    recording = run(lambda lab: lab.topic("tasks") and None)
+
+    assert {each.rule for each in apply_rules(recording.resources)} == {"api-first"}
+    assert {rule for rule, _, _ in pack.judge(recording, nothing)} == {"api-first"}
 
 
 def test_bounds_in_the_engine_are_those_of_the_stack() -> None:
