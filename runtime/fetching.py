@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import filecmp
 import json
-import shutil
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runtime.errors import NotPossible
 from runtime.jobview import check_index, first_index
 from runtime.ledger import job_folder
+from runtime.local_folder import Became, LocalFolder, check_name
 
 if TYPE_CHECKING:
+    from runtime.launchers.hosts import Files
     from runtime.launching import JobHandle
-
-
-class Became(StrEnum):
-    """What became of a file."""
-
-    FETCHED = "fetched"
-    SAME = "same"
-    """It was there."""
-    REPLACED = "replaced"
-    DIFFERS = "differs"
-    """Another is there under its name, and stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,18 +72,22 @@ def _outputs_of(job: JobHandle, index: int) -> Iterator[tuple[str, str, int]]:
             yield folder, relative, size
 
 
-def fetch_job(job: JobHandle, listed: Sequence[RemoteFile], to: Path, *, overwrite: bool = False) -> Iterator[Fetched]:
-    """Copy the files, one by one. A file appears whole or not at all."""
-    for each in listed:
-        place = to / each.place
-        place.parent.mkdir(parents=True, exist_ok=True)
-        part = place.with_name(f".{place.name}.{uuid.uuid4().hex[:8]}.part")
-        try:
-            job.files.download(each.name, part)
-            became = _put(part, place, overwrite=overwrite)
-        finally:
-            part.unlink(missing_ok=True)
-        yield Fetched(path=str(place), size_bytes=each.size_bytes, what=became)
+def fetch(files: Files, listed: Sequence[RemoteFile], to: Path, *, overwrite: bool = False) -> Iterator[Fetched]:
+    """Copy the files, one by one. A file appears whole or not at all, and below `to`.
+
+    Raises `NameRefused` at the first that is named so that it would lie elsewhere; those before it stay.
+    """
+    if not listed:
+        return
+    with LocalFolder(to) as folder:
+        for each in listed:
+            became = folder.put(each.place, partial(files.download, each.name), overwrite=overwrite)
+            yield Fetched(path=str(to / each.place), size_bytes=each.size_bytes, what=became)
+
+
+def name_folder(job: JobHandle, short: str) -> Path:
+    """Where the files of a job go unless a folder is named."""
+    return Path(check_name(f"{job.entry().name}-{short}"))
 
 
 def refuse_differing(done: Sequence[Fetched], folder: Path) -> None:
@@ -104,21 +96,10 @@ def refuse_differing(done: Sequence[Fetched], folder: Path) -> None:
         raise FilesDiffer(folder, differing)
 
 
-def _put(part: Path, place: Path, *, overwrite: bool) -> Became:
-    if not place.exists():
-        part.replace(place)
-        return Became.FETCHED
-    if place.is_file() and filecmp.cmp(part, place, shallow=False):
-        return Became.SAME
-    if not overwrite or not place.is_file():
-        return Became.DIFFERS
-    part.replace(place)
-    return Became.REPLACED
-
-
-def fetch_task(text: str, to: Path | None, *, stack: str | None, overwrite: bool) -> list[Fetched]:
-    """Copy what a task wrote, where its outputs lie in a folder that this machine can see."""
+def list_task(text: str, *, stack: str | None) -> tuple[str, Files, list[RemoteFile]]:
+    """A task's id, the folder with what it wrote, and the files in it; only where this machine can see that folder."""
     from runtime.identify import get_task_id, recall_last
+    from runtime.launchers.hosts import LocalFiles
     from runtime.stacks import open_stack
     from runtime.status import read_task
 
@@ -127,24 +108,13 @@ def fetch_task(text: str, to: Path | None, *, stack: str | None, overwrite: bool
         url = read_task(opened, task).outputs_url
     if url is None:
         raise NotPossible(f"task `{task}` has no outputs", hint=f"runtime status {task}")
-    source = Path(url.removeprefix("file://"))
     if "://" in url and not url.startswith("file://"):
         raise NotPossible(
             f"outputs of task `{task}` lie in a bucket", facts=[url], hint=f"copy them with its own tool: {_tool(url)}"
         )
-    folder = to or Path(task)
-    done = []
-    for path in sorted(each for each in source.rglob("*") if each.is_file()):
-        place = folder / path.relative_to(source)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        part = place.with_name(f".{place.name}.{uuid.uuid4().hex[:8]}.part")
-        try:
-            shutil.copy2(path, part)
-            became = _put(part, place, overwrite=overwrite)
-        finally:
-            part.unlink(missing_ok=True)
-        done.append(Fetched(path=str(place), size_bytes=path.stat().st_size, what=became))
-    return done
+    files = LocalFiles(url.removeprefix("file://"))
+    listed = [RemoteFile(name=name, place=name, size_bytes=size) for name, size in files.tree("")]
+    return check_name(task), files, listed
 
 
 def _tool(url: str) -> str:

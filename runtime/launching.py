@@ -203,12 +203,13 @@ class JobHandle:
     def fetch(self, to: Path, *, index: int | None = None, overwrite: bool = False) -> list[Path]:
         """Copy what the job wrote to its output folders home; the files that are there now.
 
-        Raises `FilesDiffer` once all others are copied, where others are there under their names.
+        Raises `FilesDiffer` once all others are copied, where others are there under their names, and `NameRefused` at
+        the first whose name leads elsewhere.
         """
-        from runtime.fetching import fetch_job, list_outputs, refuse_differing
+        from runtime.fetching import fetch, list_outputs, refuse_differing
 
         listed = list_outputs(self, [] if index is None else [index])
-        done = list(fetch_job(self, listed, to, overwrite=overwrite))
+        done = list(fetch(self.files, listed, to, overwrite=overwrite))
         refuse_differing(done, to)
         return [Path(each.path) for each in done]
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import secrets
 import threading
 import time
@@ -458,9 +459,12 @@ def _overall(counts: Mapping[JobState, int]) -> JobState:
     return JobState.SUCCEEDED
 
 
+_JOB: Final = re.compile(r"j-[0-9a-f]+")
+
+
 def list_jobs(files: Files) -> list[str]:
-    """Ids of every job in the record root."""
-    return [name for name in files.names("jobs") if name.startswith("j-")]
+    """Ids of every job in the record root; what is named otherwise is none of ours."""
+    return [name for name in files.names("jobs") if _JOB.fullmatch(name)]
 
 
 def now() -> datetime:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -33,6 +34,7 @@ PUBLISHED: Final = "published"
 """The key that a published copy has more."""
 _HIDDEN: Final = "[secret]"
 """What `pulumi stack output` prints in the place of a secret value."""
+_STACK: Final = re.compile(r"[\w.-]+(/[\w.-]+){0,2}", re.ASCII)
 _MARKED: Final = "4dabf18193072939515e22adb298388d"
 """The key by which Pulumi marks an object that holds a secret, encrypted or plain."""
 _DEEPEST: Final = 64
@@ -317,7 +319,11 @@ def parse_outputs(value: object, *, source: str | None = None) -> StackOutputs:
         raise _other_schema(stack, schema, value.get("needs_runtime"))
     read_published(value, source=source)
     try:
-        return typing.cast(StackOutputs, _read_record(StackOutputs, value, ""))
+        outputs = typing.cast(StackOutputs, _read_record(StackOutputs, value, ""))
+        # Files of this machine are named after it, and a published contract is another's word.
+        if not _STACK.fullmatch(outputs.stack) or {".", ".."} & set(outputs.stack.split("/")):
+            raise _WrongType("stack", f"is {ascii(outputs.stack)}, expected letters, digits and -_. as Pulumi has them")
+        return outputs
     except _WrongType as problem:
         raise InvalidContract(
             f"stack `{stack}` exports a malformed contract: `{problem.path}` {problem.problem}",

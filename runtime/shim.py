@@ -29,7 +29,7 @@ import tarfile
 import tempfile
 import time
 import traceback
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 SCHEMA = 1
 SNAPSHOT = "snapshot.tar"
@@ -63,6 +63,8 @@ GPU_PATIENCE_S = 15.0
 """How long memory is waited for that another run of the same GPU gives back as it ends."""
 GPU_CLAIMS = "/tmp/research-runtime-gpus"
 """The same for every user of a machine, whatever their TMPDIR."""
+PART_BYTES, PATH_BYTES, MOST_PARTS = 255, 4095, 255
+"""Of a name that another machine chose: bytes of each part, bytes of the whole path, and parts."""
 
 # What each end is charged to. Ends that are not here are final.
 FAILURES = ("app_failed", "oom", "idle", "setup_failed", "timeout")
@@ -1024,6 +1026,149 @@ def read_secret(path):
         raise SetupFailed("a secret's file is gone: %s" % os.path.basename(path))
 
 
+# names that another machine chose
+
+
+class NameRefused(ValueError):
+    """A name that another machine chose and that becomes no file here."""
+
+    def __init__(self, name: Any, reason: str) -> None:
+        self.name, self.reason = name, reason
+        ValueError.__init__(self, "%s %s" % (ascii(name), reason))
+
+
+def local_parts(name: Any) -> List[str]:
+    """The parts of a relative path that another machine named; raises `NameRefused` unless it leads below a folder."""
+    if not isinstance(name, str):
+        raise NameRefused(name, "is no text")
+    parts = name.split("/")
+    if "\0" in name:
+        raise NameRefused(name, "holds a NUL")
+    if name.startswith("/"):
+        raise NameRefused(name, "is an absolute path")
+    if ".." in parts:
+        raise NameRefused(name, "leads to a folder above")
+    if "" in parts or "." in parts:
+        raise NameRefused(name, "has an empty part")
+    try:
+        size = max(len(os.fsencode(part)) for part in parts)
+    except UnicodeError:
+        raise NameRefused(name, "cannot be a file name here")
+    if size > PART_BYTES:
+        raise NameRefused(name, "has a part of %d bytes, and %d is the most" % (size, PART_BYTES))
+    if len(parts) > MOST_PARTS:
+        raise NameRefused(name, "lies %d folders deep, and %d is the most" % (len(parts), MOST_PARTS))
+    return parts
+
+
+class Below(object):
+    """An open folder that takes files under names which another machine chose.
+
+    Every folder on the way is opened inside the one above it and never through a link, so what is made here lies below
+    the folder whatever links are there or come meanwhile. `close` lets go of it.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(path)
+        self._parts = []  # type: List[str]
+        self._open = [os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
+
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.pop())
+
+    def __enter__(self) -> "Below":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def enter(self, name: Any) -> Tuple[int, str]:
+        """The descriptor of the folder that `name` lies in, made where it is missing, and its last part.
+
+        The descriptor holds until the next call. Raises `NameRefused`.
+        """
+        parts = local_parts(name)
+        return self._walk(name, parts[:-1]), parts[-1]
+
+    def make(self, name: Any) -> None:
+        """Make the folder `name` where it is missing."""
+        self._walk(name, local_parts(name))
+
+    def _walk(self, name: str, folders: List[str]) -> int:
+        size = len(os.fsencode(self.path)) + 1 + len(os.fsencode(name))
+        if size > PATH_BYTES:
+            raise NameRefused(name, "makes a path of %d bytes here, and %d is the most" % (size, PATH_BYTES))
+        kept = 0
+        while kept < min(len(folders), len(self._parts)) and folders[kept] == self._parts[kept]:
+            kept += 1
+        del self._parts[kept:]
+        while len(self._open) > kept + 1:
+            os.close(self._open.pop())
+        for part in folders[kept:]:
+            self._open.append(self._step(name, part))
+            self._parts.append(part)
+        return self._open[-1]
+
+    def _step(self, name: Any, part: str) -> int:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            try:
+                return os.open(part, flags, dir_fd=self._open[-1])
+            except OSError as problem:
+                if problem.errno != errno.ENOENT:
+                    raise
+            try:
+                os.mkdir(part, 0o777, dir_fd=self._open[-1])
+            except OSError as problem:
+                if problem.errno != errno.EEXIST:
+                    raise
+            return os.open(part, flags, dir_fd=self._open[-1])
+        except OSError as problem:
+            if problem.errno in (errno.ENOTDIR, errno.ELOOP):
+                raise NameRefused(name, "leads through %s, which is no folder here" % ascii(part))
+            raise explain_name(name, problem)
+
+    def clear(self, name: Any) -> Tuple[int, str]:
+        """As `enter`, with whatever file or link had the name unlinked."""
+        folder, last = self.enter(name)
+        try:
+            os.unlink(last, dir_fd=folder)
+        except OSError as problem:
+            if problem.errno in (errno.EISDIR, errno.EPERM):
+                raise NameRefused(name, "is the name of a folder here")
+            if problem.errno != errno.ENOENT:
+                raise explain_name(name, problem)
+        return folder, last
+
+    def create(self, name: Any, mode: int = 0o666) -> int:
+        """The descriptor of a new, empty file in the place of whatever file or link had its name."""
+        folder, last = self.clear(name)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            return os.open(last, flags, mode, dir_fd=folder)
+        except OSError as problem:
+            raise explain_name(name, problem)
+
+    def link(self, name: Any, target: str) -> None:
+        """A symbolic link, whose target is text to us: nothing made here is reached through it."""
+        if not target:
+            raise NameRefused(name, "is a link to nothing")
+        folder, last = self.clear(name)
+        try:
+            os.symlink(target, last, dir_fd=folder)
+        except (OSError, ValueError) as problem:
+            raise explain_name(name, problem)
+
+
+def explain_name(name: Any, problem: Exception) -> Exception:
+    """`NameRefused` where it is the name that the file system does not take, else the problem itself."""
+    number = getattr(problem, "errno", None)
+    if isinstance(problem, ValueError) or number in (errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL):
+        return NameRefused(name, "is refused by the file system: %s" % (getattr(problem, "strerror", None) or problem))
+    return problem
+
+
 # the tree
 
 
@@ -1037,36 +1182,54 @@ def restore(archive, sha256, folder):
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
         raise SetupFailed("the snapshot %s holds other bytes than were submitted: sha256 is %s" % (archive, found))
-    if os.path.exists(folder):
+    if os.path.islink(folder):
+        os.unlink(folder)
+    elif os.path.exists(folder):
         shutil.rmtree(folder)
-    os.makedirs(folder)
-    root = os.path.realpath(folder)
-    made = {root}
-    with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
-        for entry in tar:
-            _restore_entry(tar, entry, root, made)
+    try:
+        unpack(content, folder)
+    except NameRefused as problem:
+        raise SetupFailed("the snapshot is refused: %s" % problem)
     return folder
 
 
-def _restore_entry(tar, entry, root, made):
-    """Written out, because `extractall` has other rules in each of the Pythons; nothing lands outside of `root`.
+def unpack(content: bytes, folder: str) -> None:
+    """Make `folder` with the tree of a snapshot; `content` has proven to be the bytes that were submitted.
 
-    `made` are folders that have been looked at: nothing here replaces one by a link.
+    An archive holds files and symbolic links, as taking a snapshot makes them; with anything else in it, or with a name
+    that leads elsewhere, it raises `NameRefused`. Written out, because `extractall` has other rules in each Python.
     """
-    target = os.path.join(root, entry.name)
-    above = os.path.dirname(target)
-    if above not in made:
-        parent = os.path.realpath(above)
-        if parent != root and not parent.startswith(root + os.sep):
-            raise SetupFailed("the snapshot has a name that leads outside: %s" % entry.name)
-        make_folder(parent)
-        made.add(above)
-    if entry.issym():
-        os.symlink(entry.linkname, target)
-    elif entry.isreg():
-        with io.open(target, "wb") as opened:
-            shutil.copyfileobj(tar.extractfile(entry), opened)
-        os.chmod(target, entry.mode)
+    os.makedirs(folder)
+    end = 0
+    try:
+        with Below(folder) as below, tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
+            for entry in tar:
+                end = max(end, entry.offset_data + (entry.size if entry.type == tarfile.REGTYPE else 0))
+                _unpack_entry(content, entry, below)
+    except tarfile.TarError as problem:
+        raise NameRefused(os.path.basename(folder), "is no archive: %s" % problem)
+    if content[end:].strip(b"\0"):
+        raise NameRefused(os.path.basename(folder), "goes on after its last entry")
+
+
+def _unpack_entry(content: bytes, entry: Any, below: Below) -> None:
+    if entry.type == tarfile.SYMTYPE:
+        below.link(entry.name, entry.linkname)
+        return
+    if entry.type != tarfile.REGTYPE or entry.issparse():
+        raise NameRefused(entry.name, "is neither a file nor a symbolic link")
+    if entry.mode & ~0o777:
+        raise NameRefused(entry.name, "has the mode %o" % entry.mode)
+    rest = memoryview(content)[entry.offset_data : entry.offset_data + entry.size]
+    if entry.size < 0 or len(rest) != entry.size:
+        raise NameRefused(entry.name, "is cut off")
+    descriptor = below.create(entry.name)
+    try:
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fchmod(descriptor, entry.mode)
+    finally:
+        os.close(descriptor)
 
 
 def shared_tree(archive, sha256):

@@ -338,7 +338,12 @@ class Checkpoints(object):
             shutil.rmtree(self.folder)
             shim.make_folder(self.folder)
             files = json.loads(self.record.read("%s/%s" % (self.place, name)) or "{}").get("files", {})
-            if all(self._restore(each, about, give_up) for each, about in sorted(files.items())):
+            try:
+                whole = self._restore_all(files, give_up)
+            except shim.NameRefused as problem:
+                shim.say("the checkpoint %s is refused: %s" % (name, problem))
+                continue
+            if whole:
                 self.sent = self.seen = self._scan()
                 self.there = {about["sha256"] for about in files.values() if "sha256" in about}
                 for each, about in files.items():
@@ -349,19 +354,30 @@ class Checkpoints(object):
         shutil.rmtree(self.folder)
         shim.make_folder(self.folder)
 
-    def _restore(self, name, about, give_up):
-        path = os.path.join(self.folder, *[os.fsdecode(part.encode("utf-8")) for part in name.split("/")])
-        shim.make_folder(os.path.dirname(path))
+    def _restore_all(self, files, give_up):
+        """Whether every file of a list could be had. Raises `shim.NameRefused` for one that would lie elsewhere."""
+        shim.make_folder(self.stage)
+        try:
+            with shim.Below(self.folder) as below:
+                return all(self._restore(each, about, below, give_up) for each, about in sorted(files.items()))
+        finally:
+            shutil.rmtree(self.stage, ignore_errors=True)
+
+    def _restore(self, name, about, below, give_up):
+        name = os.fsdecode(name.encode("utf-8", "surrogatepass"))
         if "link" in about:
-            os.symlink(about["link"], path)
+            below.link(name, about["link"])
         elif about.get("folder"):
-            shim.make_folder(path)
+            below.make(name)
         else:
+            path = os.path.join(self.stage, "one")
             if not self.record.bucket.download(self._key(about["sha256"]), path, give_up):
                 return False
             if hash_file(path) != about["sha256"]:
                 return False
-            os.chmod(path, about["mode"])
+            os.chmod(path, about["mode"] & 0o777)
+            folder, last = below.clear(name)
+            os.rename(path, last, dst_dir_fd=folder)
         return True
 
     def _key(self, content):

@@ -9,7 +9,6 @@ its own check of what it returns.
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import stat
 import subprocess
@@ -20,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from runtime.errors import InvalidValue, NotPossible
+from runtime.errors import InvalidValue, NotPossible, StoreUnsafe
 from runtime.units import format_size
 
 if TYPE_CHECKING:
@@ -107,17 +106,27 @@ def fetch_snapshot(identity: str, records: RecordStore) -> bytes:
     digest = identity.removeprefix(_PREFIX)
     if digest == identity or len(digest) != 64 or set(digest) - set("0123456789abcdef"):
         raise InvalidValue("snapshot", identity, "sha256: and 64 hex digits, as `runtime submit --snapshot` prints it")
-    archive = records.get_blob(f"snapshots/{digest}")
-    assert snapshot_id(archive) == identity
-    return archive
+    return records.get_blob(f"snapshots/{digest}")
 
 
-def restore(archive: bytes, folder: Path) -> None:
-    """Unpack into `folder`, which must not exist; nothing lands outside of it."""
-    folder.mkdir(parents=True)
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        # Not the stricter `data`: a link of the tree may point where it likes, and modes are part of the id.
-        tar.extractall(folder, filter="tar")
+def restore(archive: bytes, identity: str, folder: Path) -> None:
+    """Unpack into `folder`, which must not exist, by the rules that the shim has; nothing lands outside of it.
+
+    Raises `StoreUnsafe` if these are not the bytes of `identity`, and `NotPossible` for an archive that holds what no
+    snapshot has: a device, a name that leads elsewhere.
+    """
+    from runtime import shim
+
+    if snapshot_id(archive) != identity:
+        raise StoreUnsafe(
+            f"snapshot `{identity}` holds other bytes than were submitted",
+            facts=[f"found {snapshot_id(archive)}"],
+            retryable=False,
+        )
+    try:
+        shim.unpack(archive, str(folder))
+    except shim.NameRefused as problem:
+        raise NotPossible(f"snapshot `{identity}` is refused: {problem}") from None
 
 
 # what is in the tree

@@ -551,7 +551,7 @@ class Worker:
         folder = Path(self._scratch.path) / f"{attempt.lease.token}.code"
         self._busy_io += 1
         self._offload.call(
-            lambda: restore(fetch_snapshot(snapshot, self.records), folder),
+            lambda: restore(fetch_snapshot(snapshot, self.records), snapshot, folder),
             lambda _, problem: self._was_set_up(attempt, str(folder), problem),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,9 +12,11 @@ import typer
 from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.jobs import OnOption, is_job, open_job, short
 from runtime.cli.show import Output, format_count, format_size, note, print_list, progress
+from runtime.errors import RuntimeFailure
 
 if TYPE_CHECKING:
-    from runtime.fetching import Fetched
+    from runtime.fetching import Fetched, RemoteFile
+    from runtime.launchers.hosts import Files
 
 COLUMNS = {"FILE": lambda one: one.path, "SIZE": lambda one: format_size(one.size_bytes), "WHAT": lambda one: one.what}
 
@@ -44,29 +47,36 @@ def fetch(
       runtime fetch j-91c0 results --index 3
       runtime fetch t-3f2a results
     """
-    from runtime.fetching import fetch_job, fetch_task, list_outputs, refuse_differing
+    from runtime.fetching import list_outputs, list_task, name_folder
 
     if not is_job(what):
-        copied = fetch_task(what, to, stack=stack, overwrite=overwrite)
-        print_list(copied, COLUMNS, output)
-        refuse_differing(copied, to or Path(what))
-        return 0
+        task, files, listed = list_task(what, stack=stack)
+        return _fetch(files, listed, to or Path(task), overwrite=overwrite, output=output)
     with open_job(what, on) as job:
-        folder = to or Path(f"{job.entry().name}-{short(job.id)}")
         listed = list_outputs(job, index or ())
-        total = sum(each.size_bytes for each in listed)
-        done: list[Fetched] = []
+        if not listed:
+            print_list([], COLUMNS, output)
+            note(f"job {short(job.id)} wrote nothing to its output folder; `runtime status {short(job.id)}` says where")
+            return 0
+        return _fetch(job.files, listed, to or name_folder(job, short(job.id)), overwrite=overwrite, output=output)
+
+
+def _fetch(files: Files, listed: Sequence[RemoteFile], folder: Path, *, overwrite: bool, output: Output) -> int:
+    from runtime.fetching import fetch, refuse_differing
+
+    done: list[Fetched] = []
+    try:
         with progress("fetching", len(listed), "files") if listed else nullcontext() as bar:
-            for each in fetch_job(job, listed, folder, overwrite=overwrite):
+            for each in fetch(files, listed, folder, overwrite=overwrite):
                 done.append(each)
                 if bar is not None:
                     bar.advance()
-    print_list(done, COLUMNS, output)
-    if not listed:
-        note(
-            f"job {short(job.id)} wrote nothing to its output folder; `runtime status {short(job.id)}` says where it is"
-        )
-    else:
-        note(f"{format_count(len(listed))} files, {format_size(total)}, in {folder}")
+    except RuntimeFailure as problem:
+        left = f"{format_count(len(done))} of {format_count(len(listed))} files came before it"
+        problem.facts = (*problem.facts, f"{left}, and stay in `{folder}`" if done else left)
+        raise
+    finally:
+        print_list(done, COLUMNS, output)
+    note(f"{format_count(len(listed))} files, {format_size(sum(each.size_bytes for each in listed))}, in {folder}")
     refuse_differing(done, folder)
     return 0

@@ -6,8 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
 from runtime.errors import InvalidValue
 from runtime.launchers.base import Target
@@ -115,10 +114,11 @@ class BucketFiles:
             sizes[name] = sizes.get(name, 0) + blob.size
         return sorted(sizes.items())
 
-    def download(self, name: str, to: Path) -> None:
-        inside = [relative for relative, _ in self.tree(name)]
-        pairs = [(f"{name}/{relative}", to / relative) for relative in inside] or [(name, to)]
-        self._each(lambda pair: self._save(*pair), pairs)
+    def download(self, name: str, to: BinaryIO) -> None:
+        if _LOG.fullmatch(name):
+            to.write(self.read(name) or b"")
+        else:
+            self._blobs.download(name, to)
 
     def remove(self, name: str) -> None:
         if not name or {"", ".", ".."} & set(name.split("/")):
@@ -134,13 +134,6 @@ class BucketFiles:
             self.create(file.name, file.data, mode=file.mode)
         else:
             self.write(file.name, file.data, mode=file.mode)
-
-    def _save(self, name: str, to: Path) -> None:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        if _LOG.fullmatch(name):
-            to.write_bytes(self.read(name) or b"")
-        else:
-            self._blobs.download(name, to)
 
     def _chunks(self, name: str) -> list[str]:
         return [chunk for chunk, _ in self._sizes(name)] if _LOG.fullmatch(name) else []

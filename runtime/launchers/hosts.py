@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import functools
 import json
+import os
 import secrets
 import shlex
 import shutil
@@ -19,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, Protocol, TypeVar, runtime_checkable
+from typing import IO, Any, BinaryIO, Final, Protocol, TypeVar, runtime_checkable
 
 from runtime.errors import InfrastructureFailure, NotPossible, StoreUnavailable
 from runtime.launchers import agent
@@ -92,8 +93,11 @@ class Files(Protocol):
     def tree(self, folder: str) -> list[tuple[str, int]]:
         """Relative name and size in bytes of every file below; links to files count as files, pipes and the like not."""
 
-    def download(self, name: str, to: Path) -> None:
-        """Copy a file, or a folder with all below, to this machine."""
+    def download(self, name: str, to: BinaryIO) -> None:
+        """Copy a file's bytes to one of this machine, which is open for writing and empty.
+
+        Where a file of this machine lies is for the caller to say: `LocalFolder` makes safe places of remote names.
+        """
 
     def remove(self, name: str) -> None:
         """Delete a file or a folder with all below; already gone is success."""
@@ -185,13 +189,16 @@ class LocalFiles:
     def tree(self, folder: str) -> list[tuple[str, int]]:
         return [(name, size) for name, size in self._do(self._place.tree, folder)]
 
-    def download(self, name: str, to: Path) -> None:
-        path = Path(self._place.path(name))
-        to.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            self._do(functools.partial(shutil.copytree, symlinks=True, dirs_exist_ok=True), path, to)
-        else:
-            self._do(shutil.copy2, path, to)
+    def download(self, name: str, to: BinaryIO) -> None:
+        def copy(path: str) -> None:
+            with Path(path).open("rb") as opened:
+                shutil.copyfileobj(opened, to)
+                found = os.fstat(opened.fileno())
+            to.flush()
+            os.fchmod(to.fileno(), found.st_mode & 0o777)
+            os.utime(to.fileno(), ns=(found.st_atime_ns, found.st_mtime_ns))
+
+        self._do(copy, self._place.path(name))
 
     def remove(self, name: str) -> None:
         self._do(self._place.remove, name)
@@ -204,6 +211,8 @@ class LocalFiles:
             return action(*args)
         except OSError as problem:
             raise _explain(self.root, problem.strerror or str(problem), problem.errno) from problem
+        except ValueError as problem:
+            raise _explain(self.root, str(problem), None) from None
 
 
 class LocalHost:
@@ -466,23 +475,22 @@ class SshFiles:
         return made
 
     def names(self, folder: str, prefix: str = "") -> list[str]:
-        found: list[str] = self._host.ask("names", folder, prefix)
-        return found
+        return [str(name) for name in self._host.ask("names", folder, prefix)]
 
     def tree(self, folder: str) -> list[tuple[str, int]]:
-        return [(name, size) for name, size in self._host.ask("tree", folder)]
+        found = self._host.ask("tree", folder)
+        try:
+            return [(str(name), int(size)) for name, size in found]
+        except (TypeError, ValueError):
+            raise HostUnavailable(
+                f"`{self._host.name}` answers with no list of files", hint=f"try it by hand: ssh {self._host.name} true"
+            ) from None
 
-    def download(self, name: str, to: Path) -> None:
-        inside = self.tree(name)
-        for relative, _ in inside or [("", 0)]:
-            target = to / relative if inside else to
-            target.parent.mkdir(parents=True, exist_ok=True)
-            source = f"{name}/{relative}" if inside else name
-            with target.open("wb") as opened:
-                offset = 0
-                while chunk := self.read_from(source, offset):
-                    opened.write(chunk)
-                    offset += len(chunk)
+    def download(self, name: str, to: BinaryIO) -> None:
+        offset = 0
+        while chunk := self.read_from(name, offset):
+            to.write(chunk)
+            offset += len(chunk)
 
     def remove(self, name: str) -> None:
         self._host.ask("remove", name, patience_s=600)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar
 
 from runtime.clock import Clock
 from runtime.errors import InvalidValue, MissingExtra, StoreUnavailable
@@ -131,21 +131,18 @@ class BucketBlobs:
         except FileNotFoundError:
             return b""
 
-    def download(self, key: str, to: Path) -> None:
-        """The object as a file, piece by piece, whole or not at all. Raises `StoreUnavailable` where there is none."""
+    def download(self, key: str, to: BinaryIO) -> None:
+        """Write the object to an open, empty file, piece by piece. Raises `StoreUnavailable` if there is none."""
 
         def try_once() -> None:
-            with part.open("wb") as opened:
-                opened.writelines(self._obstore.get(self._store, key).stream())
+            to.seek(0)
+            to.truncate()
+            to.writelines(self._obstore.get(self._store, key).stream())
 
-        part = to.with_name(f"{to.name}.part")
         try:
             self._call(key, try_once)
-            part.replace(to)
         except FileNotFoundError as problem:
             raise StoreUnavailable(f"`{self.url}/{key}` is gone", retryable=False) from problem
-        finally:
-            part.unlink(missing_ok=True)
 
     def copy(self, there: str, key: str) -> bool:
         """Have the service copy an object, over what is there. False where there is no object to copy."""

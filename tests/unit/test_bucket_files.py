@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import InvalidValue, StoreUnavailable
+from runtime.fetching import RemoteFile, fetch
 from runtime.launchers.base import Target
 from runtime.launchers.bucket_files import BucketFiles, check_bucket, is_bucket
 from runtime.launchers.hosts import Files, FileToWrite, Links
@@ -42,7 +43,7 @@ def files(request: pytest.FixtureRequest) -> Files:
 test_file_is_created_once_and_read_back = folder.test_file_is_created_once_and_read_back
 test_files_written_together = folder.test_files_written_together_are_replaced_or_stay_as_each_one_says
 test_names_and_trees_are_listed = folder.test_names_and_trees_are_listed
-test_downloads_are_equal = folder.test_downloads_of_a_file_and_a_folder_are_equal_to_what_lies_there
+test_download_is_equal = folder.test_download_is_equal_to_what_lies_there
 test_names_that_lead_outside_are_refused = folder.test_names_that_lead_outside_are_refused
 
 
@@ -107,12 +108,11 @@ def test_logs_come_home_as_one_file_each_and_odd_names_as_they_are(files: Files,
     files.write(f"{RUN}/rank0.00001.log", b"two\n")
     files.write(f"{RUN}/a b/é#~%41", b"odd")
 
-    files.download(RUN, tmp_path / "home")
+    listed = [RemoteFile(name=f"{RUN}/{name}", place=name, size_bytes=size) for name, size in files.tree(RUN)]
+    done = list(fetch(files, listed, tmp_path / "home"))
 
-    there = {
-        path.relative_to(tmp_path / "home").as_posix(): path.read_bytes() for path in (tmp_path / "home").rglob("*.*")
-    }
-    assert there == {"rank0.log": b"one\ntwo\n"}
+    assert {Path(each.path).relative_to(tmp_path / "home").as_posix() for each in done} == {"a b/é#~%41", "rank0.log"}
+    assert (tmp_path / "home/rank0.log").read_bytes() == b"one\ntwo\n"
     assert (tmp_path / "home/a b/é#~%41").read_bytes() == b"odd"
 
 
@@ -138,7 +138,7 @@ def test_creation_whose_answer_was_lost_is_our_own(server: GcsServer) -> None:
 
 def test_file_that_is_gone_while_it_is_fetched_leaves_nothing_half(server: GcsServer, tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="is gone"):
-        BucketFiles("gs://lab/p").download("none", tmp_path / "home/x")
+        list(fetch(BucketFiles("gs://lab/p"), [RemoteFile(name="none", place="x", size_bytes=1)], tmp_path / "home"))
 
     assert list((tmp_path / "home").iterdir()) == []
 

@@ -210,7 +210,7 @@ def test_snapshot_binds_the_tasks_to_the_code_as_it_is(run: Run, queue: SqliteQu
     assert code == 0
     assert task.snapshot is not None
     assert task.snapshot == decode_task(planned).snapshot
-    restore(fetch_snapshot(task.snapshot, queue.records), tmp_path / "restored")
+    restore(fetch_snapshot(task.snapshot, queue.records), task.snapshot, tmp_path / "restored")
     assert (tmp_path / "restored" / "train.py").read_text() == "print(1)\n"
 
 

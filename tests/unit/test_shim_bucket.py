@@ -69,10 +69,11 @@ class BucketJob(ShimJob):
 
     def finish(self, started: subprocess.Popen[str]) -> int:
         code = super().finish(started)
-        for name, _ in self.files.tree(f"jobs/{JOB}"):
-            self.files.download(f"jobs/{JOB}/{name}", self.folder / name)
-        for name in self.files.names("done"):
-            self.files.download(f"done/{name}", self.root / "done" / name)
+        names = [f"jobs/{JOB}/{name}" for name, _ in self.files.tree(f"jobs/{JOB}")]
+        names += [f"done/{name}" for name in self.files.names("done")]
+        for name, content in self.files.read_many(names).items():
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.root / name).write_bytes(content)
         return code
 
 
@@ -750,3 +751,50 @@ def test_request_is_signed_as_amazon_documents_it(
         canonical = signer.canonical_request(request)
         expected = signer.signature(signer.string_to_sign(request, canonical), request)
         assert made["Authorization"].endswith(f"Signature={expected}")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("../../x", "leads to a folder above"),
+        ("/x", "is an absolute path"),
+        ("out/x", "leads through 'out', which is no folder here"),
+    ],
+)
+def test_checkpoint_whose_list_names_a_file_elsewhere_is_refused_and_an_earlier_one_is_taken(
+    server: GcsServer, bucket_module: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, why: str
+) -> None:
+    run = SimpleNamespace(name="runs/0", folder=str(tmp_path / "jobs" / "runs/0"), attempts=lambda: [(1, None)])
+    record = bucket_module.BucketRecord(bucket_module.Bucket(URL), str(tmp_path / "jobs" / JOB))
+    checkpoints = bucket_module.Checkpoints(record, run, 1)
+    checkpoints.restore()
+    (tmp_path / "jobs/runs/0/checkpoint/good").write_text("good")
+    checkpoints.send()
+    evil = hashlib.sha256(b"evil").hexdigest()
+    record.bucket.put(record.key(f"runs/0/checkpoint/data/{evil}"), b"evil")
+    (tmp_path / "outside").mkdir()
+    files = {"out": {"link": str(tmp_path / "outside")}, name: {"sha256": evil, "size": 4, "mode": 0o4755}}
+    record.write("runs/0/checkpoint/a0009.000000.json", json.dumps({"files": files}))
+
+    checkpoints.restore()
+
+    assert [path.name for path in (tmp_path / "jobs/runs/0/checkpoint").iterdir()] == ["good"]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes() == b"evil"]
+    assert f"the checkpoint a0009.000000.json is refused: {ascii(name)} {why}" in capfd.readouterr().err
+
+
+def test_checkpoint_brings_no_mode_that_changes_who_runs_it(
+    server: GcsServer, bucket_module: Any, tmp_path: Path
+) -> None:
+    run = SimpleNamespace(name="runs/0", folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)])
+    record = bucket_module.BucketRecord(bucket_module.Bucket(URL), str(tmp_path / "jobs" / JOB))
+    content = hashlib.sha256(b"x").hexdigest()
+    record.bucket.put(record.key(f"runs/0/checkpoint/data/{content}"), b"x")
+    files = {"a": {"sha256": content, "size": 1, "mode": 0o6755}, "d": {"folder": True}, "l": {"link": "/nowhere"}}
+    record.write("runs/0/checkpoint/a0001.000000.json", json.dumps({"files": files}))
+
+    bucket_module.Checkpoints(record, run, 2).restore()
+
+    folder = tmp_path / "runs/0/checkpoint"
+    assert (folder / "a").stat().st_mode & 0o7777 == 0o755
+    assert ((folder / "d").is_dir(), str((folder / "l").readlink())) == (True, "/nowhere")

@@ -49,7 +49,7 @@ def contents(folder: Path) -> dict[str, tuple[bool, bytes]]:
 def test_snapshot_restores_names_modes_links_and_bytes(tmp_path: Path) -> None:
     tree, records = make_tree(tmp_path / "tree"), open_records("memory:")
     identity = take_snapshot(tree, records)
-    restore(fetch_snapshot(identity, records), tmp_path / "restored")
+    restore(fetch_snapshot(identity, records), identity, tmp_path / "restored")
     assert contents(tmp_path / "restored") == contents(tree)
     assert (tmp_path / "restored" / "link").readlink() == Path("run.sh")
 
@@ -202,7 +202,8 @@ def test_snapshot_takes_the_bytes_of_the_work_tree_whatever_filters_say(tmp_path
     (tree / "model.bin").write_bytes(b"\0weights")
     (tree / "secret.md").write_text("kept")
 
-    restore(make_snapshot(tree).archive, tmp_path / "restored")
+    made = make_snapshot(tree)
+    restore(made.archive, made.id, tmp_path / "restored")
 
     assert (tmp_path / "restored" / "dos.txt").read_bytes() == b"one\r\ntwo\r\n"
     assert (tmp_path / "restored" / "model.bin").read_bytes() == b"\0weights"
@@ -355,7 +356,7 @@ def test_snapshot_of_any_tree_restores_exactly_and_has_one_id(
             continue  # One name is another's folder.
 
     first, second = make_snapshot(tree), make_snapshot(tree)
-    restore(first.archive, folder / "restored")
+    restore(first.archive, first.id, folder / "restored")
 
     assert first.id == second.id
     assert _described(folder / "restored") == _described(tree)
