@@ -322,7 +322,7 @@ def parse_outputs(value: object, *, source: str | None = None) -> StackOutputs:
         outputs = typing.cast(StackOutputs, _read_record(StackOutputs, value, ""))
         # Files of this machine are named after it, and a published contract is another's word.
         if not _STACK.fullmatch(outputs.stack) or {".", ".."} & set(outputs.stack.split("/")):
-            raise _WrongType("stack", f"is {ascii(outputs.stack)}, expected letters, digits and -_. as Pulumi has them")
+            raise _WrongType("stack", f"is {outputs.stack!a}, expected letters, digits and -_. as Pulumi has them")
         return outputs
     except _WrongType as problem:
         raise InvalidContract(

@@ -780,7 +780,7 @@ def test_checkpoint_whose_list_names_a_file_elsewhere_is_refused_and_an_earlier_
 
     assert [path.name for path in (tmp_path / "jobs/runs/0/checkpoint").iterdir()] == ["good"]
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.read_bytes() == b"evil"]
-    assert f"the checkpoint a0009.000000.json is refused: {ascii(name)} {why}" in capfd.readouterr().err
+    assert f"the checkpoint a0009.000000.json is refused: {name!a} {why}" in capfd.readouterr().err
 
 
 def test_checkpoint_brings_no_mode_that_changes_who_runs_it(
