@@ -93,6 +93,7 @@ BASE_ENVIRONMENT = {
 FOREIGN_ENVIRONMENT = (
     *(name.decode() for name in _ENV_NAMES),
     "RUNTIME_ARRAY_INDEX",
+    "RUNTIME_PREEMPTED_NOTE",
     "RUNTIME_MASTER_ADDR",
     "MASTER_ADDR",
     "MASTER_PORT",
@@ -105,7 +106,7 @@ FOREIGN_ENVIRONMENT = (
     "JAX_NUM_PROCESSES",
     "JAX_PROCESS_ID",
 )
-"""What describes the worker's own job, and would make an attempt believe that it is a rank of that."""
+"""What describes the worker's own job, and would make an attempt believe that it is a rank of that, or speak for it."""
 
 # fmt: off
 PRELOADABLE = frozenset((

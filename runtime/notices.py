@@ -29,6 +29,8 @@ EC2_URL: Final = "http://169.254.169.254"
 GCE_NOTICE: Final = timedelta(seconds=30)
 """From the notice to the machine's end. https://cloud.google.com/compute/docs/instances/preemptible"""
 FAILURES_TO_REPORT: Final = 3
+PREEMPTED_EXIT: Final = 75
+"""Exit code of a job's command that gives way to a notice and wants to be started again (EX_TEMPFAIL)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,22 @@ def notice_settings_from(environ: Mapping[str, str]) -> NoticeSettings:
         ec2_url=ec2_url.rstrip("/") if ec2_url else None,
         clouds=clouds,
     )
+
+
+def answer_notice(notice: Notice, environ: Mapping[str, str]) -> int:
+    """Exit code of a process that gives way to `notice`.
+
+    A job has to be started again. Its shim takes the exit code for a preemption only beside the note that is written
+    here; without one, as on a full disk, it takes the command for one that asks to be started again.
+    """
+    if not environ.get("RUNTIME_JOB_ID"):
+        return 0
+    if note := environ.get("RUNTIME_PREEMPTED_NOTE"):
+        try:
+            Path(note).write_text(f"{notice.text}\n", encoding="utf-8")
+        except OSError:
+            pass
+    return PREEMPTED_EXIT
 
 
 def find_cloud(root: Path = Path("/")) -> str | None:

@@ -42,7 +42,11 @@ HEAR_S = 1.0
 """The first looks at what was just started come sooner, so that short commands wait for nobody."""
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 TEMPORARY_FAILURE = 75
-"""A command that wants to be started again says so with this code (EX_TEMPFAIL), and no budget pays."""
+"""A command that wants to be started again says so with this code (EX_TEMPFAIL)."""
+PREEMPTED_NOTE = "preempted"
+"""File of an attempt's folder, by which a command that exits with that code says that its machine is taken away."""
+BRIEF_S = 600.0
+"""Attempts that gave way to a notice sooner than this came to a machine that was going already."""
 LOST_IN_A_ROW = 3
 TIMEOUTS_IN_A_ROW = 2
 MEMORY_S = 0.5
@@ -68,7 +72,7 @@ PART_BYTES, PATH_BYTES, MOST_PARTS = 255, 4095, 255
 
 # What each end is charged to. Ends that are not here are final.
 FAILURES = ("app_failed", "oom", "idle", "setup_failed", "timeout")
-PREEMPTIONS = ("stopped", "lost", "preempted", "node_failed")
+PREEMPTIONS = ("stopped", "lost", "preempted", "node_failed", "temporary")
 FREE = ("requeue", "checkpointed")
 
 
@@ -421,7 +425,7 @@ def decide(ended, retry, pause=random.random):
 
     A note of None is an attempt that left no word: its machine went, so it counts as lost.
     """
-    reasons = [note["reason"] if note else "lost" for note in ended]
+    reasons = [_charged(note, retry) for note in ended]
     last = reasons[-1]
     if last in FREE:
         return "again", 0.0
@@ -429,7 +433,11 @@ def decide(ended, retry, pause=random.random):
         if last == "lost" and _in_a_row(reasons, ("lost",)) >= LOST_IN_A_ROW:
             return "final", "lost"
         spent = sum(reason in PREEMPTIONS for reason in reasons)
-        return ("again", 0.0) if spent <= retry["preemption"] else ("final", _named(last))
+        if spent > retry["preemption"]:
+            return "final", _named(last)
+        # The first costs no wait; after that the notice may stand for as long as the machine does.
+        brief = _in_a_row([bool(note) and note.get("lasted_s", BRIEF_S) < BRIEF_S for note in ended], (True,))
+        return "again", _pause(brief - 1, retry, pause) if brief > 1 else 0.0
     if last == "timeout" and _in_a_row(reasons, ("timeout",)) >= TIMEOUTS_IN_A_ROW:
         return "final", "timeout"
     if last not in FAILURES:
@@ -437,8 +445,21 @@ def decide(ended, retry, pause=random.random):
     spent = sum(reason in FAILURES for reason in reasons)
     if spent > retry["failure"]:
         return "final", last
+    return "again", _pause(spent, retry, pause)
+
+
+def _charged(note, retry):
+    """The reason of an attempt, as budgets see it: "temporary" where its exit code alone asked for another."""
+    if not note:
+        return "lost"
+    code = note.get("code")
+    asked = note["reason"] == "requeue" and code == TEMPORARY_FAILURE and str(code) not in retry["on_exit"]
+    return "temporary" if asked else note["reason"]
+
+
+def _pause(count, retry, pause):
     low, high = retry["backoff_s"]
-    return "again", min(high, low * 2 ** (spent - 1)) * (0.5 + pause())
+    return min(high, low * 2 ** (count - 1)) * (0.5 + pause())
 
 
 def _in_a_row(reasons, wanted):
@@ -452,7 +473,8 @@ def _in_a_row(reasons, wanted):
 
 def _named(reason):
     # Whoever looked at the backend's own state knows better; what we know is that something took the machine away.
-    return "preempted" if reason == "stopped" else reason
+    # A command that never stopped asking for another attempt has failed.
+    return {"stopped": "preempted", "temporary": "app_failed"}.get(reason, reason)
 
 
 # one attempt
@@ -616,6 +638,7 @@ class Attempt(object):
             RUNTIME_ARRAY_INDEX=str(self.run.index),
             RUNTIME_CHECKPOINT_DIR=self.checkpoints,
             RUNTIME_OUTPUT_DIR=output,
+            RUNTIME_PREEMPTED_NOTE=os.path.join(self.folder, PREEMPTED_NOTE),
             PYTHONUNBUFFERED="1",
         )
         if self.deadline:
@@ -794,11 +817,14 @@ class Attempt(object):
         code = first if first >= 0 else 128 - first
         if not first:
             return "succeeded", 0, {}
+        if code == TEMPORARY_FAILURE and os.path.exists(os.path.join(self.folder, PREEMPTED_NOTE)):
+            return self._gave_way(code)
         said = self.order["retry"]["on_exit"].get(str(code))
         if said == "succeed":
             return "succeeded", code, {}
         if said == "requeue" or (code == TEMPORARY_FAILURE and said is None):
-            return "requeue", code, {}
+            free = said is None and self._has_new_checkpoint()
+            return "checkpointed" if free else "requeue", code, {}
         if said == "fail":
             return "final_failure", code, {}
         if code == 137 and (ran_out_of_memory() or self.run.record.has(self.run.attempt_name(self.number) + "/oom")):
@@ -824,11 +850,24 @@ class Attempt(object):
         """TERM alone proves nothing about why: the backend's own state does, or the start of a next attempt."""
         return "stopped", 143, {"message": "asked to stop by %s" % self.asked.why}
 
+    def _gave_way(self, code):
+        """The code alone proves nothing: commands may fail with it. The note is what only a notice makes."""
+        try:
+            with io.open(os.path.join(self.folder, PREEMPTED_NOTE), encoding="utf-8", errors="replace") as opened:
+                text = opened.readline(500).strip()
+        except (IOError, OSError):
+            text = ""
+        said = "gave way to a notice: %s" % text if text else "gave way to a notice"
+        return "preempted", code, {"message": said, "lasted_s": round(time.time() - self.started, 3)}
+
     def _timed_out(self):
-        newest = _newest(self.checkpoints)
-        if newest is not None and newest != self.had:
+        if self._has_new_checkpoint():
             return "checkpointed", 124, {"message": "time limit, after a new checkpoint"}
         return "timeout", 124, {}
+
+    def _has_new_checkpoint(self):
+        newest = _newest(self.checkpoints)
+        return newest is not None and newest != self.had
 
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -1628,7 +1667,7 @@ def serve(order, record, index, options, asked, binding):
             return settle(order, run, run.commit(then, code, number, details))
         if asked.stop:
             return AGAIN
-        again = next_start(order, options, then, asked)
+        again = next_start(order, options, then, asked, run)
         if again is not None:
             return again
 
@@ -1667,13 +1706,15 @@ def _exit_code(reason):
     return DONE if reason == "succeeded" else FAILED
 
 
-def next_start(order, options, pause, asked):
+def next_start(order, options, pause, asked, run):
     """Have the job started again after a pause: by the backend (then an exit code), or here (then None)."""
     how = order["retries"]
     if how == "backend":
         return AGAIN
-    if _stops_within(pause, asked):
+    if _stops_within(pause, asked, run.cancelled):
         return AGAIN
+    if run.cancelled():
+        return None
     if how == "requeue":
         words = [word.replace("{native}", options.member or options.native) for word in order["requeue"]]
         try:
@@ -1690,10 +1731,10 @@ def next_start(order, options, pause, asked):
     return None
 
 
-def _stops_within(seconds, asked):
-    """Wait so long, or until we are asked to stop."""
+def _stops_within(seconds, asked, give_up=lambda: False):
+    """Wait for `seconds`, or until we are asked to stop or `give_up()`. Whether we were asked."""
     until = time.time() + seconds
-    while time.time() < until and not asked.stop:
+    while time.time() < until and not asked.stop and not give_up():
         time.sleep(min(LOOK_S, max(0.0, until - time.time())))
     return asked.stop
 

@@ -258,11 +258,10 @@ class Worker:
             self._exit_code, self._succeeded, self._failed, self._released, self._stopping or "interrupted"
         )
 
-    def stop(self, reason: str = "asked to stop") -> None:
+    def stop(self, reason: str = "asked to stop", *, exit_code: int = 0) -> None:
         """Drain and leave; safe from a signal handler and from any thread. A second call kills what still runs."""
         self._signals += 1
-        if self._stopping is None:
-            self._stopping = reason
+        self._stop_by_itself(reason, exit_code)
         self._wake()
 
     def _wake(self) -> None:
@@ -853,8 +852,7 @@ class Worker:
             self._failed_tasks.append(task_id)
         failed = len(self._failed_tasks)
         if failed >= most:
-            self._exit_code = 1
-            self._stop_by_itself(f"{failed} tasks in a row failed")
+            self._stop_by_itself(f"{failed} tasks in a row failed", 1)
             return
         wait = backoff(failed).total_seconds()
         self._pause_until = now + wait
@@ -1133,8 +1131,10 @@ class Worker:
 
     # leaving
 
-    def _stop_by_itself(self, reason: str) -> None:
+    def _stop_by_itself(self, reason: str, exit_code: int = 0) -> None:
+        """The first reason counts, with its exit code."""
         if self._stopping is None:
+            self._exit_code = exit_code
             self._stopping = reason
 
     @contextlib.contextmanager
@@ -1143,14 +1143,17 @@ class Worker:
         if not self.options.owns_process:
             yield
             return
-        from runtime.notices import NoticeWatch, notice_settings_from
+        from runtime.notices import NoticeWatch, answer_notice, notice_settings_from
+
+        # The shim of a job may hear of the same signal a moment later: until then this is no success.
+        a_job = bool(os.environ.get("RUNTIME_JOB_ID"))
 
         def on_signal(number: int, _: object) -> None:
-            self.stop(f"received {signal.Signals(number).name}")
+            self.stop(f"received {signal.Signals(number).name}", exit_code=128 + number if a_job else 0)
 
         def on_notice(notice: Notice) -> None:
             self._say.notice(notice)
-            self.stop("preemption notice")
+            self.stop("preemption notice", exit_code=answer_notice(notice, os.environ))
 
         previous = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         try:

@@ -28,6 +28,7 @@ from runtime import ledger
 from runtime.config import Project, Settings
 from runtime.errors import NotPossible
 from runtime.jobs import Array, Backoff, Code, CodeMode, JobSpec, JobState, Retry, SecretRef, leaf_fields, set_fields
+from runtime.jobview import read_attempts
 from runtime.launchers.base import Fidelity, Keeping, Launcher, LaunchPlan, Target
 from runtime.launchers.bucket_files import is_bucket
 from runtime.launchers.hosts import Host
@@ -66,6 +67,7 @@ CONTRACT: Final = frozenset(
         "RUNTIME_MASTER_ADDR",
         "RUNTIME_CHECKPOINT_DIR",
         "RUNTIME_OUTPUT_DIR",
+        "RUNTIME_PREEMPTED_NOTE",
         "RUNTIME_SNAPSHOT_ID",
         "PYTHONUNBUFFERED",
     }
@@ -398,6 +400,14 @@ class LauncherSuite:
 
         assert bench.end(job).state is JobState.SUCCEEDED
         assert job.attempts() == [1, 2]
+
+    def test_command_that_gives_way_to_a_notice_is_started_again_as_preempted(self, bench: Bench) -> None:
+        gives_way = 'echo going > "$RUNTIME_PREEMPTED_NOTE"; exit 75'
+        job = bench.start("sh", "-c", f"echo attempt $RUNTIME_ATTEMPT; [ $RUNTIME_ATTEMPT = 2 ] || {{ {gives_way}; }}")
+
+        assert bench.end(job).state is JobState.SUCCEEDED
+        assert (read_log(job), job.attempts()) == ("attempt 1\nattempt 2\n", [1, 2])
+        assert [each.reason for each in read_attempts(job.files, job.id, 0)] == ["preempted", "succeeded"]
 
     def test_failure_is_tried_again_after_all_that_launched_and_followed_was_killed(self, bench: Bench) -> None:
         bench.require("retry.failure")

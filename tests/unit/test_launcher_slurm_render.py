@@ -366,6 +366,7 @@ def test_container_runs_in_the_jobs_folder_with_only_the_jobs_variables(tmp_path
             "RUNTIME_RANK": "0",
             "RUNTIME_OUTPUT_DIR": "/out",
             "RUNTIME_CHECKPOINT_DIR": "/checkpoints",
+            "RUNTIME_PREEMPTED_NOTE": "/run/a0001/preempted",
             "OTHER": "x",
             "RANK": "0",
         },
@@ -384,13 +385,17 @@ def test_container_runs_in_the_jobs_folder_with_only_the_jobs_variables(tmp_path
         "/out",
         "--bind",
         "/checkpoints",
+        "--bind",
+        "/run/a0001",
         "--pwd",
         str(tmp_path),
         "--cleanenv",
         "--writable-tmpfs",
     ]
     assert before == "before"
-    assert variables == "['PATH', 'RANK', 'RUNTIME_CHECKPOINT_DIR', 'RUNTIME_OUTPUT_DIR', 'RUNTIME_RANK']"
+    assert variables == (
+        "['PATH', 'RANK', 'RUNTIME_CHECKPOINT_DIR', 'RUNTIME_OUTPUT_DIR', 'RUNTIME_PREEMPTED_NOTE', 'RUNTIME_RANK']"
+    )
 
 
 def test_lines_of_the_job_run_inside_its_container_and_those_of_the_target_outside(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from runtime.config import Project, Settings
 from runtime.errors import NotPossible, UnknownName
 from runtime.fetching import FilesDiffer
 from runtime.jobs import Array, Code, CodeMode, JobSpec, JobState, Retry
+from runtime.jobview import read_attempts
 from runtime.launchers.hosts import LocalFiles
 from runtime.launching import FieldsRefused, JobHandle, LaunchOptions, find_job, launch, owner_name
 from runtime.reasons import EndReason
@@ -240,6 +241,67 @@ def test_cancel_ends_the_tree_and_says_that_nothing_is_left(settings: Settings, 
 
     assert job.status().state is JobState.CANCELLED
     assert processes_with(str(settings.data_dir)) == []
+
+
+WORKER = (sys.executable, "-m", "runtime", "worker")
+
+
+def worker_of_a_fleet(settings: Settings, notice: Path) -> JobHandle:
+    """A worker as a job, which serves a queue with nothing in it and watches for `notice`."""
+    env = {
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "RUNTIME_QUEUE": f"sqlite:{settings.data_dir / 'fleet.db'}",
+        "RUNTIME_PREEMPTION_NOTICES": "off",
+        "RUNTIME_PREEMPTION_FILE": str(notice),
+    }
+    job = start(settings, *WORKER, env=env)
+    wait_for(lambda: "worker_started" in printed(job), "the worker")
+    return job
+
+
+def test_worker_of_a_fleet_goes_on_after_a_preemption_notice_and_ends_as_cancelled(
+    settings: Settings, tree: Path, tmp_path: Path
+) -> None:
+    notice = tmp_path / "notice"
+    job = worker_of_a_fleet(settings, notice)
+
+    notice.write_text("going at noon\n")
+    wait_for(lambda: job.attempts()[-1] > 1, "the next attempt")
+    notice.unlink()
+    first, second = read_attempts(job.files, job.id, 0)[:2]
+
+    assert (first.reason, first.exit_code, first.message) == ("preempted", 75, "gave way to a notice: going at noon")
+    assert second.reason in (None, "preempted")
+    assert job.status().state is JobState.RUNNING
+    assert job.cancel() == []
+    assert (job.status().state, job.status().reason) == (JobState.CANCELLED, EndReason.CANCELLED)
+
+
+def test_worker_of_a_fleet_that_is_cancelled_at_once_with_its_signal_is_cancelled(
+    settings: Settings, tree: Path, tmp_path: Path
+) -> None:
+    job = worker_of_a_fleet(settings, tmp_path / "notice")
+
+    # As backends do that signal all processes of a job: the worker first, then its shim.
+    (settings.data_dir / "jobs/jobs" / job.id / "cancel").write_text("{}")
+    for pid in sorted(processes_with(f"RUNTIME_JOB_ID={job.id}")):
+        os.kill(pid, signal.SIGTERM)
+
+    assert job.wait(timeout_s=60).state is JobState.CANCELLED
+
+
+def test_worker_of_a_fleet_whose_every_process_is_told_to_stop_has_not_succeeded(
+    settings: Settings, tree: Path, tmp_path: Path
+) -> None:
+    job = worker_of_a_fleet(settings, tmp_path / "notice")
+    mine = processes_with(f"RUNTIME_JOB_ID={job.id}")
+
+    for pid in [*mine, *(pid for pid in processes_with(f"jobs/{job.id}/shim.py") if pid not in mine)]:
+        os.kill(pid, signal.SIGTERM)
+    wait_for(lambda: job.status().state.terminal, "the end")
+
+    assert [each.reason for each in read_attempts(job.files, job.id, 0)] == ["stopped"]
+    assert job.status().reason is EndReason.LOST, "the same launch takes it up"
 
 
 def test_cancel_of_one_index_leaves_the_others(settings: Settings, tree: Path) -> None:

@@ -112,6 +112,7 @@ def test_shim_gives_the_command_the_environment_that_every_job_sees(job: MakeJob
         "RUNTIME_ARRAY_INDEX": "3",
         "RUNTIME_CHECKPOINT_DIR": str(folder / "checkpoint"),
         "RUNTIME_OUTPUT_DIR": str(folder / "output" / "a0001"),
+        "RUNTIME_PREEMPTED_NOTE": str(folder / "a0001" / "preempted"),
         "PYTHONUNBUFFERED": "1",
     }
     assert {name: seen.get(name) for name in wanted} == wanted
@@ -292,6 +293,89 @@ def test_shim_does_what_an_exit_code_means(
 
     assert [end for end in made.ends() if end != "-"] == ends
     assert made.results() == {0: result}
+
+
+GIVES_WAY = 'echo "the machine goes" > "$RUNTIME_PREEMPTED_NOTE"; exit 75'
+
+
+@pytest.mark.parametrize(
+    ("retries", "codes"), [("shim", [0]), ("backend", [10, 0])], ids=["in place", "by the backend"]
+)
+def test_command_that_gives_way_to_a_notice_is_preempted_and_started_again(
+    job: MakeJob, retries: str, codes: list[int]
+) -> None:
+    made = job(f"[ $RUNTIME_ATTEMPT = 2 ] || {{ {GIVES_WAY}; }}", retries=retries)
+
+    assert [made.run() for _ in codes] == codes
+
+    assert made.ends() == ["preempted", "-"]
+    assert made.results() == {0: ("succeeded", 0, 2)}
+    note = json.loads((made.folder / "runs/0/a0001/end.preempted.75").read_text())
+    assert (note["message"], note["lasted_s"] < 60) == ("gave way to a notice: the machine goes", True)
+
+
+def test_command_that_gives_way_again_and_again_spends_the_preemption_budget(job: MakeJob) -> None:
+    made = job(GIVES_WAY, retry={"preemption": 1, "failure": 9, "on_exit": {"75": "requeue"}})
+
+    assert made.run() == 1
+
+    assert made.ends() == ["preempted"] * 2
+    assert made.results() == {0: ("preempted", 75, 2)}
+
+
+def test_exit_code_75_without_a_note_is_tried_again_so_often_and_then_a_failure(job: MakeJob) -> None:
+    made = job("exit 75", retry={"preemption": 2, "failure": 9})
+
+    assert made.run() == 1
+
+    assert made.ends() == ["requeue"] * 3
+    assert made.results() == {0: ("app_failed", 75, 3)}
+
+
+def test_exit_code_75_after_a_new_checkpoint_is_free(job: MakeJob) -> None:
+    script = "touch $RUNTIME_CHECKPOINT_DIR/$RUNTIME_ATTEMPT; [ $RUNTIME_ATTEMPT = 4 ] || exit 75"
+    made = job(script, retry={"preemption": 0})
+
+    assert made.run() == 0
+
+    assert made.ends() == ["checkpointed"] * 3 + ["-"]
+
+
+@pytest.mark.parametrize("code", [0, 1, 74])
+def test_note_of_a_preemption_says_nothing_beside_another_exit_code(job: MakeJob, code: int) -> None:
+    made = job(GIVES_WAY.replace("75", str(code)))
+
+    assert made.run() == (1 if code else 0)
+
+    assert made.results() == {0: ("app_failed" if code else "succeeded", code, 1)}
+
+
+def test_note_of_an_earlier_attempt_says_nothing_of_the_next(job: MakeJob) -> None:
+    made = job(f"[ $RUNTIME_ATTEMPT = 1 ] && {{ {GIVES_WAY}; }}; exit 75", retry={"preemption": 1})
+
+    assert made.run() == 1
+
+    assert made.ends() == ["preempted", "requeue"]
+    assert made.results() == {0: ("app_failed", 75, 2)}
+
+
+def test_rank_that_gives_way_has_all_ranks_started_again(job: MakeJob) -> None:
+    made = job(f"[ $RUNTIME_ATTEMPT = 2 ] && exit 0; [ $RANK = 0 ] || {{ {GIVES_WAY}; }}; sleep 60", nodes=2)
+
+    assert made.run() == 0
+
+    assert made.ends() == ["preempted", "-"]
+
+
+def test_cancel_while_the_shim_pauses_before_another_attempt_is_heard(job: MakeJob) -> None:
+    made = job("exit 1", retry={"failure": 5, "backoff_s": [3600, 3600]})
+    started = made.start()
+    wait_for(lambda: made.ends() == ["app_failed"], "the end of the attempt")
+
+    (made.folder / "cancel").touch()
+
+    assert made.finish(started) == 1
+    assert made.results() == {0: ("cancelled", 1, 0)}
 
 
 def test_shim_that_has_the_backend_retry_says_so_by_its_exit_code(job: MakeJob) -> None:
@@ -832,6 +916,15 @@ def ended(*reasons: str | None) -> list[dict[str, Any] | None]:
     return [None if reason is None else {"reason": reason} for reason in reasons]
 
 
+def temporary(*codes: int) -> list[dict[str, Any] | None]:
+    return [{"reason": "requeue", "code": code} for code in codes]
+
+
+def gave_way(*seconds: float) -> list[dict[str, Any] | None]:
+    """Attempts that gave way to a notice after so many seconds."""
+    return [{"reason": "preempted", "code": 75, "lasted_s": each} for each in seconds]
+
+
 @pytest.mark.parametrize(
     ("notes", "then"),
     [
@@ -849,6 +942,14 @@ def ended(*reasons: str | None) -> list[dict[str, Any] | None]:
         (ended("timeout", "timeout"), ("final", "timeout")),
         (ended(*["checkpointed"] * 50), ("again", 0.0)),
         (ended(*["requeue"] * 50), ("again", 0.0)),
+        (temporary(75, 75), ("again", 0.0)),
+        (temporary(75, 75, 75), ("final", "app_failed")),
+        (temporary(75) + ended("stopped", "stopped"), ("final", "preempted")),
+        (temporary(*[9] * 50), ("again", 0.0)),
+        (gave_way(700), ("again", 0.0)),
+        (gave_way(2), ("again", 0.0)),
+        (gave_way(2, 700), ("again", 0.0)),
+        (gave_way(700, 2, 700), ("final", "preempted")),
         (ended("duplicate"), ("final", "duplicate")),
     ],
 )
@@ -863,6 +964,15 @@ def test_decision_pauses_longer_each_time_up_to_a_bound() -> None:
     pauses = [decide(ended(*["app_failed"] * count), retry, pause=lambda: 0.5)[1] for count in range(1, 6)]
 
     assert pauses == [1.0, 2.0, 4.0, 4.0, 4.0]
+
+
+def test_decision_pauses_where_a_notice_still_stands_and_begins_anew_after_a_long_attempt() -> None:
+    retry = RETRY | {"preemption": 99}
+
+    def pauses(*seconds: float) -> list[object]:
+        return [decide(gave_way(*seconds[:count]), retry, pause=lambda: 0.5)[1] for count in range(1, len(seconds) + 1)]
+
+    assert pauses(3600, 2, 2, 2, 2, 3600, 2, 2) == [0.0, 0.0, 1.0, 2.0, 4.0, 0.0, 0.0, 1.0]
 
 
 @pytest.mark.parametrize(

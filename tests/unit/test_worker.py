@@ -302,6 +302,62 @@ def test_worker_command_with_a_preemption_notice_drains_and_exits_0(bench: Bench
     assert [note.reason for note in bench.notes(task)] == [EndReason.PREEMPTED]
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_worker_of_a_job_that_is_signalled_says_so_by_its_exit_code(
+    bench: Bench, number: signal.Signals, code: int
+) -> None:
+    bench.put(bench.function("wait", "slow"))
+    worker = start_command(bench, "--grace", "5s", RUNTIME_JOB_ID="j-1")
+    bench.began("slow")
+
+    worker.send_signal(number)
+    _, said = worker.communicate(timeout=60)
+
+    assert worker.returncode == code, said
+    assert bench.records.totals(EXPERIMENT).counts[TaskState.QUEUED] == 1
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["note", "nowhere for a note"])
+def test_worker_of_a_job_with_a_preemption_notice_asks_to_be_started_again(
+    bench: Bench, tmp_path: Path, there: bool
+) -> None:
+    task = bench.function("wait", "slow")
+    bench.put(task)
+    notice, note = tmp_path / "notice", tmp_path / "attempt" / "preempted"
+    if there:
+        note.parent.mkdir()
+    job = {"RUNTIME_JOB_ID": "j-1", "RUNTIME_PREEMPTED_NOTE": str(note)}
+    worker = start_command(bench, RUNTIME_PREEMPTION_FILE=str(notice), **job)
+    bench.began("slow")
+
+    notice.write_text("going at noon\n")
+    _, said = worker.communicate(timeout=60)
+
+    assert worker.returncode == 75, said
+    assert [each.reason for each in bench.notes(task)] == [EndReason.PREEMPTED]
+    assert (note.read_text() if note.exists() else None) == ("going at noon\n" if there else None)
+
+
+def test_worker_of_a_job_that_drains_itself_has_done_its_work(bench: Bench) -> None:
+    worker = start_command(bench, "--idle-timeout", "0.1s", RUNTIME_JOB_ID="j-1")
+
+    _, said = worker.communicate(timeout=60)
+
+    assert worker.returncode == 0, said
+
+
+def test_task_of_a_worker_that_is_a_job_cannot_speak_for_the_job(bench: Bench, tmp_path: Path) -> None:
+    task = bench.command("sh", "-c", "echo ${RUNTIME_PREEMPTED_NOTE-none}")
+    bench.put(task)
+    note = str(tmp_path / "preempted")
+    worker = start_command(bench, "--idle-timeout", "0.1s", RUNTIME_JOB_ID="j-1", RUNTIME_PREEMPTED_NOTE=note)
+
+    _, said = worker.communicate(timeout=60)
+
+    assert worker.returncode == 0, said
+    assert bench.record(task).log == "none\n"
+
+
 # orders
 
 

@@ -320,7 +320,7 @@ def container_words(
     words = [settings.container, "exec"]
     if spec.resources.gpus:
         words.append("--nv")
-    binds = ['"$PWD"', '"$RUNTIME_OUTPUT_DIR"', '"$RUNTIME_CHECKPOINT_DIR"']
+    binds = ['"$PWD"', '"$RUNTIME_OUTPUT_DIR"', '"$RUNTIME_CHECKPOINT_DIR"', '"${RUNTIME_PREEMPTED_NOTE%/*}"']
     for mount, source in zip(spec.mounts, sources, strict=True):
         binds.append(shlex.quote(f"{source}:{mount.target}:{mount.mode.value}"))
     line = " ".join(
