@@ -54,6 +54,11 @@ IAP_RANGE: Final = "35.235.240.0/20"
 RAY_WRITES: Final = ("ray-file-mounts-contents", "ray-launch-config", "ray-node-status", "ray-runtime-config")
 """Label keys that Ray sets anew as it goes."""
 
+BOOT_LABELS: Final = "bootDisk.initializeParams.labels"
+"""Set once. Another label of the stack would be another machine to some releases of Google's provider, and a head that
+is protected would then let no change of the stack through.
+https://github.com/hashicorp/terraform-provider-google/issues/17044"""
+
 SCOPES: Final = ("https://www.googleapis.com/auth/cloud-platform",)
 
 
@@ -378,7 +383,7 @@ class RayHead(pulumi.ComponentResource):
                 depends_on=needed,
                 protect=site.protect,
                 delete_before_replace=True,
-                ignore_changes=[f'labels["{key}"]' for key in RAY_WRITES],
+                ignore_changes=[*(f'labels["{key}"]' for key in RAY_WRITES), BOOT_LABELS],
             ),
         )
 

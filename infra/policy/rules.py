@@ -673,7 +673,8 @@ def _denies(spec: Any) -> bool:
     """Whether a network policy closes, or may close, every pod of its namespace both ways and opens nothing."""
     selector, types = _get(spec, "podSelector"), _get(spec, "policyTypes")
     everyone = isinstance(selector, Unknown) or (
-        isinstance(selector, Mapping) and not any(value for value in selector.values() if not isinstance(value, Unknown))
+        isinstance(selector, Mapping)
+        and not any(value for value in selector.values() if not isinstance(value, Unknown))
     )
     both = isinstance(types, Unknown) or all(
         any(_may_be(each, side) for each in _list(types)) for side in ("Ingress", "Egress")

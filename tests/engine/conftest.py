@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -30,13 +30,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Here and not in the fixture, so that a run without the engine says so in one line for all its tests."""
     if "engine" in getattr(item, "fixturenames", ()):
-        require_engine(os.environ.get("PATH"), required=REQUIRED)
+        require_engine(os.environ.get("PATH"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Under RUNTIME_REQUIRE_ENGINE=1 no test of this folder is skipped, whatever it is that it lacks."""
+    report = yield
+    if REQUIRED and report.skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"{str(reason).removeprefix('Skipped: ')} ({REQUIRE_VARIABLE}=1 makes this a failure)"
+    return report
 
 
 @pytest.fixture(scope="session")
 def engine() -> str:
-    """The folder of the `pulumi` command; without one the test is skipped, or fails under RUNTIME_REQUIRE_ENGINE=1."""
-    return require_engine(os.environ.get("PATH"), required=REQUIRED)
+    """The folder of the `pulumi` command; without one the test is skipped."""
+    return require_engine(os.environ.get("PATH"))
 
 
 @pytest.fixture

@@ -26,6 +26,8 @@ from tests.services_support import wait_until
 ROOT = Path(__file__).parents[2]
 PLUGINS = Path(__file__).parent / "plugins"
 PROJECT = "research-runtime"
+PACK = ("--policy-pack", str(ROOT / "infra" / "policy" / "pack"))
+"""What the pipelines pass to `preview` and `up`."""
 PATIENCE_S = 120
 
 REQUIRE_VARIABLE = "RUNTIME_REQUIRE_ENGINE"
@@ -33,15 +35,12 @@ INSTALL = "https://www.pulumi.com/docs/install/"
 NEEDED = ("pulumi", "pulumi-language-python", "pulumi-language-python-exec")
 
 
-def require_engine(path: str | None, *, required: bool) -> str:
-    """The folder with the engine; skips with one plain line where it is not on `path`, or fails where `required`."""
+def require_engine(path: str | None) -> str:
+    """The folder with the engine; skips with one plain line where it is not on `path`."""
     missing = [name for name in NEEDED if shutil.which(name, path=path) is None]
-    if not missing:
-        return str(Path(shutil.which("pulumi", path=path) or "").parent)
-    reason = f"no `{missing[0]}` on PATH; how to get it: {INSTALL}"
-    if required:
-        pytest.fail(f"{reason} ({REQUIRE_VARIABLE}=1 makes this a failure)", pytrace=False)
-    pytest.skip(reason)
+    if missing:
+        pytest.skip(f"no `{missing[0]}` on PATH; how to get it: {INSTALL}")
+    return str(Path(shutil.which("pulumi", path=path) or "").parent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +161,8 @@ class Lab:
         """Those of a `preview --json`."""
         return _steps(said.json())
 
-    def expect_no_changes(self, stack: str) -> None:
-        self.run("preview", "--expect-no-changes", "--diff", "--stack", stack)
+    def expect_no_changes(self, stack: str, *args: str) -> None:
+        self.run("preview", "--expect-no-changes", "--diff", "--stack", stack, *args)
 
     def refresh(self, stack: str) -> Said:
         return self.run("refresh", "--yes", "--skip-preview", "--stack", stack)

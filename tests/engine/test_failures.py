@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.engine.google_store import Fault
-from tests.engine.harness import ROOT, Lab
+from tests.engine.harness import PACK, ROOT, Lab, Said
+from tests.engine.test_adoption import seed
 
 TOPIC = "urn:pulumi:dev::research-runtime::runtime:queue:Queue$gcp:pubsub/topic:Topic::default-queue-topic"
 
@@ -81,27 +83,63 @@ def kill_while_creating(lab: Lab, when: str) -> None:
     assert TOPIC in [each["resource"]["urn"] for each in pending if each["type"] == "creating"]
 
 
-def test_bad_program_is_blocked_by_the_policy_pack(lab: Lab) -> None:
+def test_bad_program_is_blocked_by_the_policy_pack_before_it_is_made_and_once_it_is(lab: Lab) -> None:
+    # The settings of `dev`, which bound where things may be.
+    lab.init("bad", file="dev")
     (lab.project / "infra").unlink()
     (lab.project / "infra").mkdir()
     (lab.project / "infra" / "__main__.py").write_text(BAD_PROGRAM)
-    lab.run("stack", "init", "bad", "--no-select")
+    api = {"project": "lab-project", "service": "storage.googleapis.com"}
+    seed(lab.cloud, "gcp:projects/service:Service", "lab-project/storage.googleapis.com", **api)
 
-    passes = lab.run("preview", "--stack", "bad", check=False)
-    said = lab.run("preview", "--policy-pack", str(ROOT / "infra" / "policy" / "pack"), "--stack", "bad", check=False)
+    first = lab.run("preview", "--stack", "bad", *PACK, check=False)
+    refused = lab.run("up", "--yes", "--stack", "bad", *PACK, check=False)
+    nothing_made = lab.cloud.calls("create")
+    lab.up("bad")
+    second = lab.run("preview", "--stack", "bad", *PACK, check=False)
 
-    assert passes.code == 0, passes.text
-    assert said.code != 0
-    assert "no-basic-roles" in said.text
+    assert (first.code != 0, refused.code != 0, second.code != 0) == (True, True, True)
+    assert nothing_made == []
+    assert broken_rules(first) == BROKEN_RULES
+    assert broken_rules(refused) == BROKEN_RULES
+    assert broken_rules(second) == BROKEN_RULES
 
+
+def broken_rules(said: Said) -> set[str]:
+    return set(re.findall(r"\[mandatory\]  (\S+)  ", said.text))
+
+
+BROKEN_RULES = {
+    "agent-first",
+    "api-first",
+    "buckets",
+    "dead-letters",
+    "labels",
+    "no-basic-roles",
+    "no-expiry",
+    "parented",
+    "project-grants",
+    "regions",
+    "retention",
+}
 
 BAD_PROGRAM = """
 import pulumi
-from pulumi_gcp import Provider, projects
+from pulumi_gcp import Provider, projects, pubsub, storage
 
 opts = pulumi.ResourceOptions(provider=Provider("google", project="lab-project"))
-api = projects.Service("api", project="lab-project", service="iam.googleapis.com", opts=opts)
-projects.IAMMember("all", project="lab-project", role="roles/owner", member="group:lab@example.com", opts=opts)
+place = {"project": "lab-project"}
+apis = [
+    projects.Service(name, service=f"{name}.googleapis.com", **place, opts=opts)
+    for name in ("cloudresourcemanager", "pubsub")
+]
+after = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=apis))
+projects.IAMMember("all", role="roles/owner", member="group:lab@example.com", **place, opts=after)
+topic = pubsub.Topic("topic", name="tasks", **place, opts=after)
+pubsub.Subscription("subscription", name="tasks", topic=topic.id, **place, opts=after)
+agent = "serviceAccount:1234567@cloudservices.gserviceaccount.com"
+pubsub.TopicIAMMember("agent", topic=topic.name, role="roles/pubsub.publisher", member=agent, **place, opts=after)
+storage.Bucket("bucket", name="lab-bucket", location="europe-west4", **place, opts=opts)
 """
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.engine.harness import INSTALL, NEEDED, Lab, require_engine
+from tests.engine.harness import INSTALL, NEEDED, REQUIRE_VARIABLE, ROOT, Lab, require_engine
 from tests.engine.plugin import Difference, Secret, find_differences, is_covered, split_path, value_at
+from tests.kubernetes_support import INSTALL as INSTALL_KUBERNETES
 
 PROGRAM = """
 import pulumi
@@ -41,26 +46,53 @@ def write_toy(lab: Lab, program: str = PROGRAM) -> None:
 
 def test_missing_engine_is_skipped_with_a_line_that_says_where_it_is_from(tmp_path: Path) -> None:
     with pytest.raises(pytest.skip.Exception) as skipped:
-        require_engine(str(tmp_path), required=False)
+        require_engine(str(tmp_path))
 
     assert skipped.value.msg == f"no `pulumi` on PATH; how to get it: {INSTALL}"
 
 
-def test_missing_engine_is_a_failure_where_it_is_required(tmp_path: Path) -> None:
+def test_incomplete_engine_is_as_good_as_none(tmp_path: Path) -> None:
     for name in NEEDED[:2]:
         (tmp_path / name).touch(mode=0o755)
 
-    with pytest.raises(pytest.fail.Exception) as failed:
-        require_engine(str(tmp_path), required=True)
+    with pytest.raises(pytest.skip.Exception) as skipped:
+        require_engine(str(tmp_path))
 
-    assert "no `pulumi-language-python-exec` on PATH" in str(failed.value.msg)
+    assert "no `pulumi-language-python-exec` on PATH" in str(skipped.value.msg)
+
+
+@pytest.mark.parametrize(
+    ("test", "path", "reason"),
+    [
+        ("test_journey.py", "", INSTALL),
+        ("test_kubernetes_plugin.py::test_plugin_is_as_new_as_the_sdk", os.defpath, INSTALL_KUBERNETES),
+    ],
+    ids=["no engine", "no Kubernetes"],
+)
+@pytest.mark.parametrize(("required", "outcome"), [("1", "error"), ("", "skipped")])
+def test_whatever_the_tier_lacks_is_a_failure_only_where_the_engine_is_required(
+    tmp_path: Path, test: str, path: str, reason: str, required: str, outcome: str
+) -> None:
+    bare = {"PATH": path, "XDG_CACHE_HOME": str(tmp_path), REQUIRE_VARIABLE: required}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-rsE", "-p", "no:cacheprovider", f"tests/engine/{test}"],
+        cwd=ROOT,
+        env={**os.environ, **bare},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert re.search(rf"^\d+ {outcome}", done.stdout, re.MULTILINE), done.stdout
+    assert reason in done.stdout
+    assert (REQUIRE_VARIABLE in done.stdout) is bool(required)
 
 
 def test_complete_engine_is_found(tmp_path: Path) -> None:
     for name in NEEDED:
         (tmp_path / name).touch(mode=0o755)
 
-    assert require_engine(str(tmp_path), required=True) == str(tmp_path)
+    assert require_engine(str(tmp_path)) == str(tmp_path)
 
 
 # the harness on a program of two resources

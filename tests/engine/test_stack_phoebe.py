@@ -12,7 +12,7 @@ from kubernetes import client
 
 from infra.check import check_stack
 from runtime.outputs import parse_outputs
-from tests.engine.harness import Lab
+from tests.engine.harness import PACK, Lab
 from tests.engine.kubernetes_plugin import KUBECONFIG_VARIABLE
 from tests.kubernetes_support import Access, Kubernetes
 
@@ -33,6 +33,16 @@ def untouched(lab: Lab, kubernetes: Kubernetes, tmp_path: Path) -> Iterator[Lab]
     lab.init(STACK)
     yield lab
     kubernetes.delete_namespace(CHECKED_IN)
+
+
+@pytest.fixture
+def default_class(admin: Access) -> Iterator[str]:
+    """A storage class that the cluster writes into each claim that names none, as most clusters have one."""
+    storage, name = client.StorageV1Api(admin.api), f"usual-{uuid.uuid4().hex[:8]}"
+    marked = {"name": name, "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}
+    storage.create_storage_class({"metadata": marked, "provisioner": "example.com/none"})
+    yield name
+    storage.delete_storage_class(name)
 
 
 @pytest.fixture
@@ -88,9 +98,9 @@ def test_stack_is_made_as_planned_and_a_member_of_the_group_can_launch(
     untouched: Lab, kubernetes: Kubernetes, admin: Access
 ) -> None:
     phoebe, space = untouched, CHECKED_IN
-    planned = phoebe.preview(STACK)
+    planned = phoebe.preview(STACK, *PACK)
     nothing_yet = namespace_exists(admin, space)
-    phoebe.up(STACK)
+    phoebe.up(STACK, *PACK)
 
     report = check_stack(STACK)
     assert report.recording is not None
@@ -99,13 +109,33 @@ def test_stack_is_made_as_planned_and_a_member_of_the_group_can_launch(
     assert sorted(step.urn for step in planned) == sorted(phoebe.resources(STACK))
     assert {each.urn for each in report.recording.resources} < set(phoebe.resources(STACK))
     assert kinds_there(admin, space) == MADE
-    phoebe.expect_no_changes(STACK)
+    phoebe.expect_no_changes(STACK, *PACK)
     made = parse_outputs(phoebe.contract(STACK), source="pulumi").kubernetes["phoebe"].namespaces[space]
     assert (made.service_account, made.image_pull_secret) == ("runtime-job", "pdl-registry")
     assert made.claims[CLAIM].claim == CLAIM
     member = kubernetes.member("l2r")
     assert member.may("create", "jobs", group="batch", namespace=space)
     assert not kubernetes.member("others").may("create", "jobs", group="batch", namespace=space)
+
+
+def test_stack_that_is_up_is_changed_under_the_policies(
+    phoebe: Lab, admin: Access, space: str, default_class: str
+) -> None:
+    phoebe.set(STACK, knob(space, "quota"), {"pods": "200", "requests.storage": "30Gi"})
+    phoebe.up(STACK, *PACK)
+    claim = client.CoreV1Api(admin.api).read_namespaced_persistent_volume_claim(CLAIM, space)
+    phoebe.up(STACK, "--expect-no-changes", *PACK)
+
+    phoebe.set(STACK, "labels", {"team": "second-day"})
+    phoebe.set(STACK, knob(space, "claims.more"), {"size": "1Gi", "access_mode": "ReadWriteMany"})
+    steps = {step.name: step.op for step in phoebe.preview(STACK, *PACK)}
+    phoebe.up(STACK, *PACK)
+
+    # The class is the cluster's wish and not the stack's, so no policy minds it.
+    assert claim.spec.storage_class_name == default_class
+    assert steps[f"phoebe-{space}-claim-more"] == "create"
+    assert steps[f"phoebe-{space}-namespace"] == "update"
+    phoebe.expect_no_changes(STACK, *PACK)
 
 
 def test_no_kubeconfig_and_no_token_is_in_the_state(phoebe: Lab) -> None:

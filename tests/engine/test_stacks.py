@@ -1,4 +1,5 @@
-"""Every checked-in stack of Google's through its life: preview, up, nothing more to do, drift found and healed."""
+"""Every checked-in stack of Google's through its life under the policies: preview, up, nothing more to do, drift found
+and healed, changed and up again."""
 
 from __future__ import annotations
 
@@ -11,10 +12,10 @@ import pytest
 
 from infra.check import check_stack
 from runtime.outputs import outputs_fields, parse_outputs
-from tests.engine.harness import ROOT, Lab, Step
+from tests.engine.harness import PACK, ROOT, Lab, Step
+from tests.engine.test_stack_phoebe import STACK as PHOEBE
 
 MARIN = ("marin-us-central2", "marin-us-west4", "marin-eu-west4")
-PACK = ("--policy-pack", str(ROOT / "infra" / "policy" / "pack"))
 PREVIEW_GOAL_S = 5.0
 
 Summary = tuple[str, str, tuple[str, ...]]
@@ -35,6 +36,7 @@ def test_dev_is_made_as_planned_and_heals_by_refresh_and_up(lab: Lab) -> None:
     assert summary(found) == [("create", grant, ()), ("update", bucket, ("versioning.enabled",))]
     assert lab.preview("dev", "--refresh") == []
     assert inputs_of(lab.cloud.world().resources) == inputs_of(before.resources)
+    change(lab, "dev")
 
 
 def test_skylight_is_made_as_planned_heals_and_refuses_to_go(lab: Lab) -> None:
@@ -53,6 +55,7 @@ def test_skylight_is_made_as_planned_heals_and_refuses_to_go(lab: Lab) -> None:
     assert {urn.rpartition("::")[2] for urn in protected - named} == {"default-queue-topic", "default-queue-dead-topic"}
     assert lab.cloud.world().resources == there
     assert lab.cloud.calls("delete") == []
+    change(lab, "skylight")
 
 
 def test_marin_stacks_live_side_by_side_in_one_project(lab: Lab) -> None:
@@ -61,6 +64,7 @@ def test_marin_stacks_live_side_by_side_in_one_project(lab: Lab) -> None:
         lab.init(stack)
         make_as_planned(lab, stack)
         expect_drift_found(lab, stack)
+        change(lab, stack)
 
     # One knob: fewer nodes. Ray's file changes on the machine, which stays.
     lab.set(MARIN[0], "heads.main.pools.v4.max", 512)
@@ -195,9 +199,9 @@ def test_wrong_setting_is_explained_without_a_traceback_and_makes_nothing(lab: L
 
 
 def make_as_planned(lab: Lab, stack: str) -> None:
-    """Preview under the policies, up, and nothing left to do; the engine sees what `infra check` says."""
+    """Preview and up, then the same again, which finds nothing to do; the engine sees what `infra check` says."""
     planned = lab.preview(stack, *PACK)
-    lab.up(stack)
+    lab.up(stack, *PACK)
     made = lab.resources(stack)
     report = check_stack(stack)
     assert report.recording is not None
@@ -205,12 +209,26 @@ def make_as_planned(lab: Lab, stack: str) -> None:
     assert {step.op for step in planned} == {"create"}
     assert sorted(step.urn for step in planned) == sorted(made)
     assert sorted(made) == sorted([*(each.urn for each in report.recording.resources), stack_urn(stack)])
-    lab.expect_no_changes(stack)
+    lab.expect_no_changes(stack, *PACK)
+    lab.up(stack, "--expect-no-changes", *PACK)
     contract = lab.contract(stack)
     assert report.contract is not None
     assert differing(report.contract, contract) == []
     assert outputs_fields(parse_outputs(contract, source="pulumi")) == contract
     assert "[secret]" not in str(contract)
+
+
+def change(lab: Lab, stack: str) -> None:
+    """Another label on everything, and one more queue, previewed and brought up under the policies."""
+    lab.set(stack, "labels.team", "second-day")
+    lab.set(stack, "queues.second-day", {})
+    steps = lab.preview(stack, *PACK)
+    lab.up(stack, *PACK)
+
+    assert {step.op for step in steps} == {"create", "update"}
+    assert {step.op for step in steps if step.name == "second-day-queue-topic"} == {"create"}
+    assert {step.op for step in steps if "labels.team" in step.paths} == {"update"}
+    lab.expect_no_changes(stack, *PACK)
 
 
 def expect_drift_found(lab: Lab, stack: str) -> None:
@@ -255,6 +273,10 @@ def differing(known: Any, real: Any, path: str = "contract") -> list[str]:
         ]
     unknown = isinstance(known, str) and known.startswith("<known after")
     return [] if unknown or known == real else [f"{path}: {known!r} came out as {real!r}"]
+
+
+def test_every_checked_in_stack_lives_its_life_here() -> None:
+    assert {"dev", "skylight", *MARIN, PHOEBE} == {path.name.split(".")[1] for path in ROOT.glob("Pulumi.*.yaml")}
 
 
 def test_differing_contracts_are_told_apart() -> None:
