@@ -14,7 +14,7 @@ from tests.engine.harness import REQUIRE_VARIABLE, Lab, require_engine
 REQUIRED = os.environ.get(REQUIRE_VARIABLE) == "1"
 
 
-PATIENCE_S = 900
+PATIENCE_S = 1800
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

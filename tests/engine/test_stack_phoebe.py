@@ -124,7 +124,7 @@ def test_stack_that_is_up_is_changed_under_the_policies(
     phoebe.set(STACK, knob(space, "quota"), {"pods": "200", "requests.storage": "30Gi"})
     phoebe.up(STACK, *PACK)
     claim = client.CoreV1Api(admin.api).read_namespaced_persistent_volume_claim(CLAIM, space)
-    phoebe.up(STACK, "--expect-no-changes", *PACK)
+    phoebe.run("up", "--yes", "--expect-no-changes", "--stack", STACK, *PACK)
 
     phoebe.set(STACK, "labels", {"team": "second-day"})
     phoebe.set(STACK, knob(space, "claims.more"), {"size": "1Gi", "access_mode": "ReadWriteMany"})

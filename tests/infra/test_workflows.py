@@ -93,6 +93,9 @@ def _faults_of_job(job: str, body: dict[str, Any]) -> Iterator[str]:
             yield f"job {job} deploys outside its stack's own queue"
         if body.get("environment") != "production":
             yield f"job {job} deploys outside the protected environment"
+    if "RUNTIME_REQUIRE_ENGINE" in text:
+        needed = ("pulumi/actions@", "scripts/services", "scripts/kubernetes install", "scripts/kubernetes build")
+        yield from (f"job {job} requires the engine's tests and lacks {each}" for each in needed if each not in text)
     if "secrets." in text:
         yield f"job {job} uses a stored secret"
     for step in body["steps"]:
@@ -100,6 +103,11 @@ def _faults_of_job(job: str, body: dict[str, Any]) -> Iterator[str]:
             yield f"job {job} leaves git's credentials in the work tree"
         if "${{" in step.get("run", ""):
             yield f"job {job} pastes an expression into a script"
+        for line in step.get("run", "").replace("\\\n", " ").splitlines():
+            # A look for drift compares and deploys nothing.
+            judged = "--policy-pack infra/policy/pack" in line or "--expect-no-changes" in line
+            if re.search(r"\bpulumi (up|preview)\b", line) and not judged:
+                yield f"job {job} applies no policy"
 
 
 def uses_of(workflow: dict[str, Any]) -> list[str]:
@@ -211,7 +219,7 @@ jobs:
     steps:
       - uses: actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1
         with: {persist-credentials: false}
-      - run: pulumi up
+      - run: pulumi up --policy-pack infra/policy/pack
 """
 
 
@@ -235,7 +243,9 @@ def test_good_workflow_has_no_fault() -> None:
         ("environment: production", "name: x", "protected environment"),
         ("{persist-credentials: false}", "{fetch-depth: 1}", "git's credentials"),
         ("run: pulumi up", 'run: pulumi up "${{ github.head_ref }}"', "pastes an expression"),
-        ("run: pulumi up", "run: pulumi up\n        env: {KEY: '${{ secrets.KEY }}'}", "stored secret"),
+        ("- run:", "- env: {KEY: '${{ secrets.KEY }}'}\n        run:", "stored secret"),
+        (" --policy-pack infra/policy/pack", "", "no policy"),
+        ("- run:", "- env: {RUNTIME_REQUIRE_ENGINE: '1'}\n        run:", "lacks scripts/kubernetes build"),
         ("defaults: {run: {shell: bash}}\n", "", "shell: bash"),
     ],
 )
