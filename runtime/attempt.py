@@ -8,7 +8,7 @@ Every fresh attempt pays for what this module loads; user code should find a bar
 """
 
 # pathlib is too large for the processes that load this.
-# ruff: noqa: PTH109, PTH110, PTH208
+# ruff: noqa: PTH109, PTH110, PTH112, PTH208
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ import sys
 import termios
 import time
 
-from runtime import faults, processes, scratch
+from runtime import faults, processes, scratch, trees
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ _ENV_NAMES = (
     b"RUNTIME_SCRATCH_DIR",
     b"RUNTIME_SNAPSHOT_ID",
     b"RUNTIME_DEADLINE",
+    b"PYTHONPATH",
 )
 
 BASE_ENVIRONMENT = {
@@ -91,7 +92,7 @@ BASE_ENVIRONMENT = {
 """Set once for all attempts."""
 
 FOREIGN_ENVIRONMENT = (
-    *(name.decode() for name in _ENV_NAMES),
+    *(name.decode() for name in _ENV_NAMES if name != b"PYTHONPATH"),
     "RUNTIME_ARRAY_INDEX",
     "RUNTIME_PREEMPTED_NOTE",
     "RUNTIME_MASTER_ADDR",
@@ -187,6 +188,8 @@ class Child:
         os.umask(self.umask)
         self.path = list(sys.path)
         self.code_dir = ""
+        self.python_path = os.environ.get("PYTHONPATH", "")
+        self.tree: trees.Tree | None = None
         self.loaded: dict[str, Callable[..., object]] = {}
         self.preloaded: frozenset[str] = frozenset()
         self.not_loaded = PRELOADABLE.difference(sys.modules)
@@ -224,6 +227,8 @@ class Child:
             _signal.signal(signum, handler)
         while True:
             fields = self._next_order()
+            # Before it counts as begun: its time limit is for what was submitted.
+            unprepared = self._lay_out(fields[10])
             started = time.time()
             self.begun += 1
             BEGUN.pack_into(self.page, self.cell, self.begun, started, time.monotonic())
@@ -232,7 +237,19 @@ class Child:
             if self.page[self.cell + HOLD_AT]:
                 BEGUN.pack_into(self.page, self.cell, self.begun - 1, started, 0.0)
                 os._exit(CLEAN_EXIT)
-            self._run(fields, started)
+            self._run(fields, started, unprepared)
+
+    def _lay_out(self, code_dir: str) -> str | None:
+        """Have the tree of the code as it was submitted; what is wrong if that cannot be."""
+        if not code_dir:
+            return None
+        if self.tree is None or self.tree.folder != code_dir:
+            self.tree = trees.Tree(code_dir)
+        try:
+            self.tree.prepare()
+        except OSError as problem:
+            return f"cannot lay out the code: {problem}"
+        return None
 
     def _next_order(self) -> list[str]:
         while True:
@@ -267,13 +284,15 @@ class Child:
             size += len(data)
         return b"".join(parts)
 
-    def _run(self, fields: list[str], started: float) -> None:
+    def _run(self, fields: list[str], started: float, unprepared: str | None) -> None:
         self.fields = fields
         details: dict[str, Any] | None = None
         value = ""
         fresh = functions = False
         self.command_rss_bytes = 0
         try:
+            if unprepared is not None:
+                raise _Failed("setup_failed", unprepared)
             self._prepare(fields, started)
             faults.reach("attempt.started")
             body = parse_object(fields[ORDER_FIELDS])
@@ -307,6 +326,8 @@ class Child:
             sys.stdout, sys.stderr = self.stdout, self.stderr
         flush()
         self._end_descendants()
+        if self.tree is not None:
+            self._tidy(self.tree)
         self._remove_folders()
         if not flags:
             self._restore()
@@ -374,6 +395,7 @@ class Child:
                 f"{scratch_root}/{token}" if scratch_root else "",
                 snapshot,
                 deadline,
+                self._python_path(code_dir),
             )
         ]
         if values != self.env_values:
@@ -385,14 +407,23 @@ class Child:
         if code_dir != self.code_dir:
             self.code_dir = code_dir
             if code_dir:
-                self.path = [code_dir, *(item for item in self.path if item != code_dir)]
+                first = [*([cwd] if cwd else []), *import_folders(code_dir)]
+                self.path = [*first, *(item for item in self.path if item not in first)]
                 sys.path[:] = self.path
-                self._uncover(code_dir)
+                for each in first:
+                    self._uncover(each)
         folder = cwd or code_dir or self.cwd
         try:
+            if cwd and code_dir:
+                scratch.make_folder(cwd)  # A snapshot has no empty folders.
             os.chdir(folder)
         except OSError as problem:
             raise _Failed("setup_failed", f"cannot enter folder `{folder}`: {problem.strerror}") from None
+
+    def _python_path(self, code_dir: str) -> str:
+        """For what the attempt starts: the code that was submitted comes before any that is installed."""
+        parts = [*import_folders(code_dir), self.python_path] if code_dir else [self.python_path]
+        return os.pathsep.join(part for part in parts if part)
 
     def _uncover(self, folder: str) -> None:
         """Forget modules that were loaded ahead and that `folder` has one of its own of: that comes first."""
@@ -477,6 +508,16 @@ class Child:
         if count:
             noun = "process" if count == 1 else "processes"
             os.write(2, f"runtime: ended {count} {noun} that the attempt had left running\n".encode())
+
+    def _tidy(self, tree: trees.Tree) -> None:
+        try:
+            left = tree.tidy()
+        except OSError:
+            return  # The next attempt there finds out.
+        if left:
+            names = ", ".join(left[:3]) + (", …" if len(left) > 3 else "")
+            what = f"`{names}` goes" if len(left) == 1 else f"{len(left)} files and folders ({names}) go"
+            print_error(f"runtime: {what} with the attempt's copy of the code; $RUNTIME_OUTPUT_DIR is kept")
 
     def _has_output(self) -> bool:
         """Whether the pipe still holds output, which is then this attempt's."""
@@ -679,6 +720,11 @@ class _Misnamed(Exception):
 
 
 _scan = json.scanner.make_scanner(json.JSONDecoder())  # type: ignore[arg-type]
+
+
+def import_folders(tree: str) -> list[str]:
+    """Where modules of a project lie; the shim has the same."""
+    return [f"{tree}/src", tree] if os.path.isdir(f"{tree}/src") else [tree]
 
 
 def parse_object(text: str) -> dict[str, Any]:

@@ -38,6 +38,8 @@ class Project:
     """Dotenv files loaded before that; variables that are already set stay."""
     targets: Mapping[str, Any] = field(default_factory=dict)
     """Named places to launch, as written."""
+    snapshot: bool = True
+    """Whether tasks carry the code of the folder that they are submitted from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +156,9 @@ def _parse_project(table: Mapping[str, Any], file: Path) -> Project:
         if name not in _SETTABLE:
             hint = "settings stand at the top level of runtime.toml" if name == "tool" else None
             raise UnknownName("setting", name, _SETTABLE, where=where, hint=hint)
-        if name == "targets":
+        if name == "snapshot":
+            values[name] = _checked(value, bool, f"{name} {where}", "true or false")
+        elif name == "targets":
             values[name] = _checked(value, dict, f"{name} {where}", "a table for each target")
         elif name in _LISTS:
             allowed = 'a list of strings, such as ["rslp"]'

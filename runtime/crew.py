@@ -64,7 +64,8 @@ class Order:
     """The attempt's scratch is `<scratch_root>/<token>`."""
     cwd: str | None = None
     code_dir: str | None = None
-    """A snapshot's tree: first on the import path, and the working directory where `cwd` is None."""
+    """A snapshot's tree, of this slot alone (`runtime.trees`): first on the import path, and the working directory where
+    `cwd` is None."""
     snapshot: str | None = None
     """The content id of that tree."""
 
@@ -154,7 +155,7 @@ class _Child:
     """A process that serves orders, as the worker sees it."""
 
     __slots__ = (
-        "asked", "bound", "buffer", "cell", "code_dir", "done", "dropped", "held", "kill_at", "log_bytes",
+        "asked", "bound", "buffer", "cell", "code", "done", "dropped", "held", "kill_at", "log_bytes",
         "log_fd", "memory_peak", "name", "orders", "out", "pid", "progress", "progressed", "result", "retired", "slot",
         "sock", "sock_open", "swept", "tail", "undrained",
     )  # fmt: skip
@@ -167,8 +168,8 @@ class _Child:
         self.done = 0
         """Orders that have ended, as the child counts them."""
         self.bound = False
-        self.code_dir: str | None = None
-        """Once bound by its first order it imports from this tree and no other."""
+        self.code: tuple[str | None, str | None] = None, None
+        """Tree and working directory: once bound by its first order it imports from there and nowhere else."""
         self.buffer = b""
         self.out = b""
         """What the socket could not take at once."""
@@ -385,12 +386,12 @@ class Crew:
         if child.retired or child.held:
             return
         if not child.bound:
-            child.bound, child.code_dir = True, pending[0].code_dir
-        sent, code_dir, reuse = child.orders, child.code_dir, self.settings.reuse
+            child.bound, child.code = True, (pending[0].code_dir, pending[0].cwd)
+        sent, code, reuse = child.orders, child.code, self.settings.reuse
         frames = []
         while pending and (reuse or not sent):
             order = pending[0]
-            if order.code_dir != code_dir:
+            if (order.code_dir, order.cwd) != code:
                 if not sent:
                     self._retire(child)
                 break

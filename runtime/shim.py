@@ -29,7 +29,7 @@ import tarfile
 import tempfile
 import time
 import traceback
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Set, Tuple
 
 SCHEMA = 1
 SNAPSHOT = "snapshot.tar"
@@ -1100,6 +1100,12 @@ def local_parts(name: Any) -> List[str]:
     return parts
 
 
+def check_length(name: str, folder: str) -> None:
+    size = len(os.fsencode(folder)) + 1 + len(os.fsencode(name))
+    if size > PATH_BYTES:
+        raise NameRefused(name, "makes a path of %d bytes here, and %d is the most" % (size, PATH_BYTES))
+
+
 class Below(object):
     """An open folder that takes files under names which another machine chose.
 
@@ -1135,9 +1141,7 @@ class Below(object):
         self._walk(name, local_parts(name))
 
     def _walk(self, name: str, folders: List[str]) -> int:
-        size = len(os.fsencode(self.path)) + 1 + len(os.fsencode(name))
-        if size > PATH_BYTES:
-            raise NameRefused(name, "makes a path of %d bytes here, and %d is the most" % (size, PATH_BYTES))
+        check_length(name, self.path)
         kept = 0
         while kept < min(len(folders), len(self._parts)) and folders[kept] == self._parts[kept]:
             kept += 1
@@ -1191,8 +1195,6 @@ class Below(object):
 
     def link(self, name: Any, target: str) -> None:
         """A symbolic link, whose target is text to us: nothing made here is reached through it."""
-        if not target:
-            raise NameRefused(name, "is a link to nothing")
         folder, last = self.clear(name)
         try:
             os.symlink(target, last, dir_fd=folder)
@@ -1235,40 +1237,80 @@ def restore(archive, sha256, folder):
 def unpack(content: bytes, folder: str) -> None:
     """Make `folder` with the tree of a snapshot; `content` has proven to be the bytes that were submitted.
 
-    An archive holds files and symbolic links, as taking a snapshot makes them; with anything else in it, or with a name
-    that leads elsewhere, it raises `NameRefused`. Written out, because `extractall` has other rules in each Python.
+    Raises `NameRefused` as `list_entries` does, and for what the file system says of a name.
     """
+    entries = list_entries(content, folder)
     os.makedirs(folder)
+    with Below(folder) as below:
+        for name, mode, start, size, target in entries:
+            if target:
+                below.link(name, target)
+                continue
+            rest = memoryview(content)[start : start + size]
+            descriptor = below.create(name)
+            try:
+                while rest:
+                    rest = rest[os.write(descriptor, rest) :]
+                os.fchmod(descriptor, mode)
+            finally:
+                os.close(descriptor)
+
+
+def list_entries(content: bytes, folder: str) -> List[Tuple[str, int, int, int, str]]:
+    """Name, mode, where the bytes begin, their number, and a link's target, of each file and link of an archive that is
+    to be unpacked into `folder`.
+
+    An archive holds files and symbolic links, as taking a snapshot makes them. With anything else in it, or with a name
+    that leads elsewhere or through a link, it raises `NameRefused`. Of two with one name the last counts.
+    """
+    found = {}  # type: Dict[str, Tuple[str, int, int, int, str]]
+    folders = {""}
     end = 0
     try:
-        with Below(folder) as below, tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as tar:
             for entry in tar:
-                end = max(end, entry.offset_data + (entry.size if entry.type == tarfile.REGTYPE else 0))
-                _unpack_entry(content, entry, below)
+                _check_place(entry.name, found, folders)
+                check_length(entry.name, folder)
+                _check_entry(entry, len(content))
+                end = max(end, entry.offset_data + entry.size)
+                found.pop(entry.name, None)
+                target = entry.linkname if entry.issym() else ""
+                found[entry.name] = entry.name, entry.mode, entry.offset_data, entry.size, target
     except tarfile.TarError as problem:
-        raise NameRefused(os.path.basename(folder), "is no archive: %s" % problem)
+        raise NameRefused("archive", "cannot be read: %s" % problem)
     if content[end:].strip(b"\0"):
-        raise NameRefused(os.path.basename(folder), "goes on after its last entry")
+        raise NameRefused("archive", "goes on after its last entry")
+    return list(found.values())
 
 
-def _unpack_entry(content: bytes, entry: Any, below: Below) -> None:
+def _check_entry(entry: Any, length: int) -> None:
     if entry.type == tarfile.SYMTYPE:
-        below.link(entry.name, entry.linkname)
+        if not entry.linkname:
+            raise NameRefused(entry.name, "is a link to nothing")
+        if entry.size:
+            raise NameRefused(entry.name, "is a link with bytes of its own")
+        if len(os.fsencode(entry.linkname)) > PATH_BYTES:
+            raise NameRefused(entry.name, "is a link of more than %d bytes" % PATH_BYTES)
         return
     if entry.type != tarfile.REGTYPE or entry.issparse():
         raise NameRefused(entry.name, "is neither a file nor a symbolic link")
     if entry.mode & ~0o777:
         raise NameRefused(entry.name, "has the mode %o" % entry.mode)
-    rest = memoryview(content)[entry.offset_data : entry.offset_data + entry.size]
-    if entry.size < 0 or len(rest) != entry.size:
+    if entry.size < 0 or entry.offset_data + entry.size > length:
         raise NameRefused(entry.name, "is cut off")
-    descriptor = below.create(entry.name)
-    try:
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-        os.fchmod(descriptor, entry.mode)
-    finally:
-        os.close(descriptor)
+
+
+def _check_place(name: str, found: Dict[str, Any], folders: Set[str]) -> None:
+    parts = local_parts(name)
+    if name in folders:
+        raise NameRefused(name, "is the name of a folder here")
+    if "/".join(parts[:-1]) in folders:
+        return
+    for depth in range(1, len(parts)):
+        folder = "/".join(parts[:depth])
+        if folder in found:
+            raise NameRefused(name, "leads through %s, which is no folder here" % ascii(parts[depth - 1]))
+        folders.add(folder)
 
 
 def shared_tree(archive, sha256):

@@ -21,12 +21,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from runtime.config import load_settings
 from runtime.errors import InvalidTask, NotPossible, PartTaken, RequestRefused
 from runtime.existing import ExistingOutputs
+from runtime.identify import FindsTasks
 from runtime.idset import IdSet, task_key
 from runtime.queues.base import MakesTopics, Queue, QueueTraits
 from runtime.records.base import ManifestPart, Record, RecordStore
 from runtime.stacks import OpenStack, open_stack
+from runtime.submitted_code import import_root, take_code
 from runtime.tasks import (
     DEFAULT_EXPERIMENT,
     DEFAULT_MAX_FAILURES,
@@ -54,6 +57,8 @@ PUT_TASKS: Final = 4_000
 """Put into an embedded file at once; its lock is held for that long."""
 NAMED_TASKS: Final = 100
 """A submission of up to this many tasks remembers their ids, and is waited for task by task."""
+OWN_CODE: Final = "worker"
+"""Stands for the code that a worker has, in the place of a content id."""
 LIVE_WITHIN: Final = timedelta(minutes=2)
 """A worker that has not reported for longer holds nothing; they report every 30 s."""
 
@@ -84,6 +89,10 @@ class Submission:
     """Their declared outputs exist already."""
     resumed: int = 0
     """Of an earlier submission that was interrupted before it had published them."""
+    snapshot: str | None = None
+    """Content id of the code that new tasks run, unless they name one; None for the workers' own."""
+    kept_code: str | None = None
+    """What a task that was known runs, where that is another code than was submitted now: a content id, or `OWN_CODE`."""
     tasks: tuple[tuple[str, int], ...] | None = None
     """Id and generation of each distinct task that was not skipped; None beyond `NAMED_TASKS`."""
     opened: Queue | None = field(default=None, repr=False, compare=False)
@@ -157,6 +166,8 @@ class TaskOptions:
     resources: Resources = NO_RESOURCES
     outputs: tuple[str, ...] = ()
     snapshot: str | None = None
+    folder: str | None = None
+    """Where in the snapshot attempts start."""
     submitted_by: str | None = None
     submitted_at: datetime | None = None
 
@@ -170,6 +181,7 @@ class TaskOptions:
             priority=self.priority,
             resources=self.resources,
             snapshot=self.snapshot,
+            folder=self.folder,
             submitted_by=self.submitted_by,
             submitted_at=self.submitted_at,
         )
@@ -187,6 +199,7 @@ class TaskOptions:
             max_failures=self.max_failures,
             outputs=self.outputs if outputs is None else outputs,
             snapshot=self.snapshot,
+            folder=self.folder,
             key=key,
             priority=self.priority,
             submitted_by=self.submitted_by,
@@ -283,7 +296,8 @@ def _make_task(work: Any, options: TaskOptions, args: Sequence[Any], kwargs: Map
         if work.experiment != options.experiment:
             raise InvalidTask("experiment", f"is {work.experiment!r}, and this submission is of `{options.experiment}`")
         stamped = work if work.submitted_at else replace(work, submitted_at=options.submitted_at)
-        return stamped if work.submitted_by else replace(stamped, submitted_by=options.submitted_by)
+        stamped = stamped if work.submitted_by else replace(stamped, submitted_by=options.submitted_by)
+        return stamped if work.snapshot else replace(stamped, snapshot=options.snapshot, folder=options.folder)
     if isinstance(work, Mapping):
         task = parse_task(dict(work), defaults=options.defaults())
         if task.experiment != options.experiment:
@@ -323,7 +337,7 @@ def submit(
     priority: int = 0,
     resources: Resources | Mapping[str, Any] | None = None,
     outputs: Sequence[str] = (),
-    snapshot: str | Path | None = None,
+    snapshot: str | Path | bool | None = None,
     skip_existing: bool = False,
     progress: Progress | None = None,
 ) -> Submission:
@@ -332,8 +346,14 @@ def submit(
     `work` is a function of an importable module (with `args` and `kwargs` that JSON can hold), a workflow
     `(project, name, args)`, a `Task`, an object of the wire format, or an iterable of these, which is read as it is
     submitted and may be as long as you like. `expires` and `delay` count from now; durations are a `timedelta`,
-    seconds, or text such as "2h". `snapshot` is the content id of the code to run, or a folder, whose code is stored as
-    it is now. Calling it again with the same work submits nothing twice.
+    seconds, or text such as "2h".
+
+    The code of the folder it is called from goes with the work as it is now, and is what attempts run: that of the
+    project around the working directory, or around a function's module if that lies elsewhere. `snapshot` names another
+    folder or the content id of a snapshot; False runs whatever code the workers have.
+
+    Calling it again with the same work submits nothing twice; tasks that are known keep the code they were submitted
+    with.
     """
     now = datetime.now(UTC)
     options = TaskOptions(
@@ -346,21 +366,25 @@ def submit(
         priority=priority,
         resources=_read_resources(resources),
         outputs=tuple(outputs),
-        snapshot=snapshot if isinstance(snapshot, str) else None,
         submitted_by=submitter(),
         submitted_at=now,
     )
     with ExitStack() as undo:
         target, opened = _open_target(queue, stack, undo)
-        if isinstance(snapshot, Path):
-            from runtime.snapshot import take_snapshot
-
-            options = replace(options, snapshot=take_snapshot(snapshot, target.records))
+        code = take_code(
+            snapshot, target.records, opened.settings if opened else load_settings(), start=_module_folder(work)
+        )
+        options = replace(options, snapshot=code.snapshot, folder=code.folder)
         tasks = make_tasks(work, options, args=args, kwargs=kwargs)
         done = submit_tasks(
             tasks, target, experiment=options.experiment, skip_existing=skip_existing, progress=progress
         )
-        return replace(done, stack=opened.name if opened else None, opened=None if opened else target)
+        return replace(
+            done,
+            stack=opened.name if opened else None,
+            opened=None if opened else target,
+            snapshot=code.snapshot,
+        )
 
 
 def submit_tasks(
@@ -395,6 +419,7 @@ def submit_tasks(
         same=counted.same,
         skipped=counted.skipped,
         resumed=counted.resumed,
+        kept_code=_kept_code(queue.records, experiment, counted.looked_at),
         tasks=None if counted.named is None else tuple(counted.named),
     )
 
@@ -406,7 +431,15 @@ class _Counted:
         self.new = self.known = self.same = self.skipped = self.resumed = 0
         self.named: dict[tuple[str, int], None] | None = {}
         """The first distinct tasks in their order; None once there are too many to name."""
+        self.looked_at: dict[str, Task] = {}
+        """Some of those that may be known, by id, to tell what code they have."""
         self.advance = progress
+
+    def look_at(self, tasks: Sequence[Task]) -> None:
+        """Remember as many as there is room for, evenly from all of them."""
+        room = NAMED_TASKS - len(self.looked_at)
+        for task in tasks[:: -(-len(tasks) // room)] if room else ():
+            self.looked_at[task.id] = task
 
     def name(self, task: Task) -> None:
         if self.named is not None:
@@ -431,6 +464,7 @@ def _admitted(tasks: Iterable[Task], queue: Queue, known: IdSet, counted: _Count
         key = task_key(task.id, task.generation)
         if key in known:
             counted.known += 1
+            counted.look_at([task])
         elif seen.add(key):
             counted.name(task)
             yield task
@@ -487,6 +521,8 @@ class _Direct:
         result = self._queue.put(tasks)
         counted.new += result.new
         counted.known += result.known
+        if result.known:
+            counted.look_at(tasks)
 
 
 class _ThroughManifest:
@@ -578,6 +614,33 @@ class _ThroughManifest:
 _Sender: TypeAlias = _Direct | _ThroughManifest
 
 
+def _kept_code(records: RecordStore, experiment: str, tasks: Mapping[str, Task]) -> str | None:
+    """The code that one of `tasks` was submitted with before, if it is another than now's."""
+    for stored in _stored(records, experiment, tasks):
+        if stored.snapshot != tasks[stored.id].snapshot:
+            return stored.snapshot or OWN_CODE
+    return None
+
+
+def _stored(records: RecordStore, experiment: str, tasks: Mapping[str, Task]) -> Iterator[Task]:
+    """Those of `tasks` as they were first submitted."""
+    if isinstance(records, FindsTasks):
+        yield from (found[0] for each in tasks if (found := records.find_task(each)))
+        return
+    wanted = {task_key(task.id, task.generation) for task in tasks.values()}
+    parts = records.parts(experiment) if tasks else []
+    own = [part for part in parts if part.count == 1 and _number(part) in wanted]
+    for part in [*own, *(part for part in parts if _number(part) < _FIRST_OWN_NUMBER)]:
+        if not wanted:
+            return
+        for line in records.read_part(part):
+            fields = json.loads(line)
+            key = task_key(fields["id"], fields.get("generation", 1))
+            if key in wanted and fields["id"] in tasks:
+                wanted.discard(key)
+                yield decode_task(line)
+
+
 def _number(part: ManifestPart) -> int:
     return int(part.name.partition("-")[0])
 
@@ -591,6 +654,13 @@ def _experiment_of(work: object) -> str:
     if isinstance(work, list | tuple) and work and not _is_triple(work):
         return _experiment_of(work[0])
     return DEFAULT_EXPERIMENT
+
+
+def _module_folder(work: object) -> Path | None:
+    """Where the code of a function lies, so that it goes with it though it is not the working directory's."""
+    if isinstance(work, list | tuple) and work and not _is_triple(work):
+        return _module_folder(work[0])
+    return import_root(work) if callable(work) and not isinstance(work, Task | Mapping) else None
 
 
 def _span(value: timedelta | float | str | None, name: str) -> timedelta | None:

@@ -103,6 +103,8 @@ class Task:
     """URLs that prove it done; `--skip-existing` looks at them."""
     snapshot: str | None = None
     """Content id of the code it is bound to; None runs the worker's own."""
+    folder: str | None = None
+    """Where in the snapshot's tree its attempts start; None is the tree itself."""
     key: str | None = None
     priority: int = 0
     submitted_by: str | None = None
@@ -203,6 +205,8 @@ def task_fields(task: Task) -> dict[str, Any]:
         fields["outputs"] = list(task.outputs)
     if task.snapshot is not None:
         fields["snapshot"] = task.snapshot
+    if task.folder is not None:
+        fields["folder"] = task.folder
     if task.key is not None:
         fields["key"] = task.key
     if task.priority:
@@ -235,6 +239,8 @@ class TaskDefaults:
     priority: int = 0
     resources: Resources = NO_RESOURCES
     snapshot: str | None = None
+    folder: str | None = None
+    """Of `snapshot`; a line that names another one has its own."""
     submitted_by: str | None = None
     submitted_at: datetime | None = None
 
@@ -281,6 +287,8 @@ def decode_stored(body: str) -> Task:
         id=fields["id"],
         entry=entry,
         experiment=fields["experiment"],
+        snapshot=fields.get("snapshot"),
+        folder=fields.get("folder"),
         key=fields.get("key"),
         submitted_by=fields.get("submitted_by"),
         submitted_at=None if at is None else datetime.fromisoformat(at),
@@ -334,6 +342,7 @@ def _parse(fields: object, defaults: TaskDefaults, fallback_key: str | None) -> 
         max_failures=values.get("max_failures", defaults.max_failures),
         outputs=values.get("outputs", ()),
         snapshot=values.get("snapshot", defaults.snapshot),
+        folder=values.get("folder", None if "snapshot" in values else defaults.folder),
         key=key,
         priority=values.get("priority", defaults.priority),
         submitted_by=values.get("submitted_by", defaults.submitted_by),
@@ -344,7 +353,7 @@ def _parse(fields: object, defaults: TaskDefaults, fallback_key: str | None) -> 
 
 _DECODE = json.JSONDecoder().decode
 _PLAIN = frozenset(
-    {"schema", "id", "experiment", "key", "submitted_by", "submitted_at"}
+    {"schema", "id", "experiment", "snapshot", "folder", "key", "submitted_by", "submitted_at"}
     | {"project", "workflow", "args", "command", "function", "kwargs"}
 )
 """The fields of most tasks."""
@@ -447,6 +456,13 @@ def _seconds(name: str, value: object) -> timedelta:
     raise InvalidTask(name, f"is {value!r}, expected seconds above 0")
 
 
+def _folder(name: str, value: object) -> str:
+    text = _text(name, value)
+    if text.startswith("/") or {"", ".", ".."} & set(text.split("/")) or "\0" in text:
+        raise InvalidTask(name, f"is {text!r}, expected a relative path without `.` and `..`, such as experiments/a")
+    return text
+
+
 def _time(name: str, value: object) -> datetime:
     try:
         return parse_time(_text(name, value), field=name)
@@ -509,6 +525,7 @@ _PARSERS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "max_failures": _whole(1, 1_000_000),
     "outputs": _texts,
     "snapshot": _text,
+    "folder": _folder,
     "key": _text,
     "priority": _whole(-1_000_000, 1_000_000),
     "submitted_by": _text,

@@ -39,6 +39,7 @@ from runtime.retry import ALONE_FOR, Again, backoff
 from runtime.scratch import open_root, remove_leftovers
 from runtime.slots import Slot, fits, plan_slots, read_machine
 from runtime.tasks import CommandEntry, FunctionEntry, TaskState, encode_task
+from runtime.trees import Trees
 from runtime.verdict import (
     Drop,
     Settle,
@@ -115,6 +116,10 @@ def new_worker_name() -> str:
 
 
 _NO_HISTORY: Final = History()
+_KILLED: Final = frozenset(
+    {EndReason.TIMEOUT, EndReason.OOM, EndReason.LOST, EndReason.PREEMPTED, EndReason.CANCELLED, EndReason.DUPLICATE}
+)
+"""Ends after which nobody has tidied the attempt's tree."""
 
 
 @dataclass(slots=True, eq=False)
@@ -134,8 +139,6 @@ class _Attempt:
     crowded: bool = False
     """Another attempt ran beside it in its first minutes."""
     output_dir: str = ""
-    code_dir: str | None = None
-    """Its own tree of the snapshot that the task is bound to."""
 
 
 @dataclass(slots=True)
@@ -179,6 +182,8 @@ class Worker:
         """By slot: attempts that start as soon as the store knows."""
         self._settlements: list[Settlement] = []
         self._releases: list[Release] = []
+        self._awaited: dict[str, list[_Attempt]] = {}
+        """By snapshot: attempts that wait until it is here."""
         self._retractions: list[Lease] = []
         """Announced, and did not start after all."""
         self._retry_at = 0.0
@@ -239,6 +244,7 @@ class Worker:
             ),
         )
         self._crew.start()
+        self._trees = Trees(self._scratch.path, self._crew.discard)
         self._code = CodeIdentity(Path.cwd())
         # Trees of dead workers may be large; nothing waits for their end.
         threading.Thread(target=remove_leftovers, name="leftovers", daemon=True).start()
@@ -411,10 +417,23 @@ class Worker:
             attempt = _Attempt(lease, taken_at=now)
             attempts[lease.token] = attempt
             began(lease.token)
-            if plain and not lease.tries and not lease.suspect and _plain(lease):
+            if plain and not lease.tries and not lease.suspect and self._plain(lease):
                 ready.append(attempt)
             else:
                 self._prepare(attempt)
+
+    def _plain(self, lease: Lease) -> bool:
+        """Nothing about the task needs a look before it starts."""
+        task = lease.task
+        resources = task.resources
+        return (
+            task.expires_at is None
+            and (task.snapshot is None or task.snapshot in self._trees)
+            and not resources.gpus
+            and not resources.cpus
+            and not resources.memory_bytes
+            and lease.invalid is None
+        )
 
     def _has_orders(self) -> bool:
         control = self._control
@@ -540,34 +559,33 @@ class Worker:
         self._set_up(attempt)
 
     def _set_up(self, attempt: _Attempt) -> None:
-        """Lay out the code that the task is bound to; a task that names none runs this worker's."""
+        """Have the code here that the task is bound to; a task that names none runs this worker's."""
         snapshot = attempt.lease.task.snapshot
-        if snapshot is None:
+        if snapshot is None or snapshot in self._trees:
             self._ready.append(attempt)
             return
-        from runtime.snapshot import fetch_snapshot, restore
+        waiting = self._awaited.setdefault(snapshot, [])
+        waiting.append(attempt)
+        if len(waiting) == 1:
+            self._busy_io += 1
+            self._offload.call(
+                lambda: self._trees.fetch(snapshot, self.records),
+                lambda folder, problem: self._was_set_up(snapshot, folder, problem),
+            )
 
-        folder = Path(self._scratch.path) / f"{attempt.lease.token}.code"
-        self._busy_io += 1
-        self._offload.call(
-            lambda: restore(fetch_snapshot(snapshot, self.records), snapshot, folder),
-            lambda _, problem: self._was_set_up(attempt, str(folder), problem),
-        )
-
-    def _was_set_up(self, attempt: _Attempt, folder: str, problem: Exception | None) -> None:
+    def _was_set_up(self, snapshot: str, folder: str | None, problem: Exception | None) -> None:
         self._busy_io -= 1
-        lease = attempt.lease
-        if lease.token not in self._attempts:
-            self._crew.discard(folder)
-            return
-        if problem is None:
-            attempt.code_dir = folder
-            self._ready.append(attempt)
+        waiting = [each for each in self._awaited.pop(snapshot, ()) if each.lease.token in self._attempts]
+        if folder is not None:
+            used = {needed for each in self._attempts.values() if (needed := each.lease.task.snapshot)}
+            self._trees.add(snapshot, folder, used=used)
+            self._ready.extend(waiting)
             return
         reason = EndReason.CONFIG_INVALID if isinstance(problem, RequestRefused) else EndReason.SETUP_FAILED
         now = self._clock.now().timestamp()
-        message = f"snapshot {lease.task.snapshot}: {problem}"
-        self._conclude(Ended(lease.token, -1, reason, now, now, message=message), time.monotonic())
+        for attempt in waiting:
+            message = f"snapshot {snapshot}: {problem}"
+            self._conclude(Ended(attempt.lease.token, -1, reason, now, now, message=message), time.monotonic())
 
     # running
 
@@ -676,8 +694,9 @@ class Worker:
                 order.timeout_s = task.timeout.total_seconds()
             if task.resources.memory_bytes:
                 order.memory_bytes = task.resources.memory_bytes
-            if attempt.code_dir is not None:
-                order.code_dir, order.snapshot = attempt.code_dir, task.snapshot
+            if task.snapshot is not None:
+                order.code_dir, order.snapshot = self._trees.place(task.snapshot, slot.index), task.snapshot
+                order.cwd = f"{order.code_dir}/{task.folder}" if task.folder else None
             attempt.output_dir = order.output_dir = self._output_dir(task.id, lease.token)
             order.checkpoint_dir = self.records.checkpoints_path(task.id) or ""
             orders.append(order)
@@ -723,8 +742,8 @@ class Worker:
         if self._alone_token == end.token:
             self._alone_until, self._alone_token = 0.0, None
         lease = attempt.lease
-        if attempt.code_dir is not None and not end.not_started:
-            self._crew.discard(attempt.code_dir)
+        if lease.task.snapshot is not None and attempt.slot >= 0 and end.reason in _KILLED:
+            self._spoil_tree(lease.task.snapshot, attempt.slot)
         if end.not_started:
             attempt.sent = False
             if self._stopping is None and attempt.stop_reason is None:
@@ -776,6 +795,10 @@ class Worker:
             self._releases.append(verdict.release)
         if counts_against_worker(end.reason):
             self._count_failure(lease.task.id, now)
+
+    def _spoil_tree(self, snapshot: str, slot: int) -> None:
+        if not self._on_slot(slot):  # orders that wait there name this tree
+            self._trees.spoil(snapshot, slot)
 
     def _conclude_success(self, attempt: _Attempt, end: Ended) -> None:
         lease = attempt.lease
@@ -1205,20 +1228,6 @@ class Worker:
         self._scratch.close()
         self._selector.close()
         self._say.left(self._stopping or "interrupted", self._succeeded, self._failed, self._released)
-
-
-def _plain(lease: Lease) -> bool:
-    """Nothing about the task needs a look before it starts."""
-    task = lease.task
-    resources = task.resources
-    return (
-        task.expires_at is None
-        and task.snapshot is None
-        and not resources.gpus
-        and not resources.cpus
-        and not resources.memory_bytes
-        and lease.invalid is None
-    )
 
 
 def _kind(lease: Lease) -> EntryKind:

@@ -19,14 +19,17 @@ from runtime.errors import InvalidTask, InvalidValue, RequestRefused
 from runtime.tasks import DEFAULT_EXPERIMENT, DEFAULT_MAX_FAILURES, TaskState
 
 if TYPE_CHECKING:
+    from runtime.config import Settings
     from runtime.grid import Grid
     from runtime.queues.base import Queue
     from runtime.records.base import RecordStore
     from runtime.submission import Submission, TaskOptions, Waited
+    from runtime.submitted_code import SubmittedCode
     from runtime.tasks import CommandEntry, Resources, Task, WorkflowEntry
 
 SHOW_PROGRESS_FROM = 2_000
 """Shorter inputs are over before a bar is read."""
+SAY_AFTER_S = 2.0
 
 # Marks in the words that `--` stood before them; no argument of a process can hold a NUL.
 _COMMAND = "\0command"
@@ -99,8 +102,12 @@ def submit(
         float | None, typer.Option(metavar="N", help="Whole ones, or a part below 1.", show_default=False)
     ] = None,
     snapshot: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Bind the tasks to the code in FOLDER as it is now.")
+        str | None,
+        typer.Option(metavar="FOLDER", help="The code that goes with the tasks, instead of this project's."),
     ] = None,
+    no_snapshot: Annotated[
+        bool, typer.Option("--no-snapshot", help="No code goes with the tasks: workers run their own.")
+    ] = False,
     outputs: Annotated[
         list[str] | None, typer.Option("--outputs", metavar="URL", help="A file that proves a task done; may repeat.")
     ] = None,
@@ -117,6 +124,10 @@ def submit(
     again are not queued twice, so an interrupted submission is simply run again. Prints the task's id, or the
     experiment's name for more than one.
 
+    The code of this project goes with them as it is now, and is what they run: the nearest folder, going up, that has a
+    project file or is the top of a git work tree. Each attempt starts in a copy of it, where this folder lies in it; what
+    it writes there goes with the copy, so write results to $RUNTIME_OUTPUT_DIR.
+
     \b
     Examples:
       runtime submit my.project train --lr=1e-3
@@ -125,7 +136,7 @@ def submit(
       generate | runtime submit --from - --experiment tiles
       runtime submit --gpus 1 --timeout 2h -- python train.py --config a.yaml
       runtime submit --grid seed=0:4 -- python train.py --seed '{seed}'
-      runtime submit --snapshot . -- python train.py        runs this code, whatever changes later
+      runtime submit --no-snapshot -- python /srv/job.py    runs what the worker finds there
       runtime submit --wait my.project evaluate && echo ok
 
     Exit codes: 0 submitted (with --wait: all succeeded), 1 with --wait some failed, 2 refused, 3 infrastructure failed,
@@ -153,10 +164,14 @@ def submit(
         resources=_read_resources(resources, cpus=cpus, memory=memory, gpus=gpus),
         outputs=request.outputs,
     )
-    folder = None if snapshot is None else Path(snapshot)
+    if snapshot is not None and no_snapshot:
+        raise RequestRefused("`--snapshot` and `--no-snapshot` contradict each other", hint="leave one of them out")
+    wanted = False if no_snapshot else None if snapshot is None else Path(snapshot)
     if dry_run:
-        return _print_tasks(request.make_tasks(_bind(options, folder)), output)
-    return _submit(request, options, folder, queue, stack, skip_existing, wait, output)
+        from runtime.config import load_settings
+
+        return _print_tasks(request.make_tasks(_bind(options, _take_code(wanted, None, load_settings()))), output)
+    return _submit(request, options, wanted, queue, stack, skip_existing, wait, output)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +269,19 @@ def _without_mark(args: Sequence[str]) -> tuple[str, ...]:
 
 
 def _note_misplaced(args: Sequence[str]) -> None:
-    ours = {"--wait", "--experiment", "--queue", "--stack", "--grid", "--skip-existing", "--dry-run", "--from", "--key"}
+    ours = {
+        "--wait",
+        "--experiment",
+        "--queue",
+        "--stack",
+        "--grid",
+        "--skip-existing",
+        "--snapshot",
+        "--no-snapshot",
+        "--dry-run",
+        "--from",
+        "--key",
+    }
     for arg in args:
         if (name := arg.partition("=")[0]) in ours:
             note(f"note: `{name}` follows PROJECT, so it goes to the workflow; options of `runtime submit` come before")
@@ -328,21 +355,29 @@ def _print_tasks(tasks: Iterator[Task], output: Output) -> int:
     return 0
 
 
-def _bind(options: TaskOptions, folder: Path | None, records: RecordStore | None = None) -> TaskOptions:
-    """The options with the content id of the code in `folder`, stored where there are `records` to store it in."""
-    if folder is None:
-        return options
-    from runtime.snapshot import make_snapshot, take_snapshot
+def _bind(options: TaskOptions, code: SubmittedCode) -> TaskOptions:
+    return replace(options, snapshot=code.snapshot, folder=code.folder)
 
-    if records is None:
-        return replace(options, snapshot=make_snapshot(folder).id)
-    return replace(options, snapshot=take_snapshot(folder, records))
+
+def _take_code(wanted: Path | bool | None, records: RecordStore | None, settings: Settings) -> SubmittedCode:
+    """The code that goes with the tasks; a tree that takes long is not looked through in silence."""
+    from threading import Timer
+
+    from runtime.submitted_code import take_code
+
+    said = Timer(SAY_AFTER_S, note, ["looking through the files of the code; `--no-snapshot` submits without it"])
+    said.daemon = True
+    said.start()
+    try:
+        return take_code(wanted, records, settings)
+    finally:
+        said.cancel()
 
 
 def _submit(
     request: _Request,
     options: TaskOptions,
-    folder: Path | None,
+    wanted: Path | bool | None,
     queue: str | None,
     stack: str | None,
     skip_existing: bool,
@@ -356,7 +391,8 @@ def _submit(
     with open_stack(stack, queue=queue) as opened:
         target = opened.queue()
         check_priority(options.priority, target.name, target.traits)
-        tasks = request.make_tasks(_bind(options, folder, target.records))
+        code = _take_code(wanted, target.records, opened.settings)
+        tasks = request.make_tasks(_bind(options, code))
         dealt_with = 0
         with ExitStack() as shown:
             total = request.count()
@@ -378,9 +414,9 @@ def _submit(
                 shown.close()
                 note(f"interrupted: {_tasks(dealt_with)} dealt with and safe; run the same command again to go on")
                 return INTERRUPTED
-        done = replace(done, stack=opened.name)
+        done = replace(done, stack=opened.name, snapshot=code.snapshot)
         remember_last(opened.settings.data_dir, opened.name, done.experiment)
-        _say(done, request)
+        _say(done, request, code)
         if not wait:
             return _finish(done, output)
         return _wait(done, target, output)
@@ -407,17 +443,26 @@ def submission_fields(done: Submission) -> dict[str, Any]:
         "same": done.same,
         "skipped": done.skipped,
         "resumed": done.resumed,
+        "snapshot": done.snapshot,
+        "kept_code": done.kept_code,
         "ids": None if done.ids is None else list(done.ids),
     }
 
 
-def _say(done: Submission, request: _Request) -> None:
+def _say(done: Submission, request: _Request, code: SubmittedCode) -> None:
     total = done.new + done.known + done.same + done.skipped
     lines = "lines" if request.source is not None else "tasks"
     where = f"queue `{done.queue}` of stack `{done.stack}`, experiment `{done.experiment}`"
     note(f"{_tasks(done.new)} submitted to {where}")
+    if done.new and code.taken_from:
+        note(f"with the code of `{code.taken_from}` as it is now, {_short(code.snapshot)}")
     if done.known:
         note("it was already submitted" if total == 1 else f"{_of(done.known, total)} were already submitted")
+    if done.kept_code:
+        note(
+            f"what was submitted before runs, or ran, {_short(done.kept_code)} and not {_short(done.snapshot)}; for"
+            " that, name another `--experiment` or `--key` (`runtime retry` runs the earlier code again)"
+        )
     if done.same:
         note(
             f"{_of(done.same, total)} {lines} repeat an earlier one: without a `key` of its own, what runs the same is"
@@ -482,6 +527,11 @@ def _say_ended(waited: Waited, target: Queue) -> None:
         last = (message or "").strip().rpartition("\n")[2]
         note(f"  {identity}: {last or 'no message'}")
     note(f"see why with `runtime explain {failed[0][0] if failed else waited.experiment}`")
+
+
+def _short(code: str | None) -> str:
+    """A content id as people read it."""
+    return f"`{code[:19]}`" if code and code.startswith("sha256:") else "the code that workers have"
 
 
 def _tasks(count: int) -> str:

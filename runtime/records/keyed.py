@@ -312,6 +312,10 @@ class BlobRecords(RecordStore):
         self.blobs.create(key, data)
         return self._address(key)
 
+    def has_blob(self, reference: str) -> bool:
+        key = "/".join(reference.split("/")[-2:])
+        return next(iter(self.blobs.list_keys(key)), None) == key
+
     def get_blob(self, reference: str) -> bytes:
         """Only the last two parts of the reference count, so a share that is mounted elsewhere will do."""
         key = "/".join(reference.split("/")[-2:])

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from runtime.clock import Clock, SystemClock
 from runtime.embedded import EmbeddedFile, count, record_id, split_record_id, take_out
@@ -33,6 +33,9 @@ from runtime.records.blobs import BlobInfo
 from runtime.records.codec import decode_ended, encode_ended
 from runtime.records.keyed import BlobRecords
 from runtime.tasks import Task, TaskState, decode_task
+
+if TYPE_CHECKING:
+    from runtime.records.folder import FolderBlobs
 
 _COLUMNS: Final = "rid, state, token, reason, worker, started, ended, attempts, message, code, value, log, rest"
 _INSERT: Final = f"INSERT INTO records({_COLUMNS}) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -379,7 +382,18 @@ class SqliteBlobs:
         self._clock = clock
         self._folder = file.path.with_name(file.path.name + "-files")
 
+    def _beside(self, key: str) -> FolderBlobs | None:
+        """Where snapshots lie: a row of their size would keep every worker waiting while it is written."""
+        if not key.startswith("snapshots/"):
+            return None
+        from runtime.records.folder import FolderBlobs
+
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return FolderBlobs(self._folder)
+
     def create(self, key: str, data: bytes) -> bool:
+        if beside := self._beside(key):
+            return beside.create(key, data)
         with self._file.transaction(durable=True) as connection:
             return bool(
                 connection.execute(
@@ -395,6 +409,8 @@ class SqliteBlobs:
         self.put(key, file.read_bytes())
 
     def get(self, key: str) -> bytes | None:
+        if beside := self._beside(key):
+            return beside.get(key)
         with self._file.reading() as connection:
             row = connection.execute("SELECT value FROM objects WHERE key=?", (key,)).fetchone()
         return None if row is None else bytes(row[0])
@@ -407,6 +423,8 @@ class SqliteBlobs:
         return (info.key for info in self.list_blobs(prefix, after=after))
 
     def list_blobs(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
+        if beside := self._beside(prefix):
+            return beside.list_blobs(prefix, after=after)
         with self._file.reading() as connection:
             rows = connection.execute(
                 "SELECT key, length(value), modified FROM objects WHERE key>=? AND key<? AND key>? ORDER BY key",

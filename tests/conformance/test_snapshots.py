@@ -11,18 +11,35 @@ import pytest
 
 from runtime import shim
 from runtime.errors import NotPossible, StoreUnsafe
-from runtime.snapshot import restore, snapshot_id
+from runtime.records.memory import MemoryRecords
+from runtime.snapshot import snapshot_id
+from runtime.trees import Tree, Trees
 from tests.conformance.snapshot_cases import Case, make_cases
 
 Restore = Callable[[bytes, str, Path], str | None]
 """Restores an archive of this id into a folder, and returns the refusal."""
 
 
-def by_runtime(archive: bytes, identity: str, folder: Path) -> str | None:
+class Trusting(MemoryRecords):
+    """A store that does not look at what it hands back."""
+
+    def get_blob(self, reference: str) -> bytes:
+        found = self.blobs.get(reference)
+        assert found is not None
+        return found
+
+
+def by_worker(archive: bytes, identity: str, folder: Path) -> str | None:
+    records = Trusting()
+    records.blobs.put(f"snapshots/{identity.removeprefix('sha256:')}", archive)
+    trees = Trees(str(folder.parent), discard=lambda path: None)
     try:
-        restore(archive, identity, folder)
+        trees.add(identity, trees.fetch(identity, records), used=())
     except (NotPossible, StoreUnsafe) as problem:
         return problem.message
+    tree = Tree(trees.place(identity, 0))
+    tree.prepare()
+    Path(tree.folder).rename(folder)
     return None
 
 
@@ -36,7 +53,7 @@ def by_shim(archive: bytes, identity: str, folder: Path) -> str | None:
     return None
 
 
-@pytest.fixture(params=[by_runtime, by_shim])
+@pytest.fixture(params=[by_worker, by_shim])
 def restored_by(request: pytest.FixtureRequest) -> Restore:
     found: Restore = request.param
     return found
@@ -73,7 +90,11 @@ def test_archive_is_restored_or_refused_and_nothing_lands_outside(
     else:
         assert case.refused in (said or "")
     assert describe(outside) == (("kept", "644", b"kept"),)
-    assert {path.name for path in (tmp_path / "scratch").iterdir()} <= {"tree", "snapshot.tar"}
+    assert {path.name.partition("-")[0] for path in (tmp_path / "scratch").iterdir()} <= {
+        "tree",
+        "snapshot.tar",
+        "code",
+    }
     assert {path.name for path in tmp_path.iterdir()} == {"outside", "scratch"}
 
 

@@ -197,7 +197,8 @@ def test_bad_line_stops_with_line_field_and_what_stands(
 
 
 def test_snapshot_binds_the_tasks_to_the_code_as_it_is(run: Run, queue: SqliteQueue, tmp_path: Path) -> None:
-    from runtime.snapshot import fetch_snapshot, restore
+    from runtime.shim import unpack
+    from runtime.snapshot import fetch_snapshot
 
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text("print(1)\n")
@@ -210,7 +211,7 @@ def test_snapshot_binds_the_tasks_to_the_code_as_it_is(run: Run, queue: SqliteQu
     assert code == 0
     assert task.snapshot is not None
     assert task.snapshot == decode_task(planned).snapshot
-    restore(fetch_snapshot(task.snapshot, queue.records), task.snapshot, tmp_path / "restored")
+    unpack(fetch_snapshot(task.snapshot, queue.records), str(tmp_path / "restored"))
     assert (tmp_path / "restored" / "train.py").read_text() == "print(1)\n"
 
 

@@ -21,6 +21,9 @@ import pytest
 from runtime import processes
 from runtime.crew import Crew, CrewSettings, Ended, Order
 from runtime.reasons import EndReason
+from runtime.records.memory import MemoryRecords
+from runtime.snapshot import take_snapshot
+from runtime.trees import Trees
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process trees are read from /proc")
 
@@ -53,6 +56,16 @@ class Bench:
         self.crew = Crew(selector=self.selector, slots=slots, settings=CrewSettings(sys_path=path, **settings))
         self.crew.start()
         self.ended: dict[str, Ended] = {}
+        (tmp_path / "trees").mkdir(exist_ok=True)
+        self.trees = Trees(str(tmp_path / "trees"), self.crew.discard)
+
+    def tree(self, folder: Path, slot: int = 0) -> str:
+        """The slot's tree of a folder's snapshot, the same for the same content."""
+        records = MemoryRecords()
+        identity = take_snapshot(folder, records)
+        if identity not in self.trees:
+            self.trees.add(identity, self.trees.fetch(identity, records), used=())
+        return self.trees.place(identity, slot)
 
     def order(self, entry: str | list[str] | dict[str, Any], *args: object, **fields: Any) -> Order:
         if isinstance(entry, str):
@@ -206,7 +219,7 @@ def test_unknown_module_is_config_invalid_and_failing_import_is_not(bench: Bench
     )
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "needy.py").write_text("import also_missing\n")
-    ended = bench.run({"function": "needy:f"}, code_dir=str(tmp_path / "code"))
+    ended = bench.run({"function": "needy:f"}, code_dir=bench.tree(tmp_path / "code"))
     assert ended.reason is EndReason.APP_FAILED
     assert ended.message == "ModuleNotFoundError: No module named 'also_missing'"
 
@@ -253,15 +266,17 @@ def test_workflow_that_is_unknown_is_config_invalid(bench: Bench) -> None:
 
 def test_workflow_value_that_is_no_json_is_dropped_with_a_note(bench: Bench, tmp_path: Path) -> None:
     pytest.importorskip("runtime.workflows")
-    (tmp_path / "proj.py").write_text(
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "proj.py").write_text(
         "import os, tempfile\n"
         "def odd(n: int) -> object:\n"
         "    print(n + 1, os.path.isdir(os.environ['RUNTIME_OUTPUT_DIR']), tempfile.gettempdir())\n"
         "    return object()\n"
         "workflows = {'odd': odd}\n"
     )
+    tree = bench.tree(tmp_path / "code")
     for _ in range(2):
-        order = bench.order({"project": "proj", "workflow": "odd", "args": ["--n", "4"]}, code_dir=str(tmp_path))
+        order = bench.order({"project": "proj", "workflow": "odd", "args": ["--n", "4"]}, code_dir=tree)
         bench.crew.send(0, [order])
         ended = bench.wait(order)[0]
         assert (ended.reason, ended.value) == (EndReason.SUCCEEDED, ""), ended
@@ -510,13 +525,15 @@ def test_fresh_function_finds_a_new_process(fresh: Bench) -> None:
 
 
 def test_library_modules_that_attempts_load_are_loaded_ahead(fresh: Bench, tmp_path: Path) -> None:
-    (tmp_path / "needs.py").write_text(
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "needs.py").write_text(
         "import sys\n"
         "before = {'fractions', 'random'} & set(sys.modules)\n"
         "import fractions, random\n"
         "def f():\n    return [sorted(before), random.random()]\n"
     )
-    results = [json.loads(fresh.run({"function": "needs:f"}, code_dir=str(tmp_path)).value) for _ in range(6)]
+    tree = fresh.tree(tmp_path / "code")
+    results = [json.loads(fresh.run({"function": "needs:f"}, code_dir=tree).value) for _ in range(6)]
     assert results[0][0] == []
     assert results[-1][0] == ["fractions", "random"]
     assert len({number for _, number in results}) == len(results), "each draws numbers of its own"
@@ -528,10 +545,10 @@ def test_module_of_a_snapshot_comes_before_one_that_was_loaded_ahead(fresh: Benc
         (tmp_path / name / "asks.py").write_text("import fractions\ndef f():\n    return fractions.__file__\n")
     (tmp_path / "own" / "fractions.py").touch()
     found = [
-        json.loads(fresh.run({"function": "asks:f"}, code_dir=str(tmp_path / name)).value)
+        json.loads(fresh.run({"function": "asks:f"}, code_dir=fresh.tree(tmp_path / name)).value)
         for name in ("plain", "plain", "plain", "plain", "own")
     ]
-    assert found[-1] == str(tmp_path / "own" / "fractions.py")
+    assert found[-1] == f"{fresh.tree(tmp_path / 'own')}/fractions.py"
     assert found[-2] != found[-1]
 
 
@@ -565,7 +582,7 @@ def test_warm_child_gets_its_own_snapshot_only(warm: Bench, tmp_path: Path) -> N
         (tmp_path / name).mkdir()
         (tmp_path / name / "mine.py").write_text(f"def f():\n    return {name!r}\n")
     orders = [
-        warm.order({"function": "mine:f"}, code_dir=str(tmp_path / name)) for name in ("one", "two", "one", "one")
+        warm.order({"function": "mine:f"}, code_dir=warm.tree(tmp_path / name)) for name in ("one", "two", "one", "one")
     ]
     warm.crew.send(0, orders)
     assert [json.loads(ended.value) for ended in warm.wait(*orders)] == ["one", "two", "one", "one"]

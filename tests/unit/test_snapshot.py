@@ -16,15 +16,13 @@ from hypothesis import strategies as st
 from runtime.errors import InvalidValue, NotPossible, StoreUnsafe
 from runtime.records import open_records
 from runtime.records.keyed import BlobRecords
+from runtime.shim import unpack
 from runtime.snapshot import (
     SnapshotRules,
     fetch_snapshot,
     list_files,
     make_snapshot,
-    pack,
     read_git_state,
-    restore,
-    snapshot_id,
     take_snapshot,
 )
 
@@ -49,7 +47,7 @@ def contents(folder: Path) -> dict[str, tuple[bool, bytes]]:
 def test_snapshot_restores_names_modes_links_and_bytes(tmp_path: Path) -> None:
     tree, records = make_tree(tmp_path / "tree"), open_records("memory:")
     identity = take_snapshot(tree, records)
-    restore(fetch_snapshot(identity, records), identity, tmp_path / "restored")
+    unpack(fetch_snapshot(identity, records), str(tmp_path / "restored"))
     assert contents(tmp_path / "restored") == contents(tree)
     assert (tmp_path / "restored" / "link").readlink() == Path("run.sh")
 
@@ -57,13 +55,13 @@ def test_snapshot_restores_names_modes_links_and_bytes(tmp_path: Path) -> None:
 def test_snapshot_of_the_same_tree_elsewhere_and_later_has_the_same_id(tmp_path: Path) -> None:
     one, other = make_tree(tmp_path / "a"), make_tree(tmp_path / "b")
     os.utime(other / "pkg" / "main.py", (1, 1))
-    assert snapshot_id(pack(one, list_files(one))) == snapshot_id(pack(other, list_files(other)))
+    assert make_snapshot(one).id == make_snapshot(other).id
 
 
 @pytest.mark.parametrize("change", ["bytes", "mode", "name"])
 def test_snapshot_of_a_changed_tree_has_another_id(tmp_path: Path, change: str) -> None:
     tree = make_tree(tmp_path / "a")
-    before = snapshot_id(pack(tree, list_files(tree)))
+    before = make_snapshot(tree).id
     match change:
         case "bytes":
             (tree / "pkg" / "main.py").write_bytes(b"print('ho')\r\n")
@@ -71,7 +69,7 @@ def test_snapshot_of_a_changed_tree_has_another_id(tmp_path: Path, change: str) 
             (tree / "run.sh").chmod(0o644)
         case "name":
             (tree / "run.sh").rename(tree / "ran.sh")
-    assert snapshot_id(pack(tree, list_files(tree))) != before
+    assert make_snapshot(tree).id != before
 
 
 def test_list_files_in_a_git_tree_takes_untracked_and_leaves_ignored_and_deleted(tmp_path: Path) -> None:
@@ -98,7 +96,7 @@ def test_snapshot_that_the_store_changed_is_refused(tmp_path: Path) -> None:
 def test_snapshot_with_a_secret_or_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
     tree = make_tree(tmp_path / "tree")
     with pytest.raises(NotPossible, match="too large"):
-        take_snapshot(tree, open_records("memory:"), max_bytes=10)
+        take_snapshot(tree, open_records("memory:"), rules=SnapshotRules(max_bytes=10))
     (tree / ".env").write_text("TOKEN=1")
     with pytest.raises(NotPossible, match=r"`\.env`"):
         take_snapshot(tree, open_records("memory:"))
@@ -202,8 +200,7 @@ def test_snapshot_takes_the_bytes_of_the_work_tree_whatever_filters_say(tmp_path
     (tree / "model.bin").write_bytes(b"\0weights")
     (tree / "secret.md").write_text("kept")
 
-    made = make_snapshot(tree)
-    restore(made.archive, made.id, tmp_path / "restored")
+    unpack(make_snapshot(tree).archive, str(tmp_path / "restored"))
 
     assert (tmp_path / "restored" / "dos.txt").read_bytes() == b"one\r\ntwo\r\n"
     assert (tmp_path / "restored" / "model.bin").read_bytes() == b"\0weights"
@@ -356,7 +353,7 @@ def test_snapshot_of_any_tree_restores_exactly_and_has_one_id(
             continue  # One name is another's folder.
 
     first, second = make_snapshot(tree), make_snapshot(tree)
-    restore(first.archive, first.id, folder / "restored")
+    unpack(first.archive, str(folder / "restored"))
 
     assert first.id == second.id
     assert _described(folder / "restored") == _described(tree)

@@ -48,13 +48,14 @@ ACCEPTED: list[dict[str, Any]] = [
     {**COMMAND, "not_before": "2026-01-31T12:00:00Z", "expires_at": "2026-01-31 12:00:00.123456+02:00"},
     {**COMMAND, "max_failures": 1},
     {**COMMAND, "outputs": ["/a", "gs://b/c", ""]},
+    {**COMMAND, "snapshot": "s", "folder": "a/..b/c\n"},
     {**COMMAND, "snapshot": "s", "key": "any text\n{}", "submitted_by": "a@b"},
     {**COMMAND, "priority": -1_000_000},
     {
         **COMMAND,
         **dict.fromkeys(
             ["id", "experiment", "generation", "resources", "timeout_s", "not_before", "expires_at", "max_failures",
-             "outputs", "snapshot", "key", "priority", "submitted_by", "submitted_at"]
+             "outputs", "snapshot", "folder", "key", "priority", "submitted_by", "submitted_at"]
         ),
     },
 ]  # fmt: skip
@@ -104,6 +105,7 @@ REFUSED: list[Any] = [
     {**COMMAND, "experiment": ".hidden"},
     {**COMMAND, "experiment": "a/b"},
     {**COMMAND, "experiment": "a\n"},
+    *({**COMMAND, "folder": name} for name in ("", "/a", "..", "a/../b", "a/", "a//b", "./a", "a/.", "a\0b", 1)),
     {**COMMAND, "experiment": "x" * 129},
     {**COMMAND, "generation": 0},
     {**COMMAND, "generation": True},

@@ -1,0 +1,147 @@
+"""What the files of a folder held when they were last read, so that a snapshot reads only those that have changed.
+
+A file in the user's cache folder for each folder that was submitted from. A file counts as unchanged while type, mode,
+size, both times and inode are what they were, as in git's index. One that was written shortly before it was read may
+change again within the same tick of the file system's clock and look the same; such files are not kept.
+
+The cache only saves reading: without it, or with a damaged one, everything is read. Any number of processes may use it
+at once; the last one's is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+VERSION: Final = 1
+SETTLED_NS: Final = 2_000_000_000
+"""How long before it was read a file must have been written: the coarsest clock of a file system is FAT's."""
+KEPT_TREES: Final = 16
+KEPT_FOLDERS: Final = 200
+_Status = tuple[int, int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A file as it was read."""
+
+    name: str
+    status: os.stat_result
+    digest: str
+    """SHA-256 of its bytes, or of a link's text."""
+
+    @classmethod
+    def of(cls, name: str, status: os.stat_result, content: bytes) -> Seen:
+        return cls(name, status, hashlib.sha256(content).hexdigest())
+
+
+class SnapshotCache:
+    """From `open`; `save` writes it if it has learned something."""
+
+    def __init__(self, path: Path | None, files: dict[str, list[Any]], trees: dict[str, str]) -> None:
+        self._path = path
+        self._files, self._trees = files, trees
+        self._opened_ns = time.time_ns()
+        self._seen: Sequence[Seen] = ()
+        self._changed = False
+
+    @classmethod
+    def open(cls, cache_dir: Path | None, folder: Path) -> SnapshotCache:
+        """The cache of `folder`; an empty one if there is none, it cannot be read, or no `cache_dir` is given."""
+        if cache_dir is None:
+            return cls(None, {}, {})
+        name = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]
+        path = cache_dir / "snapshots" / f"{name}.json"
+        try:
+            digest, _, body = path.read_bytes().partition(b"\n")
+            if digest.decode() != hashlib.sha256(body).hexdigest():
+                raise ValueError(digest)
+            said = json.loads(body)
+            if said["version"] != VERSION:
+                raise ValueError(said["version"])
+            return cls(path, said["files"], said["trees"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return cls(path, {}, {})
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._files
+
+    def find_digest(self, name: str, status: os.stat_result) -> str | None:
+        """What the file held, if it is unchanged since."""
+        known = self._files.get(name)
+        if known is None or tuple(known[:-1]) != _fields(status):
+            return None
+        digest: str = known[-1]
+        return digest
+
+    def find_id(self, seen: Sequence[Seen]) -> str | None:
+        """The content id of a tree that holds exactly this, if it was packed before."""
+        return self._trees.get(self._keep(seen))
+
+    def learn(self, seen: Sequence[Seen], identity: str) -> None:
+        """Remember the content id of what was packed."""
+        key = self._keep(seen)
+        self._trees = {**{each: known for each, known in self._trees.items() if each != key}, key: identity}
+        self._changed = True
+
+    def save(self) -> None:
+        """A folder that cannot be written stops nobody."""
+        if self._path is None:
+            return
+        settled = self._opened_ns - SETTLED_NS
+        files = {
+            each.name: [*_fields(each.status), each.digest]
+            for each in self._seen
+            if max(each.status.st_mtime_ns, each.status.st_ctime_ns) < settled
+        }
+        if files == self._files and not self._changed:
+            return
+        trees = dict(list(self._trees.items())[-KEPT_TREES:])
+        body = json.dumps({"version": VERSION, "files": files, "trees": trees}, separators=(",", ":")).encode()
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            try:
+                temporary.write_bytes(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+                temporary.replace(self._path)
+            finally:
+                temporary.unlink(missing_ok=True)
+            _drop_oldest(self._path.parent)
+        except OSError:
+            pass
+
+    def _keep(self, seen: Sequence[Seen]) -> str:
+        self._seen = seen
+        lines = (
+            f"{stat.S_IFMT(each.status.st_mode)} {each.status.st_mode & 0o100} {each.digest} {each.name}"
+            for each in seen
+        )
+        return hashlib.sha256("\0".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _fields(status: os.stat_result) -> _Status:
+    return status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
+def _drop_oldest(folder: Path) -> None:
+    """Folders that were submitted from and are gone would leave their caches for ever."""
+    with os.scandir(folder) as entries:
+        found = [entry.path for entry in entries]
+    if len(found) <= KEPT_FOLDERS:
+        return
+    ages = []
+    for path in found:
+        with suppress(OSError):
+            ages.append((os.stat(path).st_mtime_ns, path))  # noqa: PTH116
+    for _, path in sorted(ages)[:-KEPT_FOLDERS]:
+        with suppress(OSError):
+            os.unlink(path)  # noqa: PTH108

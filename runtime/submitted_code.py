@@ -1,0 +1,119 @@
+"""Which code goes with what is submitted: the folder it is taken from, its snapshot, and where in it attempts start."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runtime.config import Settings, load_project
+from runtime.errors import NotPossible
+
+if TYPE_CHECKING:
+    from runtime.records.base import RecordStore
+
+WITHOUT = "`--no-snapshot` (in Python `snapshot=False`) submits without the code, and workers run their own"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmittedCode:
+    """What tasks say of their code; nothing of it for those that run the worker's own."""
+
+    snapshot: str | None = None
+    folder: str | None = None
+    """Where in the snapshot attempts start; None is its root."""
+    taken_from: Path | None = None
+    """The folder whose snapshot it is; None where a content id was given."""
+
+
+def take_code(
+    wanted: str | Path | bool | None, records: RecordStore | None, settings: Settings, *, start: Path | None = None
+) -> SubmittedCode:
+    """The code that was asked for, stored in `records` where there are any.
+
+    `wanted` is a content id, a folder, True for the folder of the project around `start` (the working directory if
+    None), False for none, or None for what the project says. Raises `NotPossible` for a folder that is no code: too
+    large, a home, one that holds what looks like a secret.
+    """
+    if isinstance(wanted, str):
+        return SubmittedCode(snapshot=wanted)
+    if wanted is False or (wanted is None and not settings.project.snapshot):
+        return SubmittedCode()
+    from runtime.snapshot import SnapshotRules, take_snapshot
+
+    here = Path.cwd()
+    folder = wanted.absolute() if isinstance(wanted, Path) else find_code_folder(start or here)
+    rules = SnapshotRules(left_out=_ours(settings, records))
+    try:
+        identity = take_snapshot(folder, records, rules=rules, cache_dir=settings.cache_dir)
+    except NotPossible as problem:
+        problem.hint = f"{problem.hint}; {WITHOUT}" if problem.hint else WITHOUT
+        raise
+    return SubmittedCode(snapshot=identity, folder=_place_in(folder, here), taken_from=folder)
+
+
+def find_code_folder(start: Path) -> Path:
+    """The project around `start`: the nearest folder, going up, that has a project file or is a git work tree's top.
+
+    Where there is none it is `start` itself. A home, and what lies above it, counts only if `start` is that very folder
+    and is a project.
+    """
+    start = start.resolve()
+    above_homes = _home_and_above()
+    file = load_project(start).file
+    for each in (start, *start.parents):
+        if each in above_homes and each != start:
+            break
+        if (file is not None and file.parent == each) or (each / ".git").exists():
+            return each
+    if start in above_homes:
+        raise NotPossible(
+            f"`{start}` is no project, and its snapshot would go with the tasks",
+            facts=["it is a home, or lies above one, and has neither a project file nor a git work tree"],
+            hint=f"submit from the folder of the code, or name it with `--snapshot FOLDER`; {WITHOUT}",
+        )
+    return start
+
+
+def import_root(function: Callable[..., Any]) -> Path | None:
+    """The folder from which the module of a function is imported; None for one that is installed, or has no file."""
+    name = getattr(function, "__module__", None) or ""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if not file:
+        return None
+    path = Path(file).resolve()
+    installed = [Path(place).resolve() for place in set(sysconfig.get_paths().values())]
+    if any(path.is_relative_to(place) for place in installed if place.name != "include"):
+        return None
+    depth = name.count(".") + (path.name == "__init__.py")
+    return path.parents[depth]
+
+
+def _place_in(folder: Path, here: Path) -> str | None:
+    real = folder.resolve()
+    if not here.is_relative_to(real) or here == real:
+        return None
+    return here.relative_to(real).as_posix()
+
+
+def _home_and_above() -> set[Path]:
+    try:
+        home = Path.home().resolve()
+    except RuntimeError:
+        return {Path("/")}
+    return {home, *home.parents}
+
+
+def _ours(settings: Settings, records: RecordStore | None) -> tuple[Path, ...]:
+    """What this package writes and nobody submits, which may lie in the folder of the code."""
+    places = [str(settings.data_dir), str(settings.cache_dir), str(settings.config_dir)]
+    kind, _, path = (records.url if records else "").partition(":")
+    if kind == "file":
+        places.append(path)
+    elif kind == "sqlite":
+        places += [f"{path}{end}" for end in ("", "-wal", "-shm", "-journal", "-lock", "-workers", "-files")]
+    return tuple(Path(os.path.realpath(place)) for place in places)
