@@ -125,7 +125,7 @@ def run_quickstart(
         )
         queue = stack.queue()
         tasks = list(_read_lines(project / "shards/tasks.jsonl"))
-        mapped = submit(tasks, experiment=EXPERIMENT, queue=queue)
+        mapped = submit(tasks, experiment=EXPERIMENT, queue=queue, snapshot=project)
         show.say(f"{mapped.new} tasks submitted; {workers} worker{'s run' if workers > 1 else ' runs'} them")
         killed, running = _watch_map(show, mapped, stack.records, fleet, kill=kill)
         records = _records_of(mapped, stack.records)
@@ -133,7 +133,11 @@ def run_quickstart(
         inputs.write_text("".join(f"{record.value['output']}\n" for record in records), encoding="utf-8")
         show.say("reduce: near-duplicates over all shards, one more task")
         reduced = submit(
-            ("curation", "duplicates", [f"--inputs={inputs}"]), experiment=EXPERIMENT, key="duplicates", queue=queue
+            ("curation", "duplicates", [f"--inputs={inputs}"]),
+            experiment=EXPERIMENT,
+            key="duplicates",
+            queue=queue,
+            snapshot=project,
         )
         value = _watch_reduce(reduced, stack.records, fleet)
         fleet.stop()

@@ -57,6 +57,8 @@ PUT_TASKS: Final = 4_000
 """Put into an embedded file at once; its lock is held for that long."""
 NAMED_TASKS: Final = 100
 """A submission of up to this many tasks remembers their ids, and is waited for task by task."""
+PARTS_LOOKED_AT: Final = 8
+"""To tell what code known tasks have."""
 OWN_CODE: Final = "worker"
 """Stands for the code that a worker has, in the place of a content id."""
 LIVE_WITHIN: Final = timedelta(minutes=2)
@@ -436,10 +438,11 @@ class _Counted:
         self.advance = progress
 
     def look_at(self, tasks: Sequence[Task]) -> None:
-        """Remember as many as there is room for, evenly from all of them."""
+        """Remember as many as there is room for, evenly from all that carry code."""
         room = NAMED_TASKS - len(self.looked_at)
         for task in tasks[:: -(-len(tasks) // room)] if room else ():
-            self.looked_at[task.id] = task
+            if task.snapshot is not None:
+                self.looked_at[task.id] = task
 
     def name(self, task: Task) -> None:
         if self.named is not None:
@@ -630,7 +633,8 @@ def _stored(records: RecordStore, experiment: str, tasks: Mapping[str, Task]) ->
     wanted = {task_key(task.id, task.generation) for task in tasks.values()}
     parts = records.parts(experiment) if tasks else []
     own = [part for part in parts if part.count == 1 and _number(part) in wanted]
-    for part in [*own, *(part for part in parts if _number(part) < _FIRST_OWN_NUMBER)]:
+    in_order = [part for part in parts if _number(part) < _FIRST_OWN_NUMBER]
+    for part in [*own[:PARTS_LOOKED_AT], *in_order[:PARTS_LOOKED_AT]]:
         if not wanted:
             return
         for line in records.read_part(part):

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from runtime import faults
 from runtime.clock import Clock, SystemClock
 from runtime.code_identity import CodeIdentity
+from runtime.config import load_project
 from runtime.crew import Crew, CrewSettings, Ended, Order
 from runtime.errors import RequestRefused, RuntimeFailure
 from runtime.heartbeat import Heartbeat
@@ -245,7 +246,7 @@ class Worker:
         )
         self._crew.start()
         self._trees = Trees(self._scratch.path, self._crew.discard)
-        self._code = CodeIdentity(Path.cwd())
+        self._code = CodeIdentity(Path.cwd(), load_project().workflow_packages)
         # Trees of dead workers may be large; nothing waits for their end.
         threading.Thread(target=remove_leftovers, name="leftovers", daemon=True).start()
         self._bell = self.queue.doorbell()
@@ -697,6 +698,8 @@ class Worker:
             if task.snapshot is not None:
                 order.code_dir, order.snapshot = self._trees.place(task.snapshot, slot.index), task.snapshot
                 order.cwd = f"{order.code_dir}/{task.folder}" if task.folder else None
+            else:
+                self._code.begin(task.entry)
             attempt.output_dir = order.output_dir = self._output_dir(task.id, lease.token)
             order.checkpoint_dir = self.records.checkpoints_path(task.id) or ""
             orders.append(order)
@@ -865,7 +868,7 @@ class Worker:
             return attempt.log_url
 
     def _code_of(self, lease: Lease) -> str | None:
-        return lease.task.snapshot or self._code.value
+        return lease.task.snapshot or self._code.of(lease.task.entry)
 
     def _count_failure(self, task_id: str, now: float) -> None:
         most = self.options.max_consecutive_failures

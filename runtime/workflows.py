@@ -132,7 +132,7 @@ def prepare_process(project: Project) -> None:
     if key in _prepared:
         return
     for each in project.env_files:
-        _load_env_file(project.root / each, project)
+        _load_env_file(each, project)
     if project.workflow_setup:
         find_function(project.workflow_setup, kind="workflow_setup")()
     _prepared.add(key)
@@ -260,9 +260,16 @@ def _cached_project(folder: Path, read: Callable[[Path], Project]) -> Project:
     return read(folder)
 
 
-def _load_env_file(path: Path, project: Project) -> None:
+def _load_env_file(name: str, project: Project) -> None:
+    """From the project, or, as secrets are in no snapshot, from the one that the worker was started in."""
     from dotenv import load_dotenv
 
+    path = project.root / name
+    child = getattr(sys.modules.get("runtime.attempt"), "current", None)
+    if not path.is_file() and child is not None and child.code_dir:
+        from runtime.config import load_project
+
+        path = load_project(Path(child.cwd)).root / name
     if not path.is_file():
         raise RequestRefused(
             f"no file `{path}` to load variables from",

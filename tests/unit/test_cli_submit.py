@@ -67,7 +67,7 @@ def settle(queue: SqliteQueue, task_count: int, state: TaskState, message: str |
         queue.settle([Settlement(lease, record, mark)])
 
 
-def test_workflow_with_arguments_taken_as_they_are(run: Run, queue: SqliteQueue) -> None:
+def test_workflow_with_arguments_taken_as_they_are(run: Run, queue: SqliteQueue, tmp_path: Path) -> None:
     code, out, err = run("proj", "wf", '--path=it\'s {a} "b"', "--n", "3", "--", "-x", "--tags+=a\nb")
 
     (task,) = waiting(queue)
@@ -76,6 +76,7 @@ def test_workflow_with_arguments_taken_as_they_are(run: Run, queue: SqliteQueue)
     assert out == f"{task.id}\n"
     assert err == (
         "1 task submitted to queue `default` of stack `local`, experiment `default`\n"
+        f"with the code of `{tmp_path}` as it is now, `{str(task.snapshot)[:19]}`\n"
         f"follow with `runtime status {task.id}`\n"
     )
     assert task.submitted_by
@@ -167,7 +168,7 @@ def test_submitted_again_it_says_what_was_known_and_what_is_the_same(
     run("--from", "t.jsonl")
     (tmp_path / "t.jsonl").write_text("\n".join(lines))
 
-    code, _, err = run("--from", "t.jsonl")
+    code, _, err = run("--no-snapshot", "--from", "t.jsonl")
 
     assert code == 0
     assert err.splitlines()[:3] == [
@@ -227,6 +228,8 @@ def test_skip_existing_leaves_out_what_is_done(run: Run, queue: SqliteQueue, tmp
 def test_json_output_has_every_count_and_the_ids(run: Run, queue: SqliteQueue) -> None:
     _, out, _ = run("-o", "json", "--grid", "n=0:2", "p", "w")
 
+    task, _ = waiting(queue)
+    assert task.snapshot is not None
     assert json.loads(out) == {
         "experiment": "default",
         "queue": "default",
@@ -236,6 +239,8 @@ def test_json_output_has_every_count_and_the_ids(run: Run, queue: SqliteQueue) -
         "same": 0,
         "skipped": 0,
         "resumed": 0,
+        "snapshot": task.snapshot,
+        "kept_code": None,
         "ids": [task.id for task in waiting(queue)],
     }
 
