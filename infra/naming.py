@@ -122,7 +122,8 @@ def _fit(*parts: str, least: int = 1, limit: int) -> str:
         return whole
     readable = re.sub(r"[^a-z0-9]+", "-", whole.lower()).strip("-")
     readable = re.sub(r"goog|g00g", "g", readable)
-    if not readable[:1].isalpha() or readable.startswith("gcp-"):
+    # A hash follows, and makes the prefix of a name that is `gcp` alone.
+    if not readable[:1].isalpha() or f"{readable}-".startswith("gcp-"):
         readable = f"r-{readable}".rstrip("-")
     return _hashed(readable, whole, limit)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from infra.naming import CLUSTER_LIMIT, Names, labels, shorten
@@ -74,6 +74,7 @@ def test_the_judge_of_these_tests_given_a_bad_name_refuses_it(kind: str, name: s
 @pytest.mark.parametrize("kind", KINDS)
 @FEW
 @given(stack=stacks, project=projects, role=roles)
+@example(stack=".", project="a00000", role="GCP")
 def test_name_of_any_stack_and_role_is_what_google_takes(kind: str, stack: str, project: str, role: str) -> None:
     name = KINDS[kind][0](Names(stack=stack, project=project), role)
 
