@@ -4,8 +4,8 @@ The engine shows a policy pack every resource twice: its inputs as soon as the p
 preview or an `up` all resources of the stack, with what their provider answered in place of the inputs. Only the inputs
 say what the program wants: an answer holds defaults of the cloud and members that nobody granted anything. Only the end
 says what depends on what. So the inputs are kept until the end, and both together are the registrations that the rules
-know. A resource that the program did not register in this run, as one that `--target` left in the stack, is judged by
-what the state says.
+know. With `--target`, a resource that the program no longer registers stays, and is judged by what the state says; one
+that is left for later is as little there for the rules as it is for the stack.
 
 What the engine does not show, a rule cannot see: that a value is marked as secret, and what is kept on destroy.
 `python -m infra check` sees both.
@@ -93,8 +93,8 @@ def _reader(inputs: Inputs) -> ResourceValidationPolicy:
 
 def _policy(name: str, rule: Rule, inputs: Inputs) -> StackValidationPolicy:
     def validate(args: StackValidationArgs, report_violation: ReportViolation) -> None:
-        resources = [as_registration(each, inputs.get(each.urn)) for each in args.resources]
-        for violation in apply_rule(name, resources, stack_bounds()):
+        shown = [as_registration(each, inputs.get(each.urn)) for each in args.resources]
+        for violation in apply_rule(name, [each for each in shown if not _is_for_later(each)], stack_bounds()):
             report_violation(
                 f"{violation.message}; {violation.hint}" if violation.hint else violation.message, violation.urn
             )
@@ -115,6 +115,11 @@ def describe(name: str, rule: Rule) -> str:
 
 def _is_custom(type_: str) -> bool:
     return not type_.startswith(("runtime:", "pulumi:pulumi:"))
+
+
+def _is_for_later(resource: Registration) -> bool:
+    """Whether `--target` leaves it to another run to make this; the engine then shows none of its inputs."""
+    return resource.custom and not resource.inputs
 
 
 def _plain(value: Any) -> Any:

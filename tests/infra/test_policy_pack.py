@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pulumi
+import pulumi_gcp as gcp
 import pytest
 import yaml
 from google.protobuf import json_format
@@ -259,6 +261,14 @@ def test_resource_that_the_program_left_to_the_stack_is_judged_by_its_state(pack
     found = pack.judge(recording, lambda each: opened if each is bucket else {}, registered=False, rule="buckets")
 
     assert found == [("buckets", "lab-bucket", "could be made public")]
+
+
+def test_resource_that_is_left_for_a_later_run_is_judged_by_that_one(pack: Pack) -> None:
+    recording = run(lambda lab: gcp.pubsub.Topic("lab-t", name="t", labels={}, opts=lab.opts()) and None)
+    left = replace(recording, resources=tuple(replace(each, inputs={}) for each in recording.resources))
+
+    assert pack.judge(left, nothing) == []
+    assert {rule for rule, _, _ in pack.judge(recording, nothing)} == {"labels", "api-first"}
 
 
 def test_value_that_is_marked_as_secret_is_judged_like_any_other(pack: Pack) -> None:
