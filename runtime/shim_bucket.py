@@ -21,6 +21,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import socket
 import stat
@@ -33,9 +34,12 @@ import urllib.parse
 import urllib.request
 import xml.etree.ElementTree
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
-import shim
+if __name__.startswith("runtime."):  # read by the package, which lists buckets with it too
+    from runtime import shim
+else:
+    import shim  # type: ignore[no-redef]
 
 PATIENCE_S = 900.0
 """How long a bucket that does not answer is asked again."""
@@ -61,6 +65,9 @@ OWN = "RUNTIME_RECORDS_"
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 FRESH_S = 300.0
 """Credentials are renewed so long before they end."""
+
+Row = Tuple[str, Optional[int], str]
+"""Whole key, size in bytes and time of an object; of a folder its size is None."""
 
 
 class Unreachable(Exception):
@@ -500,7 +507,10 @@ def hash_file(path):
 class Bucket(object):
     """Objects below one prefix. Every call may come from any thread, and raises `Unreachable`."""
 
-    def __init__(self, url):
+    answer_s = ANSWER_S
+    say: Callable[[str], None] = staticmethod(shim.say)
+
+    def __init__(self, url: str) -> None:
         scheme, _, rest = url.partition("://")
         name, _, prefix = rest.partition("/")
         if scheme not in ("gs", "s3") or not name:
@@ -587,22 +597,37 @@ class Bucket(object):
 
     def names(self, folder):
         """Names of objects and folders in `folder`, which ends with a slash, sorted."""
-        found, after = set(), None
         prefix = self.prefix + folder
+        found = {key[len(prefix) :].rstrip("/") for page in self.pages(prefix, delimiter="/") for key, _, _ in page}
+        return sorted(name for name in found if name)
+
+    def pages(
+        self,
+        prefix: str,
+        delimiter: Optional[str] = None,
+        after: Optional[str] = None,
+        patience: Optional[float] = None,
+    ) -> Iterator[List[Row]]:
+        """Yield every object whose whole key begins with `prefix` and follows `after`, page by page.
+
+        Keys that have a `delimiter` behind the prefix are one row, which ends with it. A listing is complete or raises
+        `Unreachable`: a page that is cut off, makes no sense or leads nowhere is asked for again.
+        """
+        query = {"list-type": "2", "prefix": prefix}
+        if delimiter:
+            query["delimiter"] = delimiter
+        if after:
+            query["start-after"] = after
+        tokens: Set[str] = set()
         while True:
-            query = {"list-type": "2", "prefix": prefix, "delimiter": "/"}
-            if after:
-                query["continuation-token"] = after
-            root = xml.etree.ElementTree.fromstring(self._sure("GET", None, query=query))
-            for each in root.iter():
-                kind = each.tag.rpartition("}")[2]
-                if kind == "Contents":
-                    found.add(_text(each, "Key")[len(prefix) :])
-                elif kind == "CommonPrefixes":
-                    found.add(_text(each, "Prefix")[len(prefix) :].rstrip("/"))
-            after = _text(root, "NextContinuationToken")
-            if not after:
-                return sorted(name for name in found if name)
+            rows, token = self._sure(
+                "GET", None, query=query, read=lambda body: read_page(body, tokens), patience=patience
+            )
+            yield rows
+            if not token:
+                return
+            tokens.add(token)
+            query["continuation-token"] = token
 
     def _none_of(self, answer, key):
         if answer.status != 404 or "NoSuchBucket" in str(answer):
@@ -646,12 +671,14 @@ class Bucket(object):
             if time.time() + pause >= until:
                 raise Unreachable("%s: %s" % (key or self.name, problem))
             if 1.0 < pause <= 2.0:
-                shim.say("waits for the record root: %s: %s" % (key or self.name, problem))
+                self.say("waits for the record root: %s: %s" % (key or self.name, problem))
             time.sleep(pause * (0.5 + random.random()))
             pause = min(30.0, pause * 2)
 
-    def _ask_once(self, method, key, data=None, query=None, headers=None, into=None, said=None, give_up=None):
-        """The body of the answer, or of its headers the one that is called `said`."""
+    def _ask_once(
+        self, method, key, data=None, query=None, headers=None, into=None, said=None, read=None, give_up=None
+    ):
+        """The body of the answer or what `read` makes of it, or of its headers the one that is called `said`."""
         path = "/" + self.name + ("" if key is None else "/" + self.prefix + key)
         path = urllib.parse.quote(path, safe="/-_.~")
         words = sorted((query or {}).items())
@@ -661,7 +688,7 @@ class Bucket(object):
         url = self.cloud.endpoint + path + ("?" + text if text else "")
         request = urllib.request.Request(url, data=data, headers=headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+            with urllib.request.urlopen(request, timeout=self.answer_s) as answer:
                 if into is not None:
                     return _save(answer, into, give_up)
                 if said is not None:
@@ -671,7 +698,46 @@ class Bucket(object):
             raise Answer(problem.code, problem.read(), problem.headers.get("Date"))
         if method == "POST" and b"<Error>" in body[:1000]:
             raise Answer(500, body)  # S3 answers the last request of an upload before it knows how that ends
-        return body
+        return body if read is None else read(body)
+
+
+def read_page(body, tokens):
+    """The rows of a page of a listing, and the token of the next page or "". `tokens` are those that led here.
+
+    Raises `IOError` for what is no such page. U+FFFD stands for the characters of a key that XML cannot hold.
+    """
+    text = _NO_XML.sub("\ufffd", _REFERENCE.sub(_readable, body.decode("utf-8", "replace")))
+    try:
+        root = xml.etree.ElementTree.fromstring(text)
+        if root.tag.rpartition("}")[2] != "ListBucketResult":
+            raise ValueError("it is %s" % root.tag)
+        rows: List[Row] = []
+        for each in root:
+            kind = each.tag.rpartition("}")[2]
+            if kind == "Contents":
+                rows.append((_text(each, "Key"), int(_text(each, "Size")), _text(each, "LastModified")))
+            elif kind == "CommonPrefixes":
+                rows.append((_text(each, "Prefix"), None, ""))
+    except (ValueError, xml.etree.ElementTree.ParseError) as problem:
+        raise IOError(errno.EIO, "the answer is no page of a listing: %s" % problem)
+    token = _text(root, "NextContinuationToken")
+    if token in tokens:
+        raise IOError(errno.EIO, "a page of the listing leads back to an earlier one")
+    if u"\ufffd" in token or (_text(root, "IsTruncated") == "true" and not token):
+        raise IOError(errno.EIO, "a page of the listing says that more follows, and not where")
+    return rows, token
+
+
+_NO_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
+_REFERENCE = re.compile("&#(x[0-9a-fA-F]{1,6}|[0-9]{1,7});")
+
+
+def _readable(reference):
+    text = reference.group(1)
+    number = int(text[1:], 16) if text.startswith("x") else int(text)
+    if number > 0x10FFFF or 0xD800 <= number <= 0xDFFF or _NO_XML.match(chr(number)):
+        return "\ufffd"
+    return reference.group()
 
 
 def _save(answer, path, give_up):
@@ -763,7 +829,8 @@ class Google(Cloud):
         """A token and when it ends."""
         if self.emulated:
             return "anonymous", time.time() + 1e9
-        path = variable("GOOGLE_APPLICATION_CREDENTIALS")
+        named = ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "GOOGLE_APPLICATION_CREDENTIALS")
+        path = next(filter(None, map(variable, named)), "")
         usual = os.path.expanduser("~/.config/gcloud/application_default_credentials.json")
         if not path and os.path.exists(usual):
             path = usual
@@ -828,8 +895,8 @@ def _base64url(data):
 class Amazon(Cloud):
     """https://docs.aws.amazon.com/AmazonS3/latest/API/sig-v4-authenticating-requests.html"""
 
-    def __init__(self):
-        self.region = variable("AWS_REGION") or variable("AWS_DEFAULT_REGION") or "us-east-1"
+    def __init__(self, region: Optional[str] = None) -> None:
+        self.region = region or variable("AWS_REGION") or variable("AWS_DEFAULT_REGION") or "us-east-1"
         own = variable("AWS_ENDPOINT_URL_S3") or variable("AWS_ENDPOINT_URL")
         Cloud.__init__(self, own or "https://s3.%s.amazonaws.com" % self.region, {"If-None-Match": "*"})
 

@@ -1,33 +1,42 @@
 """Records in a bucket, `gs://bucket/prefix` or `s3://bucket/prefix`, through obstore.
 
 The library retries what a service says may be retried, with backoff, and may then meet its own write; all that is
-ambiguous ends in reading back. Endpoints and credentials come from the clouds' own environment variables:
+ambiguous ends in reading back. It refuses a whole page of a listing for one name that it cannot represent
+(https://github.com/developmentseed/obstore/issues/429), so such a listing goes on with the client that jobs use. Endpoints and credentials come from the clouds' own environment variables:
 `AWS_ENDPOINT_URL` and `STORAGE_EMULATOR_HOST` (then without credentials) point to another server.
 A process that forks opens its store afterwards: the library has threads of its own.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
+import itertools
 import json
 import os
 import re
+import shlex
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeAlias, TypeVar
 
 from runtime.clock import Clock
 from runtime.errors import InvalidValue, MissingExtra, StoreUnavailable
 from runtime.records.blobs import BlobInfo
 from runtime.records.keyed import BlobRecords
 
+if TYPE_CHECKING:
+    from runtime import shim_bucket
+
 REQUEST_TIMEOUT: Final = timedelta(seconds=60)
 RETRY_FOR: Final = timedelta(seconds=90)
 TRIES: Final = 3
 """What the library does not retry itself, such as a write without an answer in time, begins anew this often."""
+LIST_TRIES: Final = 7
+"""So often in a row it begins anew with a page that was cut off, which the library never asks for again."""
 METADATA: Final = ("169.254.169.254", 80)
 """Where a machine of either cloud finds its credentials."""
 PAGE: Final = 1000
@@ -53,8 +62,20 @@ _MAY_PASS: Final = {408, 409, 425, 429}
 _NATIVE_GOOGLE: Final = {"authorized_user", "service_account"}
 _LAST: Final = "~"
 """Sorts behind every character of a key."""
+_REMOVE: Final = {"gs": "gsutil rm", "s3": "aws s3 rm"}
+_NOT_A_PAGE: Final = "invalid list response"
+"""The library's words for a page that it cannot read, such as one with a control character in a name."""
+
+_UNREADABLE: Final = re.compile("[\\x00-\\x1f\\x7f\\ufffd]")
+_NUMBER: Final = re.compile("[0-9]{5,}")
+_LONG_AGO: Final = datetime.min.replace(tzinfo=UTC)
 
 T = TypeVar("T")
+_Row: TypeAlias = tuple[str, int, datetime]
+"""Key below the prefix, size in bytes and time."""
+
+_reported: set[str] = set()
+"""URLs of which this process has said that they hold names of others."""
 
 
 class BucketBlobs:
@@ -72,10 +93,13 @@ class BucketBlobs:
         except ModuleNotFoundError:
             raise MissingExtra(f"record store `{url}`", _EXTRAS[scheme]) from None
         self.url = f"{scheme}://{bucket}" + (f"/{prefix}" if prefix else "")
-        self._bucket, self._scheme, self._retry_for = bucket, scheme, retry_for
+        self._bucket, self._scheme, self._timeout, self._retry_for = bucket, scheme, timeout, retry_for
+        self._below = f"{prefix}/" if prefix else ""
+        self._credentials = _find_credentials(scheme)
         self._store = _open_store(
             scheme,
             bucket,
+            self._credentials,
             prefix=prefix or None,
             client_options={"timeout": timeout, "connect_timeout": timedelta(seconds=5)},
             retry_config={
@@ -88,6 +112,7 @@ class BucketBlobs:
                 },
             },
         )
+        self._plain: shim_bucket.Bucket | None = None
         self._next_chunk: dict[str, int] = {}
 
     def create(self, key: str, data: bytes) -> bool:
@@ -154,9 +179,17 @@ class BucketBlobs:
 
     def list_folder(self, folder: str) -> list[str]:
         """Names of objects and folders in `folder`, which ends with a slash; what lies deeper is not looked at."""
-        found = self._call(folder, lambda: self._obstore.list_with_delimiter(self._store, folder.rstrip("/") or None))
-        objects = [each["path"] for each in found["objects"]]
-        return sorted({path.rstrip("/")[len(folder) :] for path in [*objects, *found["common_prefixes"]]} - {""})
+        try:
+            found = self._call(
+                folder, lambda: self._obstore.list_with_delimiter(self._store, folder.rstrip("/") or None), LIST_TRIES
+            )
+        except FileNotFoundError as problem:
+            raise self._explain(problem, folder) from problem
+        except (_PageRefused, ValueError) as problem:
+            keys = [key for key, _, _ in self._list_plainly(folder, None, problem, delimiter="/")]
+        else:
+            keys = [*(each["path"] for each in found["objects"]), *found["common_prefixes"]]
+        return sorted({key.rstrip("/")[len(folder) :] for key in keys} - {""})
 
     def delete(self, key: str) -> None:
         try:
@@ -165,40 +198,116 @@ class BucketBlobs:
             return
 
     def list_keys(self, prefix: str, *, after: str | None = None) -> Iterator[str]:
-        return (found["path"] for found in self._list(prefix, after))
+        return (key for key, _, _ in self._list(prefix, after))
 
     def list_blobs(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
-        for found in self._list(prefix, after):
-            yield BlobInfo(found["path"], found["size"], found["last_modified"])
+        return itertools.starmap(BlobInfo, self._list(prefix, after))
 
-    def _list(self, prefix: str, after: str | None) -> Iterator[Any]:
-        """The library lists whole folders; a prefix that ends inside a name starts there and stops behind it."""
+    def _list(self, prefix: str, after: str | None) -> Iterator[_Row]:
+        """Every row or an error: a listing that fails is taken up after the last key that came."""
         folder, _, start = prefix.rpartition("/")
+        # The library lists whole folders; a prefix that ends inside a name starts there and stops behind it.
         before = f"{prefix[:-1]}{chr(ord(prefix[-1]) - 1)}{_LAST}" if start else None
-        offset = max(filter(None, (before, after)), default=None)
-        pages = self._obstore.list(self._store, folder or None, offset=offset, chunk_size=PAGE)
+        last = max(filter(None, (before, after)), default=None)
+        pages: Iterator[Any] | None = None
+        repeated = 0
+
+        def read_next() -> Any:
+            nonlocal pages
+            # After a failure the library's iterator is at its end, as if the listing were, so it is made anew.
+            going, pages = pages, None
+            going = going or self._obstore.list(self._store, folder or None, offset=last, chunk_size=PAGE)
+            page = next(going, None)
+            pages = going
+            return page
+
         while True:
             try:
-                page = self._call(prefix, lambda: next(pages, None))
+                page = self._call(prefix, read_next, LIST_TRIES)
             except FileNotFoundError as problem:
                 raise self._explain(problem, prefix) from problem
+            except (_PageRefused, ValueError) as problem:
+                yield from self._list_plainly(prefix, last, problem)
+                return
             if page is None:
                 return
+            repeated += 1
             for found in page:
                 path = found["path"]
+                if last is not None and path <= last:
+                    continue
+                last, repeated = path, 0
                 if path.startswith(prefix):
-                    if offset is None or path > offset:
-                        yield found
+                    yield path, found["size"], found["last_modified"]
                 elif path > prefix:
                     return
+            if repeated == TRIES:
+                raise self._explain(OSError("the same page of the listing came again and again"), prefix)
+
+    def _list_plainly(
+        self, prefix: str, after: str | None, refused: Exception, delimiter: str | None = None
+    ) -> Iterator[_Row]:
+        """As `_list`, with a client that takes any name: those that are not ours are reported and left out."""
+        from runtime import shim_bucket
+
+        self._plain = self._plain or self._open_plain_client()
+        whole = self._below + prefix
+        pages = self._plain.pages(whole, delimiter, after and self._below + after, self._retry_for.total_seconds())
+        folder = whole.rfind("/") + 1
+        while True:
+            try:
+                page = next(pages, None)
+            except shim_bucket.Unreachable as problem:
+                raise StoreUnavailable(
+                    f"bucket `{self._bucket}` cannot be listed around a name that is not ours",
+                    facts=[f"at `{self.url}/{prefix}`", str(refused).partition("\n")[0], str(problem)],
+                    hint="remove that object" if isinstance(problem, shim_bucket.Denied) else None,
+                    retryable=not isinstance(problem, shim_bucket.Denied),
+                ) from problem
+            if page is None:
+                return
+            for key, size, modified in page:
+                name = key[len(self._below) :]
+                if key[folder:] and not _is_name(key[folder:].removesuffix("/")):
+                    self._report(name)
+                elif size is None:
+                    yield name, 0, _LONG_AGO
+                elif not key.endswith("/"):  # what consoles and mounts put where they show a folder
+                    yield name, size, datetime.fromisoformat(modified)
+
+    def _open_plain_client(self) -> shim_bucket.Bucket:
+        from runtime import shim_bucket
+
+        client = shim_bucket.Bucket(self.url)
+        client.answer_s = self._timeout.total_seconds()
+        client.say = _say_nothing
+        provider = self._credentials.get("credential_provider")
+        if provider is not None:
+            if self._scheme == "s3":
+                client.cloud = shim_bucket.Amazon(getattr(provider, "config", {}).get("region"))
+            client.cloud.find = functools.partial(_ask_provider, provider)  # type: ignore[method-assign]
+        return client
+
+    def _report(self, name: str) -> None:
+        """Say once in a process that there are names that nobody here made, and how to be rid of them."""
+        if self.url in _reported:
+            return
+        _reported.add(self.url)
+        import logging  # Here, and only when there is something to say: a worker does without it.
+
+        address = f"{self.url}/{name}"  # whose name may hold what moves a terminal's cursor
+        remove = f"; `{_REMOVE[self._scheme]} {shlex.quote(address)}` removes it" if address.isprintable() else ""
+        logging.getLogger(__name__).warning(
+            f"bucket `{self._bucket}` holds names that are not ours, such as {address!a}: they are left out of every "
+            f"listing, and make it slower{remove}"
+        )
 
     def append(self, key: str, data: bytes) -> None:
         """One create-only object for each call: `t.log` becomes `t.00000.log`, `t.00001.log` …; give it much at once."""
         stem, _, suffix = key.rpartition(".")
         number = self._next_chunk.get(key)
         if number is None:
-            last = max(self.list_keys(f"{stem}."), default=None)
-            number = 0 if last is None else int(last.rsplit(".", 2)[1]) + 1
+            number = max((number for number, _ in self._list_chunks(key)), default=-1) + 1
         while not self.create(chunk := f"{stem}.{number:05}.{suffix}", data):
             if self.get(chunk) == data:
                 break
@@ -208,10 +317,16 @@ class BucketBlobs:
         self._next_chunk[key] = number + 1
 
     def stream(self, key: str) -> Iterator[bytes]:
-        stem = key.rpartition(".")[0]
-        for chunk in self.list_keys(f"{stem}."):
+        for _, chunk in sorted(self._list_chunks(key)):
             if data := self.get(chunk):
                 yield data
+
+    def _list_chunks(self, key: str) -> Iterator[tuple[int, str]]:
+        stem, _, suffix = key.rpartition(".")
+        for chunk in self.list_keys(f"{stem}."):
+            number = chunk[len(stem) + 1 :].removesuffix(f".{suffix}")
+            if chunk == f"{stem}.{number}.{suffix}" and _NUMBER.fullmatch(number):
+                yield int(number), chunk
 
     def path(self, key: str) -> Path | None:
         return None
@@ -225,10 +340,10 @@ class BucketBlobs:
         except FileNotFoundError as problem:  # what a write does not find is the bucket
             raise self._explain(problem, key) from problem
 
-    def _call(self, key: str, call: Callable[[], T]) -> T:
+    def _call(self, key: str, call: Callable[[], T], tries: int = TRIES) -> T:
         """Of an object that is not there it raises `FileNotFoundError`."""
         deadline = time.monotonic() + self._retry_for.total_seconds()
-        for tries_left in reversed(range(TRIES)):
+        for tries_left in reversed(range(tries)):
             try:
                 return call()
             except FileNotFoundError as problem:
@@ -236,9 +351,12 @@ class BucketBlobs:
                     raise self._explain(problem, key) from problem
                 raise
             except (self._obstore.exceptions.BaseError, OSError) as problem:
+                if isinstance(problem, self._obstore.exceptions.InvalidPathError) or _NOT_A_PAGE in str(problem):
+                    raise _PageRefused from problem
                 failure = self._explain(problem, key)
                 if not failure.retryable or not tries_left or time.monotonic() > deadline:
                     raise failure from problem
+                time.sleep(0.1 * 2 ** (tries - 1 - tries_left))
         raise AssertionError(key)
 
     def _explain(self, problem: Exception, key: str) -> StoreUnavailable:
@@ -271,26 +389,57 @@ class BucketBlobs:
         )
 
 
+class _PageRefused(Exception):
+    """The library read a page of a listing, and cannot represent what is on it."""
+
+
 class BucketRecords(BlobRecords):
     def __init__(self, url: str, *, clock: Clock | None = None) -> None:
         super().__init__(BucketBlobs(url), clock=clock)
 
 
-def _open_store(scheme: str, bucket: str, *, client_options: dict[str, Any], **options: Any) -> Any:
+def _say_nothing(text: str) -> None:
+    """The caller has the error in the end."""
+
+
+def _is_name(name: str) -> bool:
+    """Whether the library can read, write and delete an object of that name."""
+    return _UNREADABLE.search(name) is None and not {"", ".", ".."} & set(name.split("/"))
+
+
+def _ask_provider(provider: Callable[[], Mapping[str, Any]]) -> tuple[Any, float]:
+    """What the plain client signs with, and when it ends, from a provider of the library's."""
+    try:
+        said = provider()
+    except Exception as problem:
+        raise OSError(f"{type(problem).__name__}: {problem}") from problem
+    ends = said.get("expires_at")
+    known = (
+        (said["access_key_id"], said["secret_access_key"], said["token"]) if "access_key_id" in said else said["token"]
+    )
+    return known, time.time() + 600 if ends is None else ends.timestamp()
+
+
+def _find_credentials(scheme: str) -> dict[str, Any]:
+    if scheme == "s3":
+        return _aws_credentials()
+    return {"bearer_token": "anonymous"} if os.environ.get("STORAGE_EMULATOR_HOST") else _google_credentials()
+
+
+def _open_store(
+    scheme: str, bucket: str, credentials: Mapping[str, Any], *, client_options: dict[str, Any], **options: Any
+) -> Any:
     stores: Any = importlib.import_module("obstore.store")
     if scheme == "s3":
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
         if endpoint.startswith("http://"):
             client_options["allow_http"] = True
-        return stores.S3Store(bucket, client_options=client_options, **_aws_credentials(), **options)
+        return stores.S3Store(bucket, client_options=client_options, **credentials, **options)
     emulator = os.environ.get("STORAGE_EMULATOR_HOST")
     if emulator:
         options["base_url"] = emulator if "://" in emulator else f"http://{emulator}"
-        options["bearer_token"] = "anonymous"
         client_options["allow_http"] = True
-    else:
-        options |= _google_credentials()
-    return stores.GCSStore(bucket, client_options=client_options, **options)
+    return stores.GCSStore(bucket, client_options=client_options, **credentials, **options)
 
 
 def _aws_credentials() -> dict[str, Any]:

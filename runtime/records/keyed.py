@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import re
+import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from runtime.clock import Clock, SystemClock
 from runtime.errors import PartTaken, RecordExists, StoreUnavailable, StoreUnsafe
+from runtime.idset import IdSet, task_key
 from runtime.records import codec
 from runtime.records.base import (
     INLINE_BYTES,
@@ -51,10 +53,16 @@ MARKS_COUNTED: Final = 10_000
 
 _HEX: Final = "0123456789abcdef"
 _OUR_ID: Final = re.compile(r"t-[0-9a-f]{24}")
-_COUNTER: Final = re.compile(r"(\d+)-s(\d+)-f(\d+)-c(\d+)-x(\d+)")
 _COUNTED: Final = (TaskState.SUCCEEDED, TaskState.FAILED, TaskState.CANCELLED, TaskState.EXPIRED)
-_NAME: Final = re.compile(r"([^./]+)\.g(\d+)\.")
-_PART: Final = re.compile(r"(\d+)-(\d+)-([0-9a-f]+)")
+
+# What listings take for ours, in whole: people, editors and copying tools leave other names beside it.
+_RECORD: Final = re.compile(r"records/[0-9a-f]{8}/[0-9a-f]/([\w+@=%-]+)\.g(\d+)\.json", re.ASCII)
+_MARK: Final = re.compile(r"marks/[0-9a-f]{8}/([\w+@=%-]+)\.g(\d+)\.(failed|cancelled|expired)\.json", re.ASCII)
+_ATTEMPT: Final = re.compile(r"attempts/[\w+@=%-]+/g\d+/[\w-]+\.(ended|started)\.json", re.ASCII)
+_EXPERIMENT: Final = re.compile(r"experiments/([0-9a-f]{8})-[\w.~+@=%-]*\.json", re.ASCII)
+_PART: Final = re.compile(r"manifests/[0-9a-f]{8}/((\d+)-(\d+)-[0-9a-f]+)\.(jsonl|sent)", re.ASCII)
+_WORKER: Final = re.compile(r"workers/[\w.~+@=%-]+\.json", re.ASCII)
+_COUNTER: Final = re.compile(r"counters/[0-9a-f]{8}/([\w.~+@=%-]+)/(\d+)-s(\d+)-f(\d+)-c(\d+)-x(\d+)", re.ASCII)
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -73,6 +81,8 @@ class BlobRecords(RecordStore):
         self._known_experiments: set[str] = set()
         self._homes: dict[str, str] = {}
         self._counters: dict[tuple[str, str], str] = {}
+        """By experiment and worker the name of the last report."""
+        self._start_of_counting = secrets.token_hex(4)
         self._pool: ThreadPoolExecutor | None = None
         self._lock = Lock()
 
@@ -140,13 +150,13 @@ class BlobRecords(RecordStore):
         if _OUR_ID.fullmatch(prefix):
             homes = [prefix[-8:]]
         else:
-            homes = sorted({key.rpartition("/")[2][:8] for key in self.blobs.list_keys("experiments/")})
+            homes = sorted({found[1] for found in _matched(self.blobs.list_keys("experiments/"), _EXPERIMENT)})
         shards = _shard(prefix) if len(prefix) > 2 else _HEX
-        places = [f"records/{home}/{shard}/{prefix}" for home in homes for shard in shards]
-        places += [f"marks/{home}/{prefix}" for home in homes]
+        places = [(f"records/{home}/{shard}/{prefix}", _RECORD) for home in homes for shard in shards]
+        places += [(f"marks/{home}/{prefix}", _MARK) for home in homes]
 
-        def ids_under(place: str) -> list[str]:
-            ids = (task_id for _, task_id, _ in _parsed(self.blobs.list_keys(place)))
+        def ids_under(place: tuple[str, re.Pattern[str]]) -> list[str]:
+            ids = (found[1] for found in _matched(self.blobs.list_keys(place[0]), place[1]))
             return list(itertools.islice((task_id for task_id, _ in itertools.groupby(ids)), limit))
 
         found = {task_id for ids in self._in_parallel(ids_under, places) for task_id in ids}
@@ -158,24 +168,22 @@ class BlobRecords(RecordStore):
 
     def recorded(self, experiment: str) -> Iterator[tuple[str, int]]:
         def listed(shard: str) -> list[tuple[str, int]]:
-            return [(task_id, generation) for _, task_id, generation in _parsed(self.blobs.list_keys(shard))]
+            return [(found[1], int(found[2])) for found in _matched(self.blobs.list_keys(shard), _RECORD)]
 
         return itertools.chain.from_iterable(self._in_parallel(listed, _record_shards(experiment)))
 
     def tried_again(self, experiment: str) -> Iterator[tuple[str, int]]:
-        marked = {
-            (task_id, generation)
-            for _, task_id, generation in _parsed(self.blobs.list_keys(f"marks/{experiment_digest(experiment)}/"))
-        }
-
         def listed(shard: str) -> list[tuple[str, int]]:
-            return [
-                (task_id, generation)
-                for task_id, generation, state in self._newest_states(shard)
-                if state is not TaskState.SUCCEEDED and (task_id, generation) not in marked
-            ]
+            states = self._newest_states(shard)
+            return [(task_id, generation) for task_id, generation, state in states if state is not TaskState.SUCCEEDED]
 
-        return itertools.chain.from_iterable(self._in_parallel(listed, _record_shards(experiment)))
+        ended = set(itertools.chain.from_iterable(self._in_parallel(listed, _record_shards(experiment))))
+        # Marks are listed last: a mark is there before its record is, and once it is gone it is gone for good.
+        ended.difference_update((mark[1], int(mark[2])) for mark in self._list_marks(experiment))
+        return iter(ended)
+
+    def _list_marks(self, experiment: str) -> Iterator[re.Match[str]]:
+        return _matched(self.blobs.list_keys(f"marks/{experiment_digest(experiment)}/"), _MARK)
 
     # attempts
 
@@ -192,7 +200,8 @@ class BlobRecords(RecordStore):
     def history(self, task_id: str, generation: int) -> History:
         ended: list[EndedNote] = []
         started: list[StartedMark] = []
-        for key, data in self._read_all(self.blobs.list_keys(f"attempts/{task_id}/g{generation}/")):
+        found = _matched(self.blobs.list_keys(f"attempts/{task_id}/g{generation}/"), _ATTEMPT)
+        for key, data in self._read_all(each[0] for each in found):
             if key.endswith(".ended.json"):
                 ended.append(codec.decode_ended(data, self._address(key)))
             elif key.endswith(".started.json"):
@@ -223,8 +232,8 @@ class BlobRecords(RecordStore):
     ) -> Iterator[Mark]:
         """A mark counts once its record says the same and the next generation has none."""
         prefix = "marks/" if experiment is None else f"marks/{experiment_digest(experiment)}/"
-        keys = itertools.chain.from_iterable(_newest_of_each(self.blobs.list_keys(prefix)))
-        wanted = (key for key in keys if state is None or key.endswith(f".{state}.json"))
+        found = itertools.chain.from_iterable(_newest_of_each(_matched(self.blobs.list_keys(prefix), _MARK)))
+        wanted = (mark[0] for mark in found if state is None or mark[3] == state)
         looked_at = itertools.islice(wanted, limit)
         return (mark for mark in self._in_parallel(self._confirmed_mark, looked_at) if mark is not None)
 
@@ -233,8 +242,8 @@ class BlobRecords(RecordStore):
         return None if home is None else self._confirmed_mark(_mark_key(home, task_id, generation, state))
 
     def _confirmed_mark(self, key: str) -> Mark | None:
-        [(_, task_id, generation)] = _parsed([key])
-        home = key.split("/")[1]
+        [found] = _matched([key], _MARK)
+        task_id, generation, home = found[1], int(found[2]), key.split("/")[1]
         record = self._read_record(_record_key(task_id, generation, home))
         if record is None or key != _mark_key(home, task_id, generation, record.state):
             return None
@@ -258,7 +267,8 @@ class BlobRecords(RecordStore):
             self.blobs.put(key, codec.encode_experiment(replace(known, queue=queue)))
 
     def experiments(self) -> list[ExperimentSeen]:
-        found = self._read_all(self.blobs.list_keys("experiments/"))
+        keys = (found[0] for found in _matched(self.blobs.list_keys("experiments/"), _EXPERIMENT))
+        found = self._read_all(keys)
         return sorted(
             (codec.decode_experiment(data, self._address(key)) for key, data in found), key=lambda seen: seen.name
         )
@@ -285,13 +295,14 @@ class BlobRecords(RecordStore):
         return ManifestPart(experiment, name, len(lines), sent=sent)
 
     def parts(self, experiment: str) -> list[ManifestPart]:
-        names: set[str] = set()
+        written: list[tuple[int, int, str]] = []
         sent: set[str] = set()
-        for key in self.blobs.list_keys(f"manifests/{experiment_digest(experiment)}/"):
-            name, _, kind = key.rpartition("/")[2].rpartition(".")
-            (sent if kind == "sent" else names).add(name)
-        matched = sorted((int(found[1]), int(found[2]), name) for name in names if (found := _PART.fullmatch(name)))
-        return [ManifestPart(experiment, name, count, sent=name in sent) for _, count, name in matched]
+        for found in _matched(self.blobs.list_keys(f"manifests/{experiment_digest(experiment)}/"), _PART):
+            if found[4] == "sent":
+                sent.add(found[1])
+            else:
+                written.append((int(found[2]), int(found[3]), found[1]))
+        return [ManifestPart(experiment, name, count, sent=name in sent) for _, count, name in sorted(written)]
 
     def read_part(self, part: ManifestPart) -> list[str]:
         key = f"manifests/{experiment_digest(part.experiment)}/{part.name}.jsonl"
@@ -346,89 +357,114 @@ class BlobRecords(RecordStore):
     def workers(self, *, newer_than: timedelta = timedelta(days=1)) -> list[WorkerSeen]:
         # The backend's clock only spares reading what is old beyond doubt; `seen_at` decides.
         surely_old = datetime.now(UTC) - newer_than - timedelta(days=1)
-        recent = (info.key for info in self.blobs.list_blobs("workers/") if info.modified >= surely_old)
+        listed = self.blobs.list_blobs("workers/")
+        recent = (info.key for info in listed if info.modified >= surely_old and _WORKER.fullmatch(info.key))
         seen = (codec.decode_worker(data, self._address(key)) for key, data in self._read_all(recent))
         oldest = self._clock.now() - newer_than
         return sorted((one for one in seen if one.seen_at >= oldest), key=lambda one: one.worker)
 
     def put_counters(self, worker: str, counters: Mapping[str, Mapping[TaskState, int]]) -> None:
-        """The numbers are the name, so that `totals` lists and never reads. A worker's name must be of one start."""
+        """The numbers are the name, so that `totals` lists and never reads.
+
+        Each start of a worker has a folder of its own: a successor of the same name counts from 0, and what it does not
+        know of has to stay.
+        """
         for experiment, counts in counters.items():
-            folder = f"counters/{experiment_digest(experiment)}/{_quoted(worker)}/"
             numbers = "-".join(
                 f"{letter}{counts.get(state, 0)}" for letter, state in zip("sfcx", _COUNTED, strict=True)
             )
-            before = self._counters.get((experiment, worker))
-            stale = list(self.blobs.list_keys(folder)) if before is None else [before]
-            if stale and stale[-1].rpartition("/")[2].partition("-")[2] == numbers:
-                self._counters[experiment, worker] = stale[-1]
+            before = self._counters.get((experiment, worker), "")
+            if before.rpartition("/")[2].partition("-")[2] == numbers:
                 continue
-            sequence = int(self._clock.now().timestamp() * 1000)
-            if stale:
-                sequence = max(sequence, int(stale[-1].rpartition("/")[2].partition("-")[0]) + 1)
-            name = f"{folder}{sequence:013}-{numbers}"
+            folder = f"counters/{experiment_digest(experiment)}/{_quoted(worker)}+{self._start_of_counting}/"
+            name = f"{folder}{int(self._clock.now().timestamp() * 1000):013}-{numbers}"
             self.blobs.create(name, b"")
             self._counters[experiment, worker] = name
-            for key in stale:
-                self.blobs.delete(key)
+            if before:
+                self.blobs.delete(before)
 
     def totals(self, experiment: str, *, exact: bool = False) -> Totals:
-        """Without `exact` a few listings: manifest names, the newest name of each worker's counter, mark names."""
+        """Without `exact` a few listings: manifest names, the highest of each worker's counters, mark names."""
         as_of = self._clock.now()
         digest = experiment_digest(experiment)
         if exact:
+            ended = self._count_records(experiment)
             submitted = sum(part.count for part in self.parts(experiment))
-            ended: Counter[TaskState] = sum(
-                self._in_parallel(self._count_records, _record_shards(experiment)), Counter()
-            )
         else:
             counters = self._start(lambda: self._sum_counters(digest))
-            marks = self._start(lambda: self._count_marks(digest))
+            marks = self._start(lambda: self._count_marks(experiment))
             submitted = sum(part.count for part in self.parts(experiment))
             ended, reported_at = counters.result()
-            as_of = reported_at or as_of
+            as_of = min(as_of, reported_at or as_of)
             if (marked := marks.result()) is not None:
                 ended = Counter({TaskState.SUCCEEDED: ended[TaskState.SUCCEEDED]}) + marked
         queued = max(0, submitted - ended.total())
         counts = {state: ended[state] for state in _COUNTED if ended[state]}
         return Totals({TaskState.QUEUED: queued, **counts}, as_of, exact)
 
-    def _count_records(self, prefix: str) -> Counter[TaskState]:
-        return Counter(state for _, _, state in self._newest_states(prefix))
+    def _count_records(self, experiment: str) -> Counter[TaskState]:
+        """Each task by its newest generation. One whose record did not succeed has ended as long as its mark is there:
+        without it the next generation was published, and the task waits or runs."""
+        others = IdSet()
+        lock = Lock()
+
+        def count(shard: str) -> int:
+            succeeded = 0
+            for task_id, generation, state in self._newest_states(shard):
+                if state is TaskState.SUCCEEDED:
+                    succeeded += 1
+                    continue
+                with lock:
+                    others.add(task_key(f"{task_id}.{state}", generation))
+            return succeeded
+
+        ended = Counter({TaskState.SUCCEEDED: sum(self._in_parallel(count, _record_shards(experiment)))})
+        # Marks are listed last, as in `tried_again`.
+        for mark in self._list_marks(experiment) if others else ():
+            if task_key(f"{mark[1]}.{mark[3]}", int(mark[2])) in others:
+                ended[TaskState(mark[3])] += 1
+        return ended
 
     def _newest_states(self, prefix: str) -> Iterator[tuple[str, int, TaskState]]:
         """Id, newest recorded generation and its state for each task, told from names and sizes alone."""
         current, newest = "", 0
         state = TaskState.SUCCEEDED
         for info in self.blobs.list_blobs(prefix):
-            for _, task_id, generation in _parsed([info.key]):
-                if task_id != current:
-                    if current:
-                        yield current, newest, state
-                    current, newest = task_id, 0
-                if generation > newest:
-                    newest, state = generation, codec.state_of_size(info.size)
+            found = _RECORD.fullmatch(info.key)
+            if found is None:
+                continue
+            if found[1] != current:
+                if current:
+                    yield current, newest, state
+                current, newest = found[1], 0
+            if int(found[2]) > newest:
+                newest, state = int(found[2]), codec.state_of_size(info.size)
         if current:
             yield current, newest, state
 
     def _sum_counters(self, digest: str) -> tuple[Counter[TaskState], datetime | None]:
-        newest: dict[str, tuple[int, ...]] = {}
-        for key in self.blobs.list_keys(f"counters/{digest}/"):
-            folder, _, name = key.rpartition("/")
-            if found := _COUNTER.fullmatch(name):
-                newest[folder] = tuple(map(int, found.groups()))
+        """By state, and when the last worker reported by its own clock.
+
+        Of each start of a worker the highest numbers count: they only grow, whatever its clock does and whichever of
+        its names could not be deleted.
+        """
+        highest: dict[str, tuple[int, ...]] = {}
+        latest: int | None = None
+        for found in _matched(self.blobs.list_keys(f"counters/{digest}/"), _COUNTER):
+            at, *numbers = map(int, found.groups()[1:])
+            latest = max(at, latest or 0)
+            highest[found[1]] = max(highest.get(found[1], ()), tuple(numbers), key=sum)
         total: Counter[TaskState] = Counter()
-        for _, *numbers in newest.values():
-            total.update(dict(zip(_COUNTED, numbers, strict=True)))
-        latest = max((sequence for sequence, *_ in newest.values()), default=None)
+        for counts in highest.values():
+            total.update(dict(zip(_COUNTED, counts, strict=True)))
         return total, None if latest is None else datetime.fromtimestamp(latest / 1000, UTC)
 
-    def _count_marks(self, digest: str) -> Counter[TaskState] | None:
+    def _count_marks(self, experiment: str) -> Counter[TaskState] | None:
         """By state of the newest generation; None where there are too many to list."""
-        keys = list(itertools.islice(self.blobs.list_keys(f"marks/{digest}/"), MARKS_COUNTED + 1))
-        if len(keys) > MARKS_COUNTED:
+        marks = list(itertools.islice(self._list_marks(experiment), MARKS_COUNTED + 1))
+        if len(marks) > MARKS_COUNTED:
             return None
-        return Counter(TaskState(newest[-1].rsplit(".", 2)[1]) for newest in _newest_of_each(keys))
+        return Counter(TaskState(newest[-1][3]) for newest in _newest_of_each(marks))
 
     # files
 
@@ -530,7 +566,7 @@ class BlobRecords(RecordStore):
         return None if data is None else codec.decode_record(data, self._address(key))
 
     def _read_records(self, keys: Iterable[str]) -> Iterator[Record]:
-        found = self._read_all(key for key, _, _ in _parsed(keys))
+        found = self._read_all(each[0] for each in _matched(keys, _RECORD))
         return (codec.decode_record(data, self._address(key)) for key, data in found)
 
     def _read_all(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
@@ -569,19 +605,17 @@ class BlobRecords(RecordStore):
             return self._pool
 
 
-def _parsed(keys: Iterable[str]) -> Iterator[tuple[str, str, int]]:
-    """Key, task id and generation of `…/<task>.g<generation>.…`; what people left there is passed over."""
-    for key in keys:
-        if found := _NAME.match(key, key.rfind("/") + 1):
-            yield key, found[1], int(found[2])
+def _matched(keys: Iterable[str], shape: re.Pattern[str]) -> Iterator[re.Match[str]]:
+    """The keys of that shape; what people left beside them is passed over."""
+    return filter(None, map(shape.fullmatch, keys))
 
 
-def _newest_of_each(keys: Iterable[str]) -> Iterator[list[str]]:
-    """For each task the keys of its newest generation; keys of one task lie side by side."""
-    for _, group in itertools.groupby(_parsed(keys), key=lambda parsed: parsed[1]):
+def _newest_of_each(marks: Iterable[re.Match[str]]) -> Iterator[list[re.Match[str]]]:
+    """For each task the marks of its newest generation; keys of one task lie side by side."""
+    for _, group in itertools.groupby(marks, key=lambda mark: mark[1]):
         ours = list(group)
-        newest = max(generation for _, _, generation in ours)
-        yield [key for key, _, generation in ours if generation == newest]
+        newest = max(int(mark[2]) for mark in ours)
+        yield [mark for mark in ours if int(mark[2]) == newest]
 
 
 def _shard(task_id: str) -> str:

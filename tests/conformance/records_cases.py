@@ -19,6 +19,7 @@ from runtime.reasons import EndReason
 from runtime.records import open_records
 from runtime.records.base import EndedNote, Mark, Record, RecordStore
 from runtime.tasks import Task, TaskState, encode_task
+from tests.fakes.faults import FaultProxy, FaultyServer
 from tests.fakes.gcs import GcsServer
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class Place:
     """Other processes can open it by its URL."""
     environment: dict[str, str] = field(default_factory=dict)
     """What they need for that."""
+    server: FaultyServer | None = None
+    """Answers every request of the store, and can be told to fail; None for a store without a network."""
     opened: list[RecordStore] = field(default_factory=list)
 
     def store(self) -> RecordStore:
@@ -74,13 +77,17 @@ def gcs(request: pytest.FixtureRequest, folder: Path, cleanup: ExitStack) -> Pla
     server.make_bucket("lab")
     monkeypatch = request.getfixturevalue("monkeypatch")
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
-    return Place(lambda: open_records("gs://lab/some/prefix"), environment=server.environment)
+    return Place(lambda: open_records("gs://lab/some/prefix"), environment=server.environment, server=server)
 
 
 def s3(request: pytest.FixtureRequest, folder: Path, cleanup: ExitStack) -> Place:
     server: MotoServer = request.getfixturevalue("moto_server")
     make_s3_bucket(server, "lab")
-    return Place(lambda: open_records("s3://lab/some/prefix"), environment=server.environment)
+    proxy = FaultProxy(server.address).start()
+    cleanup.callback(proxy.stop)
+    request.getfixturevalue("monkeypatch").setenv("AWS_ENDPOINT_URL", proxy.url)
+    environment = server.environment | {"AWS_ENDPOINT_URL": proxy.url}
+    return Place(lambda: open_records("s3://lab/some/prefix"), environment=environment, server=proxy)
 
 
 def make_s3_bucket(server: MotoServer, name: str) -> None:
@@ -110,6 +117,8 @@ STORES: dict[str, Factory] = {
     "sqlite": sqlite,
 }
 REAL_SERVICES = {"s3"}
+REMOTE = ("gcs", "s3")
+"""Stores behind a network: their `Place` has a `server`."""
 
 
 @contextmanager

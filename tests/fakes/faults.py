@@ -7,14 +7,22 @@ from __future__ import annotations
 
 import http.client
 import socket
+import struct
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Self
+from typing import Final, Self
+from urllib.parse import parse_qsl, urlsplit
+
+_EMPTY_PAGE: Final = (
+    "<ListBucketResult><IsTruncated>true</IsTruncated>"
+    "<NextContinuationToken>{token}</NextContinuationToken></ListBucketResult>"
+)
 
 
 class Fault(StrEnum):
@@ -25,6 +33,10 @@ class Fault(StrEnum):
     REFUSE_429 = "answer 429 and store nothing"
     REFUSE_403 = "answer 403 and store nothing"
     CONFLICT_409 = "answer 409 as S3 does while another conditional write is under way"
+    CUT_OFF = "answer half of the body, then close the connection"
+    RESET = "answer half of the body, then reset the connection"
+    REPEAT_PAGE = "answer the page of the same listing that went before"
+    EMPTY_PAGE = "answer a page with nothing on it and a token for the rest"
 
 
 @dataclass
@@ -46,18 +58,26 @@ class Response:
     status: int
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
+    cut: Fault | None = None
+    """`CUT_OFF` or `RESET`: how the connection ends after half of the body."""
 
 
 class FaultyServer:
-    """Answers with `answer`. A fault is for the next requests of its kind, one each."""
+    """Answers with `answer`. A fault is for the next requests of its kind, one each; None lets a request pass."""
 
     stall_s = 3.0
+    page_size: int | None = None
+    """The most keys on a page of a listing, if fewer than the service gives by itself."""
 
     def __init__(self) -> None:
         self.requests: Counter[str] = Counter()
         """By kind: LIST, GET, PUT, DELETE …"""
         self.log: list[Request] = []
-        self._faults: list[tuple[str, Fault]] = []
+        self._faults: list[tuple[str, Fault | None]] = []
+        self._pages: dict[str, Response] = {}
+        """The last page of each listing, by its query without the token."""
+        self._resumed: dict[str, str] = {}
+        """What was asked for when an empty page was answered, by the token on that page."""
         self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
@@ -74,13 +94,17 @@ class FaultyServer:
         self._server.shutdown()
         self._server.server_close()
 
-    def fail_next(self, kind: str, faults: Iterable[Fault]) -> None:
+    def fail_next(self, kind: str, faults: Iterable[Fault | None]) -> None:
         with self._lock:
             self._faults += [(kind, fault) for fault in faults]
 
     @property
     def faults_left(self) -> int:
         return len(self._faults)
+
+    def forget_faults(self) -> None:
+        with self._lock:
+            self._faults = []
 
     def answer(self, request: Request) -> Response:
         raise NotImplementedError
@@ -92,9 +116,35 @@ class FaultyServer:
             self.log.append(request)
             index = next((i for i, (kind, _) in enumerate(self._faults) if kind == request.kind), None)
             fault = None if index is None else self._faults.pop(index)[1]
+        if request.kind == "LIST":
+            return self._answer_listing(request, fault)
+        return self._answer_request(request, fault)
+
+    def _answer_listing(self, request: Request, fault: Fault | None) -> Response | None:
+        asked = dict(parse_qsl(urlsplit(request.path).query, keep_blank_values=True))
+        token = asked.pop("continuation-token", "")
+        path = self._resumed.get(token, request.path)
+        if self.page_size is not None and "max-keys=" not in path:
+            path += f"&max-keys={self.page_size}"
+        request = replace(request, path=path)
+        listing = str(sorted(asked.items()))
+        if fault is Fault.EMPTY_PAGE:
+            token = f"rest-{len(self._resumed)}"
+            self._resumed[token] = path
+            return Response(200, body=_EMPTY_PAGE.format(token=token).encode())
+        if fault is Fault.REPEAT_PAGE and token and listing in self._pages:
+            return self._pages[listing]
+        response = self._answer_request(request, fault)
+        if response is not None and response.status == 200:
+            self._pages[listing] = replace(response, cut=None)
+        return response
+
+    def _answer_request(self, request: Request, fault: Fault | None) -> Response | None:
         match fault:
-            case None:
+            case None | Fault.REPEAT_PAGE | Fault.EMPTY_PAGE:
                 return self.answer(request)
+            case Fault.CUT_OFF | Fault.RESET:
+                return replace(self.answer(request), cut=fault)
             case Fault.REFUSE_503:
                 return Response(503, body=b"<Error><Code>SlowDown</Code></Error>")
             case Fault.REFUSE_429:
@@ -146,6 +196,8 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that hung up is no news."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
 def _handler(server: FaultyServer) -> type[BaseHTTPRequestHandler]:
@@ -168,9 +220,23 @@ def _handler(server: FaultyServer) -> type[BaseHTTPRequestHandler]:
             # A HEAD says how long the body would be and sends none; so does an answer without content.
             self.send_header("Content-Length", response.headers.get("x-length", str(len(response.body))))
             self.end_headers()
+            if response.cut is not None:
+                self._cut(response)
+                return
             if self.command != "HEAD":
                 self.wfile.write(response.body)
             self.wfile.flush()
+
+        def _cut(self, response: Response) -> None:
+            self.wfile.write(response.body[: len(response.body) // 2])
+            self.wfile.flush()
+            self.close_connection = True
+            if response.cut is Fault.RESET:
+                # To close without lingering resets the connection.
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.connection.close()
+            else:
+                self.connection.shutdown(socket.SHUT_RDWR)
 
         do_PATCH = do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve  # noqa: N815
 

@@ -162,7 +162,7 @@ class GcsServer(FaultyServer):
         if delimiter := query.get("delimiter"):
             names = _roll_up(names, prefix, delimiter)
         # A page begins after its token; `start-after` and the token may both be given, and the later one counts.
-        after = max(query.get("start-after", ""), query.get("continuation-token", ""))
+        after = max(query.get("start-after", ""), bytes.fromhex(query.get("continuation-token", "")).decode())
         first = max(bisect.bisect_left(names, prefix), bisect.bisect_right(names, after) if after else 0)
         limit = min(int(query.get("max-keys", PAGE)), PAGE)
         last = bisect.bisect_left(names, prefix + "\U0010ffff")
@@ -176,7 +176,7 @@ class GcsServer(FaultyServer):
             for key in page
         )
         more = first + limit < last
-        token = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if more else ""
+        token = f"<NextContinuationToken>{page[-1].encode().hex()}</NextContinuationToken>" if more else ""
         text = (
             f'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult><Name>{bucket}</Name>'
             f"<IsTruncated>{str(more).lower()}</IsTruncated>{token}{rows}</ListBucketResult>"

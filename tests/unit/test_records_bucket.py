@@ -187,7 +187,7 @@ def test_commit_while_the_service_is_down_fails_as_retryable_and_may_be_called_a
     bucket.server.fail_next("PUT", [Fault.REFUSE_503] * 1000)
     with pytest.raises(StoreUnavailable) as down:
         store.commit(record)
-    bucket.server._faults.clear()
+    bucket.server.forget_faults()
 
     assert down.value.retryable
     assert down.value.exit_code == 3

@@ -1,0 +1,231 @@
+"""A listing is complete, or it is an error: every call of a record store that lists, with each fault on each page."""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from runtime.clock import SystemClock
+from runtime.errors import StoreUnavailable
+from runtime.records.base import RecordStore, StartedMark, WorkerSeen
+from runtime.records.bucket import BucketBlobs
+from runtime.records.keyed import BlobRecords
+from runtime.tasks import TaskState, encode_task, next_generation
+from runtime.testing import sample_task
+from tests.conformance.records_cases import (
+    REAL_SERVICES,
+    REMOTE,
+    T0,
+    Place,
+    opened_place,
+    sample_mark,
+    sample_note,
+    sample_record,
+)
+from tests.fakes.faults import Fault, FaultyServer
+
+PASSING = (Fault.REFUSE_503, Fault.STORE_THEN_DROP, Fault.CUT_OFF, Fault.RESET, Fault.REPEAT_PAGE, Fault.EMPTY_PAGE)
+LASTING = (Fault.REFUSE_503, Fault.STORE_THEN_DROP, Fault.CUT_OFF, Fault.RESET)
+TASKS = [sample_task(str(number)) for number in range(40)]
+FOREIGN = [sample_task(id=f"t-a{number}", key=str(number), experiment="foreign") for number in range(5)]
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=[pytest.mark.service] if name in REAL_SERVICES else []) for name in REMOTE]
+)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """A store that holds something of everything, two names on a page."""
+    with opened_place(request.param, request, tmp_path) as place:
+        fill(place.store())
+        assert place.server is not None
+        place.server.page_size = 2
+        yield place
+
+
+def fill(store: RecordStore) -> None:
+    for number in range(5):
+        store.put_part("sample", number, [encode_task(task) for task in TASKS[number * 8 : number * 8 + 8]])
+    for task in TASKS[:20]:
+        store.commit(sample_record(task))
+    for task in TASKS[20:26]:
+        store.mark(sample_mark(task))
+        store.commit(sample_record(task, state=TaskState.FAILED))
+    for task in TASKS[20:23]:
+        store.unmark(task.id, 1, TaskState.FAILED)
+    store.commit(sample_record(next_generation(TASKS[20]), token="b2"))
+    for task in FOREIGN:
+        store.commit(sample_record(task))
+    for number in range(5):
+        store.note_started(TASKS[30], StartedMark(f"open-{number}", "w-1", T0, alone=True))
+        store.note_ended(TASKS[30], sample_note(f"ended-{number}"))
+        store.put_worker(worker_seen(f"w-{number}"))
+        store.put_counters(f"w-{number}", {"sample": {TaskState.SUCCEEDED: 4}})
+        store.append_log(TASKS[30].id, "a1", b"line %d\n" % number)
+
+
+def worker_seen(name: str) -> WorkerSeen:
+    now = SystemClock().now().replace(microsecond=0)
+    return WorkerSeen(worker=name, host="h", queue="default", seen_at=now, started_at=T0, slots=1)
+
+
+Call = Callable[[RecordStore], Any]
+CALLS: Mapping[str, Call] = {
+    "totals": lambda store: store.totals("sample").counts,
+    "totals, exact": lambda store: store.totals("sample", exact=True).counts,
+    "records": lambda store: sorted(record.task_id for record in store.records("sample")),
+    "recorded": lambda store: sorted(store.recorded("sample")),
+    "tried_again": lambda store: sorted(store.tried_again("sample")),
+    "marks": lambda store: sorted(mark.task_id for mark in store.marks()),
+    "marks of an experiment": lambda store: sorted(mark.task_id for mark in store.marks("sample")),
+    "find_all": lambda store: [record.generation for record in store.find_all(TASKS[20].id)],
+    "resolve": lambda store: store.resolve("t-", limit=100),
+    "resolve an id": lambda store: store.resolve(TASKS[21].id),
+    "history": lambda store: store.history(TASKS[30].id, 1),
+    "experiments": lambda store: [seen.name for seen in store.experiments()],
+    "parts": lambda store: store.parts("sample"),
+    "workers": lambda store: [seen.worker for seen in store.workers()],
+    "read_log": lambda store: b"".join(store.read_log(store.log_url(TASKS[30].id, "a1"))),
+}
+each_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+
+
+def reopened(place: Place, *, timeout_s: float = 30, retry_for_s: float = 60) -> RecordStore:
+    """The store as another process opens it."""
+    timeout, retry_for = timedelta(seconds=timeout_s), timedelta(seconds=retry_for_s)
+    blobs = BucketBlobs(place.opened[0].url, timeout=timeout, retry_for=retry_for)
+    store = BlobRecords(blobs)
+    place.opened.append(store)
+    return store
+
+
+STRAYS = (
+    "/x",
+    "../x",
+    "./x",
+    "a\x01b",
+    "a\ufffeb",
+    "notes.txt",
+    "%2Fx",
+    "ü b",
+    " ",
+    "sub/{name}",
+    "{name}.bak",
+    "{name} ",
+    "{name}/",
+)
+"""Names that people, editors, consoles and copying tools leave in a folder; `{name}` is one of ours."""
+
+
+def leave_strays(place: Place) -> None:
+    """Put every stray name beside every name of ours, the way any other client would."""
+    server = server_of(place)
+    address, prefix = server.url.removeprefix("http://"), "/lab/some/prefix/"
+    connection = http.client.HTTPConnection(address)
+    for key in list(place.opened[0].blobs.list_keys("")):  # type: ignore[attr-defined]
+        folder, _, name = key.rpartition("/")
+        for stray in STRAYS:
+            path = quote(f"{prefix}{folder}/{stray.format(name=name)}", safe="/.")
+            connection.request("PUT", path, body=b"not ours")
+            assert connection.getresponse().read() is not None
+    connection.close()
+
+
+def count_pages(place: Place, call: Call) -> tuple[Any, int]:
+    """What the call returns when nothing fails, and how many pages it asks for."""
+    server = server_of(place)
+    server.requests.clear()
+    return call(place.store()), server.requests["LIST"]
+
+
+def server_of(place: Place) -> FaultyServer:
+    assert place.server is not None
+    return place.server
+
+
+@each_call
+@pytest.mark.parametrize("fault", PASSING)
+def test_listing_with_a_fault_on_any_page_is_complete(place: Place, call: Call, fault: Fault) -> None:
+    complete, pages = count_pages(place, call)
+
+    for page in range(pages):
+        server_of(place).fail_next("LIST", [*[None] * page, fault])
+        assert call(reopened(place)) == complete
+        assert server_of(place).faults_left == 0
+
+
+@each_call
+def test_listing_with_a_stall_on_every_page_is_complete(place: Place, call: Call) -> None:
+    complete, _ = count_pages(place, call)
+    server_of(place).fail_next("LIST", [None, Fault.STORE_THEN_STALL, None, None, Fault.STORE_THEN_STALL])
+
+    assert call(reopened(place, timeout_s=1)) == complete
+
+
+@each_call
+@pytest.mark.parametrize("fault", LASTING)
+def test_listing_with_a_fault_that_lasts_is_an_error_that_may_pass(place: Place, call: Call, fault: Fault) -> None:
+    _, pages = count_pages(place, call)
+
+    for page in {0, pages - 1}:
+        server_of(place).fail_next("LIST", [*[None] * page, *[fault] * 1000])
+        with pytest.raises(StoreUnavailable) as down:
+            call(reopened(place, retry_for_s=0.2))
+        server_of(place).forget_faults()
+        assert down.value.retryable
+
+
+def test_listing_whose_page_is_repeated_for_ever_is_an_error(place: Place) -> None:
+    server_of(place).fail_next("LIST", [None, *[Fault.REPEAT_PAGE] * 100_000])
+
+    with pytest.raises(StoreUnavailable) as broken:
+        reopened(place, retry_for_s=0.2).parts("sample")
+
+    server_of(place).forget_faults()
+    assert broken.value.retryable
+
+
+# names that are not ours
+
+
+@each_call
+def test_listing_among_names_that_are_not_ours_is_complete(place: Place, call: Call) -> None:
+    complete = call(place.store())
+    leave_strays(place)
+
+    assert call(reopened(place)) == complete
+
+
+@pytest.mark.parametrize("call", [CALLS["parts"], CALLS["tried_again"]], ids=["parts", "tried_again"])
+@pytest.mark.parametrize("fault", PASSING)
+def test_listing_among_names_that_are_not_ours_with_a_fault_on_any_page_is_complete(
+    place: Place, call: Call, fault: Fault
+) -> None:
+    leave_strays(place)
+    server_of(place).page_size = 20
+    complete, pages = count_pages(place, call)
+
+    for page in range(pages):
+        server_of(place).fail_next("LIST", [*[None] * page, fault])
+        assert call(reopened(place)) == complete
+        assert server_of(place).faults_left == 0
+
+
+def test_names_that_are_not_ours_are_said_once_with_what_removes_them(
+    place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.records.bucket._reported", set())
+    leave_strays(place)
+
+    for call in CALLS.values():
+        call(reopened(place))
+
+    [said] = caplog.messages
+    scheme = place.opened[0].url.partition(":")[0]
+    assert f"{scheme}://lab/some/prefix/" in said
+    assert {"gs": "`gsutil rm ", "s3": "`aws s3 rm "}[scheme] in said
