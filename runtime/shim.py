@@ -53,8 +53,9 @@ MEMORY_S = 0.5
 BUILD_PATIENCE_S = 900.0
 """How long another's making of the same environment is waited for."""
 WRITE_PATIENCE_S = 900.0
-"""How long a result waits for a disk that is full."""
+"""How long a result waits for a disk that is full, and what is read for a file server that does not answer."""
 WRITE_AGAIN_S = 5.0
+PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
 KILLED_S = 10.0
 """How long the end is waited for where a command that asked for it was killed."""
 LIMIT_SLACK_S = 30.0
@@ -104,8 +105,12 @@ class Taken(Exception):
 
 
 def read_json(path):
+    return json.loads(read_text(path))
+
+
+def read_text(path):
     with io.open(path, encoding="utf-8") as opened:
-        return json.load(opened)
+        return opened.read()
 
 
 def _write_beside(path, text, durable=True):
@@ -127,14 +132,19 @@ def _write_beside(path, text, durable=True):
 
 def write_patiently(write, path, text):
     """As `write` does, over and over while the folder takes nothing: a full disk that somebody clears costs time only."""
+    return patiently("write", path, lambda: write(path, text))
+
+
+def patiently(verb, path, do):
+    """Call `do` until it fails no more in a way that passes, which a file server that starts anew does, too."""
     until = time.time() + WRITE_PATIENCE_S
     while True:
         try:
-            return write(path, text)
+            return do()
         except (IOError, OSError) as problem:
-            if problem.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE) or time.time() >= until:
+            if problem.errno not in PASSING or time.time() >= until:
                 raise
-            say("cannot write %s, tries again: %s" % (os.path.basename(path), problem.strerror))
+            say("cannot %s %s, tries again: %s" % (verb, os.path.basename(path), problem.strerror))
         time.sleep(WRITE_AGAIN_S)
 
 
@@ -216,9 +226,10 @@ class FolderRecord(object):
     def read(self, name):
         """The text of a file, None while there is none."""
         try:
-            with io.open(self._path(name), encoding="utf-8") as opened:
-                return opened.read()
-        except (IOError, OSError):
+            return patiently("read", name, lambda: read_text(self._path(name)))
+        except (IOError, OSError) as problem:
+            if problem.errno in PASSING:
+                raise
             return None
 
     def write(self, name, text):
@@ -244,7 +255,13 @@ class FolderRecord(object):
         return os.path.exists(self._path(name))
 
     def names(self, name):
-        return list_names(self._path(name))
+        """Names in a folder, none while there is no such folder. Attempts are counted by them, so it is all or an error."""
+        try:
+            return sorted(patiently("list", name, lambda: os.listdir(self._path(name))))
+        except (IOError, OSError) as problem:
+            if problem.errno not in (errno.ENOENT, errno.ENOTDIR):
+                raise
+            return []
 
     def announce(self, name):
         """Say an outcome in a name, so that one listing of the record root tells the state of every job."""

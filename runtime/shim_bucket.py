@@ -723,7 +723,7 @@ def read_page(body, tokens):
     token = _text(root, "NextContinuationToken")
     if token in tokens:
         raise IOError(errno.EIO, "a page of the listing leads back to an earlier one")
-    if u"\ufffd" in token or (_text(root, "IsTruncated") == "true" and not token):
+    if "\ufffd" in token or (_text(root, "IsTruncated") == "true" and not token):
         raise IOError(errno.EIO, "a page of the listing says that more follows, and not where")
     return rows, token
 

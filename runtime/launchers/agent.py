@@ -201,13 +201,14 @@ class Place(object):
     def tree(self, folder: str) -> List[Any]:
         top = self.path(folder)
         found = []
-        for place, _, names in os.walk(top):
+        for place, _, names in os.walk(top, onerror=_raise_unless_gone):
             for name in names:
                 path = os.path.join(place, name)
                 try:
                     status = os.stat(path)
-                except OSError:
-                    continue  # gone since it was listed, or a link to nowhere
+                except OSError as problem:
+                    _raise_unless_gone(problem)
+                    continue
                 if stat.S_ISREG(status.st_mode):  # whoever reads a pipe waits for ever
                     found.append([os.path.relpath(path, top), status.st_size])
         return sorted(found)
@@ -235,6 +236,13 @@ class Place(object):
             folder = os.path.dirname(folder)
         found = os.statvfs(folder)
         return found.f_bavail * found.f_frsize
+
+
+def _raise_unless_gone(problem: OSError) -> None:
+    """Of what is below a folder nothing is left out but what went since it was listed, a link to nowhere, and what is
+    not open to us."""
+    if problem.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EACCES):
+        raise problem
 
 
 def in_bytes(words: List[str]) -> List[bytes]:

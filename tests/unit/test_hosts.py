@@ -242,6 +242,28 @@ def test_names_and_trees_are_listed(files: Files) -> None:
     assert files.free_bytes() > 0
 
 
+@pytest.mark.parametrize("call", ["scandir", "stat"])
+def test_tree_of_a_folder_that_cannot_be_listed_whole_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    files = LocalHost(str(tmp_path)).files
+    for name in ("d/a", "d/deeper/b", "d/deeper/c"):
+        files.create(name, b"123")
+    real = getattr(os, call)
+
+    def failing(path: Any, *args: Any, **more: Any) -> Any:
+        if str(path).endswith({"scandir": "deeper", "stat": "/c"}[call]):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return real(path, *args, **more)
+
+    monkeypatch.setattr(os, call, failing)
+
+    with pytest.raises(StoreUnavailable) as broken:
+        files.tree("d")
+
+    assert broken.value.retryable
+
+
 @pytest.mark.parametrize("size", [0, 3 * 1024 * 1024])
 def test_download_is_equal_to_what_lies_there(files: Files, tmp_path: Path, size: int) -> None:
     content = os.urandom(size)

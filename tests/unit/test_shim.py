@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import re
@@ -1312,6 +1313,36 @@ def test_result_waits_for_a_disk_that_is_full(
 
     assert (tmp_path / "result").read_text() == "done"
     assert capsys.readouterr().err.count("cannot write result, tries again: no space left on device") == 2
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+def test_record_on_a_file_server_that_starts_anew_is_read_once_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    record = FolderRecord(str(tmp_path))
+    record.write("result", "done")
+    failures = {"listdir": 2, "open": 2}
+    real = {"listdir": os.listdir, "open": io.open}
+
+    def failing(name: str) -> Callable[..., Any]:
+        def call(*args: Any, **more: Any) -> Any:
+            failures[name] -= 1
+            if failures[name] >= 0:
+                raise OSError(number, os.strerror(number))
+            return real[name](*args, **more)
+
+        return call
+
+    monkeypatch.setattr("runtime.shim.WRITE_AGAIN_S", 0.0)
+    monkeypatch.setattr("runtime.shim.os.listdir", failing("listdir"))
+    monkeypatch.setattr("runtime.shim.io.open", failing("open"))
+    assert (record.names("."), record.read("result")) == (["result"], "done")
+
+    monkeypatch.setattr("runtime.shim.WRITE_PATIENCE_S", 0.0)
+    failures["listdir"] = failures["open"] = 1000
+    for look in (lambda: record.names("."), lambda: record.read("result")):
+        with pytest.raises(OSError, match=os.strerror(number)):
+            look()
 
 
 def test_result_that_can_never_be_written_is_given_up(tmp_path: Path) -> None:
