@@ -5,7 +5,7 @@ fsync of the folder. A power cut leaves the whole file or none.
 """
 
 # Building a Path costs more than the system calls that are made with it here.
-# ruff: noqa: PTH101, PTH102, PTH105, PTH108, PTH116, PTH123
+# ruff: noqa: PTH101, PTH102, PTH105, PTH108, PTH112, PTH123
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from runtime.clock import Clock
 from runtime.errors import StoreUnavailable, StoreUnsafe
@@ -36,10 +36,16 @@ TEMPORARY: Final = ".tmp-"
 STALE_AFTER_S: Final = 24 * 3600
 """A temporary file this old was left by a process that died, and the next listing removes it."""
 
+PAUSES_S: Final = (0.05, 0.2, 0.5, 1.0, 2.0)
+"""Between the looks at what could not be read."""
+
+_GONE: Final = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 _NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _NO_FOLDER_SYNC: Final = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NOT_ALLOWED: Final = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+T = TypeVar("T")
 
 _serial = itertools.count()
 _MARK: Final = secrets.token_hex(4)
@@ -102,7 +108,7 @@ class FolderBlobs:
     def _make_folders(self, folder: str) -> None:
         """Make what is missing below the root, and never the root itself; each lasts before it is used."""
         parent = str(self.root)
-        if not self.root.is_dir():
+        if not os.path.isdir(self.root):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), parent)
         for part in folder[len(self._base) :].split("/"):
             path = f"{parent}/{part}"
@@ -117,19 +123,10 @@ class FolderBlobs:
         self.put(key, file.read_bytes())
 
     def get(self, key: str) -> bytes | None:
-        path = self._base + key
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                return _read_all(descriptor)
-            finally:
-                os.close(descriptor)
-        except (FileNotFoundError, NotADirectoryError) as problem:
-            if not self.root.is_dir():
-                raise self._explain(problem, path) from problem
-            return None
-        except OSError as problem:
-            raise self._explain(problem, path) from problem
+        found = self._ask(_read_file, self._base + key)
+        if found is None:
+            self._identify_root()
+        return found
 
     def delete(self, key: str) -> None:
         path = self._base + key
@@ -141,23 +138,39 @@ class FolderBlobs:
             raise self._explain(problem, path) from problem
 
     def list_keys(self, prefix: str, *, after: str | None = None) -> Iterator[str]:
+        for key, _ in self._list(prefix, after, with_status=False):
+            yield key
+
+    def list_blobs(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
+        for key, found in self._list(prefix, after, with_status=True):
+            if found is not None:
+                yield BlobInfo(key, found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
+
+    def _list(
+        self, prefix: str, after: str | None, *, with_status: bool
+    ) -> Iterator[tuple[str, os.stat_result | None]]:
+        """Every key or an error: below a disk that goes meanwhile all seems empty."""
         folder, _, start = prefix.rpartition("/")
-        if not self.root.is_dir():
+        root = self._identify_root()
+        for key in self._walk(f"{folder}/" if folder else "", start, after):
+            yield key, self._ask(os.stat, self._base + key) if with_status else None
+        if self._identify_root() != root:
+            raise StoreUnavailable(
+                f"record folder `{self.root}` was replaced while it was listed",
+                facts=["another disk is mounted there now, or none is any more"],
+                hint="is the disk or its server well? `dmesg` may say",
+            )
+
+    def _identify_root(self) -> tuple[int, int]:
+        found = self._ask(os.stat, str(self.root))
+        if found is None or not stat.S_ISDIR(found.st_mode):
             raise _no_folder(self.root)
-        yield from self._walk(f"{folder}/" if folder else "", start, after)
+        return found.st_dev, found.st_ino
 
     def _walk(self, folder: str, start: str, after: str | None) -> Iterator[str]:
         """Keys under `folder` (with its slash) whose first name begins with `start`, sorted."""
         path = self._base + folder
-        try:
-            with os.scandir(path) as entries:
-                # With its slash a folder sorts to where its keys belong.
-                names = [f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries]
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        except OSError as problem:
-            raise self._explain(problem, path) from problem
-        names.sort()
+        names = sorted(self._ask(_scan, path) or ())
         first = bisect.bisect_left(names, ".")
         if first < len(names) and names[first][0] == ".":
             for name in names[first : bisect.bisect_left(names, "/")]:
@@ -173,11 +186,18 @@ class FolderBlobs:
             elif after is None or key > after:
                 yield key
 
-    def list_blobs(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
-        for key in self.list_keys(prefix, after=after):
-            with suppress(FileNotFoundError):
-                found = os.stat(self._base + key)
-                yield BlobInfo(key, found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
+    def _ask(self, look: Callable[[str], T], path: str) -> T | None:
+        """What `look` says of a path, None if there is nothing; a server that does not answer is asked again."""
+        for pause in (*PAUSES_S, None):
+            try:
+                return look(path)
+            except OSError as problem:
+                if problem.errno in _GONE:
+                    return None
+                if problem.errno in _NOT_ALLOWED or pause is None:
+                    raise self._explain(problem, path) from problem
+                time.sleep(pause)
+        raise AssertionError(path)
 
     def append(self, key: str, data: bytes) -> None:
         path = self._base + key
@@ -221,7 +241,7 @@ class FolderBlobs:
         if problem.errno in _NOT_ALLOWED:
             hint = f"give user {os.getuid()} write access to `{self.root}`"
             return StoreUnavailable(message, facts=facts, hint=hint, retryable=False)
-        if isinstance(problem, FileNotFoundError) and not self.root.is_dir():
+        if isinstance(problem, FileNotFoundError) and not os.path.isdir(self.root):
             return _no_folder(self.root)
         return StoreUnavailable(message, facts=facts, hint="is the disk or its server well? `dmesg` may say")
 
@@ -297,11 +317,15 @@ def _write_all(descriptor: int, data: bytes) -> None:
         written += os.write(descriptor, data[written:])
 
 
-def _read_all(descriptor: int) -> bytes:
-    pieces = []
-    while piece := os.read(descriptor, 1 << 17):
-        pieces.append(piece)
-    return b"".join(pieces)
+def _read_file(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        pieces = []
+        while piece := os.read(descriptor, 1 << 17):
+            pieces.append(piece)
+        return b"".join(pieces)
+    finally:
+        os.close(descriptor)
 
 
 def _sync_folder(path: str) -> None:
@@ -314,6 +338,21 @@ def _sync_folder(path: str) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def _scan(path: str) -> list[str]:
+    """The names in a folder; those of folders end with a slash, so that they sort to where their keys belong."""
+    with os.scandir(path) as entries:
+        return [f"{entry.name}/" if _is_folder(entry) else entry.name for entry in entries]
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as problem:
+        if problem.errno != errno.ELOOP:
+            raise
+        return False  # a link to itself, which is nothing of ours
 
 
 def _sweep(path: str) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import http.client
+import os
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -229,3 +232,132 @@ def test_names_that_are_not_ours_are_said_once_with_what_removes_them(
     scheme = place.opened[0].url.partition(":")[0]
     assert f"{scheme}://lab/some/prefix/" in said
     assert {"gs": "`gsutil rm ", "s3": "`aws s3 rm "}[scheme] in said
+
+
+# a folder whose disk or server fails
+
+
+class Disk:
+    """Stands before the system calls of a listing, counts them, and does something at one of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls = 0
+        self.seen: list[str] = []
+        self.at: int | None = None
+        self.times = 1
+        self.act: Callable[[], None] = lambda: None
+        real_scandir, real_stat = os.scandir, os.stat
+
+        def stat(path: Any, *args: Any, **more: Any) -> os.stat_result:
+            self._count(str(path))
+            return real_stat(path, *args, **more)
+
+        @contextlib.contextmanager
+        def scandir(path: str) -> Iterator[Iterator[os.DirEntry[str]]]:
+            with real_scandir(path) as entries:
+                yield self._count_each(path, entries)
+
+        monkeypatch.setattr("runtime.records.folder.os.stat", stat)
+        monkeypatch.setattr("runtime.records.folder.os.scandir", scandir)
+
+    def _count_each(self, path: str, entries: Iterator[os.DirEntry[str]]) -> Iterator[os.DirEntry[str]]:
+        for entry in entries:
+            yield entry
+            self._count(path)
+
+    def _count(self, path: str) -> None:
+        if "the records" not in path:
+            return
+        self.calls += 1
+        self.seen.append(path)
+        if self.at is not None and self.at <= self.calls < self.at + self.times:
+            self.act()
+
+    def fail(self, number: int, *, times: int = 1) -> None:
+        def act() -> None:
+            raise OSError(number, os.strerror(number))
+
+        self.act, self.times = act, times
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    with opened_place("folder", request, tmp_path) as place:
+        fill(place.store())
+        monkeypatch.setattr("runtime.records.folder.PAUSES_S", (0.0, 0.0))
+        yield place
+
+
+@pytest.fixture
+def disk(folder: Place, monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
+
+
+def count_looks(folder: Place, disk: Disk, call: Call) -> tuple[Any, int]:
+    """What the call returns when nothing fails, and how often it looks at the disk."""
+    store = folder.store()
+    disk.calls, disk.seen = 0, []
+    return call(store), disk.calls
+
+
+listing_calls = pytest.mark.parametrize(
+    "call",
+    [call for name, call in CALLS.items() if name != "read_log"],  # which is one file in a folder
+    ids=[name for name in CALLS if name != "read_log"],
+)
+
+
+@listing_calls
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+def test_listing_of_a_folder_that_fails_once_is_complete(folder: Place, disk: Disk, call: Call, number: int) -> None:
+    complete, steps = count_looks(folder, disk, call)
+    disk.fail(number)
+
+    for step in range(1, steps + 1):
+        store = folder.store()
+        disk.calls, disk.at = 0, step
+        assert call(store) == complete
+        disk.at = None
+
+
+@listing_calls
+def test_listing_of_a_folder_that_goes_on_failing_is_an_error_that_may_pass(
+    folder: Place, disk: Disk, call: Call
+) -> None:
+    _, steps = count_looks(folder, disk, call)
+    disk.fail(errno.ESTALE, times=1000)
+
+    for step in range(1, steps + 1):
+        store = folder.store()
+        disk.calls, disk.at = 0, step
+        with pytest.raises(StoreUnavailable) as broken:
+            call(store)
+        assert broken.value.retryable
+        disk.at = None
+
+
+@listing_calls
+@pytest.mark.parametrize("empty", [False, True], ids=["gone", "an empty folder in its place"])
+def test_listing_of_a_folder_whose_disk_is_unmounted_meanwhile_is_an_error(
+    folder: Place, disk: Disk, call: Call, empty: bool
+) -> None:
+    root = Path(folder.opened[0].url.removeprefix("file:"))
+    away = root.with_name("unmounted")
+
+    def unmount() -> None:
+        root.rename(away)
+        if empty:
+            root.mkdir()
+
+    _, steps = count_looks(folder, disk, call)
+    disk.act = unmount
+    # An empty folder that was there before a listing began is listed as what it is.
+    for step in [step for step in range(1, steps + 1) if not empty or Path(disk.seen[step - 1]) != root]:
+        store = folder.store()
+        disk.calls, disk.at = 0, step
+        with pytest.raises(StoreUnavailable):
+            call(store)
+        disk.at = None
+        if empty:
+            root.rmdir()
+        away.rename(root)
