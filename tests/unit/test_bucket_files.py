@@ -154,3 +154,24 @@ def test_url_that_names_no_bucket_is_refused(records: str) -> None:
 )
 def test_bucket_is_told_from_other_roots(records: str | None, bucket: bool) -> None:
     assert is_bucket(records) is bucket
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault.REFUSE_503, Fault.STORE_THEN_DROP, Fault.CUT_OFF, Fault.RESET, Fault.REPEAT_PAGE, Fault.EMPTY_PAGE]
+)
+@pytest.mark.parametrize("strays", [(), ("jobs//x", "jobs/./y", "jobs/j-1/\x01")], ids=["", "among strays"])
+def test_folders_and_trees_with_a_fault_on_any_page_are_listed_whole(
+    server: GcsServer, fault: Fault, strays: tuple[str, ...]
+) -> None:
+    files = BucketFiles("gs://lab/p")
+    ours = [f"jobs/j-{number}/{name}" for number in range(4) for name in ("a", "b/c")]
+    server.fill("lab", (f"p/{name}" for name in (*ours, *strays)), b"123")
+    server.page_size = 2
+
+    for page in range(4):
+        server.fail_next("LIST", [*[None] * page, fault])
+        assert files.names("jobs") == ["j-0", "j-1", "j-2", "j-3"]
+        server.forget_faults()
+        server.fail_next("LIST", [*[None] * page, fault])
+        assert files.tree("jobs") == [(name.removeprefix("jobs/"), 3) for name in ours]
+        server.forget_faults()

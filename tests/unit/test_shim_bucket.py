@@ -569,6 +569,65 @@ def test_names_are_those_of_one_folder_on_any_number_of_pages(server: GcsServer,
     assert names == [*(f"{number:05}" for number in range(1500)), "x"]
 
 
+PAGE_FAULTS = (
+    Fault.REFUSE_503,
+    Fault.STORE_THEN_DROP,
+    Fault.CUT_OFF,
+    Fault.RESET,
+    Fault.REPEAT_PAGE,
+    Fault.EMPTY_PAGE,
+    Fault.STORE_THEN_STALL,
+)
+
+
+@pytest.mark.parametrize("fault", PAGE_FAULTS)
+def test_names_with_a_fault_on_any_page_are_all_there(server: GcsServer, bucket_module: Any, fault: Fault) -> None:
+    server.fill("lab", [f"runtime/a/{number}/deep" for number in range(7)] + ["runtime/a/x", "runtime/b"])
+    server.page_size = 2
+    server.stall_s = 1.0
+    bucket = bucket_module.Bucket(URL)
+    bucket.answer_s = 0.5 if fault is Fault.STORE_THEN_STALL else 60.0
+
+    for page in range(4):
+        server.fail_next("LIST", [*[None] * page, fault])
+        assert bucket.names("a/") == [*map(str, range(7)), "x"]
+        assert server.faults_left == 0
+
+
+def test_names_among_those_of_others_are_all_there(server: GcsServer, bucket_module: Any) -> None:
+    others = ["runtime/a//x", "runtime/a/../x", "runtime/a/\x01\ufffe", "runtime/a/", "runtime/a/é &<>"]
+    server.fill("lab", [*others, "runtime/a/a0001/end", "runtime/a/zz"])
+
+    assert set(bucket_module.Bucket(URL).names("a/")) == {"..", "\ufffd\ufffd", "a0001", "zz", "é &<>"}
+
+
+def page(body: str, more: str = "") -> bytes:
+    return f"<ListBucketResult>{more}{body}</ListBucketResult>".encode()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"<html>sign in</html>",
+        b"<Error><Code>InternalError</Code></Error>",
+        page("<Contents><Key>runtime/a/x</Key></Contents>"),
+        page("", "<IsTruncated>true</IsTruncated>"),
+        page("", "<IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>"),
+        page("<Contents><Key>runtime/a/x</Key><Size>0</Size></Contents>")[:-5],
+    ],
+    ids=["nothing", "a page of a proxy", "an error", "no size", "no token", "the same token", "cut off"],
+)
+def test_listing_that_makes_no_sense_is_no_empty_one(
+    bucket_module: Any, nobody: None, monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    with answering(lambda *_: (200, answer)) as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+
+        with pytest.raises(bucket_module.Unreachable):
+            list(bucket_module.Bucket(URL).pages("runtime/a/", patience=0.0))
+
+
 @contextlib.contextmanager
 def answering(
     answer: Callable[[str, str, dict[str, str], bytes], tuple[int, bytes]], missing: int = 0
