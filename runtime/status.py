@@ -6,6 +6,7 @@ Reading gathers values; what they mean (why something waits, how long is left) i
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,8 @@ from runtime.records.base import (
     StartedMark,
     WorkerSeen,
 )
-from runtime.tasks import DEFAULT_EXPERIMENT, Task, TaskState, describe_entry
+from runtime.records.totals import Tally
+from runtime.tasks import DEFAULT_EXPERIMENT, Task, TaskState, describe_entry, experiment_digest
 from runtime.units import format_duration
 
 LIVE_FOR: Final = timedelta(seconds=90)
@@ -35,6 +37,7 @@ LIVE_FOR: Final = timedelta(seconds=90)
 FAILURES_SHOWN: Final = 10
 EXPERIMENTS_SHOWN: Final = 10
 RECENT: Final = timedelta(days=1)
+_OUR_ID: Final = re.compile(r"t-[0-9a-f]{24}")
 
 
 class Stack(Protocol):
@@ -222,15 +225,24 @@ class Standing:
 # reading
 
 
-def read_overview(stack: Stack, *, now: datetime, exact: bool = False, looked_at: datetime | None = None) -> Overview:
-    """Every queue and worker, the newest experiments, and what failed in the last day."""
+def read_overview(
+    stack: Stack,
+    *,
+    now: datetime,
+    exact: bool = False,
+    looked_at: datetime | None = None,
+    tally: Tally | None = None,
+) -> Overview:
+    """Every queue and worker, the newest experiments, and what failed in the last day.
+
+    Whoever looks again and again gives the same `tally`, which remembers when records were counted.
+    """
     records = stack.records
+    tally = tally or Tally(records)
     workers = read_workers(records, now)
     seen = sorted(records.experiments(), key=_age, reverse=True)
     controls, depths = _Controls(records), _Depths(stack)
-    shown = [
-        _experiment(stack, one, workers, controls, depths, now=now, exact=exact) for one in seen[:EXPERIMENTS_SHOWN]
-    ]
+    shown = [_experiment(stack, one, workers, controls, depths, tally, exact=exact) for one in seen[:EXPERIMENTS_SHOWN]]
     names = {*stack.queue_names(), stack.default_queue, *(one.queue for one in shown), *(w.queue for w in workers)}
     queues = [read_queue(stack, name, shown, workers, controls=controls, depths=depths) for name in sorted(names)]
     return Overview(
@@ -252,13 +264,15 @@ def read_experiment(
     now: datetime,
     exact: bool = False,
     failures: int | None = FAILURES_SHOWN,
+    tally: Tally | None = None,
 ) -> ExperimentStatus:
-    """One experiment with its workers and failures; all of them where `failures` is None."""
+    """One experiment with its workers and failures; all of them where `failures` is None. `tally` as above."""
     records = stack.records
     workers = read_workers(records, now)
     seen = records.find_experiment(name)
     seen = seen or ExperimentSeen(name, None)
-    status = _experiment(stack, seen, workers, _Controls(records), _Depths(stack), now=now, exact=exact)
+    tally = tally or Tally(records)
+    status = _experiment(stack, seen, workers, _Controls(records), _Depths(stack), tally, exact=exact)
     shown = list(read_failures(records, name, limit=failures)) if status.totals[TaskState.FAILED] else []
     return replace(
         status,
@@ -586,15 +600,14 @@ def _experiment(
     workers: Sequence[WorkerStatus],
     controls: _Controls,
     depths: _Depths,
+    tally: Tally,
     *,
-    now: datetime,
     exact: bool,
 ) -> ExperimentStatus:
     records = stack.records
     queue = seen.queue or stack.default_queue
     live = [worker for worker in workers if worker.queue == queue and worker.live]
-    # Counters are as old as the last report; with nobody to report, counting is the only way to know.
-    counted = records.totals(seen.name, exact=exact or not live)
+    counted = tally.count(seen.name, active=_count_active(seen.name, live), exact=exact)
     totals = {**dict.fromkeys(TaskState, 0), **counted.counts}
     if not records.holds_tasks:
         totals = _split_leased(totals, live)
@@ -625,6 +638,13 @@ def _experiment(
         why=why,
         next_step=next_step,
     )
+
+
+def _count_active(experiment: str, live: Sequence[WorkerStatus]) -> int:
+    """Tasks of the experiment that are run now; one whose id another producer chose may be of any."""
+    digest = experiment_digest(experiment)
+    running = (task for worker in live for task in worker.running)
+    return sum(task.endswith(digest) or _OUR_ID.fullmatch(task) is None for task in running)
 
 
 def _split_leased(totals: dict[TaskState, int], live: Sequence[WorkerStatus]) -> dict[TaskState, int]:

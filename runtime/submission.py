@@ -28,6 +28,7 @@ from runtime.identify import FindsTasks
 from runtime.idset import IdSet, task_key
 from runtime.queues.base import MakesTopics, Queue, QueueTraits
 from runtime.records.base import ManifestPart, Record, RecordStore
+from runtime.records.totals import Tally, open_tasks
 from runtime.stacks import OpenStack, open_stack
 from runtime.submitted_code import import_root, take_code
 from runtime.tasks import (
@@ -729,7 +730,7 @@ class _ByTask:
         self._records, self._experiment, self._tasks = records, experiment, tasks
         self._found: dict[tuple[str, int], Record] = {}
 
-    def look(self) -> Waited:
+    def look(self, *, final: bool) -> Waited:
         for identity in self._tasks:
             if identity not in self._found and (record := self._records.find(*identity)):
                 self._found[identity] = record
@@ -748,17 +749,11 @@ class _ByTask:
 
 class _ByExperiment:
     def __init__(self, records: RecordStore, experiment: str) -> None:
-        self._records, self._experiment = records, experiment
+        self._tally, self._experiment = Tally(records), experiment
 
-    def look(self) -> Waited:
-        totals = self._records.totals(self._experiment)
-        if not self._open(totals.counts) and not totals.exact:
-            # Workers' counters may count a task twice; records do not.
-            totals = self._records.totals(self._experiment, exact=True)
-        return Waited(experiment=self._experiment, totals=dict(totals.counts), complete=not self._open(totals.counts))
-
-    def _open(self, counts: Mapping[TaskState, int]) -> int:
-        return sum(count for state, count in counts.items() if not state.terminal)
+    def look(self, *, final: bool) -> Waited:
+        totals = self._tally.count(self._experiment, final=final)
+        return Waited(experiment=self._experiment, totals=dict(totals.counts), complete=not open_tasks(totals))
 
 
 _Look: TypeAlias = _ByTask | _ByExperiment
@@ -772,11 +767,12 @@ def _poll(
 ) -> Waited:
     pause = min(0.05, poll_s)
     while True:
-        seen = look.look()
+        left = None if deadline is None else deadline - time.monotonic()
+        final = left is not None and left <= 0
+        seen = look.look(final=final)
         if progress:
             progress(seen.totals)
-        left = None if deadline is None else deadline - time.monotonic()
-        if seen.complete or (left is not None and left <= 0):
+        if seen.complete or final:
             return seen
         time.sleep(pause if left is None else min(pause, left))
         pause = min(pause * 1.5, poll_s)

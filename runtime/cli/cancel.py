@@ -16,6 +16,7 @@ from runtime.cli.jobs import OnOption, OthersOption, is_job, open_job, short
 from runtime.cli.show import Output, confirm, format_count, note, print_list
 from runtime.errors import RequestRefused
 from runtime.identify import Kind, identify, recall_last
+from runtime.records.totals import Tally, open_tasks
 from runtime.stacks import open_stack
 from runtime.tasks import TaskState
 
@@ -70,9 +71,8 @@ def cancel(
         last = recall_last(opened.settings.data_dir, opened.name)
         chosen = [identify(text, records, last=last) for text in what]
         for one in chosen:
-            if one.kind is Kind.EXPERIMENT:
-                totals = records.totals(one.name).counts
-                left = totals.get(TaskState.QUEUED, 0) + totals.get(TaskState.LEASED, 0)
+            if one.kind is Kind.EXPERIMENT and not yes:
+                left = open_tasks(Tally(records).count(one.name))
                 confirm(f"cancel experiment `{one.name}` with {format_count(left)} unfinished tasks", yes=yes)
         done = [cancel_one(opened, one, now=datetime.now(UTC)) for one in chosen]
     print_list(done, COLUMNS, output)

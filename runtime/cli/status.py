@@ -31,6 +31,7 @@ from runtime.cli.show import (
 )
 from runtime.errors import InfrastructureFailure, RequestRefused
 from runtime.identify import Identity, Kind, identify, recall_last
+from runtime.records.totals import Tally
 from runtime.stacks import open_stack
 from runtime.status import (
     FAILURES_SHOWN,
@@ -127,8 +128,10 @@ def status(
         if failed and (found is None or found.kind is not Kind.EXPERIMENT):
             raise RequestRefused("`--failed` lists the failures of an experiment", hint="runtime status last --failed")
 
+        tally = Tally(opened.records)
+
         def read() -> Seen:
-            return _read(opened, found, exact=exact, all_failures=failed)
+            return _read(opened, found, tally, exact=exact, all_failures=failed)
 
         if watch:
             return _watch(read, remote=not opened.records.holds_tasks)
@@ -251,18 +254,17 @@ def _other_targets(opened: OpenStack) -> tuple[str, ...]:
     return tuple(name for name in opened.settings.project.targets if name != "local")
 
 
-def _read(opened: OpenStack, found: Identity | None, *, exact: bool, all_failures: bool) -> Seen:
+def _read(opened: OpenStack, found: Identity | None, tally: Tally, *, exact: bool, all_failures: bool) -> Seen:
     now = datetime.now(UTC)
     if found is None:
-        overview = read_overview(opened, now=now, exact=exact, looked_at=_looked_at(opened))
+        overview = read_overview(opened, now=now, exact=exact, looked_at=_looked_at(opened), tally=tally)
         return Board(overview, _local_jobs(opened), _other_targets(opened))
     if found.kind is Kind.TASK:
         return read_task(opened, found.name)
     if found.kind is Kind.WORKER:
         return read_worker(opened, found.name, now=now)
-    if all_failures:
-        return read_experiment(opened, found.name, now=now, exact=exact, failures=None)
-    return read_experiment(opened, found.name, now=now, exact=exact)
+    shown = None if all_failures else FAILURES_SHOWN
+    return read_experiment(opened, found.name, now=now, exact=exact, failures=shown, tally=tally)
 
 
 # what failed since you last looked

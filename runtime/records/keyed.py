@@ -453,7 +453,7 @@ class BlobRecords(RecordStore):
         for found in _matched(self.blobs.list_keys(f"counters/{digest}/"), _COUNTER):
             at, *numbers = map(int, found.groups()[1:])
             latest = max(at, latest or 0)
-            highest[found[1]] = max(highest.get(found[1], ()), tuple(numbers), key=sum)
+            highest[found[1]] = max(tuple(numbers), highest.get(found[1], ()), key=sum)
         total: Counter[TaskState] = Counter()
         for counts in highest.values():
             total.update(dict(zip(_COUNTED, counts, strict=True)))

@@ -21,7 +21,7 @@ from runtime.errors import PartTaken, RecordExists, StoreUnavailable
 from runtime.reasons import EndReason
 from runtime.records.base import INLINE_BYTES, Control, History, Record, RecordStore, StartedMark, WorkerSeen
 from runtime.tasks import Task, TaskState, encode_task, next_generation, task_id
-from runtime.testing import sample_task
+from runtime.testing import FakeClock, sample_task
 from tests.conformance.records_cases import (
     REAL_SERVICES,
     STORES,
@@ -212,7 +212,7 @@ RACER = """
 import sys, time
 from runtime.errors import RecordExists
 from runtime.records import open_records
-from runtime.testing import sample_task
+from runtime.testing import FakeClock, sample_task
 from tests.conformance.records_cases import sample_record
 url, token, start_at = sys.argv[1], sys.argv[2], float(sys.argv[3])
 store = open_records(url)
@@ -689,6 +689,40 @@ def test_totals_add_what_workers_last_reported(store: RecordStore) -> None:
     assert not totals.exact
     assert totals.counts == {TaskState.QUEUED: 70, TaskState.SUCCEEDED: 50}
     assert abs(totals.as_of - SystemClock().now()) < timedelta(minutes=1)
+
+
+def test_totals_exact_of_what_was_redriven_and_has_not_ended_are_queued(place: Place, store: RecordStore) -> None:
+    needs_manifest(store)
+    tasks = [sample_task(str(n)) for n in range(10)]
+    submitted(place, store, *tasks)
+    for task in tasks[:4]:
+        bury(store, task)
+    store.mark(sample_mark(tasks[4]))
+    store.commit(sample_record(tasks[4]))
+    store.unmark(tasks[0].id, 1, TaskState.FAILED)
+
+    assert store.totals("sample", exact=True).counts == {
+        TaskState.QUEUED: 6,
+        TaskState.SUCCEEDED: 1,
+        TaskState.FAILED: 3,
+    }
+
+
+def test_totals_keep_what_an_earlier_worker_of_the_same_name_reported(place: Place) -> None:
+    store, clock = place.store(), FakeClock()
+    needs_manifest(store)
+    if not place.processes:
+        pytest.skip("memory is one process's own")
+    store.put_part("sample", 0, [f"{n}" for n in range(100)])
+    for clock_step, counted in ((0, (30, 40)), (-3600, (2, 5)), (7200, (1, 1))):
+        successor = place.store()
+        successor._clock = clock  # type: ignore[attr-defined]
+        clock.advance(seconds=clock_step)
+        for succeeded in counted:
+            successor.put_counters("w-1", {"sample": {TaskState.SUCCEEDED: succeeded}})
+            clock.advance(seconds=-7)
+
+    assert store.totals("sample").counts == {TaskState.QUEUED: 54, TaskState.SUCCEEDED: 46}
 
 
 def test_totals_of_what_was_redriven_count_it_as_queued_again(store: RecordStore) -> None:

@@ -99,9 +99,10 @@ def test_experiment_of_delayed_tasks_says_so(tmp_path: Path) -> None:
     bench.close()
 
 
-def test_experiment_counts_records_itself_when_no_worker_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experiment_counts_records_unless_live_workers_run_its_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench.memory()
-    bench.put(sample_task())
+    task = sample_task()
+    bench.put(task)
     asked: list[bool] = []
     real = bench.records.totals
 
@@ -111,11 +112,13 @@ def test_experiment_counts_records_itself_when_no_worker_lives(monkeypatch: pyte
 
     monkeypatch.setattr(bench.records, "totals", totals_of)
     read_experiment(bench, "sample", now=bench.now)
-    bench.report()
+    bench.report(running=(sample_task(experiment="other").id,))
+    read_experiment(bench, "sample", now=bench.now)
+    bench.report(running=(task.id,))
     read_experiment(bench, "sample", now=bench.now)
     read_experiment(bench, "sample", now=bench.now, exact=True)
 
-    assert asked == [True, False, True]
+    assert asked == [False, True, False, True, False, True]
 
 
 def test_experiment_failures_beyond_the_limit_are_counted(bench: Bench) -> None:
@@ -448,7 +451,7 @@ def test_status_of_600_000_tasks_on_a_bucket_takes_at_most_100_requests() -> Non
         blobs.create(f"{name}.jsonl", b"")
         blobs.create(f"{name}.sent", b"")
     for number in range(20):
-        bench.report(f"w-{number}", rate_per_s=10)
+        bench.report(f"w-{number}", rate_per_s=10, running=(sample_task(f"running {number}").id,))
         records.put_counters(f"w-{number}", {"sample": {TaskState.SUCCEEDED: 20_000, TaskState.FAILED: 150}})
     for number in range(3_000):
         task = sample_task(str(number))
@@ -467,7 +470,7 @@ def test_status_of_600_000_tasks_on_a_bucket_takes_at_most_100_requests() -> Non
 
     seen = read_experiment(bench, "sample", now=bench.now)
 
-    assert seen.totals == totals(queued=197_000, succeeded=400_000, failed=3_000)
+    assert seen.totals == totals(queued=196_980, leased=20, succeeded=400_000, failed=3_000)
     assert (len(seen.failures), seen.failures_left_out) == (10, 2_990)
     assert seen.eta_s == 985
     assert blobs.requests <= 100

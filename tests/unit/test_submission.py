@@ -681,6 +681,65 @@ def test_large_submission_is_waited_for_as_an_experiment(tmp_path: Path, monkeyp
     records.close()
 
 
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> MemoryQueue:
+    """A queue of 6 tasks beside its records, all waited for as an experiment."""
+    monkeypatch.setattr(submit_module, "NAMED_TASKS", 2)
+    queue = MemoryQueue(MemoryRecords())
+    submit([("p", "w", [str(n)]) for n in range(6)], queue=queue, experiment=EXPERIMENT)
+    return queue
+
+
+def test_wait_for_what_has_ended_returns_at_once_whatever_the_counters_say(many: MemoryQueue) -> None:
+    finish(many, TaskState.SUCCEEDED, count=6)
+    many.records.put_counters("killed", {EXPERIMENT: {TaskState.SUCCEEDED: 2}})
+
+    waited = wait(EXPERIMENT, queue=many)
+
+    assert (waited.complete, waited.totals) == (True, {TaskState.QUEUED: 0, TaskState.SUCCEEDED: 6})
+
+
+def test_wait_returns_though_the_last_tasks_were_never_counted(
+    many: MemoryQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.records.totals.STILL_S", 0.0)
+    monkeypatch.setattr("runtime.records.totals.EVERY_S", 0.0)
+    many.records.put_counters("alive", {EXPERIMENT: {}})
+
+    waited = wait(
+        EXPERIMENT,
+        queue=many,
+        poll=timedelta(milliseconds=1),
+        progress=lambda _: finish(many, TaskState.SUCCEEDED, count=2),
+    )
+
+    assert (waited.complete, waited.totals[TaskState.SUCCEEDED]) == (True, 6)
+
+
+def test_wait_whose_time_is_up_tells_what_the_records_say(many: MemoryQueue) -> None:
+    finish(many, TaskState.SUCCEEDED, count=3)
+    finish(many, TaskState.FAILED, count=1)
+    many.records.put_counters("killed", {EXPERIMENT: {TaskState.SUCCEEDED: 1}})
+
+    waited = wait(EXPERIMENT, queue=many, timeout=0)
+
+    assert not waited.complete
+    assert waited.totals == {TaskState.QUEUED: 2, TaskState.SUCCEEDED: 3, TaskState.FAILED: 1}
+
+
+def test_wait_for_what_was_tried_again_does_not_end_with_its_first_generation(many: MemoryQueue) -> None:
+    finish(many, TaskState.SUCCEEDED, count=5)
+    finish(many, TaskState.FAILED)
+    [mark] = many.records.marks(EXPERIMENT)
+    assert mark.task is not None
+    many.put([replace(mark.task, generation=2)])
+    many.records.unmark(mark.task_id, 1, TaskState.FAILED)
+
+    waited = wait(EXPERIMENT, queue=many, timeout=0)
+
+    assert (waited.complete, waited.totals) == (False, {TaskState.QUEUED: 1, TaskState.SUCCEEDED: 5})
+
+
 # repair
 
 

@@ -1,0 +1,107 @@
+"""When totals are counted exactly: counters are hints, and a hint is never the last word.
+
+Counters fall short for good when a worker is killed between a commit and its next report, or when somebody who is no
+worker ends a task. Marks run ahead when an attempt dies between its mark and its record. Counting the records is right
+and costs a request for each thousand, so how often it is done follows from how long it took.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from runtime.records.base import RecordStore, Totals
+from runtime.tasks import TaskState
+
+SHARE: Final = 10
+"""Recounts take at most one second in so many."""
+EVERY_S: Final = 60.0
+"""How old an exact count may be while the counters move."""
+STILL_S: Final = 10.0
+"""How old it may be while they stand still. Workers report every 30 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recount:
+    """An exact count, and what the counters said before it."""
+
+    totals: Totals
+    hint: Totals
+    at: float
+    """When it was done; seconds by a clock that never jumps, as all times here."""
+    took_s: float
+
+
+def is_recount_due(
+    hint: Totals, last: Recount | None, *, now: float, still_s: float, active: int | None, final: bool = False
+) -> bool:
+    """Whether the records have to be counted before anything is said of an experiment.
+
+    The counters have said the same for `still_s`. `active` of its tasks are run by live workers, as far as these report;
+    None if they were not asked. After a `final` look there is no other.
+    """
+    if hint.exact:
+        return False
+    if final:
+        return True
+    if last is None:
+        return not active or _claims_end(hint)
+    rest_s, moved = now - last.at, hint.counts != last.hint.counts
+    if _claims_end(hint) and moved:
+        return rest_s >= last.took_s or hint.submitted != last.totals.submitted
+    if rest_s < (SHARE - 1) * last.took_s or not (moved or open_tasks(last.totals)):
+        return False
+    return rest_s >= (STILL_S if active == 0 or still_s >= STILL_S else EVERY_S)
+
+
+def choose_totals(hint: Totals, last: Recount | None) -> Totals:
+    """What is known while no recount is due: the exact count, or the hint once that knows of more."""
+    if last is None or hint.exact:
+        return hint
+    if _claims_end(hint) or hint.counts == last.hint.counts:
+        return last.totals
+    tried_again = ended_tasks(hint) < ended_tasks(last.hint)
+    if tried_again or hint.submitted != last.totals.submitted:
+        return hint
+    return max(last.totals, hint, key=ended_tasks)
+
+
+def open_tasks(totals: Totals) -> int:
+    return sum(count for state, count in totals.counts.items() if not state.terminal)
+
+
+def ended_tasks(totals: Totals) -> int:
+    return sum(count for state, count in totals.counts.items() if state.terminal)
+
+
+def _claims_end(hint: Totals) -> bool:
+    """Whether it says that all has ended and may be wrong. A success is recorded once for each task, counted after that
+    by one worker and never taken back, so successes alone are at most counted too low."""
+    return not open_tasks(hint) and ended_tasks(hint) > hint.counts.get(TaskState.SUCCEEDED, 0)
+
+
+class Tally:
+    """Totals of experiments as one process looks at them again and again."""
+
+    def __init__(self, records: RecordStore, *, ticks: Callable[[], float] = time.monotonic) -> None:
+        self._records, self._ticks = records, ticks
+        self._last: dict[str, Recount] = {}
+        self._moved: dict[str, tuple[Mapping[TaskState, int], float]] = {}
+        """What the counters said last, and since when."""
+
+    def count(self, experiment: str, *, active: int | None = None, final: bool = False, exact: bool = False) -> Totals:
+        """Totals that say `all has ended` only if that is certain; `active` and `final` as in `is_recount_due`."""
+        if exact:
+            return self._records.totals(experiment, exact=True)
+        last, hint, now = self._last.get(experiment), self._records.totals(experiment), self._ticks()
+        before = self._moved.get(experiment)
+        if before is None or before[0] != hint.counts:
+            before = self._moved[experiment] = (hint.counts, now)
+        if not is_recount_due(hint, last, now=now, still_s=now - before[1], active=active, final=final):
+            return choose_totals(hint, last)
+        totals = self._records.totals(experiment, exact=True)
+        done = self._ticks()
+        self._last[experiment] = Recount(totals, hint, at=done, took_s=done - now)
+        return totals
