@@ -21,6 +21,8 @@ EVERY_S: Final = 60.0
 """How old an exact count may be while the counters move."""
 STILL_S: Final = 10.0
 """How old it may be while they stand still. Workers report every 30 s."""
+FEW: Final = 1_000
+"""Tasks that are counted at the first look in any case: a worker that was killed seems to live for 90 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ def is_recount_due(
     if final:
         return True
     if last is None:
-        return not active or _claims_end(hint)
+        return not active or hint.submitted <= FEW or _claims_end(hint)
     rest_s, moved = now - last.at, hint.counts != last.hint.counts
     if _claims_end(hint) and moved:
         return rest_s >= last.took_s or hint.submitted != last.totals.submitted

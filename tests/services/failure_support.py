@@ -354,7 +354,10 @@ def _total_problems(after: Aftermath) -> Iterator[str]:
 class Yard:
     """One scenario: its stack, its workers, and all that they touch."""
 
-    def __init__(self, folder: Path, *, emulator: PubsubEmulator | None = None, records: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, emulator: PubsubEmulator | None = None, records: Path | str | None = None
+    ) -> None:
+        """`records` is a folder or the URL of a bucket."""
         self.folder = folder
         self.emulator = emulator
         self.kind = "pubsub" if emulator else "sqlite"
@@ -385,16 +388,18 @@ class Yard:
             "PYTHONPATH": os.pathsep.join((str(ROOT), str(self.code))),
         }
 
-    def _publish_contract(self, emulator: PubsubEmulator, records: Path) -> None:
+    def _publish_contract(self, emulator: PubsubEmulator, records: Path | str) -> None:
         from runtime.queues.pubsub_client import ensure_topics
 
-        records.mkdir(exist_ok=True)
+        if isinstance(records, Path):
+            records.mkdir(exist_ok=True)
+            records = f"file:{records}"
         root = f"projects/{emulator.new_project()}"
         self.settings_output = PubSubQueueOutput(
             topic=f"{root}/topics/tasks", subscription=f"{root}/subscriptions/tasks", ack_deadline_s=10
         )
         contract = StackOutputs(
-            stack="yard", records=RecordsOutput(url=f"file:{records}"), queues={"default": self.settings_output}
+            stack="yard", records=RecordsOutput(url=records), queues={"default": self.settings_output}
         )
         path = self.folder / "contract.json"
         path.write_text(encode_outputs(contract))
@@ -651,7 +656,7 @@ STACKS = ("sqlite", "pubsub")
 
 @contextlib.contextmanager
 def open_yard(
-    kind: str, folder: Path, request: pytest.FixtureRequest, *, records: Path | None = None
+    kind: str, folder: Path, request: pytest.FixtureRequest, *, records: Path | str | None = None
 ) -> Iterator[Yard]:
     emulator = request.getfixturevalue("pubsub_emulator") if kind == "pubsub" else None
     yard = Yard(folder, emulator=emulator, records=records)

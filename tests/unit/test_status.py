@@ -101,8 +101,8 @@ def test_experiment_of_delayed_tasks_says_so(tmp_path: Path) -> None:
 
 def test_experiment_counts_records_unless_live_workers_run_its_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench.memory()
-    task = sample_task()
-    bench.put(task)
+    task, *_ = tasks = [sample_task(str(number)) for number in range(1_001)]
+    bench.put(*tasks)
     asked: list[bool] = []
     real = bench.records.totals
 
