@@ -65,10 +65,13 @@ class SnapshotCache:
             if digest.decode() != hashlib.sha256(body).hexdigest():
                 raise ValueError(digest)
             said = json.loads(body)
-            if said["version"] != VERSION:
+            files, trees = said["files"], said["trees"]
+            if said["version"] != VERSION or type(trees) is not dict:
                 raise ValueError(said["version"])
-            return cls(path, said["files"], said["trees"])
-        except (OSError, ValueError, KeyError, TypeError):
+            if not all(type(each) is list and len(each) == 6 for each in files.values()):
+                raise ValueError(files)
+            return cls(path, files, trees)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return cls(path, {}, {})
 
     @property

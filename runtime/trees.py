@@ -102,14 +102,10 @@ class Tree:
             return
         folders, files = seen["folders"], seen["files"]
         settled = seen["at"] - TICKS_NS
-        touched = []
-        for name, known in folders.items():
-            now = self._look(name)
-            if now is None or now[:2] != known[:2]:
-                self._lay()
-                return
-            if now != known or known[3] >= settled:
-                touched.append(name)
+        touched = self._find_touched(folders, settled)
+        if touched is None:
+            self._lay()
+            return
         suspect = [name for name, known in files.items() if self._look(name) != known or known[3] >= settled]
         if touched or suspect:
             self._mend(seen, touched, suspect)
@@ -122,8 +118,8 @@ class Tree:
         if self._seen is None:
             return []
         folders = self._seen["folders"]
-        touched = [name for name, known in folders.items() if self._look(name) != known]
-        return sorted(self._remove_strangers(touched, self._seen["files"], folders))
+        touched = self._find_touched(folders, None)
+        return sorted(self._remove_strangers(touched or [], self._seen["files"], folders))
 
     # laying it out
 
@@ -228,6 +224,17 @@ class Tree:
             os.close(descriptor)
 
     # what is known of it
+
+    def _find_touched(self, folders: dict[str, Any], settled: int | None) -> list[str] | None:
+        """Folders that may hold other names now, also those that changed after `settled`; None if one was replaced."""
+        touched = []
+        for name, known in folders.items():
+            now = self._look(name)
+            if now is None or now[:2] != known[:2]:
+                return None
+            if now != known or (settled is not None and known[3] >= settled):
+                touched.append(name)
+        return touched
 
     def _look(self, name: str) -> tuple[int, int, int, int, int] | None:
         try:

@@ -584,6 +584,16 @@ def test_put_blob_twice_is_one_reference_that_reads_back(store: RecordStore) -> 
     assert store.get_blob(store.put_blob(b"", prefix="values")) == b""
 
 
+@pytest.mark.parametrize("prefix", ["payloads", "snapshots"])
+def test_has_blob_says_of_exactly_one_whether_it_is_there(store: RecordStore, prefix: str) -> None:
+    reference = store.put_blob(b"here", prefix=prefix)
+
+    assert store.has_blob(reference)
+    assert not store.has_blob(reference[:-1])
+    assert not store.has_blob(reference[:-4] + "beef")
+    assert store.get_blob("/".join(reference.split("/")[-2:])) == b"here"
+
+
 def test_get_blob_of_a_missing_reference_fails_for_good(store: RecordStore) -> None:
     reference = store.put_blob(b"here")
 
