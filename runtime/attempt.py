@@ -510,6 +510,8 @@ class Child:
             os.write(2, f"runtime: ended {count} {noun} that the attempt had left running\n".encode())
 
     def _tidy(self, tree: trees.Tree) -> None:
+        if cwd := self.fields[9]:
+            scratch.remove_empty(cwd, parents=cwd.count("/", len(tree.folder) + 1))
         try:
             left = tree.tidy()
         except OSError:

@@ -112,7 +112,9 @@ def make_link(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("later")
-@pytest.mark.parametrize("change", [edit, edit_and_hide_it, replace_and_hide_it, make_executable, make_link, Path.unlink])
+@pytest.mark.parametrize(
+    "change", [edit, edit_and_hide_it, replace_and_hide_it, make_executable, make_link, Path.unlink]
+)
 def test_change_of_any_kind_makes_another_snapshot(taker: Taker, change: object) -> None:
     first, _ = taker.take()
     time.sleep(0.02)  # the clock of the file system has ticked

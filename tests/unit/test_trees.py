@@ -161,7 +161,7 @@ DEEDS: list[Callable[[Path], None]] = [
     write_into_cache,
     forbid,
     break_memory,
-    lambda path: shutil.rmtree(path),
+    shutil.rmtree,
     lambda path: (path / "pkg/a.py").unlink(),
     lambda path: (path / "link").unlink(),
     lambda path: (path / "run.sh").chmod(0o644),
