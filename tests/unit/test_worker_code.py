@@ -336,6 +336,9 @@ def record_of(tmp_path: Path, task: str) -> Record:
         records.close()
 
 
+OTHER = "for that, name another `--experiment` or `--key` (`runtime retry` runs the earlier code again)"
+
+
 def named(record: Record) -> str:
     return f"`{str(record.code)[:19]}`"
 
@@ -362,8 +365,7 @@ def test_command_runs_the_code_it_was_submitted_with_by_a_worker_of_another_fold
     assert again.stderr.splitlines()[:3] == [
         "0 tasks submitted to queue `default` of stack `local`, experiment `default`",
         "it was already submitted",
-        f"what was submitted before runs, or ran, {named(first)} and not {named(second)}; for that, name another "
-        "`--experiment` or `--key` (`runtime retry` runs the earlier code again)",
+        f"what was submitted before runs, or ran, {named(first)} and not {named(second)}; {OTHER}",
     ]
     assert second.log == "edited later\n"
     assert record_of(tmp_path, own.stdout.strip()).state is TaskState.FAILED
