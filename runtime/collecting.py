@@ -7,13 +7,14 @@ backend does not answer is taken to run.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from runtime import ledger
-from runtime.errors import InfrastructureFailure
+from runtime.errors import InfrastructureFailure, StoreUnavailable
 from runtime.jobs import JobState
 from runtime.jobview import ask, judge_many
 from runtime.launchers.base import Launcher, Target
@@ -98,8 +99,16 @@ def _find_half_removed(files: Files, target: Target, owner: str | None, known: s
             size_bytes=sum(size for _, size in files.tree(job_folder(marks[name]))),
         )
         for name, content in files.read_many(list(marks)).items()
-        if owner in (None, content.decode())
+        if owner in (None, _remover(content))
     ]
+
+
+def _remover(mark: bytes) -> str:
+    """Who removes a job, as its mark says; one that was left on a full disk is a second name of the intent."""
+    try:
+        return str(json.loads(mark)["owner"])
+    except (ValueError, TypeError, KeyError):
+        return mark.decode()
 
 
 def _lives(status: JobStatus, target: Target, launcher: Launcher, host: Host) -> bool:
@@ -175,7 +184,12 @@ def remove(garbage: Garbage, host: Host, *, owner: str) -> None:
         host.files.remove(garbage.name)
         return
     files, folder = host.files, job_folder(garbage.name)
-    files.write(f"{folder}/{REMOVING}", owner.encode())
+    try:
+        ledger.leave_mark(files, garbage.name, REMOVING, owner.encode())
+    except StoreUnavailable:
+        # A full disk. How the runs ended is told by `done`, and without their folders there is room for the mark.
+        files.remove(f"{folder}/runs")
+        ledger.leave_mark(files, garbage.name, REMOVING, owner.encode())
     for name in files.names(folder):
         if name not in ("intent.json", REMOVING):
             files.remove(f"{folder}/{name}")

@@ -19,12 +19,12 @@ from runtime.errors import InfrastructureFailure, NotPossible, RuntimeFailure, U
 from runtime.jobs import JobState
 from runtime.launchers.base import Launcher, NativeState, Releases, Target
 from runtime.launchers.bucket_files import look_again_s
-from runtime.launchers.hosts import Files, Host
+from runtime.launchers.hosts import Files, Host, Room
 from runtime.launching import JobHandle, newest_natives
 from runtime.ledger import IndexStatus, JobStatus, LedgerEntry, job_folder
 from runtime.pulse import Pulse, PulseWatch, describe_pulse
 from runtime.reasons import EndReason
-from runtime.units import format_duration, format_time
+from runtime.units import format_duration, format_size, format_time
 
 NEWEST: Final = 10
 """Jobs that an overview shows whatever became of them."""
@@ -482,6 +482,8 @@ class JobFacts:
     """The order's `retry`, `time_limit_s` and the like."""
     pulse: Pulse | None = None
     """None where it was not looked for, or where nothing is counted yet."""
+    room: Room | None = None
+    """What is free in the record root; None if it was not looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -525,6 +527,7 @@ def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str
         one_of_many=entry.indices > 1 and index is not None,
         limits={key: order.get(key) for key in ("retry", "time_limit_s", "idle_timeout_s", "checkpoint")},
         pulse=pulse,
+        room=None if status.state is JobState.SUCCEEDED else job.files.room(),
     )
 
 
@@ -721,7 +724,16 @@ def _evidence(facts: JobFacts, one: IndexStatus) -> tuple[str, ...]:
     lines += [f"log: {line}" for line in facts.log]
     if one.reason in (EndReason.LOST, EndReason.SETUP_FAILED, None):
         lines += [f"shim: {line}" for line in facts.shim_log]
+    if facts.room and facts.room.bytes is not None:
+        lines.append(f"the record root has {describe_room(facts.room)} free")
     return tuple(lines)
+
+
+def describe_room(room: Room) -> str:
+    """`3.2 GiB and 1,204 files`"""
+    parts = [format_size(room.bytes)] if room.bytes is not None else []
+    parts += [f"{room.files:,} files"] if room.files is not None else []
+    return " and ".join(parts)
 
 
 def _attempt_line(attempt: AttemptView) -> str:
@@ -746,11 +758,6 @@ def release_index(job: JobHandle, index: int) -> list[str]:
         )
     natives = [each.native_id for each in newest_natives(job.entry())]
     return job.launcher.release(job.target, natives, index, job.host)
-
-
-def forget_secrets(job: JobHandle) -> None:
-    """Remove the files of secrets of a job that has ended, where its last attempt could not."""
-    job.files.remove(f"{job_folder(job.id)}/secrets")
 
 
 # whose

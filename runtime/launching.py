@@ -44,6 +44,7 @@ from runtime.launchers.base import (
     NativePart,
     NativeState,
     PlanContext,
+    Stops,
     Target,
 )
 from runtime.launchers.bucket_files import look_again_s
@@ -64,6 +65,10 @@ T = TypeVar("T")
 
 SHIM: Final = Path(__file__).parent / "shim.py"
 SHORTEST_PREFIX: Final = 4
+_UNMARKED: Final = {
+    True: "cancel it again once there is room, or the same launch starts it again",
+    False: "a run whose shim serves others too goes on; cancel it again once there is room",
+}
 WAIT_S: Final = 1.0
 
 
@@ -183,22 +188,42 @@ class JobHandle:
         return int(self.entry().intent.get("offset", 0))
 
     def cancel(self, *, indices: Sequence[int] | None = None) -> list[str]:
-        """Stop it, or some of its indices. Returns what is left over, in words; empty means that all is gone."""
+        """Stop it, or some of its indices. Returns what is left over, in words; empty means that all is gone.
+
+        A record root that refuses the mark keeps nothing running: the native jobs are stopped all the same.
+        """
         entry = self.entry()
-        mark = json.dumps({"at": format_time(ledger.now()), "by": owner_name()}).encode()
-        for name in ["cancel"] if indices is None else [f"cancel.{index}" for index in indices]:
-            self.files.create(f"{job_folder(self.id)}/{name}", mark)
+        refused = self._mark_cancelled(indices)
         if len(entry.outcomes) >= entry.indices:
             return []
         left: list[str] = []
         if natives := [each.native_id for each in newest_natives(entry)]:
+            if refused and indices is None and isinstance(self.launcher, Stops):
+                self.launcher.stop(self.target, natives, self.host)
             left += self.launcher.cancel(self.target, natives, indices, self.host)
             if isinstance(self.launcher, Clears):
                 left += self.launcher.clear(self.target, job_folder(self.id), self.host)
         cut_off = indices is None and self.files.read(f"{job_folder(self.id)}/launched") is None
         if cut_off and isinstance(self.launcher, Abandons):
             left += self.launcher.abandon(self.target, self.id, self.host)
+        if indices is None and not left:
+            try:
+                self.files.remove(f"{job_folder(self.id)}/secrets")
+            except InfrastructureFailure as problem:
+                left.append(f"the files of its secrets: {problem.message}")
+        if refused and (refused := self._mark_cancelled(indices)):  # what has ended may have made room
+            left.append(f"no cancel mark could be written: {refused.message}; {_UNMARKED[indices is None]}")
         return left
+
+    def _mark_cancelled(self, indices: Sequence[int] | None) -> InfrastructureFailure | None:
+        """Leave the marks that shims and `status` look for; why the record root refused, if it did."""
+        mark = json.dumps({"at": format_time(ledger.now()), "by": owner_name()}).encode()
+        try:
+            for name in ["cancel"] if indices is None else [f"cancel.{index}" for index in indices]:
+                ledger.leave_mark(self.files, self.id, name, mark)
+        except InfrastructureFailure as problem:
+            return problem
+        return None
 
     def fetch(self, to: Path, *, index: int | None = None, overwrite: bool = False) -> list[Path]:
         """Copy what the job wrote to its output folders home; the files that are there now.

@@ -18,6 +18,7 @@ Nothing is locked with flock and nothing is appended to: all of it is safe on NF
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
@@ -30,10 +31,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from runtime.errors import NotPossible, RequestRefused
+from runtime.errors import NotPossible, RequestRefused, StoreUnavailable
 from runtime.jobs import JobState
 from runtime.launchers.base import NativeState
-from runtime.launchers.hosts import AccessDenied, Files
+from runtime.launchers.hosts import AccessDenied, Files, Links
 from runtime.reasons import EndReason
 from runtime.units import format_time, parse_time
 
@@ -143,6 +144,23 @@ def _refusal(content: bytes | None) -> Refusal | None:
         return Refusal(reason=EndReason(said["reason"]), message=str(said["message"]))
     except (ValueError, KeyError, TypeError):
         return None  # a crash left a part of it
+
+
+def leave_mark(files: Files, job: str, name: str, content: bytes) -> None:
+    """Leave a mark in the run folder of a job; one that is there stays.
+
+    A disk without room for another file mostly has room for another name, so the mark is then a second name of the
+    intent. Raises `StoreUnavailable` if the record root refuses both.
+    """
+    folder = job_folder(job)
+    try:
+        files.create(f"{folder}/{name}", content)
+    except StoreUnavailable:
+        with contextlib.suppress(StoreUnavailable):
+            if isinstance(files, Links) and files.link(f"{folder}/intent.json", f"{folder}/{name}"):
+                return
+        if name not in files.names(folder, name):
+            raise
 
 
 def native_name(epoch: int, part: int) -> str:

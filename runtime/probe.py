@@ -7,7 +7,6 @@ A step that fails says what to do, and those that need it are left out.
 from __future__ import annotations
 
 import secrets
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,13 +19,13 @@ from typing import TYPE_CHECKING, Final
 from runtime import ledger
 from runtime.errors import InfrastructureFailure, RuntimeFailure
 from runtime.jobs import JobSpec, JobState, Outputs
-from runtime.jobview import explain, read_attempts, read_facts
-from runtime.launchers.hosts import Files
+from runtime.jobview import describe_room, explain, read_attempts, read_facts
+from runtime.launchers.hosts import Files, Room
 from runtime.launchers.registry import get_launcher
 from runtime.launching import JobHandle, LaunchOptions, carry_out, make_context, prepare
 from runtime.ledger import job_folder
 from runtime.targets import find_target
-from runtime.units import format_duration, format_size
+from runtime.units import format_duration
 
 if TYPE_CHECKING:
     from runtime.config import Settings
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
     from runtime.launchers.hosts import Host
 
 LITTLE_SPACE: Final = 2 * 1024**3
+FEW_FILES: Final = 1000
+"""A job takes some 33 entries, and an array 11 for each run."""
 SKEW_S: Final = 30.0
 """Nothing compares two machines' clocks; people who read two logs do."""
 _SCRIPT: Final = """
@@ -94,7 +95,7 @@ def _check(
         # The first thing asked of a host is also what finds it silent.
         yield _failed("connection" if isinstance(problem, InfrastructureFailure) else "records", problem)
         return
-    yield _try_space("space", host.files.free_bytes(), f"in the record root `{host.files.root}`")
+    yield _try_space("space", host.files.room(), f"in the record root `{host.files.root}`")
     with tempfile.TemporaryDirectory(prefix="runtime-probe-") as folder:
         token = secrets.token_hex(16)
         (Path(folder) / "token").write_text(token + "\n")
@@ -127,14 +128,14 @@ def _try_records(files: Files) -> Step:
     return Step(step="records", verdict=Verdict.OK, text=f"`{files.root}` is written, read back and creates once")
 
 
-def _try_space(step: str, free: int, where: str) -> Step:
-    if free == sys.maxsize:
+def _try_space(step: str, room: Room, where: str) -> Step:
+    if room.bytes is None:
         return Step(step=step, verdict=Verdict.OK, text=f"no limit {where}")
-    little = free < LITTLE_SPACE
+    little = room.bytes < LITTLE_SPACE or (room.files is not None and room.files < FEW_FILES)
     return Step(
         step=step,
         verdict=Verdict.WARN if little else Verdict.OK,
-        text=f"{format_size(free)} free {where}",
+        text=f"{describe_room(room)} free {where}",
         hint="runtime gc, or name another place" if little else None,
     )
 
@@ -185,7 +186,7 @@ def _watch_probe(job: JobHandle, token: str, began: float, patience: timedelta, 
     yield Step(step="run", verdict=Verdict.OK, text=f"on {said_by.get('host', 'an unnamed host')}, {took} in all")
     yield _read_back(job, token, attempts[-1].attempt if attempts else 1)
     if said_by.get("scratch", "").isdigit():
-        yield _try_space("scratch", int(said_by["scratch"]) * 1024, "where attempts run")
+        yield _try_space("scratch", Room(int(said_by["scratch"]) * 1024), "where attempts run")
     yield _gpus(said_by, gpus)
     yield _clock(said_by, began, seen)
 

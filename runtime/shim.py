@@ -130,13 +130,16 @@ def _write_beside(path, text, durable=True):
     return temporary
 
 
-def write_patiently(write, path, text):
+def write_patiently(write, path, text, give_up=None):
     """As `write` does, over and over while the folder takes nothing: a full disk that somebody clears costs time only."""
-    return patiently("write", path, lambda: write(path, text))
+    return patiently("write", path, lambda: write(path, text), give_up)
 
 
-def patiently(verb, path, do):
-    """Call `do` until it fails no more in a way that passes, which a file server that starts anew does, too."""
+def patiently(verb, path, do, give_up=None):
+    """Call `do` until it fails no more in a way that passes, which a file server that starts anew does, too.
+
+    Once `give_up()` is true a refusal is raised.
+    """
     until = time.time() + WRITE_PATIENCE_S
     while True:
         try:
@@ -144,8 +147,12 @@ def patiently(verb, path, do):
         except (IOError, OSError) as problem:
             if problem.errno not in PASSING or time.time() >= until:
                 raise
+            if give_up is not None and give_up():
+                raise
             say("cannot %s %s, tries again: %s" % (verb, os.path.basename(path), problem.strerror))
-        time.sleep(WRITE_AGAIN_S)
+        again = time.time() + WRITE_AGAIN_S
+        while time.time() < again and not (give_up is not None and give_up()):
+            time.sleep(min(LOOK_S, WRITE_AGAIN_S))
 
 
 def write_whole(path, text, durable=True):
@@ -171,6 +178,19 @@ def create_whole(path, text):
                 raise
     finally:
         os.unlink(temporary)
+
+
+def leave_mark(path, spare):
+    """Make an empty file whose name says all. On a disk without room for another file it becomes a second name of the
+    file `spare`, which takes none. False if it can be neither."""
+    try:
+        create_empty(path, "")
+    except (IOError, OSError):
+        try:
+            os.link(spare, path)
+        except OSError as problem:
+            return problem.errno == errno.EEXIST
+    return True
 
 
 def create_empty(path, _):
@@ -232,13 +252,18 @@ class FolderRecord(object):
                 raise
             return None
 
-    def write(self, name, text):
-        write_patiently(write_whole, self._path(name), text)
+    def write(self, name, text, give_up=None):
+        write_patiently(write_whole, self._path(name), text, give_up)
 
-    def create(self, name, text):
+    def create(self, name, text, give_up=None):
         """Raises `Taken` if it is there already."""
         make_folder(os.path.dirname(self._path(name)))
-        write_patiently(create_whole, self._path(name), text)
+        write_patiently(create_whole, self._path(name), text, give_up)
+
+    def mark(self, name):
+        """Make a file whose name says all, if there is any way."""
+        if not leave_mark(self._path(name), self._path("order.json")):
+            say("cannot write %s" % name)
 
     def begin(self, name, text):
         """Make the folder of an attempt with its `start.json`. Raises `Taken` if it is another's."""
@@ -263,11 +288,11 @@ class FolderRecord(object):
                 raise
             return []
 
-    def announce(self, name):
+    def announce(self, name, give_up=None):
         """Say an outcome in a name, so that one listing of the record root tells the state of every job."""
         done = os.path.join(os.path.dirname(os.path.dirname(self.folder)), "done")
         make_common_folder(done)
-        write_patiently(create_empty, os.path.join(done, name), "")
+        write_patiently(create_empty, os.path.join(done, name), "", give_up)
 
     def beat(self, name, text):
         try:
@@ -300,15 +325,15 @@ class Run(object):
         text = self.record.read(self.name + "/result")
         return None if text is None else json.loads(text)
 
-    def commit(self, reason, code, attempt, details):
+    def commit(self, reason, code, attempt, details, give_up=None):
         """Make this the result of the index, unless another is; returns the one that stands."""
         result = dict(details, reason=reason, code=code, attempt=attempt, at=time.time())
         self.tell(result)
         try:
-            self.record.create(self.name + "/result", json.dumps(result, sort_keys=True))
+            self.record.create(self.name + "/result", json.dumps(result, sort_keys=True), give_up)
         except Taken:
             result = self.result()
-        self.announce(result)
+        self.announce(result, give_up)
         return result
 
     def tell(self, result):
@@ -323,10 +348,10 @@ class Run(object):
         except (IOError, OSError):
             pass
 
-    def announce(self, result):
+    def announce(self, result, give_up=None):
         job = os.path.basename(self.job)
         outcome = (job, self.index, result["reason"], result["code"], result["attempt"])
-        self.record.announce("%s.%d.%s.%s.%d" % outcome)
+        self.record.announce("%s.%d.%s.%s.%d" % outcome, give_up)
 
     def cancelled(self):
         return any(self.record.has(name) for name in ("cancel", "cancel.%d" % self.index))
@@ -378,12 +403,13 @@ class Run(object):
 
     def clear(self):
         """End what attempts left running here whose shim died, and note those that a restart of this machine ended."""
+        rebooted = []
         for attempt, ended in self.attempts():
             start = None if ended else self.started(attempt)
             if not start or start.get("host") != HOST or not start.get("boot") or is_alive(start):
                 continue
             if start["boot"] != boot_id():
-                self.end(attempt, "node_failed", 1, {"message": "%s was started anew" % start["host"]})
+                rebooted.append(attempt)
                 continue
             try:
                 groups = read_json(os.path.join(self.attempt_folder(attempt), "processes.json"))
@@ -393,6 +419,11 @@ class Run(object):
                 if is_group_alive(group):
                     say("ends what attempt %d left running: process group %d" % (attempt, group["pid"]))
                     _kill_group(group["pid"], signal.SIGKILL)
+        for attempt in rebooted:  # last, for a full disk may refuse it; the next start finds them again
+            try:
+                self.end(attempt, "node_failed", 1, {"message": "%s was started anew" % HOST}, lambda: True)
+            except (IOError, OSError) as problem:
+                say("cannot note how attempt %d ended: %s" % (attempt, problem))
 
     def started(self, attempt):
         """Who began an attempt, None where that is not known."""
@@ -406,17 +437,14 @@ class Run(object):
         return self.record.has("stopped")
 
     def halt(self):
-        try:
-            self.record.create("stopped", str(self.index))
-        except Taken:
-            pass
+        self.record.mark("stopped")
 
-    def end(self, attempt, reason, code, details):
+    def end(self, attempt, reason, code, details, give_up=None):
         """Note how an attempt ended; the name says it too."""
         note = dict(details, reason=reason, code=code, at=time.time())
         self.tell(dict(note, attempt=attempt))
         name = "%s/end.%s.%s" % (self.attempt_name(attempt), reason, code)
-        self.record.write(name, json.dumps(note, sort_keys=True))
+        self.record.write(name, json.dumps(note, sort_keys=True), give_up)
 
 
 def claim_job(record, epoch, part, native):
@@ -550,7 +578,10 @@ class Attempt(object):
             self._end_all(0)
             return "setup_failed", 127, {"message": "cannot start %s: %s" % (words[0], problem)}
         groups = [{"boot": boot_id(), "pid": child.pid, "start": started_at(child.pid)} for child in self.children]
-        write_whole(os.path.join(self.folder, "processes.json"), json.dumps(groups), durable=False)
+        try:
+            write_whole(os.path.join(self.folder, "processes.json"), json.dumps(groups), durable=False)
+        except (IOError, OSError) as problem:
+            say("cannot note the processes of attempt %d: %s" % (self.number, problem.strerror))
         if self.gpus:
             self.gpus.note(groups)
         return self._watch()
@@ -797,7 +828,7 @@ class Attempt(object):
         name = (self.order.get("checkpoint") or {}).get("signal")
         if name and self.leads:
             # A signal to srun would reach every process of every rank, whatever it does with signals.
-            write_whole(os.path.join(self.folder, "ask"), "")
+            self._tell_ranks("ask")
         elif name:
             for child in self.children:
                 if child.poll() is None:
@@ -806,12 +837,12 @@ class Attempt(object):
     def _end_all(self, grace):
         """TERM to every group, and what is left after `grace` seconds is killed."""
         until = time.time() + grace
-        if self.leads:
-            # srun turns a TERM into a kill of all ranks at once; their shims look for this instead.
-            write_whole(os.path.join(self.folder, "stop"), "")
+        # srun turns a TERM into a kill of all ranks at once; their shims look for this instead.
+        told = self.leads and self._tell_ranks("stop")
+        if told:
             until += 2.0
         for child in self.children:
-            if child.poll() is None and not self.leads:
+            if child.poll() is None and not told:
                 _kill_group(child.pid, signal.SIGTERM)
         while time.time() < until and any(child.poll() is None for child in self.children):
             if self.beats:  # only the one that watches
@@ -820,6 +851,10 @@ class Attempt(object):
         for child in self.children:
             _kill_group(child.pid, signal.SIGKILL)
             child.wait()
+
+    def _tell_ranks(self, name):
+        """Whether the shims of ranks will find this file. No refusal may keep us from ending them."""
+        return leave_mark(os.path.join(self.folder, name), os.path.join(self.folder, "start.json"))
 
     # after
 
@@ -1680,6 +1715,21 @@ def serve_rank(order, folder, options, asked):
 def serve(order, record, index, options, asked, binding):
     """Run one index until it has a result or the backend has to start us again; returns an exit code."""
     run = Run(record, index, order.get("told"))
+
+    def give_up():
+        """What a full disk refuses now is told by the cancel mark, or by whoever asked us to stop."""
+        return asked.stop or run.cancelled()
+
+    try:
+        return _serve(order, run, options, asked, binding, give_up)
+    except (IOError, OSError) as problem:
+        if not give_up():
+            raise
+        say("leaves no word of how index %d ended: %s" % (index, problem))
+        return FAILED if run.cancelled() else AGAIN
+
+
+def _serve(order, run, options, asked, binding, give_up):
     while True:
         result = run.result()
         if result:
@@ -1687,15 +1737,16 @@ def serve(order, record, index, options, asked, binding):
             run.announce(result)  # its maker may have died before it could
             return settle(order, run, result)
         if run.cancelled():
-            return settle(order, run, run.commit("cancelled", 1, 0, {}))
+            return settle(order, run, run.commit("cancelled", 1, 0, {}, give_up))
         run.clear()
         before = run.counted(order)
         if before and _is_final(order, before):
             what, reason = decide(before, order["retry"])
-            return settle(order, run, run.commit(reason, 1, run.attempts()[-1][0], before[-1] or {}))
+            return settle(order, run, run.commit(reason, 1, run.attempts()[-1][0], before[-1] or {}, give_up))
         if run.halted():
             last = run.attempts()[-1][0] if before else 0
-            return settle(order, run, run.commit("sibling_failed", 1, last, {"message": "another index failed"}))
+            said = {"message": "another index failed"}
+            return settle(order, run, run.commit("sibling_failed", 1, last, said, give_up))
         gpus, problem = None, None
         try:
             gpus = take_gpus(order, lambda: asked.stop or run.cancelled())
@@ -1714,16 +1765,18 @@ def serve(order, record, index, options, asked, binding):
         fault("ended")
         if reason != "succeeded" and run.cancelled():
             reason, code, details = "cancelled", 1, {}  # whatever stopped the command before we saw the mark
-        if reason in ("succeeded", "cancelled"):
+        if reason == "succeeded":
             return settle(order, run, run.commit(reason, code, number, details))
+        if reason == "cancelled":
+            return settle(order, run, run.commit(reason, code, number, details, give_up))
         named = "app_failed" if reason == "final_failure" else reason
-        run.end(number, named, code, details)
+        run.end(number, named, code, details, give_up)
         fault("noted")
         if reason == "final_failure":
-            return settle(order, run, run.commit(named, code, number, details))
+            return settle(order, run, run.commit(named, code, number, details, give_up))
         what, then = decide(run.counted(order), order["retry"])
         if what == "final":
-            return settle(order, run, run.commit(then, code, number, details))
+            return settle(order, run, run.commit(then, code, number, details, give_up))
         if asked.stop:
             return AGAIN
         again = next_start(order, options, then, asked, run)

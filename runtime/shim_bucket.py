@@ -155,12 +155,15 @@ class BucketRecord(object):
         found = self.bucket.get(self.key(name))
         return None if found is None else found.decode("utf-8")
 
-    def write(self, name, text):
+    def write(self, name, text, give_up=None):
         self.bucket.put(self.key(name), text.encode("utf-8"))
 
-    def create(self, name, text):
+    def create(self, name, text, give_up=None):
         if not self.bucket.create(self.key(name), text.encode("utf-8")):
             raise shim.Taken(name)
+
+    def mark(self, name):
+        self.bucket.create(self.key(name), b"")
 
     def begin(self, name, text):
         self.create(name + "/start.json", text)
@@ -182,7 +185,7 @@ class BucketRecord(object):
     def names(self, name):
         return self.bucket.names(self.key(name) + "/")
 
-    def announce(self, name):
+    def announce(self, name, give_up=None):
         self.bucket.create("done/" + name, b"")
 
     def beat(self, name, text):

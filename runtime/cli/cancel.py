@@ -114,7 +114,7 @@ def _cancel_job(
     text: str, indices: Sequence[int], *, release: bool, others: bool, on: str | None, yes: bool
 ) -> CancelledJob:
     from runtime.jobs import JobState
-    from runtime.jobview import check_index, check_owner, forget_secrets, judge_job, release_index
+    from runtime.jobview import check_index, check_owner, judge_job, release_index
     from runtime.launching import owner_name
     from runtime.reasons import EndReason
 
@@ -137,8 +137,6 @@ def _cancel_job(
             raise RequestRefused("`--release` gives up one run", hint=f"runtime cancel {text} --index I --release")
         left = job.cancel(indices=list(indices) or None)
         left += [line for each in indices if release for line in release_index(job, each)]
-        if not indices and not left:
-            forget_secrets(job)
         return CancelledJob(
             name=job.id,
             kind="job",

@@ -230,12 +230,13 @@ class Place(object):
             if problem.errno not in (errno.ENOENT, errno.ENOTDIR):
                 raise
 
-    def free_bytes(self) -> int:
+    def room(self) -> List[Optional[int]]:
+        """Free bytes and free entries; None for entries where the file system does not count them."""
         folder = self.root
         while not os.path.isdir(folder):
             folder = os.path.dirname(folder)
         found = os.statvfs(folder)
-        return found.f_bavail * found.f_frsize
+        return [found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None]
 
 
 def _raise_unless_gone(problem: OSError) -> None:

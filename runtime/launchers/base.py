@@ -244,6 +244,14 @@ class Clears(Protocol):
 
 
 @runtime_checkable
+class Stops(Protocol):
+    """A launcher whose `cancel` waits for shims that find our cancel mark."""
+
+    def stop(self, target: Target, native_ids: Sequence[str], host: Host) -> None:
+        """Ask the shims to end what they run, for a record root that refuses the mark."""
+
+
+@runtime_checkable
 class Abandons(Protocol):
     """A launcher whose native jobs may be there before a launch has written them down."""
 

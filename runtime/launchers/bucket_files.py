@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
 from runtime.errors import InvalidValue
 from runtime.launchers.base import Target
+from runtime.launchers.hosts import Room
 
 if TYPE_CHECKING:
     from runtime.launchers.hosts import Files, FileToWrite
@@ -125,9 +125,9 @@ class BucketFiles:
             raise ValueError(f"`{name}` lies outside of `{self.root}`, or is the root itself")
         self._each(self._blobs.delete, [name, *self._blobs.list_keys(f"{name}/"), *self._chunks(name)])
 
-    def free_bytes(self) -> int:
+    def room(self) -> Room:
         """A bucket has no end of its own."""
-        return sys.maxsize
+        return Room()
 
     def _write_one(self, file: FileToWrite) -> None:
         if file.once:

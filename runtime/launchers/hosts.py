@@ -52,6 +52,14 @@ class FileToWrite:
     """It stays as it is where it is there already."""
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What is free in a record root; None has no limit, or none that is told."""
+
+    bytes: int | None = None
+    files: int | None = None
+
+
 class Files(Protocol):
     """Files below one root, by relative names with `/`. Nothing here locks, and all of it is safe on NFS.
 
@@ -102,7 +110,8 @@ class Files(Protocol):
     def remove(self, name: str) -> None:
         """Delete a file or a folder with all below; already gone is success."""
 
-    def free_bytes(self) -> int: ...
+    def room(self) -> Room:
+        """What may still be written there."""
 
 
 @runtime_checkable
@@ -203,8 +212,8 @@ class LocalFiles:
     def remove(self, name: str) -> None:
         self._do(self._place.remove, name)
 
-    def free_bytes(self) -> int:
-        return self._do(self._place.free_bytes)
+    def room(self) -> Room:
+        return Room(*self._do(self._place.room))
 
     def _do(self, action: Callable[..., T], *args: Any) -> T:
         try:
@@ -495,9 +504,8 @@ class SshFiles:
     def remove(self, name: str) -> None:
         self._host.ask("remove", name, patience_s=600)
 
-    def free_bytes(self) -> int:
-        found: int = self._host.ask("free_bytes")
-        return found
+    def room(self) -> Room:
+        return Room(*self._host.ask("room"))
 
 
 def _fields(files: Sequence[FileToWrite]) -> list[list[Any]]:

@@ -1,4 +1,4 @@
-"""Provokes what backends do to jobs, on machines where a job is a plain process: for tests and rehearsals."""
+"""Does what backends do to jobs, on machines where a job is a plain process: to stop one, and for tests and rehearsals."""
 
 from __future__ import annotations
 
@@ -57,6 +57,13 @@ def interrupt_processes(native_id: str, index: int | None, how: str, host: Host)
         _kill(host, "KILL", [each for each in _below(chosen, processes) if not each.is_shim])
     else:
         raise NotPossible(f"`{how}` cannot be provoked here", hint=f"one of {', '.join(PROCESS_INTERRUPTS)}")
+
+
+def stop_processes(native_ids: Sequence[str], host: Host) -> None:
+    """TERM to the shims of these native jobs; already gone is success."""
+    shims = [each for each in _list_processes(host) if each.is_shim and any(one in each.line for one in native_ids)]
+    pids = {each.pid for each in shims}
+    _kill(host, "TERM", [each for each in shims if each.parent not in pids])
 
 
 def _list_processes(host: Host) -> list[Process]:

@@ -21,7 +21,7 @@ from runtime.launchers.base import (
     Target,
 )
 from runtime.launchers.hosts import Host, LocalFiles, LocalHost
-from runtime.launchers.interrupting import PROCESS_INTERRUPTS, interrupt_processes
+from runtime.launchers.interrupting import PROCESS_INTERRUPTS, interrupt_processes, stop_processes
 from runtime.launchers.processes import (
     PROCESS_KEEPS,
     PROCESS_SETTINGS,
@@ -76,6 +76,9 @@ class LocalLauncher:
     def cancel(self, target: Target, native_ids: Sequence[str], indices: Sequence[int] | None, host: Host) -> list[str]:
         # The shims look for the mark that cancels an index or all of them.
         return [] if indices is not None else end_processes(native_ids, host)
+
+    def stop(self, target: Target, native_ids: Sequence[str], host: Host) -> None:
+        stop_processes(native_ids, host)
 
     def clear(self, target: Target, folder: str, host: Host) -> list[str]:
         return clear_processes(folder, host)
