@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from runtime import ledger
 from runtime.errors import NotPossible
 from runtime.launchers.registry import get_launcher
+from runtime.launchers.roots import open_target
 from runtime.launching import make_context, remember_job
 from runtime.ledger import NativeJob, job_folder
 from runtime.targets import find_target
@@ -45,7 +46,7 @@ def import_bundle(folder: str, on: str, settings: Settings) -> list[Imported]:
     root = f"{folder.rstrip('/')}/{RECORDS}"
     target = replace(named, records=root)
     launcher = get_launcher(target.kind)
-    host = launcher.open_host(target, make_context(target, settings))
+    host = open_target(target, launcher, make_context(target, settings))
     try:
         found = list(_import(host.files, target.name))
     finally:

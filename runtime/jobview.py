@@ -128,6 +128,17 @@ class JobView:
     """Why the backend did not answer."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SilentJob:
+    """A job of which nothing can be told, because its target does not answer."""
+
+    job: str
+    target: str
+    kind: str
+    problem: str
+    state: JobState = JobState.UNKNOWN
+
+
 # many jobs
 
 

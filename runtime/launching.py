@@ -51,6 +51,7 @@ from runtime.launchers.bucket_files import look_again_s
 from runtime.launchers.hosts import Files, FileToWrite, Host, Links
 from runtime.launchers.order import SNAPSHOT_FILE
 from runtime.launchers.registry import get_launcher
+from runtime.launchers.roots import open_target
 from runtime.ledger import JobStatus, LedgerEntry, NativeJob, job_folder
 from runtime.reasons import EndReason
 from runtime.secret_values import check_sources, read_values
@@ -81,6 +82,19 @@ class FieldsRefused(RequestRefused):
             f"target `{target}` cannot keep {', '.join(f'`{name}`' for name in refused)} of this job",
             facts=[f"{name}: {keeping.how}" for name, keeping in refused.items()],
             hint=f"take it out of the spec, name another target, or drop it: {' '.join(f'--ignore {name}' for name in refused)}",
+        )
+
+
+class TargetSilent(InfrastructureFailure):
+    """The target that a job was launched on does not answer, so nothing is known of the job."""
+
+    def __init__(self, job: str, target: Target, problem: InfrastructureFailure) -> None:
+        self.job, self.target, self.problem = job, target, problem
+        super().__init__(
+            f"nobody knows how job `{job}` stands: target `{target.name}` does not answer: {problem.message}",
+            facts=problem.facts,
+            hint=problem.hint or f"runtime targets check {target.name}",
+            retryable=problem.retryable,
         )
 
 
@@ -362,18 +376,23 @@ def launch(
     spec = _as_spec(job)
     settings, options = settings or load_settings(), options or LaunchOptions()
     targets = choose_target(spec, [on] if isinstance(on, str) else on, settings)
+    handed: list[Target] = []
     if len(targets) > 1 and not options.again:
-        targets.sort(key=lambda target: not _was_launched(spec, target, settings, options))
+        handed = [target for target in targets if _was_launched(spec, target, settings, options)]
+        targets.sort(key=lambda target: target not in handed)
     for target in targets[:-1]:
         try:
             prepared = prepare(spec, target, settings, options)
             _ensure_answers(prepared)
         except (FieldsRefused, NotPossible, InfrastructureFailure) as problem:
+            if target in handed and isinstance(problem, InfrastructureFailure):
+                raise  # the job may run there
             progress(f"target `{target.name}` does not accept it: {problem.message}")
             continue
         try:
             return carry_out(prepared, options, progress)
         except NotPossible as problem:
+            forget_job(prepared.plan.job.id, settings)
             progress(f"target `{target.name}` does not accept it: {problem.message}")
     return carry_out(prepare(spec, targets[-1], settings, options), options, progress)
 
@@ -389,7 +408,7 @@ def _was_launched(spec: JobSpec, target: Target, settings: Settings, options: La
 
 def _ensure_answers(prepared: Prepared) -> None:
     """Raise `InfrastructureFailure` from a target that does not answer or takes no files, while nothing is begun there."""
-    host = prepared.launcher.open_host(prepared.plan.target, prepared.context)
+    host = open_target(prepared.plan.target, prepared.launcher, prepared.context)
     try:
         host.files.make_folder(prepared.plan.folder)
     finally:
@@ -408,7 +427,7 @@ def carry_out(
     prepared: Prepared, options: LaunchOptions, progress: Callable[[str], None] = lambda text: None
 ) -> JobHandle:
     """Do what was decided, exactly once."""
-    host = prepared.launcher.open_host(prepared.plan.target, prepared.context)
+    host = open_target(prepared.plan.target, prepared.launcher, prepared.context)
     try:
         return _carry_out(prepared, options, host, progress)
     except BaseException:
@@ -656,23 +675,24 @@ def _next_of_the_same(prepared: Prepared, files: Files) -> LaunchPlan:
 def find_job(text: str, *, settings: Settings | None = None, target: str | None = None) -> JobHandle:
     """The job of that id or beginning of an id, on whichever target of the project it lies.
 
-    The target that it was launched on from here is looked at first; one that does not answer is passed over. Raises
-    `UnknownName`.
+    The target that it was launched on from here is looked at first; another that does not answer is passed over. Raises
+    `TargetSilent` if that target is the one that does not answer, and `UnknownName`.
     """
     from runtime.config import load_settings
 
     settings = settings or load_settings()
     known: list[str] = []
-    silent: list[str] = []
-    for each in [find_target(target, settings)] if target else _likely_targets(text, settings):
+    silent: list[tuple[Target, InfrastructureFailure]] = []
+    remembered = _remembered(text, settings)
+    for each in [find_target(target, settings)] if target else _likely_targets(remembered, settings):
         launcher = get_launcher(each.kind)
         try:
-            host = launcher.open_host(each, make_context(each, settings))
+            host = open_target(each, launcher, make_context(each, settings))
             jobs = ledger.list_jobs(host.files)
         except InfrastructureFailure as problem:
             if target:
-                raise
-            silent.append(f"target `{each.name}` does not answer: {problem.message}")
+                raise TargetSilent(text, each, problem) from problem
+            silent.append((each, problem))
             continue
         found = [job for job in jobs if job.startswith(text)] if len(text) >= SHORTEST_PREFIX else []
         if len(found) == 1:
@@ -685,8 +705,14 @@ def find_job(text: str, *, settings: Settings | None = None, target: str | None 
                 hint="add letters until only one is left",
             )
         known += jobs
+    for each, why in silent:
+        if jobs := [job for job, there in remembered if there == each]:
+            raise TargetSilent(jobs[0] if len(jobs) == 1 else text, each, why) from why
     unknown = UnknownName("job", text, known[:10], hint="`runtime status` lists the jobs that there are")
-    unknown.facts = (*unknown.facts, *silent)
+    unknown.facts = (
+        *unknown.facts,
+        *(f"target `{each.name}` does not answer: {why.message}" for each, why in silent),
+    )
     raise unknown
 
 
@@ -709,24 +735,31 @@ def forget_job(job: str, settings: Settings) -> None:
         (settings.data_dir / "launched" / job).unlink()
 
 
-def _likely_targets(text: str, settings: Settings) -> list[Target]:
-    """Every target, those first on which a job that begins so was launched from here."""
-    targets = list_targets(settings)
-    known = {each.name: each for each in targets}
-    remembered: list[Target] = []
-    if len(text) >= SHORTEST_PREFIX:
-        for path in (settings.data_dir / "launched").glob(f"{text}*"):
-            name, _, records = path.read_text(encoding="utf-8").strip().partition("\n")
-            if name in known:
-                remembered.append(replace(known[name], records=records) if records else known[name])
-    return [*remembered, *(each for each in targets if each not in remembered)]
+def _remembered(text: str, settings: Settings) -> list[tuple[str, Target]]:
+    """The jobs whose id begins so that were launched from here, each with its target."""
+    known = {each.name: each for each in list_targets(settings)}
+    found = []
+    for path in (settings.data_dir / "launched").glob(f"{text}*") if len(text) >= SHORTEST_PREFIX else ():
+        name, _, records = path.read_text(encoding="utf-8").strip().partition("\n")
+        if name in known:
+            found.append((path.name, replace(known[name], records=records) if records else known[name]))
+    return found
+
+
+def _likely_targets(remembered: Sequence[tuple[str, Target]], settings: Settings) -> list[Target]:
+    """Every target, those of remembered jobs first."""
+    first: list[Target] = []
+    for _, target in remembered:
+        if target not in first:
+            first.append(target)
+    return [*first, *(each for each in list_targets(settings) if each not in first)]
 
 
 def list_handles(settings: Settings) -> Iterator[tuple[Target, Launcher, Host]]:
     """Every target of the project, opened; whoever iterates closes the hosts."""
     for target in list_targets(settings):
         launcher = get_launcher(target.kind)
-        yield target, launcher, launcher.open_host(target, make_context(target, settings))
+        yield target, launcher, open_target(target, launcher, make_context(target, settings))
 
 
 def _json(value: object) -> bytes:

@@ -22,6 +22,7 @@ from runtime.jobs import JobSpec, JobState, Outputs
 from runtime.jobview import describe_room, explain, read_attempts, read_facts
 from runtime.launchers.hosts import Files, Room
 from runtime.launchers.registry import get_launcher
+from runtime.launchers.roots import open_target
 from runtime.launching import JobHandle, LaunchOptions, carry_out, make_context, prepare
 from runtime.ledger import job_folder
 from runtime.targets import find_target
@@ -65,9 +66,15 @@ class Step:
 
 
 def check_target(
-    name: str, settings: Settings, *, patience: timedelta = timedelta(minutes=10), gpus: float | None = None
+    name: str,
+    settings: Settings,
+    *,
+    patience: timedelta = timedelta(minutes=10),
+    gpus: float | None = None,
+    new_records: bool = False,
 ) -> Iterator[Step]:
-    """Try the target `name`; steps come as they are done. `gpus` asks the probe job for that many."""
+    """Try the target `name`; steps come as they are done. `gpus` asks the probe job for that many. With `new_records`
+    its record root is taken for a new one, in place of one that was used."""
     try:
         target = find_target(name, settings)
         launcher = get_launcher(target.kind)
@@ -76,7 +83,7 @@ def check_target(
         yield _failed("settings", problem)
         return
     try:
-        host = launcher.open_host(target, make_context(target, settings))
+        host = open_target(target, launcher, make_context(target, settings), new_records=new_records)
     except RuntimeFailure as problem:
         yield _failed("connection", problem)
         return

@@ -253,12 +253,24 @@ class FolderRecord(object):
             return None
 
     def write(self, name, text, give_up=None):
-        write_patiently(write_whole, self._path(name), text, give_up)
+        write_patiently(self._put(write_whole), self._path(name), text, give_up)
 
     def create(self, name, text, give_up=None):
         """Raises `Taken` if it is there already."""
-        make_folder(os.path.dirname(self._path(name)))
-        write_patiently(create_whole, self._path(name), text, give_up)
+        write_patiently(self._put(create_whole), self._path(name), text, give_up)
+
+    def _put(self, write, make=make_folder):
+        def put(path, text):
+            self._ensure_there()
+            make(os.path.dirname(path))
+            return write(path, text)
+
+        return put
+
+    def _ensure_there(self):
+        """A record root that was moved, or whose file system went, may come back: it is waited for and never made."""
+        if not os.path.isdir(self.folder):
+            raise OSError(errno.ESTALE, "the folder of the job is not there")
 
     def mark(self, name):
         """Make a file whose name says all, if there is any way."""
@@ -267,6 +279,7 @@ class FolderRecord(object):
 
     def begin(self, name, text):
         """Make the folder of an attempt with its `start.json`. Raises `Taken` if it is another's."""
+        self._ensure_there()
         make_folder(os.path.dirname(self._path(name)))
         try:
             os.mkdir(self._path(name))
@@ -290,9 +303,8 @@ class FolderRecord(object):
 
     def announce(self, name, give_up=None):
         """Say an outcome in a name, so that one listing of the record root tells the state of every job."""
-        done = os.path.join(os.path.dirname(os.path.dirname(self.folder)), "done")
-        make_common_folder(done)
-        write_patiently(create_empty, os.path.join(done, name), "", give_up)
+        done = os.path.join(os.path.dirname(os.path.dirname(self.folder)), "done", name)
+        write_patiently(self._put(create_empty, make_common_folder), done, "", give_up)
 
     def beat(self, name, text):
         try:

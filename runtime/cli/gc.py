@@ -45,6 +45,7 @@ def gc(
     from runtime.collecting import find_garbage, remove
     from runtime.config import load_settings
     from runtime.launchers.registry import get_launcher
+    from runtime.launchers.roots import open_target
     from runtime.launching import forget_job, make_context, owner_name
     from runtime.targets import find_target
 
@@ -52,7 +53,7 @@ def gc(
     settings, now, me = load_settings(), datetime.now(UTC), owner_name()
     target = find_target(on, settings)
     launcher = get_launcher(target.kind)
-    host = launcher.open_host(target, make_context(target, settings))
+    host = open_target(target, launcher, make_context(target, settings))
     try:
         found = find_garbage(target, launcher, host, owner=None if others else me, older_than=span, now=now)
         if found and not dry_run:

@@ -170,9 +170,20 @@ def _job_status(
     if what is None:
         return _target_status(str(on), watch=watch, failed=failed, output=output)
     from runtime.cli.jobs import open_job
-    from runtime.jobview import read_job
+    from runtime.jobview import SilentJob, read_job
+    from runtime.launching import TargetSilent
 
-    with open_job(what, on) as job:
+    try:
+        opened = open_job(what, on)
+    except TargetSilent as silent:
+        place, problem = silent.target, silent.problem.message
+        known = SilentJob(job=silent.job, target=place.name, kind=place.kind, problem=problem)
+        if output is Output.JSON:
+            print_json(known)
+        elif not failed:
+            sys.stdout.write(f"{known.job} · {known.target} ({known.kind}) · {known.state}\n")
+        raise
+    with opened as job:
 
         def read() -> Seen:
             return read_job(job, index=index, failed_only=failed)
@@ -226,13 +237,14 @@ def _read_jobs(name: str, settings: Settings, *, looked_at: datetime | None) -> 
     """The jobs of a target; one that does not answer is said in a line."""
     from runtime.jobview import TargetJobs, read_target
     from runtime.launchers.registry import get_launcher
+    from runtime.launchers.roots import open_target
     from runtime.launching import make_context
     from runtime.targets import find_target
 
     target = find_target(name, settings)
     launcher = get_launcher(target.kind)
     try:
-        host = launcher.open_host(target, make_context(target, settings))
+        host = open_target(target, launcher, make_context(target, settings))
         try:
             return read_target(target, launcher, host, now=datetime.now(UTC), looked_at=looked_at)
         finally:
@@ -243,7 +255,8 @@ def _read_jobs(name: str, settings: Settings, *, looked_at: datetime | None) -> 
 
 def _local_jobs(opened: OpenStack) -> TargetJobs | None:
     """Those of this machine's own record root; whoever launched none loads nothing for them."""
-    if not (opened.settings.data_dir / "jobs" / "jobs").is_dir():
+    data = opened.settings.data_dir
+    if not (data / "jobs" / "jobs").is_dir() and not (data / "roots").is_dir():
         return None
     return _read_jobs("local", opened.settings, looked_at=_looked_at(opened))
 

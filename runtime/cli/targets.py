@@ -113,6 +113,9 @@ def check(
     gpus: Annotated[
         float | None, typer.Option("--gpus", help="Ask for so many GPUs, and see them.", show_default=False)
     ] = None,
+    new_records: Annotated[
+        bool, typer.Option("--new-records", help="Take its record root for a new one: the old one is gone for good.")
+    ] = False,
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Try a target for real: settings, record root, and a probe job with its interpreter, code, output and clock.
@@ -120,10 +123,14 @@ def check(
     Each line is ok, warn or fail, and says the next step. The probe job is launched like any other and removed
     afterwards. Exit code 1 if a line fails.
 
+    A record root that you used before, and that is gone or another one now, is refused by every command. After you
+    removed it on purpose, `--new-records` begins a new one; what ran there may then be launched a second time.
+
     \b
     Examples:
       runtime targets check local
       runtime targets check hpc --gpus 1 --wait 1h
+      runtime targets check hpc --new-records
     """
     from runtime.config import load_settings
     from runtime.probe import Verdict, check_target
@@ -136,7 +143,8 @@ def check(
             failed += step.verdict is Verdict.FAIL
             yield step
 
-    steps = count(check_target(target, load_settings(), patience=parse_duration(wait, field="wait"), gpus=gpus))
+    patience = parse_duration(wait, field="wait")
+    steps = count(check_target(target, load_settings(), patience=patience, gpus=gpus, new_records=new_records))
     if output is Output.JSON:
         print_json(steps)
     elif is_terminal():

@@ -8,10 +8,12 @@ what a login shell prints does no harm.
 
 import base64
 import errno
+import hashlib
 import io
 import json
 import os
 import random
+import re
 import select
 import shutil
 import stat
@@ -21,6 +23,31 @@ import time
 from typing import Any, Dict, List, Optional
 
 BLOCK = 1 << 20
+MARKER = "record-root"
+"""File of a record root that is in use. Its first line is the root's id, which no other root bears."""
+MAKING = ("create", "link", "make_folder", "write", "write_many")
+"""Calls that begin to use a root."""
+
+
+class StrangeRoot(Exception):
+    """The root is none of those that it should be: it bears the id `found`, or none, or it is not there."""
+
+    def __init__(self, found: Optional[str], there: bool) -> None:
+        Exception.__init__(self, "this is not the record root that it was")
+        self.found = found
+        self.there = there
+
+
+def new_marker() -> bytes:
+    return b"r-%024x\nJobs keep their records in this folder, which is known by this file.\n" % (
+        random.SystemRandom().getrandbits(96)
+    )
+
+
+def read_marker(content: bytes) -> str:
+    """The id that a marker holds, whatever it holds."""
+    text = content.partition(b"\n")[0].decode("utf-8", "replace").strip()
+    return text if re.match(r"[\w.-]{1,64}$", text, re.ASCII) else "sha256-" + hashlib.sha256(content).hexdigest()[:24]
 
 
 class Place(object):
@@ -28,6 +55,48 @@ class Place(object):
 
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(os.path.expanduser(os.path.expandvars(root)))
+        self.known = None  # type: Optional[List[str]]
+        """Ids one of which the root has to bear; where there are none, it is marked on first use. None does not look."""
+        self.id = None  # type: Optional[str]
+        """What it bears; from then on no other will do."""
+        self._seen = None  # type: Any
+        """What the system says of the marker that was read."""
+
+    def look(self, making: bool = False) -> None:
+        """Raise `StrangeRoot` if this is not the root that it should be. For a call that is `making` something a root
+        that bears no id, and of which none is known, is made and marked."""
+        if self.known is None:
+            return
+        marker = os.path.join(self.root, MARKER)
+        try:
+            status = os.stat(marker)
+            seen = (status.st_dev, status.st_ino, status.st_mtime_ns)  # type: Any
+        except OSError as problem:
+            if problem.errno not in (errno.ENOENT, errno.ENOTDIR):
+                raise
+            seen = None
+        if seen is not None and seen == self._seen:
+            return
+        content = None if seen is None else self.read(MARKER)
+        if content is None and not self.known:
+            content = self._mark() if making else None
+            if content is None:
+                return
+        found = None if content is None else read_marker(content)
+        if self.known and found not in self.known:
+            raise StrangeRoot(found, os.path.isdir(self.root))
+        self.id, self.known, self._seen = found, [str(found)], seen
+
+    def _mark(self) -> Optional[bytes]:
+        """Make the root and its marker; what stands there, which may be another's. None where there is no room for it."""
+        there = os.path.isdir(self.root)
+        try:
+            self.write_many([[MARKER, new_marker(), 0o644, True]])
+        except OSError as problem:
+            if there and problem.errno in (errno.ENOSPC, errno.EDQUOT):
+                return None
+            raise
+        return self.read(MARKER)
 
     def where(self) -> str:
         return self.root
@@ -145,6 +214,8 @@ class Place(object):
                 temporary = "%s.%d.%08x" % (path, os.getpid(), random.SystemRandom().getrandbits(32))
                 opened.append(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
                 beside.append(temporary)
+                if mode & 0o077:
+                    os.fchmod(opened[-1], mode)  # for others too, whatever the umask
                 rest = memoryview(data)
                 while rest:
                     rest = rest[os.write(opened[-1], rest) :]
@@ -162,6 +233,10 @@ class Place(object):
         folder = os.path.dirname(path)
         missing = []
         while not os.path.isdir(folder):
+            if self.id is not None and not folder.startswith(self.root + os.sep):
+                raise OSError(
+                    errno.ENOENT, os.strerror(errno.ENOENT), self.root
+                )  # a root that was used is not made anew
             missing.append(folder)
             folder = os.path.dirname(folder)
         for each in reversed(missing):
@@ -367,9 +442,11 @@ def answer(place: Place, request: Any) -> Any:
     if do == "run":
         return run(*args)
     if do == "spawn":
+        place.look()
         return spawn(*args)
     if do == "wait":
         return wait(*args)
+    place.look(making=do in MAKING)
     return getattr(place, do)(*args)
 
 
@@ -381,8 +458,12 @@ def serve(mark: str, root: str) -> None:
         if not line:
             return
         request = json.loads(line.decode("utf-8"))
+        if place.id is None:
+            place.known = request.get("known")
         try:
-            said = {"id": request["id"], "value": pack(answer(place, request))}
+            said = {"id": request["id"], "value": pack(answer(place, request)), "root": place.id}
+        except StrangeRoot as strange:
+            said = {"id": request["id"], "strange": [strange.found, strange.there]}
         except Exception as problem:  # whatever it is, the other end has to hear of it
             said = {"id": request["id"], "error": str(problem), "errno": getattr(problem, "errno", None)}
         sys.stdout.write("%s %s\n" % (mark, json.dumps(said)))

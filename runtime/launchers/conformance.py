@@ -29,10 +29,12 @@ from runtime.config import Project, Settings
 from runtime.errors import NotPossible
 from runtime.jobs import Array, Backoff, Code, CodeMode, JobSpec, JobState, Retry, SecretRef, leaf_fields, set_fields
 from runtime.jobview import read_attempts
+from runtime.launchers.agent import MARKER
 from runtime.launchers.base import Fidelity, Keeping, Launcher, LaunchPlan, Target
 from runtime.launchers.bucket_files import is_bucket
 from runtime.launchers.hosts import Host
 from runtime.launchers.registry import get_launcher
+from runtime.launchers.roots import RootLost
 from runtime.launching import (
     FieldsRefused,
     JobHandle,
@@ -188,6 +190,7 @@ class Bench:
         return self.keep(find_job(job, settings=self.settings, target=NAME))
 
     def open_host(self) -> Host:
+        """Without a look at which record root it is."""
         context = make_context(self.target, self.settings, self.tree)
         return self.keep(self.launcher.open_host(self.target, context))
 
@@ -542,6 +545,34 @@ class LauncherSuite:
         status = bench.end(again)
         assert (status.state, status.reason, again.attempts()) == (JobState.FAILED, EndReason.LOST, [1])
         assert set(again.entry().outcomes) == {0}, "it is final now"
+
+    def test_job_that_runs_and_whose_folder_is_gone_is_found_by_its_name(self, bench: Bench) -> None:
+        """The backend is asked before every submission, whatever the record root and this machine know."""
+        job = bench.start("sleep", "600")
+        _wait_for(lambda: job.attempts() == [1], bench.case.patience_s)
+        natives = [(each.name, each.native_id) for each in job.entry().natives]
+        job.files.remove(ledger.job_folder(job.id))
+
+        again = bench.start("sleep", "600")
+
+        assert (again.id, again.new) == (job.id, True), "no ledger tells of it"
+        assert [(each.name, each.native_id) for each in again.entry().natives] == natives
+        assert again.cancel() == []
+
+    def test_record_root_that_was_used_and_is_another_one_now_is_no_answer(self, bench: Bench) -> None:
+        job = bench.start("true")
+        bench.end(job)
+        marker = job.files.read(MARKER) or b""
+        host = bench.open_host()
+        host.files.write(MARKER, b"r-another\n")
+
+        with pytest.raises(RootLost) as lost:
+            bench.start("echo", "another")
+        host.files.write(MARKER, marker)
+        again = bench.start("true")
+
+        assert (lost.value.exit_code, lost.value.retryable) == (3, True)
+        assert (again.id, again.new) == (job.id, False)
 
     def test_carry_out_of_one_plan_twice_is_one_job(self, bench: Bench) -> None:
         options = LaunchOptions(base=bench.tree)

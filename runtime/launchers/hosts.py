@@ -60,15 +60,38 @@ class Room:
     files: int | None = None
 
 
+class RootWatch(Protocol):
+    """Which record root is meant, by the ids that it may bear."""
+
+    known: Sequence[str]
+    """Empty before the first use."""
+
+    def saw(self, identity: str) -> None:
+        """The root bears this id, one of those that are known or the first."""
+
+    def refusal(self, found: str | None, *, there: bool) -> InfrastructureFailure:
+        """What is raised for a root with another id, or without one; `there` says whether there is such a folder."""
+
+
 class Files(Protocol):
     """Files below one root, by relative names with `/`. Nothing here locks, and all of it is safe on NFS.
 
     Every method raises `StoreUnavailable` where the place does not answer.
     """
 
+    address: str
+    """What the root is called here, whoever asks; the same for all targets that mean it."""
+
     @property
     def root(self) -> str:
         """In full, as the nodes see it."""
+
+    def keep_to(self, watch: RootWatch) -> None:
+        """Before the first use: let no call through to another root than the `watch` knows, and mark one that is new.
+
+        That takes no exchange of its own. From then on every method raises the watch's refusal for a root that is
+        another, has lost its marker, or is not there; it is never made again.
+        """
 
     def read(self, name: str) -> bytes | None:
         """None where there is no such file."""
@@ -166,7 +189,15 @@ class LocalFiles:
 
     def __init__(self, root: str) -> None:
         self._place = agent.Place(root)
-        self.root = self._place.root
+        self.root = self.address = self._place.root
+        self._watch: RootWatch | None = None
+
+    def keep_to(self, watch: RootWatch) -> None:
+        self._watch, self._place.known = watch, list(watch.known)
+
+    def look(self) -> None:
+        """Raise what the watch says if this is another root now."""
+        self._do(self._place.where)
 
     def read(self, name: str) -> bytes | None:
         return self._do(self._place.read, name)
@@ -217,11 +248,18 @@ class LocalFiles:
 
     def _do(self, action: Callable[..., T], *args: Any) -> T:
         try:
-            return action(*args)
+            self._place.look(making=action.__name__ in agent.MAKING)
+            done = action(*args)
+        except agent.StrangeRoot as strange:
+            assert self._watch is not None
+            raise self._watch.refusal(strange.found, there=strange.there) from None
         except OSError as problem:
             raise _explain(self.root, problem.strerror or str(problem), problem.errno) from problem
         except ValueError as problem:
             raise _explain(self.root, str(problem), None) from None
+        if self._watch is not None and self._place.id is not None:
+            self._watch.saw(self._place.id)
+        return done
 
 
 class LocalHost:
@@ -230,7 +268,8 @@ class LocalHost:
     name = "localhost"
 
     def __init__(self, root: str) -> None:
-        self.files: Files = LocalFiles(root)
+        self._local = LocalFiles(root)
+        self.files: Files = self._local
 
     def run(
         self,
@@ -244,6 +283,7 @@ class LocalHost:
         return _in_time(self.name, words, code, out, err, timeout_s)
 
     def spawn(self, words: Sequence[str], *, folder: str, log: str, env: Mapping[str, str | None] | None = None) -> int:
+        self._local.look()
         try:
             return agent.spawn(list(words), folder, log, dict(env or {}))
         except OSError as problem:
@@ -279,6 +319,7 @@ class SshHost:
         self.name = name
         self._python, self._options, self._control = python, list(options), control_folder
         self._root = root
+        self.watch: RootWatch | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._mark = ""
         self._count = 0
@@ -309,14 +350,14 @@ class SshHost:
         with self._lock:
             process = self._process or self._connect()
             self._count += 1
-            request = json.dumps({"id": self._count, "do": do, "args": agent.pack(list(args))})
             try:
                 assert process.stdin is not None
-                process.stdin.write(request.encode() + b"\n")
+                process.stdin.write(render_request(self._count, do, args, self.watch))
                 process.stdin.flush()
                 said = self._hear(process, patience_s)
             except (OSError, EOFError) as problem:
                 raise self._lost(process) from problem
+        check_root(said, self.watch)
         if "error" in said:
             raise _explain(f"{self.name}:{self._root}", said["error"], said["errno"])
         return agent.unpack(said["value"])
@@ -442,11 +483,34 @@ class SshHost:
     _errors: IO[bytes] | None = None
 
 
+def render_request(number: int, do: str, args: Sequence[Any], watch: RootWatch | None) -> bytes:
+    """A line for an agent. It tells which root is meant, so that looking for its marker takes no exchange."""
+    request = {"id": number, "do": do, "args": agent.pack(list(args))}
+    if watch is not None:
+        request["known"] = list(watch.known)
+    return json.dumps(request).encode() + b"\n"
+
+
+def check_root(said: Mapping[str, Any], watch: RootWatch | None) -> None:
+    """Raise the watch's refusal if an agent's answer tells of another root."""
+    if watch is None:
+        return
+    if "strange" in said:
+        found, there = said["strange"]
+        raise watch.refusal(found, there=there)
+    if said.get("root"):
+        watch.saw(said["root"])
+
+
 class SshFiles:
     """A folder of another machine."""
 
-    def __init__(self, host: SshHost, root: str) -> None:
-        self._host, self._given = host, root
+    def __init__(self, host: SshHost, root: str, address: str | None = None) -> None:
+        self._host = host
+        self.address = address or f"{host.name}:{root}"
+
+    def keep_to(self, watch: RootWatch) -> None:
+        self._host.watch = watch
 
     @functools.cached_property
     def root(self) -> str:

@@ -208,7 +208,10 @@ def spawn_shim(plan: LaunchPlan, part: NativePart, host: Host, *, before: Sequen
     words = [word.replace(f"{plan.root}/{plan.folder}", folder) for word in part.native["words"]]
     if plan.order.get("environment", {}).get("build_on") == BuildOn.SUBMIT:
         _build_environment(plan, words, host)
-    native = f"{secrets.token_hex(8)}@{_look(host)[0]}"
+    boot, running = _look(host)
+    if (serving := _find_shim(folder, running)) is not None:
+        return serving
+    native = f"{secrets.token_hex(8)}@{boot}"
     host.spawn(
         [*before, *(native if word == "TOKEN" else word for word in words)], folder=folder, log=f"{folder}/shim.log"
     )
@@ -230,6 +233,15 @@ def spawn_shim(plan: LaunchPlan, part: NativePart, host: Host, *, before: Sequen
         facts=_last_words(plan, host),
         hint="run the same `runtime launch` again: there is one job, whoever comes first",
     )
+
+
+def _find_shim(folder: str, lines: Sequence[str]) -> str | None:
+    """Native id of a shim that serves the job in this run folder. Its claim may be gone with a folder that was lost."""
+    for line in lines:
+        before, given, after = line.partition(" --native ")
+        if given and before.endswith(f" {folder}"):
+            return after.split()[0]
+    return None
 
 
 def _build_environment(plan: LaunchPlan, words: Sequence[str], host: Host) -> None:

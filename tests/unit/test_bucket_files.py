@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,15 @@ def files(request: pytest.FixtureRequest) -> Files:
     return BucketFiles("s3://lab/some/prefix")
 
 
+@pytest.fixture
+def make_files(files: Files) -> Callable[[], Files]:
+    return lambda: BucketFiles(files.root)
+
+
+test_root_is_marked_on_first_use = folder.test_root_is_marked_on_first_use_and_known_by_that
+test_root_that_is_not_the_known_one_is_refused = (
+    folder.test_root_that_is_not_the_known_one_is_refused_and_nothing_is_made_there
+)
 test_file_is_created_once_and_read_back = folder.test_file_is_created_once_and_read_back
 test_files_written_together = folder.test_files_written_together_are_replaced_or_stay_as_each_one_says
 test_names_and_trees_are_listed = folder.test_names_and_trees_are_listed

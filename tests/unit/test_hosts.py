@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import stat
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runtime.errors import StoreUnavailable
+from runtime.launchers.agent import MARKER
 from runtime.launchers.bucket_files import is_bucket
 from runtime.launchers.hosts import (
     AccessDenied,
@@ -29,6 +31,7 @@ from runtime.launchers.hosts import (
     Room,
     SshHost,
 )
+from runtime.launchers.roots import RootLost
 from tests.jobs_support import as_somebody_else
 from tests.shim_support import find_pythons, wait_for
 from tests.ssh_support import SshServer
@@ -56,6 +59,21 @@ def host(request: pytest.FixtureRequest, tmp_path: Path) -> Host:
 @pytest.fixture
 def files(host: Host) -> Files:
     return host.files
+
+
+@pytest.fixture
+def make_files(host: Host, tmp_path: Path) -> Iterator[Callable[[], Files]]:
+    """The same root, opened again and again."""
+    made: list[Host] = []
+
+    def make() -> Files:
+        root = str(tmp_path / "records")
+        made.append(SshHost(host.name, root, options=host._options) if isinstance(host, SshHost) else LocalHost(root))
+        return made[-1].files
+
+    yield make
+    for each in made:
+        each.close()
 
 
 # files
@@ -323,6 +341,190 @@ def test_creates_at_once_have_one_winner(host: Host, tmp_path: Path, request: py
     assert len(won) == 1
     assert host.files.read("one") == str(won[0]).encode()
     assert host.files.names("") == ["one"]
+
+
+# which root it is
+
+
+class Known:
+    """A watch that says what it saw, and refuses with what was found."""
+
+    def __init__(self, *known: str) -> None:
+        self.known: Sequence[str] = known
+        self.seen: list[str] = []
+
+    def saw(self, identity: str) -> None:
+        if identity not in self.seen:
+            self.seen.append(identity)
+
+    def refusal(self, found: str | None, *, there: bool) -> RootLost:
+        return RootLost(f"{found} {there}")
+
+
+def test_root_is_marked_on_first_use_and_known_by_that(make_files: Callable[[], Files]) -> None:
+    files, watch = make_files(), Known()
+    files.keep_to(watch)
+    assert (files.read("a"), files.names("jobs"), watch.seen) == (None, [], [])
+
+    files.create("a", b"1")
+    again, other = Known(*watch.seen), Known()
+    for each in (again, other):
+        second = make_files()
+        second.keep_to(each)
+        assert second.read("a") == b"1"
+
+    [identity] = watch.seen
+    assert re.fullmatch(r"r-[0-9a-f]{24}", identity)
+    assert again.seen == other.seen == [identity]
+    assert files.read(MARKER) == second.read(MARKER)
+    assert (files.read(MARKER) or b"").startswith(identity.encode() + b"\n")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda files: files.read("a"),
+        lambda files: files.read_many(["a", "b"]),
+        lambda files: files.read_from("a", 0),
+        lambda files: files.names("jobs"),
+        lambda files: files.tree("jobs"),
+        lambda files: files.create("jobs/a", b""),
+        lambda files: files.write("jobs/a", b""),
+        lambda files: files.write_many([FileToWrite("jobs/a", b"")]),
+        lambda files: files.make_folder("jobs/a"),
+        lambda files: files.link("a", "jobs/a"),
+        lambda files: files.remove("a"),
+    ],
+)
+@pytest.mark.parametrize("marked", [False, True], ids=["unmarked", "another"])
+def test_root_that_is_not_the_known_one_is_refused_and_nothing_is_made_there(
+    make_files: Callable[[], Files], marked: bool, use: Callable[[Files], object]
+) -> None:
+    there = make_files()
+    there.create("a", b"theirs")
+    if marked:
+        there.create(MARKER, b"r-another\n")
+    before = there.tree("")
+    files = make_files()
+    files.keep_to(Known("r-mine"))
+
+    for _ in range(2):
+        with pytest.raises(RootLost) as lost:
+            use(files)
+        assert lost.value.message == f"{'r-another' if marked else None} True"
+
+    assert there.tree("") == before
+
+
+def test_root_that_is_gone_is_refused_and_not_made(host: Host) -> None:
+    host.files.keep_to(Known("r-mine"))
+
+    with pytest.raises(RootLost, match="None False"):
+        host.files.create("jobs/a", b"")
+    with pytest.raises(RootLost, match="None False"):
+        host.spawn(["true"], folder="/", log=f"{host.files.address.rpartition(':')[2]}/jobs/log")
+
+    assert not Path(host.files.address.rpartition(":")[2]).exists()
+
+
+def test_root_that_goes_while_it_is_used_is_refused_from_then_on_and_found_again(host: Host, tmp_path: Path) -> None:
+    files = host.files
+    files.keep_to(Known())
+    files.create("jobs/a", b"1")
+    root = Path(files.root)
+
+    root.rename(tmp_path / "away")
+    for _ in range(2):
+        with pytest.raises(RootLost, match="None False"):
+            files.names("jobs")
+        with pytest.raises(RootLost, match="None False"):
+            files.write("jobs/b", b"2")
+    gone = not root.exists()
+    (tmp_path / "away").rename(root)
+
+    assert gone
+    assert files.names("jobs") == ["a"]
+
+
+def test_roots_that_are_used_first_at_once_have_one_marker(host: Host, tmp_path: Path) -> None:
+    hosts = [host, *(LocalHost(str(tmp_path / "records")) for _ in range(7))]
+    watches = [Known() for _ in hosts]
+    start = threading.Barrier(len(hosts))
+
+    def use(files: Files, watch: Known, number: int) -> None:
+        files.keep_to(watch)
+        start.wait()
+        files.create(f"jobs/{number}", b"")
+        files.names("jobs")
+
+    threads = [
+        threading.Thread(target=use, args=(each.files, watch, number))
+        for number, (each, watch) in enumerate(zip(hosts, watches, strict=True))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len({tuple(watch.seen) for watch in watches}) == 1
+    assert len(host.files.names("jobs")) == len(hosts)
+
+
+def test_marker_can_be_read_by_all_who_may_use_the_root(files: Files) -> None:
+    files.keep_to(Known())
+    before = os.umask(0o077)
+    try:
+        files.create("a", b"")
+    finally:
+        os.umask(before)
+
+    assert Path(files.root, MARKER).stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\x00\n", b"x" * 5000, b"two words\n", "ü\n".encode(), b"\x1b[31m\n"])
+def test_marker_with_anything_in_it_is_one_that_is_known_again(files: Files, content: bytes) -> None:
+    Path(files.root).mkdir()
+    Path(files.root, MARKER).write_bytes(content)
+    watch = Known()
+    files.keep_to(watch)
+
+    files.create("a", b"")
+
+    [identity] = watch.seen
+    assert re.fullmatch(r"[\w.-]{1,64}", identity, re.ASCII)
+
+
+@pytest.mark.parametrize("use", ["full disk", "no disk"])
+def test_root_without_room_for_its_first_marker_is_used_where_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: str
+) -> None:
+    if use == "full disk":
+        (tmp_path / "records/jobs").mkdir(parents=True)
+        (tmp_path / "records/jobs/a").touch()
+    files = LocalHost(str(tmp_path / "records")).files
+    files.keep_to(Known())
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr("runtime.launchers.agent.os.fsync", full)
+
+    if use == "full disk":
+        assert files.link("jobs/a", "jobs/cancel") is True
+    else:
+        with pytest.raises(StoreUnavailable, match="no space left"):
+            files.link("jobs/a", "jobs/cancel")
+
+
+def test_marker_costs_no_exchange(box: SshHost, tmp_path: Path) -> None:
+    for number, watch in enumerate([None, Known(), Known()]):
+        host = SshHost(box.name, str(tmp_path / f"r{number}"), options=box._options)
+        if watch:
+            host.files.keep_to(watch)
+        host.files.read("launched")
+        host.files.make_folder("jobs/j-1")
+        host.close()
+        assert host._count == 2
 
 
 # commands

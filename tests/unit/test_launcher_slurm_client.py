@@ -112,7 +112,7 @@ def test_submit_after_sbatch_and_its_keeper_were_killed_looks_by_name_and_tries_
 def test_submit_whose_answer_was_lost_finds_the_job_that_was_made(cluster: Cluster) -> None:
     name = cluster.plan().parts[0].name
     cluster.set("sbatch", "echo 'sbatch: error: Batch job submission failed: Socket timed out' >&2; exit 1")
-    cluster.set("squeue", f"[ -e {cluster.folder}/sbatch.calls ] && echo '43|N/A|{name}|PENDING||N/A|None'")
+    cluster.set("squeue", f"[ ! -e {cluster.folder}/sbatch.calls ] || echo '43|N/A|{name}|PENDING||N/A|None'")
 
     assert cluster.submit() == "43"
     assert len(cluster.calls("sbatch")) == 1
@@ -250,6 +250,42 @@ def test_slurm_is_not_asked_for_a_name_that_no_sbatch_was_started_for(cluster: C
     assert len(cluster.calls("squeue")) == 1
 
 
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUE_HOLD", "SOMETHING_NEW"])
+def test_submit_of_a_job_that_the_record_root_forgot_and_slurm_has_is_that_job(cluster: Cluster, state: str) -> None:
+    cluster.set("squeue", f"echo '48|{state}'")
+    cluster.set("sbatch", "echo 49")
+
+    assert cluster.submit() == "48"
+    assert cluster.submit() == "48"
+
+    name = cluster.plan().parts[0].name
+    assert cluster.calls("sbatch") == []
+    assert cluster.calls("squeue") == [f"-h --local -t all -o %F|%T -u {os.getuid()} --name={name}"]
+
+
+def test_submit_of_a_job_that_has_ended_and_was_forgotten_is_a_new_one(cluster: Cluster) -> None:
+    cluster.set("squeue", "echo '48|COMPLETED'; echo '49|CANCELLED'; echo '50|OUT_OF_MEMORY'")
+    cluster.set("sbatch", "echo 51")
+
+    assert cluster.submit() == "51"
+
+
+@pytest.mark.parametrize(
+    "said", ["slurm_load_jobs error: Unable to contact slurm controller", "squeue: error: some other trouble"]
+)
+def test_submit_while_slurm_does_not_say_what_it_has_submits_nothing(cluster: Cluster, said: str) -> None:
+    cluster.set("squeue", f"echo '{said}' >&2; exit 1")
+    cluster.set("sbatch", "echo 52")
+
+    with pytest.raises(SlurmUnavailable) as silent:
+        cluster.submit()
+    cluster.set("squeue", "exit 0")
+
+    assert silent.value.message == f"`squeue` does not answer: {said}"
+    assert cluster.calls("sbatch") == []
+    assert cluster.submit() == "52"
+
+
 def clean_by_shell(given: dict[str, str]) -> dict[str, str]:
     done = subprocess.run(["sh", "-c", SCRUB + "env"], env=given, capture_output=True, text=True, check=True)
     return dict(line.split("=", 1) for line in done.stdout.splitlines())
@@ -294,7 +330,7 @@ def test_sbatch_of_an_attempt_that_was_started_already_is_not_run_again(cluster:
     folder.mkdir()
 
     for _ in range(2):
-        pid = client.start_sbatch(["sbatch"], str(folder / "submit/1.0.1"), str(folder))
+        pid = client.start_sbatch(["sbatch"], "a", str(folder / "submit/1.0.1"), str(folder))
         assert client.await_sbatch(pid, 60) is True
 
     assert len(cluster.calls("sbatch")) == 1

@@ -20,7 +20,7 @@ from runtime.errors import NotPossible, StoreUnavailable
 from runtime.jobs import JobState
 from runtime.launchers import agent
 from runtime.launchers.bucket_files import BucketFiles
-from runtime.launchers.hosts import Answer, Files, HostUnavailable, SshFiles
+from runtime.launchers.hosts import Answer, Files, HostUnavailable, RootWatch, SshFiles, check_root, render_request
 from runtime.launchers.kubernetes.client import Cluster, KubernetesUnavailable, close_exec
 from runtime.launchers.kubernetes.place import Place
 from runtime.launchers.kubernetes.render import render_files_pod
@@ -65,7 +65,9 @@ class KubernetesHost:
         self._rest = b""
         self._errors = b""
         self._count = 0
-        self.files: Files = JobFiles(place.bucket) if place.bucket else SshFiles(self, place.root)  # type: ignore[arg-type]
+        self.watch: RootWatch | None = None
+        address = f"{self.name}/{place.records}"
+        self.files: Files = JobFiles(place.bucket) if place.bucket else SshFiles(self, place.root, address)  # type: ignore[arg-type]
 
     def run(
         self, words: Sequence[str], *, stdin: bytes = b"", timeout_s: float = 60, env: Mapping[str, Any] | None = None
@@ -92,12 +94,12 @@ class KubernetesHost:
             if self._socket is None:
                 self._connect()
             self._count += 1
-            request = json.dumps({"id": self._count, "do": do, "args": agent.pack(list(args))})
             try:
-                self._send(request.encode() + b"\n")
+                self._send(render_request(self._count, do, args, self.watch))
                 said = self._hear(patience_s)
             except Exception as problem:
                 raise self._lost(problem) from problem
+        check_root(said, self.watch)
         if "error" in said:
             raise StoreUnavailable(
                 f"the record root `{self.place.root}` of claim `{self.place.claim}` refuses: {said['error']}",

@@ -22,14 +22,25 @@ SCRUB: Final = (
     "done\n"
     "export LC_ALL=C SLURM_TIME_FORMAT=standard\n"
 )
-# What has begun is on disk before sbatch runs, and its answer is on disk whoever waits for it. Each word that is no
-# part of the shell is a process more between a launch and its answer.
+# What has begun is on disk before sbatch runs, and its answer is on disk whoever waits for it. Slurm is asked for a job
+# of the same name that has not ended: the record root may have lost what it knew of one. Each word that is no part of
+# the shell is a process more between a launch and its answer.
+NOT_ASKED: Final = "not asked"
+"""In place of sbatch's exit code: `squeue` did not answer, so sbatch was not run."""
 SUBMIT: Final = (
-    "try=$1; shift\n"
+    "try=$1 name=$2 user=$3; shift 3\n"
     "read -r where 2>/dev/null </proc/sys/kernel/hostname || where=$(hostname)\n"
     "set -C\n"
     '{ echo "$$ $where" >"$try/who"; } 2>/dev/null || exit 0\n'
-    '"$@" >"$try/out" 2>"$try/err" </dev/null\n'
+    # Of one user the controller picks out the jobs; names are looked through by squeue itself.
+    'rows=$(squeue -h --local -t all -o "%F|%T" -u "${user:-$(id -u)}" --name="$name" 2>"$try/err" </dev/null) ||\n'
+    f'  {{ echo {NOT_ASKED} >"$try/code"; exit 0; }}\n'
+    "for row in $rows; do\n"
+    f"  case ${{row#*|}} in {'|'.join(states.ENDED)}) ;; *)\n"
+    '    echo "${row%%|*}" >"$try/out"; echo 0 >"$try/code"; exit 0 ;;\n'
+    "  esac\n"
+    "done\n"
+    '"$@" >"$try/out" 2>>"$try/err" </dev/null\n'
     'echo $? >"$try/code"\n'
 )
 _ALIVE: Final = (
@@ -156,10 +167,11 @@ class SlurmClient:
 
     # submitting
 
-    def start_sbatch(self, words: Sequence[str], attempt: str, folder: str) -> int:
-        """Run sbatch in a process that outlives us; what it answers is left in the folder `attempt`. Only the first
-        call for an attempt runs it. Its pid."""
-        script, env = self._clean([attempt, *words], SUBMIT)
+    def start_sbatch(self, words: Sequence[str], name: str, attempt: str, folder: str) -> int:
+        """Run sbatch in a process that outlives us, unless a job of this `name` has not ended; what it answers, or that
+        job's id, is left in the folder `attempt`. Only the first call for an attempt runs it. Its pid."""
+        user = str(os.getuid()) if isinstance(self._host, LocalHost) else ""
+        script, env = self._clean([attempt, name, user, *words], SUBMIT)
         return self._host.spawn(script, folder=folder, log=f"{attempt}/log", env=env)
 
     def await_sbatch(self, pid: int, seconds: float) -> bool:

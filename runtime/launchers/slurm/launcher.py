@@ -30,7 +30,15 @@ from runtime.launchers.hosts import Host, LocalFiles, LocalHost, SshHost
 from runtime.launchers.order import environment_order, make_order
 from runtime.launchers.processes import activation_lines
 from runtime.launchers.slurm import render, states
-from runtime.launchers.slurm.client import SlurmClient, SlurmUnavailable, is_no_answer, read_code, read_id, wait_for
+from runtime.launchers.slurm.client import (
+    NOT_ASKED,
+    SlurmClient,
+    SlurmUnavailable,
+    is_no_answer,
+    read_code,
+    read_id,
+    wait_for,
+)
 from runtime.launchers.slurm.explain import describe_nodes, explain_failed, explain_pending
 from runtime.launchers.slurm.settings import Profile, SlurmSettings, read_settings
 from runtime.launchers.slurm.states import Row
@@ -300,7 +308,7 @@ class SlurmLauncher:
         words += [word.replace(render.FOLDER, folder) for word in part.native["script"]]
         attempt = f"submit/{prefix}{number}"
         until = time.monotonic() + ANSWER_S
-        pid = client.start_sbatch(words, f"{folder}/{attempt}", folder)
+        pid = client.start_sbatch(words, part.name, f"{folder}/{attempt}", folder)
         fault("submitting")
         client.await_sbatch(pid, ANSWER_S)
         return self._answer(plan, part, client, host, attempt, until - time.monotonic())
@@ -326,6 +334,8 @@ class SlurmLauncher:
         code = read_code(host.files.read(f"{plan.folder}/{attempt}/code"))
         if code == "0":
             return self._answer(plan, part, client, host, attempt, ANSWER_S)
+        if code == NOT_ASKED:
+            return None
         said = (host.files.read(f"{plan.folder}/{attempt}/err") or b"").decode("utf-8", "replace")
         if code is None or is_no_answer(said):
             return wait_for(lambda: self.find(plan.target, [part.name], host).get(part.name), SETTLE_S)
@@ -350,6 +360,12 @@ class SlurmLauncher:
         out, err = (found.get(name, b"").decode("utf-8", "replace") for name in names[1:])
         if ended == "0" and (native := read_id(out)):
             return native
+        if ended == NOT_ASKED:
+            raise SlurmUnavailable(
+                f"`squeue` does not answer: {_last(err)}",
+                facts=["whether the job is there already is not known, so nothing was submitted"],
+                hint="run the same command again",
+            )
         if is_no_answer(err):
             native = wait_for(lambda: self.find(plan.target, [part.name], host).get(part.name), SETTLE_S)
             if native is not None:

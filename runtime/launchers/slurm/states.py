@@ -55,6 +55,9 @@ STATES: Final[Mapping[str, tuple[JobState, EndReason | None]]] = {
     "REVOKED": (_FAILED, EndReason.DUPLICATE),
 }
 
+ENDED: Final = tuple(word for word, (state, _) in STATES.items() if state.terminal and word != "REVOKED")
+"""Words for what has ended everywhere; a job that is revoked here may go on in another cluster of its federation."""
+
 WAITS_FOR: Final = frozenset(
     {
         "BeginTime",
