@@ -267,7 +267,7 @@ class RecordStore(Protocol):
         """By experiment: the records that this worker has committed since it started."""
 
     def totals(self, experiment: str, *, exact: bool = False) -> Totals:
-        """Without `exact` never a request per task, and none per worker."""
+        """Without `exact` a hint, for never a request per task, and none per worker: see `runtime.records.totals`."""
 
     # files
     def record_url(self, task_id: str, generation: int) -> str:

@@ -44,7 +44,10 @@ class Blobs(Protocol):
         """Already gone is success."""
 
     def list_keys(self, prefix: str, *, after: str | None = None) -> Iterator[str]:
-        """Keys that begin with `prefix` (which may end inside a name) and follow `after`, in key order, lazily."""
+        """Keys that begin with `prefix` (which may end inside a name) and follow `after`, in key order, lazily.
+
+        All of them, or `StoreUnavailable`. What others left there comes too, unless the backend cannot address it.
+        """
 
     def list_blobs(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
         """As `list_keys`, with sizes and times; in a folder that costs a call for each."""

@@ -260,7 +260,7 @@ class BucketBlobs:
             except shim_bucket.Unreachable as problem:
                 raise StoreUnavailable(
                     f"bucket `{self._bucket}` cannot be listed around a name that is not ours",
-                    facts=[f"at `{self.url}/{prefix}`", str(refused).partition("\n")[0], str(problem)],
+                    facts=[f"at `{self.url}/{prefix}`", str(refused), str(problem)],
                     hint="remove that object" if isinstance(problem, shim_bucket.Denied) else None,
                     retryable=not isinstance(problem, shim_bucket.Denied),
                 ) from problem
@@ -352,7 +352,7 @@ class BucketBlobs:
                 raise
             except (self._obstore.exceptions.BaseError, OSError) as problem:
                 if isinstance(problem, self._obstore.exceptions.InvalidPathError) or _NOT_A_PAGE in str(problem):
-                    raise _PageRefused from problem
+                    raise _PageRefused(_UNREADABLE.sub("?", str(problem).partition("\n")[0])) from problem
                 failure = self._explain(problem, key)
                 if not failure.retryable or not tries_left or time.monotonic() > deadline:
                     raise failure from problem

@@ -9,9 +9,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
@@ -351,6 +351,70 @@ def test_google_credentials_that_the_library_cannot_read_go_through_google_auth(
     assert bool(options) is by_google_auth
     if by_google_auth:
         assert options["credential_provider"]() == {"token": "fresh", "expires_at": None}
+
+
+class Provider:
+    """Gives credentials as those of `obstore.auth` do, and fails as often as it is told."""
+
+    config: ClassVar = {"region": "eu-west-3"}
+
+    def __init__(self, said: dict[str, Any], failures: int = 0) -> None:
+        self.said, self.failures = said, failures
+
+    def __call__(self) -> dict[str, Any]:
+        self.failures -= 1
+        if self.failures >= 0:
+            raise RuntimeError("the session has ended: log in again")
+        return self.said
+
+
+@pytest.mark.parametrize("failures", [0, 1])
+@pytest.mark.parametrize(
+    ("url", "said", "asked_with"),
+    [
+        ("s3://lab/p", {"access_key_id": "A", "secret_access_key": "S", "token": "T"}, "Credential=A/"),
+        ("gs://lab/p", {"token": "fresh", "expires_at": datetime.now(UTC) + timedelta(hours=1)}, "Bearer fresh"),
+    ],
+)
+def test_listing_among_names_that_are_not_ours_asks_with_the_credentials_of_the_store(
+    gcs_server: GcsServer,
+    monkeypatch: pytest.MonkeyPatch,
+    url: str,
+    said: dict[str, Any],
+    asked_with: str,
+    failures: int,
+) -> None:
+    gcs_server.fill("lab", ["p/a//x", "p/a/y"])
+    monkeypatch.setenv("AWS_ENDPOINT_URL", gcs_server.url)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "of somebody else")
+    blobs = BucketBlobs(url)
+    blobs._credentials = {"credential_provider": Provider(said, failures)}
+
+    assert list(blobs.list_keys("a/")) == ["a/y"]
+    last = gcs_server.log[-1].headers["authorization"]
+    assert asked_with in last
+    if url.startswith("s3:"):
+        assert "/eu-west-3/s3/" in last
+
+
+def test_listing_that_cannot_go_around_a_name_says_which_and_what_to_do(
+    gcs_server: GcsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gcs_server.fill("lab", ["p/a//x", "p/a/y"])
+    gcs_server.fail_next("LIST", [None, Fault.REFUSE_403])
+
+    with pytest.raises(StoreUnavailable) as refused:
+        list(BucketBlobs("gs://lab/p").list_keys("a/"))
+
+    assert refused.value.render() == (
+        "error: bucket `lab` cannot be listed around a name that is not ours\n"
+        "  at `gs://lab/p/a/`\n"
+        '  Encountered object with invalid path: Path "p/a//x" contained empty path segment\n'
+        "  lab: 403 AccessDenied\n"
+        "hint: remove that object"
+    )
+    assert not refused.value.retryable
 
 
 @pytest.mark.parametrize(
