@@ -469,9 +469,10 @@ def claim_job(record, epoch, part, native):
         if owner != native:
             raise Taken(owner)
     names = record.names("owners")
-    later = [name for name in names if name.endswith(".%d" % part) and int(name.split(".")[0]) > epoch]
+    epochs = [name.partition(".")[0] for name in names if name.endswith(".%d" % part)]
+    later = [each for each in epochs if each.isdigit() and int(each) > epoch]
     if later:
-        raise Taken(later[-1])
+        raise Taken("%s.%d" % (later[-1], part))
 
 
 # what follows on an end: a pure function

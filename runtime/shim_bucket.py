@@ -342,7 +342,7 @@ class Checkpoints(object):
     def restore(self, give_up=None):
         """Bring the newest checkpoint that is whole."""
         shim.make_folder(self.folder)
-        lists = [name for name in self.record.names(self.place) if name.endswith(".json")]
+        lists = [name for name in self.record.names(self.place) if _LIST.match(name)]
         for name in sorted(lists, reverse=True):
             # What lies here is of an earlier attempt, perhaps newer than what was said of it, or of a newer list.
             shutil.rmtree(self.folder)
@@ -481,6 +481,9 @@ class Checkpoints(object):
             for content in contents - used:
                 self.there.discard(content)
                 self.record.bucket.delete(self._key(content))
+
+
+_LIST = re.compile(r"a[0-9]{4,}\.[0-9]{6,}\.json$")
 
 
 def list_files(folder):

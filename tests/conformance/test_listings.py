@@ -167,6 +167,7 @@ def test_listing_with_a_fault_on_any_page_is_complete(place: Place, call: Call, 
         assert server_of(place).faults_left == 0
 
 
+@pytest.mark.slow
 @each_call
 def test_listing_with_a_stall_on_every_page_is_complete(place: Place, call: Call) -> None:
     complete, _ = count_pages(place, call)

@@ -428,6 +428,17 @@ def test_shim_that_finds_another_owner_is_a_twin(job: MakeJob) -> None:
     assert made.ends() == ["-"]
 
 
+def test_shim_among_names_of_others_serves_its_job(job: MakeJob) -> None:
+    made = job("echo once")
+    for name in ("owners/notes.0", "owners/.nfs0000.0", "runs/0/a1.bak", "runs/0/notes"):
+        (made.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (made.folder / name).write_text("not ours")
+
+    assert made.run() == 0
+
+    assert made.results() == {0: ("succeeded", 0, 1)}
+
+
 def _twin_says(made: ShimJob) -> str:
     made.run("--native", "42")
     return made.stderr

@@ -269,6 +269,21 @@ def test_checkpoint_that_is_replaced_while_it_is_sent_is_the_one_that_was_whole(
     assert record.bucket.get(record.key(f"runs/0/checkpoint/data/{first}")) == b"first"
 
 
+def test_checkpoint_is_restored_among_names_of_others(server: GcsServer, bucket_module: Any, tmp_path: Path) -> None:
+    run = SimpleNamespace(name="runs/0", folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)])
+    record = bucket_module.BucketRecord(bucket_module.Bucket(URL), str(tmp_path / "jobs" / JOB))
+    checkpoints = bucket_module.Checkpoints(record, run, 1)
+    checkpoints.restore()
+    (tmp_path / "runs/0/checkpoint/a").write_text("kept")
+    checkpoints.send()
+    for name in ("notes.json", "a0001.000000.json.bak.json", "x//a0009.000000.json"):
+        server.fill("lab", [f"runtime/jobs/{JOB}/runs/0/checkpoint/{name}"], b"{}")
+
+    bucket_module.Checkpoints(record, run, 2).restore()
+
+    assert (tmp_path / "runs/0/checkpoint/a").read_text() == "kept"
+
+
 def test_file_that_is_written_over_while_it_is_sent_makes_no_checkpoint(
     server: GcsServer, bucket_module: Any, tmp_path: Path
 ) -> None:
