@@ -15,7 +15,7 @@ from runtime.errors import NotPossible, RuntimeFailure
 from runtime.queues.base import Depth, FindsWaiting
 from runtime.reasons import Budget, EndReason
 from runtime.records.base import EndedNote, Record
-from runtime.retry import CRASHES_TO_BURY, PREEMPTION_BUDGET, Again, decide
+from runtime.retry import CRASHES_TO_BURY, PREEMPTION_BUDGET, Again, decide, failures_allowed
 from runtime.status import (
     ExperimentStatus,
     Stack,
@@ -212,7 +212,7 @@ def _failed(facts: Facts, record: Record) -> Explanation:
 
 
 def _budget_spent(facts: Facts, record: Record) -> str:
-    limit = facts.task.max_failures if facts.task else DEFAULT_MAX_FAILURES
+    limit = failures_allowed(facts.task) if facts.task else DEFAULT_MAX_FAILURES
     why = f"the last attempt {_reason_text(record.reason)}"
     match record.reason.budget:
         case Budget.FAILURES:

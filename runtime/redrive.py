@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final, TypeAlias, TypeVar
 
-from runtime.errors import InvalidValue
+from runtime.errors import InvalidTask, InvalidValue
 from runtime.identify import find_submitted
 from runtime.reasons import EndReason
 from runtime.records.base import Control, Mark, Record, RecordStore
@@ -167,13 +167,23 @@ def plan_redrive(mark: Mark, recorded: Sequence[Record], *, now: datetime) -> Pl
     if mark.task is None:
         why = "its dead letter was purged" if purged(mark) else "it could not be parsed: correct it and submit it again"
         return refuse(why)
-    task = replace(mark.task, generation=mark.generation)
     closes = tuple((record.generation, record.state) for record in recorded)
-    return Plan(mark.task_id, mark.experiment, mark.generation, begin_again(task, now=now), closes)
+    try:
+        again = begin_again(replace(mark.task, generation=mark.generation), now=now)
+    except InvalidTask as problem:
+        return refuse(_cannot_begin(problem))
+    return Plan(mark.task_id, mark.experiment, mark.generation, again, closes)
+
+
+def _cannot_begin(problem: InvalidTask) -> str:
+    return f"its next generation cannot be made: `{problem.field}` {problem.problem}"
 
 
 def begin_again(task: Task, *, now: datetime) -> Task:
-    """The next generation, submitted now: no order to cancel from before holds, and no expiry that has passed."""
+    """The next generation, submitted now: no order to cancel from before holds, and no expiry that has passed.
+
+    Raises `InvalidTask` after the last generation there can be.
+    """
     task = next_generation(task)
     expired = task.expires_at is not None and task.expires_at <= now
     return replace(task, submitted_at=now, expires_at=None if expired else task.expires_at)
@@ -197,9 +207,12 @@ def _plan_retry(records: RecordStore, standing: Standing, *, now: datetime) -> P
     task = (mark.task if mark else None) or standing.task or find_submitted(records, standing.task_id)
     if task is None:
         return refuse("nothing here describes it any more: submit it again")
-    task = replace(task, generation=standing.generation)
     closes = tuple((record.generation, record.state) for record in standing.recorded)
-    return Plan(standing.task_id, standing.experiment, standing.generation, begin_again(task, now=now), closes)
+    try:
+        again = begin_again(replace(task, generation=standing.generation), now=now)
+    except InvalidTask as problem:
+        return refuse(_cannot_begin(problem))
+    return Plan(standing.task_id, standing.experiment, standing.generation, again, closes)
 
 
 def _publish(stack: Stack, plans: Sequence[Plan]) -> Iterator[Redriven]:

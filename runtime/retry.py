@@ -1,8 +1,8 @@
 """Whether a task is tried again: a pure function of how its attempts ended.
 
-Three things are told apart. A *failure* is the task's own doing and spends `max_failures`. A *preemption* or a lost
-machine is not: it spends a budget of its own, and only where the attempt had no time to prove anything. A *crasher*
-kills the worker it runs on: after a first sudden loss the task runs alone, and only losses that happened alone,
+Three things are told apart. A *failure* is the task's own doing and spends `max_failures`: with 3 the third is final,
+with 1 or 0 no failure is retried. A *preemption* or a lost machine is not: it spends a budget of its own, and only
+where the attempt had no time to prove anything. A *crasher* kills the worker it runs on: after a first sudden loss the task runs alone, and only losses that happened alone,
 soon and without progress count towards burying it. An attempt that proved itself clears both counts. docs/decisions/retry-budgets.md has the reasons and a simulation.
 """
 
@@ -73,7 +73,7 @@ def decide(
             return GiveUp(last.reason, last.message or f"ended as {last.reason}")
         case Budget.FAILURES:
             spent = sum(note.reason.budget is Budget.FAILURES for note in notes)
-            if spent >= task.max_failures:
+            if spent >= failures_allowed(task):
                 return GiveUp(last.reason, last.message or f"ended as {last.reason}")
         case Budget.PREEMPTIONS:
             crashes = sum(_crash(note) for note in unproven)
@@ -89,6 +89,11 @@ def decide(
         case _:
             spent = sum(note.reason.budget is last.reason.budget for note in notes)
     return Again(now + backoff(_in_a_row(notes), jitter), alone, last.reason.budget, spent)
+
+
+def failures_allowed(task: Task) -> int:
+    """The failure of this number is the last one. No task is given up before its first."""
+    return max(1, task.max_failures)
 
 
 def backoff(times: int, jitter: Callable[[], float] = random.random) -> timedelta:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from runtime.config import load_settings
-from runtime.errors import InvalidTask, NotPossible, PartTaken, RequestRefused
+from runtime.errors import InvalidTask, InvalidValue, NotPossible, PartTaken, RequestRefused
 from runtime.existing import ExistingOutputs
 from runtime.identify import FindsTasks
 from runtime.idset import IdSet, task_key
@@ -44,6 +44,9 @@ from runtime.tasks import (
     WorkflowEntry,
     canonical_json,
     check_experiment,
+    check_terms,
+    check_text,
+    check_texts,
     decode_task,
     encode_task,
     next_generation,
@@ -174,6 +177,12 @@ class TaskOptions:
     submitted_by: str | None = None
     submitted_at: datetime | None = None
 
+    def __post_init__(self) -> None:
+        check_terms(self)
+        check_texts("outputs", self.outputs)
+        if self.key is not None:
+            check_text("key", self.key)
+
     def defaults(self) -> TaskDefaults:
         return TaskDefaults(
             experiment=self.experiment,
@@ -217,7 +226,8 @@ def submitter() -> str:
     except (OSError, KeyError):
         # A container's user may have no name.
         user = "unknown"
-    return f"{user}@{socket.gethostname()}"
+    # An environment variable may hold any bytes.
+    return f"{user}@{socket.gethostname()}".encode(errors="replace").decode()
 
 
 def function_entry(
@@ -364,11 +374,12 @@ def submit(
         key=key,
         timeout=_span(timeout, "timeout"),
         max_failures=max_failures,
-        expires_at=None if expires is None else now + _required(expires, "expires"),
-        not_before=None if delay is None else now + _required(delay, "delay"),
+        expires_at=None if expires is None else moment_after(now, expires, "expires"),
+        not_before=None if delay is None else moment_after(now, delay, "delay"),
         priority=priority,
         resources=_read_resources(resources),
-        outputs=tuple(outputs),
+        # The letters of one text would be a list as well.
+        outputs=outputs if isinstance(outputs, str) else tuple(outputs),  # type: ignore[arg-type]
         submitted_by=submitter(),
         submitted_at=now,
     )
@@ -674,10 +685,13 @@ def _span(value: timedelta | float | str | None, name: str) -> timedelta | None:
     return parse_duration(str(value), field=name)
 
 
-def _required(value: timedelta | float | str, name: str) -> timedelta:
-    span = _span(value, name)
-    assert span is not None
-    return span
+def moment_after(now: datetime, value: timedelta | float | str, name: str) -> datetime:
+    """The time that lies a duration after `now`. Raises `InvalidValue` for one that no calendar has."""
+    span = value if isinstance(value, timedelta) else parse_duration(str(value), field=name)
+    try:
+        return now + span
+    except OverflowError:
+        raise InvalidValue(name, value, "a time before the year 10000") from None
 
 
 def _read_resources(value: Resources | Mapping[str, Any] | None) -> Resources:

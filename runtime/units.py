@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from datetime import UTC, datetime, timedelta
 
@@ -21,7 +22,7 @@ _SCALE: dict[str | None, int] = {
 def parse_duration(text: str, *, field: str = "duration") -> timedelta:
     """`90s`, `1h30m`, `2d`, `250ms`, or a bare number of seconds."""
     stripped = text.strip()
-    if millis := _MILLIS.fullmatch(stripped):
+    if (millis := _MILLIS.fullmatch(stripped)) and float(millis[1]) < 1e12:
         return timedelta(milliseconds=float(millis[1]))
     try:
         seconds = float(stripped)
@@ -40,9 +41,10 @@ def parse_duration(text: str, *, field: str = "duration") -> timedelta:
 def parse_size(text: str, *, field: str = "size") -> int:
     """Bytes of `16GiB` (1024-based), `500MB` (1000-based) or a bare number of bytes."""
     matched = _SIZE.fullmatch(text.strip())
-    if not matched:
+    size = float(matched[1]) * _SCALE[matched[2]] if matched else math.inf
+    if not math.isfinite(size):
         raise InvalidValue(field, text, "such as 512MiB, 16GiB or 2TB")
-    return int(float(matched[1]) * _SCALE[matched[2]])
+    return int(size)
 
 
 def format_duration(span: timedelta | float) -> str:
@@ -80,8 +82,8 @@ def parse_time(text: str, *, field: str = "time") -> datetime:
     """An RFC 3339 time; a zone is required."""
     try:
         at = datetime.fromisoformat(text)
-    except ValueError:
-        at = None
-    if at is None or at.tzinfo is None:
-        raise InvalidValue(field, text, "RFC 3339 with a zone, such as 2026-01-31T12:00:00Z")
-    return at.astimezone(UTC)
+        if at.tzinfo is not None:
+            return at.astimezone(UTC)
+    except (ValueError, OverflowError):
+        pass
+    raise InvalidValue(field, text, "RFC 3339 with a zone, such as 2026-01-31T12:00:00Z")

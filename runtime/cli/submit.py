@@ -86,7 +86,7 @@ def submit(
     ] = None,
     timeout: Annotated[str | None, typer.Option(metavar="2h", help="End an attempt after that long.")] = None,
     max_failures: Annotated[
-        int, typer.Option("--max-failures", min=1, metavar="N", help="Failures until it is given up.")
+        int, typer.Option("--max-failures", metavar="N", help="The N-th failure is final; with 0 or 1 none is retried.")
     ] = DEFAULT_MAX_FAILURES,
     expires: Annotated[str | None, typer.Option(metavar="7d", help="Do not start it later than that from now.")] = None,
     delay: Annotated[
@@ -299,25 +299,35 @@ def _read_options(
     resources: Resources,
     outputs: tuple[str, ...],
 ) -> TaskOptions:
-    from runtime.submission import TaskOptions, submitter
+    from runtime.submission import TaskOptions, moment_after, submitter
     from runtime.units import parse_duration
 
     now = datetime.now(UTC)
-    if key == "":
-        raise InvalidValue("key", key, "any text that is not empty")
-    return TaskOptions(
-        experiment=experiment,
-        key=key,
-        timeout=parse_duration(timeout, field="timeout") if timeout else None,
-        max_failures=max_failures,
-        expires_at=now + parse_duration(expires, field="expires") if expires else None,
-        not_before=now + parse_duration(delay, field="delay") if delay else None,
-        priority=priority,
-        resources=resources,
-        outputs=outputs,
-        submitted_by=submitter(),
-        submitted_at=now,
-    )
+    try:
+        return TaskOptions(
+            experiment=experiment,
+            key=key,
+            timeout=parse_duration(timeout, field="timeout") if timeout else None,
+            max_failures=max_failures,
+            expires_at=moment_after(now, expires, "expires") if expires else None,
+            not_before=moment_after(now, delay, "delay") if delay else None,
+            priority=priority,
+            resources=resources,
+            outputs=outputs,
+            submitted_by=submitter(),
+            submitted_at=now,
+        )
+    except InvalidTask as problem:
+        raise _refuse_option(problem) from None
+
+
+_OPTIONS = {"timeout_s": "timeout", "expires_at": "expires", "not_before": "delay", "max_failures": "max-failures"}
+"""Options whose name differs from the field's."""
+
+
+def _refuse_option(problem: InvalidTask) -> RequestRefused:
+    name, dot, rest = problem.field.partition("[")
+    return RequestRefused(f"`--{_OPTIONS.get(name, name)}{dot}{rest}` {problem.problem}", hint=problem.hint)
 
 
 def _read_resources(text: str | None, *, cpus: float | None, memory: str | None, gpus: float | None) -> Resources:

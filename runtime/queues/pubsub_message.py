@@ -22,13 +22,13 @@ from runtime.queues.pubsub_client import (
 )
 from runtime.tasks import (
     DEFAULT_EXPERIMENT,
-    CommandEntry,
     Task,
     TaskDefaults,
     canonical_json,
     check_experiment,
     decode_task,
     encode_task,
+    stand_in,
     task_id,
 )
 from runtime.units import format_time, parse_time
@@ -219,7 +219,7 @@ def _invalid_delivery(message: ReceivedMessage, ack_ids: dict[str, str], problem
     identity = task_id(experiment, key=f"message:{message.message_id}")
     # Not the id of its attribute: a damaged body must not end the generation of the task that it claims to be.
     return Delivery(
-        task=Task(id=identity, entry=CommandEntry(()), experiment=experiment, submitted_at=message.published_at),
+        task=stand_in(identity, experiment, submitted_at=message.published_at),
         body=message.data,
         attributes=message.attributes,
         bare=True,

@@ -190,7 +190,7 @@ def test_bad_line_stops_with_line_field_and_what_stands(
 
     assert (code, out) == (2, "")
     assert err == (
-        "error: task on line 4 is malformed: `timeout_s` is '2h', expected seconds above 0\n"
+        "error: task on line 4 is malformed: `timeout_s` is '2h', expected seconds above 0 and below 1,000,000,000\n"
         "  2 tasks before it are submitted and stand; 1 after those were not submitted\n"
         "hint: docs/task-format.md has every field with an example\n"
     )
@@ -273,11 +273,11 @@ def test_dry_run_prints_the_tasks_and_touches_nothing(run: Run, tmp_path: Path) 
         (["--grid", "a=0:3", "--", "ls"], "nowhere in the command"),
         (["--grid", "a", "p", "w"], "is no valid grid"),
         (["--timeout", "soon", "p", "w"], "is no valid timeout"),
-        (["--max-failures", "0", "p", "w"], "--max-failures"),
+        (["--max-failures", "-1", "p", "w"], "--max-failures"),
         (["--resources", "gpu=1", "p", "w"], "is no valid resources"),
         (["--gpus", "1.5", "p", "w"], "expected a whole number or a part below 1"),
         (["--experiment", "a/b", "p", "w"], "is no valid experiment"),
-        (["--key", "", "p", "w"], "is no valid key"),
+        (["--key", "", "p", "w"], "`--key` is empty"),
         (["--queue", "sqlite:", "p", "w"], "is no valid queue"),
         (["--stack", "nosuch", "p", "w"], "no stack named `nosuch`"),
         (["--wiat", "p", "w"], "did you mean `--wait`?"),

@@ -269,6 +269,15 @@ def test_failed_task_says_which_budget_is_spent_and_how_each_attempt_ended() -> 
     assert "runtime logs t-1" in explained.next_step
 
 
+def test_failed_task_whose_failures_are_not_retried_spent_one_of_one() -> None:
+    seen = failed()
+    once = replace(seen, standing=replace(seen.standing, task=replace(TASK, max_failures=0)))
+
+    explained = explain(once)
+
+    assert "1 of 1 failure spent" in explained.sentence
+
+
 def test_failed_for_memory_points_at_resources() -> None:
     assert "resources" in (explain(failed(EndReason.OOM)).next_step or "")
 

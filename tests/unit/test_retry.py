@@ -52,6 +52,14 @@ def test_decide_last_failure_of_the_budget_gives_up_with_its_message() -> None:
     assert decided(*ended) == GiveUp(EndReason.OOM, "ended as oom")
 
 
+@pytest.mark.parametrize("max_failures", [0, 1])
+def test_decide_first_failure_is_the_last_where_none_is_to_be_retried(max_failures: int) -> None:
+    assert decided(note(EndReason.APP_FAILED), max_failures=max_failures) == GiveUp(
+        EndReason.APP_FAILED, "ended as app_failed"
+    )
+    assert isinstance(decided(note(EndReason.PREEMPTED), max_failures=max_failures), Again)
+
+
 def test_decide_preemptions_spend_no_failure_and_the_first_costs_no_wait() -> None:
     assert decided(note(EndReason.APP_FAILED), note(EndReason.PREEMPTED), max_failures=2) == Again(
         NOW, False, Budget.PREEMPTIONS, 1

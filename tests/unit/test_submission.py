@@ -341,7 +341,8 @@ def test_skip_existing_looks_into_buckets(queue: Forgetful, moto_server: Any) ->
     client = boto3.client("s3")
     client.create_bucket(Bucket="lab")
     client.put_object(Bucket="lab", Key="out/1.json", Body=b"x")
-    tasks = [sample_task(key, outputs=(f"s3://lab/out/{key}",)) for key in ("1.json", "1", "1.jsonl", "", "2.json")]
+    names = {"1.json": "1.json", "1": "1", "1.jsonl": "1.jsonl", "folder": "", "2.json": "2.json"}
+    tasks = [sample_task(key, outputs=(f"s3://lab/out/{name}",)) for key, name in names.items()]
 
     result = put(queue, tasks, skip_existing=True)
 
