@@ -348,7 +348,12 @@ class Child:
                 details["progressed"] = True
             if imported:
                 details["imported"] = imported
-            text = json.dumps(details).encode()
+            try:
+                text = json.dumps(details).encode()
+            except (TypeError, ValueError, RecursionError) as problem:
+                # User code has put what is no number among its metrics.
+                details = {"outcome": "app_failed", "message": f"its metrics cannot be recorded: {problem}"}
+                text, value = json.dumps(details).encode(), ""
             payload = DETAIL_HEADER.pack(len(text)) + text + value.encode("utf-8", "surrogatepass")
         self.context, self.looks_at_stop = None, False
         self.metrics = {}
@@ -795,12 +800,14 @@ def encode_value(value: object, *, strict: bool) -> str:
     """JSON text of what was returned. Otherwise raises `_Failed`, or, where not strict, says so in the log."""
     problem: str | None
     try:
-        text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
         if len(text) <= MOST_VALUE_BYTES:
             return text
         problem = f"which is {len(text) >> 20} MiB of JSON; the most is {MOST_VALUE_BYTES >> 20} MiB"
     except (TypeError, ValueError, RecursionError) as failure:
-        problem = f"which is no JSON value: {failure}"
+        from runtime.errors import explain_json
+
+        problem = f"which is no JSON value: {explain_json(failure)}"
     message = f"returned {type(value).__qualname__}, {problem}"
     if strict:
         message += "; return plain numbers, texts, lists and dicts, and write the rest to the output folder"

@@ -15,10 +15,10 @@ from datetime import datetime
 from typing import Final, Protocol, runtime_checkable
 
 from runtime.errors import NotPossible, RecordExists, StoreUnavailable
-from runtime.identify import Identity, Kind
+from runtime.identify import FindsTasks, Identity, Kind
 from runtime.records.base import Control, RecordStore
 from runtime.status import Stack, Standing, queue_of, read_standing
-from runtime.tasks import TaskState
+from runtime.tasks import TaskState, stand_in
 from runtime.units import format_time, parse_time
 from runtime.verdict import cancelled_record, mark_of
 
@@ -70,13 +70,17 @@ def cancel_task(stack: Stack, task_id: str, *, now: datetime, by: str) -> Cancel
     standing = read_standing(records, task_id)
     if standing.state.terminal:
         return Cancelled(name=task_id, kind=Kind.TASK, state=standing.state, already=True)
-    if standing.task is None:
+    task = standing.task
+    if task is None and isinstance(records, FindsTasks):
+        # It is there, and cannot be decoded.
+        task = stand_in(task_id, standing.experiment, generation=standing.generation)
+    if task is None:
         raise NotPossible(
             f"task `{task_id}` is not known well enough to be cancelled",
             facts=["no record of it and no manifest that lists it were found", f"looked in `{records.url}`"],
             hint="cancel its experiment instead: `runtime cancel EXPERIMENT`",
         )
-    record = cancelled_record(standing.task, now=now, by=by)
+    record = cancelled_record(task, now=now, by=by)
     record = replace(record, attempts=len(standing.history.ended))
     # The mark goes first, so that a record that did not succeed always has one until it is tried again.
     records.mark(mark_of(record, standing.task))

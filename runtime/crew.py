@@ -14,6 +14,7 @@ import select
 import selectors
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from runtime import attempt, processes, scratch
-from runtime.errors import InfrastructureFailure
+from runtime.errors import InfrastructureFailure, explain_json
 from runtime.processes import OomWatch
 from runtime.reasons import EndReason
 from runtime.units import format_duration, format_size
@@ -561,8 +562,8 @@ class Crew:
                 if end > size:
                     break
                 if kind == attempt.PROGRESS:
-                    child.progress = _parse_progress(data[at + _RESULT_BYTES : end], started)
-                    child.progressed = child.progressed or child.progress.done is not None
+                    child.progress = _parse_progress(data[at + _RESULT_BYTES : end], started) or child.progress
+                    child.progressed = child.progressed or bool(child.progress and child.progress.done is not None)
                 elif flags or peak or child.asked or child.log_bytes or child.progress:
                     self._end_with_result(child, flags, started, ended, peak, data[at + _RESULT_BYTES : end])
                 else:
@@ -618,9 +619,9 @@ class Crew:
         if flags & attempt.WAITS:
             self._write(child, _pack_order(0, attempt.GO_ON))
 
-    def _learn(self, details: dict[str, Any]) -> None:
+    def _learn(self, imported: Sequence[str]) -> None:
         """Have the guardian load what fresh attempts of ours load."""
-        names = set(details.get("imported", ())) - self._learned
+        names = attempt.PRELOADABLE.intersection(imported) - self._learned
         if names:
             self._learned |= names
             self._tell(f"preload {' '.join(sorted(names))}")
@@ -1083,19 +1084,32 @@ def _describe_code(code: int) -> str:
     return f"code {code}" if code >= 0 else f"signal {-code} ({attempt.signal_name(-code)})"
 
 
-def _fill_in(result: Ended, payload: bytes) -> dict[str, Any]:
-    """The child's details, which are returned, and value."""
-    (length,) = attempt.DETAIL_HEADER.unpack_from(payload)
-    split = attempt.DETAIL_HEADER.size + length
-    details: dict[str, Any] = json.loads(payload[attempt.DETAIL_HEADER.size : split])
-    result.value = payload[split:].decode("utf-8", "surrogatepass")
-    result.reason = EndReason(details["outcome"])
-    result.message = details.get("message") or None
-    result.exit_code = details.get("exit_code")
-    result.signal = details.get("signal")
-    result.metrics = details.get("metrics") or {}
-    result.progressed = bool(details.get("progressed"))
-    return details
+def _fill_in(result: Ended, payload: bytes) -> Sequence[str]:
+    """The child's details and value; returns what it imported. Details that cannot be read are the attempt's failure."""
+    try:
+        (length,) = attempt.DETAIL_HEADER.unpack_from(payload)
+        split = attempt.DETAIL_HEADER.size + length
+        details: dict[str, Any] = json.loads(payload[attempt.DETAIL_HEADER.size : split])
+        result.value = payload[split:].decode("utf-8", "surrogatepass")
+        result.reason = EndReason(details["outcome"])
+        result.message = str(details["message"]) if details.get("message") else None
+        result.exit_code = _number(details.get("exit_code"))
+        result.signal = _number(details.get("signal"))
+        result.metrics = _numbers(details.get("metrics"))
+        result.progressed = bool(details.get("progressed"))
+        return [str(name) for name in details.get("imported") or ()]
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError, RecursionError, struct.error) as problem:
+        result.reason, result.value = EndReason.APP_FAILED, ""
+        result.message = f"what it reported cannot be read: {explain_json(problem)}"
+        return ()
+
+
+def _number(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+def _numbers(metrics: Any) -> dict[str, float]:
+    return {str(name): float(value) for name, value in (metrics or {}).items()}
 
 
 def _override(result: Ended, reason: EndReason, message: str | None) -> None:
@@ -1107,9 +1121,20 @@ def _override(result: Ended, reason: EndReason, message: str | None) -> None:
     result.reason, result.message = reason, text
 
 
-def _parse_progress(payload: bytes, at: float) -> Progress:
-    said: dict[str, Any] = json.loads(payload)
-    return Progress(at, said.get("done"), said.get("total"), said.get("text"), said.get("metrics") or {})
+def _parse_progress(payload: bytes, at: float) -> Progress | None:
+    """None where it cannot be read: what was said before stands."""
+    try:
+        said: dict[str, Any] = json.loads(payload)
+        done, total, text = said.get("done"), said.get("total"), said.get("text")
+        return Progress(
+            at,
+            None if done is None else float(done),
+            None if total is None else float(total),
+            None if text is None else str(text),
+            _numbers(said.get("metrics")),
+        )
+    except (AttributeError, TypeError, ValueError, RecursionError, OverflowError):
+        return None
 
 
 def _take_undrained(child: _Child) -> bytes:

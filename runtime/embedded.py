@@ -11,6 +11,7 @@ A task's current generation is in exactly one of `ready`, `delayed`, `leases` an
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import sqlite3
 import threading
@@ -159,6 +160,7 @@ class EmbeddedFile:
     def _open_writer(self) -> sqlite3.Connection:
         # Called with the lock held.
         connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=10)
+        connection.text_factory = _as_text
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute(f"PRAGMA synchronous={'FULL' if self.durability == 'full' else 'NORMAL'}")
         version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -188,6 +190,7 @@ class EmbeddedFile:
             check_same_thread=False,
             timeout=10,
         )
+        connection.text_factory = _as_text
         connection.execute("PRAGMA cache_size=-512")
         self._reader = connection
         return connection
@@ -199,6 +202,10 @@ class EmbeddedFile:
             hint="free some space on its disk" if full else None,
             retryable=full or "locked" in str(problem) or "I/O" in str(problem),
         )
+
+
+_as_text = functools.partial(str, encoding="utf-8", errors="replace")
+"""Otherwise one text that was damaged fails the statement, and with it all rows beside its own."""
 
 
 def refuse_network_filesystem(path: Path) -> None:

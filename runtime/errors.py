@@ -5,6 +5,7 @@ RuntimeFailure                      what the command line prints; `exit_code`, `
 │   ├── UnknownName                 no such stack, queue, workflow …; says which exist
 │   ├── InvalidValue                a duration, size, range or option that cannot be read
 │   ├── InvalidTask                 a task that cannot be parsed; goes to the dead letters
+│   ├── InvalidRecord               something that no record can hold; nothing was written
 │   ├── InvalidContract             a stack's contract that this release cannot use
 │   ├── MissingExtra                a library of an extra that is not installed
 │   └── NotPossible                 a state or a backend rules it out
@@ -87,6 +88,26 @@ class InvalidTask(RequestRefused):
             f"task{place} is malformed: `{field}` {problem}",
             hint=hint or "docs/task-format.md has every field with an example",
         )
+
+
+class InvalidRecord(RequestRefused):
+    """`field` holds what no record can, in any store; nothing was written."""
+
+    def __init__(self, field: str, problem: BaseException) -> None:
+        self.field, self.problem = field, explain_json(problem)
+        super().__init__(
+            f"`{field}` cannot be recorded: {self.problem}",
+            facts=["nothing was written"],
+            hint="record plain numbers, texts, lists and dicts, and write the rest to the output folder",
+        )
+
+
+def explain_json(problem: BaseException) -> str:
+    """What Python says where it can neither write nor read JSON, without advice that would only move the trouble."""
+    if isinstance(problem, RecursionError):
+        return "it is nested too deeply"
+    said = str(problem)
+    return "it holds a whole number of thousands of digits; pass it as text" if "max_str_digits" in said else said
 
 
 class InvalidContract(RequestRefused):

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from runtime.errors import NotPossible, RuntimeFailure
+from runtime.identify import FindsTasks
 from runtime.queues.base import Depth, FindsWaiting
 from runtime.reasons import Budget, EndReason
 from runtime.records.base import EndedNote, Record
@@ -67,6 +68,8 @@ class Facts:
     """When the queue will hand it out, where it knows."""
     queue_problem: str | None = None
     """Why the queue could not be asked."""
+    undecodable: bool = False
+    """It is stored in a way that cannot be decoded."""
 
     @property
     def task(self) -> Task | None:
@@ -101,6 +104,7 @@ def read_facts(stack: Stack, task_id: str, *, now: datetime) -> Facts:
         paused=control.paused,
         cancel_ordered_at=max(ordered, default=None),
         cancel_named=task_id in control.cancelled_tasks,
+        undecodable=standing.task is None and isinstance(records, FindsTasks),
     )
     return facts if standing.state.terminal else _with_queue(stack, facts)
 
@@ -155,7 +159,7 @@ def _succeeded(facts: Facts, record: Record) -> Explanation:
     again = f" in its {_nth(record.attempts)} attempt" if record.attempts > 1 else ""
     return Explanation(
         f"task `{record.task_id}` succeeded{again}{took}{by}, {_ago(record.ended_at, facts.now)}",
-        (*_lives(facts), *_attempts(facts.standing.history.ended)),
+        (*_said(record), *_lives(facts), *_attempts(facts.standing.history.ended)),
         f"runtime status {record.task_id}",
     )
 
@@ -191,6 +195,8 @@ def _failed(facts: Facts, record: Record) -> Explanation:
         )
     if mark is not None and purged(mark):
         evidence.append("its dead letter was purged")
+    if record.unreadable:
+        return Explanation(f"{name} failed, and its record cannot be read", tuple(evidence), _after_failure(record))
     if record.reason is EndReason.CONFIG_INVALID:
         return Explanation(
             f"{name} failed at once, because trying again would not help: {last_line(record.message)}",
@@ -415,7 +421,8 @@ def _said(record: Record) -> list[str]:
         said = ["…", *said[-5:]]
     told = "exit code" in (record.message or "")
     code = [f"exit code {record.exit_code}"] if record.exit_code and not told else []
-    return [*said, *code]
+    unread = [record.unreadable] if record.unreadable and record.unreadable not in said else []
+    return [*said, *code, *unread]
 
 
 def _lives(facts: Facts) -> list[str]:
@@ -450,6 +457,8 @@ def _attempt_line(number: int, note: EndedNote) -> str:
 
 def _queue_lines(facts: Facts) -> list[str]:
     lines = []
+    if facts.undecodable:
+        lines.append("it cannot be decoded; the worker that comes to it makes a dead letter of it")
     if facts.queue_problem is not None:
         lines.append(f"queue `{facts.queue}` could not be asked: {facts.queue_problem}")
     if facts.depth is not None:

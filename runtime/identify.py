@@ -6,6 +6,7 @@ only one begins with them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,9 +14,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, Protocol, runtime_checkable
 
-from runtime.errors import InvalidTask, NotPossible, RequestRefused, UnknownName
-from runtime.records.base import ExperimentSeen, RecordStore
-from runtime.tasks import Task, TaskState, decode_task, experiment_digest
+from runtime.errors import InfrastructureFailure, InvalidTask, NotPossible, RequestRefused, UnknownName
+from runtime.records.base import ExperimentSeen, RecordStore, StoredTask
+from runtime.tasks import Task, decode_task, experiment_digest
+
+log = logging.getLogger(__name__)
 
 SHORTEST_PREFIX: Final = 4
 LAST: Final = "last"
@@ -56,7 +59,7 @@ class AmbiguousName(RequestRefused):
 class FindsTasks(Protocol):
     """A record store that can look up a task itself, because it lies in the queue's own file."""
 
-    def find_task(self, task_id: str) -> tuple[Task, TaskState] | None: ...
+    def find_task(self, task_id: str) -> StoredTask | None: ...
 
 
 def identify(text: str, records: RecordStore, *, last: str | None = None) -> Identity:
@@ -164,7 +167,7 @@ def find_submitted(records: RecordStore, task_id: str) -> Task | None:
     """The task as it was submitted or stands now; None for one that only a foreign message describes."""
     if isinstance(records, FindsTasks):
         found = records.find_task(task_id)
-        return found[0] if found else None
+        return found.task if found else None
     needle = f'"id":"{task_id}"'
     for line in _manifest_lines(records, task_id):
         if needle in line:
@@ -208,7 +211,12 @@ def _manifest_lines(records: RecordStore, task_id: str) -> Iterator[str]:
             if parts_left == 0:
                 return
             parts_left -= 1
-            yield from records.read_part(part)
+            try:
+                yield from records.read_part(part)
+            except InfrastructureFailure as problem:
+                if problem.retryable:
+                    raise
+                log.warning("%s; passed over", problem.message)
 
 
 def _choose(text: str, kind: Kind, names: Sequence[str], *, known: Sequence[str]) -> Identity:

@@ -202,10 +202,10 @@ def _plan_retry(records: RecordStore, standing: Standing, *, now: datetime) -> P
         running = f" by worker `{standing.holder}`" if standing.holder else ""
         return refuse(f"it has not ended: it is {standing.state}{running}")
     mark = standing.mark
-    if mark is not None and mark.task is None and not purged(mark):
-        return plan_redrive(mark, standing.recorded, now=now)
     task = (mark.task if mark else None) or standing.task or find_submitted(records, standing.task_id)
     if task is None:
+        if mark is not None and not purged(mark):
+            return plan_redrive(mark, standing.recorded, now=now)
         return refuse("nothing here describes it any more: submit it again")
     closes = tuple((record.generation, record.state) for record in standing.recorded)
     try:

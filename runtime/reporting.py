@@ -133,6 +133,14 @@ class Reporter:
         text = f"ends {_count(running, 'running attempt')} now; released, which spends no failure"
         self._line("stopping", "worker_killing", text, running=running)
 
+    def unhanded(self, count: int) -> None:
+        """It leaves though the service did not take these."""
+        those = "1 task goes" if count == 1 else f"{count:,} tasks go"
+        text = (
+            f"the queue or the record store is away: {those} back when the leases end, and what they did is done again"
+        )
+        self._line("trouble", "results_dropped", text, count=count)
+
     def left(self, reason: str, succeeded: int, failed: int, released: int) -> None:
         self.tick(last=True)
         text = f"left: {reason}; {succeeded:,} succeeded, {failed:,} failed, {released:,} released"
@@ -242,6 +250,14 @@ class Reporter:
         text = f"{name}: {_one_line(record.message or record.reason)}; {fate}"
         facts = {"task": record.task_id, "experiment": record.experiment, "reason": record.reason.value}
         self._line(word, "task_unstarted", text, **facts, problem=record.message, next=next_step)
+
+    def unrecorded(self, record: Record, task: Task) -> None:
+        """An end that no store can hold, and that was recorded as a failure for that reason."""
+        if self._too_many_failures("dead letter"):
+            return
+        text = f"{_describe(task)}: {_one_line(record.message or '')}; {_dead_letter(task)}"
+        facts = {"reason": record.reason.value, "problem": record.message, "next": "dead letter"}
+        self._line("dead", "task_unrecorded", text, **_facts(task), **facts)
 
     def declined(self, task: Task, why: str) -> None:
         """No slot here can hold it; said once for each task."""

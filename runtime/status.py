@@ -425,12 +425,11 @@ def read_standing(records: RecordStore, task_id: str, *, with_task: bool = True)
         found = records.find_task(task_id)
         if found is None:
             raise UnknownName("task", task_id, [], where=f"in `{records.url}`")
-        task: Task | None = found[0]
-        generation, state = found[0].generation, found[1]
+        task, generation, state, experiment = found.task, found.generation, found.state, found.experiment
         if last is not None and state.terminal and state is not TaskState.SUCCEEDED:
             mark = records.find_mark(task_id, last.generation, last.state)
     else:
-        task, generation, state = None, 1, TaskState.QUEUED
+        task, generation, state, experiment = None, 1, TaskState.QUEUED, ""
         if last is not None:
             mark = (
                 None if last.state is TaskState.SUCCEEDED else records.find_mark(task_id, last.generation, last.state)
@@ -444,7 +443,9 @@ def read_standing(records: RecordStore, task_id: str, *, with_task: bool = True)
     history = records.history(task_id, generation)
     standing = Standing(
         task_id=task_id,
-        experiment=last.experiment if last else task.experiment if task else find_home(records, task_id) or "",
+        experiment=experiment
+        or (last.experiment if last else "")
+        or (task.experiment if task else find_home(records, task_id) or ""),
         generation=generation,
         state=state,
         task=task,
@@ -486,7 +487,7 @@ def read_task(stack: Stack, task_id: str) -> TaskStatus:
         worker=record.worker if record else standing.holder,
         ended_at=record.ended_at if record else None,
         reason=record.reason if record else None,
-        message=record.message if record else None,
+        message=record.message or record.unreadable if record else None,
         attempts=record.attempts if record else len(standing.history.ended),
         history=tuple(_attempts(records, standing)),
         record=records.record_url(task_id, record.generation) if record else None,

@@ -10,23 +10,32 @@ from __future__ import annotations
 
 import getpass
 import json
+import logging
 import socket
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from runtime.config import load_settings
-from runtime.errors import InvalidTask, InvalidValue, NotPossible, PartTaken, RequestRefused
+from runtime.errors import (
+    InfrastructureFailure,
+    InvalidTask,
+    InvalidValue,
+    NotPossible,
+    PartTaken,
+    RecordExists,
+    RequestRefused,
+)
 from runtime.existing import ExistingOutputs
 from runtime.identify import FindsTasks
 from runtime.idset import IdSet, task_key
-from runtime.queues.base import MakesTopics, Queue, QueueTraits
+from runtime.queues.base import InvalidMessage, MakesTopics, Queue, QueueTraits
 from runtime.records.base import ManifestPart, Record, RecordStore
 from runtime.records.totals import Tally, open_tasks
 from runtime.stacks import OpenStack, open_stack
@@ -34,6 +43,7 @@ from runtime.submitted_code import import_root, take_code
 from runtime.tasks import (
     DEFAULT_EXPERIMENT,
     DEFAULT_MAX_FAILURES,
+    LIMITS,
     NO_RESOURCES,
     Entry,
     FunctionEntry,
@@ -49,12 +59,17 @@ from runtime.tasks import (
     check_texts,
     decode_task,
     encode_task,
+    is_id,
     next_generation,
     parse_resources,
     parse_task,
+    stand_in,
     task_id,
 )
 from runtime.units import parse_duration
+from runtime.verdict import malformed
+
+log = logging.getLogger(__name__)
 
 PART_TASKS: Final = 10_000
 PUT_TASKS: Final = 4_000
@@ -141,6 +156,13 @@ class Waited:
                 facts=[f"{total} tasks, up to {NAMED_TASKS} are waited for that way"],
                 hint="read them from the stack's records: open_stack().records.records(experiment)",
             )
+        for record in self.records:
+            if record.unreadable:
+                raise NotPossible(
+                    f"the value of task `{record.task_id}` cannot be read",
+                    facts=[record.unreadable],
+                    hint="leave it out: the other values are in `records`",
+                )
         return [record.value for record in self.records]
 
 
@@ -152,6 +174,10 @@ class Repaired:
     recorded: int = 0
     held: int = 0
     """A live worker says that it runs them."""
+    malformed: int = 0
+    """Listed in a way that cannot be decoded: dead letters now."""
+    unreadable: int = 0
+    """Manifest parts that were left out, because they are damaged or gone."""
     experiments: tuple[str, ...] = ()
 
 
@@ -603,7 +629,8 @@ class _ThroughManifest:
             self._next = number + 1
 
     def _publish_again(self, part: ManifestPart) -> int:
-        tasks = [decode_task(line) for line in self._records.read_part(part)]
+        tasks, malformed_lines = _decode_part(self._records, part)
+        _bury(self._records, malformed_lines, datetime.now(UTC))
         self._queue.put(tasks)
         self._records.mark_sent(part)
         for task in tasks:
@@ -621,8 +648,11 @@ class _ThroughManifest:
     def _keys_of(self, part: ManifestPart) -> Sequence[int]:
         keys = array("Q")
         for line in self._records.read_part(part):
-            fields = json.loads(line)
-            keys.append(task_key(fields["id"], fields.get("generation", 1)))
+            try:
+                fields = json.loads(line)
+                keys.append(task_key(fields["id"], fields.get("generation", 1)))
+            except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+                continue  # `repair` makes a dead letter of it.
         return keys
 
 
@@ -640,7 +670,7 @@ def _kept_code(records: RecordStore, experiment: str, tasks: Mapping[str, Task])
 def _stored(records: RecordStore, experiment: str, tasks: Mapping[str, Task]) -> Iterator[Task]:
     """Those of `tasks` as they were first submitted."""
     if isinstance(records, FindsTasks):
-        yield from (found[0] for each in tasks if (found := records.find_task(each)))
+        yield from (found.task for each in tasks if (found := records.find_task(each)) and found.task)
         return
     wanted = {task_key(task.id, task.generation) for task in tasks.values()}
     parts = records.parts(experiment) if tasks else []
@@ -650,11 +680,14 @@ def _stored(records: RecordStore, experiment: str, tasks: Mapping[str, Task]) ->
         if not wanted:
             return
         for line in records.read_part(part):
-            fields = json.loads(line)
-            key = task_key(fields["id"], fields.get("generation", 1))
-            if key in wanted and fields["id"] in tasks:
-                wanted.discard(key)
-                yield decode_task(line)
+            try:
+                fields = json.loads(line)
+                key = task_key(fields["id"], fields.get("generation", 1))
+                if key in wanted and fields["id"] in tasks:
+                    wanted.discard(key)
+                    yield decode_task(line)
+            except (AttributeError, KeyError, TypeError, ValueError, RecursionError, InvalidTask):
+                continue  # As above.
 
 
 def _number(part: ManifestPart) -> int:
@@ -821,18 +854,34 @@ def repair(
         if not worker.left and (now or datetime.now(UTC)) - worker.seen_at < LIVE_WITHIN
         for running in worker.running
     }
-    published = recorded_count = held_count = 0
+    published = recorded_count = held_count = malformed_count = unreadable = 0
     for name in names:
         recorded = IdSet()
         for task_id_, generation in records.recorded(name):
             recorded.add(task_key(task_id_, generation))
         again = dict(records.tried_again(name))
         for part in records.parts(name):
-            tasks = [decode_task(line) for line in records.read_part(part)]
+            try:
+                tasks, malformed_lines = _decode_part(records, part)
+            except InfrastructureFailure as problem:
+                if problem.retryable:
+                    raise
+                log.warning("%s; its tasks are left out", problem.message)
+                unreadable += 1
+                continue
+            unfiled = [
+                (task, invalid)
+                for task, invalid in malformed_lines
+                if task_key(task.id, task.generation) not in recorded and task.id not in held
+            ]
+            _bury(records, unfiled, now or datetime.now(UTC))
             open_tasks = [task for task in tasks if task_key(task.id, task.generation) not in recorded]
             # A later generation is in no manifest; it is the same task, begun anew.
+            most = LIMITS["generation"][1]
             open_tasks += [
-                replace(next_generation(task), generation=again[task.id] + 1) for task in tasks if task.id in again
+                replace(next_generation(task), generation=again[task.id] + 1)
+                for task in tasks
+                if again.get(task.id, most) < most
             ]
             free = [task for task in open_tasks if task.id not in held]
             if free:
@@ -842,6 +891,42 @@ def repair(
             published += len(free)
             recorded_count += sum(task_key(task.id, task.generation) in recorded for task in tasks)
             held_count += len(open_tasks) - len(free)
+            malformed_count += len(unfiled)
             if progress:
                 progress(len(tasks))
-    return Repaired(published=published, recorded=recorded_count, held=held_count, experiments=tuple(names))
+    return Repaired(
+        published=published,
+        recorded=recorded_count,
+        held=held_count,
+        malformed=malformed_count,
+        unreadable=unreadable,
+        experiments=tuple(names),
+    )
+
+
+def _decode_part(records: RecordStore, part: ManifestPart) -> tuple[list[Task], list[tuple[Task, InvalidMessage]]]:
+    """The tasks of a part, and what stands for its lines that cannot be decoded."""
+    tasks, malformed_lines = [], []
+    for line in records.read_part(part):
+        try:
+            tasks.append(decode_task(line))
+        except InvalidTask as problem:
+            try:
+                fields = json.loads(line)
+            except (ValueError, RecursionError):
+                fields = None
+            named = fields if isinstance(fields, dict) else {}
+            # Without an id of its own it gets one that is no other line's.
+            identity = named["id"] if is_id(named.get("id")) else line
+            task = stand_in(identity, part.experiment, generation=named.get("generation", 1))
+            malformed_lines.append((task, InvalidMessage(task.id, line, problem.message)))
+    return tasks, malformed_lines
+
+
+def _bury(records: RecordStore, lines: Iterable[tuple[Task, InvalidMessage]], now: datetime) -> None:
+    for task, invalid in lines:
+        settlement = malformed(task, invalid, now=now)
+        assert settlement.mark is not None
+        records.mark(settlement.mark)
+        with suppress(RecordExists):
+            records.commit(settlement.record)

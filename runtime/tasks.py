@@ -252,7 +252,7 @@ def encode_task(task: Task) -> str:
 def check_task(task: Task) -> None:
     """Raise `InvalidTask`, with the field's name on the wire, for what no queue, worker or store could take."""
     # Each task passes here several times, so what is usual is told at once and only the rest is looked at.
-    if not _is_id(task.id):
+    if not is_id(task.id):
         raise InvalidTask(
             "id", f"is {_shown(task.id)}, expected `t-` and up to 62 letters and digits; `key` takes any text"
         )
@@ -361,7 +361,7 @@ def check_entry(entry: Entry | None) -> None:
 _match_id = re.compile(r"t-[A-Za-z0-9]{1,62}").fullmatch
 
 
-def _is_id(value: object) -> bool:
+def is_id(value: object) -> bool:
     return isinstance(value, str) and _match_id(value) is not None
 
 
@@ -619,7 +619,7 @@ def stand_in(identity: Any, experiment: Any, *, generation: Any = 1, submitted_a
     """
     if not isinstance(experiment, str) or not _is_experiment(experiment):
         experiment = DEFAULT_EXPERIMENT
-    if not _is_id(identity):
+    if not is_id(identity):
         identity = task_id(experiment, key=f"malformed:{str(identity).encode(errors='backslashreplace').decode()}")
     least, most = LIMITS["generation"]
     whole = type(generation) is int and least <= generation <= most

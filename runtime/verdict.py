@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeAlias
 
-from runtime.queues.base import Lease, Release, Settlement
+from runtime.queues.base import InvalidMessage, Lease, Release, Settlement
 from runtime.reasons import Budget, EndReason
 from runtime.records.base import EndedNote, History, Mark, Record
 from runtime.retry import Again, GiveUp, decide
@@ -97,7 +97,7 @@ def failure(
 
 
 def unstarted(
-    lease: Lease, reason: EndReason, message: str, *, worker: str, now: datetime, attempts: int = 0
+    lease: Lease, reason: EndReason, message: str, *, worker: str | None, now: datetime, attempts: int = 0
 ) -> Settlement:
     """The record of a task that ends without another start: malformed, expired, cancelled or buried."""
     states = {EndReason.EXPIRED: TaskState.EXPIRED, EndReason.CANCELLED: TaskState.CANCELLED}
@@ -115,6 +115,12 @@ def unstarted(
     )
     raw = lease.invalid.raw if lease.invalid else None
     return Settlement(lease, record, mark_of(record, None if lease.invalid else lease.task, raw=raw))
+
+
+def malformed(task: Task, invalid: InvalidMessage, *, now: datetime) -> Settlement:
+    """The record of what could not be parsed and is in nobody's hands; `task` stands for it."""
+    lease = Lease(task, new_token(), invalid=invalid)
+    return unstarted(lease, EndReason.CONFIG_INVALID, invalid.problem, worker=None, now=now)
 
 
 def mark_of(record: Record, task: Task | None, *, raw: str | None = None) -> Mark:

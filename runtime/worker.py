@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -28,7 +28,8 @@ from runtime.clock import Clock, SystemClock
 from runtime.code_identity import CodeIdentity
 from runtime.config import load_project
 from runtime.crew import Crew, CrewSettings, Ended, Order
-from runtime.errors import RequestRefused, RuntimeFailure
+from runtime.errors import InfrastructureFailure, RequestRefused, explain_json
+from runtime.handover import Handed, Outgoing, failed_instead, hand_over, may_pass
 from runtime.heartbeat import Heartbeat
 from runtime.metrics import NoMetrics, WorkerMetrics, open_metrics
 from runtime.offload import Offload
@@ -64,6 +65,8 @@ DUE_SOON: Final = timedelta(seconds=60)
 LOOK_AHEAD_S: Final = 1.0
 ALONE_PATIENCE_S: Final = 60.0
 """How long a suspected crasher may wait here, keeping others from starting, until nothing else runs."""
+REFUSALS: Final = 2
+"""A record that its store refused alone so often is refused for a reason of its own, whatever the store calls it."""
 LONGEST_LOOK_AHEAD: Final = 128
 """Tasks held beyond the free slots: at most a second's worth of recent task time, and at most so many."""
 PIPELINE_BELOW_S: Final = 0.05
@@ -187,6 +190,8 @@ class Worker:
         """By snapshot: attempts that wait until it is here."""
         self._retractions: list[Lease] = []
         """Announced, and did not start after all."""
+        self._refusals: Counter[str] = Counter()
+        """By token: how often the service refused it alone, without saying that again may help."""
         self._retry_at = 0.0
         self._retries = 0
         self._busy_io = 0
@@ -213,7 +218,8 @@ class Worker:
         self._stopping: str | None = None
         """Why it leaves; None while it serves."""
         self._exit_code = 0
-        self._kill_at = float("inf")
+        self._kill_at = self._give_up_at = float("inf")
+        """While it drains: when attempts are killed, and when it leaves without what cannot be recorded."""
         self._signals = 0
         self._bell: int | None = None
         self._bell_on = False
@@ -279,13 +285,14 @@ class Worker:
 
     def _loop(self) -> None:
         selector, crew = self._selector, self._crew
-        drained = False
+        drained = hurried = False
         while True:
             now = time.monotonic()
             if self._stopping is not None and not drained:
                 drained = True
                 self._begin_drain(now)
-            if drained and self._signals > 1:
+            if drained and self._signals > 1 and not hurried:
+                hurried = True
                 self._kill_at = 0.0
             ended: list[Ended] = []
             self._watch_bell()
@@ -334,8 +341,9 @@ class Worker:
         if self._stopping is not None:
             until = min(until, self._kill_at, now + 0.5)
         else:
-            if self._room() > 0:
-                until = min(until, max(due.poll, self._pause_until))
+            fetch_at = self._fetch_at()
+            if fetch_at is not None:
+                until = min(until, fetch_at)
             if self._ready and self._pause_until > now:
                 until = min(until, self._pause_until)
         return max(0.0, until - now)
@@ -357,15 +365,22 @@ class Worker:
             return self.options.look_ahead
         return min(LONGEST_LOOK_AHEAD, int(LOOK_AHEAD_S / max(self._mean_s, 1e-4))) * len(self._slots)
 
+    def _fetch_at(self) -> float | None:
+        """When to lease next; None while there is no room, an answer is awaited, or what ended must be recorded first."""
+        if self._leasing or self._settlements or self._room() <= 0:
+            return None
+        return max(self._due.poll, self._pause_until)
+
     def _fetch(self, now: float) -> None:
         """Lease what there is room for, and leave for idleness."""
-        if self._leasing or now < self._due.poll or now < self._pause_until or self._settlements:
+        most = self.options.max_tasks
+        if most is not None and self._taken >= most and not (self._attempts or self._leasing or self._settlements):
+            self._stop_by_itself(f"took {self._taken} task{'' if self._taken == 1 else 's'}")
+            return
+        at = self._fetch_at()
+        if at is None or now < at:
             return
         room = self._room()
-        if room <= 0:
-            if self.options.max_tasks is not None and self._taken >= self.options.max_tasks and not self._attempts:
-                self._stop_by_itself(f"took {self._taken} task{'' if self._taken == 1 else 's'}")
-            return
         self._leasing = True
         self._offload.call(lambda: self.queue.lease(room, worker=self.name, ttl=self.options.lease), self._fetched)
 
@@ -536,6 +551,9 @@ class Worker:
         if lease.token not in self._attempts:
             return
         now = self._clock.now()
+        if problem is not None and not isinstance(problem, InfrastructureFailure):
+            self._fail_unstarted(attempt, problem)
+            return
         if found is None:
             self._say.trouble(f"reading the history of {lease.task.id}", problem)
             self._drop(attempt)
@@ -637,37 +655,60 @@ class Worker:
             attempt.slot, attempt.sent, attempt.announced = slot.index, True, True
         self._announcing[slot.index] += len(batch)
         self._busy_io += 1
-        self._offload.call(lambda: self._announce(batch), lambda _, problem: self._announced(batch, slot, problem))
+        self._offload.call(
+            lambda: self._announce(batch), lambda problems, _: self._announced(batch, slot, problems or {})
+        )
 
-    def _announce(self, batch: Sequence[_Attempt]) -> None:
+    def _announce(self, batch: Sequence[_Attempt]) -> dict[str, Exception]:
+        """By token, why it could not be announced."""
+        problems: dict[str, Exception] = {}
         for attempt in batch:
             lease = attempt.lease
             alone = len(self._slots) == 1 or lease.alone
-            self.records.note_started(lease.task, StartedMark(lease.token, self.name, self._clock.now(), alone))
+            try:
+                self.records.note_started(lease.task, StartedMark(lease.token, self.name, self._clock.now(), alone))
+            except Exception as problem:
+                problems[lease.token] = problem
+        return problems
 
-    def _announced(self, batch: Sequence[_Attempt], slot: Slot, problem: Exception | None) -> None:
+    def _announced(self, batch: Sequence[_Attempt], slot: Slot, problems: Mapping[str, Exception]) -> None:
         self._busy_io -= 1
         self._announcing[slot.index] -= len(batch)
         going = []
         for attempt in batch:
-            if attempt.lease.token not in self._attempts:
+            lease = attempt.lease
+            if lease.token not in self._attempts:
                 continue
-            refusal = self._refuse(attempt.lease, self._clock.now())
+            problem = problems.get(lease.token)
+            refusal = self._refuse(lease, self._clock.now())
             if refusal is not None:
-                self._say.unstarted(refusal.record, attempt.lease.task)
+                self._say.unstarted(refusal.record, lease.task)
                 self._end(attempt, refusal)
+            elif problem is not None and not isinstance(problem, InfrastructureFailure):
+                self._fail_unstarted(attempt, problem)
             elif problem is None and self._stopping is None and attempt.stop_reason is None:
                 going.append(attempt)
                 continue
             else:
                 self._give_back(attempt)
-            if self._alone_token == attempt.lease.token:
+            if self._alone_token == lease.token:
                 self._alone_until, self._alone_token = 0.0, None
-        if problem is not None:
-            self._say.trouble("saying what starts", problem)
+        away = [problem for problem in problems.values() if isinstance(problem, InfrastructureFailure)]
+        if away:
+            self._say.trouble("saying what starts", away[0])
             self._pause_until = max(self._pause_until, time.monotonic() + backoff(2).total_seconds())
         if going:
             self._send(going, slot)
+
+    def _fail_unstarted(self, attempt: _Attempt, problem: Exception) -> None:
+        """Something about this task alone keeps it from being started, and again would not help."""
+        lease = attempt.lease
+        settlement = failed_instead(
+            Release(lease), problem, "it could not be started", worker=self.name, now=self._clock.now()
+        )
+        self._failed += 1
+        self._say.unrecorded(settlement.record, lease.task)
+        self._end(attempt, settlement)
 
     def _on_slot(self, slot: int) -> int:
         """Orders that the slot has or is about to get."""
@@ -755,11 +796,12 @@ class Worker:
                 self._give_back(attempt)
             return
         self._busy_at = now
+        value = self._read_value(end)
         seconds = end.ended_at - end.started_at
         self._count.attempt_ended(end.reason, seconds)
         self._mean_s = seconds if self._mean_s == float("inf") else self._mean_s + 0.1 * (seconds - self._mean_s)
         if end.reason is EndReason.SUCCEEDED:
-            self._conclude_success(attempt, end)
+            self._conclude_success(attempt, end, value)
             return
         log = end.log.decode(errors="surrogateescape")
         note = EndedNote(
@@ -803,7 +845,20 @@ class Worker:
         if not self._on_slot(slot):  # orders that wait there name this tree
             self._trees.spoil(snapshot, slot)
 
-    def _conclude_success(self, attempt: _Attempt, end: Ended) -> None:
+    def _read_value(self, end: Ended) -> object:
+        """What the function returned; what cannot be read is that attempt's failure and nobody else's."""
+        if not end.value or end.reason is not EndReason.SUCCEEDED:
+            return None
+        import json
+
+        try:
+            return json.loads(end.value)
+        except (ValueError, RecursionError) as problem:
+            end.reason = EndReason.APP_FAILED
+            end.message = f"the value it returned cannot be recorded: {explain_json(problem)}"
+            return None
+
+    def _conclude_success(self, attempt: _Attempt, end: Ended, value: object) -> None:
         lease = attempt.lease
         task = lease.task
         record = Record(
@@ -820,7 +875,7 @@ class Worker:
             code=self._code_of(lease),
         )
         if end.value or end.log_bytes or end.metrics or end.exit_code is not None:
-            record = self._with_results(record, attempt, end)
+            record = self._with_results(record, attempt, end, value)
         if os.path.isdir(attempt.output_dir):  # noqa: PTH112 (on the path of every task)
             self._busy_io += 1
             self._offload.call(
@@ -845,12 +900,10 @@ class Worker:
         self._say.succeeded(attempt.lease.task, end)
         self._end(attempt, Settlement(attempt.lease, record))
 
-    def _with_results(self, record: Record, attempt: _Attempt, end: Ended) -> Record:
-        import json
-
+    def _with_results(self, record: Record, attempt: _Attempt, end: Ended, value: object) -> Record:
         return replace(
             record,
-            value=json.loads(end.value) if end.value else None,
+            value=value,
             log=end.log.decode(errors="surrogateescape"),
             log_url=self._finish_log(attempt, end),
             metrics=dict(end.metrics),
@@ -863,7 +916,7 @@ class Worker:
             return None
         try:
             return self.records.append_log(attempt.lease.task.id, end.token, end.undrained)
-        except RuntimeFailure as problem:
+        except Exception as problem:
             self._say.trouble(f"writing the log of {attempt.lease.task.id}", problem)
             return attempt.log_url
 
@@ -917,7 +970,7 @@ class Worker:
             self._busy_io += 1
             self._offload.call(
                 lambda: self._release(releases, retractions),
-                lambda _, problem: self._given_back(releases, retractions, problem),
+                lambda _, problem: self._given_back(Outgoing(releases=releases, retractions=retractions), problem),
             )
         settlements, self._settlements = self._settlements, []
         if settlements:
@@ -936,7 +989,18 @@ class Worker:
         self, settlements: list[Settlement], claimed: int, settled: Settled | None, problem: Exception | None
     ) -> None:
         self._claiming -= claimed
-        self._flushed(settlements, [], settled, problem)
+        self._busy_io -= 1
+        if settled is None:
+            assert problem is not None
+            self._not_handed(Outgoing(settlements=settlements), problem)
+            return
+        self._retries = 0
+        faults.reach("worker.after_commit")
+        self._count_settled(settlements, settled)
+        if settled.leases:
+            self._take(settled.leases, time.monotonic())
+        elif not self._attempts:
+            self._due.poll = 0.0
 
     def _release(self, releases: Sequence[Release], retractions: Sequence[Lease]) -> None:
         # First, so that the next worker does not take it for lost.
@@ -944,32 +1008,62 @@ class Worker:
             self.records.retract_started(lease.task, lease.token)
         self.queue.release(releases)
 
-    def _given_back(self, releases: list[Release], retractions: list[Lease], problem: Exception | None) -> None:
-        if problem is not None:
-            self._retractions = retractions + self._retractions
-        self._flushed([], releases, None, problem)
-
-    def _flushed(
-        self,
-        settlements: list[Settlement],
-        releases: list[Release],
-        settled: Settled | None,
-        problem: Exception | None,
-    ) -> None:
+    def _given_back(self, outgoing: Outgoing, problem: Exception | None) -> None:
         self._busy_io -= 1
-        now = time.monotonic()
-        if problem is not None:
-            # Nothing is lost: they stay here, and their leases, no longer renewed, would come back by themselves.
-            self._settlements = settlements + self._settlements
-            self._releases = releases + self._releases
-            self._retries += 1
-            self._retry_at = now + min(30.0, backoff(self._retries).total_seconds())
-            self._say.trouble("recording", problem)
+        if problem is None:
+            self._retries = 0
+        else:
+            self._not_handed(outgoing, problem)
+
+    def _not_handed(self, outgoing: Outgoing, problem: Exception) -> None:
+        """Nothing is lost: it stays here, and the leases, no longer renewed, would come back by themselves."""
+        if may_pass(problem):
+            self._hand_again(outgoing, problem)
             return
-        self._retries = 0
-        if settled is None:
+        given_up = {token for token, times in self._refusals.items() if times >= REFUSALS}
+        self._busy_io += 1
+        self._offload.call(
+            lambda: hand_over(self.queue, outgoing, worker=self.name, now=self._clock.now(), given_up=given_up),
+            lambda handed, failure: self._handed(outgoing, handed, failure),
+        )
+
+    def _hand_again(self, outgoing: Outgoing, problem: Exception) -> None:
+        self._settlements = [*outgoing.settlements, *self._settlements]
+        self._releases = [*outgoing.releases, *self._releases]
+        self._retractions = [*outgoing.retractions, *self._retractions]
+        self._retries += 1
+        self._retry_at = time.monotonic() + min(30.0, backoff(self._retries).total_seconds())
+        self._say.trouble("recording", problem)
+
+    def _handed(self, outgoing: Outgoing, handed: Handed | None, failure: Exception | None) -> None:
+        """Each was handed over alone."""
+        self._busy_io -= 1
+        if handed is None:
+            assert failure is not None
+            self._hand_again(outgoing, failure)
             return
-        faults.reach("worker.after_commit")
+        self._refusals.update(handed.unexplained)
+        for settlement, settled in handed.settled:
+            self._count_settled([settlement], settled)
+        for refused, instead, settled in handed.replaced:
+            counted = refused.record.state if isinstance(refused, Settlement) else None
+            self._succeeded -= counted is TaskState.SUCCEEDED
+            self._failed += counted is None or counted is TaskState.SUCCEEDED
+            self._say.unrecorded(instead.record, instead.lease.task)
+            self._count_settled([instead], settled)
+        for lease, problem in handed.dropped:
+            self._say.trouble(f"recording how `{lease.task.id}` ended", problem)
+        leases = [one.lease for one in outgoing.settlements] + [one.lease for one in outgoing.releases]
+        for token in {lease.token for lease in leases}.difference(handed.unexplained):
+            self._refusals.pop(token, None)
+        if handed.problem is not None:
+            left = Outgoing(settlements=handed.settlements, releases=handed.releases, retractions=handed.retractions)
+            self._hand_again(left, handed.problem)
+        else:
+            self._retries = 0
+            self._due.poll = 0.0
+
+    def _count_settled(self, settlements: Sequence[Settlement], settled: Settled) -> None:
         refused = {id(one.lease) for one in settled.refused}
         for one in settled.refused:
             self._say.refused(one)
@@ -983,10 +1077,6 @@ class Worker:
                 if counts is None:
                     counts = counters[record.experiment] = {}
                 counts[record.state] = counts.get(record.state, 0) + 1
-        if settled.leases:
-            self._take(settled.leases, now)
-        elif not self._attempts:
-            self._due.poll = 0.0
 
     # duties
 
@@ -1108,11 +1198,10 @@ class Worker:
         )
         counters = {name: dict(counts) for name, counts in self._counters.items()}
 
-        def report() -> None:
-            self.records.put_worker(seen)
-            self.records.put_counters(self.name, counters)
-
-        self._offload.call(report, self._ignore("reporting in"))
+        self._offload.call(lambda: self.records.put_worker(seen), self._ignore("reporting in"))
+        self._offload.call(
+            lambda: self.records.put_counters(self.name, counters), self._ignore("reporting what was recorded")
+        )
 
     def _write_logs(self, now: float) -> None:
         """Output of attempts that run for a while, so that `runtime logs -f` can follow them."""
@@ -1203,7 +1292,7 @@ class Worker:
             else:
                 self._give_back(attempt)
         self._ready.clear()
-        self._kill_at = now + self.options.grace.total_seconds()
+        self._kill_at = self._give_up_at = now + self.options.grace.total_seconds()
         self._say.draining(self._stopping or "", running, self.options.grace.total_seconds() if self._signals else 0.0)
 
     def _finished(self, now: float) -> bool:
@@ -1216,7 +1305,9 @@ class Worker:
         if self._attempts or self._leasing or self._busy_io:
             return False
         if self._settlements or self._releases:
-            if self._signals > 2:
+            asked_for_long = self._signals > 0 and self._retries > 0 and now >= self._give_up_at
+            if self._signals > 2 or asked_for_long:
+                self._say.unhanded(len(self._settlements) + len(self._releases))
                 return True
             self._flush(now)
             return False

@@ -260,6 +260,10 @@ def repair(
         f"{format_count(repaired.published)} published again, {format_count(repaired.recorded)} had ended, "
         f"{format_count(repaired.held)} run on live workers"
     )
+    if repaired.malformed:
+        note(f"{format_count(repaired.malformed)} cannot be decoded: `runtime queue dead list` has them")
+    if repaired.unreadable:
+        note(f"{format_count(repaired.unreadable)} manifest parts cannot be read, and were left out")
 
 
 # dead letters

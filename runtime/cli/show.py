@@ -75,7 +75,7 @@ def print_json(value: object) -> None:
     elif isinstance(value, list | tuple):
         _write_array(iter(value))
     else:
-        sys.stdout.write(json.dumps(value, default=encode, indent=2, ensure_ascii=False) + "\n")
+        sys.stdout.write(_json(value, indent=2) + "\n")
 
 
 def print_list(
@@ -271,9 +271,18 @@ class _RichBar:
 def _write_array(items: Iterator[object]) -> None:
     before = "[\n"
     for item in items:
-        sys.stdout.write(before + "  " + json.dumps(item, default=encode, ensure_ascii=False))
+        sys.stdout.write(before + "  " + _json(item))
         before = ",\n"
     sys.stdout.write("[]\n" if before == "[\n" else "\n]\n")
+
+
+def _json(value: object, indent: int | None = None) -> str:
+    """JSON as every program reads it: what Python calls NaN and Infinity is null."""
+    try:
+        return json.dumps(value, default=encode, indent=indent, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        value = json.loads(json.dumps(value, default=encode), parse_constant=lambda _: None)
+        return json.dumps(value, indent=indent, ensure_ascii=False)
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) -> str:

@@ -8,6 +8,7 @@ says what a user sees of it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -23,6 +24,7 @@ from runtime.errors import InfrastructureFailure, NotPossible, RecordExists
 from runtime.outputs import PubSubQueueOutput
 from runtime.queues.base import (
     DEFAULT_QUEUE,
+    InvalidMessage,
     Lease,
     Outlook,
     PutResult,
@@ -52,10 +54,10 @@ from runtime.queues.pubsub_message import (
     write_copy,
     write_message,
 )
-from runtime.reasons import EndReason
-from runtime.records.base import Mark, Record, RecordStore
-from runtime.tasks import Task, TaskState, new_token
+from runtime.records.base import RecordStore
+from runtime.tasks import Task, TaskState
 from runtime.units import format_time
+from runtime.verdict import malformed
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -287,13 +289,22 @@ class PubSubQueue:
                 break
             copies, handled = [], []
             for message, delivery in self._read_dead(received):
-                if delivery.invalid is not None:
-                    self._bury(delivery)
-                elif self.records.find(*delivery.key) is None:
-                    copies.append(write_copy(delivery, not_before=delivery.task.not_before, suspect=True))
+                try:
+                    if delivery.invalid is not None:
+                        self._bury(delivery.task, delivery.invalid)
+                    elif self.records.find(*delivery.key) is None:
+                        copies.append(write_copy(delivery, not_before=delivery.task.not_before, suspect=True))
+                except InfrastructureFailure:
+                    raise
+                except Exception:
+                    # It stays there, and the others are brought back.
+                    log.exception("cannot bring back `%s`", delivery.task.id)
+                    continue
                 handled.append(message.ack_id)
             for batch in split_requests(copies):
                 self._intake.publish(batch, patience_s=RELEASE_PATIENCE_S)
+            if not handled:
+                break
             self._client().acknowledge(subscription, handled)
             drained += len(handled)
             log.info(
@@ -308,39 +319,12 @@ class PubSubQueue:
         for message in received:
             yield message, read_message(message, self.records.get_blob)
 
-    def _bury(self, delivery: Delivery) -> None:
-        assert delivery.invalid is not None
-        now, task = self._clock.now(), delivery.task
-        problem = delivery.invalid.problem
-        self.records.mark(
-            Mark(
-                task_id=task.id,
-                generation=task.generation,
-                experiment=task.experiment,
-                state=TaskState.FAILED,
-                marked_at=now,
-                reason=EndReason.CONFIG_INVALID,
-                message=problem,
-                task=None,
-                raw=delivery.invalid.raw,
-            )
-        )
-        try:
-            self.records.commit(
-                Record(
-                    task_id=task.id,
-                    generation=task.generation,
-                    experiment=task.experiment,
-                    state=TaskState.FAILED,
-                    token=new_token(),
-                    reason=EndReason.CONFIG_INVALID,
-                    ended_at=now,
-                    message=problem,
-                    attempts=0,
-                )
-            )
-        except RecordExists:
-            pass
+    def _bury(self, task: Task, invalid: InvalidMessage) -> None:
+        settlement = malformed(task, invalid, now=self._clock.now())
+        assert settlement.mark is not None
+        self.records.mark(settlement.mark)
+        with contextlib.suppress(RecordExists):
+            self.records.commit(settlement.record)
 
     def outlook(self) -> Outlook:
         """What this worker holds for later, and whether the service answers at all.

@@ -328,6 +328,11 @@ class Intake:
             except InfrastructureFailure as problem:
                 self._failed(problem)
                 failures += 1
+            except Exception as problem:
+                # A thread that ends takes the queue with it, and nobody would know.
+                log.exception("pulling from queue `%s`", self._queue)
+                self._failed(PubSubUnavailable(f"queue `{self._queue}` cannot be read: {problem!r}"))
+                failures += 1
             finally:
                 with self._changed:
                     self._pulling = False
@@ -453,7 +458,14 @@ class Intake:
         # A read for each delivery. Without a dead-letter policy the service does not say that it delivers again, and
         # a copy or a second publication looks like the first; running a finished task again costs far more.
         def find(delivery: Delivery) -> bool:
-            return self._records.find(*delivery.key) is not None
+            try:
+                return self._records.find(*delivery.key) is not None
+            except InfrastructureFailure:
+                raise
+            except Exception:
+                # Something about this one; the worker looks again before it starts it.
+                log.exception("cannot look for the record of `%s`", delivery.task.id)
+                return False
 
         if len(deliveries) < 2 or not self._records.url.startswith(("gs:", "s3:")):
             return [find(delivery) for delivery in deliveries]
@@ -505,6 +517,9 @@ class Intake:
                 self._keep()
             except InfrastructureFailure as problem:
                 log.warning("queue `%s` cannot keep what it holds: %s", self._queue, problem)
+                self._stop.wait(1.0)
+            except Exception:
+                log.exception("keeping what is held of queue `%s`", self._queue)
                 self._stop.wait(1.0)
 
     def _keep(self) -> None:

@@ -8,6 +8,7 @@ the leases back. Which of them had really begun stands in the same file, in memo
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import sqlite3
@@ -28,11 +29,12 @@ from runtime.embedded import (
     record_id,
     take_out,
 )
-from runtime.errors import RecordExists
+from runtime.errors import InvalidTask, RecordExists
 from runtime.queues.base import (
     DEFAULT_LEASE,
     DEFAULT_QUEUE,
     Depth,
+    InvalidMessage,
     Lease,
     Outlook,
     PutResult,
@@ -46,8 +48,10 @@ from runtime.queues.base import (
 from runtime.queues.presence import TOKEN_CHARS, Bells, Presence, Vigil
 from runtime.reasons import EndReason
 from runtime.records.base import EndedNote, Record, RecordStore
-from runtime.records.sqlite import SqliteRecords, encode_note, insert_record
-from runtime.tasks import Task, TaskState, decode_stored, encode_task
+from runtime.records.sqlite import SqliteRecords, encode_note, insert_record, raw_text
+from runtime.tasks import Task, TaskState, decode_stored, encode_task, stand_in
+
+log = logging.getLogger(__name__)
 
 _SUSPECT, _ALONE = 1, 2
 
@@ -420,11 +424,15 @@ class SqliteQueue:
         taken, holds = [], []
         for rank, seq, tries, flags, experiment, generation, body in connection.execute(_NEXT, (queue, n)).fetchall():
             token = next(self._tokens)
-            task = decode_stored(body)
-            if task.generation != generation:
-                task = replace(task, generation=generation)
+            invalid = None
+            try:
+                task = decode_stored(body)
+                if task.generation != generation:
+                    task = replace(task, generation=generation)
+            except InvalidTask as problem:
+                task, invalid = self._malformed(connection, seq, body, problem)
             held = _Held(seq, experiment)
-            leases.append(Lease(task, token, body, tries, bool(flags & _SUSPECT), bool(flags & _ALONE), None, held))
+            leases.append(Lease(task, token, body, tries, bool(flags & _SUSPECT), bool(flags & _ALONE), invalid, held))
             taken.append((queue, rank, seq))
             holds.append((seq, self._holder, token, tries, flags, now))
             change = changes.get(experiment)
@@ -436,6 +444,17 @@ class SqliteQueue:
             connection.executemany(_TAKE, taken)
             connection.executemany(_HOLD, holds)
         return leases
+
+    def _malformed(
+        self, connection: sqlite3.Connection, seq: int, body: Any, problem: InvalidTask
+    ) -> tuple[Task, InvalidMessage]:
+        """What stands for a row that cannot be decoded: written by hand, by another release, or damaged."""
+        identity, generation, experiment = connection.execute(
+            "SELECT t.id, t.generation, e.name FROM tasks t LEFT JOIN experiments e ON e.id=t.experiment WHERE t.seq=?",
+            (seq,),
+        ).fetchone()
+        task = stand_in(identity, experiment, generation=generation)
+        return task, InvalidMessage(task.id, raw_text(body), problem.message)
 
     def _bring_up(self, connection: sqlite3.Connection, now: float) -> None:
         """Delayed tasks that are due become claimable."""
@@ -509,15 +528,32 @@ class SqliteQueue:
                     if self._fused:
                         _insert_note(connection, seq, generation, note)
                     else:
-                        orphans.append((replace(decode_stored(body), generation=generation), note))
+                        orphans.append((self._read(connection, seq, generation, body), note))
                     tries += 1
                 self._requeue(connection, seq, queue, rank, None, 0, tries=tries, flags=flags | _SUSPECT)
                 count(connection, experiment, leased=-1, queued=1)
             connection.execute("DELETE FROM holders WHERE id=?", (holder,))
-        for task, note in orphans:
-            self.records.note_ended(task, note)
+        self._note(orphans)
         if rows:
             self._bells.ring()
+
+    def _read(self, connection: sqlite3.Connection, seq: int, generation: int, body: Any) -> Task:
+        """The task of a row, or what stands for it."""
+        try:
+            return replace(decode_stored(body), generation=generation)
+        except InvalidTask as problem:
+            return self._malformed(connection, seq, body, problem)[0]
+
+    def _note(self, orphans: Sequence[tuple[Task, EndedNote]]) -> None:
+        """What became of the attempts of a dead worker; that one cannot be written is no reason to leave out the rest."""
+        failure: Exception | None = None
+        for task, note in orphans:
+            try:
+                self.records.note_ended(task, note)
+            except Exception as problem:
+                failure = problem
+        if failure is not None:
+            raise failure
 
     def outlook(self) -> Outlook:
         with self._file.reading() as connection:
@@ -552,11 +588,19 @@ class SqliteQueue:
     def peek(self, n: int) -> list[Task]:
         with self._file.reading() as connection:
             rows = connection.execute(
-                "SELECT t.body, t.generation FROM ready r JOIN tasks t USING(seq) JOIN queues q ON q.id=r.queue "
+                "SELECT t.id, t.body, t.generation FROM ready r JOIN tasks t USING(seq) JOIN queues q ON q.id=r.queue "
                 "WHERE q.name=? ORDER BY r.rank, r.seq LIMIT ?",
                 (self.name, n),
             ).fetchall()
-        return [replace(decode_stored(body), generation=generation) for body, generation in rows]
+        tasks = []
+        for identity, body, generation in rows:
+            try:
+                tasks.append(replace(decode_stored(body), generation=generation))
+            except InvalidTask as problem:
+                log.warning(
+                    "`%s` is passed over, and goes to the dead letters when it is leased: %s", identity, problem
+                )
+        return tasks
 
     def find_waiting(self, task_id: str) -> Waiting | None:
         with self._file.reading() as connection:

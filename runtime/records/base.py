@@ -51,6 +51,9 @@ class Record:
     metrics: Mapping[str, float] = field(default_factory=dict)
     code: str | None = None
     """Content id of the snapshot, or commit or digest of the code that the worker ran."""
+    unreadable: str | None = None
+    """Why what lies in the store cannot be decoded. Its value is missing then, and so may be all but what its name and
+    length say: task, generation and state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +181,17 @@ class ExperimentSeen:
     name: str
     created_at: datetime | None
     queue: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTask:
+    """A task as it stands in a store that holds tasks."""
+
+    task: Task | None
+    """None if what is stored cannot be decoded."""
+    generation: int
+    state: TaskState
+    experiment: str
 
 
 class RecordStore(Protocol):

@@ -1,7 +1,9 @@
 """Records, notes, marks and the rest as JSON that people read with jq: one object, one line, UTF-8.
 
 What has its default value is left out, fields that this release does not know are ignored, and `schema` is a major
-that added fields never bump. NaN and infinities in a value or metric are spelled as Python's json does.
+that added fields never bump. Every text can be written: a document that holds half of a surrogate pair, which is no
+UTF-8, is written with escapes alone. NaN and infinities are spelled as Python's json does. docs/decisions/text-and-numbers.md
+has the reasons.
 
 A record's length modulo 4 says its state (`state_of_size`), so that a listing, which has sizes and costs a request
 per 1,000 names, counts states exactly and no record needs to be read: docs/decisions/record-size-says-state.md.
@@ -12,16 +14,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
-from typing import Any, Final
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, Final, TypeVar
 
-from runtime.errors import InvalidTask, InvalidValue, NotPossible, StoreUnsafe
+from runtime.errors import InvalidRecord, InvalidTask, InvalidValue, NotPossible, StoreUnsafe, explain_json
 from runtime.reasons import EndReason
 from runtime.records.base import Control, EndedNote, ExperimentSeen, Mark, Record, StartedMark, WorkerSeen
 from runtime.tasks import TaskState, parse_task, task_fields
 from runtime.units import format_time, parse_time
 
 SCHEMA: Final = 1
+
+K = TypeVar("K")
 
 _STATES: Final = (TaskState.SUCCEEDED, TaskState.FAILED, TaskState.CANCELLED, TaskState.EXPIRED)
 
@@ -34,11 +39,26 @@ def state_of_size(size: int) -> TaskState:
     return _STATES[size % 4]
 
 
+def encode_text(value: object, field: str = "value") -> str:
+    """JSON of anything that a record can hold; raises `InvalidRecord` for the rest."""
+    try:
+        text = _READABLE.encode(value)
+        if not text.isascii():
+            text.encode()
+        return text
+    except UnicodeEncodeError:
+        return _ASCII.encode(value)
+    except (TypeError, ValueError, RecursionError) as problem:
+        raise InvalidRecord(field, problem) from None
+
+
 def encode_json(fields: Mapping[str, Any]) -> bytes:
     try:
-        return _READABLE.encode(fields).encode() + b"\n"
-    except UnicodeEncodeError:  # a log may hold bytes that are no UTF-8, carried as lone surrogates
-        return _ASCII.encode(fields).encode() + b"\n"
+        return encode_text(fields).encode() + b"\n"
+    except InvalidRecord:
+        for name, value in fields.items():
+            encode_text(value, name)
+        raise
 
 
 def decode_json(data: bytes, where: str) -> dict[str, Any]:
@@ -46,8 +66,8 @@ def decode_json(data: bytes, where: str) -> dict[str, Any]:
     try:
         fields = json.loads(data)
         schema = fields.get("schema", SCHEMA)
-    except (ValueError, AttributeError) as problem:
-        raise damaged(where, problem) from None
+    except (ValueError, RecursionError, AttributeError) as problem:
+        raise damaged(where, explain_json(problem)) from None
     if schema != SCHEMA:
         raise NotPossible(
             f"`{where}` was written by a newer release",
@@ -64,6 +84,10 @@ def damaged(where: str, problem: object) -> StoreUnsafe:
         hint="move it out of the store to go on without it",
         retryable=False,
     )
+
+
+UNDECODABLE: Final = (StoreUnsafe, NotPossible)
+"""What decoding raises. A listing, or a loop over many, reports it and goes on; nothing else may be caught with it."""
 
 
 def encode_record(record: Record) -> bytes:
@@ -94,28 +118,83 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(data: bytes, where: str = "record") -> Record:
-    fields = decode_json(data, where)
+    return _record_of(decode_json(data, where), where)
+
+
+def read_record(data: bytes, where: str, task_id: str, generation: int) -> Record:
+    """As `decode_record`; one that cannot be decoded is `unreadable` and counts as what its name and length say."""
+    try:
+        return decode_record(data, where)
+    except UNDECODABLE as problem:
+        why = problem.message
+    fields = _salvage(data)
+    try:
+        found = _record_of(fields | {"value": None, "metrics": {}}, where)
+    except UNDECODABLE:
+        return unreadable_record(task_id, generation, fields.get("experiment"), state_of_size(len(data)), why)
+    return replace(found, unreadable=why)
+
+
+def unreadable_record(task_id: str, generation: int, experiment: object, state: TaskState, why: str) -> Record:
+    """What stands for a record of which nothing else is known."""
+    return Record(
+        task_id=task_id,
+        generation=generation,
+        experiment=experiment if isinstance(experiment, str) else "",
+        state=state,
+        token="",
+        reason=REASON_OF[state],
+        ended_at=_UNKNOWN_TIME,
+        message=None if state is TaskState.SUCCEEDED else why,
+        unreadable=why,
+    )
+
+
+REASON_OF: Final = {
+    TaskState.SUCCEEDED: EndReason.SUCCEEDED,
+    TaskState.FAILED: EndReason.APP_FAILED,
+    TaskState.CANCELLED: EndReason.CANCELLED,
+    TaskState.EXPIRED: EndReason.EXPIRED,
+}
+"""The end reason of a record that says only its state."""
+_UNKNOWN_TIME: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _salvage(data: bytes) -> dict[str, Any]:
+    """The object with numbers that are too long left out; empty where there is none to be had."""
+    try:
+        fields = json.loads(data, parse_int=lambda text: int(text) if len(text) < _LONGEST_NUMBER else None)
+    except (ValueError, RecursionError):
+        return {}
+    return fields if type(fields) is dict else {}
+
+
+_LONGEST_NUMBER: Final = 600
+"""Digits that every interpreter reads, whatever its limit is set to."""
+
+
+def _record_of(fields: Mapping[str, Any], where: str) -> Record:
     with _reading(where):
         return Record(
-            task_id=fields["task"],
-            generation=fields["generation"],
-            experiment=fields["experiment"],
+            task_id=_need(fields, "task", str),
+            generation=_need(fields, "generation", int),
+            experiment=_need(fields, "experiment", str),
             state=TaskState(fields["state"]),
             reason=EndReason(fields["reason"]),
-            token=fields["token"],
-            attempts=fields.get("attempts", 1),
+            token=_need(fields, "token", str),
+            attempts=_take(fields, "attempts", int, 1),
             ended_at=parse_time(fields["ended_at"]),
             started_at=_time(fields.get("started_at")),
-            message=fields.get("message"),
-            worker=fields.get("worker"),
-            exit_code=fields.get("exit_code"),
+            message=_take(fields, "message", str),
+            worker=_take(fields, "worker", str),
+            exit_code=_take(fields, "exit_code", int),
             value=fields.get("value"),
-            value_url=fields.get("value_url"),
-            log=fields.get("log", ""),
-            log_url=fields.get("log_url"),
-            outputs_url=fields.get("outputs_url"),
-            metrics=fields.get("metrics", {}),
-            code=fields.get("code"),
+            value_url=_take(fields, "value_url", str),
+            log=_take(fields, "log", str, ""),
+            log_url=_take(fields, "log_url", str),
+            outputs_url=_take(fields, "outputs_url", str),
+            metrics=_take(fields, "metrics", dict, {}),
+            code=_take(fields, "code", str),
         )
 
 
@@ -142,16 +221,16 @@ def decode_ended(data: bytes, where: str = "note") -> EndedNote:
     fields = decode_json(data, where)
     with _reading(where):
         return EndedNote(
-            token=fields["token"],
+            token=_need(fields, "token", str),
             reason=EndReason(fields["reason"]),
             ended_at=parse_time(fields["ended_at"]),
             started_at=_time(fields.get("started_at")),
-            worker=fields.get("worker"),
-            message=fields.get("message"),
-            alone=fields.get("alone", False),
-            progressed=fields.get("progressed", False),
-            exit_code=fields.get("exit_code"),
-            log=fields.get("log", ""),
+            worker=_take(fields, "worker", str),
+            message=_take(fields, "message", str),
+            alone=_take(fields, "alone", bool, False),
+            progressed=_take(fields, "progressed", bool, False),
+            exit_code=_take(fields, "exit_code", int),
+            log=_take(fields, "log", str, ""),
         )
 
 
@@ -171,7 +250,10 @@ def decode_started(data: bytes, where: str = "started mark") -> StartedMark:
     fields = decode_json(data, where)
     with _reading(where):
         return StartedMark(
-            fields["token"], fields["worker"], parse_time(fields["started_at"]), fields.get("alone", False)
+            _need(fields, "token", str),
+            _need(fields, "worker", str),
+            parse_time(fields["started_at"]),
+            _take(fields, "alone", bool, False),
         )
 
 
@@ -199,15 +281,15 @@ def decode_mark(data: bytes, where: str = "mark") -> Mark:
     with _reading(where):
         task = fields.get("task")
         return Mark(
-            task_id=fields["task_id"],
-            generation=fields["generation"],
-            experiment=fields["experiment"],
+            task_id=_need(fields, "task_id", str),
+            generation=_need(fields, "generation", int),
+            experiment=_need(fields, "experiment", str),
             state=TaskState(fields["state"]),
             reason=EndReason(fields["reason"]),
             marked_at=parse_time(fields["marked_at"]),
-            message=fields.get("message"),
+            message=_take(fields, "message", str),
             task=None if task is None else parse_task(task),
-            raw=fields.get("raw"),
+            raw=_take(fields, "raw", str),
         )
 
 
@@ -223,7 +305,9 @@ def encode_experiment(seen: ExperimentSeen) -> bytes:
 def decode_experiment(data: bytes, where: str = "experiment") -> ExperimentSeen:
     fields = decode_json(data, where)
     with _reading(where):
-        return ExperimentSeen(fields["experiment"], _time(fields.get("created_at")), fields.get("queue"))
+        return ExperimentSeen(
+            _need(fields, "experiment", str), _time(fields.get("created_at")), _take(fields, "queue", str)
+        )
 
 
 def encode_control(control: Control) -> bytes:
@@ -273,24 +357,35 @@ def decode_worker(data: bytes, where: str = "worker") -> WorkerSeen:
     fields = decode_json(data, where)
     with _reading(where):
         return WorkerSeen(
-            worker=fields["worker"],
-            host=fields["host"],
-            queue=fields["queue"],
+            worker=_need(fields, "worker", str),
+            host=_need(fields, "host", str),
+            queue=_need(fields, "queue", str),
             seen_at=parse_time(fields["seen_at"]),
             started_at=parse_time(fields["started_at"]),
-            slots=fields["slots"],
-            running=tuple(fields.get("running", ())),
-            done=fields.get("done", 0),
-            failed=fields.get("failed", 0),
-            rate_per_s=fields.get("rate_per_s", 0),
-            left=fields.get("left", False),
-            labels=fields.get("labels", {}),
-            declined=fields.get("declined", {}),
+            slots=_need(fields, "slots", int),
+            running=tuple(_take(fields, "running", list, [])),
+            done=_take(fields, "done", int, 0),
+            failed=_take(fields, "failed", int, 0),
+            rate_per_s=float(fields.get("rate_per_s", 0)),
+            left=_take(fields, "left", bool, False),
+            labels=_take(fields, "labels", dict, {}),
+            declined=_take(fields, "declined", dict, {}),
         )
 
 
 def _time(text: str | None) -> datetime | None:
     return None if text is None else parse_time(text)
+
+
+def _need(fields: Mapping[str, Any], name: str, kind: type[K]) -> K:
+    value = fields[name]
+    if type(value) is not kind:
+        raise TypeError(f"`{name}` is {type(value).__name__}, expected {kind.__name__}")
+    return value
+
+
+def _take(fields: Mapping[str, Any], name: str, kind: type[Any], default: Any = None) -> Any:
+    return default if fields.get(name) is None else _need(fields, name, kind)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import itertools
-import json
+import logging
 import os
 import re
 import secrets
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
 NOTE_LOG_BYTES: Final = 8 * 1024
+REPORTED: Final = 1_000
+"""Things that cannot be decoded and are said by one store object; more help nobody."""
 MARKS_COUNTED: Final = 10_000
 """Up to here `totals` counts what did not succeed by the names of its marks; beyond, it believes the counters."""
 
@@ -63,6 +65,9 @@ _EXPERIMENT: Final = re.compile(r"experiments/([0-9a-f]{8})-[\w.~+@=%-]*\.json",
 _PART: Final = re.compile(r"manifests/[0-9a-f]{8}/((\d+)-(\d+)-[0-9a-f]+)\.(jsonl|sent)", re.ASCII)
 _WORKER: Final = re.compile(r"workers/[\w.~+@=%-]+\.json", re.ASCII)
 _COUNTER: Final = re.compile(r"counters/[0-9a-f]{8}/([\w.~+@=%-]+)/(\d+)-s(\d+)-f(\d+)-c(\d+)-x(\d+)", re.ASCII)
+_BLOB: Final = re.compile(r"[a-z]+/[0-9a-f]{64}")
+
+log = logging.getLogger(__name__)
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -80,6 +85,8 @@ class BlobRecords(RecordStore):
         self._clock = clock or SystemClock()
         self._known_experiments: set[str] = set()
         self._homes: dict[str, str] = {}
+        self._reported: set[str] = set()
+        """Keys of what cannot be decoded, each said once."""
         self._counters: dict[tuple[str, str], str] = {}
         """By experiment and worker the name of the last report."""
         self._start_of_counting = secrets.token_hex(4)
@@ -119,7 +126,7 @@ class BlobRecords(RecordStore):
         existing = self._create_or_read(key, codec.encode_record(record))
         if existing is None:
             return
-        first = codec.decode_record(existing, self._address(key))
+        first = self._decode_record(key, existing)
         if first.token == record.token:
             return
         if first.state != record.state and record.state is not TaskState.SUCCEEDED:
@@ -129,7 +136,7 @@ class BlobRecords(RecordStore):
     def fit(self, record: Record) -> Record:
         """The record with its value and log within `INLINE_BYTES`; a larger value goes to `value_url`."""
         if record.value is not None:
-            encoded = json.dumps(record.value, ensure_ascii=False).encode(errors="surrogatepass")
+            encoded = codec.encode_text(record.value).encode()
             if len(encoded) > INLINE_BYTES:
                 record = replace(record, value=None, value_url=self.put_blob(encoded, prefix="values"))
         log = _end_of(record.log, INLINE_BYTES)
@@ -200,13 +207,16 @@ class BlobRecords(RecordStore):
     def history(self, task_id: str, generation: int) -> History:
         ended: list[EndedNote] = []
         started: list[StartedMark] = []
+        closed: set[str] = set()
         found = _matched(self.blobs.list_keys(f"attempts/{task_id}/g{generation}/"), _ATTEMPT)
         for key, data in self._read_all(each[0] for each in found):
+            token = key.rpartition("/")[2].partition(".")[0]
             if key.endswith(".ended.json"):
-                ended.append(codec.decode_ended(data, self._address(key)))
+                # Whatever it says, that attempt is over.
+                closed.add(token)
+                ended += self._decoded(key, data, codec.decode_ended)
             elif key.endswith(".started.json"):
-                started.append(codec.decode_started(data, self._address(key)))
-        closed = {note.token for note in ended}
+                started += self._decoded(key, data, codec.decode_started)
         still_open = [mark for mark in started if mark.token not in closed]
         if still_open and (record := self.find(task_id, generation)):
             still_open = [mark for mark in still_open if mark.token != record.token]
@@ -245,13 +255,32 @@ class BlobRecords(RecordStore):
         [found] = _matched([key], _MARK)
         task_id, generation, home = found[1], int(found[2]), key.split("/")[1]
         record = self._read_record(_record_key(task_id, generation, home))
-        if record is None or key != _mark_key(home, task_id, generation, record.state):
+        if record is None:
+            return None
+        # The length of a record that is damaged says nothing for sure, and the name of the mark does.
+        states = _COUNTED if record.unreadable else (record.state,)
+        state = next((one for one in states if key == _mark_key(home, task_id, generation, one)), None)
+        if state is None:
             return None
         # A redrive that stopped between its two steps left the mark; the task lives on in the next generation.
         if self.blobs.get(_record_key(task_id, generation + 1, home)) is not None:
             return None
         data = self.blobs.get(key)
-        return None if data is None else codec.decode_mark(data, self._address(key))
+        if data is None:
+            return None
+        for mark in self._decoded(key, data, codec.decode_mark):
+            return mark
+        return Mark(
+            task_id=task_id,
+            generation=generation,
+            experiment=record.experiment,
+            state=state,
+            marked_at=record.ended_at,
+            reason=record.reason,
+            message=record.message,
+            task=None,
+            raw=data.decode(errors="replace"),
+        )
 
     # what was submitted
 
@@ -262,21 +291,28 @@ class BlobRecords(RecordStore):
         self._known_experiments.add(experiment)
         if existing is None or queue is None:
             return
-        known = codec.decode_experiment(existing, self._address(key))
-        if known.queue != queue:
-            self.blobs.put(key, codec.encode_experiment(replace(known, queue=queue)))
+        for known in self._decoded(key, existing, codec.decode_experiment):
+            if known.queue != queue:
+                self.blobs.put(key, codec.encode_experiment(replace(known, queue=queue)))
 
     def experiments(self) -> list[ExperimentSeen]:
         keys = (found[0] for found in _matched(self.blobs.list_keys("experiments/"), _EXPERIMENT))
         found = self._read_all(keys)
-        return sorted(
-            (codec.decode_experiment(data, self._address(key)) for key, data in found), key=lambda seen: seen.name
-        )
+        seen = (one for key, data in found for one in self._decode_experiment(key, data))
+        return sorted(seen, key=lambda one: one.name)
+
+    def _decode_experiment(self, key: str, data: bytes) -> list[ExperimentSeen]:
+        """One that cannot be decoded is known by its name alone, and by nothing where that was cut."""
+        decoded = self._decoded(key, data, codec.decode_experiment)
+        name = _experiment_of(key)
+        return decoded or ([] if name is None else [ExperimentSeen(name, None)])
 
     def find_experiment(self, experiment: str) -> ExperimentSeen | None:
         key = _experiment_key(experiment)
         data = self.blobs.get(key)
-        return None if data is None else codec.decode_experiment(data, self._address(key))
+        if data is None:
+            return None
+        return next(iter(self._decoded(key, data, codec.decode_experiment)), ExperimentSeen(experiment, None))
 
     def put_part(self, experiment: str, index: int, lines: Sequence[str]) -> ManifestPart:
         """Create-only by index: the same lines again are the same part, others raise `PartTaken`."""
@@ -311,7 +347,7 @@ class BlobRecords(RecordStore):
             raise StoreUnavailable(f"manifest part `{self._address(key)}` is gone", retryable=False)
         if not part.name.endswith(hashlib.sha256(data).hexdigest()[:16]):
             raise codec.damaged(self._address(key), "its digest is not the one in its name")
-        return data.decode().split("\n")[:-1]
+        return data.decode(errors="replace").split("\n")[:-1]
 
     def mark_sent(self, part: ManifestPart) -> None:
         self.blobs.create(f"manifests/{experiment_digest(part.experiment)}/{part.name}.sent", b"")
@@ -330,7 +366,8 @@ class BlobRecords(RecordStore):
     def get_blob(self, reference: str) -> bytes:
         """Only the last two parts of the reference count, so a share that is mounted elsewhere will do."""
         key = "/".join(reference.split("/")[-2:])
-        data = self.blobs.get(key)
+        # A reference may come from anybody's message.
+        data = self.blobs.get(key) if _BLOB.fullmatch(key) else None
         if data is None:
             raise StoreUnavailable(
                 f"`{reference}` is not in record store `{self.url}`",
@@ -346,7 +383,7 @@ class BlobRecords(RecordStore):
     def control(self, queue: str) -> Control:
         key = f"control/{_quoted(queue)}.json"
         data = self.blobs.get(key)
-        return Control() if data is None else codec.decode_control(data, self._address(key))
+        return Control() if data is None else next(iter(self._decoded(key, data, codec.decode_control)), Control())
 
     def set_control(self, queue: str, control: Control) -> None:
         self.blobs.put(f"control/{_quoted(queue)}.json", codec.encode_control(control))
@@ -359,7 +396,7 @@ class BlobRecords(RecordStore):
         surely_old = datetime.now(UTC) - newer_than - timedelta(days=1)
         listed = self.blobs.list_blobs("workers/")
         recent = (info.key for info in listed if info.modified >= surely_old and _WORKER.fullmatch(info.key))
-        seen = (codec.decode_worker(data, self._address(key)) for key, data in self._read_all(recent))
+        seen = (one for key, data in self._read_all(recent) for one in self._decoded(key, data, codec.decode_worker))
         oldest = self._clock.now() - newer_than
         return sorted((one for one in seen if one.seen_at >= oldest), key=lambda one: one.worker)
 
@@ -524,7 +561,11 @@ class BlobRecords(RecordStore):
         if task_id not in self._homes:
             said = codec.encode_json({"schema": codec.SCHEMA, "task": task_id, "experiment": experiment})
             # Create-only: two experiments that use one id still share one record.
-            self._keep_home(task_id, self._create_or_read(_home_key(task_id), said) or said)
+            existing = self._create_or_read(_home_key(task_id), said)
+            if not self._keep_home(task_id, existing or said):
+                # Nobody can tell any more where it was, and without a home the task could never be recorded.
+                self.blobs.put(_home_key(task_id), said)
+                self._keep_home(task_id, said)
         return self._homes[task_id]
 
     def _find_home(self, task_id: str) -> str | None:
@@ -532,16 +573,17 @@ class BlobRecords(RecordStore):
             return task_id[-8:]
         if task_id not in self._homes:
             said = self.blobs.get(_home_key(task_id))
-            if said is None:
+            if said is None or not self._keep_home(task_id, said):
                 return None
-            self._keep_home(task_id, said)
         return self._homes[task_id]
 
-    def _keep_home(self, task_id: str, said: bytes) -> None:
+    def _keep_home(self, task_id: str, said: bytes) -> bool:
         if len(self._homes) > 10_000:
             self._homes = {}
-        where = self._address(_home_key(task_id))
-        self._homes[task_id] = experiment_digest(str(codec.decode_json(said, where).get("experiment")))
+        for fields in self._decoded(_home_key(task_id), said, codec.decode_json):
+            self._homes[task_id] = experiment_digest(str(fields.get("experiment")))
+            return True
+        return False
 
     def _see_experiment(self, experiment: str) -> None:
         if experiment not in self._known_experiments:
@@ -563,11 +605,31 @@ class BlobRecords(RecordStore):
 
     def _read_record(self, key: str) -> Record | None:
         data = self.blobs.get(key)
-        return None if data is None else codec.decode_record(data, self._address(key))
+        return None if data is None else self._decode_record(key, data)
 
     def _read_records(self, keys: Iterable[str]) -> Iterator[Record]:
         found = self._read_all(each[0] for each in _matched(keys, _RECORD))
-        return (codec.decode_record(data, self._address(key)) for key, data in found)
+        return (self._decode_record(key, data) for key, data in found)
+
+    def _decode_record(self, key: str, data: bytes) -> Record:
+        [found] = _matched([key], _RECORD)
+        record = codec.read_record(data, self._address(key), found[1], int(found[2]))
+        if record.unreadable:
+            self._report(key, record.unreadable)
+        return record
+
+    def _decoded(self, key: str, data: bytes, decode: Callable[[bytes, str], A]) -> list[A]:
+        """What `decode` makes of it, or nothing where that cannot be done, which is said once."""
+        try:
+            return [decode(data, self._address(key))]
+        except codec.UNDECODABLE as problem:
+            self._report(key, problem.message)
+            return []
+
+    def _report(self, key: str, problem: str) -> None:
+        if key not in self._reported and len(self._reported) < REPORTED:
+            self._reported.add(key)
+            log.warning("%s; passed over", problem)
 
     def _read_all(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
         """In order; what is gone meanwhile is passed over."""
@@ -641,6 +703,15 @@ def _experiment_key(experiment: str) -> str:
     return f"experiments/{experiment_digest(experiment)}-{_quoted(experiment)[:200]}.json"
 
 
+def _experiment_of(key: str) -> str | None:
+    """The name that is in the key, if it is there whole."""
+    from urllib.parse import unquote
+
+    digest, _, quoted = key.rpartition("/")[2].removesuffix(".json").partition("-")
+    name = unquote(quoted)
+    return name if experiment_digest(name) == digest else None
+
+
 def _mark_key(home: str, task_id: str, generation: int, state: TaskState) -> str:
     return f"marks/{home}/{task_id}.g{generation}.{state}.json"
 
@@ -657,7 +728,7 @@ def _quoted(name: str) -> str:
     """Any text as one part of a key."""
     from urllib.parse import quote
 
-    quoted = quote(name, safe="@+=")
+    quoted = quote(name, safe="@+=", errors="surrogatepass")
     return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted
 
 
@@ -665,7 +736,12 @@ def _end_of(text: str, limit_bytes: int) -> str:
     if len(text) * 4 <= limit_bytes:
         return text
     data = text.encode(errors="surrogatepass")
-    return text if len(data) <= limit_bytes else data[-limit_bytes:].decode(errors="replace")
+    if len(data) <= limit_bytes:
+        return text
+    # Not in the middle of a character, of which at most three bytes are left.
+    tail = data[-limit_bytes:]
+    start = next((at for at in range(4) if tail[at] & 0xC0 != 0x80), 0)
+    return tail[start:].decode(errors="surrogatepass")
 
 
 def _sync(path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from runtime.clock import Clock, SystemClock
 from runtime.embedded import EmbeddedFile, count, record_id, split_record_id, take_out
-from runtime.errors import NotPossible, RecordExists
+from runtime.errors import InvalidTask, NotPossible, RecordExists, StoreUnavailable, explain_json
 from runtime.reasons import EndReason
 from runtime.records.base import (
     EndedNote,
@@ -27,12 +27,13 @@ from runtime.records.base import (
     Mark,
     Record,
     StartedMark,
+    StoredTask,
     Totals,
 )
 from runtime.records.blobs import BlobInfo
-from runtime.records.codec import decode_ended, encode_ended
+from runtime.records.codec import decode_ended, encode_ended, encode_text, unreadable_record
 from runtime.records.keyed import BlobRecords
-from runtime.tasks import Task, TaskState, decode_task
+from runtime.tasks import TERMINAL_STATES, Task, TaskState, decode_stored
 
 if TYPE_CHECKING:
     from runtime.records.folder import FolderBlobs
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 _COLUMNS: Final = "rid, state, token, reason, worker, started, ended, attempts, message, code, value, log, rest"
 _INSERT: Final = f"INSERT INTO records({_COLUMNS}) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _REST: Final = ("exit_code", "value_url", "log_url", "outputs_url")
-_COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 def encode_note(note: EndedNote) -> str:
@@ -66,17 +66,48 @@ def insert_record(connection: sqlite3.Connection, seq: int, record: Record) -> N
             record.state.value,
             record.token,
             record.reason.value,
-            record.worker,
+            _text(record.worker),
             None if started is None else started.timestamp(),
             record.ended_at.timestamp(),
             record.attempts,
-            record.message,
-            record.code,
-            None if record.value is None else _COMPACT.encode(record.value),
-            record.log.encode(errors="surrogateescape") if record.log else None,
-            None if rest is None else _COMPACT.encode(rest),
+            _text(record.message),
+            _text(record.code),
+            None if record.value is None else encode_text(record.value),
+            _log(record.log) if record.log else None,
+            None if rest is None else encode_text(rest, "metrics"),
         ),
     )
+
+
+def _text(text: str | None) -> str | bytes | None:
+    """As a column holds it: what is no UTF-8 as bytes, which `_read_text` knows by their type."""
+    if text is None or text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="surrogatepass")
+    return text
+
+
+def _read_text(stored: Any) -> str | None:
+    if isinstance(stored, bytes):
+        return stored.decode(errors="surrogatepass")
+    return None if stored is None else str(stored)
+
+
+def _log(log: str) -> bytes | str:
+    """The bytes that were printed; JSON where it is no such log."""
+    try:
+        return log.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        return encode_text(log)
+
+
+def _read_log(stored: Any) -> str:
+    if stored is None:
+        return ""
+    return stored.decode(errors="surrogateescape") if isinstance(stored, bytes) else str(json.loads(stored))
 
 
 class SqliteRecords(BlobRecords):
@@ -97,6 +128,7 @@ class SqliteRecords(BlobRecords):
     # records
 
     def commit(self, record: Record) -> None:
+        record = self.fit(record)
         with self.file.transaction(durable=True) as connection:
             row = connection.execute(
                 "SELECT seq, experiment, generation FROM tasks WHERE id=?", (record.task_id,)
@@ -186,7 +218,7 @@ class SqliteRecords(BlobRecords):
     def history(self, task_id: str, generation: int) -> History:
         with self.file.reading() as connection:
             ended = connection.execute(
-                "SELECT n.note FROM notes n JOIN tasks t USING(seq) WHERE t.id=? AND n.generation=? ORDER BY n.ended",
+                "SELECT n.token, n.note FROM notes n JOIN tasks t USING(seq) WHERE t.id=? AND n.generation=? ORDER BY n.ended",
                 (task_id, generation),
             ).fetchall()
             held = connection.execute(
@@ -194,8 +226,12 @@ class SqliteRecords(BlobRecords):
                 "ON h.id=l.holder WHERE t.id=? AND t.generation=?",
                 (task_id, generation),
             ).fetchall()
+        notes: list[EndedNote] = []
+        for token, note in ended:
+            data = note if isinstance(note, bytes) else note.encode()
+            notes += self._decoded(f"notes/{token}", data, decode_ended)
         return History(
-            tuple(decode_ended(note.encode()) for (note,) in ended),
+            tuple(notes),
             tuple(StartedMark(token, worker, _time(leased), alone=False) for token, worker, leased in held),
         )
 
@@ -229,26 +265,39 @@ class SqliteRecords(BlobRecords):
     def _marks(self, where: str, values: Sequence[object], limit: int | None) -> Iterator[Mark]:
         with self.file.reading() as connection:
             rows = connection.execute(
-                "SELECT r.rid, r.state, r.reason, r.message, r.ended, e.name, t.body FROM records r "
+                "SELECT r.rid, r.state, r.reason, r.message, r.ended, e.name, t.id, t.body FROM records r "
                 "JOIN tasks t ON t.seq=(r.rid >> 20) JOIN experiments e ON e.id=t.experiment "
                 # A task whose next generation was put is in another table now and its mark is closed.
                 f"WHERE r.state<>'succeeded' AND (r.rid & 1048575)=t.generation{where} ORDER BY r.ended DESC LIMIT ?",
                 (*values, -1 if limit is None else limit),
             ).fetchall()
         thrown_away = set(self.blobs.list_keys(_purged_key("", None))) if rows else set()
-        for rid, ended_as, reason, message, ended, name, body in rows:
+        for rid, ended_as, reason, message, ended, name, task_id, body in rows:
             generation = split_record_id(rid)[1]
-            task = replace(decode_task(body), generation=generation)
-            yield Mark(
-                task_id=task.id,
-                generation=generation,
-                experiment=name,
-                state=TaskState(ended_as),
-                marked_at=_time(ended),
-                reason=EndReason(reason),
-                message=message,
-                task=None if _purged_key(task.id, generation) in thrown_away else task,
-            )
+            task = self._read_task(task_id, generation, body)
+            gone = _purged_key(task_id, generation) in thrown_away
+            try:
+                yield Mark(
+                    task_id=task_id,
+                    generation=generation,
+                    experiment=name,
+                    state=TaskState(ended_as),
+                    marked_at=_time(ended),
+                    reason=EndReason(reason),
+                    message=_read_text(message),
+                    task=None if gone else task,
+                    raw=raw_text(body) if task is None and not gone else None,
+                )
+            except (ValueError, TypeError, OverflowError) as problem:
+                self._report(f"records/{rid}", f"the record of `{task_id}` cannot be read: {problem}")
+
+    def _read_task(self, task_id: str, generation: int, body: Any) -> Task | None:
+        """None for one that cannot be decoded, which is said once."""
+        try:
+            return replace(decode_stored(body), generation=generation)
+        except InvalidTask as problem:
+            self._report(f"tasks/{task_id}", f"task `{task_id}` cannot be decoded: `{problem.field}` {problem.problem}")
+            return None
 
     # what was submitted: the queue's table is the manifest
 
@@ -299,21 +348,29 @@ class SqliteRecords(BlobRecords):
     def checkpoints_path(self, task_id: str) -> str:
         return f"{self._checkpoints}/{task_id}"
 
-    def find_task(self, task_id: str) -> tuple[Task, TaskState] | None:
+    def find_task(self, task_id: str) -> StoredTask | None:
         """A task as it stands now; None if it was never put."""
         with self.file.reading() as connection:
-            row = connection.execute("SELECT seq, generation, body FROM tasks WHERE id=?", (task_id,)).fetchone()
+            row = connection.execute(
+                "SELECT t.seq, t.generation, t.body, e.name FROM tasks t JOIN experiments e ON e.id=t.experiment "
+                "WHERE t.id=?",
+                (task_id,),
+            ).fetchone()
             if row is None:
                 return None
-            seq, generation, body = row
-            task = replace(decode_task(body), generation=generation)
-            if connection.execute("SELECT 1 FROM leases WHERE seq=?", (seq,)).fetchone():
-                return task, TaskState.LEASED
-            record = self.find_in(connection, seq, generation)
-        return task, TaskState.QUEUED if record is None else record.state
+            seq, generation, body, experiment = row
+            leased = connection.execute("SELECT 1 FROM leases WHERE seq=?", (seq,)).fetchone()
+            record = None if leased else self.find_in(connection, seq, generation)
+        state = TaskState.LEASED if leased else TaskState.QUEUED if record is None else record.state
+        return StoredTask(self._read_task(task_id, generation, body), generation, state, experiment)
 
     def close(self) -> None:
         self.file.close()
+
+
+def raw_text(body: Any) -> str:
+    """A stored text as people are shown it, whatever was put there."""
+    return body.decode(errors="replace") if isinstance(body, bytes) else str(body)
 
 
 def _purged_key(task_id: str, generation: int | None) -> str:
@@ -348,23 +405,35 @@ def _record(row: tuple[Any, ...]) -> Record:
         task_id,
         experiment,
     ) = row
-    return Record(
-        task_id=task_id,
-        generation=split_record_id(rid)[1],
-        experiment=experiment,
-        state=TaskState(state),
-        token=token,
-        reason=EndReason(reason),
-        worker=worker,
-        started_at=None if started is None else _time(started),
-        ended_at=_time(ended),
-        attempts=attempts,
-        message=message,
-        code=code,
-        value=None if value is None else json.loads(value),
-        log="" if log is None else log.decode(errors="surrogateescape"),
-        **({} if rest is None else json.loads(rest)),
-    )
+    generation = split_record_id(rid)[1]
+    unreadable = None
+    try:
+        found = None if value is None else json.loads(value)
+    except (TypeError, ValueError, RecursionError) as problem:
+        found, unreadable = None, f"the value of `{task_id}` cannot be read: {explain_json(problem)}"
+    try:
+        return Record(
+            task_id=task_id,
+            generation=generation,
+            experiment=experiment,
+            state=TaskState(state),
+            token=token,
+            reason=EndReason(reason),
+            worker=_read_text(worker),
+            started_at=None if started is None else _time(started),
+            ended_at=_time(ended),
+            attempts=int(attempts),
+            message=_read_text(message),
+            code=_read_text(code),
+            value=found,
+            log=_read_log(log),
+            unreadable=unreadable,
+            **({} if rest is None else json.loads(rest)),
+        )
+    except (TypeError, ValueError, OverflowError, RecursionError) as problem:
+        known = TaskState(state) if state in TERMINAL_STATES else TaskState.FAILED
+        why = f"the record of `{task_id}` cannot be read: {explain_json(problem)}"
+        return unreadable_record(task_id, generation, experiment, known, why)
 
 
 def _time(seconds: float) -> datetime:
@@ -413,7 +482,9 @@ class SqliteBlobs:
             return beside.get(key)
         with self._file.reading() as connection:
             row = connection.execute("SELECT value FROM objects WHERE key=?", (key,)).fetchone()
-        return None if row is None else bytes(row[0])
+        if row is None:
+            return None
+        return row[0].encode() if isinstance(row[0], str) else bytes(row[0])
 
     def delete(self, key: str) -> None:
         with self._file.transaction() as connection:
@@ -427,16 +498,19 @@ class SqliteBlobs:
             return beside.list_blobs(prefix, after=after)
         with self._file.reading() as connection:
             rows = connection.execute(
-                "SELECT key, length(value), modified FROM objects WHERE key>=? AND key<? AND key>? ORDER BY key",
+                "SELECT key, length(CAST(value AS BLOB)), modified FROM objects WHERE key>=? AND key<? AND key>? ORDER BY key",
                 (prefix, prefix + "\U0010ffff", after or ""),
             ).fetchall()
         return iter([BlobInfo(key, size, _time(modified)) for key, size, modified in rows])
 
     def append(self, key: str, data: bytes) -> None:
         path = self._folder / key
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
-            file.write(data)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as file:
+                file.write(data)
+        except OSError as problem:
+            raise StoreUnavailable(f"cannot write `{path}`: {(problem.strerror or str(problem)).lower()}") from problem
 
     def stream(self, key: str) -> Iterator[bytes]:
         try:

@@ -5,6 +5,7 @@ To add one, add a line to `STORES`: a function that sets up an empty place and r
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +25,37 @@ from tests.fakes.gcs import GcsServer
 
 if TYPE_CHECKING:
     from tests.services_support import MotoServer
+
+TEXTS: Final = {
+    "plain": "plain",
+    "empty": "",
+    "half of a pair": "a \udcff b \ud800",
+    "nul": "before\0after\0",
+    "control": "\x01\x1b[2J\r\n\t\x7f\u2028\ufeff",
+    "wide": "ünïcode \U0001f600 \U0010ffff",
+    "looks like JSON": '{"a": "\\ud800"}\\',
+    "huge": "é" * 40_000,
+}
+"""What a program may say; every store takes it and gives it back as it was."""
+
+VALUES: Final = {
+    "nan": [float("nan"), float("inf"), float("-inf"), -0.0],
+    "long number": 10**4000,
+    "nested": functools.reduce(lambda inner, _: [inner], range(200), {"end": None}),
+    "many": {str(number): [number, None, True] for number in range(1_000)},
+    "false": False,
+    "zero": 0,
+}
+"""What a function may return beside text."""
+
+REFUSED: Final = {
+    "longer number": 10**5000,
+    "longer number inside": {"a": [1, 10**5000]},
+    "nested too deeply": functools.reduce(lambda inner, _: [inner], range(100_000), []),
+    "no JSON": {"a": {1, 2}},
+    "key that is no text": {(1, 2): 3},
+}
+"""What no record can hold."""
 
 T0: Final = datetime(2026, 11, 21, 8, 0, 0, tzinfo=UTC)
 

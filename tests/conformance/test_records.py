@@ -6,6 +6,7 @@ A store in the queue's own file (`holds_tasks`) has no manifest and no marks of 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -13,19 +14,23 @@ import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runtime.clock import SystemClock
-from runtime.errors import PartTaken, RecordExists, StoreUnavailable
+from runtime.errors import InvalidRecord, PartTaken, RecordExists, StoreUnavailable
 from runtime.reasons import EndReason
 from runtime.records.base import INLINE_BYTES, Control, History, Record, RecordStore, StartedMark, WorkerSeen
 from runtime.tasks import Task, TaskState, encode_task, next_generation, task_id
 from runtime.testing import FakeClock, sample_task
 from tests.conformance.records_cases import (
     REAL_SERVICES,
+    REFUSED,
     STORES,
     T0,
+    TEXTS,
+    VALUES,
     Place,
     opened_place,
     sample_mark,
@@ -62,6 +67,12 @@ def bury(store: RecordStore, task: Task, state: TaskState = TaskState.FAILED, **
     record = sample_record(task, state=state, message="it broke", **fields)
     store.commit(record)
     return record
+
+
+def worker_seen(worker: str, **fields: Any) -> WorkerSeen:
+    now = SystemClock().now().replace(microsecond=0)
+    values: dict[str, Any] = {"host": "node", "queue": "default", "seen_at": now, "started_at": T0, "slots": 1} | fields
+    return WorkerSeen(worker=worker, **values)
 
 
 # the store itself
@@ -255,7 +266,6 @@ def test_commit_from_many_processes_has_one_winner(place: Place, store: RecordSt
 
 
 def test_commit_of_a_large_value_puts_it_beside_the_record(place: Place, store: RecordStore) -> None:
-    needs_manifest(store)
     task = sample_task()
     submitted(place, store, task)
     value = {"text": "x" * (INLINE_BYTES + 1)}
@@ -265,11 +275,10 @@ def test_commit_of_a_large_value_puts_it_beside_the_record(place: Place, store: 
     assert found is not None
     assert found.value is None
     assert found.value_url is not None
-    assert store.get_blob(found.value_url) == b'{"text": "' + b"x" * (INLINE_BYTES + 1) + b'"}'
+    assert json.loads(store.get_blob(found.value_url)) == value
 
 
 def test_commit_of_a_large_log_keeps_its_end(place: Place, store: RecordStore) -> None:
-    needs_manifest(store)
     task = sample_task()
     submitted(place, store, task)
     store.commit(sample_record(task, log="é" * INLINE_BYTES + "the end"))
@@ -314,6 +323,121 @@ def test_commit_of_one_foreign_id_in_two_experiments_has_one_winner(store: Recor
     assert refused.value.record == first
     assert store.find("t-mine", 1) == first
     assert list(store.records("here")) == [first]
+
+
+# what programs say
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_commit_of_any_text_gives_it_back_as_it_was(place: Place, store: RecordStore, text: str) -> None:
+    task = sample_task()
+    submitted(place, store, task)
+    record = sample_record(
+        task,
+        state=TaskState.FAILED,
+        message=text,
+        worker=text,
+        value=[text[:100], {text[:100]: text[:100]}],
+        metrics={text[:100]: 0.5},
+        log=text[:20_000],
+        code=text,
+        outputs_url=text,
+    )
+    store.commit(record)
+    store.commit(record)
+
+    assert store.find(task.id, 1) == record
+    assert list(store.records("sample")) == [record]
+    assert store.totals("sample", exact=True).counts[TaskState.FAILED] == 1
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_any_text_may_stand_in_a_mark_a_note_and_a_report(place: Place, store: RecordStore, text: str) -> None:
+    task = sample_task()
+    submitted(place, store, task)
+    note = sample_note("a1", message=text, worker=text, log=text[:2_000])
+    store.note_ended(task, note)
+    store.mark(sample_mark(task, message=text, task=None, raw=text or "raw"))
+    store.commit(sample_record(task, state=TaskState.FAILED, message=text))
+    seen = worker_seen("w-1", host=text, labels={text[:100]: text}, declined={"t-1": text})
+    store.put_worker(seen)
+    named = worker_seen(text[:30] or "w-2")
+    store.put_worker(named)
+
+    assert store.history(task.id, 1).ended == (note,)
+    assert [mark.message for mark in store.marks("sample")] == [text]
+    assert {one.worker: one for one in store.workers()} == {"w-1": seen, named.worker: named}
+
+
+@pytest.mark.parametrize("text", list(TEXTS.values())[2:], ids=list(TEXTS)[2:])
+def test_long_log_of_any_text_keeps_its_end_whole(place: Place, store: RecordStore, text: str) -> None:
+    task = sample_task()
+    submitted(place, store, task)
+    whole = text * (2 * INLINE_BYTES // len(text) + 1)
+    store.commit(sample_record(task, log=whole))
+
+    found = store.find(task.id, 1)
+    assert found is not None
+    assert whole.endswith(found.log)
+    assert INLINE_BYTES - 4 < len(found.log.encode(errors="surrogatepass")) <= INLINE_BYTES
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_commit_of_any_value_gives_it_back_as_it_was(place: Place, store: RecordStore, value: object) -> None:
+    task = sample_task()
+    submitted(place, store, task)
+    store.commit(sample_record(task, value=value))
+
+    found = store.find(task.id, 1)
+    assert found is not None
+    # NaN equals nothing, not even itself.
+    assert repr(found.value) == repr(value)
+    assert repr([one.value for one in store.records("sample")]) == repr([value])
+
+
+def test_keys_of_a_value_that_are_no_text_are_spelled_as_json_does(place: Place, store: RecordStore) -> None:
+    task = sample_task()
+    submitted(place, store, task)
+    store.commit(sample_record(task, value={1: ("a", "b"), None: 0, False: 1, 2.5: 2}))
+
+    found = store.find(task.id, 1)
+    assert found is not None
+    assert found.value == {"1": ["a", "b"], "null": 0, "false": 1, "2.5": 2}
+
+
+@pytest.mark.parametrize("value", REFUSED.values(), ids=REFUSED)
+def test_commit_of_what_no_record_can_hold_is_refused_alike_and_writes_nothing(
+    place: Place, store: RecordStore, value: Any
+) -> None:
+    task, other = sample_task("1"), sample_task("2")
+    submitted(place, store, task, other)
+
+    with pytest.raises(InvalidRecord) as refused:
+        store.commit(sample_record(task, value=value))
+    store.commit(sample_record(other))
+
+    assert refused.value.field == "value"
+    assert "max_str_digits" not in refused.value.message
+    assert store.find(task.id, 1) is None
+    assert store.find(other.id, 1) is not None
+    store.commit(sample_record(task, token="b2", state=TaskState.FAILED, message=refused.value.message))
+    assert store.totals("sample", exact=True).counts[TaskState.FAILED] == 1
+
+
+def test_metrics_and_reports_that_no_store_can_hold_are_refused_by_their_field(
+    place: Place, store: RecordStore
+) -> None:
+    task = sample_task()
+    submitted(place, store, task)
+
+    with pytest.raises(InvalidRecord) as metrics:
+        store.commit(sample_record(task, metrics={"n": 10**5000}))
+    with pytest.raises(InvalidRecord) as labels:
+        store.put_worker(worker_seen("w-1", labels={"gpu": object()}))
+
+    assert (metrics.value.field, labels.value.field) == ("metrics", "labels")
+    assert store.find(task.id, 1) is None
+    assert store.workers() == []
 
 
 # attempts

@@ -86,8 +86,46 @@ def odd_value():
     return {1, 2}
 
 
-def not_a_number():
-    return float("nan")
+def long_number():
+    return 10**5000
+
+
+def deep():
+    value = []
+    for _ in range(100_000):
+        value = [value]
+    return value
+
+
+def odd_but_fine(name):
+    return {"nan": [float("nan"), float("inf")], "surrogate": ["a\udcff"], "nul": ["a\0"]}[name]
+
+
+def spoil_metrics():
+    runtime.context.current_attempt().metrics["loss"] = object()
+
+
+def unlimited_number():
+    """As on a machine whose interpreter was told to have no limit."""
+    sys.set_int_max_str_digits(0)
+    return 10**5000
+
+
+def unreadable_details():
+    sys.set_int_max_str_digits(0)
+    runtime.context.current_attempt().metrics["n"] = 10**5000
+
+
+def undecodable_progress():
+    sys.set_int_max_str_digits(0)
+    attempt = runtime.context.current_attempt()
+    attempt.progress(1, total=2)
+    attempt._child.progress_sent_at = 0.0
+    attempt._child.note_progress(10**5000, None, None)
+
+
+def broken_details():
+    runtime.context.current_attempt().metrics["n"] = {"a": 1}
 
 
 def sleep(seconds=60.0):

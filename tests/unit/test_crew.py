@@ -190,7 +190,14 @@ def test_large_argument_and_value_pass(bench: Bench) -> None:
         (("leave", None), EndReason.SUCCEEDED, None, b""),
         (("exhaust",), EndReason.OOM, "MemoryError", b"MemoryError"),
         (("odd_value",), EndReason.APP_FAILED, "the function returned set, which is no JSON value", b"plain numbers"),
-        (("not_a_number",), EndReason.APP_FAILED, "the function returned float, which is no JSON value", b""),
+        (
+            ("long_number",),
+            EndReason.APP_FAILED,
+            "the function returned int, which is no JSON value: it holds",
+            b"text",
+        ),
+        (("deep",), EndReason.APP_FAILED, "the function returned list, which is no JSON value: it is nested", b""),
+        (("spoil_metrics",), EndReason.APP_FAILED, "its metrics cannot be recorded", b""),
         (("missing",), EndReason.CONFIG_INVALID, "module `crew_tasks` has no function `missing`", b""),
         (("leave",), EndReason.CONFIG_INVALID, "TypeError: leave() missing 1 required", b"TypeError"),
         (("leave_at_once", 4), EndReason.APP_FAILED, "the process exited with code 4 before", b""),
@@ -209,6 +216,34 @@ def test_function_end_has_reason_and_message(
     assert (ended.message is None) == (message is None)
     assert log in ended.log
     assert bench.run("nothing").reason is EndReason.SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    "call", [("unlimited_number",), ("unreadable_details",), ("undecodable_progress",), ("broken_details",)]
+)
+def test_what_a_child_says_and_nobody_can_read_is_its_own_attempts_and_no_others(
+    bench: Bench, call: tuple[Any, ...]
+) -> None:
+    ended = bench.run(*call)
+
+    expected = {
+        "unlimited_number": (EndReason.SUCCEEDED, None),
+        "unreadable_details": (EndReason.APP_FAILED, "what it reported cannot be read: it holds a whole number"),
+        "broken_details": (EndReason.APP_FAILED, "what it reported cannot be read"),
+        "undecodable_progress": (EndReason.SUCCEEDED, None),
+    }
+    reason, message = expected[call[0]]
+    assert ended.reason is reason
+    assert (ended.message or "").startswith(message or "")
+    assert bench.run("nothing").reason is EndReason.SUCCEEDED
+
+
+@pytest.mark.parametrize("value", ["nan", "surrogate", "nul"])
+def test_value_that_every_store_takes_is_passed_on(bench: Bench, value: str) -> None:
+    ended = bench.run("odd_but_fine", value)
+
+    assert ended.reason is EndReason.SUCCEEDED
+    assert json.loads(ended.value) == {"surrogate": ["a\udcff"], "nul": ["a\0"]}.get(value) or "NaN" in ended.value
 
 
 def test_unknown_module_is_config_invalid_and_failing_import_is_not(bench: Bench, tmp_path: Path) -> None:
