@@ -122,7 +122,7 @@ def failed_instead(
         started_at=known.started_at if known else None,
         message=f"{what}: {said[:2000]}",
         worker=worker,
-        attempts=refused.record.attempts if isinstance(refused, Settlement) else lease.tries + 1,
+        attempts=refused.record.attempts if isinstance(refused, Settlement) else lease.tries + (known is not None),
     )
     raw = lease.invalid.raw if lease.invalid else None
     return Settlement(lease, record, mark_of(record, None if lease.invalid else task, raw=raw))

@@ -6,6 +6,7 @@ only one begins with them.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -216,7 +217,12 @@ def _manifest_lines(records: RecordStore, task_id: str) -> Iterator[str]:
             except InfrastructureFailure as problem:
                 if problem.retryable:
                     raise
-                log.warning("%s; passed over", problem.message)
+                _say_once(problem.message)
+
+
+@functools.cache
+def _say_once(problem: str) -> None:
+    log.warning("%s; passed over", problem)
 
 
 def _choose(text: str, kind: Kind, names: Sequence[str], *, known: Sequence[str]) -> Identity:

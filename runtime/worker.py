@@ -33,7 +33,7 @@ from runtime.handover import Handed, Outgoing, failed_instead, hand_over, may_pa
 from runtime.heartbeat import Heartbeat
 from runtime.metrics import NoMetrics, WorkerMetrics, open_metrics
 from runtime.offload import Offload
-from runtime.queues.base import DEFAULT_LEASE, Lease, Queue, Release, Settled, Settlement
+from runtime.queues.base import DEFAULT_LEASE, Lease, Outlook, Queue, Release, Settled, Settlement
 from runtime.reasons import EndReason
 from runtime.records.base import Control, EndedNote, History, Record, StartedMark, WorkerSeen
 from runtime.reporting import Reporter
@@ -339,7 +339,9 @@ class Worker:
         if unsaid is not None:
             until = min(until, now + unsaid)
         if self._stopping is not None:
-            until = min(until, self._kill_at, now + 0.5)
+            until = min(until, now + 0.5)
+            if self._attempts:
+                until = min(until, self._kill_at)
         else:
             fetch_at = self._fetch_at()
             if fetch_at is not None:
@@ -401,7 +403,11 @@ class Worker:
 
     def _idle_wait(self, now: float) -> float:
         """Nothing came: how long until the next look, and whether to leave."""
-        outlook = self.queue.outlook()
+        try:
+            outlook = self.queue.outlook()
+        except Exception as problem:
+            self._say.trouble("asking what is due", problem)
+            outlook = Outlook()
         wait = 1.0 if self._bell is not None or self.queue.traits.remote else 0.05
         if outlook.next_due is not None:
             # What is due already and did not come, because the queue is paused, is no reason to spin.

@@ -104,6 +104,23 @@ def talk(lines):
 def report():
     current_attempt().report(loss=0.5)
     current_attempt().report(loss=0.25, accuracy=0.9)
+
+
+def say(kind):
+    # What no text file takes, in all the places where a task may say something.
+    odd = {"surrogate": "a\\udcff b\\ud800", "nul": "a\\0b"}[kind]
+    os.write(1, b"log \\xff\\n")
+    current_attempt().progress(1, text=odd, **{odd: 0.5})
+    return [odd, {odd: float("inf")}]
+
+
+def raise_odd():
+    raise ValueError("a\\udcff b")
+
+
+def long_number():
+    sys.set_int_max_str_digits(0)
+    return 10**5000
 """
 
 
@@ -152,9 +169,12 @@ class Bench:
         return Worker(queue, WorkerOptions(**options), reporter=Reporter(self.log, json_lines=True))
 
     @contextmanager
-    def running(self, **options: Any) -> Iterator[Running]:
-        """A worker in a thread, without an idle time-out; at the end it is stopped and has left."""
-        running = Running(lambda queue: self._worker(queue, {"idle_timeout": None, **options}), self.open_queue)
+    def running(self, *, over: Callable[[Queue], Any] = lambda queue: queue, **options: Any) -> Iterator[Running]:
+        """A worker in a thread, without an idle time-out; at the end it is stopped and has left.
+
+        `over` may put something between it and its queue.
+        """
+        running = Running(lambda queue: self._worker(over(queue), {"idle_timeout": None, **options}), self.open_queue)
         try:
             yield running
         finally:

@@ -1,0 +1,500 @@
+"""One bad value, option or stored row is its own task's failure: the worker goes on, and leaves when it is asked to."""
+
+from __future__ import annotations
+
+import io
+import sqlite3
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import runtime.worker
+from runtime.errors import InvalidRecord, StoreUnavailable
+from runtime.queues.base import Queue
+from runtime.reasons import EndReason
+from runtime.records.base import RecordStore
+from runtime.reporting import Reporter
+from runtime.tasks import TaskState
+from runtime.worker import Worker, WorkerOptions
+from tests.services_support import wait_until
+from tests.unit.worker_bench import EXPERIMENT, Bench, bench, open_pair_with_folder
+
+__all__ = ["bench"]
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="attempts' trees are seen through /proc")
+
+KINDS = pytest.mark.parametrize("kind", ["embedded", "folder"])
+
+
+def opened(bench: Bench, kind: str) -> tuple[Queue, RecordStore]:
+    return (bench.open_queue(), bench.records) if kind == "embedded" else open_pair_with_folder(bench)
+
+
+class Picky:
+    """Passes on every call of a queue or a store; `refuse` may raise first, with the call's name and arguments."""
+
+    def __init__(self, inner: Any, refuse: Callable[[str, tuple[Any, ...]], None], **attributes: Any) -> None:
+        self._inner, self._refuse = inner, refuse
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if not callable(found):
+            return found
+
+        def call(*args: Any, **keywords: Any) -> Any:
+            self._refuse(name, args)
+            return found(*args, **keywords)
+
+        return call
+
+
+# what tasks say
+
+
+@KINDS
+@pytest.mark.parametrize("said", ["surrogate", "nul"])
+def test_task_that_says_what_is_no_text_is_recorded_as_it_said(bench: Bench, kind: str, said: str) -> None:
+    queue, records = opened(bench, kind)
+    task, after = bench.function("say", said), bench.function("give", 1)
+    queue.put([task, after])
+
+    result = bench.run(queue)
+
+    odd = {"surrogate": "a\udcff b\ud800", "nul": "a\0b"}[said]
+    record = bench.record(task, records=records)
+    assert (result.succeeded, result.failed) == (2, 0)
+    assert record.value == [odd, {odd: float("inf")}]
+    assert record.metrics == {odd: 0.5}
+    assert record.log.encode(errors="surrogateescape") == b"log \xff\n"
+
+
+@KINDS
+def test_task_that_fails_with_what_is_no_text_is_tried_again_and_recorded(
+    bench: Bench, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.retry.FIRST_DELAY", timedelta(seconds=0.02))
+    queue, records = opened(bench, kind)
+    task = bench.function("raise_odd", max_failures=2)
+    queue.put([task])
+
+    bench.run(queue)
+
+    record = bench.record(task, records=records)
+    assert (record.state, record.message, record.attempts) == (TaskState.FAILED, "ValueError: a\udcff b", 2)
+    assert [note.message for note in records.history(task.id, 1).ended] == ["ValueError: a\udcff b"]
+
+
+@KINDS
+def test_value_that_this_interpreter_cannot_read_fails_its_task_alone(bench: Bench, kind: str) -> None:
+    queue, records = opened(bench, kind)
+    task, after = bench.function("long_number", max_failures=1), bench.function("give", 1)
+    queue.put([task, after])
+
+    result = bench.run(queue)
+
+    record = bench.record(task, records=records)
+    assert (result.exit_code, result.succeeded, result.failed) == (0, 1, 1)
+    assert (record.state, record.reason) == (TaskState.FAILED, EndReason.APP_FAILED)
+    assert (record.message or "").startswith("the value it returned cannot be recorded: it holds a whole number")
+
+
+# what a store refuses
+
+
+def unicode_error() -> Exception:
+    try:
+        "\udcff".encode()
+    except UnicodeEncodeError as problem:
+        return problem
+    raise AssertionError
+
+
+OWN = {
+    "no text": unicode_error,
+    "no record": lambda: InvalidRecord("value", ValueError("it is blue")),
+    "no column": lambda: sqlite3.InterfaceError("Error binding parameter 9"),
+    "a bug": lambda: TypeError("unhashable"),
+    "too large": lambda: StoreUnavailable("413 Entity Too Large", retryable=False),
+}
+"""What a store may say of one thing, and will say again."""
+PROBLEMS = pytest.mark.parametrize("problem", OWN.values(), ids=OWN)
+
+
+def poisoned(problem: Callable[[], Exception]) -> Callable[[str, tuple[Any, ...]], None]:
+    """Refuses every call that has the poison in it, alone or beside others."""
+
+    def refuse(name: str, args: tuple[Any, ...]) -> None:
+        if name == "settle" and any(one.record.value == "poison" for one in args[0]):
+            raise problem()
+
+    return refuse
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.retry.FIRST_DELAY", timedelta(seconds=0.02))
+    monkeypatch.setattr(runtime.worker, "backoff", lambda times: timedelta(seconds=0.02))
+
+
+@KINDS
+@PROBLEMS
+@pytest.mark.usefixtures("quick")
+def test_result_that_its_store_refuses_is_recorded_as_failed_with_the_reason_and_the_rest_stands(
+    bench: Bench, kind: str, problem: Callable[[], Exception]
+) -> None:
+    queue, records = opened(bench, kind)
+    good = [bench.function("give", n) for n in range(6)]
+    poison = bench.function("give", "poison")
+    queue.put([*good[:3], poison, *good[3:]])
+
+    result = bench.run(Picky(queue, poisoned(problem)), slots=2, reuse_process=True)  # type: ignore[arg-type]
+
+    record = bench.record(poison, records=records)
+    said = getattr(problem(), "message", None) or str(problem())
+    assert [bench.record(task, records=records).value for task in good] == list(range(6))
+    assert (result.succeeded, result.failed, result.exit_code) == (6, 1, 0)
+    assert (record.state, record.reason, record.value) == (TaskState.FAILED, EndReason.CONFIG_INVALID, None)
+    assert (record.message or "").startswith("its result could not be recorded: ")
+    assert said in (record.message or "")
+    assert [mark.task for mark in records.marks(EXPERIMENT, TaskState.FAILED)] == [poison]
+    [event] = bench.events("task_unrecorded")
+    assert event["task"] == poison.id
+
+
+@PROBLEMS
+@pytest.mark.usefixtures("quick")
+def test_task_whose_every_record_is_refused_stops_neither_the_worker_nor_the_others(
+    bench: Bench, problem: Callable[[], Exception]
+) -> None:
+    poison, good = bench.function("give", "poison"), bench.function("give", 1)
+
+    def refuse(name: str, args: tuple[Any, ...]) -> None:
+        if name == "settle" and any(one.record.task_id == poison.id for one in args[0]):
+            raise problem()
+
+    bench.put(poison, good)
+    with bench.running(over=lambda queue: Picky(queue, refuse)) as running:
+        assert wait_until(lambda: bench.records.find(good.id, 1) is not None, timeout_s=60)
+        assert wait_until(lambda: any(poison.id in event["what"] for event in bench.events("trouble")), timeout_s=60), (
+            bench.log.getvalue()
+        )
+        running.worker.stop("enough")
+        result = running.join()
+
+    assert (result.exit_code, result.reason) == (0, "enough")
+    assert bench.records.find(poison.id, 1) is None
+    # It is nobody's any more, and the next worker may try its luck.
+    assert bench.run().succeeded == 1
+
+
+@KINDS
+@PROBLEMS
+@pytest.mark.usefixtures("quick")
+def test_end_whose_note_is_refused_is_recorded_as_failed_and_the_rest_is_given_back(
+    bench: Bench, kind: str, problem: Callable[[], Exception]
+) -> None:
+    queue, records = opened(bench, kind)
+    poison, again = bench.function("fail", "poison"), bench.function("fail_first", "a")
+
+    def refuse(name: str, args: tuple[Any, ...]) -> None:
+        if name == "release" and any(one.lease.task.id == poison.id and one.note for one in args[0]):
+            raise problem()
+
+    queue.put([poison, again])
+
+    bench.run(Picky(queue, refuse))  # type: ignore[arg-type]
+
+    record = bench.record(poison, records=records)
+    assert record.state is TaskState.FAILED
+    assert (record.message or "").startswith("it could not be given back: ")
+    assert bench.record(again, records=records).attempts == 2
+
+
+@pytest.mark.parametrize("call", ["note_started", "history"])
+@pytest.mark.usefixtures("quick")
+def test_task_that_cannot_be_announced_or_looked_up_is_recorded_as_failed_and_the_rest_runs(
+    bench: Bench, call: str
+) -> None:
+    poison, good = bench.function("note", "poison"), bench.function("give", 1)
+
+    def refuse(name: str, args: tuple[Any, ...]) -> None:
+        if name == call and poison.id in (args[0], getattr(args[0], "id", None)):
+            raise ValueError("not this one")
+
+    queue, records = open_pair_with_folder(bench)
+    queue.put([poison, good])
+    untracked = replace(queue.traits, tracks_holders=False)
+    picky = Picky(queue, lambda *_: None, traits=untracked, records=Picky(records, refuse))
+
+    result = bench.run(picky)  # type: ignore[arg-type]
+
+    record = bench.record(poison, records=records)
+    assert (result.succeeded, result.failed) == (1, 1)
+    assert (record.state, record.attempts) == (TaskState.FAILED, 0)
+    assert record.message == "it could not be started: ValueError: not this one"
+    assert not (bench.code / "order").exists()
+
+
+@pytest.mark.parametrize(
+    "call", ["control", "put_worker", "put_counters", "append_log", "keep_outputs", "outlook", "tend", "renew"]
+)
+@pytest.mark.parametrize("problem", [OWN["a bug"], OWN["too large"], OSError], ids=["bug", "refusal", "disk"])
+@pytest.mark.usefixtures("quick")
+def test_duty_that_fails_for_good_keeps_no_task_from_its_record(
+    bench: Bench, call: str, problem: Callable[[], Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime.worker, "LOG_EVERY_S", 0.05)
+    queue, records = open_pair_with_folder(bench)
+    tasks = [bench.function("talk", 20_000), bench.function("give", 1), bench.function("wait", "slow")]
+    bench.let_go("slow")
+    queue.put(tasks)
+
+    def refuse(name: str, args: tuple[Any, ...]) -> None:
+        if name == call:
+            raise problem()
+
+    result = bench.run(
+        Picky(queue, refuse, records=Picky(records, refuse)),  # type: ignore[arg-type]
+        lease=timedelta(seconds=2),
+        max_tasks=3,
+        idle_timeout=None,
+    )
+
+    assert (result.exit_code, result.succeeded) == (0, 3)
+    assert all(records.find(task.id, 1) for task in tasks)
+
+
+def test_worker_whose_queue_cannot_say_what_is_due_waits_and_takes_what_comes(bench: Bench) -> None:
+    def refuse(name: str, args: tuple[Any, ...]) -> None:
+        if name == "outlook":
+            raise TypeError("no outlook")
+
+    task = bench.function("give", 1)
+    with bench.running(over=lambda queue: Picky(queue, refuse)) as running:
+        assert wait_until(lambda: bool(bench.events("trouble")), timeout_s=60)
+        bench.put(task)
+        assert wait_until(lambda: bench.records.find(task.id, 1) is not None, timeout_s=60)
+        running.worker.stop()
+        assert running.join().exit_code == 0
+
+
+# being asked to leave
+
+
+def away(name: str, args: tuple[Any, ...]) -> None:
+    if name == "settle":
+        raise StoreUnavailable("the store is away")
+
+
+def test_worker_asked_to_leave_while_its_store_is_away_leaves_after_the_grace_and_the_task_is_free(
+    bench: Bench,
+) -> None:
+    task = bench.function("give", 1)
+    bench.put(task)
+    with bench.running(over=lambda queue: Picky(queue, away), grace=timedelta(seconds=0.5)) as running:
+        assert wait_until(lambda: bool(bench.events("trouble")), timeout_s=60)
+        running.worker.stop("SIGTERM")
+        result = running.join()
+
+    assert (result.exit_code, result.reason) == (0, "SIGTERM")
+    assert [event["count"] for event in bench.events("results_dropped")] == [1]
+    assert bench.run().succeeded == 1
+    assert bench.record(task).value == 1
+
+
+def test_worker_asked_to_leave_records_what_its_store_takes_within_the_grace(bench: Bench) -> None:
+    task = bench.function("give", 1)
+    bench.put(task)
+    back = threading.Event()
+
+    def refuse(name: str, args: tuple[Any, ...]) -> None:
+        if not back.is_set():
+            away(name, args)
+
+    with bench.running(over=lambda queue: Picky(queue, refuse), grace=timedelta(minutes=10)) as running:
+        assert wait_until(lambda: bool(bench.events("trouble")), timeout_s=60)
+        running.worker.stop("SIGTERM")
+        assert wait_until(lambda: bool(bench.events("worker_draining")), timeout_s=60)
+        back.set()
+        running.join()
+
+    assert bench.record(task).value == 1
+    assert bench.events("results_dropped") == []
+
+
+# what is stored and cannot be decoded
+
+ROWS = {
+    "no JSON": "{",
+    "another release": '{"schema":2,"id":"t-1","experiment":"sample","container":"x"}',
+    "out of bounds": '{"schema":1,"id":"t-1","experiment":"sample","command":["true"],"timeout_s":0}',
+    "wrong types": '{"schema":1,"id":7,"experiment":null,"command":"true"}',
+    "nested": '{"schema":1,"id":"t-1","experiment":"sample","command":["true"],"x":'
+    + "[" * 100_000
+    + "]" * 100_000
+    + "}",
+    "no UTF-8": b"\xff\xfe",
+    "a number": 7,
+}
+
+
+def spoil(bench: Bench, task_id: str, body: object) -> None:
+    with sqlite3.connect(bench.path) as connection:
+        assert connection.execute("UPDATE tasks SET body=? WHERE id=?", (body, task_id)).rowcount == 1
+    connection.close()
+
+
+@KINDS
+@pytest.mark.parametrize("body", ROWS.values(), ids=ROWS)
+def test_stored_row_that_cannot_be_decoded_is_a_dead_letter_and_the_rest_runs(
+    bench: Bench, kind: str, body: object
+) -> None:
+    queue, records = opened(bench, kind)
+    first, spoilt, last = bench.function("give", 1), bench.function("give", 2), bench.function("give", 3)
+    queue.put([first, spoilt, last])
+    spoil(bench, spoilt.id, body)
+
+    result = bench.run(queue, max_consecutive_failures=1)
+
+    record = bench.record(spoilt, records=records)
+    assert (result.exit_code, result.succeeded) == (0, 2)
+    assert (record.state, record.reason, record.attempts) == (TaskState.FAILED, EndReason.CONFIG_INVALID, 0)
+    assert "malformed" in (record.message or "")
+    [mark] = records.marks(EXPERIMENT, TaskState.FAILED)
+    assert (mark.task_id, mark.task) == (spoilt.id, None)
+    assert (mark.raw or "")[:20] == (body.decode(errors="replace") if isinstance(body, bytes) else str(body))[:20]
+
+
+def test_leases_of_a_dead_worker_go_back_though_one_of_them_cannot_be_decoded(bench: Bench) -> None:
+    queue, records = open_pair_with_folder(bench)
+    spoilt, good = bench.function("give", 1), bench.function("give", 2)
+    queue.put([spoilt, good])
+    held = queue.lease(2, worker="w-dead", ttl=timedelta(seconds=30))
+    queue.mark_running([lease.token for lease in held])
+    spoil(bench, spoilt.id, "{")
+    queue.close()
+
+    queue, records = open_pair_with_folder(bench)
+    result = bench.run(queue, idle_timeout=timedelta(seconds=5), max_tasks=2)
+
+    assert result.succeeded == 1
+    assert bench.record(spoilt, records=records).state is TaskState.FAILED
+    assert bench.record(good, records=records).value == 2
+
+
+# turns of the loop
+
+
+class Turns(Reporter):
+    """Counts the turns of the loop, each of which asks it once for what it has to say."""
+
+    def __init__(self) -> None:
+        super().__init__(io.StringIO(), json_lines=True)
+        self.count = 0
+
+    def tick(self, *, last: bool = False) -> None:
+        self.count += 1
+        super().tick(last=last)
+
+
+def serve(queue: Any, turns: Turns, *, until: Callable[[], bool]) -> None:
+    """Run a worker in a thread until the condition holds."""
+    worker = Worker(queue, WorkerOptions(grace=timedelta(seconds=0.1)), reporter=turns)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        assert wait_until(until, timeout_s=60)
+    finally:
+        worker.stop()
+        worker.stop()
+        thread.join(60)
+        queue.close()
+    assert not thread.is_alive()
+
+
+class Calls(dict[str, list[int]]):
+    """At which turn each call was made."""
+
+    def __missing__(self, name: str) -> list[int]:
+        self[name] = []
+        return self[name]
+
+
+TURNS_AT_MOST = 60
+"""Between two tries that lie a second or so apart; duties come up a few times in a second. A loop that spins makes
+hundreds of thousands, and one that a busy machine slows down makes fewer."""
+
+
+def test_loop_sleeps_while_its_store_is_away(bench: Bench) -> None:
+    turns, calls = Turns(), Calls()
+
+    def refuse(name: str, args: tuple[Any, ...]) -> None:
+        calls[name].append(turns.count)
+        away(name, args)
+
+    bench.put(bench.function("give", 1), bench.function("give", 2))
+
+    serve(Picky(bench.open_queue(), refuse), turns, until=lambda: len(calls["settle"]) >= 3)
+
+    between = [after - before for before, after in zip(calls["settle"], calls["settle"][1:], strict=False)]
+    assert max(between[:2]) <= TURNS_AT_MOST
+
+
+def test_loop_sleeps_while_a_remote_lease_does_not_answer(bench: Bench) -> None:
+    turns, calls = Turns(), Calls()
+    answer = threading.Event()
+
+    def refuse(name: str, args: tuple[Any, ...]) -> None:
+        calls[name].append(turns.count)
+        if name == "lease":
+            answer.wait(60)
+
+    queue, _ = open_pair_with_folder(bench)
+    remote = replace(queue.traits, remote=True)
+
+    def long_enough() -> bool:
+        # Upkeep comes up again and again while the lease is asked for.
+        if len(calls["tend"]) < 3:
+            return False
+        answer.set()
+        return True
+
+    serve(Picky(queue, refuse, traits=remote), turns, until=long_enough)
+
+    assert calls["lease"][0] < calls["tend"][2]
+    assert calls["tend"][2] - calls["tend"][0] <= 2 * TURNS_AT_MOST
+
+
+def test_loop_sleeps_after_a_second_signal_while_its_store_is_away(bench: Bench) -> None:
+    turns, calls = Turns(), Calls()
+    bench.put(bench.function("give", 1))
+
+    def refuse(name: str, args: tuple[Any, ...]) -> None:
+        calls[name].append(turns.count)
+        away(name, args)
+
+    worker = Worker(
+        Picky(bench.open_queue(), refuse),  # type: ignore[arg-type]
+        WorkerOptions(grace=timedelta(minutes=10)),
+        reporter=turns,
+    )
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    assert wait_until(lambda: bool(calls["settle"]), timeout_s=60)
+    worker.stop()
+    worker.stop()
+    seen = len(calls["settle"])
+    assert wait_until(lambda: len(calls["settle"]) >= seen + 2, timeout_s=60)
+    worker.stop()
+    thread.join(60)
+
+    assert not thread.is_alive()
+    between = [after - before for before, after in zip(calls["settle"], calls["settle"][1:], strict=False)]
+    assert max(between[seen:]) <= TURNS_AT_MOST
