@@ -128,7 +128,9 @@ class EmbeddedFile:
                 finally:
                     if other:
                         connection.execute("PRAGMA synchronous=FULL" if usual else "PRAGMA synchronous=NORMAL")
-            except sqlite3.OperationalError as problem:
+            except sqlite3.DatabaseError as problem:
+                if type(problem) not in _THE_FILE:
+                    raise  # Something about what was to be written.
                 raise self._explain(problem) from problem
             finally:
                 fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
@@ -139,7 +141,7 @@ class EmbeddedFile:
         with self._mutex:
             try:
                 yield self._reader or self._open_reader()
-            except sqlite3.OperationalError as problem:
+            except sqlite3.DatabaseError as problem:
                 raise self._explain(problem) from problem
 
     def close(self) -> None:
@@ -195,7 +197,7 @@ class EmbeddedFile:
         self._reader = connection
         return connection
 
-    def _explain(self, problem: sqlite3.OperationalError) -> InfrastructureFailure:
+    def _explain(self, problem: sqlite3.DatabaseError) -> InfrastructureFailure:
         full = "full" in str(problem)
         return StoreUnavailable(
             f"the task file `{self.path}` cannot be used: {problem}",
@@ -203,6 +205,9 @@ class EmbeddedFile:
             retryable=full or "locked" in str(problem) or "I/O" in str(problem),
         )
 
+
+_THE_FILE: Final = (sqlite3.DatabaseError, sqlite3.OperationalError, sqlite3.InternalError)
+"""What these say is about the file; their other kinds are about a statement or a value."""
 
 _as_text = functools.partial(str, encoding="utf-8", errors="replace")
 """Otherwise one text that was damaged fails the statement, and with it all rows beside its own."""

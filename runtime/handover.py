@@ -27,6 +27,10 @@ class Outgoing:
     retractions: Sequence[Lease] = ()
     """Announced to the store, and did not start after all; taken back before its release."""
 
+    @property
+    def ended(self) -> list[Settlement | Release]:
+        return [*self.settlements, *self.releases]
+
 
 @dataclass(slots=True)
 class Handed:
@@ -37,14 +41,12 @@ class Handed:
     """Refused for a reason of its own, and recorded as failed instead."""
     dropped: list[tuple[Lease, Exception]] = field(default_factory=list)
     """Not even that was taken. The lease is left alone: it ends with this worker, or by itself."""
-    settlements: list[Settlement] = field(default_factory=list)
-    """To be handed over again, as are the next two."""
-    releases: list[Release] = field(default_factory=list)
-    retractions: list[Lease] = field(default_factory=list)
+    again: list[Settlement | Release] = field(default_factory=list)
+    """The service was away."""
+    stuck: list[Settlement | Release] = field(default_factory=list)
+    """The service refused, and did not say that again may help: it may mean everything, or this one."""
     problem: Exception | None = None
-    """Why anything is to be handed over again."""
-    unexplained: list[str] = field(default_factory=list)
-    """Tokens of those that the service refused without saying that again may help."""
+    """Why anything is `again` or `stuck`."""
 
 
 def may_pass(problem: Exception) -> bool:
@@ -53,53 +55,52 @@ def may_pass(problem: Exception) -> bool:
 
 
 def hand_over(
-    queue: Queue, outgoing: Outgoing, *, worker: str, now: datetime, given_up: Collection[str] = frozenset()
+    queue: Queue,
+    outgoing: Outgoing,
+    *,
+    worker: str,
+    now: datetime,
+    given_up: Collection[str] = frozenset(),
+    hopeless: Collection[str] = frozenset(),
 ) -> Handed:
     """Settle and release each alone.
 
-    A service that refuses without saying that again may help may mean everything or this one: only of the tokens in
-    `given_up` it is taken for their own fault.
+    Of the tokens in `given_up` a service's refusal is taken for their own fault, and of those in `hopeless`, also that
+    of the failure that is recorded instead.
     """
     handed = Handed()
 
-    def keeps(token: str, problem: Exception) -> bool:
-        if not isinstance(problem, InfrastructureFailure) or (token in given_up and not problem.retryable):
+    def try_again(one: Settlement | Release, problem: Exception, blamed: Collection[str]) -> bool:
+        if may_pass(problem):
+            handed.again.append(one)
+        elif isinstance(problem, InfrastructureFailure) and one.lease.token not in blamed:
+            handed.stuck.append(one)
+        else:
             return False
         handed.problem = problem
-        if not problem.retryable:
-            handed.unexplained.append(token)
         return True
 
-    def replace(refused: Settlement | Release, problem: Exception) -> bool:
-        """Record the failure instead; False if that is to be tried again."""
-        what = "its result could not be recorded" if isinstance(refused, Settlement) else "it could not be given back"
-        instead = failed_instead(refused, problem, what, worker=worker, now=now)
+    def replace(one: Settlement | Release, problem: Exception) -> None:
+        what = "its result could not be recorded" if isinstance(one, Settlement) else "it could not be given back"
+        instead = failed_instead(one, problem, what, worker=worker, now=now)
         try:
-            handed.replaced.append((refused, instead, queue.settle([instead])))
+            handed.replaced.append((one, instead, queue.settle([instead])))
         except Exception as again:
-            if may_pass(again):
-                handed.problem = again
-                return False
-            handed.dropped.append((refused.lease, again))
-        return True
+            if not try_again(one, again, hopeless):
+                handed.dropped.append((one.lease, again))
 
-    for settlement in outgoing.settlements:
+    announced = {lease.token for lease in outgoing.retractions}
+    for one in outgoing.ended:
         try:
-            handed.settled.append((settlement, queue.settle([settlement])))
+            if isinstance(one, Settlement):
+                handed.settled.append((one, queue.settle([one])))
+                continue
+            if one.lease.token in announced:
+                queue.records.retract_started(one.lease.task, one.lease.token)
+            queue.release([one])
         except Exception as problem:
-            if keeps(settlement.lease.token, problem) or not replace(settlement, problem):
-                handed.settlements.append(settlement)
-    announced = {lease.token: lease for lease in outgoing.retractions}
-    for release in outgoing.releases:
-        token = release.lease.token
-        try:
-            if token in announced:
-                queue.records.retract_started(release.lease.task, token)
-            queue.release([release])
-        except Exception as problem:
-            if keeps(token, problem) or not replace(release, problem):
-                handed.releases.append(release)
-                handed.retractions += [announced[token]] if token in announced else []
+            if not try_again(one, problem, given_up):
+                replace(one, problem)
     return handed
 
 

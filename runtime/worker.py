@@ -16,8 +16,8 @@ import socket
 import sys
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -67,6 +67,8 @@ ALONE_PATIENCE_S: Final = 60.0
 """How long a suspected crasher may wait here, keeping others from starting, until nothing else runs."""
 REFUSALS: Final = 2
 """A record that its store refused alone so often is refused for a reason of its own, whatever the store calls it."""
+STUCK_AT_MOST: Final = 3
+"""With so many that are stuck it is the store, and nothing more is begun until it takes one."""
 LONGEST_LOOK_AHEAD: Final = 128
 """Tasks held beyond the free slots: at most a second's worth of recent task time, and at most so many."""
 PIPELINE_BELOW_S: Final = 0.05
@@ -146,6 +148,17 @@ class _Attempt:
 
 
 @dataclass(slots=True)
+class _Stuck:
+    """What its service refuses, and may have refused for a reason of its own."""
+
+    ended: Settlement | Release
+    announced: bool
+    handed: int
+    """What had been settled before; once it is more, the service takes others."""
+    times: int = 0
+
+
+@dataclass(slots=True)
 class _Due:
     """When each recurring duty comes up next, in seconds of `time.monotonic`."""
 
@@ -190,8 +203,12 @@ class Worker:
         """By snapshot: attempts that wait until it is here."""
         self._retractions: list[Lease] = []
         """Announced, and did not start after all."""
-        self._refusals: Counter[str] = Counter()
-        """By token: how often the service refused it alone, without saying that again may help."""
+        self._stuck: dict[str, _Stuck] = {}
+        """By token: refused alone by a service that did not say that again may help."""
+        self._stuck_at = float("inf")
+        """When they are handed over next."""
+        self._handed = 0
+        """Settled in all."""
         self._retry_at = 0.0
         self._retries = 0
         self._busy_io = 0
@@ -315,6 +332,8 @@ class Worker:
                 self._conclude(end, now)
             if self._settlements or self._releases:
                 self._flush(now)
+            if self._stuck:
+                self._retry_stuck(now)
             self._say.tick()
             self._duties(now)
             if self._stopping is None:
@@ -333,6 +352,8 @@ class Worker:
             until = min(until, deadline)
         if self._settlements or self._releases:
             until = min(until, self._retry_at)
+        if self._stuck:
+            until = min(until, self._stuck_at)
         if self._attempts:
             until = min(until, due.logs)
         unsaid = self._say.due_in()
@@ -369,7 +390,7 @@ class Worker:
 
     def _fetch_at(self) -> float | None:
         """When to lease next; None while there is no room, an answer is awaited, or what ended must be recorded first."""
-        if self._leasing or self._settlements or self._room() <= 0:
+        if self._leasing or self._settlements or len(self._stuck) >= STUCK_AT_MOST or self._room() <= 0:
             return None
         return max(self._due.poll, self._pause_until)
 
@@ -1025,13 +1046,8 @@ class Worker:
         """Nothing is lost: it stays here, and the leases, no longer renewed, would come back by themselves."""
         if may_pass(problem):
             self._hand_again(outgoing, problem)
-            return
-        given_up = {token for token, times in self._refusals.items() if times >= REFUSALS}
-        self._busy_io += 1
-        self._offload.call(
-            lambda: hand_over(self.queue, outgoing, worker=self.name, now=self._clock.now(), given_up=given_up),
-            lambda handed, failure: self._handed(outgoing, handed, failure),
-        )
+        else:
+            self._hand_singly(outgoing)
 
     def _hand_again(self, outgoing: Outgoing, problem: Exception) -> None:
         self._settlements = [*outgoing.settlements, *self._settlements]
@@ -1041,14 +1057,24 @@ class Worker:
         self._retry_at = time.monotonic() + min(30.0, backoff(self._retries).total_seconds())
         self._say.trouble("recording", problem)
 
-    def _handed(self, outgoing: Outgoing, handed: Handed | None, failure: Exception | None) -> None:
-        """Each was handed over alone."""
+    def _hand_singly(self, outgoing: Outgoing) -> None:
+        """One of them may be at fault, and the others have to go their way."""
+        given_up = {token for token, stuck in self._stuck.items() if stuck.times >= REFUSALS}
+        hopeless = {token for token in given_up if self._handed > self._stuck[token].handed}
+        self._busy_io += 1
+        self._offload.call(
+            lambda: hand_over(
+                self.queue, outgoing, worker=self.name, now=self._clock.now(), given_up=given_up, hopeless=hopeless
+            ),
+            lambda handed, problem: self._handed_singly(outgoing, handed, problem),
+        )
+
+    def _handed_singly(self, outgoing: Outgoing, handed: Handed | None, problem: Exception | None) -> None:
         self._busy_io -= 1
         if handed is None:
-            assert failure is not None
-            self._hand_again(outgoing, failure)
+            assert problem is not None
+            self._hand_again(outgoing, problem)
             return
-        self._refusals.update(handed.unexplained)
         for settlement, settled in handed.settled:
             self._count_settled([settlement], settled)
         for refused, instead, settled in handed.replaced:
@@ -1057,19 +1083,38 @@ class Worker:
             self._failed += counted is None or counted is TaskState.SUCCEEDED
             self._say.unrecorded(instead.record, instead.lease.task)
             self._count_settled([instead], settled)
-        for lease, problem in handed.dropped:
-            self._say.trouble(f"recording how `{lease.task.id}` ended", problem)
-        leases = [one.lease for one in outgoing.settlements] + [one.lease for one in outgoing.releases]
-        for token in {lease.token for lease in leases}.difference(handed.unexplained):
-            self._refusals.pop(token, None)
+        for lease, refusal in handed.dropped:
+            self._say.trouble(f"recording how `{lease.task.id}` ended", refusal)
+        announced = {lease.token for lease in outgoing.retractions}
+        before = self._stuck
+        tokens = {one.lease.token for one in outgoing.ended}
+        self._stuck = {token: stuck for token, stuck in before.items() if token not in tokens}
+        for one in handed.stuck:
+            token = one.lease.token
+            known = before.get(token) or _Stuck(one, token in announced, self._handed)
+            known.times += 1
+            self._stuck[token] = known
+        if handed.stuck:
+            times = max(stuck.times for stuck in self._stuck.values())
+            self._stuck_at = time.monotonic() + min(30.0, backoff(times).total_seconds())
         if handed.problem is not None:
-            left = Outgoing(settlements=handed.settlements, releases=handed.releases, retractions=handed.retractions)
-            self._hand_again(left, handed.problem)
+            self._say.trouble("recording", handed.problem)
+        if handed.again:
+            assert handed.problem is not None
+            self._hand_again(_outgoing(handed.again, announced), handed.problem)
         else:
             self._retries = 0
             self._due.poll = 0.0
 
+    def _retry_stuck(self, now: float) -> None:
+        if now < self._stuck_at:
+            return
+        self._stuck_at = float("inf")
+        announced = {token for token, stuck in self._stuck.items() if stuck.announced}
+        self._hand_singly(_outgoing([stuck.ended for stuck in self._stuck.values()], announced))
+
     def _count_settled(self, settlements: Sequence[Settlement], settled: Settled) -> None:
+        self._handed += len(settlements)
         refused = {id(one.lease) for one in settled.refused}
         for one in settled.refused:
             self._say.refused(one)
@@ -1313,10 +1358,14 @@ class Worker:
         if self._settlements or self._releases:
             asked_for_long = self._signals > 0 and self._retries > 0 and now >= self._give_up_at
             if self._signals > 2 or asked_for_long:
-                self._say.unhanded(len(self._settlements) + len(self._releases))
+                self._say.unhanded(len(self._settlements) + len(self._releases) + len(self._stuck))
                 return True
             self._flush(now)
             return False
+        if self._stuck:
+            if self._signals < 3 and any(stuck.times <= REFUSALS for stuck in self._stuck.values()):
+                return False
+            self._say.unhanded(len(self._stuck))
         return True
 
     def _leave(self) -> None:
@@ -1328,6 +1377,15 @@ class Worker:
         self._scratch.close()
         self._selector.close()
         self._say.left(self._stopping or "interrupted", self._succeeded, self._failed, self._released)
+
+
+def _outgoing(ended: Sequence[Settlement | Release], announced: Collection[str]) -> Outgoing:
+    releases = [one for one in ended if isinstance(one, Release)]
+    return Outgoing(
+        settlements=[one for one in ended if isinstance(one, Settlement)],
+        releases=releases,
+        retractions=[one.lease for one in releases if one.lease.token in announced],
+    )
 
 
 def _kind(lease: Lease) -> EntryKind:

@@ -432,7 +432,8 @@ class SqliteQueue:
             except InvalidTask as problem:
                 task, invalid = self._malformed(connection, seq, body, problem)
             held = _Held(seq, experiment)
-            leases.append(Lease(task, token, body, tries, bool(flags & _SUSPECT), bool(flags & _ALONE), invalid, held))
+            text = body if isinstance(body, str) else ""
+            leases.append(Lease(task, token, text, tries, bool(flags & _SUSPECT), bool(flags & _ALONE), invalid, held))
             taken.append((queue, rank, seq))
             holds.append((seq, self._holder, token, tries, flags, now))
             change = changes.get(experiment)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -25,9 +26,9 @@ from runtime.queues.pubsub_client import (
     deadline_seconds,
     insist,
 )
-from runtime.queues.pubsub_message import COPY
+from runtime.queues.pubsub_message import COPY, PAYLOAD
 from runtime.reasons import EndReason
-from runtime.records.base import EndedNote, Record
+from runtime.records.base import EndedNote, Mark, Record
 from runtime.records.memory import MemoryRecords
 from runtime.tasks import TaskState
 from runtime.testing import sample_task
@@ -646,4 +647,110 @@ def test_dead_letters_of_the_service_are_filed_or_queued_again(service: FakeServ
     filed = records.find(mark.task_id, 1)
     assert filed is not None
     assert filed.state is TaskState.FAILED
+    queue.close()
+
+
+# poison
+
+
+@pytest.mark.parametrize(
+    "reference", ["a\0b", "", "records/x", "../../etc/passwd", "payloads/" + "0" * 64, "/"], ids=ascii
+)
+def test_message_whose_payload_cannot_be_had_is_a_dead_letter_and_the_next_one_is_delivered(
+    service: FakeService, queue: PubSubQueue, reference: str
+) -> None:
+    service.deliver(OutgoingMessage(b"{}", {PAYLOAD: reference}), "m-bad")
+    queue.put([sample_task()])
+
+    leases = lease(queue, 2)
+
+    by_fate = {one.invalid is None: one for one in leases}
+    assert by_fate[True].task.key == "1"
+    assert by_fate[False].invalid is not None
+    assert "`payload` cannot be read" in by_fate[False].invalid.problem
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"function": "m:f", "args": [NaN]}',
+        b'{"function": "m:f", "args": [1e999], "key": "k"}',
+        b'{"command": ["x"], "submitted_at": "0001-01-01T00:00:00+09:00"}',
+        b'{"command": ["x"], "resources": {"memory": "' + b"9" * 400 + b'"}}',
+        b'{"command": ["\\ud800"]}',
+        b'{"command": ["x"], "timeout_s": 1e-9}',
+        b"[" * 100_000,
+        b"\xff",
+    ],
+    ids=lambda body: body[:40].decode(errors="replace").encode("ascii", "replace").decode(),
+)
+def test_message_that_is_no_task_is_a_dead_letter_and_the_next_one_is_delivered(
+    service: FakeService, queue: PubSubQueue, body: bytes
+) -> None:
+    service.deliver(OutgoingMessage(body, {}), "m-bad")
+    queue.put([sample_task()])
+
+    leases = lease(queue, 2)
+    queue.release([Release(one) for one in leases])
+    again = lease(queue, 2)
+
+    assert sorted(one.invalid is None for one in leases) == [False, True]
+    assert sorted(one.invalid is None for one in again) == [False, True]
+
+
+def test_task_whose_record_cannot_be_looked_for_keeps_no_other_from_being_delivered(
+    service: FakeService, queue: PubSubQueue, records: FlakyRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd, good = sample_task("odd"), sample_task("good")
+    real_find = records.find
+
+    def find(task_id: str, generation: int) -> Record | None:
+        if task_id == odd.id:
+            raise TypeError("not this one")
+        return real_find(task_id, generation)
+
+    monkeypatch.setattr(records, "find", find)
+    queue.put([odd, good])
+
+    assert {one.task.id for one in lease(queue, 2)} == {odd.id, good.id}
+
+
+def test_pull_that_fails_in_a_way_nobody_foresaw_is_made_again(
+    service: FakeService, queue: PubSubQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = iter([TypeError("what is this")])
+    real_pull = service.pull
+
+    def pull(*args: Any, **keywords: Any) -> list[ReceivedMessage]:
+        for failure in failures:
+            raise failure
+        return real_pull(*args, **keywords)
+
+    monkeypatch.setattr(service, "pull", pull)
+    queue.put([sample_task()])
+
+    assert len(lease(queue, 1)) == 1
+
+
+def test_dead_letter_that_cannot_be_filed_keeps_no_other_from_coming_back(
+    service: FakeService, records: FlakyRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(mark: Mark) -> None:
+        raise TypeError("not this one")
+
+    settings = replace(SETTINGS, dead_letter_subscription="projects/p/subscriptions/d")
+    queue = PubSubQueue(settings, records, client=service)  # type: ignore[arg-type]
+    monkeypatch.setattr(records, "mark", refuse)
+    queue.put([sample_task()])
+    [original] = service.published
+    service.waiting.clear()
+    service.deliver(OutgoingMessage(b"{", {}), "dead-1")
+    service.deliver(original, "dead-2")
+    pulls = iter([True])
+    real_pull = service.pull
+    service.pull = lambda *args, **kwargs: real_pull(*args, **kwargs) if next(pulls, None) else []  # type: ignore[method-assign]
+
+    assert queue.drain_dead_letters() == 1
+
+    assert [message.attributes[COPY] for message in service.published[1:]] == ["1"]
     queue.close()

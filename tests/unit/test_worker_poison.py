@@ -194,6 +194,35 @@ def test_task_whose_every_record_is_refused_stops_neither_the_worker_nor_the_oth
     assert bench.run().succeeded == 1
 
 
+@pytest.mark.usefixtures("quick")
+def test_store_that_refuses_everything_for_a_while_loses_no_result_and_nothing_more_is_begun(bench: Bench) -> None:
+    tasks = [bench.function("note", str(number)) for number in range(20)]
+    bench.put(*tasks)
+    allowed = threading.Event()
+    tries: list[int] = []
+
+    def refuse(name: str, args: tuple[Any, ...]) -> None:
+        # Of the failures that would stand for a result none may come through in the moment between the two.
+        if name == "settle" and (
+            not allowed.is_set() or any(one.record.reason is not EndReason.SUCCEEDED for one in args[0])
+        ):
+            tries.append(len(args[0]))
+            raise StoreUnavailable("403 Forbidden", retryable=False)
+
+    with bench.running(over=lambda queue: Picky(queue, refuse), look_ahead=0) as running:
+        assert wait_until(lambda: len(tries) > 40, timeout_s=60)
+        begun = (bench.code / "order").read_text().split()
+        allowed.set()
+        assert wait_until(lambda: bench.records.totals(EXPERIMENT).counts[TaskState.QUEUED] == 0, timeout_s=60)
+        running.worker.stop()
+        result = running.join()
+
+    assert len(begun) <= runtime.worker.STUCK_AT_MOST + 1
+    assert (result.succeeded, result.failed) == (20, 0)
+    assert sorted(bench.record(task).value for task in tasks) == sorted(str(number) for number in range(20))
+    assert len((bench.code / "order").read_text().split()) == 20
+
+
 @KINDS
 @PROBLEMS
 @pytest.mark.usefixtures("quick")
