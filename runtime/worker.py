@@ -209,6 +209,8 @@ class Worker:
         """When they are handed over next."""
         self._handed = 0
         """Settled in all."""
+        self._unstartable: dict[str, tuple[int, int]] = {}
+        """By task: how often the service refused what comes before its start, and what had been settled at the first."""
         self._retry_at = 0.0
         self._retries = 0
         self._busy_io = 0
@@ -578,7 +580,7 @@ class Worker:
         if lease.token not in self._attempts:
             return
         now = self._clock.now()
-        if problem is not None and not isinstance(problem, InfrastructureFailure):
+        if problem is not None and self._is_its_own(lease.task.id, problem):
             self._fail_unstarted(attempt, problem)
             return
         if found is None:
@@ -711,7 +713,7 @@ class Worker:
             if refusal is not None:
                 self._say.unstarted(refusal.record, lease.task)
                 self._end(attempt, refusal)
-            elif problem is not None and not isinstance(problem, InfrastructureFailure):
+            elif problem is not None and self._is_its_own(lease.task.id, problem):
                 self._fail_unstarted(attempt, problem)
             elif problem is None and self._stopping is None and attempt.stop_reason is None:
                 going.append(attempt)
@@ -726,6 +728,18 @@ class Worker:
             self._pause_until = max(self._pause_until, time.monotonic() + backoff(2).total_seconds())
         if going:
             self._send(going, slot)
+
+    def _is_its_own(self, task_id: str, problem: Exception) -> bool:
+        """Whether a refusal before its start is about the task: others are taken, and this one again and again is not."""
+        if not isinstance(problem, InfrastructureFailure):
+            return True
+        if problem.retryable:
+            return False
+        if len(self._unstartable) > 1_000:
+            self._unstartable.clear()
+        times, handed = self._unstartable.get(task_id, (0, self._handed))
+        self._unstartable[task_id] = times + 1, handed
+        return times >= REFUSALS and self._handed > handed
 
     def _fail_unstarted(self, attempt: _Attempt, problem: Exception) -> None:
         """Something about this task alone keeps it from being started, and again would not help."""

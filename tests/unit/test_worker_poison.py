@@ -247,15 +247,16 @@ def test_end_whose_note_is_refused_is_recorded_as_failed_and_the_rest_is_given_b
 
 
 @pytest.mark.parametrize("call", ["note_started", "history"])
+@PROBLEMS
 @pytest.mark.usefixtures("quick")
 def test_task_that_cannot_be_announced_or_looked_up_is_recorded_as_failed_and_the_rest_runs(
-    bench: Bench, call: str
+    bench: Bench, call: str, problem: Callable[[], Exception]
 ) -> None:
     poison, good = bench.function("note", "poison"), bench.function("give", 1)
 
     def refuse(name: str, args: tuple[Any, ...]) -> None:
         if name == call and poison.id in (args[0], getattr(args[0], "id", None)):
-            raise ValueError("not this one")
+            raise problem()
 
     queue, records = open_pair_with_folder(bench)
     queue.put([poison, good])
@@ -267,7 +268,7 @@ def test_task_that_cannot_be_announced_or_looked_up_is_recorded_as_failed_and_th
     record = bench.record(poison, records=records)
     assert (result.succeeded, result.failed) == (1, 1)
     assert (record.state, record.attempts) == (TaskState.FAILED, 0)
-    assert record.message == "it could not be started: ValueError: not this one"
+    assert (record.message or "").startswith("it could not be started: ")
     assert not (bench.code / "order").exists()
 
 
