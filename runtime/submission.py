@@ -9,10 +9,8 @@ stopped: what a manifest lists is not listed a second time.
 from __future__ import annotations
 
 import getpass
-import json
 import socket
 import time
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -26,6 +24,8 @@ from runtime.existing import ExistingOutputs
 from runtime.idset import IdSet, task_key
 from runtime.queues.base import MakesTopics, Queue, QueueTraits
 from runtime.records.base import ManifestPart, Record, RecordStore
+from runtime.records.coverage import own_key, read_keys
+from runtime.records.orders import FIRST_OWN_NUMBER
 from runtime.stacks import OpenStack, open_stack
 from runtime.tasks import (
     DEFAULT_EXPERIMENT,
@@ -57,9 +57,6 @@ NAMED_TASKS: Final = 100
 LIVE_WITHIN: Final = timedelta(minutes=2)
 """A worker that has not reported for longer holds nothing; they report every 30 s."""
 
-# Parts are numbered from 0. A submission of one task takes the task's own 64 bits for a number instead, so that the
-# experiments that gather single tasks are known from the names of their parts alone.
-_FIRST_OWN_NUMBER: Final = 1 << 32
 _READ_AT_ONCE: Final = 4
 
 Progress: TypeAlias = Callable[[int], None]
@@ -510,14 +507,14 @@ class _ThroughManifest:
         self._records.put_experiment(self._experiment, queue=self._queue.name)
         fresh = [part for part in self._records.parts(self._experiment) if part.name not in self._read]
         self._read.update(part.name for part in fresh)
-        in_order = [_number(part) for part in fresh if _number(part) < _FIRST_OWN_NUMBER]
+        in_order = [_number(part) for part in fresh if _number(part) < FIRST_OWN_NUMBER]
         self._next = max([self._next, *(number + 1 for number in in_order)])
         to_read = []
         for part in fresh:
             if not part.sent:
                 counted.resumed += self._publish_again(part)
-            elif part.count == 1 and _number(part) >= _FIRST_OWN_NUMBER:
-                self.known.add(_number(part))
+            elif (own := own_key(part.name)) is not None:
+                self.known.add(own)
             else:
                 to_read.append(part)
         for keys in self._read_keys(to_read):
@@ -526,7 +523,7 @@ class _ThroughManifest:
 
     def send(self, tasks: Sequence[Task], counted: _Counted) -> None:
         own = task_key(tasks[0].id, tasks[0].generation)
-        alone = len(tasks) == 1 and own >= _FIRST_OWN_NUMBER
+        alone = len(tasks) == 1 and own >= FIRST_OWN_NUMBER
         wanted = list(tasks)
         while wanted:
             try:
@@ -548,7 +545,7 @@ class _ThroughManifest:
         if not part.sent:
             self._queue.put(tasks)
             self._records.mark_sent(part)
-        if number < _FIRST_OWN_NUMBER:
+        if number < FIRST_OWN_NUMBER:
             self._next = number + 1
 
     def _publish_again(self, part: ManifestPart) -> int:
@@ -565,14 +562,8 @@ class _ThroughManifest:
         with ThreadPoolExecutor(_READ_AT_ONCE, thread_name_prefix="manifest") as pool:
             # A few at a time: what is read waits in memory until it is taken.
             for start in range(0, len(parts), 4 * _READ_AT_ONCE):
-                yield from pool.map(self._keys_of, parts[start : start + 4 * _READ_AT_ONCE])
-
-    def _keys_of(self, part: ManifestPart) -> Sequence[int]:
-        keys = array("Q")
-        for line in self._records.read_part(part):
-            fields = json.loads(line)
-            keys.append(task_key(fields["id"], fields.get("generation", 1)))
-        return keys
+                some = parts[start : start + 4 * _READ_AT_ONCE]
+                yield from pool.map(lambda part: read_keys(self._records, part), some)
 
 
 _Sender: TypeAlias = _Direct | _ThroughManifest

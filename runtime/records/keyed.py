@@ -11,10 +11,12 @@ import hashlib
 import itertools
 import json
 import os
+import random
 import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,11 +24,11 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from runtime.clock import Clock, SystemClock
-from runtime.errors import PartTaken, RecordExists, StoreUnavailable, StoreUnsafe
+from runtime.errors import PartTaken, RecordExists, RuntimeFailure, StoreUnavailable, StoreUnsafe
+from runtime.idset import IdSet, task_key
 from runtime.records import codec
 from runtime.records.base import (
     INLINE_BYTES,
-    Control,
     EndedNote,
     ExperimentSeen,
     History,
@@ -38,8 +40,10 @@ from runtime.records.base import (
     Totals,
     WorkerSeen,
 )
-from runtime.records.blobs import Blobs
-from runtime.tasks import Task, TaskState, experiment_digest
+from runtime.records.blobs import BlobInfo, Blobs
+from runtime.records.coverage import read_keys
+from runtime.records.orders import Control, Order, OrderLog, ReadOrder, merge
+from runtime.tasks import Task, TaskState, experiment_digest, new_token
 
 # Executors and URLs load a good deal that a worker on the embedded file never uses.
 if TYPE_CHECKING:
@@ -48,6 +52,16 @@ if TYPE_CHECKING:
 NOTE_LOG_BYTES: Final = 8 * 1024
 MARKS_COUNTED: Final = 10_000
 """Up to here `totals` counts what did not succeed by the names of its marks; beyond, it believes the counters."""
+ORDERS_APART: Final = 64
+"""Up to this many orders of a queue lie there as they were given; beyond, they are put together."""
+MOVED_FOR: Final = timedelta(minutes=10)
+"""How long an order stays beside the one that says it too. A listing takes seconds; one that takes half of this is
+taken again."""
+REMEMBERED_FOR: Final = timedelta(days=40)
+"""How long an order is kept for an experiment that has ended. No subscription of Pub/Sub keeps messages, such as those
+that foreign producers sent before the order, for more than 31 days."""
+TASKS_LOOKED_AT: Final = 256
+"""Of the single tasks that orders name: how many are looked for among the records when orders are put together."""
 
 _HEX: Final = "0123456789abcdef"
 _OUR_ID: Final = re.compile(r"t-[0-9a-f]{24}")
@@ -55,6 +69,7 @@ _COUNTER: Final = re.compile(r"(\d+)-s(\d+)-f(\d+)-c(\d+)-x(\d+)")
 _COUNTED: Final = (TaskState.SUCCEEDED, TaskState.FAILED, TaskState.CANCELLED, TaskState.EXPIRED)
 _NAME: Final = re.compile(r"([^./]+)\.g(\d+)\.")
 _PART: Final = re.compile(r"(\d+)-(\d+)-([0-9a-f]+)")
+_ORDER: Final = re.compile(r"([0-9a-f]{16})\.json")
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -75,6 +90,10 @@ class BlobRecords(RecordStore):
         self._counters: dict[tuple[str, str], str] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._lock = Lock()
+        self._order_logs: dict[str, OrderLog] = {}
+        self._fresh: tuple[str, datetime, datetime] | None = None
+        """The key that this process created last, and the times before and after."""
+        self._skew: timedelta | None = None
 
     def check(self) -> None:
         """Prove create-only once for each process and URL.
@@ -163,19 +182,16 @@ class BlobRecords(RecordStore):
         return itertools.chain.from_iterable(self._in_parallel(listed, _record_shards(experiment)))
 
     def tried_again(self, experiment: str) -> Iterator[tuple[str, int]]:
-        marked = {
-            (task_id, generation)
-            for _, task_id, generation in _parsed(self.blobs.list_keys(f"marks/{experiment_digest(experiment)}/"))
-        }
-
         def listed(shard: str) -> list[tuple[str, int]]:
-            return [
-                (task_id, generation)
-                for task_id, generation, state in self._newest_states(shard)
-                if state is not TaskState.SUCCEEDED and (task_id, generation) not in marked
-            ]
+            newest = self._newest_states(shard)
+            return [(task_id, generation) for task_id, generation, state in newest if state is not TaskState.SUCCEEDED]
 
-        return itertools.chain.from_iterable(self._in_parallel(listed, _record_shards(experiment)))
+        ended = [each for shard in self._in_parallel(listed, _record_shards(experiment)) for each in shard]
+        # The marks second: a mark goes before its record, so one that is missing now was closed. The other way round
+        # what failed in between would pass for tried again, and be run once more.
+        marks = self.blobs.list_keys(f"marks/{experiment_digest(experiment)}/") if ended else ()
+        marked = {(task_id, generation) for _, task_id, generation in _parsed(marks)}
+        return (each for each in ended if each not in marked)
 
     # attempts
 
@@ -280,7 +296,9 @@ class BlobRecords(RecordStore):
         claimed = self._create_or_read(f"claims/{digest}/{index:05}", name.encode())
         if claimed is not None and claimed != name.encode():
             raise PartTaken(experiment, index)
-        self.blobs.create(f"manifests/{digest}/{name}.jsonl", data)
+        asked = self._clock.now()
+        if self.blobs.create(f"manifests/{digest}/{name}.jsonl", data):
+            self._fresh = f"manifests/{digest}/{name}.jsonl", asked, self._clock.now()
         sent = claimed is not None and self.blobs.get(f"manifests/{digest}/{name}.sent") is not None
         return ManifestPart(experiment, name, len(lines), sent=sent)
 
@@ -326,15 +344,136 @@ class BlobRecords(RecordStore):
             raise codec.damaged(reference, "its content is not what its name says")
         return data
 
-    # control and workers
+    # orders
 
-    def control(self, queue: str) -> Control:
-        key = f"control/{_quoted(queue)}.json"
-        data = self.blobs.get(key)
-        return Control() if data is None else codec.decode_control(data, self._address(key))
+    def put_order(self, queue: str, order: Order) -> str:
+        data = codec.encode_order(order)
+        while True:
+            identity = new_token()
+            key, asked = order_key(queue, identity), self._clock.now()
+            if self._create_or_read(key, data) in (None, data):
+                self._fresh = key, asked, self._clock.now()
+                break
+        self.look_after_orders(queue)
+        return identity
 
-    def set_control(self, queue: str, control: Control) -> None:
-        self.blobs.put(f"control/{_quoted(queue)}.json", codec.encode_control(control))
+    def control(self, queue: str, *, max_age: timedelta = timedelta(0)) -> Control:
+        log = self._order_log(queue)
+        if self._clock.boottime() - log.read_at >= max_age.total_seconds():
+            self._read_orders(queue, log)
+        return log.control
+
+    def _order_log(self, queue: str) -> OrderLog:
+        if queue not in self._order_logs:
+            key = f"control/{_quoted(queue)}.json"
+            data = self.blobs.get(key)
+            old = Control() if data is None else codec.decode_old_control(data, self._address(key))
+            self._order_logs.setdefault(queue, OrderLog(old))
+        return self._order_logs[queue]
+
+    def _read_orders(self, queue: str, log: OrderLog) -> tuple[dict[str, BlobInfo], dict[str, ReadOrder]]:
+        """What is listed and what it says, by id.
+
+        Orders that are put together move: the new copy is there first, and the old ones go `MOVED_FOR` later. A listing
+        that took less than that has met the one or the other, so only a slow one is taken again; and so is one of which
+        something is gone when it comes to be read.
+        """
+        for pause_s in (0.0, 0.05, 0.2, 1.0, 2.0):
+            time.sleep(pause_s)
+            asked = self._clock.boottime()
+            listed = self._list_orders(queue)
+            if self._clock.boottime() - asked >= MOVED_FOR.total_seconds() / 2:
+                continue
+            known = log.orders
+            ids = {info.key: identity for identity, info in listed.items() if identity not in known}
+            new = {
+                ids[key]: codec.decode_order(data, ids[key], listed[ids[key]].modified, self._address(key))
+                for key, data in self._read_all(ids)
+            }
+            if len(new) == len(ids):
+                orders = {identity: known.get(identity) or new[identity] for identity in listed}
+                log.take(orders, at=asked)
+                return listed, orders
+        raise StoreUnavailable(f"the orders of queue `{queue}` in `{self.url}` change faster than they can be read")
+
+    def _list_orders(self, queue: str) -> dict[str, BlobInfo]:
+        folder = order_key(queue, None)
+        found = ((_ORDER.fullmatch(info.key, len(folder)), info) for info in self.blobs.list_blobs(folder))
+        return {matched[1]: info for matched, info in found if matched}
+
+    def look_after_orders(self, queue: str) -> None:
+        """Upkeep after an order was given, which stands whatever becomes of this: whoever gives the next takes it up."""
+        with suppress(RuntimeFailure):
+            self._put_orders_together(queue)
+
+    def _put_orders_together(self, queue: str) -> None:
+        """Replace many orders by one that says the same, so that a log of years is read in a moment.
+
+        Safe to be killed anywhere and to be done by two at once: to merge what is merged already changes nothing. The
+        times that are compared are all the store's.
+        """
+        listed = self._list_orders(queue)
+        self._learn_skew(listed.values())
+        if len(listed) <= ORDERS_APART:
+            return
+        listed, orders = self._read_orders(queue, self._order_log(queue))
+        now = max(info.modified for info in listed.values())
+        moved = {identity: order.merged & listed.keys() for identity, order in orders.items()}
+        gone = {old for new, olds in moved.items() if now - listed[new].modified >= MOVED_FOR for old in olds}
+        deque(self._in_parallel(lambda identity: self.blobs.delete(listed[identity].key), sorted(gone)), maxlen=0)
+        left = listed.keys() - gone
+        if len(left - frozenset().union(*moved.values())) > ORDERS_APART:
+            said = self._without_ended(merge(orders[identity].control for identity in left), now)
+            data = codec.encode_merged(said, left)
+            self.blobs.create(order_key(queue, hashlib.sha256(data).hexdigest()[:16]), data)
+
+    def _without_ended(self, control: Control, now: datetime) -> Control:
+        """Without what the records say by now: single tasks that ended, and old orders for experiments that did."""
+        some = random.sample(sorted(control.tasks), min(TASKS_LOOKED_AT, len(control.tasks)))
+        found = self._in_parallel(lambda task: (task, self.find(*task) is not None), some)
+        old = [name for name, covered in control.experiments.items() if now - covered.before > REMEMBERED_FOR]
+        ended = {name for name in old if self._has_ended(name)}
+        purged = control.purged_before
+        return replace(
+            control,
+            tasks=control.tasks - {task for task, is_recorded in found if is_recorded},
+            experiments={name: covered for name, covered in control.experiments.items() if name not in ended},
+            purged_before=purged if purged and now - purged <= REMEMBERED_FOR else None,
+        )
+
+    def _has_ended(self, experiment: str) -> bool:
+        """Whether every generation that was begun has a record."""
+        if self.totals(experiment).counts.get(TaskState.QUEUED):
+            return False
+        recorded = IdSet()
+        for task_id, generation in self.recorded(experiment):
+            recorded.add(task_key(task_id, generation))
+        listed = (read_keys(self, part) for part in self.parts(experiment))
+        return all(key in recorded for keys in listed for key in keys) and not any(self.tried_again(experiment))
+
+    # clocks
+
+    def skew(self) -> timedelta | None:
+        if self._skew is None:
+            if self._fresh is None:
+                key, data = "probe/clock.json", codec.encode_json({"schema": codec.SCHEMA})
+                asked = self._clock.now()
+                self.blobs.put(key, data)
+                self._fresh = key, asked, self._clock.now()
+            self._learn_skew(self.blobs.list_blobs(self._fresh[0]))
+        return self._skew
+
+    def _learn_skew(self, infos: Iterable[BlobInfo]) -> None:
+        """From the store's own time of what this process created last, if that is among `infos`."""
+        fresh = self._fresh
+        stored = next((info.modified for info in infos if fresh and info.key == fresh[0]), None)
+        if fresh is None or stored is None:
+            return
+        _, asked, answered = fresh
+        # Between the two it may have been any time.
+        self._skew = asked - stored if stored < asked else min(timedelta(0), answered - stored)
+
+    # workers
 
     def put_worker(self, seen: WorkerSeen) -> None:
         self.blobs.put(f"workers/{_quoted(seen.worker)}.json", codec.encode_worker(seen))
@@ -605,6 +744,11 @@ def _experiment_key(experiment: str) -> str:
 
 def _mark_key(home: str, task_id: str, generation: int, state: TaskState) -> str:
     return f"marks/{home}/{task_id}.g{generation}.{state}.json"
+
+
+def order_key(queue: str, identity: str | None) -> str:
+    """Where an order lies; without an id the folder of the queue's orders."""
+    return f"orders/{_quoted(queue)}/" + ("" if identity is None else f"{identity}.json")
 
 
 def _started_key(task: Task, token: str) -> str:

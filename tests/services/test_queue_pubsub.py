@@ -25,6 +25,7 @@ from runtime.queues.pubsub_message import COPY, INLINE_BYTES, PAYLOAD, TRIES
 from runtime.reasons import EndReason
 from runtime.records.base import EndedNote, Mark, Record
 from runtime.records.memory import MemoryRecords
+from runtime.submission import submit_tasks
 from runtime.tasks import CommandEntry, TaskState, WorkflowEntry, new_token
 from runtime.testing import sample_task
 from tests.services.pubsub_pairs import TTL, lease_soon, make_pubsub_pair, make_settings
@@ -792,27 +793,30 @@ def test_paused_queue_hands_out_nothing_until_it_is_resumed(open_queue: Opener) 
     assert len(leases) == 1
 
 
-def test_purge_empties_the_subscription_and_tells_the_workers(open_queue: Opener, records: MemoryRecords) -> None:
+def test_purge_ends_every_task_that_was_submitted_and_what_comes_afterwards_runs(
+    open_queue: Opener, records: MemoryRecords
+) -> None:
     settings = make_settings()
     queue = open_queue(settings)
-    queue.put([sample_task(str(number)) for number in range(5)])
     delayed = sample_task("delayed", not_before=datetime.now(UTC) + timedelta(seconds=1.5))
-    queue.put([delayed])
-    running = lease_soon(queue, 2)
+    submit_tasks([*(sample_task(str(number)) for number in range(20)), delayed], queue, experiment="sample")
+    [running] = lease_soon(queue)
+    succeeded = lease_soon(queue)
+    assert settle(queue, succeeded) == []
 
     count = queue.purge()
-    on_the_way = lease_soon(queue, 4, timeout_s=2.5)
-    elsewhere = lease_soon(open_queue(settings), timeout_s=1)
-    refused = settle(queue, running)
-    queue.put([sample_task("after")])
-    after = lease_soon(queue)
+    elsewhere = open_queue(settings)
+    left = lease_soon(elsewhere, timeout_s=3)
+    [refused] = settle(queue, [running])
+    submit_tasks([sample_task("after")], queue, experiment="sample")
+    after = lease_soon(elsewhere)
 
-    purged_before = records.control("default").purged_before
-    assert purged_before is not None
-    assert (count, elsewhere, refused) == (None, [], [])
-    # A pull that was under way may bring some that workers then cancel by their time of submission.
-    assert all(lease.task.submitted_at and lease.task.submitted_at < purged_before for lease in on_the_way)
-    assert [lease.task.key for lease in after] == ["after"]
+    totals = records.totals("sample", exact=True).counts
+    assert (count, left, [lease.task.key for lease in after]) == (20, [], ["after"])
+    assert refused.record is not None
+    assert refused.record.state is TaskState.CANCELLED
+    assert totals == {TaskState.QUEUED: 1, TaskState.SUCCEEDED: 1, TaskState.CANCELLED: 20}
+    assert records.totals("sample").counts[TaskState.CANCELLED] == 20
 
 
 def test_depth_is_unknown_and_peek_says_where_to_look(open_queue: Opener) -> None:
