@@ -43,7 +43,6 @@ from runtime.queues.base import (
     ignore_progress,
 )
 from runtime.queues.presence import TOKEN_CHARS, Bells, Presence, Vigil
-from runtime.queues.purge import open_task, purging
 from runtime.reasons import EndReason
 from runtime.records.base import EndedNote, Record, RecordStore
 from runtime.records.orders import Control, Order, pause_order, person, resume_order
@@ -621,6 +620,8 @@ class SqliteQueue:
                 ended = self._cancel(connection, "t.queue=?", self._queue(connection))
             progress(ended)
             return ended
+        from runtime.queues.purge import open_task, purging
+
         with purging(self.records, clock=self._clock, progress=progress) as purge:
             purge.end_submitted(self.name)
             last = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from array import array
 from collections.abc import Sequence
@@ -16,8 +15,6 @@ from runtime.idset import IdSet, task_key
 from runtime.records.base import ManifestPart, RecordStore
 from runtime.records.orders import FIRST_OWN_NUMBER, Control
 from runtime.tasks import Task
-
-log = logging.getLogger(__name__)
 
 _OUR_LINE: Final = re.compile(r'\{"schema":1,"id":"t-([0-9a-f]{16})[0-9a-f]{8}"')
 
@@ -103,5 +100,9 @@ class Coverage:
         except InfrastructureFailure as problem:
             if problem.retryable:
                 raise
-            log.warning("an order covers a part that cannot be read, and its tasks are run: %s", problem.message)
+            import logging
+
+            logging.getLogger(__name__).warning(
+                "an order covers a part that cannot be read, and its tasks are run: %s", problem.message
+            )
             return ()

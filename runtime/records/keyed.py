@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import json
 import os
-import random
 import re
 import time
 from collections import Counter, deque
@@ -378,22 +377,21 @@ class BlobRecords(RecordStore):
         that took less than that has met the one or the other, so only a slow one is taken again; and so is one of which
         something is gone when it comes to be read.
         """
-        for pause_s in (0.0, 0.05, 0.2, 1.0, 2.0):
-            time.sleep(pause_s)
+        for pause_s in (0.05, 0.2, 1.0, 2.0, 0.0):
             asked = self._clock.boottime()
             listed = self._list_orders(queue)
-            if self._clock.boottime() - asked >= MOVED_FOR.total_seconds() / 2:
-                continue
+            quick = self._clock.boottime() - asked < MOVED_FOR.total_seconds() / 2
             known = log.orders
             ids = {info.key: identity for identity, info in listed.items() if identity not in known}
             new = {
                 ids[key]: codec.decode_order(data, ids[key], listed[ids[key]].modified, self._address(key))
                 for key, data in self._read_all(ids)
             }
-            if len(new) == len(ids):
+            if quick and len(new) == len(ids):
                 orders = {identity: known.get(identity) or new[identity] for identity in listed}
                 log.take(orders, at=asked)
                 return listed, orders
+            time.sleep(pause_s)
         raise StoreUnavailable(f"the orders of queue `{queue}` in `{self.url}` change faster than they can be read")
 
     def _list_orders(self, queue: str) -> dict[str, BlobInfo]:
@@ -429,6 +427,8 @@ class BlobRecords(RecordStore):
 
     def _without_ended(self, control: Control, now: datetime) -> Control:
         """Without what the records say by now: single tasks that ended, and old orders for experiments that did."""
+        import random
+
         some = random.sample(sorted(control.tasks), min(TASKS_LOOKED_AT, len(control.tasks)))
         found = self._in_parallel(lambda task: (task, self.find(*task) is not None), some)
         old = [name for name, covered in control.experiments.items() if now - covered.before > REMEMBERED_FOR]

@@ -7,8 +7,6 @@ order, or of a worker. docs/decisions/order-log.md has the reasons.
 
 from __future__ import annotations
 
-import getpass
-import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -102,6 +100,9 @@ class Control:
 
 def person() -> str:
     """Who gives an order or cancels a task, for people to read."""
+    import getpass
+    import socket
+
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
