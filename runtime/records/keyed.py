@@ -54,8 +54,9 @@ MARKS_COUNTED: Final = 10_000
 ORDERS_APART: Final = 64
 """Up to this many orders of a queue lie there as they were given; beyond, they are put together."""
 MOVED_FOR: Final = timedelta(minutes=10)
-"""How long an order stays beside the one that says it too. A listing takes seconds; one that takes half of this is
-taken again."""
+"""How long an order stays beside the one that says it too."""
+LISTED_WITHIN_S: Final = 300.0
+"""A listing of orders that takes as long, which is half of that, is taken again; it takes seconds."""
 REMEMBERED_FOR: Final = timedelta(days=40)
 """How long an order is kept for an experiment that has ended. No subscription of Pub/Sub keeps messages, such as those
 that foreign producers sent before the order, for more than 31 days."""
@@ -68,7 +69,9 @@ _COUNTER: Final = re.compile(r"(\d+)-s(\d+)-f(\d+)-c(\d+)-x(\d+)")
 _COUNTED: Final = (TaskState.SUCCEEDED, TaskState.FAILED, TaskState.CANCELLED, TaskState.EXPIRED)
 _NAME: Final = re.compile(r"([^./]+)\.g(\d+)\.")
 _PART: Final = re.compile(r"(\d+)-(\d+)-([0-9a-f]+)")
-_ORDER: Final = re.compile(r"([0-9a-f]{16})\.json")
+_ORDER: Final = re.compile(r"((?:merged-)?[0-9a-f]{16})\.json")
+MERGED: Final = "merged-"
+"""Begins the id of an order that stands in place of several."""
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -349,7 +352,7 @@ class BlobRecords(RecordStore):
         data = codec.encode_order(order)
         while True:
             identity = new_token()
-            key, asked = order_key(queue, identity), self._clock.now()
+            key, asked = order_key(queue, f"{identity}.json"), self._clock.now()
             if self._create_or_read(key, data) in (None, data):
                 self._fresh = key, asked, self._clock.now()
                 break
@@ -370,8 +373,8 @@ class BlobRecords(RecordStore):
             self._order_logs.setdefault(queue, OrderLog(old))
         return self._order_logs[queue]
 
-    def _read_orders(self, queue: str, log: OrderLog) -> tuple[dict[str, BlobInfo], dict[str, ReadOrder]]:
-        """What is listed and what it says, by id.
+    def _read_orders(self, queue: str, log: OrderLog) -> None:
+        """Bring `log` up to date.
 
         Orders that are put together move: the new copy is there first, and the old ones go `MOVED_FOR` later. A listing
         that took less than that has met the one or the other, so only a slow one is taken again; and so is one of which
@@ -380,24 +383,30 @@ class BlobRecords(RecordStore):
         for pause_s in (0.05, 0.2, 1.0, 2.0, 0.0):
             asked = self._clock.boottime()
             listed = self._list_orders(queue)
-            quick = self._clock.boottime() - asked < MOVED_FOR.total_seconds() / 2
-            known = log.orders
-            ids = {info.key: identity for identity, info in listed.items() if identity not in known}
-            new = {
-                ids[key]: codec.decode_order(data, ids[key], listed[ids[key]].modified, self._address(key))
-                for key, data in self._read_all(ids)
-            }
-            if quick and len(new) == len(ids):
-                orders = {identity: known.get(identity) or new[identity] for identity in listed}
+            quick = self._clock.boottime() - asked < LISTED_WITHIN_S
+            orders = self._read_listed(log, listed) if quick else None
+            if orders is not None:
                 log.take(orders, at=asked)
-                return listed, orders
+                return
             time.sleep(pause_s)
         raise StoreUnavailable(f"the orders of queue `{queue}` in `{self.url}` change faster than they can be read")
 
     def _list_orders(self, queue: str) -> dict[str, BlobInfo]:
-        folder = order_key(queue, None)
+        folder = order_key(queue, "")
         found = ((_ORDER.fullmatch(info.key, len(folder)), info) for info in self.blobs.list_blobs(folder))
         return {matched[1]: info for matched, info in found if matched}
+
+    def _read_listed(self, log: OrderLog, listed: Mapping[str, BlobInfo]) -> dict[str, ReadOrder] | None:
+        """Each order in `listed`; None if one of them is gone."""
+        known = log.known
+        ids = {info.key: identity for identity, info in listed.items() if identity not in known}
+        new = {
+            ids[key]: codec.decode_order(data, ids[key], listed[ids[key]].modified, self._address(key))
+            for key, data in self._read_all(ids)
+        }
+        if len(new) < len(ids):
+            return None
+        return {identity: known.get(identity) or new[identity] for identity in listed}
 
     def look_after_orders(self, queue: str) -> None:
         """Upkeep after an order was given, which stands whatever becomes of this: whoever gives the next takes it up."""
@@ -414,16 +423,25 @@ class BlobRecords(RecordStore):
         self._learn_skew(listed.values())
         if len(listed) <= ORDERS_APART:
             return
-        listed, orders = self._read_orders(queue, self._order_log(queue))
-        now = max(info.modified for info in listed.values())
-        moved = {identity: order.merged & listed.keys() for identity, order in orders.items()}
-        gone = {old for new, olds in moved.items() if now - listed[new].modified >= MOVED_FOR for old in olds}
+        log, now = self._order_log(queue), max(info.modified for info in listed.values())
+        stand_in = self._read_listed(log, {each: info for each, info in listed.items() if each.startswith(MERGED)})
+        if stand_in is None:
+            return
+        gone = {
+            old
+            for identity, order in stand_in.items()
+            if now - listed[identity].modified >= MOVED_FOR
+            for old in order.merged & listed.keys()
+        }
         deque(self._in_parallel(lambda identity: self.blobs.delete(listed[identity].key), sorted(gone)), maxlen=0)
-        left = listed.keys() - gone
-        if len(left - frozenset().union(*moved.values())) > ORDERS_APART:
-            said = self._without_ended(merge(orders[identity].control for identity in left), now)
-            data = codec.encode_merged(said, left)
-            self.blobs.create(order_key(queue, hashlib.sha256(data).hexdigest()[:16]), data)
+        apart = listed.keys() - gone.union(*(order.merged for order in stand_in.values()))
+        if len(apart) <= ORDERS_APART:
+            return
+        orders = self._read_listed(log, {identity: info for identity, info in listed.items() if identity not in gone})
+        if orders is not None:
+            said = self._without_ended(merge(order.control for order in orders.values()), now)
+            data = codec.encode_merged(said, orders)
+            self.blobs.create(order_key(queue, f"{MERGED}{hashlib.sha256(data).hexdigest()[:16]}.json"), data)
 
     def _without_ended(self, control: Control, now: datetime) -> Control:
         """Without what the records say by now: single tasks that ended, and old orders for experiments that did."""
@@ -746,9 +764,8 @@ def _mark_key(home: str, task_id: str, generation: int, state: TaskState) -> str
     return f"marks/{home}/{task_id}.g{generation}.{state}.json"
 
 
-def order_key(queue: str, identity: str | None) -> str:
-    """Where an order lies; without an id the folder of the queue's orders."""
-    return f"orders/{_quoted(queue)}/" + ("" if identity is None else f"{identity}.json")
+def order_key(queue: str, name: str) -> str:
+    return f"orders/{_quoted(queue)}/{name}"
 
 
 def _started_key(task: Task, token: str) -> str:

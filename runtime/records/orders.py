@@ -180,7 +180,8 @@ class OrderLog:
         """`old` is what an older release left."""
         self._old = old
         self._taking = Lock()
-        self.orders: Mapping[str, ReadOrder] = {}
+        self._told: frozenset[str] = frozenset()
+        self.known: Mapping[str, ReadOrder] = {}
         self.control = old
         self.read_at = float("-inf")
         """Boot time just before the listing."""
@@ -190,7 +191,7 @@ class OrderLog:
         with self._taking:
             if at < self.read_at:
                 return
-            self.read_at = at
-            if orders.keys() != self.orders.keys():
-                self.orders = orders
+            self.read_at, self.known = at, orders
+            if orders.keys() != self._told:
+                self._told = frozenset(orders)
                 self.control = merge([self._old, *(order.control for order in orders.values())])

@@ -288,7 +288,8 @@ class SqliteRecords(BlobRecords):
         """As `put_order`, in the caller's transaction; returns what the queue's workers are told with it."""
         identity, now = new_token(), self._clock.now()
         connection.execute(
-            "INSERT INTO objects VALUES(?, ?, ?)", (order_key(queue, identity), encode_order(order), now.timestamp())
+            "INSERT INTO objects VALUES(?, ?, ?)",
+            (order_key(queue, f"{identity}.json"), encode_order(order), now.timestamp()),
         )
         return merge([self.control(queue), control_of(identity, order, now)])
 
