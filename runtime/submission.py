@@ -13,13 +13,14 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from runtime.errors import InvalidTask, NotPossible, PartTaken, RequestRefused
+from runtime.clock import describe_skew
+from runtime.errors import InvalidTask, NotPossible, PartTaken, RequestRefused, RuntimeFailure
 from runtime.existing import ExistingOutputs
 from runtime.idset import IdSet, task_key
 from runtime.queues.base import MakesTopics, Queue, QueueTraits
@@ -58,6 +59,9 @@ LIVE_WITHIN: Final = timedelta(minutes=2)
 """A worker that has not reported for longer holds nothing; they report every 30 s."""
 
 _READ_AT_ONCE: Final = 4
+
+_compared: set[str] = set()
+"""Record stores whose clock this process has compared with its own."""
 
 Progress: TypeAlias = Callable[[int], None]
 """Called with the number of tasks that were dealt with since the last call."""
@@ -357,7 +361,21 @@ def submit(
         done = submit_tasks(
             tasks, target, experiment=options.experiment, skip_existing=skip_existing, progress=progress
         )
+        if done.new:
+            _say_skew(target.records)
         return replace(done, stack=opened.name if opened else None, opened=None if opened else target)
+
+
+def _say_skew(records: RecordStore) -> None:
+    """Log it once in this process if its clock and the record store's differ by much."""
+    if records.url in _compared:
+        return
+    _compared.add(records.url)
+    with suppress(RuntimeFailure):
+        if said := describe_skew(records.skew(), "the record store's"):
+            import logging
+
+            logging.getLogger(__name__).warning("this machine's clock is %s", said)
 
 
 def submit_tasks(
