@@ -1,29 +1,22 @@
 """Cancels tasks and experiments. What has ended already is success, and its record stays as it is.
 
 A task gets a `cancelled` record at once, and the first commit wins: whoever leases it finds the record, and a running
-attempt stops at its worker's next look. An experiment is one write however many tasks it has; the embedded file
-records what waits there in the same breath.
+attempt stops at its worker's next look. An experiment is one order however many tasks it has, which names what was
+submitted to it; the embedded file records them all in the same breath.
 """
 
 from __future__ import annotations
 
-import getpass
-import socket
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from runtime.errors import NotPossible, RecordExists, StoreUnavailable
+from runtime.errors import NotPossible, RecordExists
 from runtime.identify import FindsTasks, Identity, Kind
-from runtime.records.base import Control, RecordStore
-from runtime.status import Stack, Standing, queue_of, read_standing
+from runtime.records.orders import Order, OrderKind, person
+from runtime.status import Stack, queue_of, read_standing
 from runtime.tasks import TaskState, stand_in
-from runtime.units import format_time, parse_time
 from runtime.verdict import cancelled_record, mark_of
-
-CANCELLED_TASKS_KEPT: Final = 1_000
-"""Task ids that a control object names; beyond, only those that a worker reports as running stay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +29,17 @@ class Cancelled:
     """Of a task, afterwards: `cancelled`, or what it had ended as before."""
     already: bool = False
     """It had ended before."""
-    waiting: int | None = None
+    ended: int | None = None
     """Of an experiment: tasks recorded as cancelled now; None where workers record each as they come to it."""
     running: str | None = None
     """The worker whose attempt will be stopped."""
 
 
 @runtime_checkable
-class CancelsWaiting(Protocol):
-    """A queue that can record everything that waits as cancelled in one go."""
+class CancelsOpen(Protocol):
+    """A queue that can record everything of an experiment as cancelled in one go."""
 
-    def cancel_waiting(self, experiment: str | None = None) -> int: ...
+    def cancel_open(self, experiment: str) -> int: ...
 
 
 def cancel(stack: Stack, what: Identity, *, now: datetime, by: str | None = None) -> Cancelled:
@@ -55,7 +48,7 @@ def cancel(stack: Stack, what: Identity, *, now: datetime, by: str | None = None
         case Kind.TASK:
             return cancel_task(stack, what.name, now=now, by=by or person())
         case Kind.EXPERIMENT:
-            return cancel_experiment(stack, what.name, now=now)
+            return cancel_experiment(stack, what.name, now=now, by=by or person())
         case Kind.WORKER:
             raise NotPossible(
                 f"`{what.name}` is a worker, and workers are stopped where they run",
@@ -80,6 +73,10 @@ def cancel_task(stack: Stack, task_id: str, *, now: datetime, by: str) -> Cancel
             facts=["no record of it and no manifest that lists it were found", f"looked in `{records.url}`"],
             hint="cancel its experiment instead: `runtime cancel EXPERIMENT`",
         )
+    if not records.holds_tasks:
+        # First the order: a running attempt stops by it even if this process ends before it has written the record.
+        named = frozenset({(task_id, standing.generation)})
+        _tell_workers(stack, standing.experiment, Order(kind=OrderKind.CANCEL, at=now, by=by, tasks=named))
     record = cancelled_record(task, now=now, by=by)
     record = replace(record, attempts=len(standing.history.ended))
     # The mark goes first, so that a record that did not succeed always has one until it is tried again.
@@ -89,73 +86,30 @@ def cancel_task(stack: Stack, task_id: str, *, now: datetime, by: str) -> Cancel
     except RecordExists as first:
         if first.record.state is not TaskState.CANCELLED:
             records.unmark(task_id, record.generation, TaskState.CANCELLED)
-        return Cancelled(name=task_id, kind=Kind.TASK, state=first.record.state, already=True)
-    if not records.holds_tasks:
-        _tell_workers(stack, standing)
+            return Cancelled(name=task_id, kind=Kind.TASK, state=first.record.state, already=True)
+        # Somebody cancelled it in the same moment, or a worker has followed the order already.
     return Cancelled(name=task_id, kind=Kind.TASK, state=TaskState.CANCELLED, running=standing.holder)
 
 
-def _tell_workers(stack: Stack, standing: Standing) -> None:
-    """Name the task in the control object. The record stands already: this only ends a running attempt sooner."""
+def cancel_experiment(stack: Stack, experiment: str, *, now: datetime, by: str | None = None) -> Cancelled:
+    """Cancel everything that has been submitted to the experiment; what is submitted afterwards is run."""
     records = stack.records
-    queue = queue_of(records, standing.experiment, stack.default_queue)
-
-    def name_task(control: Control) -> Control:
-        known = control.cancelled_tasks
-        if len(known) >= CANCELLED_TASKS_KEPT:
-            known &= {running for seen in records.workers() for running in seen.running}
-        return replace(control, cancelled_tasks=known | {standing.task_id})
-
-    update_control(records, queue, name_task)
-
-
-def cancel_experiment(stack: Stack, experiment: str, *, now: datetime) -> Cancelled:
-    """Cancel everything that was submitted to the experiment before now, with one write."""
-    records = stack.records
-    queue_name = queue_of(records, experiment, stack.default_queue)
-    # As the control object will say it, so that it is known again when it is read back.
-    now = parse_time(format_time(now))
-
-    def name_experiment(control: Control) -> Control:
-        before = control.cancelled_before.get(experiment)
-        at = now if before is None else max(before, now)
-        return replace(control, cancelled_before={**control.cancelled_before, experiment: at})
-
-    # First the order, which also reaches what is leased now, then what waits.
-    update_control(records, queue_name, name_experiment)
-    waiting = None
     if records.holds_tasks:
-        queue = stack.queue(queue_name)
-        waiting = queue.cancel_waiting(experiment) if isinstance(queue, CancelsWaiting) else None
-    return Cancelled(name=experiment, kind=Kind.EXPERIMENT, state=TaskState.CANCELLED, waiting=waiting)
+        queue = stack.queue(queue_of(records, experiment, stack.default_queue))
+        ended = queue.cancel_open(experiment) if isinstance(queue, CancelsOpen) else None
+        return Cancelled(name=experiment, kind=Kind.EXPERIMENT, state=TaskState.CANCELLED, ended=ended)
+    listed = frozenset(part.name for part in records.parts(experiment))
+    # What was begun again is in no manifest, so each is named.
+    begun = frozenset((task_id, generation + 1) for task_id, generation in records.tried_again(experiment))
+    order = Order(kind=OrderKind.CANCEL, at=now, by=by or person(), experiments={experiment: listed}, tasks=begun)
+    _tell_workers(stack, experiment, order)
+    return Cancelled(name=experiment, kind=Kind.EXPERIMENT, state=TaskState.CANCELLED)
 
 
-def update_control(records: RecordStore, queue: str, change: Callable[[Control], Control]) -> Control:
-    """Change a queue's control object and see that the change is there.
-
-    Stores have no compare-and-set for it, so two people who change it at once may undo each other; whoever does not
-    find the change writes it again. `change` is called again on what was found and has to leave its own work alone.
-    """
-    for _ in range(5):
-        found = records.control(queue)
-        wanted = change(found)
-        if wanted == found:
-            return found
-        records.set_control(queue, wanted)
-    found = records.control(queue)
-    if change(found) != found:
-        raise StoreUnavailable(
-            f"the control object of queue `{queue}` could not be changed",
-            facts=["somebody else changes it all the time"],
-            hint="try again",
-        )
-    return found
-
-
-def person() -> str:
-    """Who gives the order, for the record's message."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = "somebody"
-    return f"{user}@{socket.gethostname()}"
+def _tell_workers(stack: Stack, experiment: str, order: Order) -> None:
+    """Give the order in every queue that the experiment may have been submitted to: it names what it covers."""
+    usual = stack.default_queue
+    # A queue that is named by its address has another name to its workers.
+    usual = stack.queue().name if ":" in usual else usual
+    for name in sorted({queue_of(stack.records, experiment, usual), usual, *stack.queue_names()}):
+        stack.records.put_order(name, order)

@@ -1,14 +1,20 @@
 """The two clocks: wall time for people and plans, boot time for leases.
 
 Boot time goes on through a suspend, never jumps, and starts again with each boot, whose id tells one from another.
+Nothing is decided by comparing wall times of two machines; that they differ by much is said all the same.
 """
 
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
+
+from runtime.units import format_duration
+
+SKEW: Final = timedelta(seconds=30)
+"""Clocks that are kept at all agree far better; from here on it is worth a word."""
 
 
 class Clock(Protocol):
@@ -38,3 +44,10 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return f"booted-{round(time.time() - time.clock_gettime(_BOOT_CLOCK))}"
+
+
+def describe_skew(skew: timedelta | None, whose: str) -> str | None:
+    """How far this machine's clock is off, such as "6m ahead of Google's"; None up to `SKEW`, and if it is not known."""
+    if skew is None or abs(skew) <= SKEW:
+        return None
+    return f"{format_duration(abs(skew))} {'ahead of' if skew > timedelta(0) else 'behind'} {whose}"

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from runtime import __version__
+from runtime.clock import describe_skew
 from runtime.errors import InvalidContract, RuntimeFailure, StoreUnavailable, StoreUnsafe
 from runtime.outputs import (
     ClusterOutput,
@@ -39,11 +40,10 @@ from runtime.units import format_duration, format_size
 if TYPE_CHECKING:
     from runtime.config import Settings
     from runtime.google_api import GoogleApi
+    from runtime.records.base import RecordStore
 
 LITTLE_SPACE: Final = 5 * 1024**3
 TOO_LITTLE_SPACE: Final = 200 * 1024**2
-SKEW: Final = timedelta(seconds=30)
-"""Google refuses tokens of clocks that are five minutes off; times in records are wrong long before."""
 STALE: Final = timedelta(days=1)
 PROBE_PATIENCE: Final = timedelta(seconds=10)
 TOOL_PATIENCE_S: Final = 10
@@ -255,15 +255,14 @@ def _open_google(settings: Settings) -> tuple[GoogleApi | None, list[Line]]:
         return None, [_failed("identity", problem)]
     lines = [_ok("identity", who or "credentials that do not tell whose they are")]
     if api.skew is not None:
-        lines.append(_clock(api.skew))
+        lines.append(_clock(api.skew, "Google's"))
     return api, lines
 
 
-def _clock(skew: timedelta) -> Line:
-    if abs(skew) <= SKEW:
-        return _ok("clock", "agrees with Google's")
-    direction = "ahead of" if skew > timedelta(0) else "behind"
-    text = f"{format_duration(abs(skew).total_seconds())} {direction} Google's"
+def _clock(skew: timedelta, whose: str) -> Line:
+    text = describe_skew(skew, whose)
+    if text is None:
+        return _ok("clock", f"agrees with {whose}")
     verdict = _fail if abs(skew) > timedelta(minutes=5) else _warn
     return verdict("clock", text, "set the clock: `timedatectl set-ntp true`, or what keeps time on this machine")
 
@@ -388,7 +387,10 @@ def _records(outputs: StackOutputs, google: GoogleApi | None) -> Sequence[Line]:
         if google is None:
             return _unchecked(check)
         return [_guard(check, lambda: _bucket(check, url, outputs.stack, google))]
-    return [_guard(check, lambda: _probe(check, url))]
+    try:
+        return _probe(check, url)
+    except RuntimeFailure as problem:
+        return [_failed(check, problem)]
 
 
 _OBJECTS: Final = {
@@ -415,26 +417,29 @@ def _bucket(check: str, url: str, stack: str, google: GoogleApi) -> Line:
         return _warn(check, text, ask)
     if google.stands_in:
         return _ok(check, f"{url}: read, list, create, replace")
-    return _probe(check, url)
+    # The bucket's clock is Google's, of which `identity` has told.
+    return _probe(check, url)[0]
 
 
-def _probe(check: str, url: str) -> Line:
-    """Prove that the first of two writes wins, which is what every record relies on."""
+def _probe(check: str, url: str) -> list[Line]:
+    """Prove that the first of two writes wins, which is what every record relies on, and compare the clocks."""
     from runtime.records import open_records
     from runtime.records.bucket import BucketBlobs
     from runtime.records.keyed import BlobRecords
 
     if url.startswith(("gs:", "s3:")):
-        store: object = BlobRecords(BucketBlobs(url, timeout=PROBE_PATIENCE, retry_for=PROBE_PATIENCE))
+        store: RecordStore = BlobRecords(BucketBlobs(url, timeout=PROBE_PATIENCE, retry_for=PROBE_PATIENCE))
     else:
         store = open_records(url)
     try:
-        store.check()  # type: ignore[attr-defined]
+        store.check()
+        skew = store.skew()
     except (StoreUnavailable, StoreUnsafe) as problem:
-        return _failed(check, problem)
+        return [_failed(check, problem)]
     finally:
-        store.close()  # type: ignore[attr-defined]
-    return _ok(check, f"{url}: read and written, and the first write wins")
+        store.close()
+    lines = [_ok(check, f"{url}: read and written, and the first write wins")]
+    return lines if skew is None else [*lines, _clock(skew, "the record store's")]
 
 
 # registries, secrets, clusters

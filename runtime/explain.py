@@ -15,7 +15,9 @@ from runtime.errors import NotPossible, RuntimeFailure
 from runtime.identify import FindsTasks
 from runtime.queues.base import Depth, FindsWaiting
 from runtime.reasons import Budget, EndReason
-from runtime.records.base import EndedNote, Record
+from runtime.records.base import EndedNote, Record, RecordStore
+from runtime.records.coverage import Coverage
+from runtime.records.orders import Control
 from runtime.retry import CRASHES_TO_BURY, PREEMPTION_BUDGET, Again, decide, failures_allowed
 from runtime.status import (
     ExperimentStatus,
@@ -55,10 +57,10 @@ class Facts:
     workers: tuple[WorkerStatus, ...] = ()
     """Of that queue, in the last day."""
     paused: bool = False
+    cancelled: bool = False
+    """An order covers it."""
     cancel_ordered_at: datetime | None = None
-    """Everything of its experiment, or of its queue, that was submitted before is cancelled."""
-    cancel_named: bool = False
-    """The control object names the task itself."""
+    """When that was given to its whole experiment or queue; None if the order names the task itself."""
     depth: Depth | None = None
     ahead: int | None = None
     """Tasks that will be leased before it."""
@@ -95,18 +97,30 @@ def read_facts(stack: Stack, task_id: str, *, now: datetime) -> Facts:
     standing = read_standing(records, task_id)
     queue_name = queue_of(records, standing.experiment, stack.default_queue)
     control = records.control(queue_name)
-    ordered = [at for at in (control.cancelled_before.get(standing.experiment), control.purged_before) if at]
+    covered = control.experiments.get(standing.experiment)
+    named = (task_id, standing.generation) in control.tasks
     facts = Facts(
         standing=standing,
         queue=queue_name,
         now=now,
         workers=tuple(worker for worker in read_workers(records, now) if worker.queue == queue_name),
         paused=control.paused,
-        cancel_ordered_at=max(ordered, default=None),
-        cancel_named=task_id in control.cancelled_tasks,
+        cancelled=_is_covered(records, control, standing),
+        cancel_ordered_at=covered.ordered_at if covered and not named else None,
         undecodable=standing.task is None and isinstance(records, FindsTasks),
     )
     return facts if standing.state.terminal else _with_queue(stack, facts)
+
+
+def _is_covered(records: RecordStore, control: Control, standing: Standing) -> bool:
+    """As its worker decides it."""
+    if standing.state.terminal:
+        return False
+    if standing.task is None:
+        return (standing.task_id, standing.generation) in control.tasks
+    coverage = Coverage(records)
+    coverage.read(control, standing.experiment)
+    return bool(coverage.covers(control, standing.task))
 
 
 def _with_queue(stack: Stack, facts: Facts) -> Facts:
@@ -249,7 +263,7 @@ def _leased(facts: Facts) -> Explanation:
     holder = next((worker for worker in facts.workers if worker.worker == standing.holder), None)
     evidence = [*_worker_lines(holder, facts.now), *_lives(facts), *_attempts(standing.history.ended)]
     name = f"task `{standing.task_id}`"
-    if facts.cancel_named or _cancel_ordered(facts):
+    if facts.cancelled:
         return Explanation(
             f"{name} was cancelled; worker `{standing.holder}` stops it at its next look, within 10 s",
             tuple(evidence),
@@ -272,7 +286,7 @@ def _queued(facts: Facts) -> Explanation:
     standing, task = facts.standing, facts.task
     name = f"task `{standing.task_id}`"
     evidence = [*_queue_lines(facts), *_lives(facts), *_attempts(standing.history.ended)]
-    if facts.cancel_named or _cancel_ordered(facts):
+    if facts.cancelled:
         at = f" at {format_time(facts.cancel_ordered_at)}" if facts.cancel_ordered_at else ""
         return Explanation(
             f"{name} was cancelled{at}; the worker that comes to it will record that instead of running it",
@@ -391,14 +405,6 @@ def _turn(facts: Facts) -> str:
     rate = sum(worker.rate_per_s for worker in facts.live)
     left = f", about {format_duration(facts.ahead / rate)} at the present rate" if facts.ahead and rate > 0 else ""
     return f"{ahead}{left}"
-
-
-def _cancel_ordered(facts: Facts) -> bool:
-    """As the worker decides it: without a time of submission, before every order."""
-    if facts.cancel_ordered_at is None:
-        return False
-    submitted = facts.task.submitted_at if facts.task else None
-    return submitted is None or submitted <= facts.cancel_ordered_at
 
 
 def _started_long_ago(facts: Facts) -> bool:

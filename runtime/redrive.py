@@ -16,7 +16,7 @@ from typing import Final, TypeAlias, TypeVar
 from runtime.errors import InvalidTask, InvalidValue
 from runtime.identify import find_submitted
 from runtime.reasons import EndReason
-from runtime.records.base import Control, Mark, Record, RecordStore
+from runtime.records.base import Mark, Record, RecordStore
 from runtime.status import Stack, Standing, last_line, purged, queue_of, read_standing
 from runtime.tasks import Task, TaskState, next_generation
 
@@ -180,7 +180,7 @@ def _cannot_begin(problem: InvalidTask) -> str:
 
 
 def begin_again(task: Task, *, now: datetime) -> Task:
-    """The next generation, submitted now: no order to cancel from before holds, and no expiry that has passed.
+    """The next generation, submitted now: no order from before names it, and no expiry that has passed holds.
 
     Raises `InvalidTask` after the last generation there can be.
     """
@@ -226,7 +226,6 @@ def _publish(stack: Stack, plans: Sequence[Plan]) -> Iterator[Redriven]:
         if plan.task is not None:
             by_queue.setdefault(queues[plan.experiment], []).append(plan.task)
     for name, tasks in by_queue.items():
-        _forget_cancelled(records, name, tasks)
         stack.queue(name).put(tasks)
     closing = [
         (plan.task_id, generation, state)
@@ -243,19 +242,6 @@ def _publish(stack: Stack, plans: Sequence[Plan]) -> Iterator[Redriven]:
             queue=queues[plan.experiment] if plan.task else None,
             refused=plan.refused,
         )
-
-
-def _forget_cancelled(records: RecordStore, queue: str, tasks: Sequence[Task]) -> None:
-    """An order to cancel one of these tasks was for the generation that has ended."""
-    from runtime.cancel import update_control
-
-    ids = {task.id for task in tasks}
-
-    def without(control: Control) -> Control:
-        return replace(control, cancelled_tasks=control.cancelled_tasks - ids)
-
-    if records.control(queue).cancelled_tasks & ids:
-        update_control(records, queue, without)
 
 
 # throwing away

@@ -18,7 +18,6 @@ from runtime.identify import FindsTasks, find_home, find_submitted
 from runtime.queues.base import DEFAULT_QUEUE, Depth, Queue
 from runtime.reasons import EndReason
 from runtime.records.base import (
-    Control,
     EndedNote,
     ExperimentSeen,
     History,
@@ -28,6 +27,7 @@ from runtime.records.base import (
     StartedMark,
     WorkerSeen,
 )
+from runtime.records.orders import Control
 from runtime.records.totals import Tally
 from runtime.tasks import DEFAULT_EXPERIMENT, Task, TaskState, describe_entry, experiment_digest
 from runtime.units import format_duration
@@ -125,6 +125,7 @@ class ExperimentStatus:
     eta_s: float | None
     paused: bool = False
     cancelled_before: datetime | None = None
+    """When it was last ordered to be cancelled: what was submitted by then is or will be."""
     why: str | None = None
     next_step: str | None = None
     workers: tuple[WorkerStatus, ...] = ()
@@ -572,7 +573,7 @@ def ask_queue(stack: Stack, name: str) -> tuple[Queue | None, str | None]:
 
 
 class _Controls(dict[str, Control]):
-    """Control objects by queue, each read once."""
+    """What each queue's workers are told, read once."""
 
     def __init__(self, records: RecordStore) -> None:
         super().__init__()
@@ -615,7 +616,7 @@ def _experiment(
     remaining = totals[TaskState.QUEUED] + totals[TaskState.LEASED]
     rate = sum(worker.rate_per_s for worker in live)
     control = controls[queue]
-    cancelled_before = control.cancelled_before.get(seen.name)
+    covered = control.experiments.get(seen.name)
     why, next_step = explain_waiting(
         queue,
         totals[TaskState.QUEUED],
@@ -635,7 +636,7 @@ def _experiment(
         rate_per_s=rate,
         eta_s=estimate_left(remaining, rate),
         paused=control.paused,
-        cancelled_before=cancelled_before,
+        cancelled_before=covered.ordered_at if covered else None,
         why=why,
         next_step=next_step,
     )

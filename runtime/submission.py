@@ -13,7 +13,6 @@ import json
 import logging
 import socket
 import time
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -22,6 +21,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from runtime.clock import describe_skew
 from runtime.config import load_settings
 from runtime.errors import (
     InfrastructureFailure,
@@ -31,12 +31,15 @@ from runtime.errors import (
     PartTaken,
     RecordExists,
     RequestRefused,
+    RuntimeFailure,
 )
 from runtime.existing import ExistingOutputs
 from runtime.identify import FindsTasks
 from runtime.idset import IdSet, task_key
 from runtime.queues.base import InvalidMessage, MakesTopics, Queue, QueueTraits
 from runtime.records.base import ManifestPart, Record, RecordStore
+from runtime.records.coverage import own_key, read_keys
+from runtime.records.orders import FIRST_OWN_NUMBER
 from runtime.records.totals import Tally, open_tasks
 from runtime.stacks import OpenStack, open_stack
 from runtime.submitted_code import import_root, take_code
@@ -59,11 +62,10 @@ from runtime.tasks import (
     check_texts,
     decode_task,
     encode_task,
-    is_id,
     next_generation,
     parse_resources,
     parse_task,
-    stand_in,
+    read_line,
     task_id,
 )
 from runtime.units import parse_duration
@@ -83,10 +85,10 @@ OWN_CODE: Final = "worker"
 LIVE_WITHIN: Final = timedelta(minutes=2)
 """A worker that has not reported for longer holds nothing; they report every 30 s."""
 
-# Parts are numbered from 0. A submission of one task takes the task's own 64 bits for a number instead, so that the
-# experiments that gather single tasks are known from the names of their parts alone.
-_FIRST_OWN_NUMBER: Final = 1 << 32
 _READ_AT_ONCE: Final = 4
+
+_compared: set[str] = set()
+"""Record stores whose clock this process has compared with its own."""
 
 Progress: TypeAlias = Callable[[int], None]
 """Called with the number of tasks that were dealt with since the last call."""
@@ -419,12 +421,26 @@ def submit(
         done = submit_tasks(
             tasks, target, experiment=options.experiment, skip_existing=skip_existing, progress=progress
         )
+        if done.new:
+            _say_skew(target.records)
         return replace(
             done,
             stack=opened.name if opened else None,
             opened=None if opened else target,
             snapshot=code.snapshot,
         )
+
+
+def _say_skew(records: RecordStore) -> None:
+    """Log it once in this process if its clock and the record store's differ by much."""
+    if records.url in _compared:
+        return
+    _compared.add(records.url)
+    with suppress(RuntimeFailure):
+        if said := describe_skew(records.skew(), "the record store's"):
+            import logging
+
+            logging.getLogger(__name__).warning("this machine's clock is %s", said)
 
 
 def submit_tasks(
@@ -587,14 +603,14 @@ class _ThroughManifest:
         self._records.put_experiment(self._experiment, queue=self._queue.name)
         fresh = [part for part in self._records.parts(self._experiment) if part.name not in self._read]
         self._read.update(part.name for part in fresh)
-        in_order = [_number(part) for part in fresh if _number(part) < _FIRST_OWN_NUMBER]
+        in_order = [_number(part) for part in fresh if _number(part) < FIRST_OWN_NUMBER]
         self._next = max([self._next, *(number + 1 for number in in_order)])
         to_read = []
         for part in fresh:
             if not part.sent:
                 counted.resumed += self._publish_again(part)
-            elif part.count == 1 and _number(part) >= _FIRST_OWN_NUMBER:
-                self.known.add(_number(part))
+            elif (own := own_key(part.name)) is not None:
+                self.known.add(own)
             else:
                 to_read.append(part)
         for keys in self._read_keys(to_read):
@@ -603,7 +619,7 @@ class _ThroughManifest:
 
     def send(self, tasks: Sequence[Task], counted: _Counted) -> None:
         own = task_key(tasks[0].id, tasks[0].generation)
-        alone = len(tasks) == 1 and own >= _FIRST_OWN_NUMBER
+        alone = len(tasks) == 1 and own >= FIRST_OWN_NUMBER
         wanted = list(tasks)
         while wanted:
             try:
@@ -625,7 +641,7 @@ class _ThroughManifest:
         if not part.sent:
             self._queue.put(tasks)
             self._records.mark_sent(part)
-        if number < _FIRST_OWN_NUMBER:
+        if number < FIRST_OWN_NUMBER:
             self._next = number + 1
 
     def _publish_again(self, part: ManifestPart) -> int:
@@ -643,17 +659,8 @@ class _ThroughManifest:
         with ThreadPoolExecutor(_READ_AT_ONCE, thread_name_prefix="manifest") as pool:
             # A few at a time: what is read waits in memory until it is taken.
             for start in range(0, len(parts), 4 * _READ_AT_ONCE):
-                yield from pool.map(self._keys_of, parts[start : start + 4 * _READ_AT_ONCE])
-
-    def _keys_of(self, part: ManifestPart) -> Sequence[int]:
-        keys = array("Q")
-        for line in self._records.read_part(part):
-            try:
-                fields = json.loads(line)
-                keys.append(task_key(fields["id"], fields.get("generation", 1)))
-            except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
-                continue  # `repair` makes a dead letter of it.
-        return keys
+                some = parts[start : start + 4 * _READ_AT_ONCE]
+                yield from pool.map(lambda part: read_keys(self._records, part), some)
 
 
 _Sender: TypeAlias = _Direct | _ThroughManifest
@@ -675,7 +682,7 @@ def _stored(records: RecordStore, experiment: str, tasks: Mapping[str, Task]) ->
     wanted = {task_key(task.id, task.generation) for task in tasks.values()}
     parts = records.parts(experiment) if tasks else []
     own = [part for part in parts if part.count == 1 and _number(part) in wanted]
-    in_order = [part for part in parts if _number(part) < _FIRST_OWN_NUMBER]
+    in_order = [part for part in parts if _number(part) < FIRST_OWN_NUMBER]
     for part in [*own[:PARTS_LOOKED_AT], *in_order[:PARTS_LOOKED_AT]]:
         if not wanted:
             return
@@ -908,17 +915,10 @@ def _decode_part(records: RecordStore, part: ManifestPart) -> tuple[list[Task], 
     """The tasks of a part, and what stands for its lines that cannot be decoded."""
     tasks, malformed_lines = [], []
     for line in records.read_part(part):
-        try:
-            tasks.append(decode_task(line))
-        except InvalidTask as problem:
-            try:
-                fields = json.loads(line)
-            except (ValueError, RecursionError):
-                fields = None
-            named = fields if isinstance(fields, dict) else {}
-            # Without an id of its own it gets one that is no other line's.
-            identity = named["id"] if is_id(named.get("id")) else line
-            task = stand_in(identity, part.experiment, generation=named.get("generation", 1))
+        task, problem = read_line(line, part.experiment)
+        if problem is None:
+            tasks.append(task)
+        else:
             malformed_lines.append((task, InvalidMessage(task.id, line, problem.message)))
     return tasks, malformed_lines
 

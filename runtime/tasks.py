@@ -632,6 +632,21 @@ def stand_in(identity: Any, experiment: Any, *, generation: Any = 1, submitted_a
     )
 
 
+def read_line(line: str, experiment: str) -> tuple[Task, InvalidTask | None]:
+    """The task of a manifest's line, or what stands for it and why it cannot be decoded."""
+    try:
+        return decode_task(line), None
+    except InvalidTask as problem:
+        try:
+            fields = json.loads(line)
+        except (ValueError, RecursionError):
+            fields = None
+        named = fields if isinstance(fields, dict) else {}
+        # Without an id of its own it gets one that is no other line's.
+        identity = named["id"] if is_id(named.get("id")) else line
+        return stand_in(identity, experiment, generation=named.get("generation", 1)), problem
+
+
 def _parse(fields: object, defaults: TaskDefaults, fallback_key: str | None) -> Task:
     if type(fields) is not dict:
         raise InvalidTask("json", f"is {_kind(fields)}, expected an object such as {_EXAMPLE}")

@@ -35,7 +35,9 @@ from runtime.metrics import NoMetrics, WorkerMetrics, open_metrics
 from runtime.offload import Offload
 from runtime.queues.base import DEFAULT_LEASE, Lease, Outlook, Queue, Release, Settled, Settlement
 from runtime.reasons import EndReason
-from runtime.records.base import Control, EndedNote, History, Record, StartedMark, WorkerSeen
+from runtime.records.base import EndedNote, History, Record, StartedMark, WorkerSeen
+from runtime.records.coverage import Coverage
+from runtime.records.orders import Control
 from runtime.reporting import Reporter
 from runtime.retry import ALONE_FOR, Again, backoff
 from runtime.scratch import open_root, remove_leftovers
@@ -234,6 +236,9 @@ class Worker:
         self._countdown_of = 0.0
         self._seen_any = False
         self._control = Control()
+        self._coverage = Coverage(self.records)
+        self._learning: dict[str, list[_Attempt]] = {}
+        """By experiment: what waits until it is known what the orders cover of it."""
         self._stopping: str | None = None
         """Why it leaves; None while it serves."""
         self._exit_code = 0
@@ -457,7 +462,7 @@ class Worker:
         self._busy_at = now
         self._taken += len(leases)
         began, attempts, ready = self._heartbeat.began, self._attempts, self._ready
-        plain = self._local and self.options.accept == frozenset(ENTRY_KINDS) and not self._has_orders()
+        plain = self._local and self.options.accept == frozenset(ENTRY_KINDS) and not self._control.cancels
         for lease in leases:
             attempt = _Attempt(lease, taken_at=now)
             attempts[lease.token] = attempt
@@ -480,14 +485,13 @@ class Worker:
             and lease.invalid is None
         )
 
-    def _has_orders(self) -> bool:
-        control = self._control
-        return bool(control.cancelled_before or control.cancelled_tasks or control.purged_before)
-
     def _prepare(self, attempt: _Attempt) -> None:
         """Everything between a lease and its start: what the task asks for, and what its past says."""
         lease = attempt.lease
         now = self._clock.now()
+        if self._is_cancelled(lease) is None:
+            self._learn(lease.task.experiment, attempt)
+            return
         settlement = self._refuse(lease, now)
         if settlement is not None:
             self._say.unstarted(settlement.record, None if lease.invalid else lease.task)
@@ -515,15 +519,40 @@ class Worker:
             return unstarted(lease, EndReason.CANCELLED, "cancelled before it was started", worker=self.name, now=now)
         return None
 
-    def _is_cancelled(self, lease: Lease) -> bool:
-        task, control = lease.task, self._control
-        if task.id in control.cancelled_tasks:
-            return True
-        submitted = task.submitted_at
-        before = control.cancelled_before.get(task.experiment)
-        if before is not None and (submitted is None or submitted <= before):
-            return True
-        return control.purged_before is not None and (submitted is None or submitted <= control.purged_before)
+    def _is_cancelled(self, lease: Lease) -> bool | None:
+        """Whether an order covers it; None while that has to be read first."""
+        return self._coverage.covers(self._control, lease.task, lease.published_at)
+
+    def _learn(self, experiment: str, attempt: _Attempt | None = None) -> None:
+        """Read what the orders cover of an experiment, once for all attempts that wait for it."""
+        waiting = self._learning.get(experiment)
+        asked = waiting is not None
+        if waiting is None:
+            waiting = self._learning[experiment] = []
+        if attempt is not None:
+            waiting.append(attempt)
+        if asked:
+            return
+        control = self._control
+        self._busy_io += 1
+        self._offload.call(
+            lambda: self._coverage.read(control, experiment), lambda _, problem: self._learnt(experiment, problem)
+        )
+
+    def _learnt(self, experiment: str, problem: Exception | None) -> None:
+        self._busy_io -= 1
+        if problem is not None:
+            self._say.trouble(f"reading what was cancelled of {experiment}", problem)
+        for attempt in self._learning.pop(experiment, ()):
+            if attempt.lease.token not in self._attempts:
+                continue
+            if problem is None and self._stopping is None:
+                self._prepare(attempt)
+            else:
+                self._drop(attempt)
+                self._releases.append(Release(attempt.lease, self._clock.now() + backoff(4) if problem else None))
+        if problem is None:
+            self._stop_cancelled()
 
     def _cannot_hold(self, lease: Lease) -> str | None:
         kind = _kind(lease)
@@ -1149,7 +1178,8 @@ class Worker:
         due = self._due
         if now >= due.renew:
             self._renew()
-            due.renew = now + max(0.2, self._heartbeat.due_in())
+            # A task that was cancelled in the embedded file is a lease that is lost: learnt no later than an order.
+            due.renew = now + max(0.2, min(self._heartbeat.due_in(), CONTROL_EVERY_S))
         if now >= due.tend:
             due.tend = now + TEND_EVERY_S
             self._offload.call(self.queue.tend, self._ignore("upkeep"))
@@ -1225,17 +1255,25 @@ class Worker:
 
     def _controlled(self, control: Control | None, problem: Exception | None) -> None:
         if control is None:
-            self._say.trouble("reading the control object", problem)
+            self._say.trouble("reading the orders", problem)
             return
-        changed, self._control = control != self._control, control
-        if not changed or not self._has_orders():
+        self._control = control
+        self._stop_cancelled()
+
+    def _stop_cancelled(self) -> None:
+        """End what the orders cover of all that is held here; what they do not say yet, they are asked."""
+        if not self._control.cancels:
             return
         for attempt in list(self._attempts.values()):
-            if not self._is_cancelled(attempt.lease):
+            cancelled = self._is_cancelled(attempt.lease)
+            if cancelled is None:
+                self._learn(attempt.lease.task.experiment)
+            elif not cancelled:
                 continue
-            if attempt.sent:
-                attempt.stop_reason = EndReason.CANCELLED
-                self._crew.ask_to_stop(attempt.lease.token, EndReason.CANCELLED)
+            elif attempt.sent:
+                if attempt.stop_reason is not EndReason.CANCELLED:
+                    attempt.stop_reason = EndReason.CANCELLED
+                    self._crew.ask_to_stop(attempt.lease.token, EndReason.CANCELLED)
             elif attempt in self._ready:
                 self._ready.remove(attempt)
                 settlement = self._refuse(attempt.lease, self._clock.now())

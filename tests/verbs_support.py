@@ -58,6 +58,9 @@ class Bench:
     def queue_names(self) -> list[str]:
         return sorted(self._queues)
 
+    def add_queue(self, name: str) -> None:
+        self._queues[name] = MemoryQueue(self._records, name=name, clock=self.clock)
+
     def close(self) -> None:
         for queue in self._queues.values():
             queue.close()
@@ -106,6 +109,9 @@ class Bench:
         mark = None if state is TaskState.SUCCEEDED else mark_of(record, lease.task)
         self.queue().settle([Settlement(lease, record, mark)])
         return record
+
+    def cancel(self, lease: Lease | None = None) -> Record:
+        return self._settle(lease or self.lease(), TaskState.CANCELLED, EndReason.CANCELLED)
 
     def try_again(
         self,

@@ -13,7 +13,7 @@ from runtime.cancel import Cancelled
 from runtime.cancel import cancel as cancel_one
 from runtime.cli.commands import OutputOption, StackOption, YesOption
 from runtime.cli.jobs import OnOption, OthersOption, is_job, open_job, short
-from runtime.cli.show import Output, confirm, format_count, note, print_list
+from runtime.cli.show import Output, confirm, format_count, note, note_skew, print_list
 from runtime.errors import RequestRefused
 from runtime.identify import Kind, identify, recall_last
 from runtime.records.totals import Tally, open_tasks
@@ -75,6 +75,7 @@ def cancel(
                 left = open_tasks(Tally(records).count(one.name))
                 confirm(f"cancel experiment `{one.name}` with {format_count(left)} unfinished tasks", yes=yes)
         done = [cancel_one(opened, one, now=datetime.now(UTC)) for one in chosen]
+        note_skew(records)
     print_list(done, COLUMNS, output)
     if any(one.kind is Kind.EXPERIMENT for one in done):
         note("`runtime status` shows what is left; `runtime retry` brings a cancelled task back")
@@ -165,9 +166,9 @@ def describe(done: Cancelled) -> str:
     if done.already:
         return "it had been cancelled before" if done.state is TaskState.CANCELLED else f"it had already {done.state}"
     if done.kind is Kind.EXPERIMENT:
-        if done.waiting is None:
+        if done.ended is None:
             return "workers record each of its tasks as cancelled when they come to it"
-        tasks = "1 waiting task" if done.waiting == 1 else f"{format_count(done.waiting)} waiting tasks"
+        tasks = "1 task" if done.ended == 1 else f"{format_count(done.ended)} tasks"
         return f"{tasks} cancelled, running ones stop within 10 s"
     return f"worker {done.running} stops it within 10 s" if done.running else "it will not run"
 

@@ -13,7 +13,7 @@ import typer
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption, new_app
 from runtime.cli.retry import Counted
-from runtime.cli.show import Output, confirm, format_count, note, print_json, print_list, progress
+from runtime.cli.show import Output, confirm, format_count, note, note_skew, print_json, print_list, progress
 from runtime.errors import NotPossible, RequestRefused
 from runtime.identify import Kind, identify, recall_last
 from runtime.redrive import DeadLetter, dead_letter, find_dead, parse_reasons, purge_dead, read_dead
@@ -207,7 +207,10 @@ def resume(queue: QueueArgument = None, stack: StackOption = None) -> None:
 
 @app.command()
 def purge(queue: QueueArgument = None, yes: YesOption = False, stack: StackOption = None) -> None:
-    """Cancel everything that waits in a queue. What runs goes on.
+    """Cancel everything in a queue: what waits will not run, and what runs is stopped within 10 s.
+
+    Every task gets its record before the queue is emptied. Interrupted and run again, it goes on where it stopped; what
+    is submitted meanwhile is run.
 
     \b
     Examples:
@@ -217,13 +220,12 @@ def purge(queue: QueueArgument = None, yes: YesOption = False, stack: StackOptio
     with open_stack(stack, queue=queue) as opened:
         target = opened.queue()
         depth = target.depth()
-        waiting = "everything" if depth is None else f"{format_count(depth.ready + depth.delayed)} tasks"
-        confirm(f"cancel {waiting} in queue `{target.name}` of stack `{opened.name}`", yes=yes)
-        cancelled = target.purge()
-    if cancelled is None:
-        note("workers record each task submitted before now as cancelled when they come to it")
-    else:
-        note(f"{format_count(cancelled)} tasks cancelled; `runtime retry` brings one back")
+        everything = "everything" if depth is None else f"{format_count(depth.total)} tasks"
+        confirm(f"cancel {everything} in queue `{target.name}` of stack `{opened.name}`", yes=yes)
+        with progress("purging") as bar:
+            cancelled = target.purge(progress=bar.advance)
+        note_skew(opened.records)
+    note(f"{format_count(cancelled)} tasks cancelled; `runtime retry` brings one back")
 
 
 @app.command()

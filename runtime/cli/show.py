@@ -23,6 +23,8 @@ from runtime.units import format_duration, format_size, format_time
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from runtime.records.base import RecordStore
+
 __all__ = [
     "Output",
     "Progress",
@@ -34,6 +36,7 @@ __all__ = [
     "format_size",
     "is_terminal",
     "note",
+    "note_skew",
     "paint",
     "print_json",
     "print_list",
@@ -66,6 +69,19 @@ def note(text: str) -> None:
     """Say something to the person on stderr, where it does not mix with data."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
+
+
+def note_skew(records: RecordStore) -> None:
+    """Say it if this machine's clock and the record store's differ by much. Where that cannot be known, nothing."""
+    from runtime.clock import describe_skew
+    from runtime.errors import RuntimeFailure
+
+    try:
+        said = describe_skew(records.skew(), "the record store's")
+    except RuntimeFailure:
+        return
+    if said is not None:
+        note(f"note: this machine's clock is {said}, and so are the times that it writes; `runtime doctor` has more")
 
 
 def print_json(value: object) -> None:

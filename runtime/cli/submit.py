@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 
 from runtime.cli.commands import OutputOption, StackOption, new_app
 from runtime.cli.main import INTERRUPTED
-from runtime.cli.show import Output, format_count, note, print_json, progress
+from runtime.cli.show import Output, format_count, note, note_skew, print_json, progress
 from runtime.errors import InvalidTask, InvalidValue, RequestRefused
 from runtime.tasks import DEFAULT_EXPERIMENT, DEFAULT_MAX_FAILURES, TaskState
 
@@ -427,6 +427,8 @@ def _submit(
         done = replace(done, stack=opened.name, snapshot=code.snapshot)
         remember_last(opened.settings.data_dir, opened.name, done.experiment)
         _say(done, request, code)
+        if done.new:
+            note_skew(target.records)
         if not wait:
             return _finish(done, output)
         return _wait(done, target, output)

@@ -5,7 +5,7 @@ A queue delivers; the record store that it settles into is the truth. Delivery m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Protocol, runtime_checkable
@@ -15,6 +15,10 @@ from runtime.tasks import Task
 
 DEFAULT_QUEUE: Final = "default"
 DEFAULT_LEASE: Final = timedelta(seconds=30)
+
+
+def ignore_progress(_: int) -> None:
+    """For whoever does not show how far a purge is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,8 @@ class Lease:
     invalid: InvalidMessage | None = None
     handle: Any = None
     """The queue's own key."""
+    published_at: datetime | None = None
+    """When the queue's service took in the message of a foreign producer, by the service's clock; None for what was put."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +212,11 @@ class Queue(Protocol):
 
     def pause(self) -> None: ...
     def resume(self) -> None: ...
-    def purge(self) -> int | None:
-        """Cancel everything queued and not leased; returns how many where that can be told."""
+    def purge(self, *, progress: Callable[[int], None] = ignore_progress) -> int:
+        """End every task that was put before and has not ended, running ones too, in the store; the queue follows.
+
+        Returns how many were recorded as cancelled. Safe to interrupt at any moment and to call again. `progress` is
+        called with the number of tasks that were looked at since the last call.
+        """
 
     def close(self) -> None: ...

@@ -6,7 +6,7 @@ Nothing survives the process. Leases end by the clock alone.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
@@ -24,11 +24,13 @@ from runtime.queues.base import (
     Settled,
     Settlement,
     Waiting,
+    ignore_progress,
 )
+from runtime.queues.purge import open_task, purging
 from runtime.reasons import EndReason
 from runtime.records.base import EndedNote, RecordStore
+from runtime.records.orders import pause_order, resume_order
 from runtime.tasks import Task, TaskState, new_token
-from runtime.verdict import cancelled_record, mark_of
 
 _ALWAYS = datetime.min.replace(tzinfo=UTC)
 
@@ -232,20 +234,22 @@ class MemoryQueue:
             return Waiting(due.index(task_id)) if task_id in due else Waiting(len(due), found.due)
 
     def pause(self) -> None:
-        self.records.set_control(self.name, replace(self.records.control(self.name), paused=True))
+        self.records.put_order(self.name, pause_order(self._clock.now()))
 
     def resume(self) -> None:
-        self.records.set_control(self.name, replace(self.records.control(self.name), paused=False))
+        order = resume_order(self.records.control(self.name), self._clock.now())
+        if order is not None:
+            self.records.put_order(self.name, order)
 
-    def purge(self) -> int:
-        with self._mutex:
-            waiting = list(self._waiting.values())
-            for one in waiting:
-                del self._waiting[one.task.id]
-                record = cancelled_record(one.task, now=self._clock.now(), by="purge")
-                self.records.mark(mark_of(record, one.task))
-                self.records.commit(record)
-            return len(waiting)
+    def purge(self, *, progress: Callable[[int], None] = ignore_progress) -> int:
+        with purging(self.records, clock=self._clock, progress=progress) as purge:
+            purge.end_submitted(self.name)
+            with self._mutex:
+                waiting = [*self._waiting.values(), *(held.waiting for held in self._held.values())]
+                purge.end(open_task(one.task) for one in waiting)
+                self._waiting.clear()
+                self._held.clear()
+        return purge.count
 
     def close(self) -> None:
         return None

@@ -14,7 +14,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final, TypeVar
 
@@ -33,6 +32,7 @@ from runtime.queues.base import (
     Release,
     Settled,
     Settlement,
+    ignore_progress,
 )
 from runtime.queues.pubsub_client import (
     MAX_ACK_IDS,
@@ -54,7 +54,9 @@ from runtime.queues.pubsub_message import (
     write_copy,
     write_message,
 )
+from runtime.queues.purge import purging
 from runtime.records.base import RecordStore
+from runtime.records.orders import pause_order, resume_order
 from runtime.tasks import Task, TaskState
 from runtime.units import format_time
 from runtime.verdict import malformed
@@ -72,6 +74,9 @@ RELEASE_PATIENCE_S: Final = 15.0
 PUBLISHES_AT_ONCE: Final = 4
 STORE_CALLS_AT_ONCE: Final = 16
 DRAIN_EVERY_S: Final = 5.0
+PURGE_MARGIN: Final = timedelta(minutes=1)
+"""What was published this shortly before a purge is left to the workers: a redrive, which publishes first and then
+closes the mark, is then not caught between the two."""
 
 
 def open_pubsub(output: PubSubQueueOutput, *, name: str = DEFAULT_QUEUE, records: RecordStore) -> PubSubQueue:
@@ -361,31 +366,42 @@ class PubSubQueue:
 
     def pause(self) -> None:
         """Workers stop leasing within ten seconds."""
-        self._set_paused(True)
+        self.records.put_order(self.name, pause_order(self._clock.now()))
+        self._intake.read_control(fresh=True)
 
     def resume(self) -> None:
-        self._set_paused(False)
-
-    def _set_paused(self, paused: bool) -> None:
-        self.records.set_control(self.name, replace(self.records.control(self.name), paused=paused))
+        order = resume_order(self.records.control(self.name), self._clock.now())
+        if order is not None:
+            self.records.put_order(self.name, order)
         self._intake.read_control(fresh=True)
 
-    def purge(self) -> int | None:
-        """Drop what waits at the service, and tell workers to cancel what was submitted before and reaches them still.
+    def purge(self, *, progress: Callable[[int], None] = ignore_progress) -> int:
+        """As promised. What foreign producers published before is cancelled too, and is not in the number.
 
-        How many that were cannot be told.
+        Then the service is told to drop what it holds. That is tidiness: workers drop what has a record as it comes.
         """
-        now = self._clock.now()
-        self.records.set_control(self.name, replace(self.records.control(self.name), purged_before=now))
+        # Asked before anything is listed: what is published after this, and so may be in no part that was covered,
+        # is not dropped.
+        now = self._client().service_time()
+        with purging(self.records, clock=self._clock, progress=progress) as purge:
+            purge.end_submitted(self.name)
         self._intake.read_control(fresh=True)
+        if now is not None:
+            self._drop_published_before(now - PURGE_MARGIN)
+        self._intake.forget_waiting()
+        return purge.count
+
+    def _drop_published_before(self, at: datetime) -> None:
         for subscription in (self._settings.subscription, self._settings.dead_letter_subscription):
-            if subscription is not None:
+            if subscription is None:
+                continue
+            try:
                 insist(
-                    lambda subscription=subscription: self._client().seek(subscription, now),  # type: ignore[misc]
+                    lambda subscription=subscription: self._client().seek(subscription, at),  # type: ignore[misc]
                     patience_s=PUT_PATIENCE_S,
                 )
-        self._intake.forget_waiting()
-        return None
+            except PubSubUnavailable as problem:
+                log.warning("%s; workers drop what it holds as it comes", problem.message)
 
     def close(self) -> None:
         """Return what was not started, confirm what is settled. A lease that was neither comes back when it ends."""
@@ -425,6 +441,7 @@ def _lease(delivery: Delivery) -> Lease:
         alone=delivery.alone,
         invalid=delivery.invalid,
         handle=delivery,
+        published_at=delivery.published_at,
     )
 
 

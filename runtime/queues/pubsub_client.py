@@ -41,6 +41,7 @@ START_PATIENCE_S: Final = 10.0
 """For an emulator that is just starting."""
 
 _CALL_TIMEOUT_S: Final = 20.0
+_SERVICE_URL: Final = "https://pubsub.googleapis.com/"
 
 
 def check_names(settings: PubSubQueueOutput) -> None:
@@ -233,6 +234,26 @@ class PubSubClient:
             self._subscriber.seek(
                 request={"subscription": subscription, "time": at}, retry=None, timeout=_CALL_TIMEOUT_S
             )
+
+    def service_time(self) -> datetime | None:
+        """The service's own time, within a second and never ahead of it; None if it does not tell."""
+        if self.emulator:
+            # It says no time of its own, and goes by the clock of this machine.
+            return datetime.now(UTC)
+        import http.client
+        import urllib.error
+        import urllib.request
+        from email.utils import parsedate_to_datetime
+
+        try:
+            try:
+                answer: Any = urllib.request.urlopen(_SERVICE_URL, timeout=_CALL_TIMEOUT_S)
+            except urllib.error.HTTPError as refused:
+                answer = refused  # There is nothing to see at that address, and this bears the time all the same.
+            with answer:
+                return parsedate_to_datetime(answer.headers["Date"])
+        except (OSError, http.client.HTTPException, ValueError, TypeError):
+            return None
 
     def create_topic(self, topic: str) -> bool:
         """Whether it is new."""

@@ -35,7 +35,8 @@ from runtime.queues.pubsub_client import (
     insist,
 )
 from runtime.queues.pubsub_message import Delivery, Holding, judge, read_message, split_requests, write_copy
-from runtime.records.base import Control, RecordStore
+from runtime.records.base import RecordStore
+from runtime.records.orders import Control
 from runtime.tasks import new_token
 from runtime.units import format_duration
 
@@ -268,9 +269,11 @@ class Intake:
         """At most ten seconds old; an old one where the store cannot be reached."""
         if fresh or self._clock.boottime() - self._control_read >= CONTROL_EVERY_S:
             try:
-                self._control = self._records.control(self._queue)
+                # A worker beside this has mostly just read them.
+                max_age = timedelta(0) if fresh else timedelta(seconds=CONTROL_EVERY_S)
+                self._control = self._records.control(self._queue, max_age=max_age)
             except InfrastructureFailure as problem:
-                log.warning("cannot read the control object of queue `%s`, keeping the last: %s", self._queue, problem)
+                log.warning("cannot read the orders of queue `%s`, keeping the last: %s", self._queue, problem)
             self._control_read = self._clock.boottime()
         return self._control
 

@@ -52,6 +52,8 @@ NOT_BEFORE: Final = "runtime_not_before"
 """Outranks the body's own `not_before`."""
 SUBMITTED: Final = "runtime_submitted"
 """Of a copy: when the first message was published, for a body that does not say when it was submitted."""
+PUBLISHED: Final = "runtime_published"
+"""Of a copy of a foreign producer's message: when the service took that in, by the service's clock."""
 PAYLOAD: Final = "runtime_payload"
 """Where in the record store the body lies."""
 
@@ -89,6 +91,9 @@ class Delivery:
     copies: int = 0
     suspect: bool = False
     alone: bool = False
+    published_at: datetime | None = None
+    """When the service took it in, of a foreign producer's message; such a task is in no manifest that an order could
+    name."""
     invalid: InvalidMessage | None = None
     holding: Holding = Holding.HELD
     confirmed_until: float = 0.0
@@ -148,8 +153,10 @@ def write_copy(
     if delivery.suspect if suspect is None else suspect:
         attributes[SUSPECT] = "1"
     if task.submitted_at is not None:
-        # A purge counts from this time, and a copy must not look younger than the task.
         attributes[SUBMITTED] = format_time(task.submitted_at)
+    if delivery.published_at is not None:
+        # An order covers it by this time, and a copy must not look younger.
+        attributes[PUBLISHED] = format_time(delivery.published_at)
     if not_before is not None:
         attributes[NOT_BEFORE] = format_time(not_before)
     if PAYLOAD in delivery.attributes:
@@ -188,7 +195,15 @@ def read_message(message: ReceivedMessage, get_blob: Callable[[str], bytes]) -> 
         copies=_number(attributes.get(COPY)),
         suspect=SUSPECT in attributes or message.attempt > 1,
         alone=ALONE in attributes,
+        published_at=_published_at(message),
     )
+
+
+def _published_at(message: ReceivedMessage) -> datetime | None:
+    """None for what was put by `write_message`, which names its task; so do copies, and they bear the first's time."""
+    if TASK not in message.attributes:
+        return message.published_at
+    return _time(message.attributes.get(PUBLISHED))
 
 
 def _read_text(message: ReceivedMessage, get_blob: Callable[[str], bytes]) -> str:

@@ -7,12 +7,10 @@ the leases back. Which of them had really begun stands in the same file, in memo
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import socket
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -44,10 +42,12 @@ from runtime.queues.base import (
     Settled,
     Settlement,
     Waiting,
+    ignore_progress,
 )
 from runtime.queues.presence import TOKEN_CHARS, Bells, Presence, Vigil
 from runtime.reasons import EndReason
 from runtime.records.base import EndedNote, Record, RecordStore
+from runtime.records.orders import Control, Order, pause_order, person, resume_order
 from runtime.records.sqlite import SqliteRecords, encode_note, insert_record, raw_text
 from runtime.tasks import Task, TaskState, decode_stored, encode_task, stand_in
 
@@ -493,6 +493,9 @@ class SqliteQueue:
         if self._clock.boottime() >= self._sweep_at:
             self._sweep_at = self._clock.boottime() + SWEEP_EVERY_S
             Presence.sweep(self._file.workers_folder, keep={row[1] for row in holders})
+            if not self._fused and self._is_paused() is not self.records.control(self.name, max_age=_SWEPT).paused:
+                # Whoever gave the last order was killed before it was written down here.
+                self._follow_orders()
 
     def _dead(self, worker: str, boot: str, deadline: float) -> bool:
         return (
@@ -619,50 +622,117 @@ class SqliteQueue:
         return Waiting(ahead, None if due is None else datetime.fromtimestamp(due, UTC))
 
     def pause(self) -> None:
-        self._set_paused(True)
+        self._give(lambda control: pause_order(self._clock.now()))
 
     def resume(self) -> None:
-        self._set_paused(False)
+        self._give(lambda control: resume_order(control, self._clock.now()))
         self._bells.ring()
 
-    def _set_paused(self, paused: bool) -> None:
-        control = self.records.control(self.name)
-        self.records.set_control(self.name, replace(control, paused=paused))
+    def _give(self, decide: Callable[[Control], Order | None]) -> None:
+        """Give an order and go by it; one transaction where the records lie in this file."""
+        if not self._fused:
+            order = decide(self.records.control(self.name))
+            if order is not None:
+                self.records.put_order(self.name, order)
+            self._follow_orders()
+            return
+        assert isinstance(self.records, SqliteRecords)
         with self._file.transaction(durable=True) as connection:
-            connection.execute("UPDATE queues SET paused=? WHERE id=?", (paused, self._queue(connection)))
+            control = self.records.control(self.name)
+            order = decide(control)
+            if order is not None:
+                control = self.records.add_order(connection, self.name, order)
+            self._set_paused(connection, control.paused)
+        self.records.look_after_orders(self.name)
 
-    def purge(self) -> int:
-        """Cancel everything that waits; what runs goes on."""
-        return self.cancel_waiting()
+    def _follow_orders(self) -> None:
+        """Pause or not, as the store says. Whoever writes that here looks once more, so the last to write knows all."""
+        while self._is_paused() is not (told := self.records.control(self.name).paused):
+            with self._file.transaction(durable=True) as connection:
+                self._set_paused(connection, told)
 
-    def cancel_waiting(self, experiment: str | None = None) -> int:
-        """Record `cancelled` for all waiting tasks of this queue, or of one experiment; returns how many."""
-        cancelled = 0
-        now = self._clock.now()
-        while True:
-            with self._file.transaction() as connection:
-                where, values = "t.queue=?", [self._queue(connection)]
-                if experiment is not None:
-                    where += " AND t.experiment=(SELECT id FROM experiments WHERE name=?)"
-                    values.append(experiment)  # type: ignore[arg-type]
-                rows = connection.execute(
-                    "SELECT t.seq, t.id, t.generation, t.experiment, e.name FROM "
-                    "(SELECT seq FROM ready UNION ALL SELECT seq FROM delayed) w "
-                    f"JOIN tasks t USING(seq) JOIN experiments e ON e.id=t.experiment WHERE {where} LIMIT 5000",
-                    values,
-                ).fetchall()
-                for seq, task_id, generation, number, name in rows:
-                    take_out(connection, seq)
-                    if self._fused:
-                        insert_record(connection, seq, _cancelled(task_id, generation, name, now, next(self._tokens)))
-                    count(connection, number, queued=-1, cancelled=1)
-            if not self._fused:
-                for _, task_id, generation, _, name in rows:
-                    with contextlib.suppress(RecordExists):
-                        self.records.commit(_cancelled(task_id, generation, name, now, next(self._tokens)))
-            cancelled += len(rows)
-            if len(rows) < 5000:
-                return cancelled
+    def _is_paused(self) -> bool:
+        with self._file.reading() as connection:
+            row = connection.execute("SELECT paused FROM queues WHERE name=?", (self.name,)).fetchone()
+        return bool(row and row[0])
+
+    def _set_paused(self, connection: sqlite3.Connection, paused: bool) -> None:
+        connection.execute("UPDATE queues SET paused=? WHERE id=?", (paused, self._queue(connection)))
+
+    def purge(self, *, progress: Callable[[int], None] = ignore_progress) -> int:
+        if self._fused:
+            with self._file.transaction(durable=True) as connection:
+                ended = self._cancel(connection, "t.queue=?", self._queue(connection))
+            progress(ended)
+            return ended
+        from runtime.queues.purge import open_task, purging
+
+        with purging(self.records, clock=self._clock, progress=progress) as purge:
+            purge.end_submitted(self.name)
+            last = 0
+            while rows := self._open_rows(last):
+                stand = purge.end(open_task(replace(decode_stored(body), generation=g)) for _, g, _, body in rows)
+                with self._file.transaction() as connection:
+                    for (seq, generation, experiment, _), record in zip(rows, stand, strict=True):
+                        self._follow_record(connection, seq, generation, experiment, record)
+                last = rows[-1][0]
+        return purge.count
+
+    def cancel_open(self, experiment: str) -> int:
+        """Record every task of the experiment that has not ended as cancelled, in one transaction; returns how many.
+
+        Only where the records lie in this file. A worker that runs one learns it when it renews its lease.
+        """
+        with self._file.transaction(durable=True) as connection:
+            return self._cancel(connection, "t.experiment=(SELECT id FROM experiments WHERE name=?)", experiment)
+
+    def _cancel(self, connection: sqlite3.Connection, where: str, value: object) -> int:
+        """Move what waits or is held to the records."""
+        connection.execute(
+            "CREATE TEMP TABLE IF NOT EXISTS cancelling(seq INTEGER PRIMARY KEY, experiment INTEGER, leased INTEGER)"
+        )
+        connection.execute("DELETE FROM cancelling")
+        connection.execute(
+            "INSERT INTO cancelling SELECT t.seq, t.experiment, w.leased FROM "
+            "(SELECT seq, 0 AS leased FROM ready UNION ALL SELECT seq, 0 FROM delayed UNION ALL SELECT seq, 1 FROM leases) "
+            f"w JOIN tasks t USING(seq) WHERE {where}",
+            (value,),
+        )
+        connection.execute(
+            "INSERT INTO records(rid, state, token, reason, ended, attempts, message) "
+            "SELECT (seq << 20) | t.generation, 'cancelled', lower(hex(randomblob(8))), 'cancelled', ?, "
+            "(SELECT count(*) FROM notes n WHERE n.seq=t.seq AND n.generation=t.generation), ? "
+            "FROM cancelling JOIN tasks t USING(seq)",
+            (self._clock.now().timestamp(), f"cancelled by {person()}"),
+        )
+        connection.execute(
+            "DELETE FROM ready WHERE (queue, rank, seq) IN (SELECT queue, rank, seq FROM cancelling JOIN tasks USING(seq))"
+        )
+        connection.execute("DELETE FROM delayed WHERE seq IN (SELECT seq FROM cancelling)")
+        connection.execute("DELETE FROM leases WHERE seq IN (SELECT seq FROM cancelling)")
+        changes = connection.execute("SELECT experiment, count(*), sum(leased) FROM cancelling GROUP BY experiment")
+        ended = 0
+        for experiment, tasks, leased in changes.fetchall():
+            count(connection, experiment, cancelled=tasks, leased=-leased, queued=leased - tasks)
+            ended += tasks
+        return ended
+
+    def _open_rows(self, after: int) -> list[tuple[int, int, int, str]]:
+        """What waits or is held, by number: that, generation, experiment and body."""
+        with self._file.reading() as connection:
+            return connection.execute(
+                "SELECT t.seq, t.generation, t.experiment, t.body FROM (SELECT seq FROM ready UNION ALL "
+                "SELECT seq FROM delayed UNION ALL SELECT seq FROM leases) w JOIN tasks t USING(seq) "
+                "JOIN queues q ON q.id=t.queue WHERE q.name=? AND t.seq>? ORDER BY t.seq LIMIT 500",
+                (self.name, after),
+            ).fetchall()
+
+    def _follow_record(
+        self, connection: sqlite3.Connection, seq: int, generation: int, experiment: int, record: Record
+    ) -> None:
+        """Take a task out whose record was committed elsewhere, unless its next generation was put meanwhile."""
+        if self._still(connection, seq, generation) and (was := take_out(connection, seq)):
+            count(connection, experiment, **{was.value: -1, record.state.value: 1})
 
     def close(self) -> None:
         if self._vigil is not None:
@@ -686,6 +756,7 @@ class SqliteQueue:
 
 
 SWEEP_EVERY_S: Final = 30.0
+_SWEPT: Final = timedelta(seconds=SWEEP_EVERY_S)
 LOOK_FOR_DUE_S: Final = 0.05
 """A busy worker looks for delayed tasks that are due this often; an idle one each time it looks for any."""
 
@@ -697,20 +768,6 @@ def open_sqlite(
     file = EmbeddedFile(Path(path), durability=durability)
     records = SqliteRecords(file, clock=clock)
     return SqliteQueue(file, records, name=queue, clock=clock), records
-
-
-def _cancelled(task_id: str, generation: int, experiment: str, now: datetime, token: str) -> Record:
-    return Record(
-        task_id=task_id,
-        generation=generation,
-        experiment=experiment,
-        state=TaskState.CANCELLED,
-        token=token,
-        reason=EndReason.CANCELLED,
-        ended_at=now,
-        message=f"cancelled by {socket.gethostname()}",
-        attempts=0,
-    )
 
 
 def _insert_note(connection: sqlite3.Connection, seq: int, generation: int, note: EndedNote) -> None:

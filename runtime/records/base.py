@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from runtime.reasons import EndReason
+from runtime.records.orders import Control, Order
 from runtime.tasks import Task, TaskState
 
 INLINE_BYTES: Final = 64 * 1024
@@ -128,17 +129,9 @@ class ManifestPart:
     sent: bool = False
     """Published to the queue, all of it."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Control:
-    """What workers of a queue are told; they read it every 10 s."""
-
-    paused: bool = False
-    purged_before: datetime | None = None
-    """Tasks submitted before are cancelled instead of run."""
-    cancelled_before: Mapping[str, datetime] = field(default_factory=dict)
-    """By experiment: its tasks submitted before that time are cancelled."""
-    cancelled_tasks: frozenset[str] = frozenset()
+    @classmethod
+    def named(cls, experiment: str, name: str, *, sent: bool = False) -> ManifestPart:
+        return cls(experiment, name, int(name.split("-")[1]), sent=sent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,9 +265,25 @@ class RecordStore(Protocol):
     def get_blob(self, reference: str) -> bytes: ...
     def has_blob(self, reference: str) -> bool: ...
 
-    # control and what workers report
-    def control(self, queue: str) -> Control: ...
-    def set_control(self, queue: str, control: Control) -> None: ...
+    # what workers are told, and what they report
+    def put_order(self, queue: str, order: Order) -> str:
+        """Tell the workers of a queue something; durable on return. None is lost to another that is given at once.
+
+        Returns the order's id. What earlier orders say is put together now and then, and that loses nothing either.
+        """
+
+    def control(self, queue: str, *, max_age: timedelta = timedelta(0)) -> Control:
+        """All that the queue's workers are told, by one listing and a read of what is new in it.
+
+        The same object as before while nothing is new. What was read here less than `max_age` ago is not read again.
+        """
+
+    def skew(self) -> timedelta | None:
+        """How far this machine's clock is ahead of the store's; None where the store goes by this machine's.
+
+        Costs a request the first time, where no answer has told it already.
+        """
+
     def put_worker(self, seen: WorkerSeen) -> None: ...
     def workers(self, *, newer_than: timedelta = timedelta(days=1)) -> list[WorkerSeen]: ...
     def put_counters(self, worker: str, counters: Mapping[str, Mapping[TaskState, int]]) -> None:

@@ -11,8 +11,9 @@ per 1,000 names, counts states exactly and no record needs to be read: docs/deci
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -20,11 +21,14 @@ from typing import Any, Final, TypeVar
 
 from runtime.errors import InvalidRecord, InvalidTask, InvalidValue, NotPossible, StoreUnsafe, explain_json
 from runtime.reasons import EndReason
-from runtime.records.base import Control, EndedNote, ExperimentSeen, Mark, Record, StartedMark, WorkerSeen
+from runtime.records.base import EndedNote, ExperimentSeen, Mark, Record, StartedMark, WorkerSeen
+from runtime.records.orders import Control, Covered, OldControl, Order, OrderKind, ReadOrder, control_of
 from runtime.tasks import TaskState, parse_task, task_fields
 from runtime.units import format_time, parse_time
 
 SCHEMA: Final = 1
+MERGED: Final = "merged"
+"""Stands for the kind of an order that says what several said."""
 
 K = TypeVar("K")
 
@@ -310,25 +314,99 @@ def decode_experiment(data: bytes, where: str = "experiment") -> ExperimentSeen:
         )
 
 
-def encode_control(control: Control) -> bytes:
-    fields: dict[str, Any] = {"schema": SCHEMA, "paused": control.paused}
-    if control.purged_before is not None:
-        fields["purged_before"] = format_time(control.purged_before)
-    if control.cancelled_before:
-        fields["cancelled_before"] = {name: format_time(at) for name, at in control.cancelled_before.items()}
-    if control.cancelled_tasks:
-        fields["cancelled_tasks"] = sorted(control.cancelled_tasks)
+def encode_order(order: Order) -> bytes:
+    fields: dict[str, Any] = {"schema": SCHEMA, "order": order.kind.value, "at": format_time(order.at)}
+    if order.by is not None:
+        fields["by"] = order.by
+    if order.ends:
+        fields["ends"] = sorted(order.ends)
+    if order.experiments:
+        fields["experiments"] = {name: sorted(parts) for name, parts in sorted(order.experiments.items())}
+    if order.tasks:
+        fields["tasks"] = _generations(order.tasks)
     return encode_json(fields)
 
 
-def decode_control(data: bytes, where: str = "control") -> Control:
+def encode_merged(control: Control, merged: Iterable[str]) -> bytes:
+    """What `control` says, in place of the orders whose ids are `merged`; equal values are equal bytes."""
+    fields: dict[str, Any] = {"schema": SCHEMA, "order": MERGED, "merged": sorted(merged)}
+    if control.pauses:
+        fields["pauses"] = sorted(control.pauses)
+    if control.ended:
+        fields["ended"] = sorted(control.ended)
+    if control.experiments:
+        fields["experiments"] = {
+            name: {
+                "parts": sorted(covered.parts),
+                "before": format_time(covered.before),
+                "ordered_at": format_time(covered.ordered_at),
+            }
+            for name, covered in sorted(control.experiments.items())
+        }
+    if control.tasks:
+        fields["tasks"] = _generations(control.tasks)
+    if control.purged_before is not None:
+        fields["purged_before"] = format_time(control.purged_before)
+    return encode_json(fields)
+
+
+def decode_order(data: bytes, identity: str, stored_at: datetime, where: str = "order") -> ReadOrder:
     fields = decode_json(data, where)
     with _reading(where):
-        return Control(
-            paused=fields.get("paused", False),
+        tasks = frozenset(
+            (task_id, generation) for task_id, many in fields.get("tasks", {}).items() for generation in many
+        )
+        experiments = fields.get("experiments", {})
+        if fields["order"] == MERGED:
+            covered = {
+                name: Covered(
+                    parts=frozenset(each["parts"]),
+                    before=parse_time(each["before"]),
+                    ordered_at=parse_time(each["ordered_at"]),
+                )
+                for name, each in experiments.items()
+            }
+            control = Control(
+                pauses=frozenset(fields.get("pauses", ())),
+                ended=frozenset(fields.get("ended", ())),
+                experiments=covered,
+                tasks=tasks,
+                purged_before=_time(fields.get("purged_before")),
+            )
+            return ReadOrder(control, frozenset(fields["merged"]))
+        order = Order(
+            kind=OrderKind(fields["order"]),
+            at=parse_time(fields["at"]),
+            by=fields.get("by"),
+            ends=frozenset(fields.get("ends", ())),
+            experiments={name: frozenset(parts) for name, parts in experiments.items()},
+            tasks=tasks,
+        )
+        # As a merged order will say it.
+        return ReadOrder(control_of(identity, order, parse_time(format_time(stored_at))))
+
+
+def _generations(tasks: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for task_id, generation in sorted(tasks):
+        found.setdefault(task_id, []).append(generation)
+    return found
+
+
+def decode_old_control(data: bytes, where: str = "control") -> Control:
+    """What an older release told the workers, in one object that it wrote anew for each order."""
+    fields = decode_json(data, where)
+    with _reading(where):
+        old = OldControl(
             purged_before=_time(fields.get("purged_before")),
             cancelled_before={name: parse_time(at) for name, at in fields.get("cancelled_before", {}).items()},
             cancelled_tasks=frozenset(fields.get("cancelled_tasks", ())),
+        )
+        # Named by its content: once it is resumed, it would take another change to pause again.
+        pause = f"control-{hashlib.sha256(data).hexdigest()[:16]}"
+        return Control(
+            pauses=frozenset({pause}) if fields.get("paused", False) else frozenset(),
+            old=None if old == OldControl() else old,
         )
 
 

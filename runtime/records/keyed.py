@@ -16,6 +16,7 @@ import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,12 +24,11 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from runtime.clock import Clock, SystemClock
-from runtime.errors import PartTaken, RecordExists, StoreUnavailable, StoreUnsafe
+from runtime.errors import PartTaken, RecordExists, RuntimeFailure, StoreUnavailable, StoreUnsafe
 from runtime.idset import IdSet, task_key
 from runtime.records import codec
 from runtime.records.base import (
     INLINE_BYTES,
-    Control,
     EndedNote,
     ExperimentSeen,
     History,
@@ -40,8 +40,10 @@ from runtime.records.base import (
     Totals,
     WorkerSeen,
 )
-from runtime.records.blobs import Blobs
-from runtime.tasks import Task, TaskState, experiment_digest
+from runtime.records.blobs import BlobInfo, Blobs
+from runtime.records.coverage import read_keys
+from runtime.records.orders import UNDECODED, Control, Order, OrderLog, ReadOrder, merge
+from runtime.tasks import Task, TaskState, experiment_digest, new_token
 
 # Executors and URLs load a good deal that a worker on the embedded file never uses.
 if TYPE_CHECKING:
@@ -52,6 +54,17 @@ REPORTED: Final = 1_000
 """Things that cannot be decoded and are said by one store object; more help nobody."""
 MARKS_COUNTED: Final = 10_000
 """Up to here `totals` counts what did not succeed by the names of its marks; beyond, it believes the counters."""
+ORDERS_APART: Final = 64
+"""Up to this many orders of a queue lie there as they were given; beyond, they are put together."""
+MOVED_FOR: Final = timedelta(minutes=10)
+"""How long an order stays beside the one that says it too."""
+LISTED_WITHIN_S: Final = 300.0
+"""A listing of orders that takes as long, which is half of that, is taken again; it takes seconds."""
+REMEMBERED_FOR: Final = timedelta(days=40)
+"""How long an order is kept for an experiment that has ended. No subscription of Pub/Sub keeps messages, such as those
+that foreign producers sent before the order, for more than 31 days."""
+TASKS_LOOKED_AT: Final = 256
+"""Of the single tasks that orders name: how many are looked for among the records when orders are put together."""
 
 _HEX: Final = "0123456789abcdef"
 _OUR_ID: Final = re.compile(r"t-[0-9a-f]{24}")
@@ -66,6 +79,9 @@ _PART: Final = re.compile(r"manifests/[0-9a-f]{8}/((\d+)-(\d+)-[0-9a-f]+)\.(json
 _WORKER: Final = re.compile(r"workers/[\w.~+@=%-]+\.json", re.ASCII)
 _COUNTER: Final = re.compile(r"counters/[0-9a-f]{8}/([\w.~+@=%-]+)/(\d+)-s(\d+)-f(\d+)-c(\d+)-x(\d+)", re.ASCII)
 _BLOB: Final = re.compile(r"[a-z]+/[0-9a-f]{64}")
+_ORDER: Final = re.compile(r"((?:merged-)?[0-9a-f]{16})\.json")
+MERGED: Final = "merged-"
+"""Begins the id of an order that stands in place of several."""
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +108,10 @@ class BlobRecords(RecordStore):
         self._start_of_counting = secrets.token_hex(4)
         self._pool: ThreadPoolExecutor | None = None
         self._lock = Lock()
+        self._order_logs: dict[str, OrderLog] = {}
+        self._fresh: tuple[str, datetime, datetime] | None = None
+        """The key that this process created last, and the times before and after."""
+        self._skew: timedelta | None = None
 
     def check(self) -> None:
         """Prove create-only once for each process and URL.
@@ -326,7 +346,9 @@ class BlobRecords(RecordStore):
         claimed = self._create_or_read(f"claims/{digest}/{index:05}", name.encode())
         if claimed is not None and claimed != name.encode():
             raise PartTaken(experiment, index)
-        self.blobs.create(f"manifests/{digest}/{name}.jsonl", data)
+        asked = self._clock.now()
+        if self.blobs.create(f"manifests/{digest}/{name}.jsonl", data):
+            self._fresh = f"manifests/{digest}/{name}.jsonl", asked, self._clock.now()
         sent = claimed is not None and self.blobs.get(f"manifests/{digest}/{name}.sent") is not None
         return ManifestPart(experiment, name, len(lines), sent=sent)
 
@@ -378,15 +400,161 @@ class BlobRecords(RecordStore):
             raise codec.damaged(reference, "its content is not what its name says")
         return data
 
-    # control and workers
+    # orders
 
-    def control(self, queue: str) -> Control:
-        key = f"control/{_quoted(queue)}.json"
-        data = self.blobs.get(key)
-        return Control() if data is None else next(iter(self._decoded(key, data, codec.decode_control)), Control())
+    def put_order(self, queue: str, order: Order) -> str:
+        data = codec.encode_order(order)
+        while True:
+            identity = new_token()
+            key, asked = order_key(queue, f"{identity}.json"), self._clock.now()
+            if self._create_or_read(key, data) in (None, data):
+                self._fresh = key, asked, self._clock.now()
+                break
+        self.look_after_orders(queue)
+        return identity
 
-    def set_control(self, queue: str, control: Control) -> None:
-        self.blobs.put(f"control/{_quoted(queue)}.json", codec.encode_control(control))
+    def control(self, queue: str, *, max_age: timedelta = timedelta(0)) -> Control:
+        log = self._order_log(queue)
+        if self._clock.boottime() - log.read_at >= max_age.total_seconds():
+            self._read_orders(queue, log)
+        return log.control
+
+    def _order_log(self, queue: str) -> OrderLog:
+        if queue not in self._order_logs:
+            key = f"control/{_quoted(queue)}.json"
+            data = self.blobs.get(key)
+            decoded = [] if data is None else self._decoded(key, data, codec.decode_old_control)
+            old = next(iter(decoded), Control())
+            self._order_logs.setdefault(queue, OrderLog(old))
+        return self._order_logs[queue]
+
+    def _read_orders(self, queue: str, log: OrderLog) -> None:
+        """Bring `log` up to date.
+
+        Orders that are put together move: the new copy is there first, and the old ones go `MOVED_FOR` later. A listing
+        that took less than that has met the one or the other, so only a slow one is taken again; and so is one of which
+        something is gone when it comes to be read.
+        """
+        for pause_s in (0.05, 0.2, 1.0, 2.0, 0.0):
+            asked = self._clock.boottime()
+            listed = self._list_orders(queue)
+            quick = self._clock.boottime() - asked < LISTED_WITHIN_S
+            orders = self._read_listed(log, listed) if quick else None
+            if orders is not None:
+                log.take(orders, at=asked)
+                return
+            time.sleep(pause_s)
+        raise StoreUnavailable(f"the orders of queue `{queue}` in `{self.url}` change faster than they can be read")
+
+    def _list_orders(self, queue: str) -> dict[str, BlobInfo]:
+        folder = order_key(queue, "")
+        found = ((_ORDER.fullmatch(info.key, len(folder)), info) for info in self.blobs.list_blobs(folder))
+        return {matched[1]: info for matched, info in found if matched}
+
+    def _read_listed(self, log: OrderLog, listed: Mapping[str, BlobInfo]) -> dict[str, ReadOrder] | None:
+        """Each order in `listed`; None if one of them is gone."""
+        known = log.known
+        ids = {info.key: identity for identity, info in listed.items() if identity not in known}
+        new = {ids[key]: self._decode_order(key, data, listed[ids[key]]) for key, data in self._read_all(ids)}
+        if len(new) < len(ids):
+            return None
+        return {identity: known.get(identity) or new[identity] for identity in listed}
+
+    def _decode_order(self, key: str, data: bytes, listed: BlobInfo) -> ReadOrder:
+        """One that cannot be decoded tells nothing, which is said; the others hold."""
+        identity = key.rpartition("/")[2].removesuffix(".json")
+        try:
+            return codec.decode_order(data, identity, listed.modified, self._address(key))
+        except codec.UNDECODABLE as problem:
+            self._report(key, problem.message)
+            return UNDECODED
+
+    def look_after_orders(self, queue: str) -> None:
+        """Upkeep after an order was given, which stands whatever becomes of this: whoever gives the next takes it up."""
+        with suppress(RuntimeFailure):
+            self._put_orders_together(queue)
+
+    def _put_orders_together(self, queue: str) -> None:
+        """Replace many orders by one that says the same, so that a log of years is read in a moment.
+
+        Safe to be killed anywhere and to be done by two at once: to merge what is merged already changes nothing. The
+        times that are compared are all the store's.
+        """
+        listed = self._list_orders(queue)
+        self._learn_skew(listed.values())
+        if len(listed) <= ORDERS_APART:
+            return
+        log, now = self._order_log(queue), max(info.modified for info in listed.values())
+        stand_in = self._read_listed(log, {each: info for each, info in listed.items() if each.startswith(MERGED)})
+        if stand_in is None:
+            return
+        gone = {
+            old
+            for identity, order in stand_in.items()
+            if now - listed[identity].modified >= MOVED_FOR
+            for old in order.merged & listed.keys()
+        }
+        deque(self._in_parallel(lambda identity: self.blobs.delete(listed[identity].key), sorted(gone)), maxlen=0)
+        apart = listed.keys() - gone.union(*(order.merged for order in stand_in.values()))
+        if len(apart) <= ORDERS_APART:
+            return
+        orders = self._read_listed(log, {identity: info for identity, info in listed.items() if identity not in gone})
+        # What this release cannot decode stays for one that can.
+        orders = orders and {identity: order for identity, order in orders.items() if order is not UNDECODED}
+        if orders:
+            said = self._without_ended(merge(order.control for order in orders.values()), now)
+            data = codec.encode_merged(said, orders)
+            self.blobs.create(order_key(queue, f"{MERGED}{hashlib.sha256(data).hexdigest()[:16]}.json"), data)
+
+    def _without_ended(self, control: Control, now: datetime) -> Control:
+        """Without what the records say by now: single tasks that ended, and old orders for experiments that did."""
+        import random
+
+        some = random.sample(sorted(control.tasks), min(TASKS_LOOKED_AT, len(control.tasks)))
+        found = self._in_parallel(lambda task: (task, self.find(*task) is not None), some)
+        old = [name for name, covered in control.experiments.items() if now - covered.before > REMEMBERED_FOR]
+        ended = {name for name in old if self._has_ended(name)}
+        purged = control.purged_before
+        return replace(
+            control,
+            tasks=control.tasks - {task for task, is_recorded in found if is_recorded},
+            experiments={name: covered for name, covered in control.experiments.items() if name not in ended},
+            purged_before=purged if purged and now - purged <= REMEMBERED_FOR else None,
+        )
+
+    def _has_ended(self, experiment: str) -> bool:
+        """Whether every generation that was begun has a record."""
+        if self.totals(experiment).counts.get(TaskState.QUEUED):
+            return False
+        recorded = IdSet()
+        for task_id, generation in self.recorded(experiment):
+            recorded.add(task_key(task_id, generation))
+        listed = (read_keys(self, part) for part in self.parts(experiment))
+        return all(key in recorded for keys in listed for key in keys) and not any(self.tried_again(experiment))
+
+    # clocks
+
+    def skew(self) -> timedelta | None:
+        if self._skew is None:
+            if self._fresh is None:
+                key, data = "probe/clock.json", codec.encode_json({"schema": codec.SCHEMA})
+                asked = self._clock.now()
+                self.blobs.put(key, data)
+                self._fresh = key, asked, self._clock.now()
+            self._learn_skew(self.blobs.list_blobs(self._fresh[0]))
+        return self._skew
+
+    def _learn_skew(self, infos: Iterable[BlobInfo]) -> None:
+        """From the store's own time of what this process created last, if that is among `infos`."""
+        fresh = self._fresh
+        stored = next((info.modified for info in infos if fresh and info.key == fresh[0]), None)
+        if fresh is None or stored is None:
+            return
+        _, asked, answered = fresh
+        # Between the two it may have been any time.
+        self._skew = asked - stored if stored < asked else min(timedelta(0), answered - stored)
+
+    # workers
 
     def put_worker(self, seen: WorkerSeen) -> None:
         self.blobs.put(f"workers/{_quoted(seen.worker)}.json", codec.encode_worker(seen))
@@ -714,6 +882,10 @@ def _experiment_of(key: str) -> str | None:
 
 def _mark_key(home: str, task_id: str, generation: int, state: TaskState) -> str:
     return f"marks/{home}/{task_id}.g{generation}.{state}.json"
+
+
+def order_key(queue: str, name: str) -> str:
+    return f"orders/{_quoted(queue)}/{name}"
 
 
 def _started_key(task: Task, token: str) -> str:

@@ -96,3 +96,6 @@ class MemoryBlobs:
 class MemoryRecords(BlobRecords):
     def __init__(self, *, clock: Clock | None = None) -> None:
         super().__init__(MemoryBlobs(), clock=clock)
+
+    def skew(self) -> None:
+        """The store goes by this process's clock."""

@@ -1,6 +1,6 @@
 """Records in the queue's own SQLite file: settling a task, recording it and claiming the next are one commit.
 
-Control, payloads and what workers report are rows of one table, laid out like the files of a folder; records, notes,
+Orders, payloads and what workers report are rows of one table, laid out like the files of a folder; records, notes,
 totals and what was submitted come from the tables that the queue keeps anyway. Outputs and long logs are files
 beside the database.
 """
@@ -31,9 +31,10 @@ from runtime.records.base import (
     Totals,
 )
 from runtime.records.blobs import BlobInfo
-from runtime.records.codec import decode_ended, encode_ended, encode_text, unreadable_record
-from runtime.records.keyed import BlobRecords
-from runtime.tasks import TERMINAL_STATES, Task, TaskState, decode_stored
+from runtime.records.codec import decode_ended, encode_ended, encode_order, encode_text, unreadable_record
+from runtime.records.keyed import BlobRecords, order_key
+from runtime.records.orders import Control, Order, control_of, merge
+from runtime.tasks import TERMINAL_STATES, Task, TaskState, decode_stored, new_token
 
 if TYPE_CHECKING:
     from runtime.records.folder import FolderBlobs
@@ -334,6 +335,18 @@ class SqliteRecords(BlobRecords):
             ).fetchone()
         counts = dict(zip(TaskState, row or (0,) * len(TaskState), strict=True))
         return Totals(counts, self._clock.now(), exact=True)
+
+    def add_order(self, connection: sqlite3.Connection, queue: str, order: Order) -> Control:
+        """As `put_order`, in the caller's transaction; returns what the queue's workers are told with it."""
+        identity, now = new_token(), self._clock.now()
+        connection.execute(
+            "INSERT INTO objects VALUES(?, ?, ?)",
+            (order_key(queue, f"{identity}.json"), encode_order(order), now.timestamp()),
+        )
+        return merge([self.control(queue), control_of(identity, order, now)])
+
+    def skew(self) -> None:
+        """The file lies on this machine."""
 
     def put_counters(self, worker: str, counters: Mapping[str, Mapping[TaskState, int]]) -> None:
         """Nothing to write: totals are exact."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -22,6 +22,7 @@ from runtime.queues.sqlite import SqliteQueue, open_sqlite
 from runtime.reasons import EndReason
 from runtime.records import open_records
 from runtime.records.base import EndedNote, Record, RecordStore
+from runtime.submission import submit_tasks
 from runtime.tasks import Task, TaskState
 from runtime.testing import sample_task
 from runtime.verdict import mark_of
@@ -41,7 +42,6 @@ class Limit(Enum):
     ANY_ORDER = "messages come in any order"
     NO_DEPTH = "the service has no call for it; its metrics are minutes old"
     NO_PEEK = "reading a message leases it"
-    FORGETS_WAITING = "purging moves the subscription's mark; what waited gets no record of its own"
 
 
 LIMITS: dict[str, frozenset[Limit]] = {
@@ -65,6 +65,10 @@ class Pair:
         queue = self.open_queue()
         self.opened.append(queue)
         return queue
+
+    def submit(self, queue: Queue, some: Sequence[Task]) -> None:
+        """As `runtime submit` does: listed where the store holds no tasks, then put."""
+        submit_tasks(some, queue, experiment="sample")
 
     def lacks(self, limit: Limit, queue: Queue) -> bool:
         return limit in LIMITS[queue.traits.kind]

@@ -19,6 +19,7 @@ from runtime.queues.sqlite import open_sqlite
 from runtime.reasons import EndReason
 from runtime.records import open_records
 from runtime.records.base import EndedNote, Mark, Record, RecordStore
+from runtime.records.orders import Order, OrderKind
 from runtime.tasks import Task, TaskState, encode_task
 from tests.fakes.faults import FaultProxy, FaultyServer
 from tests.fakes.gcs import GcsServer
@@ -192,3 +193,8 @@ def sample_mark(task: Task, /, state: TaskState = TaskState.FAILED, **fields: An
 def sample_note(token: str, **fields: Any) -> EndedNote:
     values: dict[str, Any] = {"reason": EndReason.APP_FAILED, "ended_at": T0, "worker": "w-1"} | fields
     return EndedNote(token=token, **values)
+
+
+def cancel_order(**fields: Any) -> Order:
+    """Keywords are `Order`'s."""
+    return Order(kind=OrderKind.CANCEL, at=T0, by="ada@lab", **fields)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,11 @@ import pytest
 from runtime.errors import NotPossible, RecordExists
 from runtime.queues.base import Queue
 from runtime.reasons import EndReason
-from runtime.tasks import Resources, TaskState, WorkflowEntry, new_token, next_generation
+from runtime.records.base import Record
+from runtime.records.coverage import Coverage
+from runtime.records.orders import resume_order
+from runtime.submission import repair, submit_tasks
+from runtime.tasks import Resources, TaskState, WorkflowEntry, encode_task, new_token, next_generation
 from tests.conformance.queue_pairs import (
     PAIRS,
     TTL,
@@ -242,15 +248,166 @@ def test_pause_stops_leasing_until_resume(pair: Pair, queue: Queue) -> None:
     assert pair.one(queue).task == tasks(1)[0]
 
 
-def test_purge_leaves_nothing_to_lease(pair: Pair, queue: Queue) -> None:
-    queue.put(tasks(3))
-    purged = queue.purge()
+def test_pauses_are_ended_by_the_resume_that_saw_them_and_by_no_other(pair: Pair, queue: Queue) -> None:
+    other = pair.worker()
+    queue.put(tasks(1))
+    queue.pause()
+    seen = pair.records.control(queue.name)
+    other.pause()
+    resume = resume_order(seen, datetime.now(UTC))
+    assert resume is not None
+    pair.records.put_order(queue.name, resume)
+    assert pair.records.control(queue.name).paused
     assert pair.nothing(pair.worker())
-    if pair.lacks(Limit.FORGETS_WAITING, queue):
-        assert purged is None
-        return
-    assert purged == 3
-    assert {pair.records.find(task.id, 1).state for task in tasks(3)} == {TaskState.CANCELLED}  # type: ignore[union-attr]
+    other.resume()
+    other.resume()
+    assert not pair.records.control(queue.name).paused
+    assert pair.one(pair.worker()).task == tasks(1)[0]
+
+
+def test_purge_ends_what_waits_and_what_runs_in_the_store(pair: Pair, queue: Queue) -> None:
+    pair.submit(queue, [*tasks(4), sample("later", not_before=datetime.now(UTC) + timedelta(hours=1))])
+    done, running, tried = pair.lease(queue, 3)
+    queue.settle([succeeded(done)])
+    queue.release([give_back(tried, note=ended_note(tried))])
+    asked: list[int] = []
+
+    purged = queue.purge(progress=asked.append)
+
+    again = queue.purge()
+    refused = queue.settle([succeeded(running)]).refused
+    pair.submit(queue, [sample("afterwards")])
+    left = pair.lease(pair.worker(), 2, worker="w-c")
+    states = [pair.records.find(task.id, 1) for task in (*tasks(4), sample("later"))]
+    assert (purged, again) == (4, 0)
+    assert [record.state for record in states if record] == [
+        TaskState.SUCCEEDED if record.token == done.token else TaskState.CANCELLED for record in states if record
+    ]
+    assert [one.record.state for one in refused if one.record] == [TaskState.CANCELLED]
+    assert [lease.task for lease in left] == [sample("afterwards")]
+    assert asked
+    totals = pair.records.totals("sample", exact=True).counts
+    open_tasks = sum(totals.get(state, 0) for state in TaskState if not state.terminal)
+    assert (open_tasks, totals[TaskState.CANCELLED], totals[TaskState.SUCCEEDED]) == (1, 4, 1)
+    marks = {mark.task_id for mark in pair.records.marks("sample", TaskState.CANCELLED)}
+    assert marks == {record.task_id for record in states if record and record.token != done.token}
+
+
+def test_purge_of_nothing_ends_nothing(pair: Pair, queue: Queue) -> None:
+    assert queue.purge() == 0
+
+
+def test_purge_that_is_interrupted_is_gone_on_with(pair: Pair, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    if pair.records.holds_tasks:
+        pytest.skip("one transaction cannot be half done")
+    pair.submit(queue, tasks(40))
+    commit, left = pair.records.commit, iter(range(10))
+
+    def interrupted(record: Record) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        commit(record)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pair.records, "commit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            queue.purge()
+    orders = pair.records.control(queue.name)
+    coverage = Coverage(pair.records)
+    coverage.read(orders, "sample")
+    first = pair.records.totals("sample", exact=True).counts[TaskState.CANCELLED]
+    second = queue.purge()
+
+    assert all(coverage.covers(orders, task) for task in tasks(40)), "workers run none of them in the meantime"
+    assert (first, first + second) == (10, 40)
+    assert pair.nothing(pair.worker())
+
+
+def test_purge_ends_what_a_submission_has_listed_and_not_yet_put(pair: Pair, queue: Queue) -> None:
+    if pair.records.holds_tasks:
+        pytest.skip("to be listed is to be put")
+    pair.records.put_experiment("sample", queue=queue.name)
+    part = pair.records.put_part("sample", 0, [encode_task(task) for task in tasks(3)])
+
+    purged = queue.purge()
+    queue.put(tasks(3))  # The submission goes on,
+    pair.records.mark_sent(part)
+    taken_up = submit_tasks(tasks(3), queue, experiment="sample")  # or is taken up later.
+
+    assert (purged, taken_up.resumed, taken_up.known) == (3, 0, 3)
+    assert pair.records.totals("sample", exact=True).counts[TaskState.CANCELLED] == 3
+    if not queue.traits.tracks_holders:
+        assert pair.nothing(pair.worker())
+    control, coverage = pair.records.control(queue.name), Coverage(pair.records)
+    coverage.read(control, "sample")
+    assert all(coverage.covers(control, task) for task in tasks(3)), "a worker that leases one does not start it"
+
+
+def test_what_is_submitted_while_a_purge_runs_is_ended_or_delivered(pair: Pair, queue: Queue) -> None:
+    submitter = pair.worker()
+    pair.submit(submitter, tasks(30))
+    some = [sample(f"beside {n}") for n in range(60)]
+    begun, over = threading.Event(), threading.Event()
+
+    def submit() -> None:
+        for start in range(0, 60, 4):
+            pair.submit(submitter, some[start : start + 4])
+            begun.set()
+            if start == 40:
+                over.wait(60)
+
+    submitting = threading.Thread(target=submit)
+    submitting.start()
+    begun.wait(60)
+    purged = queue.purge()
+    over.set()
+    submitting.join()
+
+    ended = {task.id for task in (*tasks(30), *some) if pair.records.find(task.id, 1)}
+    worker = pair.worker()
+    delivered = {lease.task.id for lease in pair.lease(worker, 90 - len(ended), worker="w-c")}
+    assert (len(ended), ended | delivered) == (purged, {task.id for task in (*tasks(30), *some)})
+    assert not ended & delivered
+    assert {task.id for task in tasks(30)} <= ended
+    assert {task.id for task in some[44:]} <= delivered
+
+
+def test_repair_after_a_purge_brings_nothing_back_but_what_was_retried(pair: Pair, queue: Queue) -> None:
+    pair.submit(queue, tasks(5))
+    queue.settle([failed(pair.one(queue))])
+    queue.purge()
+
+    repaired = repair(queue, pair.records)
+
+    assert repaired.published == 0
+    assert pair.nothing(pair.worker())
+    if not pair.records.holds_tasks:
+        [mark, *_] = pair.records.marks("sample", TaskState.CANCELLED)
+        pair.records.unmark(mark.task_id, 1, TaskState.CANCELLED)  # As a retry does once it has published.
+        assert repair(queue, pair.records).published == 1
+        lease = pair.one(pair.worker(), worker="w-c")
+        assert (lease.task.id, lease.task.generation) == (mark.task_id, 2)
+        control, coverage = pair.records.control(queue.name), Coverage(pair.records)
+        coverage.read(control, "sample")
+        assert not coverage.covers(control, lease.task)
+
+
+def test_purge_ends_what_was_begun_again(pair: Pair, queue: Queue) -> None:
+    pair.submit(queue, tasks(3))
+    for lease in pair.lease(queue, 3):
+        queue.settle([failed(lease)])
+    again = next_generation(tasks(1)[0])
+    queue.put([again])
+    pair.records.unmark(again.id, 1, TaskState.FAILED)
+
+    purged = queue.purge()
+
+    record = pair.records.find(again.id, 2)
+    assert (purged, record.state if record else None) == (1, TaskState.CANCELLED)
+    assert {mark.generation for mark in pair.records.marks("sample") if mark.task_id == again.id} == {2}
+    assert pair.nothing(pair.worker())
+    if not pair.records.holds_tasks:
+        assert repair(queue, pair.records).published == 0
 
 
 def test_depth_counts_where_it_can(pair: Pair, queue: Queue) -> None:

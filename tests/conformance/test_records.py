@@ -11,7 +11,9 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,13 @@ from typing import Any
 import pytest
 
 from runtime.clock import SystemClock
-from runtime.errors import InvalidRecord, PartTaken, RecordExists, StoreUnavailable
+from runtime.errors import InvalidRecord, PartTaken, RecordExists, StoreUnavailable, StoreUnsafe
 from runtime.reasons import EndReason
-from runtime.records.base import INLINE_BYTES, Control, History, Record, RecordStore, StartedMark, WorkerSeen
+from runtime.records.base import INLINE_BYTES, History, Record, RecordStore, StartedMark, WorkerSeen
+from runtime.records.blobs import Blobs
+from runtime.records.coverage import Coverage
+from runtime.records.keyed import ORDERS_APART
+from runtime.records.orders import Control, Order, OrderKind, pause_order, resume_order
 from runtime.tasks import Task, TaskState, encode_task, next_generation, task_id
 from runtime.testing import FakeClock, sample_task
 from tests.conformance.records_cases import (
@@ -32,6 +38,7 @@ from tests.conformance.records_cases import (
     TEXTS,
     VALUES,
     Place,
+    cancel_order,
     opened_place,
     sample_mark,
     sample_note,
@@ -727,23 +734,205 @@ def test_get_blob_of_a_missing_reference_fails_for_good(store: RecordStore) -> N
     assert not missing.value.retryable
 
 
-# control and workers
+# orders
 
 
 @pytest.mark.parametrize("queue", ["default", "..", "a/b c%41:ü"])
-def test_control_is_what_was_set_last(store: RecordStore, queue: str) -> None:
-    assert store.control(queue) == Control()
-    told = Control(
-        paused=True,
-        purged_before=T0,
-        cancelled_before={"sample": T0 + timedelta(seconds=1)},
-        cancelled_tasks=frozenset({"t-1", "t-2"}),
-    )
-    store.set_control(queue, Control(paused=True))
-    store.set_control(queue, told)
+def test_orders_of_a_queue_are_what_was_given_to_it(place: Place, store: RecordStore, queue: str) -> None:
+    nothing = store.control(queue)
+    pause = store.put_order(queue, pause_order(T0))
+    parts, begun = frozenset({"00000-3-0123456789abcdef"}), frozenset({("t-1", 1), ("t-1", 3), ("t-ü", 2)})
+    store.put_order(queue, cancel_order(experiments={"sweep/ü": parts, "empty": frozenset()}, tasks=begun))
 
-    assert store.control(queue) == told
+    told = store.control(queue)
+    covered = told.experiments["sweep/ü"]
+
+    assert nothing == Control()
+    assert (told.paused, told.pauses, told.ended, told.tasks) == (True, {pause}, frozenset(), begun)
+    assert (covered.parts, covered.ordered_at, told.experiments["empty"].parts) == (parts, T0, frozenset())
+    assert abs(covered.before - SystemClock().now()) < timedelta(minutes=5), "by the store's clock"
+    assert told.purged_before is None
+    assert place.store().control(queue) == told
     assert store.control("another") == Control()
+
+
+def test_purge_is_ordered_for_every_experiment(store: RecordStore) -> None:
+    store.put_order("default", Order(kind=OrderKind.PURGE, at=T0, experiments={"sweep": frozenset({"00000-1-ab"})}))
+
+    told = store.control("default")
+
+    assert told.purged_before == told.experiments["sweep"].before
+
+
+def test_resume_ends_the_pauses_that_it_names_and_no_other(store: RecordStore) -> None:
+    store.put_order("default", pause_order(T0))
+    store.put_order("default", pause_order(T0))
+    seen = store.control("default")
+    unseen = store.put_order("default", pause_order(T0))
+    resume = resume_order(seen, T0)
+    assert resume is not None
+    store.put_order("default", resume)
+
+    left = store.control("default")
+    last = resume_order(left, T0)
+    assert last is not None
+    store.put_order("default", last)
+
+    assert (left.paused, last.ends) == (True, {unseen})
+    assert not store.control("default").paused
+    assert resume_order(store.control("default"), T0) is None
+
+
+def test_orders_are_the_same_object_until_there_is_a_new_one(store: RecordStore) -> None:
+    store.put_order("default", pause_order(T0))
+
+    first, second = store.control("default"), store.control("default")
+    store.put_order("default", pause_order(T0))
+    recent, fresh = store.control("default", max_age=timedelta(hours=1)), store.control("default")
+
+    assert first is second
+    assert recent is first
+    assert len(fresh.pauses) == 2
+
+
+ORDERER = """
+import sys, time
+from runtime.records import open_records
+from runtime.records.orders import pause_order
+from tests.conformance.records_cases import T0, cancel_order
+url, name, start_at, count = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
+store = open_records(url)
+store.control("default")
+time.sleep(max(0, start_at - time.time()))
+for n in range(count):
+    if n % 3 == 0:
+        print(store.put_order("default", pause_order(T0)))
+    elif n % 3 == 1:
+        store.put_order("default", cancel_order(tasks=frozenset({(f"t-{name}-{n}", 1)})))
+    else:
+        parts = frozenset({f"{n:05}-1-0123456789abcdef"})
+        store.put_order("default", cancel_order(experiments={"shared": parts, f"{name}-{n}": parts}))
+store.close()
+"""
+
+
+@pytest.mark.slow
+def test_orders_that_several_processes_give_at_once_are_all_kept(place: Place, store: RecordStore) -> None:
+    if not place.processes:
+        pytest.skip("memory is one process's own")
+    # The server that stands in for S3 takes a third of a second for each.
+    givers, each = 4, 25 if store.url.startswith("s3:") else 100
+    start_at = SystemClock().now().timestamp() + 2
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", ORDERER, store.url, f"p{n}", str(start_at), str(each)],
+            env=os.environ | place.environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for n in range(givers)
+    ]
+    while any(process.poll() is None for process in processes):
+        store.control("default")  # A reader beside them, while orders are put together.
+        time.sleep(0.1)
+    printed = [process.communicate(timeout=60)[0] for process in processes]
+
+    assert [process.returncode for process in processes] == [0] * givers
+    for told in (store.control("default"), place.store().control("default")):
+        assert told.pauses == {identity for text in printed for identity in text.split()}
+        assert told.tasks == {(f"t-p{p}-{n}", 1) for p in range(givers) for n in range(1, each, 3)}
+        assert told.experiments.keys() == {"shared", *(f"p{p}-{n}" for p in range(givers) for n in range(2, each, 3))}
+        assert {int(name[:5]) for name in told.experiments["shared"].parts} == set(range(2, each, 3))
+
+
+def test_orders_that_threads_give_at_once_are_all_kept(place: Place) -> None:
+    stores = [place.store() for _ in range(8)]
+    given: list[str] = []
+
+    def give(store: RecordStore) -> None:
+        given.extend(store.put_order("default", pause_order(T0)) for _ in range(9))
+
+    threads = [threading.Thread(target=give, args=(store,)) for store in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert (len(given), place.store().control("default").pauses) == (72, set(given))
+
+
+def test_many_orders_are_put_together_and_say_the_same(
+    place: Place, store: RecordStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = place.store()
+    reader.control("default")
+    for number in range(ORDERS_APART):
+        part = frozenset({f"{number:05}-1-0123456789abcdef"})
+        store.put_order("default", cancel_order(experiments={"sweep": part}, tasks=frozenset({(f"t-{number}", 1)})))
+    apart = store.control("default")
+    pause = store.put_order("default", pause_order(T0))
+    both, listed = store.control("default"), len(orders_in(store))
+    monkeypatch.setattr("runtime.records.keyed.MOVED_FOR", timedelta(0))
+    monkeypatch.setattr("runtime.records.keyed.LISTED_WITHIN_S", 300.0)
+    store.put_order("default", cancel_order(tasks=frozenset({("t-last", 1)})))
+
+    together = store.control("default")
+
+    assert both == replace(apart, pauses=frozenset({pause}))
+    assert together == replace(both, tasks=both.tasks | {("t-last", 1)})
+    assert [reader.control("default"), place.store().control("default")] == [together, together]
+    assert (listed, len(orders_in(store))) == (ORDERS_APART + 2, 2), "the merged one and the last"
+
+
+def test_what_an_older_release_told_the_workers_holds_until_it_is_resumed(store: RecordStore) -> None:
+    blobs: Blobs = store.blobs  # type: ignore[attr-defined]
+    old = {"schema": 1, "paused": True, "purged_before": "2026-11-21T08:00:00.000Z", "cancelled_tasks": ["t-named"]}
+    old["cancelled_before"] = {"sample": "2026-11-21T09:00:00.000Z"}
+    blobs.put("control/default.json", json.dumps(old).encode())
+
+    told = store.control("default")
+    resume = resume_order(told, T0)
+    assert resume is not None
+    store.put_order("default", resume)
+    resumed = store.control("default")
+
+    assert (told.paused, resumed.paused, resumed.old) == (True, False, told.old)
+    assert json.loads(blobs.get("control/default.json") or b"") == old
+    covers = Coverage(store).covers
+    hour = timedelta(hours=1)
+    assert covers(resumed, sample_task("1", submitted_at=T0 + hour))
+    assert not covers(resumed, sample_task("1", submitted_at=T0 + 2 * hour))
+    assert covers(resumed, sample_task("1", submitted_at=T0, experiment="other"))
+    assert covers(resumed, sample_task(id="t-named", submitted_at=T0 + 2 * hour))
+    assert not covers(resumed, next_generation(sample_task(id="t-named", submitted_at=T0 + 2 * hour)))
+
+
+def test_order_that_cannot_be_read_is_named(store: RecordStore) -> None:
+    identity = store.put_order("default", pause_order(T0))
+    blobs: Blobs = store.blobs  # type: ignore[attr-defined]
+    blobs.put(f"orders/default/{'f' * 16}.json", b'{"schema": 1, "order": "pause"}')
+    blobs.put("orders/default/README", b"what people leave there is passed over")
+
+    with pytest.raises(StoreUnsafe) as damaged:
+        store.control("default")
+
+    assert "f" * 16 in damaged.value.message
+    blobs.delete(f"orders/default/{'f' * 16}.json")
+    assert store.control("default").pauses == {identity}
+
+
+def orders_in(store: RecordStore) -> list[str]:
+    return list(store.blobs.list_keys("orders/default/"))  # type: ignore[attr-defined]
+
+
+def test_skew_of_a_store_is_none_or_next_to_nothing(store: RecordStore) -> None:
+    skew = store.skew()
+
+    assert skew is None or abs(skew) < timedelta(seconds=5)
+    assert (skew is None) == (store.holds_tasks or store.url == "memory:")
+
+
+# workers
 
 
 def test_workers_lists_the_last_word_of_each_and_leaves_out_the_old(store: RecordStore) -> None:

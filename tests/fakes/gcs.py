@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from hashlib import md5
 from typing import NamedTuple
@@ -40,6 +40,8 @@ class GcsServer(FaultyServer):
         self._writes = threading.Lock()
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.least_part = 5 << 20
+        self.clock_offset = timedelta(0)
+        """How far its clock is ahead of this machine's."""
         self.conditional = True
         """False forgets preconditions, as a store that is not safe does."""
 
@@ -85,7 +87,8 @@ class GcsServer(FaultyServer):
         if self.conditional and wanted is not None and int(wanted) != (stored.generation if stored else 0):
             return Response(412, body=b"<Error><Code>PreconditionFailed</Code></Error>")
         self._generation += 1
-        self.buckets[bucket][key] = StoredObject(request.body, self._generation, datetime.now(UTC))
+        now = datetime.now(UTC) + self.clock_offset
+        self.buckets[bucket][key] = StoredObject(request.body, self._generation, now)
         if stored is None and bucket in self._sorted:
             bisect.insort(self._sorted[bucket], key)
         return Response(200, {"ETag": f'"{self._generation}"', "x-goog-generation": str(self._generation)})

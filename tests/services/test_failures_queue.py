@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -18,7 +19,7 @@ import pytest
 from runtime.queues.base import Release
 from runtime.reasons import EndReason
 from runtime.tasks import TaskState
-from tests.services.failure_support import STACKS, Yard, call, open_yard
+from tests.services.failure_support import EXPERIMENT, STACKS, Yard, call, open_yard
 from tests.services.pubsub_pairs import lease_soon
 
 pytestmark = pytest.mark.service
@@ -85,6 +86,28 @@ def test_emulator_that_stops_answering_for_a_while_costs_no_task(remote_yard: Ya
 
     assert {record.state for record in records} == {TaskState.SUCCEEDED}
     assert all(worker.alive for worker in workers)
+    yard.check()
+
+
+def test_purge_ends_every_task_once_also_where_its_worker_is_killed(yard: Yard) -> None:
+    ids = yard.submit([call("held", f"h{n}", "gate") for n in range(40)])
+    killed, staying = yard.start("--slots", "2"), yard.start("--slots", "2")
+    yard.wait_for(lambda: len(yard.runs()) == 4, "four runs")
+
+    purged = yard.cli("queue", "purge", "--yes")
+    killed.kill()
+    records = yard.wait_recorded(ids)
+    status = yard.cli("status", EXPERIMENT, "-o", "json")
+    after = yard.submit([call("quick", "afterwards")])
+    yard.wait_recorded(after)
+
+    assert "40 tasks cancelled" in purged.stderr
+    assert {record.state for record in records} == {TaskState.CANCELLED}
+    assert {state: n for state, n in json.loads(status.stdout)["totals"].items() if n} == {"cancelled": 40}
+    assert [run.name for run in yard.runs()[4:]] == ["afterwards"]
+    yard.wait_for(lambda: staying.events("attempt_ended") or staying.events("lease_lost"), "what ran was stopped")
+    repaired = yard.cli("queue", "repair", "--yes", "-o", "json")
+    assert json.loads(repaired.stdout)["published"] == 0
     yard.check()
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from runtime.cancel import cancel_experiment
 from runtime.errors import NotPossible, QueueUnavailable
 from runtime.queues.base import Lease, Refused, Release, Settlement
 from runtime.queues.pubsub import PubSubQueue
@@ -24,11 +25,14 @@ from runtime.queues.pubsub_client import OutgoingMessage, PubSubClient, ensure_t
 from runtime.queues.pubsub_message import COPY, INLINE_BYTES, PAYLOAD, TRIES
 from runtime.reasons import EndReason
 from runtime.records.base import EndedNote, Mark, Record
+from runtime.records.coverage import Coverage
 from runtime.records.memory import MemoryRecords
+from runtime.submission import submit_tasks
 from runtime.tasks import CommandEntry, TaskState, WorkflowEntry, new_token
-from runtime.testing import sample_task
+from runtime.testing import FakeClock, sample_task
 from tests.services.pubsub_pairs import TTL, lease_soon, make_pubsub_pair, make_settings
 from tests.services_support import PubsubEmulator, wait_until
+from tests.verbs_support import Bench
 
 if TYPE_CHECKING:
     from runtime.outputs import PubSubQueueOutput
@@ -792,27 +796,64 @@ def test_paused_queue_hands_out_nothing_until_it_is_resumed(open_queue: Opener) 
     assert len(leases) == 1
 
 
-def test_purge_empties_the_subscription_and_tells_the_workers(open_queue: Opener, records: MemoryRecords) -> None:
+def test_purge_ends_every_task_that_was_submitted_and_what_comes_afterwards_runs(
+    open_queue: Opener, records: MemoryRecords
+) -> None:
     settings = make_settings()
     queue = open_queue(settings)
-    queue.put([sample_task(str(number)) for number in range(5)])
     delayed = sample_task("delayed", not_before=datetime.now(UTC) + timedelta(seconds=1.5))
-    queue.put([delayed])
-    running = lease_soon(queue, 2)
+    submit_tasks([*(sample_task(str(number)) for number in range(20)), delayed], queue, experiment="sample")
+    [running] = lease_soon(queue)
+    succeeded = lease_soon(queue)
+    assert settle(queue, succeeded) == []
 
     count = queue.purge()
-    on_the_way = lease_soon(queue, 4, timeout_s=2.5)
-    elsewhere = lease_soon(open_queue(settings), timeout_s=1)
-    refused = settle(queue, running)
-    queue.put([sample_task("after")])
-    after = lease_soon(queue)
+    elsewhere = open_queue(settings)
+    left = lease_soon(elsewhere, timeout_s=3)
+    [refused] = settle(queue, [running])
+    submit_tasks([sample_task("after")], queue, experiment="sample")
+    after = lease_soon(elsewhere)
 
-    purged_before = records.control("default").purged_before
-    assert purged_before is not None
-    assert (count, elsewhere, refused) == (None, [], [])
-    # A pull that was under way may bring some that workers then cancel by their time of submission.
-    assert all(lease.task.submitted_at and lease.task.submitted_at < purged_before for lease in on_the_way)
-    assert [lease.task.key for lease in after] == ["after"]
+    totals = records.totals("sample", exact=True).counts
+    assert (count, left, [lease.task.key for lease in after]) == (20, [], ["after"])
+    assert refused.record is not None
+    assert refused.record.state is TaskState.CANCELLED
+    assert totals == {TaskState.QUEUED: 1, TaskState.SUCCEEDED: 1, TaskState.CANCELLED: 20}
+    assert records.totals("sample").counts[TaskState.CANCELLED] == 20
+
+
+@pytest.mark.parametrize("order", ["cancel", "purge"])
+def test_order_covers_what_foreign_producers_published_before_it_and_nothing_later(
+    open_queue: Opener, client: PubSubClient, records: MemoryRecords, order: str
+) -> None:
+    settings = make_settings()
+    queue = open_queue(settings)
+    # Its own word for when it was submitted is of a clock that nobody keeps.
+    lines = [{"project": "p", "workflow": "w", "args": [n], "submitted_at": "2099-01-01T00:00:00Z"} for n in "123"]
+    bodies = [OutgoingMessage(json.dumps(line).encode(), {}) for line in lines]
+    client.publish(settings.topic, bodies[:2])
+    first = lease_soon(queue, 2)
+    queue.release([Release(first[0])])  # Comes back as a copy, which is published later.
+    if order == "cancel":
+        stack = Bench(records, queue, FakeClock())  # type: ignore[arg-type]
+        cancel_experiment(stack, "default", now=datetime(2020, 1, 1, tzinfo=UTC))
+    else:
+        assert queue.purge() == 0
+    client.publish(settings.topic, bodies[2:])
+
+    control, coverage, elsewhere = records.control("default"), Coverage(records), open_queue(settings)
+    covered: dict[object, bool | None] = {}
+
+    def look(leases: list[Lease]) -> bool:
+        for lease in leases:
+            args = lease.task.entry.args  # type: ignore[union-attr]
+            covered[args] = coverage.covers(control, lease.task, lease.published_at)
+        return len(covered) == 3
+
+    look([first[1]])
+    # After a seek the emulator also brings again what was acknowledged in the last minute.
+    assert wait_until(lambda: look(elsewhere.lease(3, worker="w-1", ttl=TTL)), timeout_s=60)
+    assert covered == {("1",): True, ("2",): True, ("3",): False}
 
 
 def test_depth_is_unknown_and_peek_says_where_to_look(open_queue: Opener) -> None:

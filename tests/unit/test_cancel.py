@@ -1,22 +1,21 @@
-"""Cancelling tasks and experiments, and changing a queue's control object."""
+"""Cancelling tasks and experiments: what is recorded at once, and what the workers are told."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from runtime.cancel import CANCELLED_TASKS_KEPT, Cancelled, cancel, cancel_experiment, cancel_task, update_control
+from runtime.cancel import Cancelled, cancel, cancel_experiment, cancel_task
 from runtime.errors import NotPossible, StoreUnavailable
 from runtime.identify import Identity, Kind
 from runtime.reasons import EndReason
-from runtime.records.base import Control
+from runtime.records.coverage import Coverage
+from runtime.redrive import retry
 from runtime.status import read_standing
-from runtime.tasks import TaskState
+from runtime.tasks import Task, TaskState, next_generation
 from runtime.testing import sample_task
 from tests.verbs_support import TTL, Bench
 
@@ -99,7 +98,7 @@ def test_cancel_running_task_takes_its_lease_or_tells_the_workers(bench: Bench) 
     if bench.records.holds_tasks:
         assert bench.queue().renew([lease], TTL) == [lease]
     else:
-        assert bench.records.control("default").cancelled_tasks == {task.id}
+        assert bench.records.control("default").tasks == {(task.id, 1)}
 
 
 def test_cancel_counts_the_attempts_that_had_ended(bench: Bench) -> None:
@@ -115,17 +114,38 @@ def test_cancel_counts_the_attempts_that_had_ended(bench: Bench) -> None:
     assert record.attempts == 2
 
 
-def test_cancel_keeps_the_list_of_named_tasks_short() -> None:
+def test_cancel_that_ends_before_the_record_is_written_has_told_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench.memory()
     task = sample_task()
     bench.put(task)
-    named = frozenset(f"t-{number}" for number in range(CANCELLED_TASKS_KEPT))
-    bench.records.set_control("default", Control(cancelled_tasks=named))
-    bench.report(running=("t-5",))
 
-    cancel_task(bench, task.id, now=bench.now, by="ada")
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
 
-    assert bench.records.control("default").cancelled_tasks == {"t-5", task.id}
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.records, "commit", killed)
+        with pytest.raises(KeyboardInterrupt):
+            cancel_task(bench, task.id, now=bench.now, by="ada")
+    told = bench.records.control("default").tasks
+    again = cancel_task(bench, task.id, now=bench.now, by="ada")
+
+    assert told == {(task.id, 1)}
+    assert (again.state, again.already) == (TaskState.CANCELLED, False)
+
+
+def test_cancel_that_meets_a_workers_record_of_it_is_done() -> None:
+    bench = Bench.memory()
+    task = sample_task()
+    bench.put(task)
+    standing = read_standing(bench.records, task.id)
+    bench.cancel()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("runtime.cancel.read_standing", lambda *_: standing)
+        done = cancel_task(bench, task.id, now=bench.now, by="ada")
+
+    assert (done.state, done.already) == (TaskState.CANCELLED, False)
+    assert [mark.state for mark in bench.records.marks("sample")] == [TaskState.CANCELLED]
 
 
 def test_cancel_task_that_nothing_describes_says_so() -> None:
@@ -136,19 +156,25 @@ def test_cancel_task_that_nothing_describes_says_so() -> None:
         cancel_task(bench, "t-" + "0" * 24, now=bench.now, by="ada")
 
 
-def test_cancel_experiment_records_what_waits_and_orders_the_rest(tmp_path: Path) -> None:
+def test_cancel_experiment_in_the_embedded_file_records_all_of_it_at_once(tmp_path: Path) -> None:
     bench = Bench.sqlite(tmp_path)
     bench.put(*(sample_task(str(number)) for number in range(4)), sample_task(experiment="other"))
+    bench.put(sample_task("later", not_before=bench.now + timedelta(hours=1)))
+    bench.try_again(bench.lease())
     running = bench.lease()
 
     done = cancel_experiment(bench, "sample", now=bench.now)
 
     counts = bench.records.totals("sample").counts
-    assert done.waiting == 3
-    assert (counts[TaskState.CANCELLED], counts[TaskState.LEASED], counts[TaskState.QUEUED]) == (3, 1, 0)
-    assert bench.records.control("default").cancelled_before == {"sample": bench.now}
-    assert bench.queue().renew([running], TTL) == []
+    record = bench.records.find(running.task.id, 1)
+    assert done == Cancelled(name="sample", kind=Kind.EXPERIMENT, state=TaskState.CANCELLED, ended=5)
+    assert {state: number for state, number in counts.items() if number} == {TaskState.CANCELLED: 5}
+    assert record is not None
+    assert (record.state, record.reason, record.attempts) == (TaskState.CANCELLED, EndReason.CANCELLED, 1)
+    assert len({record.token for record in bench.records.records("sample")}) == 5
+    assert bench.queue().renew([running], TTL) == [running]
     assert [task.experiment for task in bench.queue().peek(10)] == ["other"]
+    assert (bench.queue().depth().total, cancel_experiment(bench, "sample", now=bench.now).ended) == (1, 0)  # type: ignore[union-attr]
     bench.close()
 
 
@@ -163,28 +189,65 @@ def test_cancel_experiment_is_one_write_however_many_tasks(monkeypatch: pytest.M
 
     done = cancel_experiment(bench, "sample", now=bench.now)
 
-    assert done.waiting is None
-    assert writes == ["control/default.json"]
-    assert bench.records.control("default").cancelled_before == {"sample": bench.now}
+    assert done.ended is None
+    assert [key.rpartition("/")[0] for key in writes] == ["orders/default"]
+    assert covered(bench, sample_task("7"))
 
 
-def test_cancel_experiment_at_a_time_between_two_milliseconds_is_known_again(bench: Bench) -> None:
-    now = bench.now.replace(microsecond=123_456)
+def test_cancel_experiment_covers_what_was_begun_again_and_not_what_is_begun_later() -> None:
+    bench = Bench.memory()
+    again, later, ended = (sample_task(key) for key in ("again", "later", "ended"))
+    bench.put(again, later, ended)
+    for _ in range(3):
+        bench.fail()
+    retry(bench, again.id, now=bench.now)
+
+    cancel_experiment(bench, "sample", now=bench.now)
+    retry(bench, later.id, now=bench.now)
+
+    assert [covered(bench, task) for task in (again, later, ended)] == [True, True, True]
+    assert [covered(bench, next_generation(task)) for task in (again, later, ended)] == [True, False, False]
+
+
+def test_cancel_experiment_reaches_every_queue_of_the_stack() -> None:
+    bench = Bench.memory()
+    bench.add_queue("gpu")
     bench.put(sample_task())
-
-    cancel_experiment(bench, "sample", now=now)
-
-    assert bench.records.control("default").cancelled_before == {"sample": now.replace(microsecond=123_000)}
-
-
-def test_cancel_experiment_again_moves_the_time_forward_only(bench: Bench) -> None:
-    bench.put(sample_task())
-    later = bench.now + timedelta(minutes=1)
-    cancel_experiment(bench, "sample", now=later)
+    bench.records.put_experiment("sample", queue="gpu")
 
     cancel_experiment(bench, "sample", now=bench.now)
 
-    assert bench.records.control("default").cancelled_before == {"sample": later}
+    assert [covered(bench, sample_task(), queue) for queue in ("default", "gpu")] == [True, True]
+
+
+def test_cancelled_experiment_is_submitted_to_again_and_that_runs() -> None:
+    bench = Bench.memory()
+    bench.put(sample_task("before"))
+
+    cancel_experiment(bench, "sample", now=bench.now)
+    bench.put(sample_task("after"))
+
+    assert (covered(bench, sample_task("before")), covered(bench, sample_task("after"))) == (True, False)
+
+
+def test_cancel_that_could_not_be_written_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench.memory()
+    bench.put(sample_task())
+
+    def full(*_: object) -> bool:
+        raise StoreUnavailable("no space left")
+
+    monkeypatch.setattr(bench.records.blobs, "create", full)  # type: ignore[attr-defined]
+
+    with pytest.raises(StoreUnavailable):
+        cancel_experiment(bench, "sample", now=bench.now)
+
+
+def covered(bench: Bench, task: Task, queue: str = "default") -> bool:
+    """As a worker decides it."""
+    control, coverage = bench.records.control(queue), Coverage(bench.records)
+    coverage.read(control, task.experiment)
+    return bool(coverage.covers(control, task))
 
 
 def test_cancel_worker_says_how_to_stop_one(bench: Bench) -> None:
@@ -192,30 +255,3 @@ def test_cancel_worker_says_how_to_stop_one(bench: Bench) -> None:
         cancel(bench, Identity(Kind.WORKER, "w-one"), now=bench.now)
 
     assert "SIGTERM" in (refused.value.hint or "")
-
-
-def test_control_change_survives_another_that_overwrites_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench.memory()
-    store: Any = bench.records
-    real = store.set_control
-    raced = []
-
-    def set_control(queue: str, control: Control) -> None:
-        real(queue, control)
-        if not raced:
-            raced.append(queue)
-            real(queue, Control(paused=True))
-
-    monkeypatch.setattr(store, "set_control", set_control)
-
-    changed = update_control(store, "default", lambda control: replace(control, cancelled_before={"e": bench.now}))
-
-    assert changed == store.control("default") == Control(paused=True, cancelled_before={"e": bench.now})
-
-
-def test_control_that_never_takes_the_change_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench.memory()
-    monkeypatch.setattr(bench.records, "set_control", lambda *_: None)
-
-    with pytest.raises(StoreUnavailable):
-        update_control(bench.records, "default", lambda control: replace(control, paused=True))

@@ -270,7 +270,7 @@ def test_cancel_experiment_with_yes(bench: Bench, run: Run) -> None:
     code, out, _ = run("cancel", "last", "--yes")
 
     assert code == 0
-    assert out == "sample\tcancelled\t3 waiting tasks cancelled, running ones stop within 10 s\n"
+    assert out == "sample\tcancelled\t3 tasks cancelled, running ones stop within 10 s\n"
     assert counts(bench) == {"cancelled": 3}
 
 

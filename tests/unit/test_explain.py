@@ -20,6 +20,7 @@ from runtime.redrive import purge_dead, read_dead, redrive
 from runtime.status import Standing, WorkerStatus, read_experiment, worker_status
 from runtime.tasks import Resources, Task, TaskState
 from runtime.testing import sample_task
+from tests.conformance.records_cases import cancel_order
 from tests.verbs_support import Bench
 
 NOW = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -191,20 +192,14 @@ def test_delayed_task_without_workers_names_both() -> None:
     assert explained.next_step == "runtime worker --queue default"
 
 
-@pytest.mark.parametrize("submitted_s", [60, None])
-def test_queued_task_of_a_cancelled_experiment_says_so(submitted_s: float | None) -> None:
-    submitted = None if submitted_s is None else NOW - timedelta(seconds=submitted_s)
-    task = replace(TASK, submitted_at=submitted)
+def test_queued_task_that_an_order_covers_says_so() -> None:
+    explained = explain(facts(cancelled=True, cancel_ordered_at=NOW - timedelta(seconds=5)))
 
-    explained = explain(facts(task=task, cancel_ordered_at=NOW - timedelta(seconds=5)))
-
-    assert explained.sentence.startswith("task `t-1` was cancelled at 2026-01-02T11:59:55.000Z")
+    assert explained.sentence.startswith("task `t-1` was cancelled at 2026-01-02T11:59:55.000Z; the worker that comes")
 
 
-def test_task_submitted_after_the_cancel_is_not_cancelled() -> None:
-    task = replace(TASK, submitted_at=NOW)
-
-    explained = explain(facts(task=task, cancel_ordered_at=NOW - timedelta(seconds=5), workers=(worker(),), ahead=0))
+def test_task_that_no_order_covers_is_not_cancelled() -> None:
+    explained = explain(facts(cancel_ordered_at=NOW - timedelta(seconds=5), workers=(worker(),), ahead=0))
 
     assert explained.sentence == "task `t-1` waits for its turn: it is next"
 
@@ -243,7 +238,7 @@ def test_leased_task_of_a_silent_worker_goes_back_when_the_lease_ends() -> None:
 
 
 def test_leased_task_that_was_cancelled_is_about_to_stop() -> None:
-    explained = explain(facts(TaskState.LEASED, holder="w-one", cancel_named=True, workers=(worker(),)))
+    explained = explain(facts(TaskState.LEASED, holder="w-one", cancelled=True, workers=(worker(),)))
 
     assert explained.sentence == "task `t-1` was cancelled; worker `w-one` stops it at its next look, within 10 s"
 
@@ -457,10 +452,24 @@ def test_facts_of_a_cancelled_experiment() -> None:
     bench.put(task)
     cancel_experiment(bench, "sample", now=bench.now)
 
+    bench.put(after := sample_task("after"))
+
+    seen, later = read_facts(bench, task.id, now=bench.now), read_facts(bench, after.id, now=bench.now)
+
+    assert (seen.cancelled, seen.cancel_ordered_at, later.cancelled) == (True, bench.now, False)
+    assert "was cancelled" in explain(seen).sentence
+    assert "was cancelled" not in explain(later).sentence
+
+
+def test_facts_of_a_task_whose_cancel_was_cut_off_before_its_record() -> None:
+    bench = Bench.memory()
+    task = sample_task()
+    bench.put(task)
+    bench.records.put_order("default", cancel_order(tasks=frozenset({(task.id, 1)})))
+
     seen = read_facts(bench, task.id, now=bench.now)
 
-    assert seen.cancel_ordered_at == bench.now
-    assert "was cancelled" in explain(seen).sentence
+    assert (seen.cancelled, seen.cancel_ordered_at) == (True, None)
 
 
 def test_facts_name_the_workers_that_declined(bench: Bench) -> None:

@@ -8,19 +8,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any
 
 import pytest
 
 from runtime.errors import NotPossible, QueueUnavailable, StoreUnavailable
 from runtime.outputs import PubSubQueueOutput
-from runtime.queues import pubsub_intake
+from runtime.queues import pubsub, pubsub_client, pubsub_intake
 from runtime.queues.base import Lease, Release, Settlement
-from runtime.queues.pubsub import PubSubQueue
+from runtime.queues.pubsub import PURGE_MARGIN, PubSubQueue
 from runtime.queues.pubsub_client import (
     MAX_ACK_IDS,
     AckReply,
     OutgoingMessage,
+    PubSubClient,
     PubSubUnavailable,
     ReceivedMessage,
     deadline_seconds,
@@ -28,10 +30,13 @@ from runtime.queues.pubsub_client import (
 )
 from runtime.queues.pubsub_message import COPY, PAYLOAD
 from runtime.reasons import EndReason
-from runtime.records.base import EndedNote, Mark, Record
+from runtime.records.base import EndedNote, ManifestPart, Mark, Record
 from runtime.records.memory import MemoryRecords
+from runtime.submission import submit_tasks
 from runtime.tasks import TaskState
-from runtime.testing import sample_task
+from runtime.testing import FakeClock, sample_task
+from tests.fakes.faults import FaultyServer, Request, Response
+from tests.services_support import wait_until
 
 TTL = timedelta(seconds=30)
 SETTINGS = PubSubQueueOutput(topic="projects/p/topics/t", subscription="projects/p/subscriptions/s", ack_deadline_s=60)
@@ -60,6 +65,8 @@ class FakeService:
         self.renew_replies: list[AckReply] = []
         self.slow_publish_s = 0.0
         self.closed = False
+        self.time: datetime | None = datetime(2026, 5, 1, tzinfo=UTC)
+        self.sought: list[tuple[str, datetime]] = []
         self._ids = itertools.count(1)
 
     def _fail(self, name: str) -> None:
@@ -104,6 +111,13 @@ class FakeService:
         self._fail("modify_deadline")
         self.renewed += [(ack_id, deadline_seconds(deadline)) for ack_id in ack_ids]
         return self.renew_replies.pop(0) if self.renew_replies else WELL
+
+    def service_time(self) -> datetime | None:
+        return self.time
+
+    def seek(self, subscription: str, at: datetime) -> None:
+        self._fail("seek")
+        self.sought.append((subscription, at))
 
     def close_pulls(self) -> None:
         with self.changed:
@@ -574,6 +588,98 @@ def test_paused_queue_pulls_nothing(service: FakeService, queue: PubSubQueue) ->
 
     assert (paused, pulled) == ([], [])
     assert len(lease(queue)) == 1
+
+
+# purging
+
+
+def submit(queue: PubSubQueue, *keys: str) -> None:
+    submit_tasks([sample_task(key) for key in keys], queue, experiment="sample")
+
+
+@pytest.mark.parametrize("ahead_s", [-300, 0, 300])
+def test_purge_empties_the_subscriptions_by_the_services_own_time(service: FakeService, ahead_s: float) -> None:
+    dead = replace(SETTINGS, dead_letter_subscription="projects/p/subscriptions/dead")
+    clock = FakeClock(datetime.now(UTC) + timedelta(seconds=ahead_s))
+    queue = PubSubQueue(dead, MemoryRecords(), client=service, clock=clock)  # type: ignore[arg-type]
+    submit(queue, "1", "2")
+
+    purged = queue.purge()
+    queue.close()
+
+    assert service.time is not None
+    before = service.time - PURGE_MARGIN
+    assert (purged, service.sought) == (2, [(dead.subscription, before), (dead.dead_letter_subscription, before)])
+
+
+def test_purge_asks_the_service_for_its_time_before_it_looks_what_there_is(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = MemoryRecords()
+    queue = PubSubQueue(SETTINGS, records, client=service)  # type: ignore[arg-type]
+    submit(queue, "1")
+    parts = records.parts
+
+    def list_parts(experiment: str) -> list[ManifestPart]:
+        service.time = None
+        return parts(experiment)
+
+    monkeypatch.setattr(records, "parts", list_parts)
+    queue.purge()
+    queue.close()
+
+    assert len(service.sought) == 1
+
+
+@pytest.mark.parametrize("problem", ["tells no time", "cannot seek"])
+def test_purge_that_cannot_empty_the_subscription_has_ended_the_tasks(
+    service: FakeService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, problem: str
+) -> None:
+    records = MemoryRecords()
+    queue = PubSubQueue(SETTINGS, records, client=service)  # type: ignore[arg-type]
+    submit(queue, "1", "2")
+    monkeypatch.setattr(pubsub, "PUT_PATIENCE_S", 0.0)
+    if problem == "tells no time":
+        service.time = None
+    else:
+        service.failures["seek"] = 100
+
+    purged = queue.purge()
+    delivered = lease(queue, timeout_s=0.5)
+    acked = wait_until(lambda: len(service.acked) == 2)
+    queue.close()
+
+    assert (purged, service.sought, delivered, acked) == (2, [], [], True)
+    assert ("workers drop what it holds" in caplog.text) == (problem == "cannot seek")
+
+
+class AnswersWith(FaultyServer):
+    """As Google's front end: whatever it answers bears its time."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self.status = status
+
+    def answer(self, request: Request) -> Response:
+        return Response(self.status, {"Date": format_datetime(datetime.now(UTC), usegmt=True)})
+
+
+@pytest.mark.parametrize("status", [200, 404])
+def test_time_of_the_service_is_that_of_its_answers(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    server = AnswersWith(status).start()
+    monkeypatch.setattr(pubsub_client, "_SERVICE_URL", server.url)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    client = PubSubClient.__new__(PubSubClient)
+    client.emulator = None
+    try:
+        told = client.service_time()
+    finally:
+        server.stop()
+    unknown = client.service_time()
+
+    assert told is not None
+    assert abs(told - datetime.now(UTC)) < timedelta(minutes=1)
+    assert unknown is None
 
 
 # patience

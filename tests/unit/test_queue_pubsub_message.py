@@ -26,6 +26,7 @@ from runtime.queues.pubsub_message import (
     INLINE_BYTES,
     NOT_BEFORE,
     PAYLOAD,
+    PUBLISHED,
     SUSPECT,
     TASK,
     TRIES,
@@ -38,6 +39,7 @@ from runtime.queues.pubsub_message import (
 )
 from runtime.tasks import CommandEntry, Task, WorkflowEntry, encode_task
 from runtime.testing import sample_task
+from runtime.units import format_time
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SUBMITTED = datetime(2026, 2, 1, tzinfo=UTC)
@@ -177,6 +179,28 @@ def test_copy_is_not_younger_than_its_task() -> None:
 
     assert first.task.submitted_at == NOW
     assert read_message(later, no_blob).task.submitted_at == NOW
+
+
+def test_foreign_message_and_its_copies_bear_when_the_service_took_it_in() -> None:
+    """The producer's own word for when it was submitted does not count: nobody keeps its clock."""
+    line = {"project": "p", "workflow": "w", "args": [], "submitted_at": "2020-01-01T00:00:00Z"}
+    first = read_message(received(json.dumps(line).encode(), {"theirs": "1"}), no_blob)
+    copy = write_copy(first, not_before=None)
+    later = ReceivedMessage("ack-2", "m-2", copy.data, dict(copy.attributes), NOW + timedelta(days=1), 0)
+    second = read_message(later, no_blob)
+    copy_of_copy = write_copy(second, not_before=None)
+
+    assert first.task.submitted_at == datetime(2020, 1, 1, tzinfo=UTC)
+    assert (first.published_at, second.published_at) == (NOW, NOW)
+    assert copy_of_copy.attributes[PUBLISHED] == copy.attributes[PUBLISHED] == format_time(NOW)
+
+
+def test_message_that_was_put_is_in_a_manifest_and_bears_no_time_of_the_service() -> None:
+    first = delivery()
+    copy = write_copy(first, not_before=None)
+
+    assert (first.published_at, deliver(copy).published_at) == (None, None)
+    assert PUBLISHED not in copy.attributes
 
 
 def test_copy_drops_the_services_own_attributes_and_fits_the_limit_of_100() -> None:

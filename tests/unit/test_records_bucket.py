@@ -458,7 +458,7 @@ AWS_PROFILE = """
 import sys
 from runtime.records import open_records
 store = open_records("s3://lab/profile")
-store.set_control("default", store.control("default"))
+store.put_experiment("sample", queue=None)
 print("boto3" in sys.modules)
 """
 

@@ -1,0 +1,168 @@
+"""Ending everything that a queue's manifests list: the order first, then a record for each task that has none.
+
+Once the order is durable no worker starts what it covers, and what runs stops; once a task has its record, nothing that
+the queue may still deliver of it runs. So a purge may be interrupted anywhere and run again, and what is submitted
+beside it is either covered and ended, or not covered and run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+from runtime.clock import Clock
+from runtime.errors import InfrastructureFailure, RecordExists, RuntimeFailure
+from runtime.idset import IdSet, task_key
+from runtime.reasons import EndReason
+from runtime.records.base import ManifestPart, Record, RecordStore
+from runtime.records.orders import Order, OrderKind, person
+from runtime.tasks import Task, TaskState, new_token, read_line
+from runtime.verdict import mark_of
+
+log = logging.getLogger(__name__)
+
+ENDED_AT_ONCE: Final = 32
+"""Each costs two requests to a bucket, or two files that are synced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A generation that has not ended, as its manifest or queue describes it."""
+
+    task_id: str
+    generation: int
+    experiment: str
+    task: Task | None
+    """None if what is written there cannot be read, or is written nowhere any more."""
+    raw: str | None = None
+
+
+class Purge:
+    """Records tasks as cancelled, many at once, and counts them."""
+
+    def __init__(self, records: RecordStore, *, clock: Clock, progress: Callable[[int], None]) -> None:
+        self._records, self._clock, self._progress = records, clock, progress
+        self._by = person()
+        self.ended: dict[str, int] = {}
+        """By experiment: tasks that this purge has ended."""
+        self._pool = ThreadPoolExecutor(ENDED_AT_ONCE, thread_name_prefix="purge")
+
+    @property
+    def count(self) -> int:
+        return sum(self.ended.values())
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        # As a worker does: beyond a number of marks, `status` adds up what each has counted.
+        counters = {name: {TaskState.CANCELLED: ended} for name, ended in self.ended.items()}
+        with suppress(RuntimeFailure):
+            self._records.put_counters(f"purge-{new_token()}", counters)
+
+    def end_submitted(self, queue: str) -> None:
+        """End all that the manifests of the queue's experiments list now, and what was begun again of it."""
+        records = self._records
+        names = [seen.name for seen in records.experiments() if seen.queue in (None, queue)]
+        parts = {name: records.parts(name) for name in names}
+        order = Order(
+            kind=OrderKind.PURGE,
+            at=self._clock.now(),
+            by=self._by,
+            experiments={name: frozenset(part.name for part in listed) for name, listed in parts.items() if listed},
+        )
+        records.put_order(queue, order)
+        for name in names:
+            again = dict(records.tried_again(name))
+            if again:
+                # In no manifest, so the order names each.
+                begun = frozenset((task_id, generation + 1) for task_id, generation in again.items())
+                records.put_order(queue, replace(order, kind=OrderKind.CANCEL, experiments={}, tasks=begun))
+            recorded = IdSet()
+            for task_id, generation in records.recorded(name):
+                recorded.add(task_key(task_id, generation))
+            for part in parts[name]:
+                listed = self._read_part(part)
+                self.end(
+                    [
+                        *(each for each in listed if task_key(each.task_id, each.generation) not in recorded),
+                        *(_begun_again(each, again.pop(each.task_id)) for each in listed if each.task_id in again),
+                    ]
+                )
+                if not part.sent:
+                    # Nothing of it is left to publish.
+                    records.mark_sent(part)
+                self._progress(len(listed))
+            self.end([Open(task_id, generation + 1, name, None) for task_id, generation in again.items()])
+
+    def _read_part(self, part: ManifestPart) -> list[Open]:
+        """A part that is damaged for good is left out: the order covers it, and nothing else can be known of its tasks."""
+        try:
+            return [_read_line(line, part.experiment) for line in self._records.read_part(part)]
+        except InfrastructureFailure as problem:
+            if problem.retryable:
+                raise
+            log.warning("%s; its tasks are left out", problem.message)
+            return []
+
+    def end(self, tasks: Iterable[Open]) -> list[Record]:
+        """Record each as cancelled unless it has ended; returns the records that stand, in the same order."""
+        now = self._clock.now()
+        return [self._count(*each) for each in self._pool.map(lambda one: self._end_one(one, now), tasks)]
+
+    def _end_one(self, one: Open, now: datetime) -> tuple[Record, bool]:
+        records = self._records
+        record = Record(
+            task_id=one.task_id,
+            generation=one.generation,
+            experiment=one.experiment,
+            state=TaskState.CANCELLED,
+            token=new_token(),
+            reason=EndReason.CANCELLED,
+            ended_at=now,
+            message=f"cancelled by {self._by}, who purged its queue",
+            attempts=0,
+        )
+        # The mark goes first, so that a record that did not succeed always has one until it is tried again.
+        records.mark(mark_of(record, one.task, raw=one.raw))
+        try:
+            records.commit(record)
+        except RecordExists as first:
+            if first.record.state is not TaskState.CANCELLED:
+                records.unmark(record.task_id, record.generation, TaskState.CANCELLED)
+            return first.record, False
+        return record, True
+
+    def _count(self, record: Record, by_us: bool) -> Record:
+        if by_us:
+            self.ended[record.experiment] = self.ended.get(record.experiment, 0) + 1
+        return record
+
+
+@contextmanager
+def purging(records: RecordStore, *, clock: Clock, progress: Callable[[int], None]) -> Iterator[Purge]:
+    """Interrupted, it begins nothing more; what it has ended is counted all the same."""
+    purge = Purge(records, clock=clock, progress=progress)
+    try:
+        yield purge
+    finally:
+        purge.close()
+
+
+def open_task(task: Task) -> Open:
+    """What a queue describes itself."""
+    return Open(task.id, task.generation, task.experiment, task)
+
+
+def _begun_again(one: Open, ended: int) -> Open:
+    task = None if one.task is None else replace(one.task, generation=ended + 1)
+    return replace(one, generation=ended + 1, task=task)
+
+
+def _read_line(line: str, experiment: str) -> Open:
+    """A manifest's line; one that cannot be decoded is ended by its id."""
+    task, problem = read_line(line, experiment)
+    return open_task(task) if problem is None else Open(task.id, task.generation, task.experiment, None, line)

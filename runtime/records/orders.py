@@ -1,0 +1,201 @@
+"""What workers of a queue are told: values, and how many orders become one answer.
+
+An order is a create-only object of its own, so none is lost to another that is given at the same moment. It names what
+it covers (pauses, manifest parts, generations), so its meaning depends on no clock of a submitter, of whoever gives the
+order, or of a worker. docs/decisions/order-log.md has the reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from threading import Lock
+from typing import Final
+
+from runtime.tasks import Task
+
+FIRST_OWN_NUMBER: Final = 1 << 32
+"""Manifest parts are numbered from 0. A submission of one task takes the task's own 64 bits for a number instead, so
+that the experiments that gather single tasks are known from the names of their parts alone."""
+
+
+class OrderKind(StrEnum):
+    PAUSE = "pause"
+    RESUME = "resume"
+    CANCEL = "cancel"
+    PURGE = "purge"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What somebody told a queue once."""
+
+    kind: OrderKind
+    at: datetime
+    """By the clock of whoever gave it, for people to read; nothing is decided by it."""
+    by: str | None = None
+    ends: frozenset[str] = frozenset()
+    """Of a resume: ids of the pauses that it ends. A pause that it has not seen stays."""
+    experiments: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Of a cancel or purge: the names of each experiment's manifest parts that it covers."""
+    tasks: frozenset[tuple[str, int]] = frozenset()
+    """Of a cancel or purge: id and generation of single tasks that it covers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Covered:
+    """What orders cancel of one experiment."""
+
+    parts: frozenset[str]
+    before: datetime
+    """By the store's clock. A foreign producer's tasks are in no manifest; those that the queue's service took in before
+    are covered."""
+    ordered_at: datetime
+    """When the newest of the orders was given, for people to read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OldControl:
+    """What an object `control/<queue>.json` of an older release says; it is read and never written."""
+
+    purged_before: datetime | None = None
+    cancelled_before: Mapping[str, datetime] = field(default_factory=dict)
+    cancelled_tasks: frozenset[str] = frozenset()
+
+    def covers(self, task: Task) -> bool:
+        """By the time of submission, which is all that it goes by; a redrive moves that time past its orders."""
+        # It names no generations, and a task's second is begun when the order has done its work.
+        if task.id in self.cancelled_tasks and task.generation == 1:
+            return True
+        times = (self.purged_before, self.cancelled_before.get(task.experiment))
+        submitted = task.submitted_at
+        return any(at is not None and (submitted is None or submitted <= at) for at in times)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """All orders of a queue, merged: what its workers go by."""
+
+    pauses: frozenset[str] = frozenset()
+    """Ids of the orders to pause."""
+    ended: frozenset[str] = frozenset()
+    """Ids of pauses that a resume has named. Kept for good: a merged copy of such a pause may turn up late."""
+    experiments: Mapping[str, Covered] = field(default_factory=dict)
+    tasks: frozenset[tuple[str, int]] = frozenset()
+    purged_before: datetime | None = None
+    """By the store's clock: as `Covered.before`, for every experiment."""
+    old: OldControl | None = None
+
+    @property
+    def paused(self) -> bool:
+        return not self.pauses <= self.ended
+
+    @property
+    def cancels(self) -> bool:
+        """Whether any task at all is covered."""
+        return bool(self.experiments or self.tasks or self.purged_before or self.old)
+
+
+def person() -> str:
+    """Who gives an order or cancels a task, for people to read."""
+    import getpass
+    import socket
+
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "somebody"
+    return f"{user}@{socket.gethostname()}"
+
+
+def pause_order(at: datetime) -> Order:
+    """Given also if the queue is paused already: a resume that is on its way ends only what it has seen."""
+    return Order(kind=OrderKind.PAUSE, at=at, by=person())
+
+
+def resume_order(control: Control, at: datetime) -> Order | None:
+    """Ends every pause in `control`; None if there is none."""
+    paused = control.pauses - control.ended
+    return Order(kind=OrderKind.RESUME, at=at, by=person(), ends=paused) if paused else None
+
+
+def control_of(identity: str, order: Order, stored_at: datetime) -> Control:
+    """What one order alone tells the workers; `stored_at` is the time that the store gave its object."""
+    return Control(
+        pauses=frozenset({identity}) if order.kind is OrderKind.PAUSE else frozenset(),
+        ended=order.ends,
+        experiments={
+            name: Covered(parts=parts, before=stored_at, ordered_at=order.at)
+            for name, parts in order.experiments.items()
+        },
+        tasks=order.tasks,
+        purged_before=stored_at if order.kind is OrderKind.PURGE else None,
+    )
+
+
+def merge(controls: Iterable[Control]) -> Control:
+    """All of them as one, in whatever order they come and however often each does."""
+    controls = list(controls)
+    experiments: dict[str, Covered] = {}
+    for control in controls:
+        for name, covered in control.experiments.items():
+            known = experiments.get(name)
+            experiments[name] = covered if known is None else _join(known, covered)
+    olds = [control.old for control in controls if control.old is not None]
+    return Control(
+        pauses=frozenset().union(*(control.pauses for control in controls)),
+        ended=frozenset().union(*(control.ended for control in controls)),
+        experiments=experiments,
+        tasks=frozenset().union(*(control.tasks for control in controls)),
+        purged_before=max((each.purged_before for each in controls if each.purged_before), default=None),
+        # There is one such object at most.
+        old=olds[0] if olds else None,
+    )
+
+
+def _join(one: Covered, other: Covered) -> Covered:
+    return Covered(
+        parts=one.parts | other.parts,
+        before=max(one.before, other.before),
+        ordered_at=max(one.ordered_at, other.ordered_at),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOrder:
+    """What lies at the name of an order."""
+
+    control: Control
+    """What it tells the workers."""
+    merged: frozenset[str] = frozenset()
+    """Ids of the orders in whose place it stands; of most that is none."""
+
+
+UNDECODED: Final = ReadOrder(Control())
+"""Stands for an order that cannot be decoded."""
+
+
+class OrderLog:
+    """What a process has read of one queue's orders. An order never changes, so each is read once."""
+
+    def __init__(self, old: Control) -> None:
+        """`old` is what an older release left."""
+        self._old = old
+        self._taking = Lock()
+        self._told: frozenset[str] = frozenset()
+        self.known: Mapping[str, ReadOrder] = {}
+        self.control = old
+        self.read_at = float("-inf")
+        """Boot time just before the listing."""
+
+    def take(self, orders: Mapping[str, ReadOrder], *, at: float) -> None:
+        """Go by `orders`, which were listed at `at`, unless another thread has listed them since."""
+        with self._taking:
+            if at < self.read_at:
+                return
+            self.read_at, self.known = at, orders
+            if orders.keys() != self._told:
+                self._told = frozenset(orders)
+                self.control = merge([self._old, *(order.control for order in orders.values())])
