@@ -77,7 +77,7 @@ _ATTEMPT: Final = re.compile(r"attempts/[\w+@=%-]+/g\d+/[\w-]+\.(ended|started)\
 _EXPERIMENT: Final = re.compile(r"experiments/([0-9a-f]{8})-[\w.~+@=%-]*\.json", re.ASCII)
 _PART: Final = re.compile(r"manifests/[0-9a-f]{8}/((\d+)-(\d+)-[0-9a-f]+)\.(jsonl|sent)", re.ASCII)
 _WORKER: Final = re.compile(r"workers/[\w.~+@=%-]+\.json", re.ASCII)
-_COUNTER: Final = re.compile(r"counters/[0-9a-f]{8}/([\w.~+@=%-]+)/(\d+)-s(\d+)-f(\d+)-c(\d+)-x(\d+)", re.ASCII)
+_COUNTER: Final = re.compile(r"counters/[0-9a-f]{8}/([\w.~+@=%-]+)/(\d{13})-s(\d+)-f(\d+)-c(\d+)-x(\d+)", re.ASCII)
 _BLOB: Final = re.compile(r"[a-z]+/[0-9a-f]{64}")
 _ORDER: Final = re.compile(r"((?:merged-)?[0-9a-f]{16})\.json")
 MERGED: Final = "merged-"
@@ -200,14 +200,13 @@ class BlobRecords(RecordStore):
         return itertools.chain.from_iterable(self._in_parallel(listed, _record_shards(experiment)))
 
     def tried_again(self, experiment: str) -> Iterator[tuple[str, int]]:
-        def listed(shard: str) -> list[tuple[str, int]]:
-            states = self._newest_states(shard)
-            return [(task_id, generation) for task_id, generation, state in states if state is not TaskState.SUCCEEDED]
+        def listed(shard: str) -> list[tuple[str, int, TaskState]]:
+            return [newest for newest in self._newest_states(shard) if newest[2] is not TaskState.SUCCEEDED]
 
         ended = set(itertools.chain.from_iterable(self._in_parallel(listed, _record_shards(experiment))))
         # Marks are listed last: a mark is there before its record is, and once it is gone it is gone for good.
-        ended.difference_update((mark[1], int(mark[2])) for mark in self._list_marks(experiment))
-        return iter(ended)
+        ended.difference_update((mark[1], int(mark[2]), TaskState(mark[3])) for mark in self._list_marks(experiment))
+        return ((task_id, generation) for task_id, generation, _ in ended)
 
     def _list_marks(self, experiment: str) -> Iterator[re.Match[str]]:
         return _matched(self.blobs.list_keys(f"marks/{experiment_digest(experiment)}/"), _MARK)

@@ -1014,6 +1014,19 @@ def test_totals_add_what_workers_last_reported(store: RecordStore) -> None:
     assert abs(totals.as_of - SystemClock().now()) < timedelta(minutes=1)
 
 
+def test_tried_again_is_what_has_no_mark_of_its_record(store: RecordStore) -> None:
+    needs_manifest(store)
+    again, stale, dead = (sample_task(str(n)) for n in range(3))
+    for task in (again, stale, dead):
+        bury(store, task)
+    store.unmark(again.id, 1, TaskState.FAILED)
+    store.unmark(stale.id, 1, TaskState.FAILED)
+    store.mark(sample_mark(stale, TaskState.CANCELLED))  # of a cancel that was killed before it was refused
+
+    assert set(store.tried_again("sample")) == {(again.id, 1), (stale.id, 1)}
+    assert store.totals("sample", exact=True).counts[TaskState.FAILED] == 1
+
+
 def test_totals_exact_of_what_was_redriven_and_has_not_ended_are_queued(place: Place, store: RecordStore) -> None:
     needs_manifest(store)
     tasks = [sample_task(str(n)) for n in range(10)]
