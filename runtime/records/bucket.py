@@ -2,8 +2,9 @@
 
 The library retries what a service says may be retried, with backoff, and may then meet its own write; all that is
 ambiguous ends in reading back. It refuses a whole page of a listing for one name that it cannot represent
-(https://github.com/developmentseed/obstore/issues/429), so such a listing goes on with the client that jobs use. Endpoints and credentials come from the clouds' own environment variables:
-`AWS_ENDPOINT_URL` and `STORAGE_EMULATOR_HOST` (then without credentials) point to another server.
+(https://github.com/developmentseed/obstore/issues/429), so such a listing goes on with the client that jobs use.
+Endpoints and credentials come from the clouds' own environment variables: `AWS_ENDPOINT_URL` and
+`STORAGE_EMULATOR_HOST` (then without credentials) point to another server.
 A process that forks opens its store afterwards: the library has threads of its own.
 """
 
