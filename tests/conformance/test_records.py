@@ -350,6 +350,7 @@ def test_commit_of_any_text_gives_it_back_as_it_was(place: Place, store: RecordS
         code=text,
         outputs_url=text,
     )
+    store.mark(sample_mark(task))
     store.commit(record)
     store.commit(record)
 
@@ -427,6 +428,7 @@ def test_commit_of_what_no_record_can_hold_is_refused_alike_and_writes_nothing(
     assert "max_str_digits" not in refused.value.message
     assert store.find(task.id, 1) is None
     assert store.find(other.id, 1) is not None
+    store.mark(sample_mark(task))
     store.commit(sample_record(task, token="b2", state=TaskState.FAILED, message=refused.value.message))
     assert store.totals("sample", exact=True).counts[TaskState.FAILED] == 1
 
