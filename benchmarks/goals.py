@@ -148,6 +148,7 @@ CELLS: Mapping[str, Cell] = {
     "local.single": _cell("jobs", name="local_single", n=20),
     # 23 to 25
     "snapshot": _cell("jobs", name="snapshot", files=2000),
+    "carried": _cell("jobs", name="carried", n=1000, files=2000),
     "plan": _cell("jobs", name="plan", files=2000),
     "slurm.status": _cell("jobs", name="slurm_status", n=1000, needs=_SLURM, once=True),
 }
@@ -706,7 +707,24 @@ CHECKS: tuple[Check, ...] = (
         at_most=1.0,
         unit="ms",
     ),
-    Check(goal=23, what="snapshot of 2,000 files, warm", ours=F("snapshot", "ms"), at_most=100, unit="ms"),
+    Check(
+        goal=23,
+        what="what the code of 2,000 files adds to `runtime submit`, as it was",
+        ours=F("snapshot", "added_ms"),
+        at_most=100,
+        unit="ms",
+    ),
+    Check(goal=23, what="the same, one file edited", ours=F("snapshot", "edited_ms"), at_most=200, unit="ms"),
+    Check(
+        goal=23,
+        what="CPU of a command task that brings 2,000 files",
+        ours=F("carried", "with_cpu_ms"),
+        theirs=F("carried", "without_cpu_ms"),
+        against="one that brings none",
+        at_most=1,
+        plus=10,
+        unit="ms",
+    ),
     Check(goal=24, what="`launch --dry-run`, local", ours=F("plan", "local_s"), at_most=0.5, unit="s"),
     Check(goal=24, what="`launch --dry-run`, Slurm", ours=F("plan", "hpc_s"), at_most=0.5, unit="s"),
     Check(goal=24, what="`launch --dry-run`, SSH", ours=F("plan", "far_s"), at_most=0.5, unit="s"),

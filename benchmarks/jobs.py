@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import environment, executable
+from runtime.queues.sqlite import open_sqlite
+from runtime.snapshot_cache import SETTLED_NS
+from runtime.tasks import TaskState
 
 _HPC = '[targets.hpc]\nkind = "slurm"\nrecords = "{records}"\nflags = ["--hold"]\n'
 _OTHERS = (
@@ -51,11 +54,56 @@ def timed(action: Callable[[], object], n: int) -> float:
     return statistics.median(times)
 
 
-def snapshot(folder: Path, services: Mapping[str, Any], *, files: int) -> dict[str, float]:
-    from runtime.snapshot import make_snapshot
+def snapshot(folder: Path, services: Mapping[str, Any], *, files: int, repeats: int = 7) -> dict[str, float]:
+    """What the code of so many files adds to `runtime submit` of one command; with and without it in turns, medians.
 
+    It was submitted before, and is as it was or one file was edited since.
+    """
     tree = make_tree(folder / "tree", files=files)
-    return {"ms": timed(lambda: make_snapshot(tree).id, 5)}
+    environ = environment({"RUNTIME_DATA_DIR": str(folder / "data"), "XDG_CACHE_HOME": str(folder / "cache")})
+    time.sleep(SETTLED_NS / 1e9)
+    times: dict[str, list[float]] = {"without": [], "same": [], "edited": []}
+    for turn in range(repeats + 1):
+        for name, found in times.items():
+            if name == "edited":
+                (tree / "job.py").write_text(f"# {turn}\n")
+            options = ["--no-snapshot"] if name == "without" else []
+            began = time.perf_counter()
+            words = [executable("runtime"), "submit", *options, "--key", f"{name} {turn}", "--", "true"]
+            _quiet(words, cwd=tree, env=environ)
+            if turn:
+                found.append((time.perf_counter() - began) * 1000)
+    without, same, edited = (statistics.median(times[name]) for name in ("without", "same", "edited"))
+    return {"submit_ms": same, "added_ms": same - without, "edited_ms": edited - without}
+
+
+def carried(folder: Path, services: Mapping[str, Any], *, n: int, files: int) -> dict[str, float]:
+    """`n` commands `true` through `runtime submit` and one worker of one slot, with their code and without it: from the
+    first start to the last end, and CPU of the worker and all it starts."""
+    tree = make_tree(folder / "tree", files=files)
+    found = {}
+    for name, options in (("without", ["--no-snapshot"]), ("with", [])):
+        data = folder / name
+        environ = environment({"RUNTIME_DATA_DIR": str(data), "XDG_CACHE_HOME": str(folder / "cache")})
+        lines = folder / f"{name}.jsonl"
+        lines.write_text("".join(json.dumps({"command": ["true"], "key": str(number)}) + "\n" for number in range(n)))
+        _quiet([executable("runtime"), "submit", *options, "--from", str(lines)], cwd=tree, env=environ)
+        before = _cpu()
+        _quiet([executable("runtime"), "worker", "--idle-timeout", "0.1s"], cwd=tree, env=environ)
+        found[f"{name}_cpu_ms"] = (_cpu() - before) / n * 1000
+        found[f"{name}_rate"] = _rate(data / "local.db", n)
+    return {**found, "added_cpu_ms": found["with_cpu_ms"] - found["without_cpu_ms"]}
+
+
+def _rate(path: Path, n: int) -> float:
+    queue, records = open_sqlite(path)
+    ended = [record for seen in records.experiments() for record in records.records(seen.name)]
+    queue.close()
+    records.close()
+    if len(ended) != n or {record.state for record in ended} != {TaskState.SUCCEEDED}:
+        raise RuntimeError(f"{len(ended)} of {n} tasks ended, or some failed")
+    span = max(record.ended_at for record in ended) - min(record.started_at or record.ended_at for record in ended)
+    return n / span.total_seconds()
 
 
 def plan(folder: Path, services: Mapping[str, Any], *, files: int) -> dict[str, float]:

@@ -77,6 +77,7 @@ _ENV_NAMES = (
     b"RUNTIME_CHECKPOINT_DIR",
     b"RUNTIME_SCRATCH_DIR",
     b"RUNTIME_SNAPSHOT_ID",
+    b"RUNTIME_SNAPSHOT_DIR",
     b"RUNTIME_DEADLINE",
     b"PYTHONPATH",
 )
@@ -399,6 +400,7 @@ class Child:
                 checkpoint_dir,
                 f"{scratch_root}/{token}" if scratch_root else "",
                 snapshot,
+                code_dir,
                 deadline,
                 self._python_path(code_dir),
             )
@@ -419,7 +421,9 @@ class Child:
                     self._uncover(each)
         folder = cwd or code_dir or self.cwd
         try:
-            if cwd and code_dir:
+            if cwd and code_dir and not os.path.isdir(cwd):
+                if not os.path.realpath(cwd).startswith(f"{os.path.realpath(code_dir)}/"):
+                    raise _Failed("config_invalid", f"folder `{cwd[len(code_dir) + 1 :]}` leads out of the snapshot")
                 scratch.make_folder(cwd)  # A snapshot has no empty folders.
             os.chdir(folder)
         except OSError as problem:

@@ -60,8 +60,10 @@ class LocalFolder:
     """Made where it is missing. The folder itself may be reached through a link: the user named it."""
 
     def __init__(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=True)
-        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise NotPossible(f"`{path}` is no folder", hint="name another folder, or move it away") from None
         self._below = shim.Below(str(path))
 
     def put(self, name: str, write: Callable[[BinaryIO], None], *, overwrite: bool = False) -> Became:

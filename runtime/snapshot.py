@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from runtime.errors import InvalidValue, NotPossible, StoreUnsafe
 from runtime.snapshot_cache import Seen, SnapshotCache
@@ -37,6 +37,8 @@ _SECRETS: Final = (
     *(".env", ".pem", ".key", ".p12", ".pfx", "id_rsa", "id_ecdsa", "id_ed25519", "credentials.json"),
     *(".netrc", ".pypirc", ".git-credentials", ".aws/credentials", ".kube/config"),
 )
+_OF_HOOKS: Final = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
+"""What git sets for its hooks and aliases, and what would have it look at another repository than the folder's."""
 _READS: Final = 5
 """How often a file that changes under our hands is read."""
 _BLOCK: Final = 512
@@ -59,8 +61,7 @@ class SnapshotRules:
     """Files, and folders with all in them, that stay out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreeFile:
+class TreeFile(NamedTuple):
     name: str
     """Relative to the tree's root, with `/`."""
     status: os.stat_result
@@ -171,7 +172,7 @@ def survey(folder: Path, rules: SnapshotRules) -> list[TreeFile]:
     total = 0
     for name, status in _list_tree(folder, rules):
         if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
-            files.append(TreeFile(name=name, status=status))
+            files.append(TreeFile(name, status))
             total += status.st_size
             if len(files) * _BLOCK > rules.max_bytes + _BLOCK * _LOOKED_AT:
                 break
@@ -321,7 +322,10 @@ def _start_git(folder: Path, *args: str, patience: _Patience | None = None) -> C
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+            env={
+                **{name: text for name, text in os.environ.items() if name not in _OF_HOOKS},
+                "GIT_OPTIONAL_LOCKS": "0",
+            },
         )
     except OSError:
         return lambda: None

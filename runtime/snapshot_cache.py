@@ -17,9 +17,8 @@ import stat
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 VERSION: Final = 1
 SETTLED_NS: Final = 2_000_000_000
@@ -29,8 +28,7 @@ KEPT_FOLDERS: Final = 200
 _Status = tuple[int, int, int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """A file as it was read."""
 
     name: str

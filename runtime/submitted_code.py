@@ -46,6 +46,8 @@ def take_code(
     from runtime.snapshot import SnapshotRules, take_snapshot
 
     here = Path.cwd()
+    if not isinstance(wanted, Path) and (inherited := _inherit(here, records)) is not None:
+        return inherited
     folder = wanted.absolute() if isinstance(wanted, Path) else find_code_folder(start or here)
     rules = SnapshotRules(left_out=_ours(settings, records))
     try:
@@ -54,6 +56,15 @@ def take_code(
         problem.hint = f"{problem.hint}; {WITHOUT}" if problem.hint else WITHOUT
         raise
     return SubmittedCode(snapshot=identity, folder=_place_in(folder, here), taken_from=folder)
+
+
+def _inherit(here: Path, records: RecordStore | None) -> SubmittedCode | None:
+    """The code of the attempt that submits from within its tree, which holds what the attempt has written too."""
+    snapshot, tree = os.environ.get("RUNTIME_SNAPSHOT_ID"), os.environ.get("RUNTIME_SNAPSHOT_DIR")
+    if not snapshot or not tree or not here.is_relative_to(Path(tree).resolve()) or records is None:
+        return None
+    known = records.has_blob(f"snapshots/{snapshot.removeprefix('sha256:')}")
+    return SubmittedCode(snapshot=snapshot, folder=_place_in(Path(tree), here)) if known else None
 
 
 def find_code_folder(start: Path) -> Path:

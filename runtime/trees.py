@@ -62,9 +62,13 @@ class Trees:
         archive = fetch_snapshot(snapshot, records)
         entries = read_entries(archive, snapshot, f"{folder}/{_LONGEST}")
         os.mkdir(folder, 0o700)
-        for name, content in ((_ARCHIVE, archive), (_INDEX, marshal.dumps(entries))):
-            with open(f"{folder}/{name}", "wb") as opened:
-                opened.write(content)
+        try:
+            for name, content in ((_ARCHIVE, archive), (_INDEX, marshal.dumps(entries))):
+                with open(f"{folder}/{name}", "wb") as opened:
+                    opened.write(content)
+        except OSError:
+            scratch.remove_tree(folder)  # on a full disk it would be in the way of everybody
+            raise
         return folder
 
     def add(self, snapshot: str, folder: str, *, used: Collection[str]) -> None:
@@ -139,6 +143,9 @@ class Tree:
                             os.mkdir(f"{self.folder}/{folder}")
                             made.add(folder)
                 self._write(entry, descriptor)
+        except OSError:
+            scratch.remove_tree(self.folder)
+            raise
         finally:
             os.close(descriptor)
         self._remember({"files": dict.fromkeys(each[0] for each in entries), "folders": dict.fromkeys(made)})
@@ -261,9 +268,12 @@ class Tree:
         at = time.time_ns()
         seen = {kind: {name: self._look(name) for name in names[kind]} for kind in ("files", "folders")}
         self._seen = {**seen, "at": at}
-        with open(f"{self.folder}.seen.new", "wb") as opened:
-            opened.write(marshal.dumps(self._seen))
-        os.replace(f"{self.folder}.seen.new", f"{self.folder}.seen")
+        try:
+            with open(f"{self.folder}.seen.new", "wb") as opened:
+                opened.write(marshal.dumps(self._seen))
+            os.replace(f"{self.folder}.seen.new", f"{self.folder}.seen")
+        except OSError:
+            self._forget()  # the next process lays the tree out again
 
     def _forget(self) -> None:
         try:

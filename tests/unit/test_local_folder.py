@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime.errors import InvalidContract, StoreUnavailable
+from runtime.errors import InvalidContract, NotPossible, StoreUnavailable
 from runtime.fetching import RemoteFile, fetch
 from runtime.launchers.bucket_files import BucketFiles
 from runtime.launchers.hosts import LocalFiles
@@ -141,6 +141,14 @@ def test_folder_that_the_user_named_may_be_a_link(tmp_path: Path, outside: Path)
         home.put("a/x", content(b"x"))
 
     assert listing(outside) == ["a", "a/x", "kept"]
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_folder_that_is_a_file_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(NotPossible, match=f"`{tmp_path}/{name}` is no folder"):
+        LocalFolder(tmp_path / name)
 
 
 def test_file_that_cannot_be_had_whole_leaves_nothing(tmp_path: Path) -> None:

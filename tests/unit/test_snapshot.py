@@ -287,6 +287,17 @@ def test_snapshot_passes_over_what_is_neither_file_nor_link(tmp_path: Path) -> N
     assert make_snapshot(tmp_path).files == 1
 
 
+def test_list_files_of_a_folder_looks_at_its_own_repository_whatever_a_hook_has_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = make_repository(tmp_path / "tree", {"main.py": ""})
+    other = make_repository(tmp_path / "other", {"other.py": ""})
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git" / "index"))
+
+    assert list_files(tree) == ["main.py"]
+
+
 def test_git_state_says_commit_branch_and_diff(tmp_path: Path) -> None:
     tree = make_repository(tmp_path / "tree", {"main.py": "1\n"})
     (tree / "main.py").write_text("2\n")

@@ -145,6 +145,29 @@ def test_code_is_stored_and_says_where_in_it_attempts_start(project: Path, monke
     assert names_of(code.snapshot, records) == ["experiments/a/config", "main.py", "runtime.toml"]
 
 
+def test_attempt_that_submits_from_within_its_tree_passes_its_code_on(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = MemoryRecords()
+    submitted = take_code(None, records, load_settings())
+    assert submitted.snapshot
+    tree = project.parent / "tree"
+    (tree / "experiments" / "a").mkdir(parents=True)
+    (tree / "experiments" / "a" / "written-by-the-attempt").touch()
+    monkeypatch.chdir(tree / "experiments" / "a")
+    monkeypatch.setenv("RUNTIME_SNAPSHOT_ID", submitted.snapshot)
+    monkeypatch.setenv("RUNTIME_SNAPSHOT_DIR", str(tree))
+
+    assert take_code(None, records, load_settings()) == SubmittedCode(
+        snapshot=submitted.snapshot, folder="experiments/a"
+    )
+    # Another stack does not have it, and a folder that is named or lies elsewhere is meant.
+    assert take_code(None, MemoryRecords(), load_settings()).taken_from == tree / "experiments" / "a"
+    assert take_code(Path(), records, load_settings()).taken_from == tree / "experiments" / "a"
+    monkeypatch.chdir(project)
+    assert take_code(None, records, load_settings()).taken_from == project
+
+
 def test_setting_of_the_project_and_the_caller_turn_it_off_and_on(project: Path) -> None:
     records = MemoryRecords()
     (project / "runtime.toml").write_text("snapshot = false\n")

@@ -271,6 +271,42 @@ def test_tree_that_was_laid_out_only_half_is_laid_out_again(slot: Slot, monkeypa
     assert describe(slot.path) == slot.submitted
 
 
+def test_disk_that_is_full_is_left_without_halves(slot: Slot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = set((tmp_path / "scratch").iterdir())
+    with monkeypatch.context() as broken:
+        broken.setattr(trees.marshal, "dumps", lambda value: b"")
+        broken.setattr("builtins.open", full)
+        with pytest.raises(OSError, match="No space left"):
+            slot.trees.fetch(slot.identity, slot.records)
+    other = Tree(slot.trees.place(slot.identity, 1))
+    with monkeypatch.context() as broken:
+        broken.setattr(Tree, "_write", full)
+        with pytest.raises(OSError, match="No space left"):
+            other.prepare()
+
+    assert set((tmp_path / "scratch").iterdir()) == before
+    assert not Path(other.folder).exists()
+
+
+def test_tree_whose_look_cannot_be_kept_is_laid_out_again_by_the_next_process(
+    slot: Slot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(trees.os, "replace", full)
+        write_in_place(slot.path)
+        slot.prepare()
+    write_in_place(slot.path)
+    slot.prepare()
+
+    assert describe(slot.path) == slot.submitted
+
+
 def test_tree_is_mended_again_after_a_mending_that_was_cut_off(slot: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
     write_in_place(slot.path)
 

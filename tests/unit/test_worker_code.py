@@ -141,6 +141,25 @@ def test_attempt_starts_in_the_folder_it_was_submitted_from(bench: Bench, source
     assert bench.record(empty).log == "a.txt\nlab_code.py\nnot\npkg\nthere\n"
 
 
+def test_folder_that_leads_out_of_the_snapshot_through_a_link_is_not_made(bench: Bench, source: Path) -> None:
+    outside = source.with_name("outside")
+    outside.mkdir()
+    (source / "link").symlink_to(outside)
+    identity = take_snapshot(source, bench.records)
+    made = shell("true", "made", snapshot=identity, folder="link/new")
+    there = shell("pwd -P", "there", snapshot=identity, folder="link")
+    bench.put(made, there)
+
+    bench.run(max_consecutive_failures=0)
+
+    assert (bench.record(made).reason, bench.record(made).message) == (
+        EndReason.CONFIG_INVALID,
+        "folder `link/new` leads out of the snapshot",
+    )
+    assert bench.record(there).log == f"{outside}\n"
+    assert list(outside.iterdir()) == []
+
+
 def test_modules_are_found_in_that_folder_first_then_in_src_then_in_the_tree(bench: Bench, tmp_path: Path) -> None:
     source = write_all(
         tmp_path / "source",
