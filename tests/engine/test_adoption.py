@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.engine.google_store import Cloud
-from tests.engine.harness import Lab
+from tests.engine.harness import PACK, Lab
 
 CI = {"repository": "lab/research", "repository_id": 123456789, "owner_id": 987654321}
 
@@ -21,8 +21,8 @@ def test_destroy_leaves_what_must_stay_and_the_next_up_adopts_it(lab: Lab) -> No
     left = types(lab.cloud)
     refused = lab.up("dev", check=False)
     lab.set("dev", "adopt", True)
-    steps = {step.name: step.op for step in lab.preview("dev")}
-    lab.up("dev")
+    steps = {step.name: step.op for step in lab.preview("dev", *PACK)}
+    lab.up("dev", *PACK)
     adopted = lab.preview("dev", "--refresh")
     lab.set("dev", "adopt", None)
     after = {step.op for step in lab.preview("dev")}

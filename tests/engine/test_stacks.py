@@ -183,6 +183,18 @@ def test_knob_of_dev_changes_exactly_what_it_should(
     assert sorted((step.op, step.name, step.paths) for step in steps) == expected
 
 
+def test_targeted_run_is_not_judged_by_what_it_leaves_for_later(dev: Lab) -> None:
+    file = dev.project / "Pulumi.dev.yaml"
+    before = file.read_text()
+    try:
+        dev.set("dev", "queues.later", {})
+        steps = dev.preview("dev", "--target", "**::default-queue-topic", *PACK)
+    finally:
+        file.write_text(before)
+
+    assert steps == []
+
+
 def test_wrong_setting_is_explained_without_a_traceback_and_makes_nothing(lab: Lab) -> None:
     lab.init("dev")
     lab.set("dev", "queues.default.ack_deadline", 60)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.harness import Lab, Step
+from tests.engine.harness import PACK, Lab, Step
 from tests.engine.record_baseline import FOLDER, as_text, portable
 
 BASELINES = sorted(FOLDER.glob("*.json"))
@@ -22,7 +22,7 @@ def test_state_of_an_earlier_release_upgrades_without_replacing_what_is_protecte
     lab.init(stack)
     lab.run("stack", "import", "--stack", stack, "--file", str(path))
 
-    steps = lab.preview(stack)
+    steps = lab.preview(stack, *PACK)
 
     assert len(protected) > 3
     assert touched(steps, protected) == []
