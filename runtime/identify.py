@@ -76,7 +76,9 @@ def identify(text: str, records: RecordStore, *, last: str | None = None) -> Ide
     experiments = None
     if text.startswith("t-"):
         _check_length(text)
-        ids = records.resolve(text, SHOWN + 1) or _queued_ids(records, text, SHOWN + 1)
+        ids = []
+        if text.isascii():
+            ids = records.resolve(text, SHOWN + 1) or _queued_ids(records, text, SHOWN + 1)
         if ids:
             return _choose(text, Kind.TASK, ids, known=ids)
         experiments = [seen.name for seen in records.experiments()]

@@ -673,6 +673,10 @@ class OpenStack:
     def _open_sqlite(self, path: Path, name: str) -> Queue:
         from runtime.queues.sqlite import open_sqlite
 
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise InvalidValue("queue", name, "any name that is UTF-8") from None
         queue, _ = open_sqlite(path, queue=name, durability=self._durability)
         return queue
 

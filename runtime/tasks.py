@@ -784,7 +784,7 @@ def _read_resources(name: str, value: object) -> Resources:
 
 def parse_resources(value: Mapping[str, Any]) -> Resources:
     """`{"cpus": 2, "memory": "16GiB", "gpus": 0.25}`; raises `InvalidTask`."""
-    unknown = sorted(set(value) - {"cpus", "memory", "gpus"})
+    unknown = sorted(set(value) - {"cpus", "memory", "gpus"}, key=str)
     if unknown:
         raise InvalidTask(f"resources.{unknown[0]}", "is not known, expected cpus, memory or gpus")
     memory = value.get("memory", 0)

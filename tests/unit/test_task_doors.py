@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 
 from runtime.cli.main import main
-from runtime.errors import InvalidTask, InvalidValue, RequestRefused
+from runtime.errors import InvalidTask, InvalidValue, RequestRefused, UnknownName
+from runtime.identify import identify
 from runtime.queues.memory import MemoryQueue
 from runtime.queues.pubsub_client import ReceivedMessage
 from runtime.queues.pubsub_message import read_message
 from runtime.queues.sqlite import open_sqlite
 from runtime.records.memory import MemoryRecords
 from runtime.redrive import begin_again, plan_redrive
+from runtime.stacks import open_stack
 from runtime.submission import TaskOptions, submit
 from runtime.tasks import (
     LIMITS,
@@ -363,6 +365,24 @@ def test_grid_whose_value_is_no_utf8_is_refused(run: Any) -> None:
 
     assert code == 2
     assert "`command[1]` holds bytes that are no UTF-8" in err
+
+
+@pytest.mark.parametrize("name", [f"t-abc{HALF}", f"e{HALF}"], ids=shown)
+def test_name_that_is_no_utf8_is_unknown_and_not_a_crash(tmp_path: Path, name: str) -> None:
+    _, records = open_sqlite(tmp_path / "local.db")
+
+    with pytest.raises(UnknownName):
+        identify(name, records)
+    records.close()
+
+
+def test_queue_whose_name_is_no_utf8_is_refused_and_not_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNTIME_DATA_DIR", str(tmp_path))
+
+    with open_stack(queue=f"q{HALF}") as stack, pytest.raises(InvalidValue):
+        stack.queue()
 
 
 # the bounds
