@@ -15,7 +15,7 @@ import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,7 +23,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from runtime.clock import Clock, SystemClock
-from runtime.errors import PartTaken, RecordExists, RuntimeFailure, StoreUnavailable, StoreUnsafe
+from runtime.errors import NotPossible, PartTaken, RecordExists, RuntimeFailure, StoreUnavailable, StoreUnsafe
 from runtime.idset import IdSet, task_key
 from runtime.records import codec
 from runtime.records.base import (
@@ -369,7 +369,10 @@ class BlobRecords(RecordStore):
         if queue not in self._order_logs:
             key = f"control/{_quoted(queue)}.json"
             data = self.blobs.get(key)
-            old = Control() if data is None else codec.decode_old_control(data, self._address(key))
+            old = Control()
+            if data is not None:
+                with _passing_over_what_is_damaged():
+                    old = codec.decode_old_control(data, self._address(key))
             self._order_logs.setdefault(queue, OrderLog(old))
         return self._order_logs[queue]
 
@@ -400,10 +403,12 @@ class BlobRecords(RecordStore):
         """Each order in `listed`; None if one of them is gone."""
         known = log.known
         ids = {info.key: identity for identity, info in listed.items() if identity not in known}
-        new = {
-            ids[key]: codec.decode_order(data, ids[key], listed[ids[key]].modified, self._address(key))
-            for key, data in self._read_all(ids)
-        }
+        new: dict[str, ReadOrder] = {}
+        for key, data in self._read_all(ids):
+            identity = ids[key]
+            new[identity] = ReadOrder(Control(), readable=False)
+            with _passing_over_what_is_damaged():
+                new[identity] = codec.decode_order(data, identity, listed[identity].modified, self._address(key))
         if len(new) < len(ids):
             return None
         return {identity: known.get(identity) or new[identity] for identity in listed}
@@ -420,10 +425,10 @@ class BlobRecords(RecordStore):
         times that are compared are all the store's.
         """
         listed = self._list_orders(queue)
-        self._learn_skew(listed.values())
+        given_at = self._learn_skew(listed.values())
         if len(listed) <= ORDERS_APART:
             return
-        log, now = self._order_log(queue), max(info.modified for info in listed.values())
+        log, now = self._order_log(queue), given_at or max(info.modified for info in listed.values())
         stand_in = self._read_listed(log, {each: info for each, info in listed.items() if each.startswith(MERGED)})
         if stand_in is None:
             return
@@ -439,8 +444,9 @@ class BlobRecords(RecordStore):
             return
         orders = self._read_listed(log, {identity: info for identity, info in listed.items() if identity not in gone})
         if orders is not None:
-            said = self._without_ended(merge(order.control for order in orders.values()), now)
-            data = codec.encode_merged(said, orders)
+            readable = {identity: order for identity, order in orders.items() if order.readable}
+            said = self._without_ended(merge(order.control for order in readable.values()), now)
+            data = codec.encode_merged(said, readable)
             self.blobs.create(order_key(queue, f"{MERGED}{hashlib.sha256(data).hexdigest()[:16]}.json"), data)
 
     def _without_ended(self, control: Control, now: datetime) -> Control:
@@ -481,15 +487,15 @@ class BlobRecords(RecordStore):
             self._learn_skew(self.blobs.list_blobs(self._fresh[0]))
         return self._skew
 
-    def _learn_skew(self, infos: Iterable[BlobInfo]) -> None:
-        """From the store's own time of what this process created last, if that is among `infos`."""
+    def _learn_skew(self, infos: Iterable[BlobInfo]) -> datetime | None:
+        """The store's own time of what this process created last, if that is among `infos`."""
         fresh = self._fresh
         stored = next((info.modified for info in infos if fresh and info.key == fresh[0]), None)
-        if fresh is None or stored is None:
-            return
-        _, asked, answered = fresh
-        # Between the two it may have been any time.
-        self._skew = asked - stored if stored < asked else min(timedelta(0), answered - stored)
+        if fresh is not None and stored is not None:
+            _, asked, answered = fresh
+            # Between the two it may have been any time.
+            self._skew = asked - stored if stored < asked else min(timedelta(0), answered - stored)
+        return stored
 
     # workers
 
@@ -720,6 +726,18 @@ class BlobRecords(RecordStore):
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self.blobs.parallel, thread_name_prefix="records")
             return self._pool
+
+
+@contextmanager
+def _passing_over_what_is_damaged() -> Iterator[None]:
+    """One order that cannot be read, or that a newer release gave, must not keep workers from hearing the others."""
+    try:
+        yield
+    except (StoreUnsafe, NotPossible) as problem:
+        import logging
+
+        said = "; ".join((problem.message, *problem.facts))
+        logging.getLogger(__name__).warning("an order is passed over: %s", said)
 
 
 def _parsed(keys: Iterable[str]) -> Iterator[tuple[str, str, int]]:
