@@ -99,10 +99,12 @@ def cancel_experiment(stack: Stack, experiment: str, *, now: datetime, by: str |
         ended = queue.cancel_open(experiment) if isinstance(queue, CancelsOpen) else None
         return Cancelled(name=experiment, kind=Kind.EXPERIMENT, state=TaskState.CANCELLED, ended=ended)
     listed = frozenset(part.name for part in records.parts(experiment))
-    # What was begun again is in no manifest, so each is named.
-    begun = frozenset((task_id, generation + 1) for task_id, generation in records.tried_again(experiment))
-    order = Order(kind=OrderKind.CANCEL, at=now, by=by or person(), experiments={experiment: listed}, tasks=begun)
+    order = Order(kind=OrderKind.CANCEL, at=now, by=by or person(), experiments={experiment: listed})
     _tell_workers(stack, experiment, order)
+    # What was begun again is in no manifest, so each is named. To find it takes a look at every record.
+    begun = frozenset((task_id, generation + 1) for task_id, generation in records.tried_again(experiment))
+    if begun:
+        _tell_workers(stack, experiment, replace(order, experiments={}, tasks=begun))
     return Cancelled(name=experiment, kind=Kind.EXPERIMENT, state=TaskState.CANCELLED)
 
 

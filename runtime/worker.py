@@ -235,7 +235,8 @@ class Worker:
         self._busy_at = time.monotonic()
         self._countdown_of = 0.0
         self._seen_any = False
-        self._control = Control()
+        self._control: Control | None = None
+        """What it is told; None until that was read once, and nothing is leased before."""
         self._coverage = Coverage(self.records)
         self._learning: dict[str, list[_Attempt]] = {}
         """By experiment: what waits until it is known what the orders cover of it."""
@@ -386,7 +387,7 @@ class Worker:
             left = self.options.max_tasks - self._taken
         else:
             left = 1 << 30
-        if self._control.paused:
+        if self._control is None or self._control.paused:
             return 0
         return min(left, len(self._slots) + self._look_ahead() - len(self._attempts)) - self._claiming
 
@@ -462,7 +463,7 @@ class Worker:
         self._busy_at = now
         self._taken += len(leases)
         began, attempts, ready = self._heartbeat.began, self._attempts, self._ready
-        plain = self._local and self.options.accept == frozenset(ENTRY_KINDS) and not self._control.cancels
+        plain = self._local and self.options.accept == frozenset(ENTRY_KINDS) and not self._has_cancels()
         for lease in leases:
             attempt = _Attempt(lease, taken_at=now)
             attempts[lease.token] = attempt
@@ -519,9 +520,13 @@ class Worker:
             return unstarted(lease, EndReason.CANCELLED, "cancelled before it was started", worker=self.name, now=now)
         return None
 
+    def _has_cancels(self) -> bool:
+        return self._control is not None and self._control.cancels
+
     def _is_cancelled(self, lease: Lease) -> bool | None:
         """Whether an order covers it; None while that has to be read first."""
-        return self._coverage.covers(self._control, lease.task, lease.published_at)
+        control = self._control
+        return control is not None and self._coverage.covers(control, lease.task, lease.published_at)
 
     def _learn(self, experiment: str, attempt: _Attempt | None = None) -> None:
         """Read what the orders cover of an experiment, once for all attempts that wait for it."""
@@ -533,7 +538,7 @@ class Worker:
             waiting.append(attempt)
         if asked:
             return
-        control = self._control
+        control = self._control or Control()
         self._busy_io += 1
         self._offload.call(
             lambda: self._coverage.read(control, experiment), lambda _, problem: self._learnt(experiment, problem)
@@ -1262,7 +1267,7 @@ class Worker:
 
     def _stop_cancelled(self) -> None:
         """End what the orders cover of all that is held here; what they do not say yet, they are asked."""
-        if not self._control.cancels:
+        if not self._has_cancels():
             return
         for attempt in list(self._attempts.values()):
             cancelled = self._is_cancelled(attempt.lease)

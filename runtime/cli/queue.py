@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -52,6 +52,8 @@ ExperimentOption = Annotated[
 ]
 LimitOption = Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="At most so many.")]
 
+
+INTERRUPTED: Final = 130
 
 # queues
 
@@ -206,7 +208,7 @@ def resume(queue: QueueArgument = None, stack: StackOption = None) -> None:
 
 
 @app.command()
-def purge(queue: QueueArgument = None, yes: YesOption = False, stack: StackOption = None) -> None:
+def purge(queue: QueueArgument = None, yes: YesOption = False, stack: StackOption = None) -> int:
     """Cancel everything in a queue: what waits will not run, and what runs is stopped within 10 s.
 
     Every task gets its record before the queue is emptied. Interrupted and run again, it goes on where it stopped; what
@@ -222,10 +224,15 @@ def purge(queue: QueueArgument = None, yes: YesOption = False, stack: StackOptio
         depth = target.depth()
         everything = "everything" if depth is None else f"{format_count(depth.total)} tasks"
         confirm(f"cancel {everything} in queue `{target.name}` of stack `{opened.name}`", yes=yes)
-        with progress("purging") as bar:
-            cancelled = target.purge(progress=bar.advance)
+        try:
+            with progress("purging") as bar:
+                cancelled = target.purge(progress=bar.advance)
+        except KeyboardInterrupt:
+            note("interrupted: what was cancelled stays cancelled; run the same command again to go on")
+            return INTERRUPTED
         note_skew(opened.records)
     note(f"{format_count(cancelled)} tasks cancelled; `runtime retry` brings one back")
+    return 0
 
 
 @app.command()

@@ -52,6 +52,8 @@ class Coverage:
         self._records = records
         self._keys: dict[str, IdSet] = {}
         self._read: dict[str, frozenset[str]] = {}
+        self._whole: dict[str, frozenset[str]] = {}
+        """Of which all were read when that was last looked at: a comparison costs as much as there are parts."""
         self._reading = Lock()
 
     def covers(self, control: Control, task: Task, published_at: datetime | None = None) -> bool | None:
@@ -70,8 +72,10 @@ class Coverage:
                 return True
         if covered is None or not covered.parts:
             return False
-        if not covered.parts <= self._read.get(task.experiment, frozenset()):
-            return None
+        if self._whole.get(task.experiment) is not covered.parts:
+            if not covered.parts <= self._read.get(task.experiment, frozenset()):
+                return None
+            self._whole[task.experiment] = covered.parts
         return task_key(task.id, task.generation) in self._keys[task.experiment]
 
     def read(self, control: Control, experiment: str) -> None:

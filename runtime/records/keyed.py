@@ -42,7 +42,7 @@ from runtime.records.base import (
 )
 from runtime.records.blobs import BlobInfo, Blobs
 from runtime.records.coverage import read_keys
-from runtime.records.orders import UNDECODED, Control, Order, OrderLog, ReadOrder, merge
+from runtime.records.orders import Control, Order, OrderLog, ReadOrder, merge
 from runtime.tasks import Task, TaskState, experiment_digest, new_token
 
 # Executors and URLs load a good deal that a worker on the embedded file never uses.
@@ -460,13 +460,13 @@ class BlobRecords(RecordStore):
         return {identity: known.get(identity) or new[identity] for identity in listed}
 
     def _decode_order(self, key: str, data: bytes, listed: BlobInfo) -> ReadOrder:
-        """One that cannot be decoded tells nothing, which is said; the others hold."""
+        """One that cannot be decoded, or that a newer release gave, tells nothing and keeps nobody from hearing the others."""
         identity = key.rpartition("/")[2].removesuffix(".json")
         try:
             return codec.decode_order(data, identity, listed.modified, self._address(key))
         except codec.UNDECODABLE as problem:
             self._report(key, problem.message)
-            return UNDECODED
+            return ReadOrder(Control(), readable=False)
 
     def look_after_orders(self, queue: str) -> None:
         """Upkeep after an order was given, which stands whatever becomes of this: whoever gives the next takes it up."""
@@ -480,10 +480,10 @@ class BlobRecords(RecordStore):
         times that are compared are all the store's.
         """
         listed = self._list_orders(queue)
-        self._learn_skew(listed.values())
+        given_at = self._learn_skew(listed.values())
         if len(listed) <= ORDERS_APART:
             return
-        log, now = self._order_log(queue), max(info.modified for info in listed.values())
+        log, now = self._order_log(queue), given_at or max(info.modified for info in listed.values())
         stand_in = self._read_listed(log, {each: info for each, info in listed.items() if each.startswith(MERGED)})
         if stand_in is None:
             return
@@ -498,11 +498,10 @@ class BlobRecords(RecordStore):
         if len(apart) <= ORDERS_APART:
             return
         orders = self._read_listed(log, {identity: info for identity, info in listed.items() if identity not in gone})
-        # What this release cannot decode stays for one that can.
-        orders = orders and {identity: order for identity, order in orders.items() if order is not UNDECODED}
         if orders:
-            said = self._without_ended(merge(order.control for order in orders.values()), now)
-            data = codec.encode_merged(said, orders)
+            readable = {identity: order for identity, order in orders.items() if order.readable}
+            said = self._without_ended(merge(order.control for order in readable.values()), now)
+            data = codec.encode_merged(said, readable)
             self.blobs.create(order_key(queue, f"{MERGED}{hashlib.sha256(data).hexdigest()[:16]}.json"), data)
 
     def _without_ended(self, control: Control, now: datetime) -> Control:
@@ -543,15 +542,15 @@ class BlobRecords(RecordStore):
             self._learn_skew(self.blobs.list_blobs(self._fresh[0]))
         return self._skew
 
-    def _learn_skew(self, infos: Iterable[BlobInfo]) -> None:
-        """From the store's own time of what this process created last, if that is among `infos`."""
+    def _learn_skew(self, infos: Iterable[BlobInfo]) -> datetime | None:
+        """The store's own time of what this process created last, if that is among `infos`."""
         fresh = self._fresh
         stored = next((info.modified for info in infos if fresh and info.key == fresh[0]), None)
-        if fresh is None or stored is None:
-            return
-        _, asked, answered = fresh
-        # Between the two it may have been any time.
-        self._skew = asked - stored if stored < asked else min(timedelta(0), answered - stored)
+        if fresh is not None and stored is not None:
+            _, asked, answered = fresh
+            # Between the two it may have been any time.
+            self._skew = asked - stored if stored < asked else min(timedelta(0), answered - stored)
+        return stored
 
     # workers
 

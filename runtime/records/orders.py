@@ -171,10 +171,8 @@ class ReadOrder:
     """What it tells the workers."""
     merged: frozenset[str] = frozenset()
     """Ids of the orders in whose place it stands; of most that is none."""
-
-
-UNDECODED: Final = ReadOrder(Control())
-"""Stands for an order that cannot be decoded."""
+    readable: bool = True
+    """One that is not tells nothing, and is left where it lies."""
 
 
 class OrderLog:

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from runtime.clock import SystemClock
-from runtime.errors import InvalidRecord, PartTaken, RecordExists, StoreUnavailable, StoreUnsafe
+from runtime.errors import InvalidRecord, PartTaken, RecordExists, StoreUnavailable
 from runtime.reasons import EndReason
 from runtime.records.base import INLINE_BYTES, History, Record, RecordStore, StartedMark, WorkerSeen
 from runtime.records.blobs import Blobs
@@ -736,6 +736,28 @@ def test_get_blob_of_a_missing_reference_fails_for_good(store: RecordStore) -> N
     assert not missing.value.retryable
 
 
+def test_task_that_fails_while_it_is_looked_for_was_not_tried_again(
+    place: Place, store: RecordStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_manifest(store)
+    again, fails = sample_task("again"), sample_task("fails")
+    submitted(place, store, again, fails)
+    bury(store, again)
+    store.unmark(again.id, 1, TaskState.FAILED)
+    blobs: Blobs = store.blobs  # type: ignore[attr-defined]
+    list_keys, list_blobs = blobs.list_keys, blobs.list_blobs
+
+    def between(found: Iterator[Any]) -> Iterator[Any]:
+        yield from found
+        if store.find(fails.id, 1) is None:
+            bury(store, fails)
+
+    monkeypatch.setattr(blobs, "list_keys", lambda prefix, **how: between(list_keys(prefix, **how)))
+    monkeypatch.setattr(blobs, "list_blobs", lambda prefix, **how: between(list_blobs(prefix, **how)))
+
+    assert list(store.tried_again("sample")) == [(again.id, 1)]
+
+
 # orders
 
 
@@ -909,18 +931,27 @@ def test_what_an_older_release_told_the_workers_holds_until_it_is_resumed(store:
     assert not covers(resumed, next_generation(sample_task(id="t-named", submitted_at=T0 + 2 * hour)))
 
 
-def test_order_that_cannot_be_read_is_named(store: RecordStore) -> None:
-    identity = store.put_order("default", pause_order(T0))
+def test_order_that_cannot_be_read_is_named_and_hides_no_other(
+    store: RecordStore, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pause = store.put_order("default", pause_order(T0))
     blobs: Blobs = store.blobs  # type: ignore[attr-defined]
-    blobs.put(f"orders/default/{'f' * 16}.json", b'{"schema": 1, "order": "pause"}')
+    damaged, newer = f"orders/default/{'e' * 16}.json", f"orders/default/{'f' * 16}.json"
+    blobs.put(damaged, b'{"schema": 1, "order": "pause"}')
+    blobs.put(newer, b'{"schema": 2, "order": "hurry"}')
     blobs.put("orders/default/README", b"what people leave there is passed over")
+    blobs.put("control/default.json", b"[]")
 
-    with pytest.raises(StoreUnsafe) as damaged:
-        store.control("default")
+    told = store.control("default"), store.control("default")
+    monkeypatch.setattr("runtime.records.keyed.MOVED_FOR", timedelta(0))
+    for number in range(2 * ORDERS_APART):
+        store.put_order("default", cancel_order(tasks=frozenset({(f"t-{number}", 1)})))
 
-    assert "f" * 16 in damaged.value.message
-    blobs.delete(f"orders/default/{'f' * 16}.json")
-    assert store.control("default").pauses == {identity}
+    assert [control.pauses for control in told] == [{pause}] * 2
+    assert caplog.text.count("an order is passed over") == 3
+    assert all(key.rpartition("/")[2] in caplog.text for key in (damaged, newer))
+    assert {damaged, newer} <= set(orders_in(store)), "nothing stands in their place"
+    assert store.control("default").pauses == {pause}
 
 
 def orders_in(store: RecordStore) -> list[str]:
