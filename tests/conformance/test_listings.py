@@ -19,6 +19,7 @@ from runtime.errors import StoreUnavailable
 from runtime.records.base import RecordStore, StartedMark, WorkerSeen
 from runtime.records.bucket import BucketBlobs
 from runtime.records.keyed import BlobRecords
+from runtime.records.orders import pause_order
 from runtime.tasks import TaskState, encode_task, next_generation
 from runtime.testing import sample_task
 from tests.conformance.records_cases import (
@@ -67,6 +68,7 @@ def fill(store: RecordStore) -> None:
     for number in range(5):
         store.note_started(TASKS[30], StartedMark(f"open-{number}", "w-1", T0, alone=True))
         store.note_ended(TASKS[30], sample_note(f"ended-{number}"))
+        store.put_order("default", pause_order(T0))
         store.put_worker(worker_seen(f"w-{number}"))
         store.put_counters(f"w-{number}", {"sample": {TaskState.SUCCEEDED: 4}})
         store.append_log(TASKS[30].id, "a1", b"line %d\n" % number)
@@ -92,6 +94,7 @@ CALLS: Mapping[str, Call] = {
     "history": lambda store: store.history(TASKS[30].id, 1),
     "experiments": lambda store: [seen.name for seen in store.experiments()],
     "parts": lambda store: store.parts("sample"),
+    "control": lambda store: store.control("default"),
     "workers": lambda store: [seen.worker for seen in store.workers()],
     "read_log": lambda store: b"".join(store.read_log(store.log_url(TASKS[30].id, "a1"))),
 }
