@@ -206,7 +206,10 @@ def token():
     return "%08x" % random.SystemRandom().getrandbits(32)
 
 
-def make_folder(path):
+def make_folder(path, within=None):
+    """Make it with all above, but never the folder `within`, a job's: that of a record root that went may come back."""
+    if within is not None and not os.path.isdir(within):
+        raise OSError(errno.ESTALE, "the folder of the job is not there")
     try:
         os.makedirs(path)
     except OSError as problem:
@@ -214,10 +217,10 @@ def make_folder(path):
             raise
 
 
-def make_common_folder(path):
+def make_common_folder(path, within=None):
     """One that is for all who may write to the folder above it."""
     if not os.path.isdir(path):
-        make_folder(path)
+        make_folder(path, within)
         try:
             os.chmod(path, os.stat(os.path.dirname(path)).st_mode & 0o7777)
         except OSError:
@@ -261,16 +264,10 @@ class FolderRecord(object):
 
     def _put(self, write, make=make_folder):
         def put(path, text):
-            self._ensure_there()
-            make(os.path.dirname(path))
+            make(os.path.dirname(path), within=self.folder)
             return write(path, text)
 
         return put
-
-    def _ensure_there(self):
-        """A record root that was moved, or whose file system went, may come back: it is waited for and never made."""
-        if not os.path.isdir(self.folder):
-            raise OSError(errno.ESTALE, "the folder of the job is not there")
 
     def mark(self, name):
         """Make a file whose name says all, if there is any way."""
@@ -279,8 +276,7 @@ class FolderRecord(object):
 
     def begin(self, name, text):
         """Make the folder of an attempt with its `start.json`. Raises `Taken` if it is another's."""
-        self._ensure_there()
-        make_folder(os.path.dirname(self._path(name)))
+        make_folder(os.path.dirname(self._path(name)), within=self.folder)
         try:
             os.mkdir(self._path(name))
         except OSError as problem:
@@ -683,13 +679,13 @@ class Attempt(object):
 
     def _checkpoint_folder(self):
         path = (self.order.get("checkpoint") or {}).get("dir") or os.path.join(self.run.folder, "checkpoint")
-        make_folder(path)
+        make_folder(path, within=self.run.job)
         return path
 
     def _environment(self, work):
         output = self.order.get("output_dir") or os.path.join(self.run.folder, "output", "a%04d" % self.number)
         try:
-            make_folder(output)
+            make_folder(output, within=self.run.job)
         except OSError as problem:
             raise SetupFailed("cannot make the output folder %s: %s" % (output, problem.strerror))
         own = dict(
@@ -1429,7 +1425,7 @@ def find_environment(made, job, tree, build):
         return os.path.realpath(place)
     if not build:
         raise SetupFailed("the environment of %s was to be made at the launch, and %s is not there" % (lock, place))
-    make_folder(root)
+    make_folder(root, within=job)
     _wait_for_builder(place)
     if not os.path.isdir(place):
         _build_environment(made, lock, place)

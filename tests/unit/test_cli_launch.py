@@ -133,8 +133,9 @@ def test_dry_run_on_many_targets_shows_those_that_accept_and_why_others_refuse(r
 
 
 def test_launch_and_its_dry_run_say_what_the_plan_took_for_granted(run: Terminal) -> None:
-    (run.tree / "sbatch").write_text("#!/bin/sh\necho 41\n")
-    (run.tree / "sbatch").chmod(0o755)
+    for name, says in (("sbatch", "echo 41"), ("squeue", "exit 0")):
+        (run.tree / name).write_text(f"#!/bin/sh\n{says}\n")
+        (run.tree / name).chmod(0o755)
     (run.tree / "runtime.toml").write_text(
         f'[targets.hpc]\nkind = "slurm"\nrecords = "{run.tree.parent}/records"\nbin = "{run.tree}"\nmax_submit = 2\n'
     )
