@@ -418,8 +418,8 @@ class Yard:
     # what users do
 
     def submit(self, work: Iterable[Mapping[str, Any]], *, experiment: str = EXPERIMENT) -> list[str]:
-        """Submit lines of the wire format; returns their ids."""
-        done = submit(list(work), queue=self.queue, experiment=experiment)
+        """Submit lines of the wire format; returns their ids. The bodies lie where the workers are started."""
+        done = submit(list(work), queue=self.queue, experiment=experiment, snapshot=False)
         self.experiments.add(experiment)
         assert done.tasks is not None
         self.tasks.update(done.tasks)
