@@ -20,7 +20,7 @@ from runtime.logs import find_logs
 from runtime.queues.sqlite import open_sqlite
 from runtime.reasons import EndReason
 from runtime.records.keyed import BlobRecords
-from runtime.records.orders import pause_order
+from runtime.records.orders import resume_order
 from runtime.redrive import dead_letter, read_dead, redrive, retry
 from runtime.status import read_experiment, read_overview, read_standing, read_task
 from runtime.submission import Submission, repair, submit_tasks, wait
@@ -150,7 +150,10 @@ def place(bench: Bench, name: str) -> tuple[str, str]:
     if name == "record":
         return f"records/{DONE.id[-8:]}/", ""
     if name == "order":
-        bench.records.put_order("default", pause_order(bench.now))
+        bench.queue().pause()
+        resume = resume_order(bench.records.control("default"), bench.now)
+        assert resume is not None
+        bench.records.put_order("default", resume)
     return PLACES[name]
 
 
@@ -276,6 +279,14 @@ def test_home_that_cannot_be_decoded_is_written_again_with_the_next_record(bench
         records.commit(sample_record(foreign, token="b2"))
 
     assert records.find(foreign.id, 1) is not None
+
+
+@pytest.mark.parametrize("data", JUNK.values(), ids=JUNK)
+def test_orders_of_an_older_release_that_cannot_be_decoded_leave_the_others(bench: Bench, data: bytes) -> None:
+    blobs(bench).put("control/default.json", data)
+    bench.queue().pause()
+
+    assert BlobRecords(blobs(bench)).control("default").paused
 
 
 def test_worker_report_that_cannot_be_decoded_leaves_the_others(bench: Bench) -> None:
