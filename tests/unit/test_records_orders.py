@@ -444,7 +444,7 @@ def test_keys_of_a_part_are_those_of_its_tasks_however_they_are_written(blobs: W
     tasks = [
         sample_task("1"),
         next_generation(sample_task("2")),
-        sample_task("3", id="mine/own"),
+        sample_task("3", id="t-mine"),
         sample_task("4", extra={"nested": {"generation": 7}, "text": tricky}),
         sample_task("5", extra={"nested": {"schema": 1, "id": "t-0123456789abcdef01234567"}}),
     ]
