@@ -653,6 +653,10 @@ _SAYINGS: Final[Mapping[EndReason, tuple[str, str]]] = {
         "the command was killed for memory",
         "ask for more: --memory SIZE, or do less at a time; then runtime launch again",
     ),
+    EndReason.DISK: (
+        "the command used more disk than its limit",
+        "ask for more: `resources.disk`, or write less beside the record root; then runtime launch again",
+    ),
     EndReason.TIMEOUT: (
         "it came to its time limit{limit} without a new checkpoint",
         "raise --time-limit, or write checkpoints into RUNTIME_CHECKPOINT_DIR",
