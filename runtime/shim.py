@@ -849,11 +849,10 @@ class Attempt(object):
             if self.run.cancelled():
                 self._end_all(self.order["grace_s"])
                 return "cancelled", 1, {}
-            if self.disk.is_over(DISK_LAST_S if self.asked.stop else DISK_AT_ONCE_S, self.asked.stop):
-                return self._out_of_disk()
             if self.asked.stop:
-                self._end_all(self.order["grace_s"])
-                return self._stopped()
+                return self._stop(self.order["grace_s"])
+            if self.disk.is_over(DISK_AT_ONCE_S):
+                return self._out_of_disk()
             if self.deadline and now >= self.deadline:
                 self._end_all(self.order["grace_s"])
                 return self._timed_out()
@@ -948,7 +947,7 @@ class Attempt(object):
             _kill_group(child.pid, signal.SIGKILL)  # what a command that ended left behind
         self._hear(codes)
         if self.asked.stop:
-            return self._stopped()
+            return self._stop(0.0)
         first = next((code for code in codes if code), 0)
         code = first if first >= 0 else 128 - first
         if not first:
@@ -982,8 +981,12 @@ class Attempt(object):
             while not self.asked.stop and time.time() < until:
                 time.sleep(0.02)
 
-    def _stopped(self):
-        """TERM alone proves nothing about why: the backend's own state does, or the start of a next attempt."""
+    def _stop(self, grace):
+        """TERM alone proves nothing about why: the backend's own state does, or the start of a next attempt. What we know
+        ourselves is how much disk was used."""
+        if self.disk.is_over(DISK_LAST_S, now=True):
+            return self._out_of_disk()
+        self._end_all(grace)
         return "stopped", 143, {"message": "asked to stop by %s" % self.asked.why}
 
     def _gave_way(self, code):
@@ -1001,7 +1004,10 @@ class Attempt(object):
         details = {
             "message": "used %d MiB of disk, its limit is %d MiB" % (self.disk.used >> 20, self.disk.limit >> 20)
         }
-        self.run.end(self.number, "disk", 1, details)
+        try:
+            self.run.end(self.number, "disk", 1, details, lambda: True)
+        except (IOError, OSError):
+            pass  # it is tried again, patiently, when the command has ended
         self._end_all(0.0)
         return "disk", 1, details
 
