@@ -182,14 +182,24 @@ class JobHandle:
         return sorted(int(name[1:]) for name in names if name[1:].isdigit())
 
     def logs(
-        self, *, index: int | None = None, rank: int = 0, attempt: int | None = None, follow: bool = False
+        self,
+        *,
+        index: int | None = None,
+        rank: int = 0,
+        attempt: int | None = None,
+        follow: bool = False,
+        tell: Callable[[JobStatus], None] = lambda status: None,
     ) -> Iterator[bytes]:
         """What an index printed, the first by default, of every attempt in turn or of one; `follow` goes on until the
-        job has ended."""
+        job has ended, and `tell` hears at each look where it stands."""
         index = self._first() if index is None else index
         at, offset = attempt or 1, 0
         while True:
-            ended = not follow or self.status().state.terminal
+            ended = not follow
+            if follow:
+                status = self.status()
+                ended = status.state.terminal
+                tell(status)
             there = self.attempts(index)
             for number in [each for each in there if each >= at] if attempt is None else [attempt]:
                 if number != at:

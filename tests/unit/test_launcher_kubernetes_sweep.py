@@ -81,11 +81,14 @@ class Lab:
 
     def garbage(self, owner: str | None = None) -> list[Garbage]:
         """Of jobs, whenever they ended."""
-        target = find_target("lab", self.settings)
-        where = KubernetesLauncher().open_host(target, make_context(target, self.settings))
+        target, where = find_target("lab", self.settings), self.launch_host()
         later = datetime.now(UTC) + timedelta(seconds=1)
         found = find_garbage(target, KubernetesLauncher(), where, owner=owner, older_than=timedelta(0), now=later)
         return [each for each in found if each.kind in ("job", "native")]
+
+    def launch_host(self) -> Any:
+        target = find_target("lab", self.settings)
+        return KubernetesLauncher().open_host(target, make_context(target, self.settings))
 
     def record(self, job: JobHandle) -> Path:
         return self.root / "data" / "runtime" / "jobs" / job.id
@@ -157,6 +160,28 @@ def test_status_and_explain_say_what_a_pending_job_waits_for(lab: Lab) -> None:
     said = lab.run("explain", job.id).out
     assert "is pending: the image" in said
     assert f"runtime cancel {job.id[:10]}" in said
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_who_follows_a_job_that_waits_for_what_does_not_come_is_told_once(
+    lab: Lab, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = lab.launch("true", array=Array(count=runs) if runs > 1 else None)
+    for index in range(runs):
+        lab.api.add_pod(lab.native(job), pod(NO_IMAGE), index=index)
+    looks = iter(range(3))
+
+    def sleep(seconds: float) -> None:
+        if next(looks, None) is None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", sleep)
+
+    said = lab.run("logs", "-f", job.id)
+
+    assert said.code == 130
+    assert said.err.count(f"job {job.id[:10]} is pending (image_failed), and does not go on by itself\n") == 1
+    assert f"`runtime cancel {job.id[:10]}` gives back what it holds" in said.err
 
 
 # cancel
@@ -399,6 +424,28 @@ def test_launch_that_cannot_take_back_what_it_had_begun_is_not_said_to_have_fail
 
     (line,) = lab.run("status", "--on", "lab", "-o", "json").json["jobs"]
     assert line["state"] == "pending"
+
+
+def test_what_a_job_brings_goes_after_it_where_the_cluster_guards_the_other_order(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, refused = lab.api.create, []
+
+    def guard(kind: str, namespace: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
+        if any(owner.get("blockOwnerDeletion") for owner in body["metadata"]["ownerReferences"]):
+            refused.append(kind)
+            raise ApiRefused("create it", 403, "cannot set blockOwnerDeletion if an ownerReference refers to …")
+        return create(kind, namespace, body)
+
+    monkeypatch.setattr(lab.api, "create", guard)
+    owner = {"name": "j-1", "uid": "u-1", "blockOwnerDeletion": True}
+    place = lab.launch_host().place
+
+    launcher._bring("secrets", {"metadata": {"name": "s", "ownerReferences": [owner]}}, lab.api, place)  # type: ignore[arg-type]
+
+    assert refused == ["secrets"]
+    (made,) = lab.api.list("secrets", "lab")
+    assert made["metadata"]["ownerReferences"] == [{**owner, "blockOwnerDeletion": False}]
 
 
 def refuse_to_let_go(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
