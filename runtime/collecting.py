@@ -1,4 +1,5 @@
-"""What may go: folders, done marks and secrets of jobs that ended long ago, and trees that no job uses any more.
+"""What may go: folders, done marks and secrets of jobs that ended long ago, with what their backend still has of them, and
+trees that no job uses any more.
 
 `find_garbage` looks and decides, `remove` acts. What runs is never touched, nor, unless it is meant, what somebody else launched; a job whose
 backend does not answer is taken to run.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -17,13 +18,11 @@ from runtime import ledger
 from runtime.errors import InfrastructureFailure, StoreUnavailable
 from runtime.jobs import JobState
 from runtime.jobview import ask, judge_many
-from runtime.launchers.base import Launcher, Target
+from runtime.launchers.base import Launcher, Started, Sweeps, Target
 from runtime.launchers.hosts import Files, Host
 from runtime.launching import newest_natives
 from runtime.ledger import JobStatus, job_folder
 
-REMOVING: Final = "removing"
-"""File in the run folder of a job that is being removed, with whose it is."""
 _TREES: Final = (
     'cd "${TMPDIR:-/tmp}/research-runtime-$(id -u)" 2>/dev/null || exit 0; '
     'find "$PWD" -mindepth 1 -maxdepth 1 -type d -mmin +"$0" -exec du -sk {} + 2>/dev/null || true'
@@ -40,7 +39,7 @@ class Garbage:
     """One thing that may go."""
 
     kind: str
-    """`job`, `tree` or `code`"""
+    """`job`, `native`, `tree` or `code`; `native` is what a backend has of a job that is written down nowhere."""
     name: str
     """The job's id, the tree's path on the target, or the snapshot's name in the record root."""
     target: str
@@ -56,7 +55,10 @@ def find_garbage(
 ) -> list[Garbage]:
     """What of `owner`, None for everybody, ended longer than `older_than` ago on this target."""
     files = host.files
-    entries = ledger.read_many_entries(files, ledger.list_jobs(files))
+    # Before the ledger, which has every job by the time its backend does.
+    started = _list_started(target, launcher, host, owner)
+    known = ledger.list_jobs(files)
+    entries = ledger.read_many_entries(files, known)
     mine = [status for status in judge_many(entries, target, launcher, host) if owner in (None, status.entry.owner)]
     ended = _read_ends(files, mine)
     old = [
@@ -64,7 +66,7 @@ def find_garbage(
         for status in mine
         if status.state.terminal
         and now - ended[status.entry.id] >= older_than
-        and not _lives(status, target, launcher, host)
+        and not (_lives(status, target, launcher, host) if started is None else _is_live(status.entry.id, started))
     ]
     found = [
         Garbage(
@@ -78,7 +80,10 @@ def find_garbage(
         )
         for status in old
     ]
-    found += _find_half_removed(files, target, owner, {each.name for each in found})
+    taken = {each.name for each in found} | {job for job in started or {} if _is_live(job, started or {})}
+    found += _find_half_removed(files, target, owner, taken)
+    strays = [each for job, each in (started or {}).items() if not each.live and job not in known]
+    found += [_stray(each, target) for each in strays if now - each.at >= older_than]
     gone = {each.name for each in found}
     used = {entry.snapshot for entry in entries if entry.id not in gone}
     common = itertools.chain(_find_trees(target, host, older_than), _find_code(target, host))
@@ -87,7 +92,7 @@ def find_garbage(
 
 def _find_half_removed(files: Files, target: Target, owner: str | None, known: set[str]) -> list[Garbage]:
     """Jobs whose removal was interrupted."""
-    marks = {f"{job_folder(job)}/{REMOVING}": job for job in ledger.list_jobs(files) if job not in known}
+    marks = {f"{job_folder(job)}/{ledger.REMOVING}": job for job in ledger.list_jobs(files) if job not in known}
     return [
         Garbage(
             kind="job",
@@ -109,6 +114,29 @@ def _remover(mark: bytes) -> str:
         return str(json.loads(mark)["owner"])
     except (ValueError, TypeError, KeyError):
         return mark.decode()
+
+
+def _stray(started: Started, target: Target) -> Garbage:
+    return Garbage(
+        kind="native",
+        name=started.job,
+        target=target.name,
+        what="of no job that is known",
+        state=None,
+        ended_at=started.at,
+        size_bytes=0,
+    )
+
+
+def _list_started(target: Target, launcher: Launcher, host: Host, owner: str | None) -> Mapping[str, Started] | None:
+    """Job → what the backend has of it by its own labels; None of a backend without labels."""
+    if not isinstance(launcher, Sweeps):
+        return None
+    return {each.job: each for each in launcher.list_started(target, host, owner=owner)}
+
+
+def _is_live(job: str, started: Mapping[str, Started]) -> bool:
+    return job in started and started[job].live
 
 
 def _lives(status: JobStatus, target: Target, launcher: Launcher, host: Host) -> bool:
@@ -175,25 +203,31 @@ def _find_code(target: Target, host: Host) -> Iterator[Garbage]:
             )
 
 
-def remove(garbage: Garbage, host: Host, *, owner: str) -> None:
-    """Take it away. Interrupted and run again, the rest goes too."""
+def remove(garbage: Garbage, target: Target, launcher: Launcher, host: Host, *, owner: str) -> list[str]:
+    """Take it away; what is left over, in words. Interrupted and run again, the rest goes too."""
     if garbage.kind == "tree":
         host.run(["sh", "-c", _REMOVE, garbage.name], timeout_s=600)
-        return
+        return []
     if garbage.kind == "code":
         host.files.remove(garbage.name)
-        return
+        return []
+    # First, for without the ledger nobody would look for it.
+    if isinstance(launcher, Sweeps) and (left := launcher.sweep(target, garbage.name, host)):
+        return left
+    if garbage.kind == "native":
+        return []
     files, folder = host.files, job_folder(garbage.name)
     try:
-        ledger.leave_mark(files, garbage.name, REMOVING, owner.encode())
+        ledger.leave_mark(files, garbage.name, ledger.REMOVING, owner.encode())
     except StoreUnavailable:
         # A full disk. How the runs ended is told by `done`, and without their folders there is room for the mark.
         files.remove(f"{folder}/runs")
-        ledger.leave_mark(files, garbage.name, REMOVING, owner.encode())
+        ledger.leave_mark(files, garbage.name, ledger.REMOVING, owner.encode())
     for name in files.names(folder):
-        if name not in ("intent.json", REMOVING):
+        if name not in ("intent.json", ledger.REMOVING):
             files.remove(f"{folder}/{name}")
     # Before the folder: a mark that stayed behind would be taken for the end of the same job launched anew.
     for name in files.names("done", f"{garbage.name}."):
         files.remove(f"done/{name}")
     files.remove(folder)
+    return []

@@ -495,6 +495,7 @@ def _worker_lines(worker: WorkerStatus | None, now: datetime) -> list[str]:
 _REASON_TEXTS: Final = {
     EndReason.APP_FAILED: "failed",
     EndReason.OOM: "ran out of memory",
+    EndReason.DISK: "used more disk than its limit",
     EndReason.PREEMPTED: "was preempted",
     EndReason.NODE_FAILED: "lost its machine",
     EndReason.TIMEOUT: "ran into its time limit",

@@ -425,14 +425,19 @@ def _see(job: JobHandle) -> str:
     return f"`runtime status {job.id[:10]}` lists its attempts"
 
 
-def follow_all(job: JobHandle, *, every_s: float = 0.5) -> Iterator[tuple[int, bytes]]:
-    """Whole lines of every run as they come, each with its index, until all have ended. Of arrays; rank 0."""
+def follow_all(
+    job: JobHandle, *, every_s: float = 0.5, tell: Callable[[JobStatus], None] = lambda status: None
+) -> Iterator[tuple[int, bytes]]:
+    """Whole lines of every run as they come, each with its index, until all have ended. Of arrays; rank 0. `tell` hears at
+    each look where the job stands."""
     entry = job.entry()
     at: dict[int, tuple[int, int]] = {}
     rest: dict[int, bytes] = {}
     finished: set[int] = set()
     while True:
-        ended = job.status().state.terminal
+        status = job.status()
+        ended = status.state.terminal
+        tell(status)
         done = ledger.read_outcomes(job.files, job.id).get(job.id, {})
         there = {int(name) for name in job.files.names(f"{job_folder(job.id)}/runs") if name.isdigit()}
         for index in sorted(there - finished):
@@ -652,6 +657,10 @@ _SAYINGS: Final[Mapping[EndReason, tuple[str, str]]] = {
     EndReason.OOM: (
         "the command was killed for memory",
         "ask for more: --memory SIZE, or do less at a time; then runtime launch again",
+    ),
+    EndReason.DISK: (
+        "the command used more disk than its limit",
+        "ask for more: `resources.disk`, or write less beside the record root; then runtime launch again",
     ),
     EndReason.TIMEOUT: (
         "it came to its time limit{limit} without a new checkpoint",

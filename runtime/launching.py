@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -33,7 +34,6 @@ from runtime.jobs import (
     spec_fields,
 )
 from runtime.launchers.base import (
-    Abandons,
     ChecksHost,
     Clears,
     Fidelity,
@@ -45,6 +45,7 @@ from runtime.launchers.base import (
     NativeState,
     PlanContext,
     Stops,
+    Sweeps,
     Target,
 )
 from runtime.launchers.bucket_files import look_again_s
@@ -107,6 +108,8 @@ class LaunchOptions:
     experiment: str | None = None
     base: Path | None = None
     """Folder that the spec's relative paths start from; the working directory by default."""
+    lifetime: timedelta | None = None
+    """A backend that can ends and removes the job after so long, whoever is there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,13 +161,14 @@ class JobHandle:
             return []
         return self.launcher.states(self.target, [each.native_id for each in newest_natives(entry)], self.host)
 
-    def wait(self, *, timeout_s: float | None = None) -> JobStatus:
-        """Wait for the end. Raises `TimeoutError`; the job goes on."""
+    def wait(self, *, timeout_s: float | None = None, stuck: bool = False) -> JobStatus:
+        """Wait for the end, or, with `stuck`, until it waits for what does not come by itself. Raises `TimeoutError`; the
+        job goes on."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         pause = 0.05
         while True:
             status = self.status()
-            if status.state.terminal:
+            if status.state.terminal or (stuck and status.reason is not None):
                 return status
             if until is not None and time.monotonic() >= until:
                 raise TimeoutError(f"job {self.id} is {status.state} after {timeout_s:g} s")
@@ -178,14 +182,24 @@ class JobHandle:
         return sorted(int(name[1:]) for name in names if name[1:].isdigit())
 
     def logs(
-        self, *, index: int | None = None, rank: int = 0, attempt: int | None = None, follow: bool = False
+        self,
+        *,
+        index: int | None = None,
+        rank: int = 0,
+        attempt: int | None = None,
+        follow: bool = False,
+        tell: Callable[[JobStatus], None] = lambda status: None,
     ) -> Iterator[bytes]:
         """What an index printed, the first by default, of every attempt in turn or of one; `follow` goes on until the
-        job has ended."""
+        job has ended, and `tell` hears at each look where it stands."""
         index = self._first() if index is None else index
         at, offset = attempt or 1, 0
         while True:
-            ended = not follow or self.status().state.terminal
+            ended = not follow
+            if follow:
+                status = self.status()
+                ended = status.state.terminal
+                tell(status)
             there = self.attempts(index)
             for number in [each for each in there if each >= at] if attempt is None else [attempt]:
                 if number != at:
@@ -204,22 +218,26 @@ class JobHandle:
     def cancel(self, *, indices: Sequence[int] | None = None) -> list[str]:
         """Stop it, or some of its indices. Returns what is left over, in words; empty means that all is gone.
 
-        A record root that refuses the mark keeps nothing running: the native jobs are stopped all the same.
+        A run that has ended stays as it ended. Where native jobs bear labels, they are looked for whatever is written
+        down of them. A record root that refuses the mark keeps nothing running: the native jobs are stopped all the same.
         """
+        if indices is None:
+            self._record_ends()
         entry = self.entry()
+        if indices is None and len(entry.outcomes) >= entry.indices:
+            return self.end_strays()
         refused = self._mark_cancelled(indices)
         if len(entry.outcomes) >= entry.indices:
             return []
         left: list[str] = []
-        if natives := [each.native_id for each in newest_natives(entry)]:
+        if indices is None and isinstance(self.launcher, Sweeps):
+            left += self.sweep()
+        elif natives := [each.native_id for each in newest_natives(entry)]:
             if refused and indices is None and isinstance(self.launcher, Stops):
                 self.launcher.stop(self.target, natives, self.host)
             left += self.launcher.cancel(self.target, natives, indices, self.host)
             if isinstance(self.launcher, Clears):
                 left += self.launcher.clear(self.target, job_folder(self.id), self.host)
-        cut_off = indices is None and self.files.read(f"{job_folder(self.id)}/launched") is None
-        if cut_off and isinstance(self.launcher, Abandons):
-            left += self.launcher.abandon(self.target, self.id, self.host)
         if indices is None and not left:
             try:
                 self.files.remove(f"{job_folder(self.id)}/secrets")
@@ -238,6 +256,34 @@ class JobHandle:
         except InfrastructureFailure as problem:
             return problem
         return None
+
+    def end_strays(self) -> list[str]:
+        """End what the backend has with its label of a job that has ended and is still at work, after it is written down
+        how the job ended. What is left, in words."""
+        if not isinstance(self.launcher, Sweeps):
+            return []
+        started = self.launcher.list_started(self.target, self.host)
+        if not any(each.live for each in started if each.job == self.id):
+            return []
+        self._record_ends()
+        return self.sweep()
+
+    def sweep(self) -> list[str]:
+        """End and remove all that the backend has with its label. What is left, in words."""
+        return self.launcher.sweep(self.target, self.id, self.host) if isinstance(self.launcher, Sweeps) else []
+
+    def _record_ends(self) -> None:
+        """Write down the ends that only the backend tells, where nothing of a native job stays unseen.
+
+        Where the backend or the record root does not answer, nothing is known to have ended.
+        """
+        if not isinstance(self.launcher, Sweeps):
+            return
+        with contextlib.suppress(InfrastructureFailure):
+            status = self.status(indices=True)
+            for each in status.indices if status.entry.natives else ():
+                if each.state.terminal and each.index not in status.entry.outcomes:
+                    ledger.record_end(self.files, self.id, each)
 
     def fetch(self, to: Path, *, index: int | None = None, overwrite: bool = False) -> list[Path]:
         """Copy what the job wrote to its output folders home; the files that are there now.
@@ -281,6 +327,7 @@ def prepare(spec: JobSpec, target: Target, settings: Settings, options: LaunchOp
         owner=owner_name(),
         snapshot=snapshot.id if snapshot else None,
         experiment=options.experiment,
+        lifetime=options.lifetime,
     )
     context = make_context(target, settings, base)
     plan = launcher.plan(spec, target, identity, context)
@@ -451,7 +498,10 @@ def _carry_out(prepared: Prepared, options: LaunchOptions, host: Host, progress:
     if not known and isinstance(prepared.launcher, ChecksHost):
         for note in prepared.launcher.check_host(plan.target, host):
             progress(note)
-    host.files.make_folder(plan.folder)
+    if not host.files.make_folder(plan.folder):
+        # What an earlier launch or a removal that was cut off said of it holds no more.
+        for name in (ledger.REFUSED, ledger.REMOVING):
+            host.files.remove(f"{plan.folder}/{name}")
     remember_job(plan.job.id, plan.target.name, prepared.context.settings)
     lock = ledger.Lock(host.files, plan.job.id, f"{plan.job.owner}@{socket.gethostname()}")
     lock.take(patience_s=600, tell=progress)

@@ -111,7 +111,8 @@ class JobStatus:
     entry: LedgerEntry
     state: JobState
     reason: EndReason | None
-    """Of a single job why it ended; of an array that of its first index that failed."""
+    """Of a single job why it ended; of an array that of its first index that failed. Of a pending job, what it waits for
+    that does not come by itself: an image that is not there is `image_failed`."""
     counts: Mapping[JobState, int]
     indices: tuple[IndexStatus, ...] = ()
     """Only where they were asked for."""
@@ -123,6 +124,8 @@ EPOCH: Final = "epoch"
 """File in the run folder of a job that was started anew: the number of its newest epoch."""
 
 
+REMOVING: Final = "removing"
+"""File in the run folder of a job that is being removed, with whose it is."""
 REFUSED: Final = "refused"
 """File in the run folder of a job that the backend did not take."""
 
@@ -280,6 +283,25 @@ def _entry(
     )
 
 
+def record_end(files: Files, job: str, ended: IndexStatus) -> None:
+    """Commit how a run ended of which only the backend tells, so that it stays so when that has forgotten it.
+
+    A result that is there stays. Safe to repeat.
+    """
+    name = f"{job_folder(job)}/runs/{ended.index}"
+    attempts = [int(each[1:]) for each in files.names(name, "a") if each[1:].isdigit()]
+    result: dict[str, Any] = {
+        "reason": ended.reason or EndReason.LOST,
+        "code": 1 if ended.exit_code is None else ended.exit_code,
+        "attempt": max(attempts, default=0),
+        "at": now().timestamp(),
+        "message": ended.message,
+    }
+    if not files.create(f"{name}/result", json.dumps(result, sort_keys=True).encode()):
+        result = json.loads(files.read(f"{name}/result") or b"{}") or result
+    files.create(f"done/{job}.{ended.index}.{result['reason']}.{result['code']}.{result['attempt']}", b"")
+
+
 def _native(value: Mapping[str, Any]) -> NativeJob:
     return NativeJob(
         name=value["name"],
@@ -413,11 +435,11 @@ def judge(entry: LedgerEntry, natives: Sequence[NativeState], *, indices: bool =
     counts = Counter(each.state for each in statuses)
     state = _overall(counts)
     failed = next((each for each in statuses if each.state is JobState.FAILED), None)
-    ended = failed or next((each for each in statuses if each.reason is not None), None)
+    telling = failed or next((each for each in statuses if each.reason is not None), None)
     return JobStatus(
         entry=entry,
         state=state,
-        reason=ended.reason if ended and state.terminal else None,
+        reason=telling.reason if telling and (state.terminal or state is JobState.PENDING) else None,
         counts=dict(counts),
         indices=tuple(statuses) if indices else (),
     )
@@ -441,11 +463,13 @@ def _judge_index(entry: LedgerEntry, index: int, natives: Mapping[int | None, Na
         if not entry.natives and entry.refused:
             reason, message = entry.refused.reason, entry.refused.message
             return IndexStatus(index=index, state=JobState.FAILED, reason=reason, message=message)
-        if not entry.natives:
+        if len({each.part for each in entry.natives}) < len(entry.intent.get("parts", ())) or not entry.natives:
+            # A launch that was cut off: what it started last may be there, and goes by no number yet.
             return IndexStatus(index=index, state=JobState.PENDING, message="not submitted yet")
         return IndexStatus(index=index, state=JobState.FAILED, reason=EndReason.LOST, message="gone without a result")
     if not native.state.terminal:
-        return IndexStatus(index=index, state=native.state, message=native.message)
+        waits_for = native.reason if native.state is JobState.PENDING else None
+        return IndexStatus(index=index, state=native.state, reason=waits_for, message=native.message)
     if cancelled:
         return IndexStatus(index=index, state=JobState.CANCELLED, reason=EndReason.CANCELLED)
     # The backend says that it ended well and no result was committed: the nodes could not write, or it was not the shim.

@@ -6,10 +6,13 @@ A step that fails says what to do, and those that need it are left out.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import secrets
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -23,7 +26,7 @@ from runtime.jobview import describe_room, explain, read_attempts, read_facts
 from runtime.launchers.hosts import Files, Room
 from runtime.launchers.registry import get_launcher
 from runtime.launchers.roots import open_target
-from runtime.launching import JobHandle, LaunchOptions, carry_out, make_context, prepare
+from runtime.launching import JobHandle, LaunchOptions, Prepared, carry_out, forget_job, make_context, prepare
 from runtime.ledger import job_folder
 from runtime.targets import find_target
 from runtime.units import format_duration
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 LITTLE_SPACE: Final = 2 * 1024**3
 FEW_FILES: Final = 1000
 """A job takes some 33 entries, and an array 11 for each run."""
+CLEAN_UP: Final = timedelta(minutes=1)
+"""Added to how long a probe may take, before a backend that can ends it by itself."""
 SKEW_S: Final = 30.0
 """Nothing compares two machines' clocks; people who read two logs do."""
 _SCRIPT: Final = """
@@ -106,16 +111,36 @@ def _check(
     with tempfile.TemporaryDirectory(prefix="runtime-probe-") as folder:
         token = secrets.token_hex(16)
         (Path(folder) / "token").write_text(token + "\n")
-        began = time.time()
         try:
-            job = _launch_probe(target, settings, Path(folder), patience, gpus)
+            prepared = _prepare_probe(target, settings, Path(folder), patience, gpus)
         except RuntimeFailure as problem:
             yield _failed("launch", problem)
             return
-        with job:
-            yield Step(step="launch", verdict=Verdict.OK, text=f"probe job {job.id} was taken")
-            yield from _watch_probe(job, token, began, patience, gpus)
-            yield _clean_up(job)
+        yield from _run_probe(prepared, host, settings, token, patience, gpus)
+
+
+def _run_probe(
+    prepared: Prepared, host: Host, settings: Settings, token: str, patience: timedelta, gpus: float | None
+) -> Iterator[Step]:
+    plan, began = prepared.plan, time.time()
+    probe = JobHandle(plan.job.id, plan.target, prepared.launcher, host)
+    _clean_up_earlier(probe, settings)
+    with _remembered(probe, settings):
+        cleanup = None
+        try:
+            try:
+                job = carry_out(prepared, LaunchOptions())
+            except RuntimeFailure as problem:
+                yield _failed("launch", problem)
+                return
+            with job:
+                yield Step(step="launch", verdict=Verdict.OK, text=f"probe job {job.id} was taken")
+                yield from _watch_probe(job, token, began, patience, gpus)
+            cleanup = _clean_up(probe, settings)
+            yield cleanup
+        finally:
+            if cleanup is None:
+                _clean_up(probe, settings)
 
 
 def _try_records(files: Files) -> Step:
@@ -147,9 +172,10 @@ def _try_space(step: str, room: Room, where: str) -> Step:
     )
 
 
-def _launch_probe(
+def _prepare_probe(
     target: Target, settings: Settings, folder: Path, patience: timedelta, gpus: float | None
-) -> JobHandle:
+) -> Prepared:
+    """Its tree has a file that no other has, so it is no job that was ever launched."""
     from runtime.jobs import Gpus, JobResources
 
     spec = JobSpec(
@@ -158,16 +184,14 @@ def _launch_probe(
         outputs=Outputs(),
         resources=JobResources(gpus=Gpus(count=gpus)) if gpus else JobResources(),
     )
-    options = LaunchOptions(again=True, base=folder)
-    return carry_out(prepare(spec, target, settings, options), options)
+    return prepare(spec, target, settings, LaunchOptions(base=folder, lifetime=patience + CLEAN_UP))
 
 
 def _watch_probe(job: JobHandle, token: str, began: float, patience: timedelta, gpus: float | None) -> Iterator[Step]:
     try:
-        status = job.wait(timeout_s=patience.total_seconds())
+        status = job.wait(timeout_s=patience.total_seconds(), stuck=True)
     except TimeoutError:
         said = explain(read_facts(job))
-        job.cancel()
         yield Step(
             step="run",
             verdict=Verdict.FAIL,
@@ -180,7 +204,8 @@ def _watch_probe(job: JobHandle, token: str, began: float, patience: timedelta, 
         return
     seen = time.time()
     attempts = read_attempts(job.files, job.id, 0)
-    yield _interpreter(job)
+    if status.state.terminal:
+        yield _interpreter(job)
     if status.state is not JobState.SUCCEEDED:
         said = explain(read_facts(job))
         yield Step(step="run", verdict=Verdict.FAIL, text=said.sentence, hint=said.next_step)
@@ -255,19 +280,64 @@ def _clock(said: dict[str, str], began: float, seen: float) -> Step:
     return Step(step="clock", verdict=Verdict.OK, text="no distance that can be seen" if not distance else "close")
 
 
-def _clean_up(job: JobHandle) -> Step:
+def _clean_up(job: JobHandle, settings: Settings) -> Step:
+    """End the probe, whatever became of it, and remove all of it. Safe to repeat."""
     try:
-        if (snapshot := job.entry().snapshot) is not None:
-            job.files.remove(ledger.snapshot_name(snapshot))
+        entry = ledger.read_entry(job.files, job.id)
+        if entry is not None and (left := job.cancel() or job.sweep()):
+            return Step(
+                step="cleanup",
+                verdict=Verdict.FAIL,
+                text=f"left over: {'; '.join(left)}",
+                hint=f"runtime cancel {job.id[:10]}",
+            )
+        if entry is not None and entry.snapshot is not None:
+            job.files.remove(ledger.snapshot_name(entry.snapshot))
         for name in job.files.names("done", f"{job.id}."):
             job.files.remove(f"done/{name}")
         job.files.remove(job_folder(job.id))
+        forget_job(job.id, settings)
+        _note_of(job, settings).unlink(missing_ok=True)
     except RuntimeFailure as problem:
         return _failed("cleanup", problem)
-    left = job.id in ledger.list_jobs(job.files)
-    return Step(
-        step="cleanup", verdict=Verdict.FAIL if left else Verdict.OK, text="left behind" if left else "nothing left"
-    )
+    return Step(step="cleanup", verdict=Verdict.OK, text="nothing left")
+
+
+# what a check that was killed leaves
+
+
+@contextmanager
+def _remembered(job: JobHandle, settings: Settings) -> Iterator[None]:
+    """Keep on this machine that a probe is under way, for the next check to end it if this one is killed.
+
+    A folder that cannot be written stops no check.
+    """
+    note = _note_of(job, settings)
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            note.parent.mkdir(parents=True, exist_ok=True)
+            opened = stack.enter_context(note.open("w"))
+            fcntl.flock(opened, fcntl.LOCK_EX)
+            opened.write(_place_of(job))
+            opened.flush()
+        yield
+
+
+def _clean_up_earlier(job: JobHandle, settings: Settings) -> None:
+    """End probes of the same place whose check is gone."""
+    for note in sorted(_note_of(job, settings).parent.glob("j-*")):
+        with contextlib.suppress(OSError), note.open() as opened:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held as long as its check lives
+            if opened.read() == _place_of(job):
+                _clean_up(JobHandle(note.name, job.target, job.launcher, job.host), settings)
+
+
+def _note_of(job: JobHandle, settings: Settings) -> Path:
+    return settings.data_dir / "probes" / job.id
+
+
+def _place_of(job: JobHandle) -> str:
+    return f"{job.target.name}\n{job.files.root}\n"
 
 
 def _failed(step: str, problem: RuntimeFailure) -> Step:

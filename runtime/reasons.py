@@ -25,6 +25,8 @@ class EndReason(StrEnum):
     """The code raised, or exited with a code other than 0, or died of a signal of its own."""
     OOM = "oom"
     """Killed for memory; needs evidence (a cgroup's counter or a resident size over the limit)."""
+    DISK = "disk"
+    """Wrote more to the disk of its machine than its limit."""
     PREEMPTED = "preempted"
     """The machine or the worker was asked to leave; the attempt was released."""
     NODE_FAILED = "node_failed"
@@ -53,6 +55,7 @@ _BUDGETS = {
     EndReason.SUCCEEDED: Budget.NEVER,
     EndReason.APP_FAILED: Budget.FAILURES,
     EndReason.OOM: Budget.FAILURES,
+    EndReason.DISK: Budget.FAILURES,
     EndReason.TIMEOUT: Budget.FAILURES,
     EndReason.IDLE: Budget.FAILURES,
     EndReason.SETUP_FAILED: Budget.FAILURES,

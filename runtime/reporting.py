@@ -47,6 +47,7 @@ _SEVERITIES: Final = {"dead": "ERROR", "trouble": "WARNING", "failed": "WARNING"
 _ENDED_AS: Final = {
     EndReason.APP_FAILED: "failed",
     EndReason.OOM: "ran out of memory",
+    EndReason.DISK: "used more disk than its limit",
     EndReason.PREEMPTED: "was preempted",
     EndReason.NODE_FAILED: "lost its machine",
     EndReason.TIMEOUT: "timed out",

@@ -228,6 +228,12 @@ def _as_new_job(
     job: JobHandle, status: JobStatus, indices: Sequence[int], settings: Settings, progress: Callable[[str], None]
 ) -> Rerun:
     entry = status.entry
+    if left := job.end_strays():
+        raise NotPossible(
+            f"job `{job.id}` has ended, and its backend still has something of it",
+            facts=left,
+            hint=f"runtime cancel {job.id[:10]}",
+        )
     folder = job_folder(job.id)
     read = job.files.read_many([f"{folder}/spec.json", f"{folder}/{SNAPSHOT_FILE}"])
     spec = _read_spec(read[f"{folder}/spec.json"], job.id)

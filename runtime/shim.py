@@ -8,7 +8,8 @@ else but to a scratch folder of the machine. docs/shim.md describes the folder a
     shim.py FOLDER [--bucket URL] [--native ID] [--index I | --indices A-B] [--scratch FOLDER]
 
 Exit codes: 0 the runs succeeded, 1 one failed for good, 2 the order cannot be followed, 3 this is a twin of another
-job, 10 the backend should start it again, 11 the backend should never start it again.
+job, 10 the backend should start it again, 11 the backend should never start it again, 12 as 10, where what was begun
+counts as lost unless the backend knows why it ended.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import math
 import os
 import platform
 import random
+import re
 import shutil
 import signal
 import socket
@@ -33,7 +35,7 @@ from typing import Any, Dict, List, Set, Tuple
 
 SCHEMA = 1
 SNAPSHOT = "snapshot.tar"
-DONE, FAILED, REFUSED, DUPLICATE, AGAIN, NEVER = 0, 1, 2, 3, 10, 11
+DONE, FAILED, REFUSED, DUPLICATE, AGAIN, NEVER, LOST = 0, 1, 2, 3, 10, 11, 12
 
 BEAT_S = 10.0
 LOOK_S = 0.2
@@ -50,6 +52,16 @@ BRIEF_S = 600.0
 LOST_IN_A_ROW = 3
 TIMEOUTS_IN_A_ROW = 2
 MEMORY_S = 0.5
+CGROUP = "/sys/fs/cgroup"
+MEMORY_FULL, MEMORY_FREE = 0.9, 0.8
+"""The part of a container's memory from which on it is said to be nearly full, and down to which."""
+DISK_S = 5.0
+"""So often it is looked at what was written to this container's own disk, and more rarely where that takes long."""
+OWN_DISK = "/"
+DISK_AT_ONCE_S = 0.005
+"""A look goes on for so long at a time, since nothing else is looked at meanwhile."""
+DISK_LAST_S = 0.5
+"""The last look of one that is asked to stop: who evicts it for its disk gives it a second."""
 BUILD_PATIENCE_S = 900.0
 """How long another's making of the same environment is waited for."""
 WRITE_PATIENCE_S = 900.0
@@ -72,7 +84,7 @@ PART_BYTES, PATH_BYTES, MOST_PARTS = 255, 4095, 255
 """Of a name that another machine chose: bytes of each part, bytes of the whole path, and parts."""
 
 # What each end is charged to. Ends that are not here are final.
-FAILURES = ("app_failed", "oom", "idle", "setup_failed", "timeout")
+FAILURES = ("app_failed", "oom", "disk", "idle", "setup_failed", "timeout")
 PREEMPTIONS = ("stopped", "lost", "preempted", "node_failed", "temporary")
 FREE = ("requeue", "checkpointed")
 
@@ -315,6 +327,10 @@ class FolderRecord(object):
     def after(self, run, attempt):
         """Called when all that an attempt started has ended, before it is said how."""
 
+    def own_folders(self):
+        """Folders of the record that lie on this machine's own disk."""
+        return []
+
 
 class Run(object):
     """What is known of one index of a job, and its folder on this machine."""
@@ -375,7 +391,22 @@ class Run(object):
     def counted(self, order):
         """How the attempts ended that budgets count: those before a retry by hand are forgiven."""
         forgiven = (order.get("forgiven") or {}).get(str(self.index), 0)
-        return [note for number, note in self.attempts() if number > forgiven]
+        known = [each for each in self.attempts() if each[0] > forgiven]
+        if pod_failures() is None:
+            return [note for _, note in known]
+        found = []
+        for place, (number, note) in enumerate(known):
+            if note is None or note["reason"] == "stopped":
+                later = known[place + 1 :]
+                after = self.seen_failures(later[0][0]) if later else pod_failures()
+                full = None if note else self.record.read(self.attempt_name(number) + "/memory")
+                note = name_end(note, self.seen_failures(number), after, full)
+            found.append(note)
+        return found
+
+    def seen_failures(self, attempt):
+        """How many failures the backend had counted when an attempt began, None where it did not say."""
+        return (self.started(attempt) or {}).get("failures")
 
     def ended(self, attempt):
         for name in self.record.names(self.attempt_name(attempt)):
@@ -400,6 +431,8 @@ class Run(object):
             "at": time.time(),
             "python": "%d.%d.%d" % sys.version_info[:3],
         }
+        if pod_failures() is not None:
+            start["failures"] = pod_failures()
         known = self.attempts()
         attempt = known[-1][0] + 1 if known else 1
         while True:
@@ -516,6 +549,31 @@ def _pause(count, retry, pause):
     return min(high, low * 2 ** (count - 1)) * (0.5 + pause())
 
 
+def pod_failures():
+    """How many pods of this index had failed when this one was made, as Kubernetes counts; None elsewhere.
+
+    It leaves those out that it disrupted itself: evicted, preempted, drained, or on a node that is gone.
+    """
+    said = os.environ.get("RUNTIME_POD_FAILURES", "")
+    return int(said) if said.isdigit() else None
+
+
+def name_end(note, before, after, full):
+    """The end of an attempt that was asked to stop, or left no word, by what the backend counted before and after it.
+
+    TERM alone proves nothing. What the backend has counted was no disruption of its own, and nobody knows what it was,
+    unless its memory was nearly `full`: a container whose processes are killed together for that leaves no word.
+    """
+    if before is None or after is None:
+        return note
+    if after > before and full:
+        return {"code": 137, "reason": "oom", "message": "went without a word when its memory was %s full" % full}
+    if after > before:
+        said = (note or {}).get("message") or "it left no word"
+        return dict(note or {"code": 1}, reason="lost", message="%s, and the backend tells of no disruption" % said)
+    return dict(note or {"code": 1, "message": "the backend took its machine away"}, reason="preempted")
+
+
 def _in_a_row(reasons, wanted):
     count = 0
     for reason in reversed(reasons):
@@ -557,6 +615,8 @@ class Attempt(object):
         self.address = "127.0.0.1"
         self.leads = False
         self.beats, self.beat_due = 0, 0.0
+        self.disk = DiskUse(disk_limit(), run.record.own_folders())
+        self.full = False
 
     def go(self):
         """Returns (reason, exit code, details). Whatever goes wrong here, no process is left."""
@@ -782,12 +842,14 @@ class Attempt(object):
                 self.asked.due = False
                 self.deadline = min(self.deadline or now + 1e9, now + (checkpoint or {}).get("lead_s", 0))
             self._beat()
+            self._tell_memory()
             if self.run.cancelled():
                 self._end_all(self.order["grace_s"])
                 return "cancelled", 1, {}
             if self.asked.stop:
-                self._end_all(self.order["grace_s"])
-                return self._stopped()
+                return self._stop(self.order["grace_s"])
+            if self.disk.is_over(DISK_AT_ONCE_S):
+                return self._out_of_disk()
             if self.deadline and now >= self.deadline:
                 self._end_all(self.order["grace_s"])
                 return self._timed_out()
@@ -820,6 +882,15 @@ class Attempt(object):
         if not self.beats or now >= self.beat_due:
             self.beats, self.beat_due = self.beats + 1, now + BEAT_S
             self.run.record.beat(self.run.attempt_name(self.number) + "/beat", str(self.beats))
+
+    def _tell_memory(self):
+        """Note when the memory is nearly full, and when it is no more, for the next start to know if we are killed."""
+        share = 0.0 if pod_failures() is None else memory_share() or 0.0
+        full = share >= (MEMORY_FREE if self.full else MEMORY_FULL)
+        if full != self.full:
+            self.full = full
+            name = self.run.attempt_name(self.number) + "/memory"
+            self.run.record.beat(name, "%d %%" % (100 * share) if full else "")
 
     def _printed(self):
         logs = [os.path.join(self.folder, name) for name in list_names(self.folder) if name.endswith(".log")]
@@ -873,7 +944,7 @@ class Attempt(object):
             _kill_group(child.pid, signal.SIGKILL)  # what a command that ended left behind
         self._hear(codes)
         if self.asked.stop:
-            return self._stopped()
+            return self._stop(0.0)
         first = next((code for code in codes if code), 0)
         code = first if first >= 0 else 128 - first
         if not first:
@@ -907,8 +978,12 @@ class Attempt(object):
             while not self.asked.stop and time.time() < until:
                 time.sleep(0.02)
 
-    def _stopped(self):
-        """TERM alone proves nothing about why: the backend's own state does, or the start of a next attempt."""
+    def _stop(self, grace):
+        """TERM alone proves nothing about why: the backend's own state does, or the start of a next attempt. What we know
+        ourselves is how much disk was used."""
+        if self.disk.is_over(DISK_LAST_S, now=True):
+            return self._out_of_disk()
+        self._end_all(grace)
         return "stopped", 143, {"message": "asked to stop by %s" % self.asked.why}
 
     def _gave_way(self, code):
@@ -920,6 +995,18 @@ class Attempt(object):
             text = ""
         said = "gave way to a notice: %s" % text if text else "gave way to a notice"
         return "preempted", code, {"message": said, "lasted_s": round(time.time() - self.started, 3)}
+
+    def _out_of_disk(self):
+        """Said before anything else is done: whoever evicts us for it gives us a second."""
+        details = {
+            "message": "used %d MiB of disk, its limit is %d MiB" % (self.disk.used >> 20, self.disk.limit >> 20)
+        }
+        try:
+            self.run.end(self.number, "disk", 1, details, lambda: True)
+        except (IOError, OSError):
+            pass  # it is tried again, patiently, when the command has ended
+        self._end_all(0.0)
+        return "disk", 1, details
 
     def _timed_out(self):
         if self._has_new_checkpoint():
@@ -966,6 +1053,107 @@ class Asked(object):
         self.due = True
 
 
+# the disk
+
+
+def disk_limit():
+    """How many bytes this container may write to its own disk; None where it has no limit of its own."""
+    asked, limit = (os.environ.get(name, "") for name in ("RUNTIME_DISK_REQUEST", "RUNTIME_DISK_LIMIT"))
+    # Of a container without one, Kubernetes names all that the node has as the limit, and nothing as what it asks for.
+    return int(limit) if limit.isdigit() and asked.isdigit() and int(asked) else None
+
+
+class DiskUse(object):
+    """What this container has written to its own disk, looked at a little at a time.
+
+    That is what is newer than this process in the file system that it sees, without what is mounted there, and all of
+    `folders`. A folder whose names are as old as its image is listed and its files are not looked at; so what is
+    appended to a file of the image itself stays unseen.
+    """
+
+    def __init__(self, limit, folders):
+        self.limit = limit
+        self.folders = [os.path.realpath(each) for each in folders]
+        self.used = 0
+        self.look, self.due = None, time.monotonic() + DISK_S
+
+    def is_over(self, seconds, now=False):
+        """Look for so long; with `now` from the beginning, whenever the last look was."""
+        if not self.limit:
+            return False
+        if now:
+            self.look = None
+        elif self.look is None and time.monotonic() < self.due:
+            return False
+        if self.look is None:
+            self.used, self.began = 0, time.monotonic()
+            self.look = self._look()
+        until = time.monotonic() + seconds
+        for _ in self.look:
+            if self.used > self.limit:
+                return True
+            if time.monotonic() >= until:
+                return False
+        self.look, self.due = None, time.monotonic() + max(DISK_S, 2 * (time.monotonic() - self.began))
+        return self.used > self.limit
+
+    def _look(self):
+        """Add up, and stop now and then."""
+        mounted = mount_points()
+        # Most of it lies there, so it is looked at first.
+        often = os.path.realpath(tempfile.gettempdir())
+        first = self.folders + ([] if any((often + "/").startswith(each + "/") for each in mounted) else [often])
+        left = [OWN_DISK] + [each for each in first[::-1] if each != OWN_DISK]
+        elsewhere = mounted | set(first)
+        seen: Set[Any] = set()
+        while left:
+            folder = left.pop()
+            try:
+                # Not the time of its last change, which whoever unpacks an archive sets back.
+                fresh = os.lstat(folder).st_ctime >= BEGAN
+            except OSError:
+                continue  # it went meanwhile
+            for place, entry in enumerate(scan(folder)):
+                try:
+                    if entry.is_dir(follow_symlinks=False):
+                        left += [] if entry.path in elsewhere else [entry.path]
+                    elif fresh:
+                        self._add(entry.stat(follow_symlinks=False), seen)
+                except OSError:
+                    continue
+                if place % 100 == 99:
+                    yield
+            yield
+
+    def _add(self, status, seen):
+        """A file of several names counts once."""
+        who = (status.st_dev, status.st_ino)
+        if status.st_ctime >= BEGAN and who not in seen:
+            self.used += status.st_blocks * 512
+            if status.st_nlink > 1:
+                seen.add(who)
+
+
+def scan(folder):
+    """What is in a folder, as far as that can be read."""
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                yield entry
+    except OSError:
+        return
+
+
+def mount_points():
+    """Folders and files of this container that are mounted, and lie elsewhere than its file system."""
+    try:
+        with io.open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as opened:
+            found = {line.split()[4] for line in opened} - {"/"}
+    except (IOError, OSError):
+        return set()
+    return {re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal.group(1), 8)), each) for each in found}
+
+
 # processes of this machine
 
 
@@ -1000,6 +1188,21 @@ def held_memory(leaders, limit):
     if total <= limit or len(mine) == 1:
         return total
     return sum(_proportional(pid) for pid in mine)
+
+
+def memory_share():
+    """Which part of this container's memory holds what cannot be given back; None where nothing says so.
+
+    Only version 2 of cgroups is read: where it kills, it kills all processes of a container, and this one with them.
+    """
+    try:
+        with io.open(CGROUP + "/memory.max") as opened:
+            limit = int(opened.read())
+        with io.open(CGROUP + "/memory.stat") as opened:
+            held = [int(line.split()[1]) for line in opened if line.startswith(("anon ", "shmem "))]
+        return sum(held) / limit
+    except (IOError, OSError, ValueError, ZeroDivisionError):
+        return None
 
 
 def _session(pid):
@@ -1781,6 +1984,8 @@ def _serve(order, run, options, asked, binding, give_up):
         named = "app_failed" if reason == "final_failure" else reason
         run.end(number, named, code, details, give_up)
         fault("noted")
+        if named == "stopped" and asked.stop and pod_failures() is not None:
+            return AGAIN  # the next start is told whether the backend took the machine away, and decides
         if reason == "final_failure":
             return settle(order, run, run.commit(named, code, number, details, give_up))
         what, then = decide(run.counted(order), order["retry"])
@@ -2185,7 +2390,8 @@ def follow(record, options, asked):
         if asked.stop:
             break
     forget_secrets(order, folder)
-    return worst(codes)
+    code = worst(codes)
+    return LOST if code == AGAIN and asked.stop and order.get("retries") == "backend" else code
 
 
 if __name__ == "__main__":

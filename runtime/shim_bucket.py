@@ -110,16 +110,16 @@ def run(options, folder, follow):
         return shim.REFUSED
     except Unreachable as problem:
         shim.say("the record root %s does not answer: %s" % (options.bucket, problem))
-        return shim.AGAIN
+        return shim.LOST
     try:
         return follow(record)
     except Unreachable as problem:
         # Whatever was begun has no end that anybody could read, so it counts as lost and is tried again.
         shim.say("the record root %s cannot be used any more: %s" % (options.bucket, problem))
-        return shim.AGAIN
+        return shim.LOST
     except Exception:
         traceback.print_exc()
-        return shim.AGAIN
+        return shim.LOST
 
 
 # the record
@@ -190,8 +190,11 @@ class BucketRecord(object):
 
     def beat(self, name, text):
         if self.carrier is not None:
-            self.carrier.beat = (name, text)
+            self.carrier.beats[name] = text
             self.carrier.wake.set()
+
+    def own_folders(self):
+        return [self.folder]
 
     def before(self, run, attempt, asked):
         def give_up():
@@ -224,7 +227,8 @@ class Carrier(object):
         self.name = run.attempt_name(attempt)
         self.folder = run.attempt_folder(attempt)
         self.output = os.path.join(run.folder, "output", "a%04d" % attempt)
-        self.beat = None
+        self.beats: Dict[str, str] = {}
+        """Small files that are written over all the time: name → what is to be sent."""
         self.began = time.time()
         self.sent = {}
         """Log → bytes that were sent, the number of the next chunk, and when the last one went."""
@@ -264,8 +268,8 @@ class Carrier(object):
     def _look(self):
         for name in [name for name, (known, _) in list(self.record.marks.items()) if not known]:
             self.record.look_for(name, patience=0.0)
-        if self.beat:
-            (name, text), self.beat = self.beat, None
+        for name in list(self.beats):
+            text = self.beats.pop(name)
             self.record.bucket.put(self.record.key(name), text.encode("utf-8"), patience=0.0)
         self.send_logs()
 

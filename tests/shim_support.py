@@ -42,8 +42,9 @@ class ShimJob:
     python: str
     order: dict[str, Any]
     environ: dict[str, str] = field(default_factory=dict)
-    constants: dict[str, float] = field(default_factory=dict)
-    """Numbers of the shim that are others in this job, where its own would have a test hurry or wait."""
+    constants: dict[str, float | str] = field(default_factory=dict)
+    """Constants of the shim that are others in this job, where its own would have a test hurry or wait, or look at all
+    of this machine."""
 
     @property
     def folder(self) -> Path:
@@ -60,7 +61,7 @@ class ShimJob:
         scratch.mkdir(exist_ok=True)
         program = [str(SHIM)]
         if self.constants:
-            lines = "".join(f"shim.{name} = {value}\n" for name, value in self.constants.items())
+            lines = "".join(f"shim.{name} = {value!r}\n" for name, value in self.constants.items())
             program = ["-c", f"import sys\nsys.path.insert(0, {str(SHIM.parent)!r})\nimport shim\n{lines}{CALL}"]
         return subprocess.Popen(
             [self.python, *program, str(folder or self.folder), "--scratch", str(scratch), *words],

@@ -116,6 +116,7 @@ def _cancel_job(
 ) -> CancelledJob:
     from runtime.jobs import JobState
     from runtime.jobview import check_index, check_owner, judge_job, release_index
+    from runtime.launchers.base import Sweeps
     from runtime.launching import owner_name
     from runtime.reasons import EndReason
 
@@ -126,11 +127,17 @@ def _cancel_job(
             check_index(status.entry, each)
         # What went without a word may have left something running.
         gone = {each.index for each in status.indices if each.reason is EndReason.LOST} - set(status.entry.outcomes)
+        gone = set() if isinstance(job.launcher, Sweeps) else gone  # there it is looked for by its labels
         left_runs = [each for each in status.indices if not each.state.terminal or each.index in gone]
         ended = not [each for each in left_runs if each.index in indices or not indices]
         if ended and not release:
             return CancelledJob(
-                name=job.id, kind="job", state=status.state, already=True, indices=tuple(indices), left_over=()
+                name=job.id,
+                kind="job",
+                state=status.state,
+                already=True,
+                indices=tuple(indices),
+                left_over=() if indices else tuple(job.end_strays()),
             )
         if len(left_runs) > 1 and not indices:
             confirm(f"cancel job `{short(job.id)}` with {format_count(len(left_runs))} unfinished runs", yes=yes)

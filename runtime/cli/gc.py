@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from runtime.cli.cancel import LEFT_OVER
 from runtime.cli.commands import OutputOption, YesOption
 from runtime.cli.jobs import OthersOption
 from runtime.cli.show import Output, confirm, format_count, format_size, note, print_list
@@ -34,7 +35,8 @@ def gc(
     """Remove what your jobs left on a target: folders with logs and outputs, marks, trees that none uses any more.
 
     Only jobs that have ended, as long ago as you say, and yours unless `--others`; never what runs. What a
-    job wrote to its output folder goes with it: `runtime fetch` first. The same launch starts a new job afterwards.
+    job wrote to its output folder goes with it: `runtime fetch` first. On Kubernetes its Jobs go too, and Jobs of
+    yours that have ended and are written down nowhere. The same launch starts a new job afterwards.
 
     \b
     Examples:
@@ -60,13 +62,17 @@ def gc(
             size = format_size(sum(each.size_bytes for each in found))
             confirm(f"remove {format_count(len(found))} things with {size} from `{on}`", yes=yes)
         print_list(found, COLUMNS, output)
-        if not dry_run:
-            for each in found:
-                remove(each, host, owner=me)
-                if each.kind == "job":
-                    forget_job(each.name, settings)
+        kept = []
+        for each in () if dry_run else found:
+            left_over = remove(each, target, launcher, host, owner=me)
+            for line in left_over:
+                note(f"left over: {line}")
+            if left_over:
+                kept.append(each)
+            elif each.kind == "job":
+                forget_job(each.name, settings)
     finally:
         host.close()
-    done = "would go" if dry_run else "removed"
-    note(f"{format_count(len(found))} {done}, {format_size(sum(each.size_bytes for each in found))}")
-    return 0
+    done, gone = "would go" if dry_run else "removed", [each for each in found if each not in kept]
+    note(f"{format_count(len(gone))} {done}, {format_size(sum(each.size_bytes for each in gone))}")
+    return LEFT_OVER if kept else 0

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from runtime.jobs import JobState
     from runtime.jobview import AttemptView, JobLine, JobView, TargetJobs
     from runtime.launching import JobHandle
-    from runtime.ledger import IndexStatus
+    from runtime.ledger import IndexStatus, JobStatus
 
 LISTED: Final = 20
 BAR: Final = 24
@@ -69,6 +69,19 @@ def write_bytes(pieces: Iterable[bytes]) -> int:
 
 def detached(job: str) -> None:
     note(f"detached, the job goes on; `runtime logs -f {short(job)}` comes back, `runtime cancel {short(job)}` ends it")
+
+
+def stuck_teller(job: str) -> Callable[[JobStatus], None]:
+    """Says once what a job that is followed waits for, where that does not come by itself."""
+    said: set[object] = set()
+
+    def tell(status: JobStatus) -> None:
+        if not status.state.terminal and status.reason is not None and status.reason not in said:
+            said.add(status.reason)
+            note(f"job {short(job)} is {_state(status.state, status.reason)}, and does not go on by itself")
+            note(f"why: `runtime explain {short(job)}`; `runtime cancel {short(job)}` gives back what it holds")
+
+    return tell
 
 
 # rendering

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from runtime.cli.commands import OutputOption
-from runtime.cli.jobs import detached, short, write_bytes
+from runtime.cli.jobs import detached, short, stuck_teller, write_bytes
 from runtime.cli.show import Output, note, print_json
 from runtime.errors import InvalidValue, RequestRefused
 
@@ -337,11 +337,12 @@ def _tell(job: JobHandle, *, follow: bool, output: Output) -> int:
             print(job.id)
         note(f"`runtime status {job.id[:10]}` shows it, `runtime logs -f {job.id[:10]}` what it prints")
         return 0
+    tell = stuck_teller(job.id)
     try:
         if entry.indices > 1:
-            write_bytes(b"[%d] %s\n" % (run, line) for run, line in follow_all(job))
+            write_bytes(b"[%d] %s\n" % (run, line) for run, line in follow_all(job, tell=tell))
         else:
-            write_bytes(job.logs(index=first_index(entry), follow=True))
+            write_bytes(job.logs(index=first_index(entry), follow=True, tell=tell))
         status = job.wait()
     except KeyboardInterrupt:
         detached(job.id)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from runtime.cli.commands import StackOption
-from runtime.cli.jobs import IndexOption, OnOption, detached, is_job, open_job, short, write_bytes
+from runtime.cli.jobs import IndexOption, OnOption, detached, is_job, open_job, short, stuck_teller, write_bytes
 from runtime.cli.show import note
 from runtime.errors import InvalidValue, RequestRefused
 from runtime.identify import get_task_id, recall_last
@@ -87,12 +87,14 @@ def _job_logs(
         check_log(job, chosen, number, rank or 0)
         try:
             if follow and entry.indices > 1 and index is None and not rank and number is None:
-                for run, line in follow_all(job):
+                for run, line in follow_all(job, tell=stuck_teller(job.id)):
                     write_bytes([b"[%d] %s\n" % (run, line)])
                 return 0
             if entry.indices > 1 and index is None:
                 note(f"-- run {chosen} of {entry.indices}; `--index` shows another")
-            if not write_bytes(job.logs(index=chosen, rank=rank or 0, attempt=number, follow=follow)):
+            if not write_bytes(
+                job.logs(index=chosen, rank=rank or 0, attempt=number, follow=follow, tell=stuck_teller(job.id))
+            ):
                 note(f"nothing was printed; `runtime explain {short(job.id)}` says how it stands")
         except KeyboardInterrupt:
             detached(job.id)

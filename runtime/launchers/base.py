@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol, runtime_checkable
@@ -84,6 +84,19 @@ class JobIdentity:
     snapshot: str | None
     """`sha256:…` of the code; None where the spec has none."""
     experiment: str | None = None
+    lifetime: timedelta | None = None
+    """After so long the backend ends and removes the job, where it can, whoever is there: of probes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """What a backend has of one job, found by its labels."""
+
+    job: str
+    live: bool
+    """Whether anything of it has not ended."""
+    at: datetime
+    """When the oldest of it was made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +155,7 @@ class NativeState:
     """None for the whole."""
     state: JobState
     reason: EndReason | None = None
-    """Where it has ended and the backend knows why."""
+    """Why it ended, if the backend knows. Of a pending one, what it waits for that does not come by itself."""
     raw: str = ""
     """The backend's own word: `PREEMPTED`, `OOMKilled`, `Pending/Resources`."""
     message: str = ""
@@ -252,11 +265,15 @@ class Stops(Protocol):
 
 
 @runtime_checkable
-class Abandons(Protocol):
-    """A launcher whose native jobs may be there before a launch has written them down."""
+class Sweeps(Protocol):
+    """A launcher that finds what it started by labels, whatever the ledger says."""
 
-    def abandon(self, target: Target, job: str, host: Host) -> list[str]:
-        """End all of a job, whose launch was cut off. Returns what is left over, in words."""
+    def list_started(self, target: Target, host: Host, *, owner: str | None = None) -> list[Started]:
+        """Every job of the target's record root that the backend has something of, ended or not; of everybody, or of one
+        owner."""
+
+    def sweep(self, target: Target, job: str, host: Host) -> list[str]:
+        """End and remove all of a job, and see that it is gone. Returns what is left over, in words."""
 
 
 @runtime_checkable

@@ -46,20 +46,27 @@ from runtime.jobs import (
     SecretRef,
     looks_secret,
 )
+from runtime.jobview import explain, read_facts
 from runtime.launchers.conformance import LauncherCase, LauncherSuite
+from runtime.launchers.kubernetes import render
 from runtime.launchers.kubernetes.client import Cluster, KubernetesUnavailable
 from runtime.launchers.kubernetes.launcher import KubernetesLauncher
 from runtime.launchers.kubernetes.slots import Gpu, lease_name, read_table
-from runtime.launching import JobHandle, LaunchOptions, find_job, launch
+from runtime.launchers.kubernetes.states import INDEX
+from runtime.launching import JobHandle, LaunchOptions, find_job, launch, make_context
 from runtime.outputs import PubSubQueueOutput, RecordsOutput, StackOutputs, encode_outputs
+from runtime.probe import Verdict, check_target
 from runtime.queues.pubsub_client import ensure_topics
 from runtime.reasons import EndReason
+from runtime.rerun import retry_job
+from runtime.targets import find_target
 from tests.fakes.gcs import GcsServer
 from tests.images_support import INSTALL, ROOT, TOOLS_FOLDER, tool_environment
 from tests.kubernetes_support import Access, Kubernetes, run_script
 from tests.readme_support import AS_PROMISED, follow_readme
 from tests.services.test_workspace import missing_in, wait_for_right, workspace_objects
 from tests.services_support import MotoServer, PubsubEmulator, require, wait_until
+from tests.shim_support import processes_with
 
 pytestmark = [
     pytest.mark.service,
@@ -350,15 +357,67 @@ def test_run_over_its_memory_is_oom_and_explained_with_the_limit(lab: Lab) -> No
         assert ended(job) == (JobState.FAILED, EndReason.OOM)
 
 
-def test_image_that_is_not_there_is_image_failed_and_explained(lab: Lab) -> None:
-    with lab.launch("true", target="wrong") as job:
-        assert ended(job) == (JobState.FAILED, EndReason.IMAGE_FAILED)
-        assert explained(job).sentence.startswith("the image `test.local/nothing:7` cannot be pulled: ")
+# A Secret that is missing, pods that are deleted and shims that are killed cost no failure, of which there is no budget.
+LATE = "[ $RUNTIME_ARRAY_INDEX = 0 ] || [ $RUNTIME_ATTEMPT = 2 ] || sleep 100"
+
+
+def test_pods_that_wait_are_deleted_or_are_killed_are_no_failures_of_their_run(lab: Lab) -> None:
+    core, secret = client.CoreV1Api(lab.admin.api), f"late-{uuid.uuid4().hex[:8]}"
+    late = SecretRef(name="TOKEN", source=f"kubernetes://{secret}/token")
+    with lab.launch("sh", "-c", LATE, array=Array(count=2), secrets=(late,)) as job:
+        waiting = ["Pending/CreateContainerConfigError"] * 2
+        until(lambda: [each.raw for each in job.natives()] == waiting, "two pods that wait")
+        status = job.status()
+        assert (status.state, status.reason) == (JobState.PENDING, EndReason.CONFIG_INVALID)
+        with pytest.raises(NotPossible, match="is pending"):
+            retry_job(job, lab.settings)
+        assert garbage_of(job, lab) == []
+        first = next(pod for pod in lab.pods(job) if pod.metadata.labels[INDEX] == "0")
+
+        core.delete_namespaced_pod(first.metadata.name, lab.namespace)
+        core.create_namespaced_secret(lab.namespace, {"metadata": {"name": secret}, "stringData": {"token": "hush"}})
+        until(lambda: job.attempts(1) == [1], "the second run")
+        kill_shim(job, 1)
+
+        assert dict(job.wait(timeout_s=120).counts) == {JobState.SUCCEEDED: 2}
+        assert [job.attempts(index) for index in (0, 1)] == [[1], [1, 2]]
+        assert [failures_before(job, 0, 1), failures_before(job, 1, 1), failures_before(job, 1, 2)] == [1, 0, 1]
+
+
+def failures_before(job: JobHandle, index: int, attempt: int) -> int:
+    """How many failures of the index Kubernetes had counted when an attempt began."""
+    start = json.loads(job.files.read(f"jobs/{job.id}/runs/{index}/a{attempt:04d}/start.json") or b"{}")
+    return int(start["failures"])
+
+
+def kill_shim(job: JobHandle, index: int) -> None:
+    """As the kernel does: the first process of the pod's container, which is one of this machine too."""
+    for pid in processes_with(f"jobs/{job.id}/shim.py"):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if words[words.index(b"--index") + 1] == str(index).encode():
+            os.kill(pid, signal.SIGKILL)
+
+
+def garbage_of(job: JobHandle, lab: Lab) -> list[Garbage]:
+    later = datetime.now(UTC) + timedelta(seconds=1)
+    found = find_garbage(job.target, job.launcher, job.host, owner=None, older_than=timedelta(0), now=later)
+    return [each for each in found if each.name == job.id]
+
+
+def test_run_over_its_disk_limit_ends_as_such_before_it_is_evicted_and_spends_failures(lab: Lab) -> None:
+    # Beside every folder that a job is given.
+    script = "mkdir /deep; while :; do head -c 4M /dev/zero >> /deep/file; sleep 0.5; done"
+    limits = JobResources(disk=Range(20 * MIB, 20 * MIB))
+    with lab.launch("sh", "-c", script, resources=limits) as job:
+        assert ended(job) == (JobState.FAILED, EndReason.DISK)
+        assert job.attempts() == [1]
+        said = explain(read_facts(job))
+        assert said.sentence == f"job `{job.id[:10]}` failed: the command used more disk than its limit"
+        assert [line for line in said.evidence if "MiB of disk, its limit is 20 MiB" in line]
 
 
 def test_image_without_python_is_image_failed_with_that_sentence(lab: Lab) -> None:
     with lab.launch("true", target="bare") as job:
-        status = job.status(indices=True)
         until(lambda: job.state().terminal, "the end")
         status = job.status(indices=True)
         assert (status.state, status.reason) == (JobState.FAILED, EndReason.IMAGE_FAILED)
@@ -404,6 +463,8 @@ def test_evicted_pod_is_a_preemption_that_the_record_counts_and_no_failure(lab: 
         assert job.attempts() == [1, 2]
         names = [path.name for path in (lab.claim_folder / "runtime/jobs" / job.id / "runs/0/a0001").iterdir()]
         assert "end.stopped.143" in names
+        # Kubernetes counts no failure that it caused, and that is how the shim knows what the end was.
+        assert (failures_before(job, 0, 1), failures_before(job, 0, 2)) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -418,8 +479,7 @@ def test_interruption_ends_as_the_real_one_does(
     lab: Lab, how: str, attempts: list[int], end: tuple[JobState, EndReason]
 ) -> None:
     script = "[ $RUNTIME_ATTEMPT = 2 ] || sleep 60"
-    retry = Retry(failure=1 if how == "node-loss" else 0)
-    with lab.launch("sh", "-c", script, time_limit=timedelta(minutes=5), retry=retry) as job:
+    with lab.launch("sh", "-c", script, time_limit=timedelta(minutes=5)) as job:
         until(lambda: job.attempts() == [1], "the first attempt")
         (native,) = job.entry().natives
         KubernetesLauncher().interrupt(job.target, native.native_id, 0, how, job.host)
@@ -491,9 +551,24 @@ def test_index_of_a_node_that_is_silent_is_released_and_runs_again(lab: Lab, kub
 # parts of GPUs
 
 
-def test_twelve_seeds_on_three_gpus_with_four_slots_each_run_at_once(lab: Lab) -> None:
+def test_twelve_seeds_with_an_image_that_is_not_there_leave_nothing_and_run_at_once_with_the_right_one(
+    lab: Lab,
+) -> None:
     script = "echo $CUDA_VISIBLE_DEVICES $NVIDIA_VISIBLE_DEVICES $SEED; while [ ! -e $RUNTIME_CHECKPOINT_DIR/../../../go ]; do sleep 0.1; done"
     resources = JobResources(gpus=Gpus(count=0.25), cpus=0.05, memory=Range(48 * MIB, 48 * MIB))
+    wrong = "test.local/nothing:7"
+    with lab.launch("true", target="gpus", array=Array(seeds=12), resources=resources, image=wrong) as job:
+        stuck = ["Pending/ErrImageNeverPull"] * 12
+        until(lambda: [each.raw for each in job.natives()] == stuck, "twelve pods that wait")
+        status = job.status()
+        assert (status.state, status.reason) == (JobState.PENDING, EndReason.IMAGE_FAILED)
+        assert explained(job).sentence.startswith("the image `test.local/nothing:7` cannot be pulled: ")
+        assert garbage_of(job, lab) == []
+
+        assert job.cancel() == []
+
+        assert (lab.jobs(job), lab.pods(job)) == ([], [])
+        assert job.state() is JobState.CANCELLED
     with lab.launch("sh", "-c", script, target="gpus", array=Array(seeds=12), resources=resources) as job:
         assert [native.native_id.rpartition("-")[2] for native in job.entry().natives] == ["0", "1", "2"]
         until(lambda: dict(job.status().counts) == {JobState.RUNNING: 12}, "all twelve", timeout_s=120)
@@ -867,17 +942,19 @@ def test_job_of_a_bucket_leaves_no_object_behind_and_its_record_stays(far: Lab) 
             if str(far.kubeconfig).encode() in (job.files.read(f"jobs/{name}") or b"") and f"jobs/{name}" != log
         ]
 
-        assert job.cancel() == []
-        client.BatchV1Api(far.admin.api).delete_namespaced_job(
-            native.metadata.name, far.namespace, propagation_policy="Background"
-        )
-        until(lambda: not core.list_namespaced_secret(far.namespace, **mine).items, "the end of its secret")
-        until(lambda: not core.list_namespaced_config_map(far.namespace, **mine).items, "the end of its shim")
+        until(lambda: not any(each.status.active for each in far.jobs(job)), "the end of its Job")
+        assert (job.cancel(), len(far.jobs(job))) == ([], 1), "what has ended stays"
+        assert job.sweep() == []
+        # They went before their Job did.
+        assert core.list_namespaced_secret(far.namespace, **mine).items == []
+        assert core.list_namespaced_config_map(far.namespace, **mine).items == []
         assert job.state() is JobState.SUCCEEDED
 
 
-def test_jobs_of_a_bucket_are_collected_with_all_that_lies_there(far: Lab) -> None:
-    with far.launch("echo", "hello", target="far") as job:
+def test_jobs_of_a_bucket_are_collected_with_all_that_lies_there_and_in_the_cluster(far: Lab) -> None:
+    secret = SecretRef(name="OTHER", source="env://KUBECONFIG")
+    core, batch = client.CoreV1Api(far.admin.api), client.BatchV1Api(far.admin.api)
+    with far.launch("echo", "hello", target="far", secrets=(secret,)) as job:
         assert ended(job) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
         until(lambda: not any(each.status.active for each in far.jobs(job)), "the end of its Job")
 
@@ -887,10 +964,51 @@ def test_jobs_of_a_bucket_are_collected_with_all_that_lies_there(far: Lab) -> No
             )
 
         until(lambda: {each.kind for each in garbage()} == {"job", "code"}, "a job and its code")
-        for each in garbage():
-            remove(each, job.host, owner="alice")
+        left = [remove(each, job.target, job.launcher, job.host, owner="alice") for each in garbage()]
 
-        assert (garbage(), job.files.tree("")) == ([], [])
+        assert (left, garbage(), job.files.tree("")) == ([[], []], [], [])
+        mine = {"label_selector": f"research-runtime/job={job.id}"}
+        listed = (core.list_namespaced_pod, core.list_namespaced_config_map, core.list_namespaced_secret)
+        assert [each.metadata.name for list_them in listed for each in list_them(far.namespace, **mine).items] == []
+        assert batch.list_namespaced_job(far.namespace, **mine).items == []
+    with far.launch("echo", "hello", target="far", secrets=(secret,)) as again:
+        assert (again.id, again.new) == (job.id, True)
+        assert ended(again) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
+
+
+# what looks and serves
+
+
+def test_probes_and_pods_that_serve_files_leave_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    def jobs() -> list[str]:
+        return [
+            each.metadata.name for each in client.BatchV1Api(lab.admin.api).list_namespaced_job(lab.namespace).items
+        ]
+
+    before = {path.name for path in (lab.claim_folder / "runtime/jobs").iterdir()}
+    others = set(jobs())
+    for name, verdict in (("lab", [Verdict.OK]), ("wrong", [Verdict.FAIL])):
+        steps = list(check_target(name, lab.settings, patience=timedelta(minutes=2)))
+        assert sorted({each.verdict for each in steps if each.step == "run"}) == verdict, steps
+        assert steps[-1].text == "nothing left", steps
+    # The one of the pod that serves files is shared, and stays for some minutes.
+    assert [each for each in set(jobs()) - others if not each.startswith("runtime-files-")] == []
+    assert {path.name for path in (lab.claim_folder / "runtime/jobs").iterdir()} == before
+
+    monkeypatch.setattr(render, "FILES_IDLE_S", 3)
+    monkeypatch.setattr(render, "READ", timedelta(seconds=1))
+    own = {**lab.settings.project.targets["lab"], "python": "/usr/local/bin/python3"}
+    settings = replace(lab.settings, project=replace(lab.settings.project, targets={"own": own}))
+    target = find_target("own", settings)
+    shared = set(jobs())
+    host = KubernetesLauncher().open_host(target, make_context(target, settings))
+    assert host.files.names("jobs") == sorted(before)
+    (mine,) = set(jobs()) - shared
+    made = client.BatchV1Api(lab.admin.api).read_namespaced_job(mine, lab.namespace)
+    assert made.spec.active_deadline_seconds is None, "it runs, and ends when it has nothing to do"
+    # Whoever asked is gone, as after a kill.
+    host.close()
+    until(lambda: mine not in jobs(), "the end of the Job of the files")
 
 
 def test_pod_of_another_user_reads_its_secrets_and_writes_to_the_bucket(far: Lab) -> None:

@@ -64,6 +64,7 @@ def test_shim_page_has_every_exit_code() -> None:
         shim.DUPLICATE,
         shim.AGAIN,
         shim.NEVER,
+        shim.LOST,
     ]
 
 

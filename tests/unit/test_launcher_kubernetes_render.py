@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from runtime.launchers.kubernetes.fidelity import KEEPS
 from runtime.launchers.kubernetes.files import JobFiles
 from runtime.launchers.kubernetes.launcher import SHIM, SHIM_BUCKET, KubernetesLauncher
 from runtime.launchers.kubernetes.place import read_place
-from runtime.launchers.kubernetes.render import label_value, quantity, render_files_pod, render_secrets, render_shim
+from runtime.launchers.kubernetes.render import label_value, quantity, render_files_job, render_secrets, render_shim
 from runtime.launchers.kubernetes.slots import Gpu, Holder, deal, grant, is_waiting, lease_name, read_table, write_table
 from runtime.outputs import ClaimOutput, KubernetesOutput, NamespaceOutput, RegistryOutput, StackOutputs, encode_outputs
 
@@ -256,12 +257,61 @@ def test_shim_of_a_job_with_a_bucket_goes_with_the_job_and_fits_into_an_object(c
     assert made["spec"]["suspend"] is True
     assert is_waiting(made)
     assert shim["metadata"]["ownerReferences"] == [
-        {"apiVersion": "batch/v1", "kind": "Job", "name": made["metadata"]["name"], "uid": "u-1"}
+        {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "name": made["metadata"]["name"],
+            "uid": "u-1",
+            "blockOwnerDeletion": True,
+        }
     ]
     volumes = {each["name"]: each for each in made["spec"]["template"]["spec"]["volumes"]}
     assert volumes["shim"]["configMap"]["name"] == shim["metadata"]["name"]
     assert (shim["immutable"], sorted(shim["data"])) == (True, ["shim.py", "shim_bucket.py"])
     assert len(yaml.safe_dump(shim)) < 900 << 10
+
+
+# what ends, and by whom
+
+
+@pytest.mark.parametrize(
+    ("retry", "count", "limits"),
+    [
+        (Retry(), 1, (103, 103)),
+        (Retry(failure=2, preemption=5), 4, (10, 40)),
+        (Retry(preemption=0), 1, (3, 3)),
+        (Retry(failure=1 << 31), 2, ((1 << 31) - 1,) * 2),
+    ],
+)
+def test_limit_of_the_backend_has_room_for_every_failure_preemption_and_loss(
+    context: PlanContext, retry: Retry, count: int, limits: tuple[int, int]
+) -> None:
+    spec = manifest(plan(context, array=Array(count=count), retry=retry))["spec"]
+
+    # The shim counts each budget, and says what is final.
+    assert (spec["backoffLimitPerIndex"], spec["backoffLimit"]) == limits
+    codes = {rule["action"]: rule.get("onExitCodes", {}).get("values") for rule in spec["podFailurePolicy"]["rules"]}
+    assert codes == {"Ignore": [10], "FailIndex": [1, 2, 3, 11, 126, 127, 128]}
+
+
+def test_probe_ends_and_goes_although_nobody_is_there(context: PlanContext) -> None:
+    probe = replace(JOB, lifetime=timedelta(minutes=11))
+
+    made = KubernetesLauncher().plan(JobSpec(command=("true",)), target(), probe, context)
+
+    spec, usual = manifest(made)["spec"], manifest(plan(context))["spec"]
+    assert (spec["activeDeadlineSeconds"], spec["ttlSecondsAfterFinished"]) == (660, 60)
+    assert ("activeDeadlineSeconds" in usual, usual["ttlSecondsAfterFinished"]) == (False, 7 * 24 * 3600)
+
+
+def test_pod_that_serves_files_ends_and_goes_although_nobody_is_there(context: PlanContext) -> None:
+    made = render_files_job(read_place(target(), context), "files", "alice")
+
+    spec, labels = made["spec"], made["metadata"]["labels"]
+    assert (spec["backoffLimit"], spec["activeDeadlineSeconds"], spec["ttlSecondsAfterFinished"]) == (0, 300, 60)
+    # It is none of a job's.
+    assert labels == {"app.kubernetes.io/managed-by": "research-runtime", "research-runtime/owner": "alice"}
+    assert spec["template"]["metadata"]["labels"] == labels
 
 
 # fidelity
@@ -381,8 +431,8 @@ def test_image_of_a_registry_of_the_stack_is_named_in_full(
 
     assert pod_of(planned)["containers"][0]["image"] == full
     assert pod_of(plan(context, where))["containers"][0]["image"] == "us-west4.example/p/images/files:1"
-    files = render_files_pod(read_place(where, context), "files", "alice")
-    assert files["spec"]["containers"][0]["image"] == "us-west4.example/p/images/files:1"
+    files = render_files_job(read_place(where, context), "files", "alice")
+    assert files["spec"]["template"]["spec"]["containers"][0]["image"] == "us-west4.example/p/images/files:1"
 
 
 def test_claim_is_named_as_the_stack_names_it(context: PlanContext, tmp_path: Path) -> None:

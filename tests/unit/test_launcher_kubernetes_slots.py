@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -16,71 +14,15 @@ from runtime.config import Project, Settings
 from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.jobs import Array, Code, CodeMode, Gpus, JobResources, JobSpec
 from runtime.launchers.base import JobIdentity, LaunchPlan, Target
-from runtime.launchers.hosts import Host
+from runtime.launchers.hosts import Host, LocalFiles
 from runtime.launchers.kubernetes.client import Cluster
 from runtime.launchers.kubernetes.launcher import KubernetesLauncher
 from runtime.launchers.kubernetes.place import read_place
-from runtime.launchers.kubernetes.slots import PATIENCE, Gpu, Holder, lease_name, living, read_table, take_slots
+from runtime.launchers.kubernetes.slots import PATIENCE, Gpu, Holder, lease_name, living, take_slots
 from runtime.launching import make_context
 from runtime.ledger import now
 from runtime.units import format_time
-
-
-class Api:
-    """Jobs and Leases of namespaces, with versions that a stale write is refused for."""
-
-    def __init__(self) -> None:
-        self.objects: dict[tuple[str, str, str], dict[str, Any]] = {}
-        self.before_write: Callable[[], None] = lambda: None
-        self._count = 0
-
-    def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
-        return copy.deepcopy(self.objects.get((kind, namespace, name)))
-
-    def list(self, kind: str, namespace: str, *, labels: str = "", fields: str = "") -> list[dict[str, Any]]:
-        return [copy.deepcopy(each) for key, each in self.objects.items() if key[:2] == (kind, namespace)]
-
-    def create(self, kind: str, namespace: str, body: dict[str, Any]) -> dict[str, Any] | None:
-        key = (kind, namespace, body["metadata"]["name"])
-        if key in self.objects:
-            return None
-        self.objects[key] = made = copy.deepcopy(body)
-        made["metadata"] |= {"uid": f"u{self._number()}", "creationTimestamp": format_time(now())}
-        made["metadata"]["resourceVersion"] = self._number()
-        made.setdefault("status", {})
-        return copy.deepcopy(made)
-
-    def replace(self, kind: str, namespace: str, body: dict[str, Any]) -> bool:
-        self.before_write()
-        key = (kind, namespace, body["metadata"]["name"])
-        if self.objects[key]["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"]:
-            return False
-        self.objects[key] = made = copy.deepcopy(body)
-        made["metadata"]["resourceVersion"] = self._number()
-        return True
-
-    def patch(self, kind: str, namespace: str, name: str, changes: dict[str, Any]) -> bool:
-        found = self.objects[(kind, namespace, name)]
-        found["metadata"]["annotations"].update(changes["metadata"]["annotations"])
-        found["spec"].update(changes["spec"])
-        return True
-
-    def delete(self, kind: str, namespace: str, name: str) -> None:
-        self.objects.pop((kind, namespace, name), None)
-
-    def job(self, name: str) -> str:
-        """A Job of somebody else that runs; its uid."""
-        made = self.create("jobs", "lab", {"metadata": {"name": name}, "spec": {}})
-        assert made is not None
-        return str(made["metadata"]["uid"])
-
-    def table(self, number: int) -> list[tuple[str, int, float]]:
-        lease = self.get("leases", "lab", lease_name(Gpu("n1", number)))
-        return [(each.job, each.slots, each.share) for each in read_table(lease)]
-
-    def _number(self) -> str:
-        self._count += 1
-        return str(self._count)
+from tests.fakes.kubernetes import Api
 
 
 @pytest.fixture
@@ -175,7 +117,8 @@ def planned(tmp_path: Path) -> LaunchPlan:
 def submit(api: Api, plan: LaunchPlan, number: int, tmp_path: Path) -> str:
     settings = Settings(project=Project(root=tmp_path), data_dir=tmp_path, cache_dir=tmp_path, config_dir=tmp_path)
     place = read_place(plan.target, make_context(plan.target, settings, tmp_path))
-    return KubernetesLauncher().submit(plan, plan.parts[number], cast(Host, SimpleNamespace(cluster=api, place=place)))
+    host = SimpleNamespace(cluster=api, place=place, files=LocalFiles(str(tmp_path)))
+    return KubernetesLauncher().submit(plan, plan.parts[number], cast(Host, host))
 
 
 def jobs_of(api: Api, plan: LaunchPlan) -> list[tuple[bool, int, str]]:

@@ -42,16 +42,16 @@ def waiting_pod(reason: str, message: str = "") -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "state", "reason", "raw", "code"),
     [
-        ("again", JobState.FAILED, EndReason.PREEMPTED, "Error/10", 10),
-        ("config", JobState.FAILED, EndReason.CONFIG_INVALID, "Pending/CreateContainerConfigError", None),
+        ("again", JobState.FAILED, EndReason.LOST, "Error/10", 10),
+        ("config", JobState.PENDING, EndReason.CONFIG_INVALID, "Pending/CreateContainerConfigError", None),
         ("deadline", JobState.FAILED, EndReason.TIMEOUT, "DeadlineExceeded", 137),
-        ("disk", JobState.FAILED, EndReason.APP_FAILED, "Evicted/Disk", 137),
+        ("disk", JobState.FAILED, EndReason.DISK, "Evicted/Disk", 137),
         ("done", JobState.SUCCEEDED, EndReason.SUCCEEDED, "Succeeded", 0),
         ("evicted", JobState.FAILED, EndReason.PREEMPTED, "DisruptionTarget/EvictionByEvictionAPI", 137),
         ("evicting", JobState.RUNNING, None, "Terminating/EvictionByEvictionAPI", None),
         ("failed", JobState.FAILED, EndReason.APP_FAILED, "Error/1", 1),
-        ("invalidname", JobState.FAILED, EndReason.IMAGE_FAILED, "Pending/InvalidImageName", None),
-        ("never", JobState.FAILED, EndReason.IMAGE_FAILED, "Pending/ErrImageNeverPull", None),
+        ("invalidname", JobState.PENDING, EndReason.IMAGE_FAILED, "Pending/InvalidImageName", None),
+        ("never", JobState.PENDING, EndReason.IMAGE_FAILED, "Pending/ErrImageNeverPull", None),
         ("nopython", JobState.FAILED, EndReason.IMAGE_FAILED, "StartError", 128),
         ("oom", JobState.FAILED, EndReason.OOM, "OOMKilled", 137),
         # The registry did not answer: the kubelet tries again.
@@ -96,30 +96,35 @@ def test_disruption_says_who_took_the_pod_away(word: str) -> None:
 
 
 @pytest.mark.parametrize("word", sorted(states._WAITING))
-def test_container_that_waits_for_ever_is_a_failure(word: str) -> None:
+def test_container_that_waits_for_ever_is_pending_with_what_it_would_end_as(word: str) -> None:
     view = read_pod(waiting_pod(word, "not found"))
 
-    assert (view.state, view.reason) == (JobState.FAILED, states._WAITING[word])
+    # Its pod has its machine, and runs once the image or the Secret is there.
+    assert (view.state, view.reason, view.message) == (JobState.PENDING, states._WAITING[word], "not found")
 
 
 @pytest.mark.parametrize("word", [*sorted(states._PASSING), "SomethingNew"])
 def test_container_that_waits_for_what_passes_is_pending(word: str) -> None:
-    assert read_pod(waiting_pod(word)).state is JobState.PENDING
+    view = read_pod(waiting_pod(word))
+
+    assert (view.state, view.reason) == (JobState.PENDING, None)
 
 
 @pytest.mark.parametrize(
-    ("message", "state"),
+    ("message", "reason"),
     [
-        ("Back-off pulling image: ErrImagePull: not found", JobState.FAILED),
-        ("pull access denied, repository does not exist", JobState.FAILED),
-        ("", JobState.FAILED),
-        ("dial tcp: i/o timeout", JobState.PENDING),
-        ("received unexpected HTTP status: 503 Service Unavailable", JobState.PENDING),
-        ("toomanyrequests: too many requests", JobState.PENDING),
+        ("Back-off pulling image: ErrImagePull: not found", EndReason.IMAGE_FAILED),
+        ("pull access denied, repository does not exist", EndReason.IMAGE_FAILED),
+        ("", EndReason.IMAGE_FAILED),
+        ("dial tcp: i/o timeout", None),
+        ("received unexpected HTTP status: 503 Service Unavailable", None),
+        ("toomanyrequests: too many requests", None),
     ],
 )
-def test_pull_that_fails_on_the_network_is_tried_again(message: str, state: JobState) -> None:
-    assert read_pod(waiting_pod("ImagePullBackOff", message)).state is state
+def test_pull_that_fails_on_the_network_may_come_by_itself(message: str, reason: EndReason | None) -> None:
+    view = read_pod(waiting_pod("ImagePullBackOff", message))
+
+    assert (view.state, view.reason) == (JobState.PENDING, reason)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +133,10 @@ def test_pull_that_fails_on_the_network_is_tried_again(message: str, state: JobS
         ({"reason": "Error", "exitCode": 1}, EndReason.APP_FAILED),
         ({"reason": "Error", "exitCode": 2}, EndReason.CONFIG_INVALID),
         ({"reason": "Error", "exitCode": 3}, EndReason.DUPLICATE),
-        ({"reason": "Error", "exitCode": 10}, EndReason.PREEMPTED),
+        # Whatever the shim ends with has a message; without one it had no time to leave it.
+        ({"reason": "Error", "exitCode": 10}, EndReason.LOST),
         ({"reason": "Error", "exitCode": 11}, EndReason.APP_FAILED),
+        ({"reason": "Error", "exitCode": 12}, EndReason.LOST),
         ({"reason": "Error", "exitCode": 77}, EndReason.APP_FAILED),
         # A signal alone proves nothing.
         ({"reason": "Error", "exitCode": 137}, EndReason.LOST),
@@ -149,7 +156,9 @@ def test_container_that_ended_has_a_reason(terminated: dict[str, Any], reason: E
     [
         ({"reason": "no_capacity", "code": 1, "message": "GPU 0 is full"}, EndReason.NO_CAPACITY, "GPU 0 is full"),
         ({"reason": "idle", "code": 1}, EndReason.IDLE, ""),
-        ({"reason": "stopped", "code": 143}, EndReason.PREEMPTED, ""),
+        # A pod that was disrupted has a condition that says so.
+        ({"reason": "stopped", "code": 143}, EndReason.LOST, ""),
+        ({"reason": "disk", "code": 1, "message": "used 9 MiB"}, EndReason.DISK, "used 9 MiB"),
         (
             {"reason": "succeeded", "code": 0},
             EndReason.LOST,
@@ -198,7 +207,7 @@ def of_job(name: str, **changes: Any) -> Any:
     ("name", "state", "reason", "raw"),
     [
         ("again", JobState.PENDING, None, "Pending/ContainerCreating"),
-        ("config", JobState.FAILED, EndReason.CONFIG_INVALID, "Pending/CreateContainerConfigError"),
+        ("config", JobState.PENDING, EndReason.CONFIG_INVALID, "Pending/CreateContainerConfigError"),
         ("deadline", JobState.FAILED, EndReason.TIMEOUT, "DeadlineExceeded"),
         ("done", JobState.SUCCEEDED, EndReason.SUCCEEDED, "Complete"),
         ("failed", JobState.FAILED, EndReason.APP_FAILED, "Error/1"),
@@ -258,6 +267,60 @@ def test_job_that_failed_without_a_pod_left_has_a_reason(word: str) -> None:
     (found,) = read_states([job], [], [native("failed")])
 
     assert (found.state, found.reason) == (JobState.FAILED, states._JOB_REASONS.get(word, EndReason.LOST))
+
+
+@pytest.mark.parametrize("word", ["FailedIndexes", "BackoffLimitExceeded", "PodFailurePolicy"])
+def test_index_that_failed_without_a_pod_left_is_lost_and_no_failure_of_the_command(word: str) -> None:
+    job = copy.deepcopy(CAPTURED["jobs"]["failed"])
+    job["status"]["conditions"] = [{"type": "Failed", "status": "True", "reason": word, "message": "m"}]
+
+    (found,) = read_states([job], [], [native("failed")])
+
+    assert (found.state, found.reason, found.exit_code) == (JobState.FAILED, EndReason.LOST, None)
+    assert found.message == "no pod is left that could tell why"
+
+
+@pytest.mark.parametrize("name", ["running", "evicting", "config", "never"])
+def test_run_has_not_ended_while_its_pod_is_there_whatever_its_job_says(name: str) -> None:
+    job = copy.deepcopy(CAPTURED["jobs"]["failed"])
+    pod = pod_of(name)
+    pod["metadata"]["ownerReferences"][0]["uid"] = job["metadata"]["uid"]
+
+    (found,) = read_states([job], [pod], [native("failed")])
+
+    assert (found.state, found.raw) == (read_pod(pod).state, read_pod(pod).raw)
+    assert not found.state.terminal
+
+
+def test_pods_of_a_job_that_is_gone_are_still_its_runs() -> None:
+    pod, done = pod_of("evicting"), pod_of("done")
+    for each, index in ((pod, "2"), (done, "1")):
+        each["metadata"]["labels"] |= {states.OFFSET: "4", states.INDEX: index, states.NAME_OF_JOB: "gone"}
+
+    (found,) = read_states([], [pod, done], ["cap/gone", "cap/other"])
+
+    assert (found.native_id, found.index, found.state) == ("cap/gone", 6, JobState.RUNNING)
+    assert found.message.startswith("its Job is gone, and its pod is not")
+
+
+def test_job_that_is_being_deleted_and_has_no_pod_left_has_not_ended() -> None:
+    job = copy.deepcopy(CAPTURED["jobs"]["running"])
+    job["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+
+    (found,) = read_states([job], [], [native("running")])
+
+    assert (found.state, found.raw) == (JobState.PENDING, "Deleting")
+
+
+def test_pod_that_was_killed_with_its_job_ended_for_the_reason_of_the_job() -> None:
+    job, pod = copy.deepcopy(CAPTURED["jobs"]["running"]), pod_of("running")
+    said = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": "active longer than specified"}
+    job["status"] = {"conditions": [said]}
+    pod["status"] = {"phase": "Failed", "containerStatuses": ended_container(exitCode=137, reason="Error")}
+
+    (found,) = read_states([job], [pod], [native("running")])
+
+    assert (found.state, found.reason, found.message) == (JobState.FAILED, EndReason.TIMEOUT, said["message"])
 
 
 def test_lists_of_indices_are_expanded() -> None:
@@ -344,9 +407,46 @@ def test_missing_secret_is_explained() -> None:
 def test_deadline_and_disk_are_explained() -> None:
     assert explained("deadline").sentence == "the pod was older than its activeDeadlineSeconds"
     assert explained("disk").sentence == (
-        "its pod was taken off the node `node-1`: "
+        "it used more disk than its limit, and was taken off the node `node-1`: "
         "Pod ephemeral local storage usage exceeds the total limit of containers 10Mi."
     )
+
+
+def test_disk_that_the_shim_measured_is_told_with_its_attempt() -> None:
+    pod = pod_of("failed")
+    told = json.dumps({"reason": "disk", "code": 1, "message": "used 104 MiB of disk, its limit is 100 MiB"})
+    pod["status"]["containerStatuses"] = ended_container(exitCode=1, reason="Error", message=told)
+
+    assert explain_index(of_job("failed"), CAPTURED["jobs"]["failed"], [pod], []) is None
+
+
+def test_attempts_that_were_lost_are_explained_by_how_their_pods_ended() -> None:
+    # Where a container's processes are killed together for memory, no shim is left that could say so.
+    killed, last = [pod_of("oom"), pod_of("oom")], pod_of("failed")
+    told = json.dumps({"reason": "lost", "code": 1})
+    last["status"]["containerStatuses"] = ended_container(exitCode=1, reason="Error", message=told)
+    job = CAPTURED["jobs"]["failed"]
+    last["metadata"]["ownerReferences"][0]["uid"] = job["metadata"]["uid"]
+    (state,) = read_states([job], [last], [native("failed")])
+
+    said = explain_index(state, job, [*killed, last], [])
+
+    assert said is not None
+    assert said.sentence == "its pods went without a word: OOMKilled (2 times)"
+    assert said.hint == "raise resources.memory"
+    assert len(said.evidence) == 2
+
+
+def test_pod_that_waits_for_what_does_not_come_is_explained_with_the_way_out() -> None:
+    job = copy.deepcopy(CAPTURED["jobs"]["config"])
+    job["metadata"]["labels"] = {"research-runtime/job": "j-91c0ffee1234"}
+
+    said = explain_index(of_job("config"), job, [pod_of("config")], [])
+
+    assert said is not None
+    assert said.hint is not None
+    assert said.hint.endswith("; or runtime cancel j-91c0ffee")
+    assert said.evidence[-1] == "its pod keeps what it was given on node-1 until the job is cancelled"
 
 
 def test_quota_is_explained_with_its_numbers() -> None:

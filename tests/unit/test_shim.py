@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from runtime import shim
 from runtime.shim import (
     Attempt,
     FolderRecord,
@@ -28,6 +29,7 @@ from runtime.shim import (
     Run,
     check_gpus,
     decide,
+    name_end,
     parse_indices,
     share_out,
     write_patiently,
@@ -696,6 +698,216 @@ def test_shim_that_is_told_to_stop_lets_the_backend_say_why(job: MakeJob, after:
     assert made.results() == {}
     assert "bye" in made.log()
     assert processes_with(str(made.root)) == []
+
+
+# a backend that counts failures, and leaves out those that it caused
+
+
+@pytest.mark.parametrize(
+    ("said", "before", "after", "full", "reason", "message"),
+    [
+        ("asked to stop", 0, 0, None, "preempted", "asked to stop"),
+        ("asked to stop", 0, 1, None, "lost", "asked to stop, and the backend tells of no disruption"),
+        (None, 2, 3, None, "lost", "it left no word, and the backend tells of no disruption"),
+        (None, 2, 3, "", "lost", "it left no word, and the backend tells of no disruption"),
+        (None, 2, 3, "97 %", "oom", "went without a word when its memory was 97 % full"),
+        (None, 2, 2, "97 %", "preempted", "the backend took its machine away"),
+        # Its pod was given up by hand, and its count with it.
+        (None, 2, 0, None, "preempted", "the backend took its machine away"),
+        ("asked to stop", None, 1, None, "stopped", "asked to stop"),
+    ],
+)
+def test_term_alone_proves_nothing_and_the_count_of_the_backend_tells(
+    said: str | None, before: int | None, after: int, full: str | None, reason: str, message: str
+) -> None:
+    found = name_end({"reason": "stopped", "message": said} if said else None, before, after, full)
+
+    assert (found["reason"], found.get("message")) == (reason, message)
+
+
+def stop_once(made: ShimJob, failures: int, number: int, **environ: str) -> int:
+    """One start whose command runs until the shim is told to stop; its exit code."""
+    started = made.start(RUNTIME_POD_FAILURES=str(failures), **environ)
+    wait_for((made.folder / f"runs/0/output/a{number:04d}/up").exists, "the command")
+    started.send_signal(signal.SIGTERM)
+    return made.finish(started)
+
+
+def test_run_that_is_stopped_and_not_disrupted_three_times_in_a_row_is_lost(job: MakeJob) -> None:
+    made = job("touch $RUNTIME_OUTPUT_DIR/up; sleep 60", retries="backend")
+
+    assert [stop_once(made, number, number + 1) for number in range(3)] == [12, 12, 12]
+    assert (made.ends(), made.results()) == (["stopped"] * 3, {})
+
+    assert made.run(RUNTIME_POD_FAILURES="3") == 1
+    assert made.results() == {0: ("lost", 1, 3)}
+    result = json.loads((made.folder / "runs/0/result").read_text())
+    assert result["message"] == "asked to stop by SIGTERM, and the backend tells of no disruption"
+
+
+def test_run_that_is_disrupted_spends_preemptions_and_nothing_else(job: MakeJob) -> None:
+    made = job("touch $RUNTIME_OUTPUT_DIR/up; sleep 60", retries="backend", retry={"preemption": 3})
+
+    assert [stop_once(made, 0, number + 1) for number in range(4)] == [12] * 4
+
+    # Five starts, of which the last decides what the fourth end was, and begins nothing.
+    assert made.run(RUNTIME_POD_FAILURES="0") == 1
+    assert made.results() == {0: ("preempted", 1, 4)}
+
+
+def test_shim_that_is_killed_is_a_lost_container_and_no_failure(job: MakeJob) -> None:
+    made = job("[ $RUNTIME_ATTEMPT = 2 ] || { touch $RUNTIME_OUTPUT_DIR/up; sleep 60; }", retries="backend")
+    started = made.start(RUNTIME_POD_FAILURES="0")
+    wait_for((made.folder / "runs/0/output/a0001/up").exists, "the command")
+    started.kill()
+    made.finish(started)
+
+    assert made.run(RUNTIME_POD_FAILURES="1") == 0
+
+    assert made.results() == {0: ("succeeded", 0, 2)}
+
+
+@pytest.mark.parametrize(("then", "end"), [("970", ("oom", 1, 1)), ("100", None)])
+def test_shim_that_is_killed_with_its_command_for_memory_has_said_that_it_was_full(
+    job: MakeJob, then: str, end: tuple[str, int, int] | None
+) -> None:
+    made = job("[ $RUNTIME_ATTEMPT = 2 ] || { touch $RUNTIME_OUTPUT_DIR/up; sleep 60; }", retries="backend")
+    made.constants["CGROUP"] = str(made.root)
+    (made.root / "memory.max").write_text("1000\n")
+    stat, note = made.root / "memory.stat", made.folder / "runs/0/a0001/memory"
+    write_whole(str(stat), "anon 900\nfile 5000\nshmem 70\n")
+    started = made.start(RUNTIME_POD_FAILURES="0")
+    wait_for(lambda: note.exists() and note.read_text() == "97 %", "the note")
+    write_whole(str(stat), f"anon {then}\nfile 5000\n")
+    wait_for(lambda: note.read_text() == ("97 %" if end else ""), "the next look")
+    started.kill()
+    made.finish(started)
+
+    made.run(RUNTIME_POD_FAILURES="1")
+
+    assert made.results() == {0: end or ("succeeded", 0, 2)}
+
+
+def test_failure_that_the_shim_saw_keeps_its_budget_whatever_the_backend_counts(job: MakeJob) -> None:
+    made = job("exit 4", retries="backend", retry={"failure": 1})
+
+    assert made.run(RUNTIME_POD_FAILURES="0") == 10
+    assert made.run(RUNTIME_POD_FAILURES="0") == 1
+
+    assert (made.ends(), made.results()) == (["app_failed"] * 2, {0: ("app_failed", 4, 2)})
+
+
+# its own disk
+
+MIB = 1 << 20
+WRITE = "head -c 3000000 /dev/zero > $TMPDIR/own/big; touch $RUNTIME_OUTPUT_DIR/up; sleep 60"
+
+
+@pytest.fixture
+def disk_job(job: MakeJob) -> Callable[..., ShimJob]:
+    """A job whose container may write 2 MiB, all of which lies below its scratch folder."""
+
+    def make(script: str, **changes: Any) -> ShimJob:
+        made = job(script, retries="backend", **changes)
+        (made.root / "scratch" / "own").mkdir(parents=True)
+        made.constants |= {"OWN_DISK": str(made.root / "scratch"), "DISK_S": 0.05}
+        made.environ |= {"RUNTIME_DISK_REQUEST": str(2 * MIB), "RUNTIME_DISK_LIMIT": str(2 * MIB)}
+        return made
+
+    return make
+
+
+def test_run_over_its_disk_limit_ends_as_such_and_spends_failures(disk_job: Callable[..., ShimJob]) -> None:
+    made = disk_job(WRITE, retry={"failure": 1})
+
+    assert made.run(RUNTIME_POD_FAILURES="0") == 10
+    (made.root / "scratch/own/big").unlink()  # the next container has a disk of its own
+    assert made.run(RUNTIME_POD_FAILURES="0") == 1
+
+    assert (made.ends(), made.results()) == (["disk", "disk"], {0: ("disk", 1, 2)})
+    result = json.loads((made.folder / "runs/0/result").read_text())
+    assert re.fullmatch(r"used [2-9] MiB of disk, its limit is 2 MiB", result["message"])
+    assert processes_with(str(made.root)) == []
+
+
+def test_run_that_is_told_to_stop_over_its_disk_limit_was_not_preempted(disk_job: Callable[..., ShimJob]) -> None:
+    # It is evicted before the next look.
+    made = disk_job(WRITE)
+    made.constants["DISK_S"] = 1000.0
+
+    assert stop_once(made, 0, 1) == 1
+
+    assert made.results() == {0: ("disk", 1, 1)}
+
+
+@pytest.mark.parametrize(("asked", "limit"), [("0", str(MIB)), ("", ""), (str(4 * MIB), str(4 * MIB))])
+def test_run_within_its_disk_limit_or_without_one_is_only_stopped(
+    disk_job: Callable[..., ShimJob], asked: str, limit: str
+) -> None:
+    made = disk_job(WRITE)
+
+    # Where a container has no limit, its variable names what the node has.
+    assert stop_once(made, 0, 1, RUNTIME_DISK_REQUEST=asked, RUNTIME_DISK_LIMIT=limit) == 12
+
+    assert made.ends() == ["stopped"]
+
+
+def test_disk_use_counts_what_is_new_once_and_nothing_that_is_mounted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "root"
+    for folder in ("image/inner", "data", "tmp", "claim"):
+        (root / folder).mkdir(parents=True)
+    (root / "image/old").write_bytes(bytes(MIB))
+    changed = (root / "image/old").stat().st_ctime
+    wait_for(lambda: touched(tmp_path / "clock") > changed, "the next tick of the clock")
+    monkeypatch.setattr(shim, "BEGAN", (tmp_path / "clock").stat().st_ctime)
+    monkeypatch.setattr(shim, "OWN_DISK", str(root))
+    monkeypatch.setattr(shim, "mount_points", lambda: {str(root / "claim")})
+    monkeypatch.setattr("tempfile.tempdir", str(root / "tmp"))
+    (root / "claim/large").write_bytes(bytes(8 * MIB))
+    (root / "tmp/one").write_bytes(bytes(MIB))
+    (root / "data/two").write_bytes(bytes(MIB))
+    (root / "image/inner/two").hardlink_to(root / "data/two")
+    for unpacked in (root / "data/two", root / "data", root / "image/inner"):
+        os.utime(unpacked, (0, 0))
+    (root / "image/away").symlink_to(root / "claim")
+
+    use = shim.DiskUse(64 * MIB, [])
+
+    assert not use.is_over(60, now=True)
+    assert use.used >> 20 == 2
+    assert shim.DiskUse(MIB, []).is_over(60, now=True)
+    assert not shim.DiskUse(None, []).is_over(60, now=True)
+
+
+def touched(path: Path) -> float:
+    path.touch()
+    return path.stat().st_ctime
+
+
+def test_disk_use_is_looked_at_a_little_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shim, "BEGAN", 0.0)
+    monkeypatch.setattr(shim, "DISK_S", 0.0)
+    monkeypatch.setattr(shim, "OWN_DISK", str(tmp_path))
+    monkeypatch.setattr(shim, "mount_points", set)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    for number in range(20):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "file").write_bytes(bytes(4096))
+    use = shim.DiskUse(20 * 4096 - 1, [])
+
+    looks = 0
+    while not use.is_over(0):
+        looks += 1
+        assert looks < 1000
+
+    assert looks > 10
+
+
+def test_mount_points_are_read_with_their_odd_names() -> None:
+    assert "/proc" in shim.mount_points()
+    assert "/" not in shim.mount_points()
 
 
 def test_shim_that_finds_a_cancel_mark_ends_the_run_as_cancelled(job: MakeJob) -> None:

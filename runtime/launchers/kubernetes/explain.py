@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from runtime.jobs import JobState
 from runtime.launchers.base import Explanation, NativeState
 from runtime.launchers.kubernetes.render import JOB
-from runtime.launchers.kubernetes.states import CONTAINER, PodView, left_result, read_pod
+from runtime.launchers.kubernetes.states import CONTAINER, PodView, has_ended, left_result, read_pod
 from runtime.reasons import EndReason
 
 Object = Mapping[str, Any]
@@ -41,20 +43,36 @@ def explain_index(
             hint=f"if the node stays away: runtime cancel {job['metadata'].get('labels', {}).get(JOB, 'ID')} "
             f"--index {native.index} --release; its old run may still go on there",
         )
-    for build in (_unscheduled, _image, _memory, _evicted):
+    for build in (_unscheduled, _image, _memory, _disk, _evicted):
         found = build(view, pod, evidence, image)
         if found is not None:
-            return found
+            return _with_way_out(found, view, job)
     if view.raw.startswith("Pending/Create"):
-        return Explanation(
+        found = Explanation(
             sentence=f"its container cannot be made: {view.message}", evidence=evidence, hint=_CONTAINER_HINT
         )
+        return _with_way_out(found, view, job)
     if view.reason is EndReason.TIMEOUT:
         return Explanation(sentence="the pod was older than its activeDeadlineSeconds", evidence=evidence)
+    if view.reason is EndReason.LOST and (found := _lost(pods)):
+        return found
     # Without a message it is the state and nothing that explains it; our own result is told with its attempt.
     if not view.message or left_result(pod):
         return None
     return Explanation(sentence=f"{view.raw}: {view.message}", evidence=evidence)
+
+
+def _with_way_out(found: Explanation, view: PodView, job: Object) -> Explanation:
+    """Of a pod that waits for what does not come by itself, how to get its machine back."""
+    if view.state is not JobState.PENDING or view.reason is None:
+        return found
+    name = job["metadata"].get("labels", {}).get(JOB, "ID")
+    where = f" on {view.where}" if view.where else ""
+    return replace(
+        found,
+        evidence=(*found.evidence, f"its pod keeps what it was given{where} until the job is cancelled"),
+        hint=f"{found.hint}; or runtime cancel {name[:10]}",
+    )
 
 
 _CONTAINER_HINT = "a Secret or ConfigMap that the pod names has to be there, with the key"
@@ -120,6 +138,32 @@ def _memory(view: PodView, pod: Object, evidence: tuple[str, ...], image: str) -
     )
 
 
+def _disk(view: PodView, pod: Object, evidence: tuple[str, ...], image: str) -> Explanation | None:
+    if view.reason is not EndReason.DISK or left_result(pod):
+        return None
+    return Explanation(
+        sentence=f"it used more disk than its limit, and was taken off the node `{view.where}`: {view.message}",
+        evidence=evidence,
+        hint="raise resources.disk, or write to the record root or a claim",
+    )
+
+
+def _lost(pods: Sequence[Object]) -> Explanation | None:
+    """How the pods ended that left no word of the shim: each was an attempt that counts as lost."""
+    views = [read_pod(each) for each in pods if has_ended(each) and not left_result(each)]
+    if not views:
+        return None
+    counted = ", ".join(
+        f"{raw}{f' ({count} times)' * (count > 1)}" for raw, count in Counter(each.raw for each in views).items()
+    )
+    memory = any(each.reason is EndReason.OOM for each in views)
+    return Explanation(
+        sentence=f"its pods went without a word: {counted}",
+        evidence=tuple(map(_pod_line, views[-4:])),
+        hint="raise resources.memory" if memory else None,
+    )
+
+
 def _evicted(view: PodView, pod: Object, evidence: tuple[str, ...], image: str) -> Explanation | None:
     if not view.raw.startswith(("Evicted", "DisruptionTarget")):
         return None
@@ -135,8 +179,7 @@ def _on_dead_node(pod: Object, view: PodView) -> bool:
 
 
 def _evidence(view: PodView, pod: Object, events: Sequence[Object]) -> Iterator[str]:
-    where = f" on {view.where}" if view.where else ""
-    yield f"pod {view.name}{where}: {view.raw}" + (f", exit code {view.exit_code}" if view.exit_code else "")
+    yield _pod_line(view)
     said = Counter[str]()
     for each in events:
         mine = each.get("involvedObject", {}).get("name") == view.name and each.get("type") != "Normal"
@@ -146,6 +189,11 @@ def _evidence(view: PodView, pod: Object, events: Sequence[Object]) -> Iterator[
             said[f"{by}: {_text(each)}"] += int(each.get("count") or 1)
     for text, count in list(said.items())[-4:]:
         yield text + (f" ({count} times)" if count > 1 else "")
+
+
+def _pod_line(view: PodView) -> str:
+    where = f" on {view.where}" if view.where else ""
+    return f"pod {view.name}{where}: {view.raw}" + (f", exit code {view.exit_code}" if view.exit_code else "")
 
 
 def _text(event: Object) -> str:

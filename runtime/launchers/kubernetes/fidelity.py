@@ -40,7 +40,7 @@ KEEPS: Final[Mapping[str, Keeping]] = {
     "resources.tpu.type": _NO_TPU,
     "resources.tpu.topology": _NO_TPU,
     "resources.tpu.slices": _NO_TPU,
-    "resources.disk": _native("requests and limits of ephemeral-storage"),
+    "resources.disk": _native("requests and limits of ephemeral-storage; the shim ends a run that is over it"),
     "resources.shared_memory": _native("an emptyDir in memory at /dev/shm"),
     "nodes": _refused("a job is one pod for each run; ranks of several nodes have no launcher here yet"),
     "gang.start_timeout": _native("all ranks start at once, in one pod"),
@@ -66,7 +66,8 @@ KEEPS: Final[Mapping[str, Keeping]] = {
     "grace_period": _native("terminationGracePeriodSeconds"),
     "ttl_after_finished": _native("ttlSecondsAfterFinished"),
     "retry.failure": Keeping(
-        fidelity=Fidelity.SHIM, how="the shim's count in the record root; backoffLimitPerIndex where it left no word"
+        fidelity=Fidelity.SHIM,
+        how="the shim's count in the record root; backoffLimitPerIndex leaves room for all of it",
     ),
     "retry.preemption": Keeping(
         fidelity=Fidelity.SHIM, how="the shim's count in the record root; podFailurePolicy ignores them"

@@ -1,7 +1,7 @@
 """The record root on a claim, as a machine outside of the cluster reaches it: through a small pod that mounts it.
 
 The pod is shared by all launches of its owner into a namespace, waits for commands, and ends by itself when it has had
-none for some minutes.
+none for some minutes. Its Job goes after it, whether anybody is there or not.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from runtime.launchers.bucket_files import BucketFiles
 from runtime.launchers.hosts import Answer, Files, HostUnavailable, RootWatch, SshFiles, check_root, render_request
 from runtime.launchers.kubernetes.client import Cluster, KubernetesUnavailable, close_exec
 from runtime.launchers.kubernetes.place import Place
-from runtime.launchers.kubernetes.render import render_files_pod
-from runtime.launchers.kubernetes.states import read_pod
+from runtime.launchers.kubernetes.render import render_files_job
+from runtime.launchers.kubernetes.states import NAME_OF_JOB, is_unfinished, newest_pods, read_pod
+from runtime.launchers.kubernetes.sweep import END_S, wait_until_gone
 
 START_S: Final = 180
 """How long the pod may take to run: a first pull of its image is in it."""
@@ -167,44 +168,49 @@ class KubernetesHost:
 
     def _ensure_pod(self) -> str:
         """Name of a pod that runs and sees the claim."""
-        name = files_pod_name(self.place, self._owner)
+        name = files_job_name(self.place, self._owner)
         until = time.monotonic() + START_S
         namespace, asked = self.place.namespace, False
         while True:
-            found = self.cluster.get("pods", namespace, name)
-            if found is not None and found.get("status", {}).get("phase") in ("Succeeded", "Failed"):
-                if asked and found["status"]["phase"] == "Failed":
-                    view = read_pod(found)
-                    self.cluster.delete("pods", namespace, name)
+            job = self.cluster.get("jobs", namespace, name)
+            if job is None:
+                asked = (
+                    self.cluster.create("jobs", namespace, render_files_job(self.place, name, self._owner)) is not None
+                )
+                continue
+            pods = self.cluster.list("pods", namespace, labels=f"{NAME_OF_JOB}={name}")
+            view = read_pod(newest_pods(pods)[0]) if pods else None
+            going = bool(job["metadata"].get("deletionTimestamp"))
+            if view is not None and view.raw == "Running" and not going:
+                if "activeDeadlineSeconds" in job["spec"]:
+                    # It has begun in time; from here on it ends when it has nothing to do.
+                    self.cluster.patch("jobs", namespace, name, {"spec": {"activeDeadlineSeconds": None}})
+                return view.name
+            if not is_unfinished(job) and not going:
+                self._end_files(name)
+                if asked and view is not None and view.state is JobState.FAILED:
                     raise NotPossible(
                         f"the pod that reads the record root cannot run: {view.message or view.raw}",
                         facts=[f"image `{self.place.image}`, python `{self.place.python}`"],
                         hint="the target's `image` needs a Python 3; `python` of the target names it",
                     )
-                self.cluster.delete("pods", namespace, name, grace_s=0)
-                time.sleep(0.2)
-                continue
-            if found is None or found["metadata"].get("deletionTimestamp"):
-                if found is None:
-                    self.cluster.create("pods", namespace, render_files_pod(self.place, name, self._owner))
-                    asked = True
-                time.sleep(0.2)
-                continue
-            if found["status"].get("phase") == "Running":
-                return name
-            view = read_pod(found)
-            if view.state is JobState.FAILED or time.monotonic() >= until:
-                self.cluster.delete("pods", namespace, name, grace_s=0)
-                problem = NotPossible if view.state is JobState.FAILED else KubernetesUnavailable
-                raise problem(
-                    f"the pod that reads the record root does not start: {view.raw}",
-                    facts=[view.message] if view.message else [],
+                asked = False
+            stuck = view is not None and view.state is JobState.PENDING and view.reason is not None
+            if stuck or time.monotonic() >= until:
+                self._end_files(name)
+                raise (NotPossible if stuck else KubernetesUnavailable)(
+                    f"the pod that reads the record root does not start: {view.raw if view else 'it is not made'}",
+                    facts=[view.message] if view and view.message else [],
                     hint=f"it mounts claim `{self.place.claim}` and runs `{self.place.image}`",
                 )
             time.sleep(0.2)
 
+    def _end_files(self, name: str) -> None:
+        self.cluster.delete("jobs", self.place.namespace, name)
+        wait_until_gone(self.cluster, self.place.namespace, {name}, END_S)
 
-def files_pod_name(place: Place, owner: str) -> str:
+
+def files_job_name(place: Place, owner: str) -> str:
     """The same for the same owner, claim and image, so that launches share it."""
     said = "\0".join((owner, place.claim, str(place.image), place.python, str(place.run_as_user)))
     return f"runtime-files-{hashlib.sha256(said.encode()).hexdigest()[:16]}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
 from runtime import shim
-from runtime.errors import NotPossible
+from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.jobs import CodeMode, EnvironmentManager, JobSpec, expand_array, set_fields
 from runtime.launchers.base import (
     Explanation,
@@ -19,10 +19,11 @@ from runtime.launchers.base import (
     NativePart,
     NativeState,
     PlanContext,
+    Started,
     Target,
 )
 from runtime.launchers.hosts import Host
-from runtime.launchers.kubernetes.client import Cluster, Object
+from runtime.launchers.kubernetes.client import ApiRefused, Cluster, Object
 from runtime.launchers.kubernetes.explain import explain_index
 from runtime.launchers.kubernetes.fidelity import INTERRUPTS, KEEPS
 from runtime.launchers.kubernetes.files import JobFiles, KubernetesHost
@@ -30,13 +31,13 @@ from runtime.launchers.kubernetes.place import SECRETS_MOUNT, Place, check_setti
 from runtime.launchers.kubernetes.render import (
     FILES,
     JOB,
-    MANAGED,
-    MANAGED_BY,
+    RECORD,
     SLOTS,
     bind_gpu,
     check_code,
     job_name,
     name_afresh,
+    name_record,
     render_job,
     render_secrets,
     render_shim,
@@ -45,13 +46,15 @@ from runtime.launchers.kubernetes.render import (
 from runtime.launchers.kubernetes.slots import Gpu, Share, deal, is_waiting, take_slots
 from runtime.launchers.kubernetes.states import (
     FINALIZER,
+    NAME_OF_JOB,
     OFFSET,
+    is_unfinished,
     native_id,
     newest_pods,
     pod_index,
-    read_pod,
     read_states,
 )
+from runtime.launchers.kubernetes.sweep import END_S, MANAGED_JOBS, grace_of, list_started, sweep, wait_until_gone
 from runtime.launchers.order import make_order
 from runtime.launchers.spec_files import read_array_file
 from runtime.reasons import EndReason
@@ -60,8 +63,7 @@ SHIM: Final = Path(shim.__file__)
 SHIM_BUCKET: Final = SHIM.with_name("shim_bucket.py")
 _FEW: Final = 20
 _LOOK_S: Final = 0.2
-_CANCEL_S: Final = 30
-"""Beyond the grace of the pods: how long a cancel waits until all is gone."""
+_TRIES: Final = 3
 
 
 TOLD: Final = "/dev/termination-log"
@@ -139,16 +141,13 @@ class KubernetesLauncher:
         cluster, place = _cluster(host), _place(host)
         if "gpu" in part.native:
             return _submit_to_slots(plan, part, cast(KubernetesHost, host))
-        manifest = _read_yaml(plan.artefacts[part.artefact])
-        if not place.bucket:
-            cluster.create("jobs", place.namespace, manifest)
-            return f"{place.namespace}/{part.name}"
-        job = cluster.create("jobs", place.namespace, name_afresh(manifest, secrets.token_hex(3)))
-        try:
-            _let_go(job or _must_get(cluster, place, part.name), cast(KubernetesHost, host))
-        except NotPossible:
-            cluster.delete("jobs", place.namespace, part.name)
-            raise
+        job = _ensure_job(_read_yaml(plan.artefacts[part.artefact]), plan, host)
+        if place.bucket and is_waiting(job):
+            try:
+                _let_go(job, cast(KubernetesHost, host))
+            except NotPossible as refused:
+                _take_back([part.name], cluster, place, refused)
+                raise
         return f"{place.namespace}/{part.name}"
 
     def find(self, target: Target, names: Sequence[str], host: Host) -> dict[str, str]:
@@ -156,20 +155,20 @@ class KubernetesLauncher:
         if len(names) <= _FEW:
             jobs = [job for name in names if (job := cluster.get("jobs", namespace, name)) is not None]
         else:
-            jobs = cluster.list("jobs", namespace, labels=f"{MANAGED_BY}={MANAGED}")
+            jobs = cluster.list("jobs", namespace, labels=MANAGED_JOBS)
         wanted = set(names)
         # One that still waits for its slots was not let go: submitting it again goes on with it.
         return {
             job["metadata"]["name"]: native_id(job)
             for job in jobs
-            if job["metadata"]["name"] in wanted and not is_waiting(job)
+            if job["metadata"]["name"] in wanted and not is_waiting(job) and _serves(job, host)
         }
 
     def states(self, target: Target, native_ids: Sequence[str], host: Host) -> list[NativeState]:
         cluster, namespace = _cluster(host), _place(host).namespace
         labels = _selector(native_ids)
         jobs = cluster.list("jobs", namespace, labels=labels)
-        pods = cluster.list("pods", namespace, labels=f"{labels},{JOB}")
+        pods = cluster.list("pods", namespace, labels=labels)
         return read_states(jobs, pods, native_ids)
 
     def cancel(self, target: Target, native_ids: Sequence[str], indices: Sequence[int] | None, host: Host) -> list[str]:
@@ -177,22 +176,13 @@ class KubernetesLauncher:
             # Its shim looks for the mark; one whose pod has not started yet finds it when it does.
             return []
         cluster, namespace = _cluster(host), _place(host).namespace
-        names = [native.partition("/")[2] for native in native_ids]
-        grace = 0.0
-        for name in names:
-            job = cluster.get("jobs", namespace, name)
-            if job is not None:
-                grace = max(grace, float(job["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", 30)))
-                cluster.delete("jobs", namespace, name)
-        return _wait_until_gone(cluster, namespace, native_ids, grace + _CANCEL_S)
+        return _delete_jobs([native.partition("/")[2] for native in native_ids], cluster, namespace)
 
-    def abandon(self, target: Target, job: str, host: Host) -> list[str]:
-        """End Jobs that wait for a launch which was cut off, and are written down nowhere else."""
-        cluster, namespace = _cluster(host), _place(host).namespace
-        found = cluster.list("jobs", namespace, labels=f"{MANAGED_BY}={MANAGED},{JOB}={job}")
-        for each in found:
-            cluster.delete("jobs", namespace, each["metadata"]["name"])
-        return _wait_until_gone(cluster, namespace, [native_id(each) for each in found], _CANCEL_S)
+    def list_started(self, target: Target, host: Host, *, owner: str | None = None) -> list[Started]:
+        return list_started(_cluster(host), _place(host), owner)
+
+    def sweep(self, target: Target, job: str, host: Host) -> list[str]:
+        return sweep(_cluster(host), _place(host), job)
 
     def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
         cluster = _cluster(host)
@@ -224,7 +214,7 @@ class KubernetesLauncher:
             raise NotPossible(
                 f"no pod keeps index {index}", hint="`runtime explain` says what it waits for; `status` where it stands"
             )
-        until = time.monotonic() + _CANCEL_S
+        until = time.monotonic() + END_S
         while left := [each for each in released if _is_there(cluster, *each)]:
             if time.monotonic() >= until:
                 return [f"the pod {namespace}/{name} is still there" for namespace, name, _ in left]
@@ -263,19 +253,82 @@ def _let_go(job: Object, host: KubernetesHost, changes: Mapping[str, Any] | None
     annotations = dict((changes or {}).get("annotations", {}))
     if place.bucket:
         files = {path.name: path.read_text(encoding="utf-8") for path in (SHIM, SHIM_BUCKET)}
-        cluster.create("configmaps", place.namespace, render_shim(job, files))
+        _bring("configmaps", render_shim(job, files), cluster, place)
         if values := cast(JobFiles, host.files).secrets_of(job["metadata"]["labels"][JOB]):
-            cluster.create("secrets", place.namespace, render_secrets(job, values))
+            _bring("secrets", render_secrets(job, values), cluster, place)
         annotations[FILES] = "sent"
     patch = {"metadata": {"annotations": annotations}, "spec": {"suspend": False, **(changes or {}).get("spec", {})}}
     cluster.patch("jobs", place.namespace, job["metadata"]["name"], patch)
 
 
-def _must_get(cluster: Cluster, place: Place, name: str) -> Object:
-    job = cluster.get("jobs", place.namespace, name)
-    if job is None:
-        raise NotPossible(f"the Job `{name}` went away while it was made", hint="launch it again")
-    return job
+def _bring(kind: str, body: Mapping[str, Any], cluster: Cluster, place: Place) -> None:
+    try:
+        cluster.create(kind, place.namespace, body)
+    except ApiRefused as refused:
+        if "blockOwnerDeletion" not in refused.said:
+            raise
+        # Where the cluster guards it, as OpenShift does, a launcher may not set it: it goes soon after its Job then.
+        metadata = body["metadata"]
+        owners = [{**each, "blockOwnerDeletion": False} for each in metadata["ownerReferences"]]
+        cluster.create(kind, place.namespace, {**body, "metadata": {**metadata, "ownerReferences": owners}})
+
+
+def _ensure_job(manifest: Mapping[str, Any], plan: LaunchPlan, host: Host) -> Object:
+    """The Job of a manifest, made now or by a launch of the same record that was cut off.
+
+    One of its name that has ended for another record, which was removed since, makes room.
+    """
+    cluster, place = _cluster(host), _place(host)
+    manifest = name_afresh(manifest, secrets.token_hex(3)) if place.bucket else dict(manifest)
+    record = name_record(host.files.read(f"{plan.folder}/intent.json"))
+    metadata = manifest["metadata"]
+    manifest["metadata"] = {**metadata, "annotations": {**metadata["annotations"], RECORD: record}}
+    for _ in range(_TRIES):
+        job = cluster.create("jobs", place.namespace, manifest) or cluster.get(
+            "jobs", place.namespace, metadata["name"]
+        )
+        if job is not None and _serves(job, host):
+            return job
+        if job is not None and (left := _delete_jobs([metadata["name"]], cluster, place.namespace)):
+            raise InfrastructureFailure(
+                f"an earlier Job of the name `{metadata['name']}` is in the way", facts=left, hint="launch it again"
+            )
+    raise InfrastructureFailure(
+        f"the Job `{metadata['name']}` went away {_TRIES} times while it was made", hint="launch it again"
+    )
+
+
+def _serves(job: Object, host: Host) -> bool:
+    """Whether a Job of a name that we would give serves the record which is there now.
+
+    One that has not ended does, for it reads and writes there; one that has only if it was made for it.
+    """
+    metadata = job["metadata"]
+    if metadata.get("deletionTimestamp"):
+        return False
+    if is_unfinished(job):
+        return True
+    intent = host.files.read(f"jobs/{metadata['labels'][JOB]}/intent.json")
+    return bool(metadata.get("annotations", {}).get(RECORD) == name_record(intent))
+
+
+def _take_back(names: Sequence[str], cluster: Cluster, place: Place, refused: NotPossible) -> None:
+    """Delete Jobs of a launch that was refused. Raises `InfrastructureFailure` where they do not go: as long as anything
+    is there, nothing is said to have failed."""
+    if left := _delete_jobs(names, cluster, place.namespace):
+        raise InfrastructureFailure(
+            f"a launch was refused, and what it had begun does not go: {refused.message}",
+            facts=left,
+            hint="`runtime cancel` the job once the cluster answers, or launch it again",
+        ) from refused
+
+
+def _delete_jobs(names: Sequence[str], cluster: Cluster, namespace: str) -> list[str]:
+    """Delete Jobs and see that they and their pods are gone; what is left over, in words."""
+    jobs = [job for name in names if (job := cluster.get("jobs", namespace, name)) is not None]
+    for job in jobs:
+        cluster.delete("jobs", namespace, job["metadata"]["name"])
+    return wait_until_gone(cluster, namespace, set(names), max(map(grace_of, jobs), default=0) + END_S)
 
 
 # slots of GPUs
@@ -287,29 +340,28 @@ def _submit_to_slots(plan: LaunchPlan, part: NativePart, host: KubernetesHost) -
     cluster, place = host.cluster, host.place
     try:
         for each in plan.parts:
-            _ensure_slots(plan, each, cluster, place)
-    except NotPossible:
-        _drop_waiting(plan, cluster, place)
+            _ensure_slots(plan, each, host)
+        job = cluster.get("jobs", place.namespace, part.name)
+        if job is not None and is_waiting(job):
+            gpu, got = _ensure_slots(plan, part, host)
+            changes = {"annotations": {SLOTS: f"{gpu}: {got}"}, "spec": {"parallelism": got}}
+            _let_go(job, host, changes)
+    except NotPossible as refused:
+        _drop_waiting(plan, cluster, place, refused)
         raise
-    job = cluster.get("jobs", place.namespace, part.name)
-    if job is not None and is_waiting(job):
-        gpu, got = _ensure_slots(plan, part, cluster, place)
-        changes = {"annotations": {SLOTS: f"{gpu}: {got}"}, "spec": {"parallelism": got}}
-        _let_go(job, host, changes)
     return f"{place.namespace}/{part.name}"
 
 
-def _ensure_slots(plan: LaunchPlan, part: NativePart, cluster: Cluster, place: Place) -> tuple[Gpu | None, int]:
+def _ensure_slots(plan: LaunchPlan, part: NativePart, host: KubernetesHost) -> tuple[Gpu | None, int]:
     """The GPU and the slots of a part, whose Job is made suspended and written into the table of a GPU. Safe to repeat."""
-    namespace, native = place.namespace, f"{place.namespace}/{part.name}"
+    cluster, place = host.cluster, host.place
+    native = f"{place.namespace}/{part.name}"
     assert plan.spec.resources.gpus is not None
     share = plan.spec.resources.gpus.count
     manifest = _read_yaml(plan.artefacts[part.artefact])
     busy: list[str] = []
     for other in _other_gpus(plan, Gpu(*part.native["gpu"]), place):
-        bound = _rebind(manifest, other)
-        bound = name_afresh(bound, secrets.token_hex(3))
-        job = cluster.create("jobs", namespace, bound) or _must_get(cluster, place, part.name)
+        job = _ensure_job(_rebind(manifest, other), plan, host)
         # An earlier launch of it was cut off at another GPU: that one is gone on with first.
         gpu = _gpu_of(job) or other
         if not is_waiting(job):
@@ -326,8 +378,7 @@ def _ensure_slots(plan: LaunchPlan, part: NativePart, cluster: Cluster, place: P
         if got:
             return gpu, got
         busy.append(f"{gpu}: " + ", ".join(f"{each.job} has {each.slots} of {each.share:g}" for each in holders))
-        cluster.delete("jobs", namespace, part.name)
-        _wait_until_gone(cluster, namespace, [native], _CANCEL_S)
+        _delete_jobs([part.name], cluster, place.namespace)
     raise NoFreeSlot(
         f"no GPU of target `{place.target}` has a free slot of {share:g}",
         facts=busy,
@@ -335,15 +386,10 @@ def _ensure_slots(plan: LaunchPlan, part: NativePart, cluster: Cluster, place: P
     )
 
 
-def _drop_waiting(plan: LaunchPlan, cluster: Cluster, place: Place) -> None:
+def _drop_waiting(plan: LaunchPlan, cluster: Cluster, place: Place, refused: NotPossible) -> None:
     """Give back what the parts hold that were not let go."""
-    waiting = []
-    for part in plan.parts:
-        job = cluster.get("jobs", place.namespace, part.name)
-        if job is not None and is_waiting(job):
-            cluster.delete("jobs", place.namespace, part.name)
-            waiting.append(f"{place.namespace}/{part.name}")
-    _wait_until_gone(cluster, place.namespace, waiting, _CANCEL_S)
+    jobs = [cluster.get("jobs", place.namespace, part.name) for part in plan.parts]
+    _take_back([job["metadata"]["name"] for job in jobs if job and is_waiting(job)], cluster, place, refused)
 
 
 # deciding
@@ -431,29 +477,6 @@ def _gpu_of(job: Object) -> Gpu | None:
 # doing
 
 
-def _wait_until_gone(cluster: Cluster, namespace: str, native_ids: Sequence[str], patience_s: float) -> list[str]:
-    """What is still there after so long, in words."""
-    until = time.monotonic() + patience_s
-    names = {native.partition("/")[2] for native in native_ids}
-    while True:
-        jobs = [name for name in sorted(names) if cluster.get("jobs", namespace, name) is not None]
-        pods = [
-            pod
-            for name in sorted(names)
-            for pod in cluster.list("pods", namespace, labels=f"batch.kubernetes.io/job-name={name}")
-        ]
-        if not jobs and not pods:
-            return []
-        if time.monotonic() >= until:
-            left = [f"the Job {namespace}/{name} is still being deleted" for name in jobs]
-            for pod in pods:
-                view = read_pod(pod)
-                where = f" on {view.where}" if view.where else ""
-                left.append(f"the pod {namespace}/{view.name}{where} is still there: {view.raw}")
-            return left
-        time.sleep(_LOOK_S)
-
-
 def _is_there(cluster: Cluster, namespace: str, name: str, uid: str) -> bool:
     found = cluster.get("pods", namespace, name)
     return found is not None and found["metadata"]["uid"] == uid
@@ -472,7 +495,7 @@ def _pods_of(
     cluster: Cluster, namespace: str, name: str, index: int | None, job: Object | None
 ) -> list[dict[str, Any]]:
     """Pods of a Job, of one of the job's indices if `index` is given."""
-    labels = f"batch.kubernetes.io/job-name={name}"
+    labels = f"{NAME_OF_JOB}={name}"
     if index is not None:
         offset = int(((job or {}).get("metadata", {}).get("labels") or {}).get(OFFSET, 0))
         labels += f",batch.kubernetes.io/job-completion-index={index - offset}"
@@ -482,9 +505,7 @@ def _pods_of(
 def _selector(native_ids: Sequence[str]) -> str:
     """The label selector that lists little more than these Jobs: by job id while they are few."""
     jobs = sorted({native.partition("/")[2].rsplit("-", 2)[0] for native in native_ids})
-    if len(jobs) <= _FEW:
-        return f"{MANAGED_BY}={MANAGED},{JOB} in ({','.join(jobs)})"
-    return f"{MANAGED_BY}={MANAGED}"
+    return f"{MANAGED_JOBS},{JOB} in ({','.join(jobs)})" if len(jobs) <= _FEW else MANAGED_JOBS
 
 
 def _cluster(host: Host) -> Cluster:

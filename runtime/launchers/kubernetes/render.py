@@ -24,6 +24,8 @@ PART: Final = "research-runtime/part"
 ACCOUNT: Final = "research-runtime/account"
 SLOTS: Final = "research-runtime/slots"
 """Annotation of a Job that shares GPUs: `WAITING`, then the slots that it was let go with."""
+RECORD: Final = "research-runtime/record"
+"""Annotation of a Job: which record of its job it was made for (`name_record`)."""
 FILES: Final = "research-runtime/files"
 """Annotation of a Job that brings its shim itself: `WAITING` until it has it."""
 WAITING: Final = "waiting"
@@ -37,20 +39,29 @@ NOTE_S: Final = 10
 """Added to the grace, for the shim to write down how the attempt ended."""
 SEND_S: Final = 60
 """Added as well where the end of the log and outputs are still to be sent to a bucket."""
+LOSSES: Final = 3
+"""So many lost attempts in a row end a run (`LOST_IN_A_ROW` of the shim); pods that never began one come on top."""
+_MOST: Final = (1 << 31) - 1
+READ: Final = timedelta(minutes=1)
+"""How long the API remembers what is of no use once it has ended: a probe, or a pod that served files."""
+FILES_START: Final = timedelta(minutes=5)
+"""The pod that serves files has run by then or is ended, whoever asked for it."""
 NEVER_AGAIN: Final = (1, 2, 3, 11, 126, 127, 128)
 """Exit codes that no further pod would change: the shim's own, and those of a container that cannot start."""
 
 _NATIVE: Final = "RUNTIME_NATIVE_JOB"
-_IDLE_S: Final = 300
-_WAIT: Final = f"""
-import os, signal, time
+_FAILURES: Final = "batch.kubernetes.io/job-index-failure-count"
+"""Annotation of a pod: how many before it failed at this index in a way that `podFailurePolicy` does not ignore."""
+FILES_IDLE_S: Final = 300
+_WAIT: Final = """
+import os, signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-idle = 0
-while idle < {_IDLE_S}:
-    time.sleep(5)
+idle, most = 0, int(sys.argv[1])
+while idle < most:
+    time.sleep(min(5, most))
     others = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
-    idle = 0 if others else idle + 5
+    idle = 0 if others else idle + min(5, most)
 """.strip()
 
 
@@ -63,11 +74,15 @@ def render_job(
     if spec.account:
         labels[ACCOUNT] = label_value(spec.account)
     parallel = min(slots or count, spec.array.max_parallel or count if spec.array else count, count)
+    # The shim says what is final: a limit that was reached before would make a failure of pods that were lost.
+    limit = min(spec.retry.failure + spec.retry.preemption + LOSSES, _MOST)
+    kept = spec.ttl_after_finished or (KEPT if job.lifetime is None else READ)
     made: dict[str, Any] = {
         "completionMode": "Indexed",
         "completions": count,
         "parallelism": parallel,
-        "backoffLimitPerIndex": spec.retry.failure,
+        "backoffLimit": min(limit * count, _MOST),
+        "backoffLimitPerIndex": limit,
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": {
             "rules": [
@@ -83,11 +98,13 @@ def render_job(
                 },
             ]
         },
-        "ttlSecondsAfterFinished": int((spec.ttl_after_finished or KEPT).total_seconds()),
+        "ttlSecondsAfterFinished": int(kept.total_seconds()),
         "template": {"metadata": {"labels": dict(labels)}, "spec": _pod(spec, place, job, part, offset)},
     }
     if spec.array and spec.array.on_task_failure is OnTaskFailure.STOP:
         made["maxFailedIndexes"] = 0
+    if job.lifetime is not None:
+        made["activeDeadlineSeconds"] = math.ceil(job.lifetime.total_seconds())
     metadata: dict[str, Any] = {
         "name": name,
         "namespace": place.namespace,
@@ -135,7 +152,14 @@ def _brought(job: Mapping[str, Any], volume: str) -> dict[str, Any]:
 
 def _owned(job: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:
     metadata = job["metadata"]
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"]}
+    owner = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "name": metadata["name"],
+        "uid": metadata["uid"],
+        # A Job that is deleted goes after it: where no Job is left, no Secret of it is.
+        "blockOwnerDeletion": True,
+    }
     labels = {name: metadata["labels"][name] for name in (MANAGED_BY, OWNER, JOB)}
     return {
         "apiVersion": "v1",
@@ -163,8 +187,12 @@ def carried_secrets(spec: JobSpec) -> list[str]:
     return [each.name for each in secret_refs(spec) if not each.source.startswith("kubernetes://")]
 
 
-def render_files_pod(place: Place, name: str, owner: str) -> dict[str, Any]:
-    """The pod that reads and writes the record root for machines outside."""
+def render_files_job(place: Place, name: str, owner: str) -> dict[str, Any]:
+    """The Job of the pod that reads and writes the record root for machines outside.
+
+    It ends by itself when it has had nothing to do for some minutes, and when its pod does not come to run, and is
+    removed then: nobody has to be there for it.
+    """
     if place.image is None:
         raise NotPossible(
             f"target `{place.target}` names no image",
@@ -174,29 +202,45 @@ def render_files_pod(place: Place, name: str, owner: str) -> dict[str, Any]:
     container = {
         "name": CONTAINER,
         "image": place.find_image(place.image),
-        "command": [place.python, "-c", _WAIT],
+        "command": [place.python, "-c", _WAIT, str(FILES_IDLE_S)],
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}},
         "volumeMounts": [{"name": "records", "mountPath": MOUNT}],
         **_pull(place),
     }
+    pod = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 1,
+        "containers": [container],
+        "volumes": [_claim_volume("records", place.claim)],
+        **_common(place),
+    }
     return {
-        "apiVersion": "v1",
-        "kind": "Pod",
+        "apiVersion": "batch/v1",
+        "kind": "Job",
         "metadata": {"name": name, "namespace": place.namespace, "labels": _labels(owner)},
         "spec": {
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": 1,
-            "containers": [container],
-            "volumes": [_claim_volume("records", place.claim)],
-            **_common(place),
+            "backoffLimit": 0,
+            # Whoever sees the pod run takes this away.
+            "activeDeadlineSeconds": int(FILES_START.total_seconds()),
+            "ttlSecondsAfterFinished": int(READ.total_seconds()),
+            "template": {"metadata": {"labels": _labels(owner)}, "spec": pod},
         },
     }
 
 
 def job_name(job: JobIdentity, place: Place, part: int) -> str:
     """A hash of all that the job is and of where its records lie: whoever launches it again finds it by this name."""
-    where = hashlib.sha256(place.records.encode()).hexdigest()[:6]
-    return f"{job.id}-{where}-{part}"
+    return f"{job.id}-{root_mark(place)}-{part}"
+
+
+def root_mark(place: Place) -> str:
+    """Tells the Jobs of one record root from those of another."""
+    return hashlib.sha256(place.records.encode()).hexdigest()[:6]
+
+
+def name_record(intent: bytes | None) -> str:
+    """The value of `RECORD` for a job whose ledger has this intent: one that was removed and made anew has another."""
+    return hashlib.sha256(intent or b"").hexdigest()[:16]
 
 
 def label_value(text: str) -> str:
@@ -263,6 +307,18 @@ def _pod(spec: JobSpec, place: Place, job: JobIdentity, part: int, offset: int) 
             },
             # Pods of an index have one host name, wherever they run.
             {"name": "RUNTIME_HOST", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+            {
+                "name": "RUNTIME_POD_FAILURES",
+                "valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{_FAILURES}']"}},
+            },
+            # What holds in the end, where the namespace has limits of its own too.
+            *(
+                {
+                    "name": f"RUNTIME_DISK_{which.upper()}",
+                    "valueFrom": {"resourceFieldRef": {"resource": f"{which}s.ephemeral-storage"}},
+                }
+                for which in ("request", "limit")
+            ),
             *(
                 {"name": f"{RECORDS_VARIABLES}{name}", "value": value}
                 for name, value in sorted(place.records_env.items())

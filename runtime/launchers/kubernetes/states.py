@@ -24,6 +24,7 @@ OFFSET: Final = "research-runtime/offset"
 CONTAINER: Final = "main"
 FINALIZER: Final = "batch.kubernetes.io/job-tracking"
 INDEX: Final = "batch.kubernetes.io/job-completion-index"
+NAME_OF_JOB: Final = "batch.kubernetes.io/job-name"
 
 AGAIN: Final = 10
 _SHIM_CODES: Final = {
@@ -31,11 +32,13 @@ _SHIM_CODES: Final = {
     1: EndReason.APP_FAILED,
     2: EndReason.CONFIG_INVALID,
     3: EndReason.DUPLICATE,
-    AGAIN: EndReason.PREEMPTED,
+    AGAIN: EndReason.LOST,
     11: EndReason.APP_FAILED,
+    12: EndReason.LOST,
 }
 
-# A container that waits: reasons of the kubelet that do not pass by themselves, and those that do.
+# A container that waits: reasons of the kubelet that do not pass by themselves, and those that do. None of them is an
+# end: the pod keeps what it was given, and runs as soon as somebody makes the image or the Secret that it waits for.
 _WAITING: Final = {
     "ImagePullBackOff": EndReason.IMAGE_FAILED,
     "ErrImagePull": EndReason.IMAGE_FAILED,
@@ -102,12 +105,10 @@ _ENDED: Final = {
     "StartError": EndReason.CONFIG_INVALID,
     "ContainerStatusUnknown": EndReason.NODE_FAILED,
 }
-# `reason` of a Job's condition Failed, where no pod is left to tell more.
+# `reason` of a Job's condition Failed, where no pod is left to tell more. That pods failed too often says nothing about
+# the command: a run that failed by itself has its result in the record root.
 _JOB_REASONS: Final = {
-    "BackoffLimitExceeded": EndReason.APP_FAILED,
-    "FailedIndexes": EndReason.APP_FAILED,
     "MaxFailedIndexesExceeded": EndReason.SIBLING_FAILED,
-    "PodFailurePolicy": EndReason.APP_FAILED,
     "DeadlineExceeded": EndReason.TIMEOUT,
 }
 _ABSENT = re.compile(r"executable file not found|no such file or directory", re.IGNORECASE)
@@ -123,6 +124,7 @@ class PodView:
     """As the Job counts, from 0."""
     state: JobState
     reason: EndReason | None
+    """Why it ended; of one that waits for what does not come by itself, what it would end as."""
     raw: str
     message: str
     exit_code: int | None
@@ -132,7 +134,10 @@ class PodView:
 
 
 def read_states(jobs: Sequence[Object], pods: Sequence[Object], wanted: Iterable[str]) -> list[NativeState]:
-    """A state for each index of those Jobs that are there; native ids are `NAMESPACE/NAME`."""
+    """A state for each index of those Jobs that are there; native ids are `NAMESPACE/NAME`.
+
+    Of a Job that is gone, a state for each index whose pod is not: it still has its machine.
+    """
     by_job: dict[str, list[Object]] = {}
     for pod in pods:
         uid = next((each["uid"] for each in pod["metadata"].get("ownerReferences", ()) if each.get("controller")), "")
@@ -140,10 +145,38 @@ def read_states(jobs: Sequence[Object], pods: Sequence[Object], wanted: Iterable
     asked = set(wanted)
     found: list[NativeState] = []
     for job in jobs:
-        native = native_id(job)
-        if native in asked:
-            found += _states_of(job, by_job.get(job["metadata"]["uid"], ()), native)
+        mine = by_job.pop(job["metadata"]["uid"], [])
+        if (native := native_id(job)) in asked:
+            found += _states_of(job, mine, native)
+    left = [pod for orphans in by_job.values() for pod in orphans if not has_ended(pod)]
+    for native in sorted({job_of(pod) for pod in left} & asked - {each.native_id for each in found}):
+        mine = [pod for pod in left if job_of(pod) == native]
+        found += [_without_job(pod, native) for pod in newest_pods(mine).values()]
     return found
+
+
+def _without_job(pod: Object, native: str) -> NativeState:
+    view = read_pod(pod)
+    return NativeState(
+        native_id=native,
+        index=int(pod["metadata"].get("labels", {}).get(OFFSET, 0)) + view.index,
+        state=view.state,
+        raw=view.raw,
+        message=f"its Job is gone, and its pod is not: {view.message}".rstrip(": "),
+        started_at=view.started_at,
+        where=view.where,
+    )
+
+
+def job_of(pod: Object) -> str:
+    """The native id of the Job that made it."""
+    metadata = pod["metadata"]
+    return f"{metadata.get('namespace', '')}/{metadata.get('labels', {}).get(NAME_OF_JOB, '')}"
+
+
+def has_ended(pod: Object) -> bool:
+    """Whether it has given its machine back."""
+    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
 
 
 def native_id(job: Object) -> str:
@@ -178,21 +211,16 @@ def _judge(
 ) -> tuple[JobState, EndReason | None, str, str]:
     if succeeded:
         return JobState.SUCCEEDED, EndReason.SUCCEEDED, "Complete", ""
-    finished = over is not None and over["type"] in ("Complete", "Failed")
-    if failed or finished:
-        if view is not None and view.state is JobState.FAILED:
-            return JobState.FAILED, view.reason, view.raw, view.message
-        if over is not None and over["type"] == "Complete":
-            return JobState.SUCCEEDED, EndReason.SUCCEEDED, "Complete", ""
-        if over is not None and finished:
-            reason = _JOB_REASONS.get(over.get("reason", ""), EndReason.LOST)
-            return JobState.FAILED, reason, f"Failed/{over.get('reason', '')}", over.get("message", "")
-        return JobState.FAILED, EndReason.LOST, "Failed/FailedIndexes", "no pod is left that could tell why"
+    # A pod that is there has its machine, whatever its Job already says.
+    if (failed or over is not None) and (view is None or view.state.terminal):
+        return _judge_ended(failed, over, view)
     if view is None:
+        if job["metadata"].get("deletionTimestamp"):
+            return JobState.PENDING, None, "Deleting", "the Job is being deleted"
         if job["spec"].get("suspend"):
             return JobState.PENDING, None, "Suspended", "the Job is suspended"
         return JobState.PENDING, None, "Pending/NoPod", "it has no pod yet"
-    if view.state is JobState.FAILED and not view.raw.startswith("Pending/"):
+    if view.state is JobState.FAILED:
         # The Job has not given this index up: another pod follows.
         word = view.reason.value if view.reason else view.raw
         return JobState.PENDING, None, f"Retry/{view.raw}", f"starts again after {word}: {view.message}".rstrip(": ")
@@ -201,8 +229,23 @@ def _judge(
     return view.state, view.reason, view.raw, view.message
 
 
+def _judge_ended(
+    failed: bool, over: Object | None, view: PodView | None
+) -> tuple[JobState, EndReason | None, str, str]:
+    said = over.get("reason", "") if over is not None else ""
+    known = None if failed else _JOB_REASONS.get(said)
+    # Of a pod that was killed because its Job ended, the Job knows why.
+    if view is not None and view.state is JobState.FAILED and (known is None or view.reason is not EndReason.LOST):
+        return JobState.FAILED, view.reason, view.raw, view.message
+    if over is not None and over["type"] == "Complete":
+        return JobState.SUCCEEDED, EndReason.SUCCEEDED, "Complete", ""
+    if over is None or failed:
+        return JobState.FAILED, EndReason.LOST, "Failed/FailedIndexes", "no pod is left that could tell why"
+    return JobState.FAILED, known or EndReason.LOST, f"Failed/{said}", over.get("message", "")
+
+
 def ended_condition(job: Object) -> Object | None:
-    """The condition that says the Job has ended, or is ending: Complete, Failed, or what announces them."""
+    """The condition that says the Job has ended: Complete or Failed, and not what announces them."""
     conditions = {
         each["type"]: each for each in job.get("status", {}).get("conditions", ()) if each["status"] == "True"
     }
@@ -284,9 +327,7 @@ def _read_pending(pod: Object) -> Read:
             reason = None
         if reason is EndReason.CONFIG_INVALID and _ABSENT.search(message):
             reason = EndReason.IMAGE_FAILED
-        if reason is None:
-            return JobState.PENDING, None, f"Pending/{word}", message, None
-        return JobState.FAILED, reason, f"Pending/{word}", message, None
+        return JobState.PENDING, reason, f"Pending/{word}", message, None
     for each in status.get("conditions", ()):
         if each["type"] == "PodScheduled" and each["status"] != "True":
             word = each.get("reason", "Unscheduled")
@@ -320,7 +361,7 @@ def _read_failed(pod: Object) -> Read:
     code = ended.get("exitCode")
     disruption = _disruption(pod)
     if word == "Evicted" and disruption is None and _OWN_DISK.search(message):
-        return JobState.FAILED, EndReason.APP_FAILED, "Evicted/Disk", message, code
+        return JobState.FAILED, EndReason.DISK, "Evicted/Disk", message, code
     if word.startswith("OutOf"):
         return JobState.FAILED, EndReason.NO_CAPACITY, word, message, code
     if disruption is not None:
@@ -372,9 +413,10 @@ def left_result(pod: Object) -> bool:
     return ended is not None and read_told(ended.get("message", "")) is not None
 
 
-# What the shim says of attempts that are not the last.
+# What the shim says of attempts that are not the last. One that was asked to stop cannot know by whom, and where it was
+# for a disruption the pod has a condition that says so.
 _ENDS_OF_SHIM: Final = {
-    "stopped": EndReason.PREEMPTED,
+    "stopped": EndReason.LOST,
     "checkpointed": EndReason.TIMEOUT,
     "requeue": EndReason.APP_FAILED,
 }

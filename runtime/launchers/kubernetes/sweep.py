@@ -1,0 +1,102 @@
+"""What was started for a job, found by labels whatever is written down of it; and its end, which is read back."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from runtime.launchers.base import Started
+from runtime.launchers.kubernetes.client import Cluster, Object
+from runtime.launchers.kubernetes.place import Place
+from runtime.launchers.kubernetes.render import JOB, MANAGED, MANAGED_BY, OWNER, label_value, root_mark
+from runtime.launchers.kubernetes.states import NAME_OF_JOB, has_ended, is_unfinished, read_pod
+from runtime.units import parse_time
+
+MANAGED_JOBS: Final = f"{MANAGED_BY}={MANAGED},{JOB}"
+"""Selects everything that was started for jobs."""
+END_S: Final = 30
+"""Beyond the grace of the pods: how long is waited until all is gone."""
+_LOOK_S: Final = 0.2
+_GRACE_S: Final = 30
+"""That of pods which name none."""
+
+
+def list_started(cluster: Cluster, place: Place, owner: str | None) -> list[Started]:
+    """Each job of this record root, and of an owner, of which a Job or a pod is there."""
+    found: dict[str, list[tuple[Object, bool]]] = {}
+    labels = MANAGED_JOBS if owner is None else f"{MANAGED_JOBS},{OWNER}={label_value(owner)}"
+    for each in cluster.list("jobs", place.namespace, labels=labels):
+        if _is_of(each["metadata"]["name"], place):
+            found.setdefault(_job_of(each), []).append((each, is_unfinished(each)))
+    for each in cluster.list("pods", place.namespace, labels=labels):
+        if _is_of(_native_name(each), place):
+            found.setdefault(_job_of(each), []).append((each, not has_ended(each)))
+    return [
+        Started(
+            job=job,
+            live=any(live for _, live in objects),
+            at=min(parse_time(each["metadata"]["creationTimestamp"]) for each, _ in objects),
+        )
+        for job, objects in sorted(found.items())
+    ]
+
+
+def sweep(cluster: Cluster, place: Place, job: str) -> list[str]:
+    """End and remove the Jobs of a job, and what was theirs. What is left over, in words. Safe to repeat."""
+    namespace, labels = place.namespace, f"{MANAGED_BY}={MANAGED},{JOB}={job}"
+    jobs = [each for each in cluster.list("jobs", namespace, labels=labels) if _is_of(each["metadata"]["name"], place)]
+    pods = [each for each in cluster.list("pods", namespace, labels=labels) if _is_of(_native_name(each), place)]
+    for each in jobs:
+        # What it owns, Secrets too, goes before it does.
+        cluster.delete("jobs", namespace, each["metadata"]["name"])
+    names = {each["metadata"]["name"] for each in jobs}
+    files = cluster.list("configmaps", namespace, labels=labels)
+    files = [each for each in files if _is_of(each["metadata"]["name"], place)]
+    for kind, objects in (("pods", pods), ("configmaps", files)):
+        for each in objects:
+            # Somebody deleted its Job and left it alone.
+            if not names & {owner["name"] for owner in each["metadata"].get("ownerReferences", ())}:
+                cluster.delete(kind, namespace, each["metadata"]["name"])
+    names |= {_native_name(each) for each in pods}
+    return wait_until_gone(cluster, namespace, names, max(map(grace_of, [*jobs, *pods]), default=0) + END_S)
+
+
+def wait_until_gone(cluster: Cluster, namespace: str, names: set[str], patience_s: float) -> list[str]:
+    """What is still there of Jobs of these names, and of their pods, after so long, in words."""
+    until = time.monotonic() + patience_s
+    while left := list(_list_left(cluster, namespace, sorted(names))):
+        if time.monotonic() >= until:
+            return left
+        time.sleep(_LOOK_S)
+    return []
+
+
+def grace_of(found: Object) -> float:
+    """Seconds that the pods of a Job, or a pod, have to end."""
+    spec: Mapping[str, Any] = found["spec"]
+    return float(spec.get("template", {"spec": spec})["spec"].get("terminationGracePeriodSeconds", _GRACE_S))
+
+
+def _list_left(cluster: Cluster, namespace: str, names: Sequence[str]) -> Iterator[str]:
+    for name in names:
+        if cluster.get("jobs", namespace, name) is not None:
+            yield f"the Job {namespace}/{name} is still being deleted"
+        for pod in cluster.list("pods", namespace, labels=f"{NAME_OF_JOB}={name}"):
+            view = read_pod(pod)
+            where = f" on {view.where}" if view.where else ""
+            yield f"the pod {namespace}/{view.name}{where} is still there: {view.raw}"
+
+
+def _is_of(name: str, place: Place) -> bool:
+    """Whether a Job of that name, or what it brought, is of this record root: jobs of two roots may have one id."""
+    return re.match(rf"j-[^-]+-{root_mark(place)}-\d+(-|$)", name) is not None
+
+
+def _native_name(pod: Object) -> str:
+    return str(pod["metadata"]["labels"].get(NAME_OF_JOB, ""))
+
+
+def _job_of(found: Object) -> str:
+    return str(found["metadata"]["labels"][JOB])

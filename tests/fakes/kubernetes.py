@@ -1,0 +1,133 @@
+"""An API of this process with the calls of `runtime.launchers.kubernetes.client.Cluster`, for what a launcher makes of it.
+
+It has no controllers: pods come and end as a test says.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from runtime.launchers.kubernetes.slots import Gpu, lease_name, read_table
+from runtime.launchers.kubernetes.states import INDEX, NAME_OF_JOB
+from runtime.ledger import now
+from runtime.units import format_time
+
+
+class Api:
+    """Objects of namespaces, with versions that a stale write is refused for."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str, str], dict[str, Any]] = {}
+        self.before_write: Callable[[], None] = lambda: None
+        self.holds_on = False
+        """What is deleted stays, as on a node that does not answer."""
+        self._count = 0
+
+    def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+        return copy.deepcopy(self.objects.get((kind, namespace, name)))
+
+    def list(self, kind: str, namespace: str, *, labels: str = "", fields: str = "") -> list[dict[str, Any]]:
+        found = [each for key, each in self.objects.items() if key[:2] == (kind, namespace)]
+        return [copy.deepcopy(each) for each in found if matches(each["metadata"].get("labels", {}), labels)]
+
+    def create(self, kind: str, namespace: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
+        key = (kind, namespace, body["metadata"]["name"])
+        if key in self.objects:
+            return None
+        self.objects[key] = made = copy.deepcopy(dict(body))
+        made["metadata"] |= {"namespace": namespace, "uid": f"u{self._number()}"}
+        made["metadata"] |= {"creationTimestamp": format_time(now()), "resourceVersion": self._number()}
+        made.setdefault("status", {})
+        return copy.deepcopy(made)
+
+    def replace(self, kind: str, namespace: str, body: Mapping[str, Any]) -> bool:
+        self.before_write()
+        key = (kind, namespace, body["metadata"]["name"])
+        if self.objects[key]["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"]:
+            return False
+        self.objects[key] = made = copy.deepcopy(dict(body))
+        made["metadata"]["resourceVersion"] = self._number()
+        return True
+
+    def patch(self, kind: str, namespace: str, name: str, changes: Mapping[str, Any]) -> bool:
+        found = self.objects[(kind, namespace, name)]
+        found["metadata"]["annotations"].update(changes["metadata"]["annotations"])
+        found["spec"].update(changes["spec"])
+        return True
+
+    def delete(self, kind: str, namespace: str, name: str, *, grace_s: int | None = None) -> None:
+        """Of a Job, what it owns goes first."""
+        found = self.objects.get((kind, namespace, name))
+        if found is None:
+            return
+        if self.holds_on:
+            found["metadata"]["deletionTimestamp"] = format_time(now())
+            return
+        del self.objects[(kind, namespace, name)]
+        for key, each in list(self.objects.items()):
+            if any(owner["uid"] == found["metadata"]["uid"] for owner in each["metadata"].get("ownerReferences", ())):
+                del self.objects[key]
+
+    def close(self) -> None:
+        pass
+
+    # what a test does
+
+    def job(self, name: str) -> str:
+        """A Job of somebody else that runs; its uid."""
+        made = self.create("jobs", "lab", {"metadata": {"name": name}, "spec": {}})
+        assert made is not None
+        return str(made["metadata"]["uid"])
+
+    def add_pod(self, job: str, status: Mapping[str, Any], *, index: int = 0) -> None:
+        """The next pod of a Job, with this status."""
+        owner = self.objects[("jobs", "lab", job)]
+        labels = {**owner["spec"]["template"]["metadata"]["labels"], NAME_OF_JOB: job, INDEX: str(index)}
+        reference = {"kind": "Job", "name": job, "uid": owner["metadata"]["uid"], "controller": True}
+        metadata = {"name": f"{job}-{index}-{self._number()}", "labels": labels, "ownerReferences": [reference]}
+        self.create(
+            "pods",
+            "lab",
+            {
+                "metadata": metadata,
+                "spec": {"nodeName": "n1", **owner["spec"]["template"]["spec"]},
+                "status": dict(status),
+            },
+        )
+
+    def end_job(self, job: str, how: str, **status: Any) -> None:
+        """The Job is `Complete` or `Failed`."""
+        found = self.objects[("jobs", "lab", job)]
+        found["status"] = {"conditions": [{"type": how, "status": "True"}], **status}
+
+    def orphan(self, job: str) -> None:
+        """Somebody deletes a Job and leaves what it owns."""
+        del self.objects[("jobs", "lab", job)]
+        for each in self.objects.values():
+            each["metadata"].pop("ownerReferences", None)
+
+    def names(self, *kinds: str) -> list[str]:
+        return sorted(name for kind, _, name in self.objects if kind in (kinds or (kind,)))
+
+    def table(self, number: int) -> list[tuple[str, int, float]]:
+        lease = self.get("leases", "lab", lease_name(Gpu("n1", number)))
+        return [(each.job, each.slots, each.share) for each in read_table(lease)]
+
+    def _number(self) -> str:
+        self._count += 1
+        return str(self._count)
+
+
+def matches(labels: Mapping[str, str], selector: str) -> bool:
+    """Whether an object with these labels is selected: `a`, `a=b` and `a in (b,c)`, with commas between."""
+    for term in re.findall(r"[^,(]+(?:\([^)]*\))?", selector):
+        name, among, chosen = term.partition(" in ")
+        if not among:
+            name, equal, chosen = term.partition("=")
+            among = equal
+        if name not in labels or (among and labels[name] not in chosen.strip("()").split(",")):
+            return False
+    return True
