@@ -8,7 +8,7 @@ Every fresh attempt pays for what this module loads.
 """
 
 # pathlib is too large for the processes that load this.
-# ruff: noqa: PTH102, PTH105, PTH108, PTH114, PTH115, PTH120, PTH123, PTH208, PTH211
+# ruff: noqa: PTH102, PTH103, PTH105, PTH108, PTH114, PTH115, PTH120, PTH123, PTH208, PTH211
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ if TYPE_CHECKING:
 
 KEPT = 4
 """Snapshots that a worker keeps though no attempt needs them now."""
+KEPT_OF_SLOT = 2
+"""Trees that a slot keeps while nothing runs on it."""
 TICKS_NS = 100_000_000
 """What was written later than this before it was looked at may be written again without showing: the clock that file
 systems read ticks every 1 to 10 ms."""
 _CACHE = "__pycache__"
 _ARCHIVE, _INDEX = "archive", "index"
-_LONGEST = "0" * 12
+_LONGEST = "trees/000000.000000"
 """As long as the name of a tree can be."""
 
 
@@ -45,11 +47,14 @@ class Trees:
         self._root, self._discard = root, discard
         self._places: dict[str, str] = {}
         """Folder of each snapshot that is there, the one that was used last at the end."""
-        self._spoiled: dict[tuple[str, int], int] = {}
-        self._count = 0
+        self._of_slot: dict[int, dict[str, str]] = {}
+        """Path and snapshot of the trees that each slot has, the one that was used last at the end."""
+        self._doubted: set[str] = set()
+        """Snapshots that are fetched again before the next attempt; some that were set up before may still run."""
+        self._dropped = 0
 
     def __contains__(self, snapshot: str) -> bool:
-        return snapshot in self._places
+        return snapshot in self._places and snapshot not in self._doubted
 
     def fetch(self, snapshot: str, records: RecordStore) -> str:
         """Bring a snapshot here and return its folder, for `add`. May be called from any thread.
@@ -61,7 +66,8 @@ class Trees:
         folder = f"{self._root}/code-{os.urandom(4).hex()}"
         archive = fetch_snapshot(snapshot, records)
         entries = read_entries(archive, snapshot, f"{folder}/{_LONGEST}")
-        os.mkdir(folder, 0o700)
+        # An attempt that removes what lies beside its tree has this to itself.
+        os.makedirs(f"{folder}/trees", 0o700)
         try:
             for name, content in ((_ARCHIVE, archive), (_INDEX, marshal.dumps(entries))):
                 with open(f"{folder}/{name}", "wb") as opened:
@@ -74,21 +80,40 @@ class Trees:
     def add(self, snapshot: str, folder: str, *, used: Collection[str]) -> None:
         """Know what `fetch` returned; of those beyond `KEPT` that are not in `used` the oldest go."""
         self._places[snapshot] = folder
+        self._doubted.discard(snapshot)
         idle = [each for each in self._places if each not in used and each != snapshot]
         for each in idle[: max(0, len(self._places) - KEPT)]:
-            self._discard(self._places.pop(each))
+            self.forget(each, used=used)
+
+    def forget(self, snapshot: str, *, used: Collection[str]) -> None:
+        """Have a snapshot fetched again for the next attempt that needs it."""
+        for trees in self._of_slot.values():
+            for path in [path for path, held in trees.items() if held == snapshot]:
+                del trees[path]
+        if snapshot in used:
+            self._doubted.add(snapshot)
+        elif snapshot in self._places:
+            self._discard(self._places.pop(snapshot))
 
     def place(self, snapshot: str, slot: int) -> str:
         """Path of the slot's tree; the attempt's process makes it there."""
         folder = self._places[snapshot] = self._places.pop(snapshot)
-        return f"{folder}/{slot}.{self._spoiled.get((folder, slot), 0)}"
+        trees = self._of_slot.setdefault(slot, {})
+        path = next((path for path, held in trees.items() if held == snapshot), None)
+        if path is None:
+            # A name is used once: what had it before may still be on its way out.
+            path = f"{folder}/trees/{slot}.{self._dropped}"
+        trees[path] = trees.pop(path, snapshot)
+        return path
 
-    def spoil(self, snapshot: str, slot: int) -> None:
-        """Remove a slot's tree; the next attempt there gets another."""
-        folder = self._places.get(snapshot)
-        if folder is not None:
-            self._discard(self.place(snapshot, slot))
-            self._spoiled[folder, slot] = self._spoiled.get((folder, slot), 0) + 1
+    def trim(self, slot: int, *, spoiled: str | None = None) -> None:
+        """Remove the slot's tree of the snapshot `spoiled`, and those beyond `KEPT_OF_SLOT`; nothing may run on it."""
+        trees = self._of_slot.get(slot, {})
+        old = list(trees)[: max(0, len(trees) - KEPT_OF_SLOT)]
+        for path in [path for path, held in trees.items() if path in old or held == spoiled]:
+            del trees[path]
+            self._dropped += 1
+            self._discard(path)
 
 
 class Tree:
@@ -131,9 +156,9 @@ class Tree:
         self._seen = None
         entries = self._entries()
         scratch.remove_tree(self.folder)
-        os.mkdir(self.folder, 0o700)
+        os.makedirs(self.folder, 0o700)
         made = {""}
-        descriptor = os.open(f"{os.path.dirname(self.folder)}/{_ARCHIVE}", os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(self._beside(_ARCHIVE), os.O_RDONLY | os.O_CLOEXEC)
         try:
             for entry in entries:
                 above = entry[0].rpartition("/")[0]
@@ -176,7 +201,7 @@ class Tree:
         wanted = set(suspect)
         changed = any(self._look(name) != files[name] for name in suspect)
         entries = {each[0]: each for each in self._entries() if each[0] in wanted} if wanted else {}
-        descriptor = os.open(f"{os.path.dirname(self.folder)}/{_ARCHIVE}", os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(self._beside(_ARCHIVE), os.O_RDONLY | os.O_CLOEXEC)
         try:
             for name, entry in entries.items():
                 if not self._holds(entry, descriptor):
@@ -250,8 +275,11 @@ class Tree:
             return None
         return found.st_mode, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
 
+    def _beside(self, name: str) -> str:
+        return f"{os.path.dirname(os.path.dirname(self.folder))}/{name}"
+
     def _entries(self) -> list[tuple[str, int, int, int, str]]:
-        with open(f"{os.path.dirname(self.folder)}/{_INDEX}", "rb") as opened:
+        with open(self._beside(_INDEX), "rb") as opened:
             found: list[tuple[str, int, int, int, str]] = marshal.loads(opened.read())
         return found
 

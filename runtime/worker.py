@@ -659,8 +659,7 @@ class Worker:
         self._busy_io -= 1
         waiting = [each for each in self._awaited.pop(snapshot, ()) if each.lease.token in self._attempts]
         if folder is not None:
-            used = {needed for each in self._attempts.values() if (needed := each.lease.task.snapshot)}
-            self._trees.add(snapshot, folder, used=used)
+            self._trees.add(snapshot, folder, used=self._snapshots_held())
             self._ready.extend(waiting)
             return
         reason = EndReason.CONFIG_INVALID if isinstance(problem, RequestRefused) else EndReason.SETUP_FAILED
@@ -861,8 +860,8 @@ class Worker:
         if self._alone_token == end.token:
             self._alone_until, self._alone_token = 0.0, None
         lease = attempt.lease
-        if lease.task.snapshot is not None and attempt.slot >= 0 and end.reason in _KILLED:
-            self._spoil_tree(lease.task.snapshot, attempt.slot)
+        if lease.task.snapshot is not None and attempt.slot >= 0:
+            self._tend_trees(attempt, end)
         if end.not_started:
             attempt.sent = False
             if self._stopping is None and attempt.stop_reason is None:
@@ -916,9 +915,20 @@ class Worker:
         if counts_against_worker(end.reason):
             self._count_failure(lease.task.id, now)
 
-    def _spoil_tree(self, snapshot: str, slot: int) -> None:
-        if not self._on_slot(slot):  # orders that wait there name this tree
-            self._trees.spoil(snapshot, slot)
+    def _tend_trees(self, attempt: _Attempt, end: Ended) -> None:
+        snapshot = attempt.lease.task.snapshot
+        if not self._on_slot(attempt.slot):  # orders that wait there name their trees
+            self._trees.trim(attempt.slot, spoiled=snapshot if end.reason in _KILLED else None)
+        if snapshot is not None and end.reason is EndReason.SETUP_FAILED:
+            # Whatever it was, what lies here is not believed any more.
+            self._trees.forget(snapshot, used=self._snapshots_held(besides=attempt))
+            for waiting in [each for each in self._ready if each.lease.task.snapshot == snapshot]:
+                self._ready.remove(waiting)
+                self._set_up(waiting)
+
+    def _snapshots_held(self, *, besides: _Attempt | None = None) -> set[str]:
+        held = (each.lease.task.snapshot for each in self._attempts.values() if each is not besides)
+        return {each for each in held if each is not None}
 
     def _read_value(self, end: Ended) -> object:
         """What the function returned; what cannot be read is that attempt's failure and nobody else's."""

@@ -102,16 +102,16 @@ def replace_file(path: Path) -> None:
 
 def link_outside(path: Path) -> None:
     shutil.rmtree(path / "pkg")
-    (path / "pkg").symlink_to(path.parents[2] / "outside")
+    (path / "pkg").symlink_to(path.parents[3] / "outside")
 
 
 def link_file_outside(path: Path) -> None:
     (path / "pkg/a.py").unlink()
-    (path / "pkg/a.py").symlink_to(path.parents[2] / "outside" / "kept")
+    (path / "pkg/a.py").symlink_to(path.parents[3] / "outside" / "kept")
 
 
 def share_inode(path: Path) -> None:
-    os.link(path / "pkg/a.py", path.parents[2] / "outside" / "twin")
+    os.link(path / "pkg/a.py", path.parents[3] / "outside" / "twin")
 
 
 def make_folder_of_file(path: Path) -> None:
@@ -323,10 +323,38 @@ def test_tree_is_mended_again_after_a_mending_that_was_cut_off(slot: Slot, monke
 
 
 def test_spoiled_tree_is_removed_and_the_next_has_another_place(slot: Slot) -> None:
-    slot.trees.spoil(slot.identity, 0)
+    slot.trees.trim(0, spoiled=slot.identity)
 
     assert not slot.path.exists()
     assert slot.trees.place(slot.identity, 0) != str(slot.path)
+
+
+def test_slot_keeps_the_trees_it_used_last(slot: Slot, tmp_path: Path) -> None:
+    (tmp_path / "source" / "n").write_text("2")
+    second = slot.add(tmp_path / "source")
+    (tmp_path / "source" / "n").write_text("3")
+    third = slot.add(tmp_path / "source")
+    paths = {}
+    for identity in (second, third, slot.identity):
+        paths[identity] = Path(slot.trees.place(identity, 0))
+        Tree(str(paths[identity])).prepare()
+    slot.trees.trim(0)
+
+    assert [path.exists() for path in paths.values()] == [False, True, True]
+    assert slot.trees.place(second, 0) != str(paths[second])
+
+
+def test_snapshot_that_is_forgotten_is_fetched_again_and_stays_for_those_that_use_it(slot: Slot) -> None:
+    slot.trees.forget(slot.identity, used=[slot.identity])
+
+    assert slot.identity not in slot.trees
+    other = Path(slot.trees.place(slot.identity, 0))
+    assert other == slot.path
+    slot.trees.add(slot.identity, slot.trees.fetch(slot.identity, slot.records), used=[slot.identity])
+    assert slot.identity in slot.trees
+
+    slot.trees.forget(slot.identity, used=())
+    assert slot.identity not in slot.trees
 
 
 def test_snapshots_beyond_those_kept_go_and_those_in_use_stay(slot: Slot, tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ DEEDS = {
     "leaves a daemon that writes": "(while :; do echo x >> pkg/b.txt; sleep 0.01; done) >/dev/null 2>&1 &",
     "replaces a folder by a link": "mv pkg /tmp/x.$$; ln -s /tmp/x.$$ pkg",
     "changes modes": "chmod 000 a.txt; chmod 500 pkg",
+    "removes what lies beside its tree": "rm -rf ../* ../.[!.]*",
     "dies": "echo 1 > left; echo x > a.txt; kill -9 $$",
 }
 
@@ -92,6 +93,18 @@ def test_attempt_that_was_killed_at_its_time_limit_leaves_the_next_a_whole_tree(
 
     assert bench.record(slow).reason is EndReason.TIMEOUT
     assert bench.record(after).log == "two\n"
+
+
+def test_attempt_that_destroys_the_workers_copy_of_the_code_costs_the_next_one_try(bench: Bench, source: Path) -> None:
+    identity = take_snapshot(source, bench.records)
+    vandal = shell("rm -rf ../../archive ../../index; echo x > a.txt", "vandal", snapshot=identity)
+    after = [shell("cat a.txt", f"after {number}", snapshot=identity, max_failures=2) for number in range(3)]
+    bench.put(vandal, *after)
+
+    bench.run(max_consecutive_failures=0)
+
+    assert {bench.record(task).log for task in after} == {"one\n"}
+    assert sum(len(bench.notes(task)) for task in after) == 1
 
 
 def test_attempts_of_several_slots_have_a_tree_each(bench: Bench, source: Path) -> None:
