@@ -239,7 +239,7 @@ class Worker:
         """What it is told; None until that was read once, and nothing is leased before."""
         self._coverage = Coverage(self.records)
         self._learning: dict[str, list[_Attempt]] = {}
-        """By experiment: what waits until it is known what the orders cover of it."""
+        """By experiment: what waits until it is known what the orders cover of it. The first is being asked for."""
         self._stopping: str | None = None
         """Why it leaves; None while it serves."""
         self._exit_code = 0
@@ -529,16 +529,19 @@ class Worker:
         return control is not None and self._coverage.covers(control, lease.task, lease.published_at)
 
     def _learn(self, experiment: str, attempt: _Attempt | None = None) -> None:
-        """Read what the orders cover of an experiment, once for all attempts that wait for it."""
-        waiting = self._learning.get(experiment)
-        asked = waiting is not None
-        if waiting is None:
-            waiting = self._learning[experiment] = []
+        """Read what the orders cover of an experiment, once for all attempts that wait for it.
+
+        One experiment after the other: it may take a while, and leases are renewed by the same few threads.
+        """
+        first = not self._learning
+        waiting = self._learning.setdefault(experiment, [])
         if attempt is not None:
             waiting.append(attempt)
-        if asked:
-            return
-        control = self._control or Control()
+        if first:
+            self._learn_next()
+
+    def _learn_next(self) -> None:
+        control, experiment = self._control or Control(), next(iter(self._learning))
         self._busy_io += 1
         self._offload.call(
             lambda: self._coverage.read(control, experiment), lambda _, problem: self._learnt(experiment, problem)
@@ -548,7 +551,10 @@ class Worker:
         self._busy_io -= 1
         if problem is not None:
             self._say.trouble(f"reading what was cancelled of {experiment}", problem)
-        for attempt in self._learning.pop(experiment, ()):
+        waiting = self._learning.pop(experiment)
+        if self._learning:
+            self._learn_next()
+        for attempt in waiting:
             if attempt.lease.token not in self._attempts:
                 continue
             if problem is None and self._stopping is None:

@@ -204,7 +204,10 @@ def resume(queue: QueueArgument = None, stack: StackOption = None) -> None:
     with open_stack(stack, queue=queue) as opened:
         target = opened.queue()
         target.resume()
-        note(f"queue `{target.name}` hands out tasks again")
+        if target.records.control(target.name).paused:
+            note(f"queue `{target.name}` was paused in the same moment, and stays so; resume it again if that is wrong")
+        else:
+            note(f"queue `{target.name}` hands out tasks again")
 
 
 @app.command()

@@ -671,10 +671,10 @@ class SqliteQueue:
             purge.end_submitted(self.name)
             last = 0
             while rows := self._open_rows(last):
-                stand = purge.end(open_task(replace(decode_stored(body), generation=g)) for _, g, _, body in rows)
+                stand = purge.end(open_task(task) for _, _, task in rows)
                 with self._file.transaction() as connection:
-                    for (seq, generation, experiment, _), record in zip(rows, stand, strict=True):
-                        self._follow_record(connection, seq, generation, experiment, record)
+                    for (seq, experiment, _), record in zip(rows, stand, strict=True):
+                        self._follow_record(connection, seq, experiment, record)
                 last = rows[-1][0]
         return purge.count
 
@@ -717,21 +717,23 @@ class SqliteQueue:
             ended += tasks
         return ended
 
-    def _open_rows(self, after: int) -> list[tuple[int, int, int, str]]:
-        """What waits or is held, by number: that, generation, experiment and body."""
+    def _open_rows(self, after: int) -> list[tuple[int, int, Task]]:
+        """What waits or is held, by number: that, the experiment's number and the task."""
         with self._file.reading() as connection:
-            return connection.execute(
+            rows = connection.execute(
                 "SELECT t.seq, t.generation, t.experiment, t.body FROM (SELECT seq FROM ready UNION ALL "
                 "SELECT seq FROM delayed UNION ALL SELECT seq FROM leases) w JOIN tasks t USING(seq) "
                 "JOIN queues q ON q.id=t.queue WHERE q.name=? AND t.seq>? ORDER BY t.seq LIMIT 500",
                 (self.name, after),
             ).fetchall()
+            return [
+                (seq, experiment, self._read(connection, seq, generation, body))
+                for seq, generation, experiment, body in rows
+            ]
 
-    def _follow_record(
-        self, connection: sqlite3.Connection, seq: int, generation: int, experiment: int, record: Record
-    ) -> None:
+    def _follow_record(self, connection: sqlite3.Connection, seq: int, experiment: int, record: Record) -> None:
         """Take a task out whose record was committed elsewhere, unless its next generation was put meanwhile."""
-        if self._still(connection, seq, generation) and (was := take_out(connection, seq)):
+        if self._still(connection, seq, record.generation) and (was := take_out(connection, seq)):
             count(connection, experiment, **{was.value: -1, record.state.value: 1})
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from runtime.cli import logs as logs_command
 from runtime.cli.main import main
+from runtime.queues.sqlite import SqliteQueue
 from runtime.reasons import EndReason
 from runtime.redrive import read_dead
 from runtime.stacks import OpenStack
@@ -133,6 +134,40 @@ def test_purge_does_what_the_person_answers(
 
     assert (returned, counts(bench)) == (code, left)
     assert "cancel 2 tasks in queue `default` of stack `local`? [y/N]" in err
+
+
+def test_resume_says_if_somebody_paused_in_the_same_moment(
+    bench: Bench, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.put(sample_task())
+    bench.queue().pause()
+    ring = SqliteQueue.resume
+
+    def resume(queue: SqliteQueue) -> None:
+        ring(queue)
+        bench.queue().pause()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SqliteQueue, "resume", resume)
+        raced = run("queue", "resume")
+    alone = run("queue", "resume")
+
+    assert (raced[0], "stays so" in raced[2]) == (0, True)
+    assert (alone[0], "hands out tasks again" in alone[2]) == (0, True)
+
+
+def test_purge_that_is_interrupted_says_how_to_go_on(bench: Bench, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.put(sample_task())
+
+    def interrupted(queue: SqliteQueue, **_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SqliteQueue, "purge", interrupted)
+
+    code, _, err = run("queue", "purge", "--yes")
+
+    assert code == 130
+    assert "run the same command again to go on" in err
 
 
 def test_purge_with_yes_asks_nobody(bench: Bench, run: Run) -> None:

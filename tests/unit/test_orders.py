@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -166,6 +167,36 @@ def test_worker_that_cannot_read_what_is_covered_runs_none_of_it_and_asks_again(
 
     assert (next(failures, None), len(bench.events("trouble"))) == (None, 1)
     assert [bench.record(task, records=records).state for task in covered] == [TaskState.CANCELLED] * 3
+    assert bench.record(free, records=records).state is TaskState.SUCCEEDED
+
+
+def test_worker_with_tasks_of_many_cancelled_experiments_reads_one_after_the_other(
+    bench: WorkerBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, records = open_pair_with_folder(bench)
+    names = [f"sweep-{number}" for number in range(5)]
+    covered = [bench.function("give", n, key=f"{n}", experiment=name) for name in names for n in range(2)]
+    for name in names:
+        submit_tasks([task for task in covered if task.experiment == name], queue, experiment=name)
+        cancel_experiment(stack_of(records, queue), name, now=datetime.now(UTC))
+    free = bench.function("give", "free")
+    submit_tasks([free], queue, experiment="sample")
+    read_part, reading, most = records.read_part, [0], [0]
+
+    def read(part: ManifestPart) -> list[str]:
+        reading[0] += 1
+        most[0] = max(most[0], reading[0])
+        time.sleep(0.05)
+        try:
+            return read_part(part)
+        finally:
+            reading[0] -= 1
+
+    monkeypatch.setattr(records, "read_part", read)
+    bench.run(queue, look_ahead=20, idle_timeout=timedelta(seconds=0.5))
+
+    assert most == [1]
+    assert [bench.record(task, records=records).state for task in covered] == [TaskState.CANCELLED] * 10
     assert bench.record(free, records=records).state is TaskState.SUCCEEDED
 
 

@@ -9,10 +9,11 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,14 @@ import runtime.embedded
 from runtime.embedded import EmbeddedFile, refuse_network_filesystem
 from runtime.errors import NotPossible, StoreUnavailable
 from runtime.queues.base import Lease, Release
-from runtime.queues.sqlite import SqliteQueue, open_sqlite
+from runtime.queues.sqlite import SWEEP_EVERY_S, SqliteQueue, open_sqlite
 from runtime.reasons import EndReason
-from runtime.tasks import TaskState
+from runtime.records import open_records
+from runtime.records.folder import FolderRecords
+from runtime.records.orders import pause_order, resume_order
+from runtime.tasks import TaskState, next_generation
 from runtime.testing import FakeClock, sample_task
-from tests.conformance.queue_pairs import TTL, ended_note, failed, succeeded, tasks
+from tests.conformance.queue_pairs import TTL, ended_note, failed, give_back, succeeded, tasks
 
 HOLDER = """
 import sys, time
@@ -312,6 +316,95 @@ def test_counters_and_places_agree_after_random_moves(path: Path) -> None:
         clock.advance(seconds=1)
         queue.renew(held, TTL)
     check_counters(path)
+
+
+@pytest.mark.parametrize("how", ["purge", "cancel"])
+def test_counters_and_places_agree_after_all_is_cancelled(path: Path, how: str) -> None:
+    clock = FakeClock()
+    queue, records = open_sqlite(path, clock=clock)
+    other, _ = open_sqlite(path, queue="other", clock=clock)
+    queue.put(tasks(9))
+    other.put([sample_task("elsewhere")])
+    succeeds, fails, again, delayed, *held = queue.lease(6, worker="w-a", ttl=TTL)
+    queue.settle([succeeded(succeeds), failed(fails)])
+    queue.release([give_back(again, note=ended_note(again)), give_back(delayed, delay_s=3600)])
+    queue.put([next_generation(fails.task)])
+
+    ended = queue.purge() if how == "purge" else queue.cancel_open("sample")
+
+    check_counters(path)
+    totals = {state: n for state, n in records.totals("sample").counts.items() if n}
+    left = {TaskState.QUEUED: 1} if how == "purge" else {}
+    assert ended == (8 if how == "purge" else 9)
+    assert totals == {TaskState.SUCCEEDED: 1, TaskState.CANCELLED: ended, **left}
+    assert queue.renew(held, TTL) == held
+    assert records.find(again.task.id, 1).attempts == 1  # type: ignore[union-attr]
+    assert records.find(fails.task.id, 2).state is TaskState.CANCELLED  # type: ignore[union-attr]
+    queue.close()
+    other.close()
+
+
+def test_pauses_and_resumes_of_many_leave_the_file_as_the_orders_say(path: Path) -> None:
+    queues = [open_sqlite(path)[0] for _ in range(6)]
+    queues[0].put(tasks(1))
+
+    def give(queue: SqliteQueue, number: int) -> None:
+        for turn in range(8):
+            if (turn + number) % 2:
+                queue.pause()
+            else:
+                queue.resume()
+
+    threads = [threading.Thread(target=give, args=(queue, n)) for n, queue in enumerate(queues)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for turn in (True, False):
+        paused = queues[0].records.control("default").paused
+        assert bool(queues[1].lease(1, worker="w-a", ttl=TTL)) is not paused
+        if turn and not paused:
+            break
+        queues[2].resume()
+    for queue in queues:
+        queue.close()
+
+
+@pytest.mark.parametrize("ahead_s", [-300, 0, 300])
+def test_queue_beside_a_store_follows_an_order_whose_giver_was_killed(path: Path, tmp_path: Path, ahead_s: int) -> None:
+    """The order is there, and what the file says of it was not written."""
+    (tmp_path / "records").mkdir()
+    clock = FakeClock(datetime.now(UTC) + timedelta(seconds=ahead_s))
+    records = FolderRecords(tmp_path / "records", clock=clock)
+    queue = SqliteQueue(EmbeddedFile(path), records, clock=clock)
+    queue.put(tasks(1))
+    records.put_order("default", pause_order(clock.now()))
+    before = queue._is_paused()
+
+    queue.tend()
+    paused = queue.lease(1, worker="w-a", ttl=TTL)
+    resume = resume_order(records.control("default"), clock.now())
+    assert resume is not None
+    records.put_order("default", resume)
+    clock.advance(seconds=SWEEP_EVERY_S)
+    queue.tend()
+
+    assert (before, paused) == (False, [])
+    assert len(queue.lease(1, worker="w-a", ttl=TTL)) == 1
+    queue.close()
+
+
+def test_purge_beside_a_store_ends_what_cannot_be_decoded_too(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "records").mkdir()
+    records = open_records(f"file:{tmp_path / 'records'}")
+    queue = SqliteQueue(EmbeddedFile(path), records)
+    queue.put(tasks(3))
+    with queue._file.transaction() as connection:
+        connection.execute("UPDATE tasks SET body='{' WHERE seq=2")
+
+    assert (queue.purge(), queue.depth().total) == (3, 0)
+    assert {records.find(task.id, 1).state for task in tasks(3)} == {TaskState.CANCELLED}  # type: ignore[union-attr]
+    queue.close()
 
 
 def test_claim_reads_only_what_can_be_claimed(path: Path) -> None:

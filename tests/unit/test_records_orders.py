@@ -275,6 +275,24 @@ def test_order_that_goes_between_listing_and_reading_is_looked_for_again(blobs: 
     assert told.tasks == expected.tasks
 
 
+def test_order_stands_where_there_is_no_room_to_put_it_together_with_others(blobs: WatchedBlobs) -> None:
+    store = open_store(blobs)
+    give_many(store, ORDERS_APART)
+
+    def full(call: str, key: str) -> None:
+        if "merged-" in key:
+            raise StoreUnavailable("no space left")
+
+    blobs.before = full
+    last = store.put_order(QUEUE, pause_order(T0))
+    blobs.before = lambda call, key: None
+
+    assert last in store.control(QUEUE).pauses
+    assert len(listed(blobs)) == ORDERS_APART + 1
+    store.put_order(QUEUE, pause_order(T0))
+    assert len(listed(blobs)) == ORDERS_APART + 3, "the next takes it up"
+
+
 def test_two_that_put_together_at_once_lose_nothing(blobs: WatchedBlobs) -> None:
     store = open_store(blobs)
     give_many(store, ORDERS_APART)
