@@ -304,6 +304,17 @@ def test_probe_ends_and_goes_although_nobody_is_there(context: PlanContext) -> N
     assert ("activeDeadlineSeconds" in usual, usual["ttlSecondsAfterFinished"]) == (False, 7 * 24 * 3600)
 
 
+@pytest.mark.parametrize(("lifetime", "suspended"), [(timedelta(minutes=1), False), (None, True)])
+def test_probe_with_a_bucket_is_not_suspended_for_its_deadline_would_not_run(
+    context: PlanContext, lifetime: timedelta | None, suspended: bool
+) -> None:
+    where = target(records="gs://lab/p")
+
+    made = KubernetesLauncher().plan(JobSpec(command=("true",)), where, replace(JOB, lifetime=lifetime), context)
+
+    assert (manifest(made)["spec"]["suspend"], is_waiting(manifest(made))) == (suspended, True)
+
+
 def test_pod_that_serves_files_ends_and_goes_although_nobody_is_there(context: PlanContext) -> None:
     made = render_files_job(read_place(target(), context), "files", "alice")
 

@@ -112,7 +112,8 @@ def render_job(
         "annotations": {"research-runtime/name": job.name, "research-runtime/root": place.records},
     }
     if place.bucket:
-        made["suspend"] = True
+        # The deadline of a suspended Job does not run; pods that begin before its files are there wait for them.
+        made["suspend"] = job.lifetime is None
         metadata["annotations"][FILES] = WAITING
     if slots is not None:
         made["suspend"] = True
