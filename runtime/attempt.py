@@ -248,8 +248,8 @@ class Child:
             self.tree = trees.Tree(code_dir)
         try:
             self.tree.prepare()
-        except OSError as problem:
-            return f"cannot lay out the code: {problem}"
+        except Exception as problem:  # a full disk, or files that another attempt has damaged
+            return f"cannot lay out the code: {describe(problem)}"
         return None
 
     def _next_order(self) -> list[str]:

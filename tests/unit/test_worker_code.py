@@ -95,9 +95,14 @@ def test_attempt_that_was_killed_at_its_time_limit_leaves_the_next_a_whole_tree(
     assert bench.record(after).log == "two\n"
 
 
-def test_attempt_that_destroys_the_workers_copy_of_the_code_costs_the_next_one_try(bench: Bench, source: Path) -> None:
+@pytest.mark.parametrize(
+    "deed", ["rm -rf ../../archive", 'rm -rf "$(readlink -f ../..)"', "echo garbage > ../../index; rm ../*.seen"]
+)
+def test_attempt_that_destroys_the_workers_copy_of_the_code_costs_the_next_one_try(
+    bench: Bench, source: Path, deed: str
+) -> None:
     identity = take_snapshot(source, bench.records)
-    vandal = shell("rm -rf ../../archive ../../index; echo x > a.txt", "vandal", snapshot=identity)
+    vandal = shell(f"echo x > a.txt; {deed}", "vandal", snapshot=identity)
     after = [shell("cat a.txt", f"after {number}", snapshot=identity, max_failures=2) for number in range(3)]
     bench.put(vandal, *after)
 
