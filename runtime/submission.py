@@ -668,9 +668,10 @@ _Sender: TypeAlias = _Direct | _ThroughManifest
 
 def _kept_code(records: RecordStore, experiment: str, tasks: Mapping[str, Task]) -> str | None:
     """The code that one of `tasks` was submitted with before, if it is another than now's."""
-    for stored in _stored(records, experiment, tasks):
-        if stored.snapshot != tasks[stored.id].snapshot:
-            return stored.snapshot or OWN_CODE
+    with suppress(RuntimeFailure):  # All is submitted: a store that fails now leaves this unsaid.
+        for stored in _stored(records, experiment, tasks):
+            if stored.snapshot != tasks[stored.id].snapshot:
+                return stored.snapshot or OWN_CODE
     return None
 
 
