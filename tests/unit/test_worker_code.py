@@ -5,18 +5,23 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from runtime.embedded import EmbeddedFile
+from runtime.queues.base import Queue
+from runtime.queues.sqlite import SqliteQueue
 from runtime.reasons import EndReason
-from runtime.records.base import Record
+from runtime.records import open_records
+from runtime.records.base import Record, RecordStore
 from runtime.snapshot import take_snapshot
 from runtime.submitted_code import WITHOUT
 from runtime.tasks import CommandEntry, FunctionEntry, Task, TaskState
 from runtime.testing import sample_task
+from tests.fakes.gcs import GcsServer
 from tests.unit.worker_bench import ROOT, Bench, bench, open_pair_with_folder
 
 __all__ = ["bench"]
@@ -302,12 +307,27 @@ def test_tasks_with_and_without_code_of_their_own_run_on_one_warm_worker(bench: 
     assert [bench.record(task).value for task in tasks] == [0, ["snapshot", 1], 2, ["snapshot", 3], 4, ["snapshot", 5]]
 
 
+@pytest.fixture(params=["folder", "gs"])
+def remote(
+    request: pytest.FixtureRequest, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Queue, RecordStore]]:
+    """The embedded queue with its records elsewhere."""
+    if request.param == "folder":
+        yield open_pair_with_folder(bench)
+        return
+    server = GcsServer().start()
+    server.make_bucket("lab")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+    records = open_records("gs://lab/p")
+    yield SqliteQueue(EmbeddedFile(bench.path), records), records
+    server.stop()
+
+
 def test_snapshot_is_fetched_once_for_all_tasks_that_wait_for_it(
-    bench: Bench, source: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, source: Path, remote: tuple[Queue, RecordStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    identity = take_snapshot(source, bench.records)
-    queue, records = open_pair_with_folder(bench)
-    take_snapshot(source, records)
+    queue, records = remote
+    identity = take_snapshot(source, records)
     tasks = [shell("cat a.txt", f"n {number}", snapshot=identity) for number in range(10)]
     queue.put(tasks)
     fetched: list[str] = []
