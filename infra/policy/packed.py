@@ -93,8 +93,9 @@ def _reader(inputs: Inputs) -> ResourceValidationPolicy:
 
 def _policy(name: str, rule: Rule, inputs: Inputs) -> StackValidationPolicy:
     def validate(args: StackValidationArgs, report_violation: ReportViolation) -> None:
-        shown = [as_registration(each, inputs.get(each.urn)) for each in args.resources]
-        for violation in apply_rule(name, [each for each in shown if not _is_for_later(each)], stack_bounds()):
+        there = [each for each in args.resources if not _is_for_later(each, inputs)]
+        resources = [as_registration(each, inputs.get(each.urn)) for each in there]
+        for violation in apply_rule(name, resources, stack_bounds()):
             report_violation(
                 f"{violation.message}; {violation.hint}" if violation.hint else violation.message, violation.urn
             )
@@ -117,9 +118,9 @@ def _is_custom(type_: str) -> bool:
     return not type_.startswith(("runtime:", "pulumi:pulumi:"))
 
 
-def _is_for_later(resource: Registration) -> bool:
-    """Whether `--target` leaves it to another run to make this; the engine then shows none of its inputs."""
-    return resource.custom and not resource.inputs
+def _is_for_later(resource: PolicyResource, inputs: Inputs) -> bool:
+    """Whether `--target` leaves it to another run to make this: the engine then shows neither inputs nor an answer."""
+    return _is_custom(resource.resource_type) and not inputs.get(resource.urn) and not resource.props
 
 
 def _plain(value: Any) -> Any:

@@ -268,6 +268,7 @@ def test_resource_that_is_left_for_a_later_run_is_judged_by_that_one(pack: Pack)
     left = replace(recording, resources=tuple(replace(each, inputs={}) for each in recording.resources))
 
     assert pack.judge(left, nothing) == []
+    assert {rule for rule, _, _ in pack.judge(left, lambda each: {"id": "1"} if each.custom else {})} >= {"labels"}
     assert {rule for rule, _, _ in pack.judge(recording, nothing)} == {"labels", "api-first"}
 
 
