@@ -80,6 +80,7 @@ def test_archive_is_restored_or_refused_and_nothing_lands_outside(
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "kept").write_text("kept")
+    (outside / "kept").chmod(0o644)
     (case,) = (each for each in make_cases(outside) if each.name == name)
     (tmp_path / "scratch").mkdir()
 
