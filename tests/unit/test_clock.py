@@ -188,7 +188,7 @@ def test_clocks_that_agree_are_not_spoken_of(stack: GcsServer, capsys: pytest.Ca
     for command in COMMANDS:
         assert main(command) == 0
 
-    assert "clock" not in capsys.readouterr().err
+    assert "this machine's clock" not in capsys.readouterr().err
 
 
 def test_command_whose_store_fails_when_asked_for_its_time_has_done_its_work(
