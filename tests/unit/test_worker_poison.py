@@ -273,7 +273,7 @@ def test_task_that_cannot_be_announced_or_looked_up_is_recorded_as_failed_and_th
 
 
 @pytest.mark.parametrize(
-    "call", ["control", "put_worker", "put_counters", "append_log", "keep_outputs", "outlook", "tend", "renew"]
+    "call", ["put_worker", "put_counters", "append_log", "keep_outputs", "outlook", "tend", "renew"]
 )
 @pytest.mark.parametrize("problem", [OWN["a bug"], OWN["too large"], OSError], ids=["bug", "refusal", "disk"])
 @pytest.mark.usefixtures("quick")
