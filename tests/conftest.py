@@ -94,6 +94,25 @@ def _no_settings_of_the_developer(monkeypatch: pytest.MonkeyPatch, tmp_path_fact
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
 
 
+@pytest.fixture(autouse=True)
+def _umask_stays() -> Iterator[None]:
+    """Fails a test that leaves another umask behind: files of the tests after it would get other modes."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    after = os.umask(before)
+    assert oct(after) == oct(before), "the test has changed the umask of this process"
+
+
+@pytest.fixture
+def own_umask() -> Iterator[None]:
+    """For a test that calls what sets the umask of its process: puts it back."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)
+
+
 @pytest.fixture(scope="session")
 def pubsub_server() -> Iterator[PubsubEmulator]:
     """The running Pub/Sub emulator; sets no environment. Most tests want `pubsub_emulator`."""

@@ -183,7 +183,7 @@ class MotoServer(Service):
         _request("POST", self.port, "/moto-api/reset")
 
     def _command(self) -> list[str]:
-        return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self.port)]
+        return [sys.executable, str(Path(__file__).parent / "fakes/s3.py"), "-H", "127.0.0.1", "-p", str(self.port)]
 
     def _is_ready(self) -> bool:
         return _request("GET", self.port, "/moto-api/data.json") is not None

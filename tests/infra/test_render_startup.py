@@ -405,6 +405,7 @@ def test_node_boots_and_leaves_the_start_to_the_head(new_machine: Callable[..., 
     assert not (machine.root / "etc/runtime-ray/ssh").exists()
 
 
+@pytest.mark.usefixtures("own_umask")
 def test_start_node_writes_what_ray_said_and_waits_until_it_listens(
     new_machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
