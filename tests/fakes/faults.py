@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import http.client
+import itertools
+import random
 import socket
 import struct
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -74,6 +76,7 @@ class FaultyServer:
         """By kind: LIST, GET, PUT, DELETE …"""
         self.log: list[Request] = []
         self._faults: list[tuple[str, Fault | None]] = []
+        self._chance: dict[str, Iterator[Fault | None]] = {}
         self._pages: dict[str, Response] = {}
         """The last page of each listing, by its query without the token."""
         self._resumed: dict[str, str] = {}
@@ -98,6 +101,12 @@ class FaultyServer:
         with self._lock:
             self._faults += [(kind, fault) for fault in faults]
 
+    def fail_some(self, kind: str, share: float, faults: Sequence[Fault], *, seed: int) -> None:
+        """Fail that share of the requests of a kind from now on, drawn by chance, in one of these ways."""
+        chance = random.Random(seed)
+        with self._lock:
+            self._chance[kind] = (chance.choice(faults) if chance.random() < share else None for _ in itertools.count())
+
     @property
     def faults_left(self) -> int:
         return len(self._faults)
@@ -105,6 +114,7 @@ class FaultyServer:
     def forget_faults(self) -> None:
         with self._lock:
             self._faults = []
+            self._chance = {}
 
     def answer(self, request: Request) -> Response:
         raise NotImplementedError
@@ -115,10 +125,13 @@ class FaultyServer:
             self.requests[request.kind] += 1
             self.log.append(request)
             index = next((i for i, (kind, _) in enumerate(self._faults) if kind == request.kind), None)
-            fault = None if index is None else self._faults.pop(index)[1]
+            fault = self._draw(request.kind) if index is None else self._faults.pop(index)[1]
         if request.kind == "LIST":
             return self._answer_listing(request, fault)
         return self._answer_request(request, fault)
+
+    def _draw(self, kind: str) -> Fault | None:
+        return next(self._chance[kind]) if kind in self._chance else None
 
     def _answer_listing(self, request: Request, fault: Fault | None) -> Response | None:
         asked = dict(parse_qsl(urlsplit(request.path).query, keep_blank_values=True))

@@ -1,22 +1,34 @@
-"""Ten thousand tasks while a worker is killed every second."""
+"""Thousands of tasks while something is killed or stopped every second."""
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from runtime import processes
 from runtime.submission import submit
 from runtime.tasks import TaskState, task_id
+from tests.fakes.faults import Fault
+from tests.fakes.gcs import GcsServer
 from tests.services.failure_support import EXPERIMENT, WorkerProcess, Yard, call
+from tests.services_support import PubsubEmulator
 
 pytestmark = [pytest.mark.service, pytest.mark.slow]
 
 TASKS = 10_000
+REMOTE_TASKS = int(os.environ.get("SOAK_TASKS", "500"))
+"""Of the soak with remote parts, whose fakes and emulator are slow: `SOAK_TASKS=10000` is the whole of it."""
+SEED = int(os.environ.get("SOAK_SEED", "7"))
 KILL_EVERY_S = 1.0
 LONGEST_S = 480.0
 
@@ -71,3 +83,125 @@ def check_runs(yard: Yard) -> None:
     for run in yard.runs():
         record = records[task_id(EXPERIMENT, key=f"k{run.name.removeprefix('s')}")]
         assert run.at <= record.ended_at.timestamp(), f"{run.name} ran again after it was recorded"
+
+
+PAGE_FAULTS = (Fault.REFUSE_503, Fault.REFUSE_429, Fault.CUT_OFF, Fault.RESET, Fault.EMPTY_PAGE)
+PAGE_SIZE = 50
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[GcsServer]:
+    """A bucket that fails one page of a listing in ten."""
+    server = GcsServer().start()
+    server.make_bucket("lab")
+    server.page_size = PAGE_SIZE
+    server.fail_some("LIST", 0.1, PAGE_FAULTS, seed=SEED)
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    yield server
+    server.stop()
+
+
+@pytest.mark.timeout(120 + REMOTE_TASKS // 4)
+def test_tasks_survive_workers_guardians_and_submitters_that_die_or_stall_over_a_bucket_that_fails_pages(
+    tmp_path: Path, pubsub_emulator: PubsubEmulator, bucket: GcsServer
+) -> None:
+    yard = Yard(tmp_path, emulator=pubsub_emulator, records="gs://lab/soak")
+    try:
+        lines = tmp_path / "tasks.jsonl"
+        lines.write_text(
+            "".join(json.dumps(call("short", f"s{n}", 0.01, key=f"k{n}")) + "\n" for n in range(REMOTE_TASKS))
+        )
+        yard.tasks = {task_id(EXPERIMENT, key=f"k{n}"): 1 for n in range(REMOTE_TASKS)}
+        yard.experiments.add(EXPERIMENT)
+        chaos = Chaos(yard, lines)
+
+        chaos.run_until_waited()
+
+        assert chaos.done >= min(5, REMOTE_TASKS // 100)
+        shown = yard.cli("status", EXPERIMENT, "-o", "json")
+        assert shown.returncode == 0, shown.stderr
+        assert yard.records.totals(EXPERIMENT).counts[TaskState.SUCCEEDED] == REMOTE_TASKS
+        bucket.forget_faults()
+        yard.check()
+    finally:
+        yard.close()
+
+
+class Chaos:
+    """Four workers and `submit --wait`, of which something is killed or stopped for a while each second."""
+
+    OPTIONS = (("--slots", "2", "--reuse-process"), ("--slots", "2"), ("--reuse-process",), ())
+    LONGEST_STALL_S = 8.0
+
+    def __init__(self, yard: Yard, lines: Path) -> None:
+        self.yard = yard
+        self.lines = lines
+        self.done = 0
+        self._chance = random.Random(SEED)
+        self._workers = [yard.start(*each) for each in self.OPTIONS]
+        self._submitters: list[subprocess.Popen[bytes]] = []
+        self._submitter = self._submit()
+        self._stalled: list[tuple[float, int]] = []
+
+    def run_until_waited(self) -> None:
+        """Until `submit --wait` returns by itself, which says that all have succeeded."""
+        next_at = time.monotonic() + KILL_EVERY_S
+        while (code := self._submitter.poll()) is None:
+            if time.monotonic() >= next_at:
+                next_at = time.monotonic() + KILL_EVERY_S
+                self._hit()
+                self.done += 1
+            self._wake(time.monotonic())
+            time.sleep(0.05)
+        self._wake(float("inf"))
+        assert code == 0, (self.yard.folder / "submit.log").read_text()
+
+    def _submit(self) -> subprocess.Popen[bytes]:
+        with (self.yard.folder / "submit.log").open("ab") as log:
+            arguments = ["submit", "--wait", "--no-snapshot", "--from", str(self.lines), "-e", EXPERIMENT]
+            return subprocess.Popen(
+                [sys.executable, "-m", "runtime", *arguments],
+                cwd=self.yard.code,
+                env=self.yard.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def _hit(self) -> None:
+        index = self._chance.randrange(len(self._workers))
+        worker = self._workers[index]
+        match self._chance.choice(("kill worker", "kill guardian", "kill submitter", "stop worker", "stop guardian")):
+            case "kill worker":
+                worker.kill()
+                self._workers[index] = self.yard.start(*self.OPTIONS[index])
+            case "kill guardian":
+                for pid in guardians(worker.pid):
+                    os.kill(pid, signal.SIGKILL)
+            case "kill submitter":
+                self._submitter.kill()
+                self._submitter.wait()
+                self._submitter = self._submit()
+            case "stop worker":
+                self._stall(worker.pid)
+            case "stop guardian":
+                for pid in guardians(worker.pid):
+                    self._stall(pid)
+
+    def _stall(self, pid: int) -> None:
+        os.kill(pid, signal.SIGSTOP)
+        self._stalled.append((time.monotonic() + self._chance.uniform(0, self.LONGEST_STALL_S), pid))
+
+    def _wake(self, now: float) -> None:
+        for until, pid in [each for each in self._stalled if each[0] <= now]:
+            self._stalled.remove((until, pid))
+            try:
+                os.kill(pid, signal.SIGCONT)
+            except ProcessLookupError:
+                pass
+
+
+def guardians(worker: int) -> list[int]:
+    """Processes that a worker has started; a worker on its way may have none yet."""
+    return [pid for pid, process in processes.read_table().items() if process.ppid == worker and not process.dead]
