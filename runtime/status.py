@@ -28,7 +28,7 @@ from runtime.records.base import (
     WorkerSeen,
 )
 from runtime.records.orders import Control
-from runtime.records.totals import Tally
+from runtime.records.totals import FEW_OF_ONE, Tally
 from runtime.tasks import DEFAULT_EXPERIMENT, Task, TaskState, describe_entry, experiment_digest
 from runtime.units import format_duration
 
@@ -272,7 +272,7 @@ def read_experiment(
     workers = read_workers(records, now)
     seen = records.find_experiment(name)
     seen = seen or ExperimentSeen(name, None)
-    tally = tally or Tally(records)
+    tally = tally or Tally(records, few=FEW_OF_ONE)
     status = _experiment(stack, seen, workers, _Controls(records), _Depths(stack), tally, exact=exact)
     shown = list(read_failures(records, name, limit=failures)) if status.totals[TaskState.FAILED] else []
     return replace(

@@ -23,6 +23,8 @@ STILL_S: Final = 10.0
 """How old it may be while they stand still. Workers report every 30 s."""
 FEW: Final = 1_000
 """Tasks that are counted at the first look in any case: a worker that was killed seems to live for 90 s."""
+FEW_OF_ONE: Final = 20_000
+"""The same for the only experiment that somebody looks at. A listing of that many takes 20 requests, several at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +39,26 @@ class Recount:
 
 
 def is_recount_due(
-    hint: Totals, last: Recount | None, *, now: float, still_s: float, active: int | None, final: bool = False
+    hint: Totals,
+    last: Recount | None,
+    *,
+    now: float,
+    still_s: float,
+    active: int | None,
+    final: bool = False,
+    few: int = FEW,
 ) -> bool:
     """Whether the records have to be counted before anything is said of an experiment.
 
     The counters have said the same for `still_s`. `active` of its tasks are run by live workers, as far as these report;
-    None if they were not asked. After a `final` look there is no other.
+    None if they were not asked. After a `final` look there is no other. Up to `few` tasks are counted at the first look.
     """
     if hint.exact:
         return False
     if final:
         return True
     if last is None:
-        return not active or hint.submitted <= FEW or _claims_end(hint)
+        return not active or hint.submitted <= few or _claims_end(hint)
     rest_s, moved = now - last.at, hint.counts != last.hint.counts
     if _claims_end(hint) and moved:
         return rest_s >= last.took_s or hint.submitted != last.totals.submitted
@@ -87,8 +96,8 @@ def _claims_end(hint: Totals) -> bool:
 class Tally:
     """Totals of experiments as one process looks at them again and again."""
 
-    def __init__(self, records: RecordStore, *, ticks: Callable[[], float] = time.monotonic) -> None:
-        self._records, self._ticks = records, ticks
+    def __init__(self, records: RecordStore, *, few: int = FEW, ticks: Callable[[], float] = time.monotonic) -> None:
+        self._records, self._few, self._ticks = records, few, ticks
         self._last: dict[str, Recount] = {}
         self._moved: dict[str, tuple[Mapping[TaskState, int], float]] = {}
         """What the counters said last, and since when."""
@@ -101,7 +110,8 @@ class Tally:
         before = self._moved.get(experiment)
         if before is None or before[0] != hint.counts:
             before = self._moved[experiment] = (hint.counts, now)
-        if not is_recount_due(hint, last, now=now, still_s=now - before[1], active=active, final=final):
+        still_s = now - before[1]
+        if not is_recount_due(hint, last, now=now, still_s=still_s, active=active, final=final, few=self._few):
             return choose_totals(hint, last)
         totals = self._records.totals(experiment, exact=True)
         done = self._ticks()

@@ -32,6 +32,7 @@ from runtime.status import (
 from runtime.tasks import TaskState, experiment_digest, new_token, next_generation
 from runtime.testing import FakeClock, sample_task
 from runtime.verdict import mark_of
+from tests.conformance.records_cases import sample_record
 from tests.verbs_support import Bench
 
 
@@ -111,6 +112,7 @@ def test_experiment_counts_records_unless_live_workers_run_its_tasks(monkeypatch
         return real(experiment, exact=exact)
 
     monkeypatch.setattr(bench.records, "totals", totals_of)
+    monkeypatch.setattr("runtime.status.FEW_OF_ONE", 1_000)
     read_experiment(bench, "sample", now=bench.now)
     bench.report(running=(sample_task(experiment="other").id,))
     read_experiment(bench, "sample", now=bench.now)
@@ -119,6 +121,20 @@ def test_experiment_counts_records_unless_live_workers_run_its_tasks(monkeypatch
     read_experiment(bench, "sample", now=bench.now, exact=True)
 
     assert asked == [False, True, False, True, False, True]
+
+
+def test_experiment_asked_for_by_name_is_counted_though_a_dead_worker_seems_to_run_its_tasks() -> None:
+    bench = Bench.memory()
+    task, *others = tasks = [sample_task(str(number)) for number in range(1_001)]
+    bench.put(*tasks)
+    bench.report(running=(task.id,))
+    for each in tasks:
+        bench.records.commit(sample_record(each))
+
+    seen = read_experiment(bench, "sample", now=bench.now)
+
+    assert (seen.totals[TaskState.SUCCEEDED], seen.exact) == (len(others) + 1, True)
+    assert not read_overview(bench, now=bench.now).experiments[0].exact
 
 
 def test_experiment_failures_beyond_the_limit_are_counted(bench: Bench) -> None:
