@@ -28,7 +28,7 @@ from runtime.records.base import (
     WorkerSeen,
 )
 from runtime.records.orders import Control
-from runtime.records.totals import FEW_OF_ONE, Tally
+from runtime.records.totals import FEW, FEW_OF_ONE, Tally
 from runtime.tasks import DEFAULT_EXPERIMENT, Task, TaskState, describe_entry, experiment_digest
 from runtime.units import format_duration
 
@@ -272,8 +272,9 @@ def read_experiment(
     workers = read_workers(records, now)
     seen = records.find_experiment(name)
     seen = seen or ExperimentSeen(name, None)
-    tally = tally or Tally(records, few=FEW_OF_ONE)
-    status = _experiment(stack, seen, workers, _Controls(records), _Depths(stack), tally, exact=exact)
+    tally = tally or Tally(records)
+    controls, depths = _Controls(records), _Depths(stack)
+    status = _experiment(stack, seen, workers, controls, depths, tally, exact=exact, few=FEW_OF_ONE)
     shown = list(read_failures(records, name, limit=failures)) if status.totals[TaskState.FAILED] else []
     return replace(
         status,
@@ -605,11 +606,12 @@ def _experiment(
     tally: Tally,
     *,
     exact: bool,
+    few: int = FEW,
 ) -> ExperimentStatus:
     records = stack.records
     queue = seen.queue or stack.default_queue
     live = [worker for worker in workers if worker.queue == queue and worker.live]
-    counted = tally.count(seen.name, active=_count_active(seen.name, live), exact=exact)
+    counted = tally.count(seen.name, active=_count_active(seen.name, live), exact=exact, few=few)
     totals = {**dict.fromkeys(TaskState, 0), **counted.counts}
     if not records.holds_tasks:
         totals = _split_leased(totals, live)

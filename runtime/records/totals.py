@@ -96,14 +96,22 @@ def _claims_end(hint: Totals) -> bool:
 class Tally:
     """Totals of experiments as one process looks at them again and again."""
 
-    def __init__(self, records: RecordStore, *, few: int = FEW, ticks: Callable[[], float] = time.monotonic) -> None:
-        self._records, self._few, self._ticks = records, few, ticks
+    def __init__(self, records: RecordStore, *, ticks: Callable[[], float] = time.monotonic) -> None:
+        self._records, self._ticks = records, ticks
         self._last: dict[str, Recount] = {}
         self._moved: dict[str, tuple[Mapping[TaskState, int], float]] = {}
         """What the counters said last, and since when."""
 
-    def count(self, experiment: str, *, active: int | None = None, final: bool = False, exact: bool = False) -> Totals:
-        """Totals that say `all has ended` only if that is certain; `active` and `final` as in `is_recount_due`."""
+    def count(
+        self,
+        experiment: str,
+        *,
+        active: int | None = None,
+        final: bool = False,
+        exact: bool = False,
+        few: int = FEW,
+    ) -> Totals:
+        """Totals that say `all has ended` only if that is certain; `active`, `final` and `few` as in `is_recount_due`."""
         if exact:
             return self._records.totals(experiment, exact=True)
         last, hint, now = self._last.get(experiment), self._records.totals(experiment), self._ticks()
@@ -111,7 +119,7 @@ class Tally:
         if before is None or before[0] != hint.counts:
             before = self._moved[experiment] = (hint.counts, now)
         still_s = now - before[1]
-        if not is_recount_due(hint, last, now=now, still_s=still_s, active=active, final=final, few=self._few):
+        if not is_recount_due(hint, last, now=now, still_s=still_s, active=active, final=final, few=few):
             return choose_totals(hint, last)
         totals = self._records.totals(experiment, exact=True)
         done = self._ticks()

@@ -121,7 +121,8 @@ def test_tasks_survive_workers_guardians_and_submitters_that_die_or_stall_over_a
         assert chaos.done >= min(5, REMOTE_TASKS // 100)
         shown = yard.cli("status", EXPERIMENT, "-o", "json")
         assert shown.returncode == 0, shown.stderr
-        assert {state: n for state, n in json.loads(shown.stdout)["totals"].items() if n} == {"succeeded": REMOTE_TASKS}
+        totals = json.loads(shown.stdout)["totals"]
+        assert {state: n for state, n in totals.items() if n} == {"succeeded": REMOTE_TASKS}, shown.stdout
         bucket.forget_faults()
         yard.check()
     finally:
