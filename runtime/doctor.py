@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from runtime import __version__
 from runtime.clock import describe_skew
-from runtime.errors import InvalidContract, RuntimeFailure, StoreUnavailable, StoreUnsafe
+from runtime.errors import InvalidContract, NotPossible, RuntimeFailure, StoreUnavailable, StoreUnsafe
 from runtime.outputs import (
     ClusterOutput,
     KubernetesOutput,
@@ -48,6 +48,8 @@ STALE: Final = timedelta(days=1)
 PROBE_PATIENCE: Final = timedelta(seconds=10)
 TOOL_PATIENCE_S: Final = 10
 _AT_ONCE: Final = 16
+EXAMINED_S: Final = 5.0
+"""How long a task file is looked through."""
 
 
 class Verdict(StrEnum):
@@ -94,6 +96,17 @@ def examine(name: str | None, settings: Settings, *, now: datetime | None = None
     finally:
         if google is not None:
             google.close()
+
+
+def find_task_file(stack: str | None, settings: Settings) -> Path:
+    """The file of a stack whose tasks lie in one."""
+    outputs = find_stack(stack, settings=settings).outputs
+    for queue in outputs.queues.values():
+        if isinstance(queue, SqliteQueueOutput):
+            return Path(queue.path)
+    raise NotPossible(
+        f"stack `{outputs.stack}` keeps its tasks in no file of this machine", hint="name the file with `--file`"
+    )
 
 
 def _checks(outputs: StackOutputs, google: GoogleApi | None) -> list[Check]:
@@ -288,21 +301,17 @@ def _queue(name: str, output: QueueOutput, stack: str, google: GoogleApi | None)
 
 
 def _sqlite(check: str, path: Path) -> Line:
-    if not path.exists():
+    from runtime.embedded import examine_file
+
+    if not path.exists() and not path.is_symlink():
         return _ok(check, f"{path}, which comes into being on first use")
+    try:
+        whole = examine_file(path, patience_s=EXAMINED_S)
+    except RuntimeFailure as problem:
+        return _failed(check, problem)
     if not os.access(path, os.R_OK | os.W_OK):
         return _fail(check, f"`{path}` cannot be read and written", f"chown or chmod {path}")
-    import sqlite3
-
-    try:
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5)
-        try:
-            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        finally:
-            connection.close()
-    except sqlite3.Error as problem:
-        return _fail(check, f"`{path}` is no task file: {problem}", f"move it away: mv {path} {path}.old")
-    return _ok(check, str(path))
+    return _ok(check, str(path) if whole else f"{path}, of which not all was looked at: it is large")
 
 
 def _emulated_queue(check: str, output: PubSubQueueOutput, emulator: str) -> Line:

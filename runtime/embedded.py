@@ -13,14 +13,17 @@ from __future__ import annotations
 import fcntl
 import functools
 import os
+import re
 import sqlite3
+import stat
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final, Literal
 
-from runtime.errors import InfrastructureFailure, NotPossible, StoreUnavailable
+from runtime.errors import InfrastructureFailure, NotPossible, StoreBroken, StoreUnavailable
 from runtime.tasks import TaskState
 
 Durability = Literal["full", "normal"]
@@ -61,6 +64,7 @@ CREATE TABLE notes(
 CREATE INDEX notes_by_task ON notes(seq, generation, ended);
 CREATE TABLE objects(key TEXT PRIMARY KEY, value BLOB NOT NULL, modified REAL NOT NULL) WITHOUT ROWID;
 """
+TABLES: Final = frozenset(re.findall(r"CREATE TABLE (\w+)", _SCHEMA))
 
 # A record's row id joins the task's number and the generation, so that records are appended in order and one
 # integer key says both.
@@ -92,13 +96,16 @@ class EmbeddedFile:
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
         self._lock_fd = -1
+        self._opened: tuple[int, int] | None = None
+        """Device and inode of the file that the connections are of."""
         refuse_network_filesystem(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lock_fd = os.open(path.with_name(path.name + "-lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as problem:
             raise StoreUnavailable(
-                f"cannot open the task file `{path}`: {problem.strerror}",
+                f"cannot open the task file `{path}`: {(problem.strerror or str(problem)).lower()}",
+                facts=[f"at `{problem.filename}`"],
                 hint="set RUNTIME_DATA_DIR to a folder you can write",
                 retryable=False,
             ) from problem
@@ -112,6 +119,7 @@ class EmbeddedFile:
         with self._mutex:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
             try:
+                self._ensure_same()
                 connection = self._writer or self._open_writer()
                 usual = self.durability == "full"
                 other = durable is not None and durable is not usual
@@ -140,42 +148,80 @@ class EmbeddedFile:
         """A read-only connection; each statement sees one committed state."""
         with self._mutex:
             try:
+                self._ensure_same()
                 yield self._reader or self._open_reader()
             except sqlite3.DatabaseError as problem:
                 raise self._explain(problem) from problem
+
+    @contextmanager
+    def locked(self, *, patience_s: float) -> Iterator[None]:
+        """Hold the file's lock without opening it. Raises `StoreUnavailable` if another holds it for `patience_s`."""
+        until = time.monotonic() + patience_s
+        while True:
+            try:
+                fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise StoreUnavailable(
+                        f"another process holds the lock of `{self.path}`", hint=f"find it: fuser {self.path}-lock"
+                    ) from None
+                time.sleep(0.05)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
 
     def close(self) -> None:
         """Closing the last connection checkpoints, so it happens under the lock too."""
         with self._mutex:
             if self._lock_fd < 0:
                 return
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
             try:
-                for connection in (self._reader, self._writer):
-                    if connection is not None:
-                        connection.close()
+                opened = [each for each in (self._reader, self._writer) if each is not None]
+                if opened:
+                    fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+                for connection in opened:
+                    connection.close()
                 self._reader = self._writer = None
             finally:
                 os.close(self._lock_fd)
                 self._lock_fd = -1
 
+    def abandon(self) -> None:
+        """Let go of it in a forked child: the connections are the parent's, and so is a lock that it may hold."""
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)  # The parent's lock stays while the parent has it open.
+            self._lock_fd = -1
+
+    @property
+    def is_same(self) -> bool:
+        """Whether the path still leads to the file that is open, if one is."""
+        return self._opened is None or _identity(self.path) == self._opened
+
+    def _ensure_same(self) -> None:
+        if not self.is_same:
+            raise StoreBroken(
+                f"the task file `{self.path}` was replaced or removed while it was open",
+                facts=["nothing was written"],
+                hint="run the command again; a worker is started again",
+            )
+
     def _open_writer(self) -> sqlite3.Connection:
         # Called with the lock held.
+        look_at_file(self.path)
         connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=10)
-        connection.text_factory = _as_text
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute(f"PRAGMA synchronous={'FULL' if self.durability == 'full' else 'NORMAL'}")
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            connection.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
-        elif version != SCHEMA_VERSION:
+        try:
+            connection.text_factory = _as_text
+            check_layout(self.path, connection)
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute(f"PRAGMA synchronous={'FULL' if self.durability == 'full' else 'NORMAL'}")
+            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+                make_tables(connection)
+        except BaseException:
             connection.close()
-            raise NotPossible(
-                f"the task file `{self.path}` has layout {version}",
-                facts=[f"this release reads layout {SCHEMA_VERSION}"],
-                hint="use the release that made it, or another RUNTIME_DATA_DIR",
-            )
-        self._writer = connection
+            raise
+        self._writer, self._opened = connection, _identity(self.path)
         return connection
 
     def _open_reader(self) -> sqlite3.Connection:
@@ -198,12 +244,106 @@ class EmbeddedFile:
         return connection
 
     def _explain(self, problem: sqlite3.DatabaseError) -> InfrastructureFailure:
-        full = "full" in str(problem)
-        return StoreUnavailable(
-            f"the task file `{self.path}` cannot be used: {problem}",
-            hint="free some space on its disk" if full else None,
-            retryable=full or "locked" in str(problem) or "I/O" in str(problem),
+        return explain_sqlite(self.path, problem)
+
+
+def explain_sqlite(path: Path, problem: sqlite3.DatabaseError) -> InfrastructureFailure:
+    """What SQLite's refusal of a task file means, and the next step."""
+    code = getattr(problem, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return damaged(path, str(problem))
+    if code == sqlite3.SQLITE_FULL:
+        hint: str | None = "free some space on its disk"
+    elif code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+        hint = f"you need to read and write it, what is beside it and its folder: ls -ld {path.parent} {path}*"
+    else:
+        hint = None
+    return StoreUnavailable(
+        f"the task file `{path}` cannot be used: {problem}",
+        hint=hint,
+        retryable=code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR),
+    )
+
+
+def damaged(path: Path, said: str) -> StoreBroken:
+    """The failure that names a damaged file and the two ways on."""
+    return StoreBroken(
+        f"the task file `{path}` is damaged: {said}",
+        facts=["nothing was written; the file is as it was"],
+        hint=f"`runtime doctor --recover --file {path}` keeps it under another name and brings back what can be read;"
+        f" or begin without it: mv {path} {path}.damaged",
+    )
+
+
+def look_at_file(path: Path, *, may_be_empty: bool = False) -> None:
+    """Raise for what SQLite would hang on, call by another name, or take for a new file."""
+    try:
+        status = path.stat()
+    except OSError:
+        # SQLite makes a file that is missing. A link that leads nowhere would look like one.
+        if path.is_symlink():
+            raise StoreBroken(
+                f"the task file `{path}` is a link that leads nowhere",
+                facts=[f"it points to `{os.readlink(path)}`"],  # noqa: PTH115 - as it is written
+                hint="mount or restore what it points to, or remove the link",
+            ) from None
+        return
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
+        raise StoreBroken(f"the task file `{path}` is {kind}", hint=f"move it away: mv {path} {path}.aside")
+    if not (status.st_size or may_be_empty) and path.with_name(path.name + "-workers").is_dir():
+        # A worker has served it, so there were tables in it once.
+        raise damaged(path, "it is empty, and it was in use before")
+
+
+def check_layout(path: Path, connection: sqlite3.Connection) -> None:
+    """Raise unless the database is a task file of this release, or empty."""
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
+    if version == 0 and tables:
+        raise NotPossible(
+            f"`{path}` is no task file",
+            facts=[f"it is a SQLite database with other tables: {', '.join(sorted(tables)[:5])}"],
+            hint="move it away, or set another RUNTIME_DATA_DIR",
         )
+    if version not in (0, SCHEMA_VERSION):
+        raise NotPossible(
+            f"the task file `{path}` has layout {version}",
+            facts=[f"this release reads layout {SCHEMA_VERSION}"],
+            hint="use the release that made it, or another RUNTIME_DATA_DIR",
+        )
+    if version and (missing := TABLES - tables):
+        raise damaged(path, f"it lacks the table `{min(missing)}`")
+
+
+def examine_file(path: Path, *, patience_s: float) -> bool:
+    """Look through a task file and change nothing; False if the time was up first. Raises what is wrong with it."""
+    look_at_file(path)
+    until = time.monotonic() + patience_s
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as connection:
+            check_layout(path, connection)
+            connection.set_progress_handler(lambda: time.monotonic() > until, 100_000)
+            said = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    except sqlite3.DatabaseError as problem:
+        if getattr(problem, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
+            return False
+        raise explain_sqlite(path, problem) from problem
+    if said != "ok":
+        raise damaged(path, " ".join(said.split()))
+    return True
+
+
+def make_tables(connection: sqlite3.Connection) -> None:
+    connection.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)  # noqa: PTH116 - once for each transaction
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 _THE_FILE: Final = (sqlite3.DatabaseError, sqlite3.OperationalError, sqlite3.InternalError)

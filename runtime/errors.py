@@ -14,6 +14,7 @@ RuntimeFailure                      what the command line prints; `exit_code`, `
 ├── InfrastructureFailure exit 3    a service, disk or network failed; `retryable` says if again may help
 │   ├── QueueUnavailable
 │   ├── StoreUnavailable
+│   │   └── StoreBroken             a task file that is damaged, replaced or gone: again cannot help
 │   └── StoreUnsafe                 a store that broke its promise, such as create-only
 ├── LeaseLost             exit 3    another holds the task now, or its record exists
 └── RecordExists          exit 3    the first commit won and it was not ours
@@ -160,6 +161,13 @@ class QueueUnavailable(InfrastructureFailure):
 
 class StoreUnavailable(InfrastructureFailure):
     pass
+
+
+class StoreBroken(StoreUnavailable):
+    """The file under a store is damaged, was replaced or is gone: nothing can be read or written until a person acts."""
+
+    def __init__(self, message: str, *, facts: Iterable[str] = (), hint: str | None = None) -> None:
+        super().__init__(message, facts=facts, hint=hint, retryable=False)
 
 
 class StoreUnsafe(InfrastructureFailure):

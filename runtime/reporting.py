@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from runtime.clock import Clock, SystemClock
-from runtime.errors import RuntimeFailure
+from runtime.errors import RuntimeFailure, StoreBroken
 from runtime.reasons import Budget, EndReason
 from runtime.retry import PREEMPTION_BUDGET, Again
 from runtime.slots import Slot, describe_slots
@@ -179,7 +179,8 @@ class Reporter:
         explained = problem.message if isinstance(problem, RuntimeFailure) else _name(problem)
         again = f" ({times:,} times more since it was last said)" if times else ""
         hint = problem.hint if isinstance(problem, RuntimeFailure) else None
-        text = f"{what}: {explained}{again}; tried again, nothing is lost" + (f"; {hint}" if hint else "")
+        stays = "" if isinstance(problem, StoreBroken) else "; tried again, nothing is lost"
+        text = f"{what}: {explained}{again}{stays}" + (f"; {hint}" if hint else "")
         self._line("trouble", "trouble", text, what=what, problem=explained, hint=hint, unsaid=times)
 
     # tasks

@@ -591,6 +591,10 @@ class OpenStack:
         Raises `UnknownName`, and `NotPossible` for a queue that has no record store beside it.
         """
         name = name or self.default_queue
+        # Tasks and workers call a queue of a URL by its name.
+        by_url = name not in self._queues and name != self.default_queue and _is_queue_url(self.default_queue)
+        if by_url and (named := self.queue()).name == name:
+            return named
         if name not in self._queues:
             self._queues[name] = self._open_queue(name)
         return self._queues[name]

@@ -32,6 +32,8 @@ from runtime.errors import (
     RecordExists,
     RequestRefused,
     RuntimeFailure,
+    UnknownName,
+    WorkFailed,
 )
 from runtime.existing import ExistingOutputs
 from runtime.identify import FindsTasks
@@ -78,6 +80,7 @@ PUT_TASKS: Final = 4_000
 """Put into an embedded file at once; its lock is held for that long."""
 NAMED_TASKS: Final = 100
 """A submission of up to this many tasks remembers their ids, and is waited for task by task."""
+FAILED_SHOWN: Final = 5
 PARTS_LOOKED_AT: Final = 8
 """To tell what code known tasks have."""
 OWN_CODE: Final = "worker"
@@ -149,14 +152,32 @@ class Waited:
             TaskState.SUCCEEDED, 0
         )
 
-    def values(self) -> list[Any]:
-        """What the tasks returned, in the order of submission; raises `NotPossible` beyond `NAMED_TASKS`."""
+    def values(self, *, none_for_failed: bool = False) -> list[Any]:
+        """What the tasks returned, in the order of submission.
+
+        Raises `WorkFailed` if one did not succeed, unless `none_for_failed` asks for None in its place; `NotPossible`
+        if one has not ended yet, and beyond `NAMED_TASKS`.
+        """
         total = sum(self.totals.values())
+        if not self.complete:
+            left = total - self.failed - self.totals.get(TaskState.SUCCEEDED, 0)
+            raise NotPossible(
+                f"{left:,} of {total:,} tasks have not ended, so there are no values of them",
+                hint=f"wait again without `timeout`, or see what they wait for: runtime status {self.experiment}",
+            )
         if len(self.records) != total:
             raise NotPossible(
                 "only what was waited for task by task has its values at hand",
                 facts=[f"{total} tasks, up to {NAMED_TASKS} are waited for that way"],
                 hint="read them from the stack's records: open_stack().records.records(experiment)",
+            )
+        failed = [record for record in self.records if record.state is not TaskState.SUCCEEDED]
+        if failed and not none_for_failed:
+            more = [f"and {len(failed) - FAILED_SHOWN} more"] if len(failed) > FAILED_SHOWN else []
+            raise WorkFailed(
+                f"{len(failed)} of {total} tasks did not succeed, and have no value",
+                facts=[*(_how_it_ended(record) for record in failed[:FAILED_SHOWN]), *more],
+                hint=f"runtime explain {failed[0].task_id}; values(none_for_failed=True) gives None for them",
             )
         for record in self.records:
             if record.unreadable:
@@ -166,6 +187,11 @@ class Waited:
                     hint="leave it out: the other values are in `records`",
                 )
         return [record.value for record in self.records]
+
+
+def _how_it_ended(record: Record) -> str:
+    last = (record.message or "").strip().rpartition("\n")[2]
+    return f"`{record.task_id}` {record.state}" + (f": {last}" if last else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -763,7 +789,8 @@ def wait(
     """Wait until every task of a submission, or of the experiment named, has ended.
 
     Returns also when `timeout` is over, with `complete` False. A submission of more than `NAMED_TASKS` tasks is
-    waited for with all of its experiment. Interrupting it leaves the work alone.
+    waited for with all of its experiment. Interrupting it leaves the work alone. Raises `UnknownName` for an experiment
+    that nothing was submitted to.
     """
     span = _span(timeout, "timeout")
     deadline = None if span is None else time.monotonic() + span.total_seconds()
@@ -776,8 +803,23 @@ def wait(
         if submission is not None and submission.tasks is not None:
             look: _Look = _ByTask(target.records, submission.experiment, submission.tasks)
         else:
-            look = _ByExperiment(target.records, submission.experiment if submission else str(what))
+            name = submission.experiment if submission else str(what)
+            if submission is None:
+                _ensure_known(name, target.records)
+            look = _ByExperiment(target.records, name)
         return _poll(look, deadline, poll.total_seconds(), progress)
+
+
+def _ensure_known(experiment: str, records: RecordStore) -> None:
+    # What only foreign producers sent to is named by nobody, and has records once a task of it ended.
+    if records.find_experiment(experiment) is None and not records.totals(experiment, exact=True).submitted:
+        raise UnknownName(
+            "experiment",
+            experiment,
+            [seen.name for seen in records.experiments()],
+            where=f"in `{records.url}`",
+            hint="`runtime status` lists experiments; a task is waited for by what `submit` returned",
+        )
 
 
 class _ByTask:

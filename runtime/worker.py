@@ -28,7 +28,7 @@ from runtime.clock import Clock, SystemClock
 from runtime.code_identity import CodeIdentity
 from runtime.config import load_project
 from runtime.crew import Crew, CrewSettings, Ended, Order
-from runtime.errors import InfrastructureFailure, RequestRefused, explain_json
+from runtime.errors import InfrastructureFailure, RequestRefused, StoreBroken, explain_json
 from runtime.handover import Handed, Outgoing, failed_instead, hand_over, may_pass
 from runtime.heartbeat import Heartbeat
 from runtime.metrics import NoMetrics, WorkerMetrics, open_metrics
@@ -419,7 +419,7 @@ class Worker:
         self._leasing = False
         now = time.monotonic()
         if problem is not None:
-            self._say.trouble("leasing", problem)
+            self._trouble("leasing", problem)
             self._retries += 1
             self._due.poll = now + min(30.0, backoff(self._retries).total_seconds())
             return
@@ -1119,7 +1119,7 @@ class Worker:
         self._retractions = [*outgoing.retractions, *self._retractions]
         self._retries += 1
         self._retry_at = time.monotonic() + min(30.0, backoff(self._retries).total_seconds())
-        self._say.trouble("recording", problem)
+        self._trouble("recording", problem)
 
     def _hand_singly(self, outgoing: Outgoing) -> None:
         """One of them may be at fault, and the others have to go their way."""
@@ -1276,7 +1276,7 @@ class Worker:
 
     def _controlled(self, control: Control | None, problem: Exception | None) -> None:
         if control is None:
-            self._say.trouble("reading the orders", problem)
+            self._trouble("reading the orders", problem)
             return
         self._control = control
         self._stop_cancelled()
@@ -1352,9 +1352,15 @@ class Worker:
     def _ignore(self, what: str) -> Callable[[Any, Exception | None], None]:
         def done(_: Any, problem: Exception | None) -> None:
             if problem is not None:
-                self._say.trouble(what, problem)
+                self._trouble(what, problem)
 
         return done
+
+    def _trouble(self, what: str, problem: Exception | None) -> None:
+        """Say what failed and will be tried again; leave if that cannot help."""
+        self._say.trouble(what, problem)
+        if isinstance(problem, StoreBroken):
+            self._stop_by_itself(problem.message, exit_code=problem.exit_code)
 
     def _watch_bell(self) -> None:
         """Listen to the doorbell only while there is room; when full, every put would wake us for nothing."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from typer.core import TyperCommand
 from runtime.cli.commands import OutputOption, StackOption, new_app
 from runtime.cli.main import INTERRUPTED
 from runtime.cli.show import Output, format_count, note, note_skew, print_json, progress
-from runtime.errors import InvalidTask, InvalidValue, RequestRefused
+from runtime.errors import InfrastructureFailure, InvalidTask, InvalidValue, RequestRefused
 from runtime.tasks import DEFAULT_EXPERIMENT, DEFAULT_MAX_FAILURES, TaskState
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from runtime.grid import Grid
     from runtime.queues.base import Queue
     from runtime.records.base import RecordStore
+    from runtime.status import Stack
     from runtime.submission import Submission, TaskOptions, Waited
     from runtime.submitted_code import SubmittedCode
     from runtime.tasks import CommandEntry, Resources, Task, WorkflowEntry
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 SHOW_PROGRESS_FROM = 2_000
 """Shorter inputs are over before a bar is read."""
 SAY_AFTER_S = 2.0
+SAY_WHY_AFTER_S = 5.0
+SAY_WHY_EVERY_S = 30.0
+"""How often the reason is looked up while tasks wait."""
 
 # Marks in the words that `--` stood before them; no argument of a process can hold a NUL.
 _COMMAND = "\0command"
@@ -431,7 +436,7 @@ def _submit(
             note_skew(target.records)
         if not wait:
             return _finish(done, output)
-        return _wait(done, target, output)
+        return _wait(done, target, opened, output)
 
 
 def _finish(done: Submission, output: Output) -> int:
@@ -489,14 +494,17 @@ def _say(done: Submission, request: _Request, code: SubmittedCode) -> None:
         note(f"follow with `runtime status {name}`")
 
 
-def _wait(done: Submission, target: Queue, output: Output) -> int:
+def _wait(done: Submission, target: Queue, opened: Stack, output: Output) -> int:
     from runtime.submission import wait
 
     name = done.tasks[0][0] if done.tasks and len(done.tasks) == 1 else done.experiment
     with ExitStack() as shown:
         bar = shown.enter_context(progress(f"waiting for {name}", done.count))
+        reason = Reason(lambda: _why_it_waits(opened, done.experiment))
 
         def look(totals: Mapping[TaskState, int]) -> None:
+            if any(count and not state.terminal for state, count in totals.items()):
+                reason.say()
             ended = sum(count for state, count in totals.items() if state.terminal)
             bar.set(done=ended, total=sum(totals.values()))
 
@@ -518,6 +526,43 @@ def _wait(done: Submission, target: Queue, output: Output) -> int:
         _finish(done, output)
     _say_ended(waited, target)
     return 1 if waited.failed else 0
+
+
+class Reason:
+    """Says why tasks wait: after a while, and again when it is another."""
+
+    def __init__(
+        self,
+        read: Callable[[], str | None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        write: Callable[[str], None] = note,
+    ) -> None:
+        self._read, self._clock, self._write = read, clock, write
+        self._at = clock() + SAY_WHY_AFTER_S
+        self._said: str | None = None
+
+    def say(self) -> None:
+        now = self._clock()
+        if now < self._at:
+            return
+        self._at = now + SAY_WHY_EVERY_S
+        why = self._read()
+        if why is not None and why != self._said:
+            self._write(f"waiting: {why}")
+            self._said = why
+
+
+def _why_it_waits(opened: Stack, experiment: str) -> str | None:
+    from runtime.status import read_experiment
+
+    try:
+        seen = read_experiment(opened, experiment, now=datetime.now(UTC), failures=0)
+    except InfrastructureFailure as problem:
+        return problem.message
+    if seen.why is None:
+        return None
+    return seen.why + (f"; next: `{seen.next_step}`" if seen.next_step else "")
 
 
 def _say_ended(waited: Waited, target: Queue) -> None:

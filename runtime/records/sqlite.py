@@ -124,7 +124,9 @@ class SqliteRecords(BlobRecords):
         self._outputs, self._checkpoints = str(blobs.path("outputs")), str(blobs.path("checkpoints"))
 
     def check(self) -> None:
-        """Create-only is the primary key's."""
+        """That the file can be opened; create-only is the primary key's."""
+        with self.file.reading() as connection:
+            connection.execute("SELECT count(*) FROM queues").fetchone()
 
     # records
 

@@ -338,6 +338,60 @@ def test_wait_exits_1_and_names_what_failed(run: Run, queue: SqliteQueue, monkey
     assert f"`runtime explain {out.strip()}`" in err
 
 
+@pytest.mark.parametrize("where", ["stack", "url"])
+def test_wait_without_a_live_worker_says_why_it_waits(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setattr(command, "SAY_WHY_AFTER_S", 0.0)
+    path = tmp_path / ("data/local.db" if where == "stack" else "other.db")
+    url = [] if where == "stack" else ["--queue", f"sqlite:{path}"]
+
+    def work(_: float) -> None:
+        queue, _ = open_sqlite(path)
+        settle(queue, 5, TaskState.SUCCEEDED)
+        queue.close()
+
+    monkeypatch.setattr(submit_module.time, "sleep", work)
+
+    code, _, err = run("--wait", *url, "p", "w")
+
+    assert code == 0
+    assert "waiting: no live worker serves queue `default`; next: `runtime worker --queue default`\n" in err
+
+
+def test_reason_is_said_after_five_seconds_and_again_only_when_it_is_another() -> None:
+    now, said, why = [100.0], [], ["no live worker"]
+    reason = command.Reason(lambda: why[0], clock=lambda: now[0], write=said.append)
+
+    seen = []
+    for at, is_so in (
+        (104.9, "no live worker"),
+        (105, "no live worker"),
+        (106, "paused"),
+        (136, "paused"),
+        (170, "paused"),
+    ):
+        now[0], why[0] = at, is_so
+        reason.say()
+        seen.append(len(said))
+
+    assert seen == [0, 1, 1, 2, 2]
+    assert said == ["waiting: no live worker", "waiting: paused"]
+
+
+def test_wait_says_nothing_of_reasons_once_all_has_ended(
+    run: Run, queue: SqliteQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "SAY_WHY_AFTER_S", 0.0)
+    run("p", "w")
+    settle(queue, 1, TaskState.SUCCEEDED)
+
+    code, _, err = run("--wait", "p", "w")
+
+    assert code == 0
+    assert "waiting: " not in err.replace("waiting for", "")
+
+
 def test_interrupted_wait_detaches(run: Run, queue: SqliteQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt

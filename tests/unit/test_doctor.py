@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -28,6 +27,7 @@ from runtime.outputs import (
 )
 from runtime.publish import Commit, plan_publication, publish
 from runtime.queues.pubsub_client import ensure_topics
+from runtime.queues.sqlite import open_sqlite
 from runtime.stacks import read_stack
 from tests.fakes.faults import FaultyServer, Request, Response
 from tests.fakes.gcs import GcsServer
@@ -444,15 +444,31 @@ def test_task_file_that_is_none_fails(settings: Settings) -> None:
 def test_task_file_that_is_there_is_read_only_looked_at(settings: Settings) -> None:
     settings.data_dir.mkdir()
     path = settings.data_dir / "local.db"
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE t(x)")
-    connection.close()
+    queue, _ = open_sqlite(path)
+    queue.pause()
+    queue.close()
     before = path.read_bytes()
 
     lines = {line.check: line for line in examine(None, settings)}
 
     assert lines["queue default"].verdict is Verdict.OK
     assert path.read_bytes() == before
+
+
+def test_task_file_with_a_damaged_page_fails_and_says_how_to_recover_it(settings: Settings) -> None:
+    settings.data_dir.mkdir()
+    path = settings.data_dir / "local.db"
+    queue, _ = open_sqlite(path)
+    queue.pause()
+    queue.close()
+    pages = bytearray(path.read_bytes())
+    pages[3 * 4096 : 4 * 4096] = bytes(4096)
+    path.write_bytes(pages)
+
+    lines = {line.check: line for line in examine(None, settings)}
+
+    assert lines["queue default"].verdict is Verdict.FAIL
+    assert f"runtime doctor --recover --file {path}" in (lines["queue default"].fix or "")
 
 
 def test_records_in_a_folder_are_proven(look: Examine, tmp_path: Path) -> None:

@@ -512,6 +512,12 @@ def contract_settings(settings: Settings, tmp_path: Path, outputs: StackOutputs)
     return replace(settings, outputs=write_contract(tmp_path / "c.json", outputs))
 
 
+def test_queue_by_url_is_found_by_its_name_too(settings: Settings, tmp_path: Path) -> None:
+    with open_stack(queue=f"sqlite:{tmp_path}/other.db#tiles", settings=settings) as opened:
+        assert opened.queue("tiles") is opened.queue()
+        assert opened.queue("default") is not opened.queue()
+
+
 def test_pubsub_queue_settles_into_the_records_of_its_stack(settings: Settings, tmp_path: Path) -> None:
     (tmp_path / "records").mkdir()
     outputs = replace(DEV, records=RecordsOutput(url=f"file:{tmp_path}/records"), queues={"default": PUBSUB})

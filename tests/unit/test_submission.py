@@ -18,7 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime import submission as submit_module
-from runtime.errors import InvalidTask, NotPossible, PartTaken, QueueUnavailable, RequestRefused
+from runtime.errors import (
+    InvalidTask,
+    NotPossible,
+    PartTaken,
+    QueueUnavailable,
+    RequestRefused,
+    UnknownName,
+    WorkFailed,
+)
 from runtime.idset import IdSet, task_key
 from runtime.queues.base import PutResult, Queue, QueueTraits
 from runtime.queues.memory import MemoryQueue
@@ -680,6 +688,64 @@ def test_large_submission_is_waited_for_as_an_experiment(tmp_path: Path, monkeyp
         waited.values()
     queue.close()
     records.close()
+
+
+def test_values_of_what_failed_raise_with_its_reason_unless_asked_not_to(tmp_path: Path) -> None:
+    queue, records = open_sqlite(tmp_path / "q.db")
+    done = submit([("p", "w", [str(n)]) for n in range(2)], queue=queue)
+    finish(queue, TaskState.FAILED, message="Traceback …\nValueError: boom")
+    finish(queue, TaskState.SUCCEEDED, value=3)
+
+    waited = wait(done)
+
+    assert done.ids is not None
+    with pytest.raises(WorkFailed) as failed:
+        waited.values()
+    assert failed.value.message == "1 of 2 tasks did not succeed, and have no value"
+    assert failed.value.facts == (f"`{done.ids[0]}` failed: ValueError: boom",)
+    assert f"runtime explain {done.ids[0]}" in (failed.value.hint or "")
+    assert waited.values(none_for_failed=True) == [None, 3]
+    queue.close()
+    records.close()
+
+
+def test_values_before_the_end_are_refused_as_what_they_are(tmp_path: Path) -> None:
+    queue, records = open_sqlite(tmp_path / "q.db")
+    done = submit([("p", "w", [str(n)]) for n in range(3)], queue=queue)
+    finish(queue, TaskState.SUCCEEDED, value=3)
+
+    waited = wait(done, timeout=0)
+
+    for asked in (False, True):
+        with pytest.raises(NotPossible, match="2 of 3 tasks have not ended"):
+            waited.values(none_for_failed=asked)
+    queue.close()
+    records.close()
+
+
+@pytest.mark.parametrize("kind", ["embedded", "manifest"])
+def test_wait_for_an_experiment_that_nobody_submitted_to_raises_and_names_the_nearest(
+    tmp_path: Path, kind: str
+) -> None:
+    queue: Queue = open_sqlite(tmp_path / "q.db")[0] if kind == "embedded" else MemoryQueue(MemoryRecords())
+    submit(("p", "w"), queue=queue, experiment="sweep")
+
+    with pytest.raises(UnknownName) as unknown:
+        wait("sweeep", queue=queue)
+
+    assert unknown.value.known == ["sweep"]
+    assert unknown.value.hint == "did you mean `sweep`?"
+    assert not wait("sweep", queue=queue, timeout=0).complete
+    queue.close()
+    queue.records.close()
+
+
+def test_wait_for_what_only_a_foreign_producer_sent_goes_by_its_records(tmp_path: Path) -> None:
+    queue = MemoryQueue(MemoryRecords())
+    queue.put([sample_task("1", experiment="foreign")])
+    finish(queue, TaskState.SUCCEEDED)
+
+    assert wait("foreign", queue=queue).totals[TaskState.SUCCEEDED] == 1
 
 
 @pytest.fixture
