@@ -292,6 +292,8 @@ class Worker:
                 self._loop()
             finally:
                 self._leave()
+        if self._crew.failure is not None:
+            raise self._crew.failure
         return WorkerResult(
             self._exit_code, self._succeeded, self._failed, self._released, self._stopping or "interrupted"
         )
@@ -336,6 +338,8 @@ class Worker:
             deadline = crew.next_deadline()
             if deadline is not None and now >= deadline:
                 ended += crew.tick()
+            if crew.failure is not None:
+                self._stop_by_itself(crew.failure.message, crew.failure.exit_code)
             for end in ended:
                 self._conclude(end, now)
             if self._settlements or self._releases:

@@ -873,6 +873,188 @@ def test_guardian_killed_alone_loses_the_running_attempt_and_the_rest_goes_on(be
     assert not [pid for pid in old if is_alive(pid)]
 
 
+@pytest.fixture
+def quick_guardians(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.crew.GUARDIAN_WAIT_S", 0.01)
+    monkeypatch.setattr("runtime.crew.PING_EVERY_S", 0.2)
+
+
+@pytest.mark.usefixtures("quick_guardians")
+def test_guardian_that_is_killed_again_and_again_is_started_again_each_time(bench: Bench) -> None:
+    orders = [bench.order("signal_guardian", signal.SIGKILL) for _ in range(7)]
+    good = bench.order("echo", 1)
+    bench.crew.send(0, [*orders, good])
+
+    *lost, done = bench.wait(*orders, good)
+
+    assert {(one.reason, one.not_started) for one in lost} == {(EndReason.LOST, False)}
+    assert {one.message for one in lost} == {
+        "the guardian of this worker ended with signal 9 (SIGKILL), and the attempt with it"
+    }
+    assert done.reason is EndReason.SUCCEEDED
+    assert bench.crew.failure is None
+
+
+@pytest.mark.usefixtures("quick_guardians")
+def test_slots_beside_one_that_kills_the_guardian_are_lost_with_it_and_what_waits_there_runs(
+    make: Callable[..., Bench],
+) -> None:
+    bench = make(slots=2, reuse=True)
+    beside, waiting = bench.order("start_daemon", bench.path("pid"), False, "hang"), bench.order("echo", 1)
+    bench.crew.send(1, [beside, waiting])
+    bench.step_until(Path(bench.path("pid")).exists)
+    killer = bench.order("signal_guardian", signal.SIGKILL)
+    bench.crew.send(0, [killer])
+
+    ended = bench.wait(killer, beside, waiting)
+
+    assert [one.reason for one in ended] == [EndReason.LOST, EndReason.LOST, EndReason.SUCCEEDED]
+    assert not is_alive(int(Path(bench.path("pid")).read_text()))
+
+
+@pytest.mark.usefixtures("quick_guardians")
+def test_orders_taken_back_while_no_guardian_lives_never_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.crew.GUARDIAN_WAIT_S", 600.0)
+    killers = [bench.order("signal_guardian", signal.SIGKILL) for _ in range(2)]
+    waiting = bench.order("note", bench.path("notes"))
+    bench.crew.send(0, [*killers, waiting])
+    bench.wait(*killers)
+
+    assert bench.crew.take_back(0) == [waiting.token]
+    assert bench.crew.close() == []
+    assert not Path(bench.path("notes")).exists()
+
+
+def make_guardians_fail(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    if how == "ends at once":
+        monkeypatch.setattr("runtime.crew._GUARDIAN", "import os; os._exit(3)")
+        return
+
+    def refuse(*args: object, **keywords: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("runtime.crew.subprocess.Popen", refuse)
+
+
+@pytest.mark.parametrize("how", ["ends at once", "cannot be forked"])
+@pytest.mark.usefixtures("quick_guardians")
+def test_guardian_that_never_gets_ready_is_a_failure_and_no_order_is_lost(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    make_guardians_fail(monkeypatch, how)
+    bench = make()
+    order = bench.order("nothing")
+    bench.crew.send(0, [order])
+
+    bench.step_until(lambda: bench.crew.failure is not None)
+
+    assert bench.crew.failure
+    [fact] = bench.crew.failure.facts
+    assert fact.startswith("8 in a row ended before they were ready; the last one ")
+    assert fact.endswith({"ends at once": "ended with code 3", "cannot be forked": "temporarily unavailable"}[how])
+    assert bench.crew.take_back(0) == [order.token]
+
+
+@pytest.mark.usefixtures("quick_guardians")
+def test_guardian_that_could_not_be_started_for_a_while_is_started_then(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as context:
+        make_guardians_fail(context, "cannot be forked")
+        bench = make()
+    assert bench.run("echo", 1).reason is EndReason.SUCCEEDED
+
+
+STOPPED = "the guardian of this worker was stopped and had to be killed, and the attempt with it"
+
+
+@pytest.mark.usefixtures("quick_guardians")
+@pytest.mark.parametrize("scrub", [False, True])
+def test_attempt_of_a_stopped_guardian_is_lost_with_its_daemon_and_the_rest_goes_on(bench: Bench, scrub: bool) -> None:
+    running = bench.start("start_daemon", bench.path("pid"), scrub, "hang")
+    waiting = bench.order("echo", 1)
+    bench.crew.send(0, [waiting])
+    bench.step_until(Path(bench.path("pid")).exists)
+    old = bench.crew.pids()
+    os.kill(old[0], signal.SIGSTOP)
+
+    lost, done = bench.wait(running, waiting)
+
+    assert (lost.reason, lost.message) == (EndReason.LOST, STOPPED)
+    assert done.reason is EndReason.SUCCEEDED
+    assert not [pid for pid in [*old, int(Path(bench.path("pid")).read_text())] if is_alive(pid)]
+
+
+@pytest.mark.usefixtures("quick_guardians")
+def test_guardian_that_is_silent_is_ended_though_nothing_shows_it_as_stopped(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.processes.is_stopped", lambda pid: False)
+    order = bench.start("signal_guardian", signal.SIGSTOP)
+
+    [lost] = bench.wait(order)
+
+    assert lost.message == STOPPED.replace("was stopped", "did not answer")
+
+
+@pytest.mark.usefixtures("quick_guardians")
+def test_time_limit_holds_though_the_guardian_is_stopped(bench: Bench) -> None:
+    ended = bench.run("signal_guardian", signal.SIGSTOP, timeout_s=0.2)
+    assert ended.reason is EndReason.TIMEOUT
+    assert bench.run("echo", 1).reason is EndReason.SUCCEEDED
+
+
+@pytest.mark.parametrize("verb", ["ask_to_stop", "kill"])
+@pytest.mark.usefixtures("quick_guardians")
+def test_stop_of_an_attempt_holds_though_the_guardian_is_stopped(bench: Bench, verb: str) -> None:
+    order = bench.start("signal_guardian", signal.SIGSTOP, bench.path("done"))
+    bench.step_until(Path(bench.path("done")).exists)
+    getattr(bench.crew, verb)(order.token, EndReason.PREEMPTED)
+    assert bench.wait(order)[0].reason is EndReason.PREEMPTED
+
+
+@pytest.mark.usefixtures("quick_guardians")
+def test_guardian_that_reads_nothing_does_not_stop_the_loop(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("runtime.crew.SEND_PATIENCE_S", 1)
+    order = bench.start("signal_guardian", signal.SIGSTOP, bench.path("done"))
+    bench.step_until(Path(bench.path("done")).exists)
+    for number in range(1000):
+        (tmp_path / f"tree-{number}").mkdir()
+        bench.crew.discard(str(tmp_path / f"tree-{number}"))
+        if bench.crew._silences >= 20:
+            break
+
+    assert bench.wait(order)[0].reason is EndReason.LOST
+    bench.step_until(lambda: not list(tmp_path.glob("tree-*")))
+
+
+def test_guardian_that_was_stopped_together_with_this_process_is_not_ended(bench: Bench) -> None:
+    order = bench.start("wait_for", bench.path("go"))
+    guardian = bench.crew.pids()[0]
+    for _ in range(30):
+        os.kill(guardian, signal.SIGSTOP)
+        # Back after a long time, a turn comes before the guardian's.
+        bench.crew._ping_at = 0.0
+        bench.crew._awake_by(0.0)
+        bench.crew.tick()
+        os.kill(guardian, signal.SIGCONT)
+        bench.step_until(lambda: not bench.crew._silences)
+    Path(bench.path("go")).touch()
+
+    assert bench.wait(order)[0].reason is EndReason.SUCCEEDED
+    assert bench.crew.pids()[0] == guardian
+
+
+def test_close_ends_a_guardian_that_is_stopped(bench: Bench) -> None:
+    bench.run("nothing")
+    pids = bench.crew.pids()
+    os.kill(pids[0], signal.SIGSTOP)
+    bench.crew.close()
+    assert not [pid for pid in pids if is_alive(pid)]
+
+
 WORKER = """
 import json, selectors, sys, fcntl
 from pathlib import Path
@@ -916,9 +1098,12 @@ def start_worker(tmp_path: Path, mode: str = "plain") -> tuple[subprocess.Popen[
     return worker, pids, [int((tmp_path / f"pid{slot}").read_text()) for slot in range(3)]
 
 
-def test_death_of_the_worker_ends_every_descendant_before_its_lock_is_free(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stopped", [False, True])
+def test_death_of_the_worker_ends_every_descendant_before_its_lock_is_free(tmp_path: Path, stopped: bool) -> None:
     worker, pids, started = start_worker(tmp_path)
     assert all(is_alive(pid) for pid in [*pids, *started])
+    if stopped:
+        os.kill(pids[0], signal.SIGSTOP)
     with (tmp_path / "lock").open() as lock:
         with pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
