@@ -762,7 +762,8 @@ class Worker:
                 going.append(attempt)
                 continue
             else:
-                self._give_back(attempt)
+                # Others come first then, which shows whether it is this one that is refused.
+                self._give_back(attempt, backoff(4) if problem is not None else timedelta())
             if self._alone_token == lease.token:
                 self._alone_until, self._alone_token = 0.0, None
         away = [problem for problem in problems.values() if isinstance(problem, InfrastructureFailure)]
@@ -1037,8 +1038,8 @@ class Worker:
         self._heartbeat.ended(attempt.lease.token)
         self._settlements.append(settlement)
 
-    def _give_back(self, attempt: _Attempt) -> None:
-        """It never started: nothing is spent, and any worker may have it."""
+    def _give_back(self, attempt: _Attempt, wait: timedelta = timedelta()) -> None:
+        """It never started: nothing is spent, and any worker may have it, after `wait`."""
         self._drop(attempt)
         self._count.task_released()
         self._taken -= 1
@@ -1046,7 +1047,8 @@ class Worker:
         lease = attempt.lease
         if attempt.announced:
             self._retractions.append(lease)
-        wait = backoff(4) if lease.alone and self._stopping is None else timedelta()
+        if lease.alone and self._stopping is None:
+            wait = backoff(4)
         self._releases.append(Release(lease, self._clock.now() + wait if wait else None, alone=lease.alone))
 
     def _drop(self, attempt: _Attempt) -> None:
