@@ -6,6 +6,7 @@ threads: the worker's loop passes on readable keys, and calls `tick` when `next_
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import mmap
@@ -17,6 +18,7 @@ import socket
 import struct
 import subprocess
 import sys
+import termios
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +37,8 @@ LOG_TAIL_BYTES: Final = 64 * 1024
 UNDRAINED_BYTES: Final = 4 * 1024 * 1024
 MEMORY_EVERY_S: Final = 1.0
 CLOSE_PATIENCE_S: Final = 30.0
+TIDY_PATIENCE_S: Final = 60.0
+"""What a child gets beyond the time limit, if its user code has ended within it, until it has tidied up and said so."""
 STRAYS_PATIENCE_S: Final = 5.0
 FALSE_STARTS: Final = 3
 GUARDIAN_FALSE_STARTS: Final = 8
@@ -168,7 +172,7 @@ class _Child:
     __slots__ = (
         "asked", "bound", "buffer", "cell", "code", "done", "dropped", "held", "kill_at", "log_bytes",
         "log_fd", "memory_peak", "name", "orders", "out", "pid", "progress", "progressed", "result", "retired", "slot",
-        "sock", "sock_open", "swept", "tail", "undrained",
+        "sock", "sock_open", "starved_at", "swept", "tail", "undrained",
     )  # fmt: skip
 
     def __init__(self, name: str, slot: _Slot, cell: int, sock: socket.socket, log_fd: int) -> None:
@@ -188,6 +192,8 @@ class _Child:
         self.result: Ended | None = None
         """Complete but for the child's own end."""
         self.retired = self.held = self.swept = False
+        self.starved_at = -1
+        """How many orders had ended when it was last seen waiting for one that had been sent."""
         self.reset()
 
     def reset(self) -> None:
@@ -450,7 +456,7 @@ class Crew:
                 order.body,
             )
         ).encode("utf-8", "surrogatepass")
-        return _pack_order(len(payload), attempt.ORDER) + payload
+        return _pack_order(attempt.MAGIC, len(payload), attempt.ORDER) + payload
 
     def _write(self, child: _Child, data: bytes) -> None:
         if child.out:
@@ -563,7 +569,7 @@ class Crew:
     # ------------------------------------------------------------------ what children say
 
     def _read_results(self, child: _Child) -> None:
-        while True:
+        while child.sock_open:
             try:
                 data = child.sock.recv(262144)
             except OSError:
@@ -571,16 +577,17 @@ class Crew:
                 return
             if not data:
                 # The end of the stream comes before the guardian's word, and epoll would repeat it until then.
-                if child.sock_open:
-                    child.sock_open = False
-                    self._selector.unregister(child.sock)
+                self._stop_reading(child)
                 return
             if child.buffer:
                 data = child.buffer + data
                 child.buffer = b""
             at, size = 0, len(data)
             while size - at >= _RESULT_BYTES:
-                length, kind, flags, started, ended, peak = _unpack_result(data, at)
+                magic, length, kind, flags, started, ended, peak = _unpack_result(data, at)
+                if magic != _MAGIC or length > attempt.MOST_FRAME_BYTES:
+                    self._reject(child)
+                    return
                 end = at + _RESULT_BYTES + length
                 if end > size:
                     break
@@ -600,6 +607,17 @@ class Crew:
                 self._rest(child)
             if len(data) < 262144:
                 return
+
+    def _stop_reading(self, child: _Child) -> None:
+        child.sock_open = False
+        self._selector.unregister(child.sock)
+
+    def _reject(self, child: _Child) -> None:
+        """Kill a child whose word cannot be read; the attempt that runs has failed."""
+        self._stop_reading(child)
+        child.held, child.buffer = True, b""
+        child.asked = child.asked or (EndReason.APP_FAILED, f"wrote to {_CONTROL}")
+        self._tell(f"kill {child.name}")
 
     def _rest(self, child: _Child) -> None:
         """All its orders have ended."""
@@ -640,7 +658,7 @@ class Crew:
         child.reset()
         self._ended.append(result)
         if flags & attempt.WAITS:
-            self._write(child, _pack_order(0, attempt.GO_ON))
+            self._write(child, _pack_order(attempt.MAGIC, 0, attempt.GO_ON))
 
     def _learn(self, imported: Sequence[str]) -> None:
         """Have the guardian load what fresh attempts of ours load."""
@@ -878,6 +896,7 @@ class Crew:
                 return
             order = child.orders.popleft()
             child.result = self._judge_death(child, order, code, started, peak)
+            self._give_back_unheard(child, begun)
         slot, result = child.slot, child.result
         slot.false_starts = 0 if begun or code == attempt.CLEAN_EXIT else slot.false_starts + 1
         if slot.false_starts >= FALSE_STARTS and child.orders:
@@ -894,6 +913,15 @@ class Crew:
         self._drop(child)
         self._pump(slot)
 
+    def _give_back_unheard(self, child: _Child, begun: int) -> None:
+        """End attempts that began after one that spoilt the socket: however they ended, nobody has heard of it."""
+        now = time.time()
+        for _ in range(begun - child.done - 1):
+            order = child.orders.popleft()
+            message = "another attempt in its process kept it from reporting how it ended"
+            self._ended.append(Ended(order.token, child.slot.index, EndReason.PREEMPTED, now, now, message=message))
+            self._clean_up(order)
+
     def _judge_death(self, child: _Child, order: Order, code: int, started: float, peak: int) -> Ended:
         """What ended an attempt whose process died without a word."""
         result = Ended(order.token, child.slot.index, EndReason.APP_FAILED, started, time.time())
@@ -904,6 +932,8 @@ class Crew:
         else:
             result.exit_code = code
             result.message = f"the process exited with {_describe_code(code)} before the attempt had ended"
+        if self._page is not None and self._page[child.cell + attempt.CLOSED_AT]:
+            result.exit_code, result.message = None, f"closed {_CONTROL}"
         self._judge_sigkill(result)
         if child.asked:
             _override(result, *child.asked)
@@ -965,6 +995,7 @@ class Crew:
                 _override(result, *child.asked)
             self._add_evidence(child, order, result)
             self._clean_up(order)
+            self._give_back_unheard(child, begun)
         child.slot.pending.extendleft(reversed(child.orders))
         child.orders.clear()
         if result is not None:
@@ -1047,12 +1078,12 @@ class Crew:
         self._pump(slot)
 
     def _signal(self, child: _Child, reason: EndReason, message: str | None, verb: str) -> None:
-        if child.asked is None or message is not None:
-            child.asked = (reason, message)
         assert self._page is not None
-        code = attempt.STOP_REASONS.index(reason) if reason in attempt.STOP_REASONS else _OTHER
-        self._page[child.cell + attempt.REASON_AT] = code
-        attempt.STOP.pack_into(self._page, child.cell + attempt.STOP_AT, child.done + 1)
+        if child.asked is None:
+            child.asked = (reason, message)
+            code = attempt.STOP_REASONS.index(reason) if reason in attempt.STOP_REASONS else _OTHER
+            self._page[child.cell + attempt.REASON_AT] = code
+            attempt.STOP.pack_into(self._page, child.cell + attempt.STOP_AT, child.done + 1)
         self._tell(f"{verb} {child.name}")
 
     def _awake_by(self, due: float) -> None:
@@ -1080,27 +1111,43 @@ class Crew:
         order = child.orders[0]
         assert self._page is not None
         if begun <= child.done:
+            self._watch_starving(child)
             if any(waiting.timeout_s is not None for waiting in child.orders):
                 self._awake_by(now + 0.05)
             return
-        if child.kill_at:
-            if now >= child.kill_at:
-                self._tell(f"kill {child.name}")
-                child.kill_at = now + 5.0
-            self._awake_by(child.kill_at)
-        elif order.timeout_s is not None and not self._page[child.cell + attempt.OVER_AT]:
+        if order.timeout_s is not None:
             due = began + order.timeout_s
             if now < due:
                 self._awake_by(due)
                 return
-            self._signal(child, EndReason.TIMEOUT, f"timed out after {format_duration(order.timeout_s)}", "stop")
-            child.kill_at = now + self.settings.stop_grace_s
+            timed_out = f"timed out after {format_duration(order.timeout_s)}"
+            if child.kill_at and now >= child.kill_at:
+                child.asked = child.asked or (
+                    EndReason.TIMEOUT,
+                    f"{timed_out}: its code had ended, but not what its process does after that",
+                )
+                self._tell(f"kill {child.name}")
+                child.kill_at = now + 5.0
+            elif not child.kill_at and self._page[child.cell + attempt.OVER_AT]:
+                child.kill_at = now + TIDY_PATIENCE_S
+            elif not child.kill_at:
+                # One that was asked to stop before will end for that reason, and its limit holds all the same.
+                if child.asked is None:
+                    self._signal(child, EndReason.TIMEOUT, timed_out, "stop")
+                child.kill_at = now + self.settings.stop_grace_s
             self._awake_by(child.kill_at)
-        elif order.timeout_s is not None:
-            self._awake_by(now + 1.0)
         for waiting in child.orders:
             if waiting.timeout_s is not None and waiting is not order:
                 self._awake_by(now + waiting.timeout_s)
+
+    def _watch_starving(self, child: _Child) -> None:
+        """Replace a child that waits for an order it was sent: user code has read that from the socket."""
+        assert self._page is not None
+        if child.out or not self._page[child.cell + attempt.WAITS_AT] or _has_unread(child.sock):
+            return
+        if child.starved_at == child.done:
+            self._recall(child.slot)
+        child.starved_at = child.done
 
     def _watch_memory(self, now: float) -> None:
         watched = [
@@ -1158,9 +1205,14 @@ main(int(sys.argv[2]))
 # The fast path of each result: looked up once.
 _SUCCEEDED = EndReason.SUCCEEDED
 _RESULT_BYTES = attempt.RESULT_HEADER.size
+_MAGIC = attempt.MAGIC
 _unpack_result = attempt.RESULT_HEADER.unpack_from
 _pack_order = attempt.ORDER_HEADER.pack
 _OTHER = attempt.STOP_REASONS.index("other")
+_CONTROL: Final = (
+    f"file descriptor {attempt.CONTROL_FD}, over which its process reports to the worker; "
+    "use only descriptors that your code has opened"
+)
 
 
 def _unstarted(token: str, slot: int, reason: EndReason) -> Ended:
@@ -1239,6 +1291,11 @@ def _is_readable(fd: int) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def _has_unread(sock: socket.socket) -> bool:
+    """Whether the other side has yet to read what was sent."""
+    return fcntl.ioctl(sock, termios.TIOCOUTQ, b"\0\0\0\0") != b"\0\0\0\0"
 
 
 def _make_memory(size: int) -> int:

@@ -120,6 +120,12 @@ class Bench:
         self.step_until(lambda: self.crew.running(0))
         return order
 
+    def expire(self, order: Order) -> None:
+        """Let its time limit pass now."""
+        order.timeout_s = 0.001
+        self.crew._awake_by(0.0)
+        self.crew.tick()
+
     def path(self, name: str) -> str:
         return str(self.tmp / name)
 
@@ -236,6 +242,94 @@ def test_what_a_child_says_and_nobody_can_read_is_its_own_attempts_and_no_others
     assert ended.reason is reason
     assert (ended.message or "").startswith(message or "")
     assert bench.run("nothing").reason is EndReason.SUCCEEDED
+
+
+STRAY = "file descriptor 3, over which its process reports to the worker"
+
+
+@pytest.mark.parametrize("then", ["return", "hang", "exit", "flood"])
+@pytest.mark.parametrize(("text", "count"), [("x", 5), ("hello\n", 1000), ("\0", 34)])
+def test_attempt_that_writes_to_stray_descriptors_fails_by_itself(
+    bench: Bench, text: str, count: int, then: str
+) -> None:
+    # Too little to be told from a frame's beginning: that it is none shows when more comes.
+    waits = count == 5 and then in ("hang", "exit")
+    ended = bench.run("write_stray", text, count, then, timeout_s=1.0 if waits else 600.0)
+
+    if waits:
+        assert ended.reason is {"hang": EndReason.TIMEOUT, "exit": EndReason.APP_FAILED}[then]
+    else:
+        assert (ended.reason, (ended.message or "").startswith(f"wrote to {STRAY}")) == (EndReason.APP_FAILED, True)
+    assert bench.run("echo", 1).reason is EndReason.SUCCEEDED
+
+
+def test_attempts_behind_one_that_writes_to_stray_descriptors_run_or_are_given_back(warm: Bench) -> None:
+    ahead, spoiler = warm.order("wait_for", warm.path("go")), warm.order("write_stray", "hello\n", 1000)
+    begun = [warm.order("nothing"), warm.order("wait_for", warm.path("spoilt"))]
+    behind = [warm.order("note", warm.path("notes")) for _ in range(3)]
+    warm.crew.send(0, [ahead, spoiler, *begun, *behind])
+    Path(warm.path("go")).touch()
+
+    [first] = warm.wait(spoiler)
+    Path(warm.path("spoilt")).touch()
+
+    assert first.reason is EndReason.APP_FAILED
+    # Nobody has heard how those ended that had begun; that spends no failure.
+    assert {one.reason for one in warm.wait(*begun)} <= {EndReason.SUCCEEDED, EndReason.PREEMPTED}
+    assert {one.reason for one in warm.wait(*behind)} == {EndReason.SUCCEEDED}
+    assert len(Path(warm.path("notes")).read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("call", [("announce_result", 1000), ("block_output",)])
+def test_time_limit_holds_until_the_result_is_read(
+    bench: Bench, call: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.crew.TIDY_PATIENCE_S", 0.2)
+
+    ended = bench.run(*call, timeout_s=0.5)
+
+    if call[0] == "announce_result" and not bench.crew.settings.reuse:
+        # A child that serves once has gone by then.
+        assert ended.reason is EndReason.APP_FAILED
+    else:
+        assert ended.reason is EndReason.TIMEOUT
+        assert (ended.message or "").startswith("timed out after 500ms: its code had ended, but not")
+    assert bench.run("echo", 1).reason is EndReason.SUCCEEDED
+
+
+def test_announced_length_that_no_frame_has_is_refused_at_once(bench: Bench) -> None:
+    ended = bench.run("announce_result", 1 << 30)
+    assert (ended.message or "").startswith(f"wrote to {STRAY}")
+
+
+@pytest.mark.parametrize("how", ["closed", "progress", "reopened"])
+def test_attempt_that_closes_its_control_descriptor_is_told_so(bench: Bench, how: str) -> None:
+    path = bench.path("its own") if how == "reopened" else None
+
+    ended = bench.run("close_control", path, how)
+
+    assert (ended.reason, ended.exit_code) == (EndReason.APP_FAILED, None)
+    assert (ended.message or "").startswith(f"closed {STRAY}")
+    assert path is None or Path(path).read_bytes() == b""
+    assert bench.run("echo", 1).reason is EndReason.SUCCEEDED
+
+
+def test_attempt_that_closes_its_control_descriptor_has_a_time_limit_still(bench: Bench) -> None:
+    assert bench.run("close_control", None, "hang", timeout_s=0.3).reason is EndReason.TIMEOUT
+
+
+@pytest.mark.parametrize("size", [7, 1 << 20])
+def test_orders_that_an_attempt_read_from_its_socket_run_all_the_same(
+    warm: Bench, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.crew.PING_EVERY_S", 0.1)
+    thief, behind = warm.order("steal_orders", warm.path("go"), size), [warm.order("echo", n) for n in range(3)]
+    warm.crew.send(0, [thief])
+    warm.step_until(lambda: warm.crew.running(0))
+    warm.crew.send(0, behind)
+    Path(warm.path("go")).touch()
+
+    assert {one.reason for one in warm.wait(thief, *behind)} == {EndReason.SUCCEEDED}
 
 
 @pytest.mark.parametrize("value", ["nan", "surrogate", "nul"])
@@ -365,6 +459,40 @@ def test_timeout_kills_what_ignores_sigterm(make: Callable[..., Bench]) -> None:
     bench = make(stop_grace_s=0.2)
     ended = bench.run("stubborn", bench.path("up"), timeout_s=3.0)
     assert (ended.reason, ended.signal) == (EndReason.TIMEOUT, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("reason", [EndReason.PREEMPTED, EndReason.CANCELLED])
+def test_time_limit_that_passes_after_an_attempt_was_asked_to_stop_holds_and_is_not_what_ended_it(
+    make: Callable[..., Bench], reason: EndReason
+) -> None:
+    bench = make(stop_grace_s=0.2)
+    order = bench.start("stubborn", bench.path("up"), timeout_s=600.0)
+    bench.step_until(Path(bench.path("up")).exists)
+    bench.crew.ask_to_stop(order.token, reason)
+
+    bench.expire(order)
+    [ended] = bench.wait(order)
+
+    assert (ended.reason, ended.message, ended.signal) == (reason, f"stopped: {reason}", signal.SIGKILL)
+
+
+def test_memory_limit_that_is_crossed_after_an_attempt_was_asked_to_stop_is_not_what_ended_it(bench: Bench) -> None:
+    order = bench.order("hold_when_stopped", 200 << 20, bench.path("up"), memory_bytes=100 << 20)
+    bench.crew.send(0, [order])
+    bench.step_until(Path(bench.path("up")).exists)
+    bench.crew.ask_to_stop(order.token, EndReason.PREEMPTED)
+
+    assert bench.wait(order)[0].reason is EndReason.PREEMPTED
+
+
+def test_attempt_that_is_preempted_after_its_time_limit_has_timed_out(bench: Bench) -> None:
+    order = bench.start("stubborn", bench.path("up"), timeout_s=600.0)
+    bench.step_until(Path(bench.path("up")).exists)
+    bench.expire(order)
+    bench.crew.ask_to_stop(order.token, EndReason.PREEMPTED)
+    bench.crew.kill(order.token, EndReason.PREEMPTED)
+
+    assert bench.wait(order)[0].reason is EndReason.TIMEOUT
 
 
 def test_timeout_of_command_reaches_its_session(bench: Bench) -> None:

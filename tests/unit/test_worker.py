@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -269,6 +270,25 @@ def test_attempt_that_outlives_the_grace_is_killed_and_released(bench: Bench) ->
         running.join()
 
     assert [note.reason for note in bench.notes(task)] == [EndReason.PREEMPTED]
+
+
+def test_attempt_whose_time_limit_passes_within_the_grace_is_released_and_spends_no_failure(bench: Bench) -> None:
+    task = bench.function("stubborn", "deaf", max_failures=1, timeout=timedelta(minutes=10))
+    bench.put(task)
+    with bench.running(grace=timedelta(minutes=10)) as running:
+        bench.began("deaf")
+        running.worker.stop()
+        assert wait_until(lambda: bool(bench.events("worker_draining")), timeout_s=60)
+        crew = running.worker._crew
+        crew.settings = replace(crew.settings, stop_grace_s=0.2)
+        child = crew._slots[0].child
+        assert child
+        child.orders[0].timeout_s = 0.1
+        result = running.join()
+
+    assert (result.exit_code, result.failed) == (0, 0)
+    assert [(note.reason, note.message) for note in bench.notes(task)] == [(EndReason.PREEMPTED, "stopped: preempted")]
+    assert bench.records.totals(EXPERIMENT).counts[TaskState.QUEUED] == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
