@@ -71,6 +71,8 @@ REFUSALS: Final = 2
 """A record that its store refused alone so often is refused for a reason of its own, whatever the store calls it."""
 STUCK_AT_MOST: Final = 3
 """With so many that are stuck it is the store, and nothing more is begun until it takes one."""
+LONGEST_PAUSE_S: Final = 60.0
+"""Between two tasks of a worker that has succeeded before, while one task after the other fails."""
 LONGEST_LOOK_AHEAD: Final = 128
 """Tasks held beyond the free slots: at most a second's worth of recent task time, and at most so many."""
 PIPELINE_BELOW_S: Final = 0.05
@@ -90,7 +92,7 @@ class WorkerOptions:
     """Do not leave for idleness before the first task came."""
     max_tasks: int | None = None
     max_consecutive_failures: int = 3
-    """Distinct tasks that fail in a row before the worker leaves with exit code 1; 0 never does."""
+    """Distinct tasks that fail in a row, before any has succeeded, until the worker leaves with exit code 1; 0 never does."""
     lease: timedelta = DEFAULT_LEASE
     grace: timedelta = timedelta(seconds=30)
     """Between asking attempts to stop and killing them."""
@@ -1023,15 +1025,22 @@ class Worker:
         most = self.options.max_consecutive_failures
         if not most:
             return
-        if task_id not in self._failed_tasks:
-            self._failed_tasks.append(task_id)
-        failed = len(self._failed_tasks)
-        if failed >= most:
-            self._stop_by_itself(f"{failed} tasks in a row failed", 1)
+        if task_id in self._failed_tasks:
             return
+        self._failed_tasks.append(task_id)
+        failed = len(self._failed_tasks)
         wait = backoff(failed).total_seconds()
+        if self._succeeded:
+            # This machine can run tasks. It may have broken since, so it is slow to take more; it does not leave, because
+            # as likely as not the tasks are to blame.
+            wait = min(wait, LONGEST_PAUSE_S)
+        elif failed >= most:
+            self._stop_by_itself(
+                f"{failed} tasks in a row failed and none succeeded (--max-consecutive-failures {most})", 1
+            )
+            return
         self._pause_until = now + wait
-        self._say.paused(failed, most, wait)
+        self._say.paused(failed, most, wait, stays=bool(self._succeeded))
 
     def _end(self, attempt: _Attempt, settlement: Settlement) -> None:
         self._attempts.pop(attempt.lease.token, None)
