@@ -28,7 +28,7 @@ from runtime.clock import Clock, SystemClock
 from runtime.code_identity import CodeIdentity
 from runtime.config import load_project
 from runtime.crew import Crew, CrewSettings, Ended, Order
-from runtime.errors import InfrastructureFailure, RequestRefused, explain_json
+from runtime.errors import InfrastructureFailure, RequestRefused, explain_briefly, explain_json
 from runtime.handover import Handed, Outgoing, failed_instead, hand_over, may_pass
 from runtime.heartbeat import Heartbeat
 from runtime.metrics import NoMetrics, WorkerMetrics, open_metrics
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
 TEND_EVERY_S: Final = 0.8
 CONTROL_EVERY_S: Final = 10.0
+ANSWER_WITHIN: Final = timedelta(seconds=30)
+"""After this long without an answer a worker says that it waits for its first orders."""
 SEEN_EVERY_S: Final = 30.0
 SEEN_AFTER_CHANGE_S: Final = 2.0
 LOG_EVERY_S: Final = 1.0
@@ -125,6 +127,7 @@ def new_worker_name() -> str:
     return f"w-{host}-{os.urandom(4).hex()}"
 
 
+_NO_ORDERS: Final = "takes no tasks until it has read its orders"
 _NO_HISTORY: Final = History()
 _KILLED: Final = frozenset(
     {EndReason.TIMEOUT, EndReason.OOM, EndReason.LOST, EndReason.PREEMPTED, EndReason.CANCELLED, EndReason.DUPLICATE}
@@ -239,6 +242,10 @@ class Worker:
         self._seen_any = False
         self._control: Control | None = None
         """What it is told; None until that was read once, and nothing is leased before."""
+        self._orders_refused: Exception = TimeoutError("no answer yet")
+        """Why there are none: what the last try came to."""
+        self._orders_tried = 0
+        """How often in a row they could not be read."""
         self._coverage = Coverage(self.records)
         self._learning: dict[str, list[_Attempt]] = {}
         """By experiment: what waits until it is known what the orders cover of it. The first is being asked for."""
@@ -414,12 +421,26 @@ class Worker:
         if most is not None and self._taken >= most and not (self._attempts or self._leasing or self._settlements):
             self._stop_by_itself(f"took {self._taken} task{'' if self._taken == 1 else 's'}")
             return
+        if self._control is None:
+            self._wait_for_orders(now)
+            return
         at = self._fetch_at()
         if at is None or now < at:
             return
         room = self._room()
         self._leasing = True
         self._offload.call(lambda: self.queue.lease(room, worker=self.name, ttl=self.options.lease), self._fetched)
+
+    def _wait_for_orders(self, now: float) -> None:
+        """Leave as a worker that has nothing to do leaves; the tasks, if there are any, need a worker that can be told."""
+        waited, timeout = timedelta(seconds=now - self._busy_at), self.options.idle_timeout
+        if not self._orders_tried and waited >= ANSWER_WITHIN:
+            self._say.trouble(_NO_ORDERS, self._orders_refused)
+        elif self._orders_tried <= REFUSALS:
+            return
+        if timeout is not None and waited >= timeout and not self.options.wait_for_first:
+            why = explain_briefly(self._orders_refused)
+            self._stop_by_itself(f"its orders could not be read for {timeout.total_seconds():g} s: {why}", 3)
 
     def _fetched(self, leases: list[Lease] | None, problem: Exception | None) -> None:
         self._leasing = False
@@ -1221,7 +1242,7 @@ class Worker:
             self._offload.call(self.queue.tend, self._ignore("upkeep"))
             self._shed(now)
         if now >= due.control:
-            due.control = now + CONTROL_EVERY_S
+            due.control = float("inf")  # One at a time: a store that does not answer gets no second call.
             self._offload.call(lambda: self.records.control(self.queue.name), self._controlled)
         if now >= due.seen:
             due.seen = now + SEEN_EVERY_S
@@ -1290,10 +1311,22 @@ class Worker:
             self._crew.ask_to_stop(attempt.lease.token, attempt.stop_reason)
 
     def _controlled(self, control: Control | None, problem: Exception | None) -> None:
+        now = time.monotonic()
+        self._due.control = now + CONTROL_EVERY_S
         if control is None:
-            self._say.trouble("reading the orders", problem)
+            assert problem is not None
+            self._orders_tried += 1
+            if self._control is not None:
+                self._say.trouble("reading the orders", problem)
+                return
+            self._due.control = now + min(30.0, backoff(self._orders_tried).total_seconds())
+            if explain_briefly(problem) != explain_briefly(self._orders_refused):
+                self._say.trouble(_NO_ORDERS, problem)
+            self._orders_refused = problem
             return
-        self._control = control
+        if self._control is None:
+            self._busy_at = now
+        self._orders_tried, self._control = 0, control
         self._stop_cancelled()
 
     def _stop_cancelled(self) -> None:
