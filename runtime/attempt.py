@@ -38,12 +38,14 @@ if TYPE_CHECKING:
 
     from runtime.context import Attempt
 
-# The wire between worker and child. Frames from the worker: length, kind. An order's fields are joined by NUL, which
-# neither paths nor JSON can hold; the task's JSON is last. Frames to the worker: length, kind, flags, start, end, and
-# the peak of resident memory or 0.
-ORDER_HEADER = struct.Struct("<IB")
+# The wire between worker and child. Frames from the worker: magic, length, kind. An order's fields are joined by NUL,
+# which neither paths nor JSON can hold; the task's JSON is last. Frames to the worker: magic, length, kind, flags, start,
+# end, and the peak of resident memory or 0. User code has the descriptor too, and may write to it or read from it: after
+# bytes that are no frame, neither side knows where the next one begins, and the child is replaced.
+MAGIC = 0x1DF7A3C5
+ORDER_HEADER = struct.Struct("<IIB")
 ORDER, GO_ON = 1, 2
-RESULT_HEADER = struct.Struct("<IBBddQ")
+RESULT_HEADER = struct.Struct("<IIBBddQ")
 RESULT, PROGRESS = 1, 2
 RETIRES, WAITS, DETAILED = 1, 2, 4
 """Flags of a result: the child exits and takes no further order; it waits for GO_ON, since output of this attempt is
@@ -51,15 +53,18 @@ still in the pipe; JSON details and then the value follow."""
 ORDER_FIELDS = 13
 DETAIL_HEADER = struct.Struct("<I")
 MOST_VALUE_BYTES = 64 * 1024 * 1024
+MOST_FRAME_BYTES = 4 * MOST_VALUE_BYTES + (16 << 20)
+"""A value's characters take up to four bytes each."""
 
 # A cell of the page that worker, guardian and children share, one for each child. Written by the child: how many
 # orders it has begun, and when the last one began on the wall and the monotonic clock; the command's pid; OVER once
-# the user's code has ended. Written by the worker: HOLD (begin nothing further), which order is asked to stop, and why.
+# the user's code has ended; CLOSED if it found its end of the socket gone; WAITS while it waits for a frame. Written by
+# the worker: HOLD (begin nothing further), which order is asked to stop, and why.
 CELL_BYTES = 64
 BEGUN = struct.Struct("<Qdd")
 COMMAND_PID = struct.Struct("<I")
 STOP = struct.Struct("<Q")
-COMMAND_PID_AT, OVER_AT, HOLD_AT, REASON_AT, STOP_AT = 24, 28, 32, 33, 40
+COMMAND_PID_AT, OVER_AT, CLOSED_AT, WAITS_AT, HOLD_AT, REASON_AT, STOP_AT = 24, 28, 29, 30, 32, 33, 40
 STOP_REASONS = ("", "preempted", "cancelled", "timeout", "expired", "lost", "other")
 
 CONTROL_FD = 3
@@ -175,6 +180,8 @@ class Child:
     def __init__(self, page: mmap.mmap, limits: Limits) -> None:
         self.page, self.limits = page, limits
         self.cell = self.pid = 0
+        self.control = (0, 0)
+        """Device and inode of the socket to the worker."""
         self.begun = 0
         self.functions_run = 0
         self.buffer = b""
@@ -223,7 +230,7 @@ class Child:
 
     def serve(self, cell: int) -> NoReturn:
         """Be a child: called right after the fork, with output on 1 and 2 and the control socket on 3."""
-        self.cell, self.pid = cell, os.getpid()
+        self.cell, self.pid, self.control = cell, os.getpid(), identify(CONTROL_FD)
         for signum, handler in self.own_handlers:
             _signal.signal(signum, handler)
         while True:
@@ -259,30 +266,34 @@ class Child:
                 return payload.decode("utf-8", "surrogatepass").split("\0", ORDER_FIELDS)
 
     def _next_frame(self) -> tuple[int, bytes]:
-        buffer = self.buffer
+        buffer, header = self.buffer, ORDER_HEADER.size
         while True:
-            if len(buffer) >= 5:
-                length, kind = ORDER_HEADER.unpack_from(buffer)
-                end = 5 + length
+            if len(buffer) >= header:
+                magic, length, kind = ORDER_HEADER.unpack_from(buffer)
+                if magic != MAGIC or length > MOST_FRAME_BYTES:
+                    os._exit(1)  # User code has read from the socket; what was not begun goes to another child.
+                end = header + length
                 if len(buffer) >= end:
                     self.buffer = buffer[end:]
-                    return kind, buffer[5:end]
+                    return kind, buffer[header:end]
                 if end - len(buffer) > 65536:
                     buffer = self._read_long(buffer, end)
                     continue
-            data = os.read(CONTROL_FD, 65536)
-            if not data:
-                os._exit(CLEAN_EXIT)
-            buffer += data
+            buffer += self._read(65536)
+
+    def _read(self, size: int) -> bytes:
+        self.page[self.cell + WAITS_AT] = 1
+        data = os.read(CONTROL_FD, size)
+        self.page[self.cell + WAITS_AT] = 0
+        if not data:
+            os._exit(CLEAN_EXIT)
+        return data
 
     def _read_long(self, start: bytes, end: int) -> bytes:
         parts, size = [start], len(start)
         while size < end:
-            data = os.read(CONTROL_FD, min(end - size, 1 << 20))
-            if not data:
-                os._exit(CLEAN_EXIT)
-            parts.append(data)
-            size += len(data)
+            parts.append(self._read(min(end - size, 1 << 20)))
+            size += len(parts[-1])
         return b"".join(parts)
 
     def _run(self, fields: list[str], started: float, unprepared: str | None) -> None:
@@ -356,10 +367,14 @@ class Child:
                 details = {"outcome": "app_failed", "message": f"its metrics cannot be recorded: {problem}"}
                 text, value = json.dumps(details).encode(), ""
             payload = DETAIL_HEADER.pack(len(text)) + text + value.encode("utf-8", "surrogatepass")
+            if len(payload) > MOST_FRAME_BYTES:
+                message = f"it reported {len(payload) >> 20} MiB; the most is {MOST_FRAME_BYTES >> 20} MiB"
+                text = json.dumps({"outcome": "app_failed", "message": message}).encode()
+                payload = DETAIL_HEADER.pack(len(text)) + text
         self.context, self.looks_at_stop = None, False
         self.metrics = {}
         self.progressed, self.progress_said = False, {}
-        write(RESULT_HEADER.pack(len(payload), RESULT, flags, started, ended, peak) + payload)
+        self._write(RESULT_HEADER.pack(MAGIC, len(payload), RESULT, flags, started, ended, peak) + payload)
         if flags & RETIRES:
             os._exit(CLEAN_EXIT)
         if flags & WAITS:
@@ -371,7 +386,7 @@ class Child:
             kind, payload = self._next_frame()
             if kind == GO_ON:
                 break
-            orders += ORDER_HEADER.pack(len(payload), kind) + payload
+            orders += ORDER_HEADER.pack(MAGIC, len(payload), kind) + payload
         self.buffer = orders + self.buffer
 
     # around the user's code
@@ -602,8 +617,21 @@ class Child:
 
     def _send_last_progress(self) -> None:
         payload, self.progress_text = self.progress_text, b""
-        if payload:
-            write(RESULT_HEADER.pack(len(payload), PROGRESS, 0, time.time(), 0.0, 0) + payload)
+        if payload and len(payload) <= MOST_FRAME_BYTES:
+            self._write(RESULT_HEADER.pack(MAGIC, len(payload), PROGRESS, 0, time.time(), 0.0, 0) + payload)
+
+    def _write(self, data: bytes) -> None:
+        """All of it, to the worker; without a way to the worker the process ends."""
+        with _writing:
+            try:
+                if identify(CONTROL_FD) != self.control:
+                    raise OSError(errno.EBADF, "another file")
+                sent = os.write(CONTROL_FD, data)
+                while sent < len(data):
+                    sent += os.write(CONTROL_FD, data[sent:])
+            except OSError:
+                self.page[self.cell + CLOSED_AT] = 1
+                os._exit(1)
 
     # the three kinds of entries
 
@@ -916,15 +944,10 @@ def max_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def write(data: bytes) -> None:
-    """All of it, to the worker. A worker that is gone needs no answer: the guardian ends this process."""
-    with _writing:
-        try:
-            sent = os.write(CONTROL_FD, data)
-            while sent < len(data):
-                sent += os.write(CONTROL_FD, data[sent:])
-        except OSError:
-            os._exit(1)
+def identify(fd: int) -> tuple[int, int]:
+    """What a descriptor stands for: user code may have closed it, and opened something else under its number."""
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
 
 
 _writing = _thread.allocate_lock()

@@ -6,6 +6,7 @@ threads: the worker's loop passes on readable keys, and calls `tick` when `next_
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import mmap
@@ -17,6 +18,7 @@ import socket
 import struct
 import subprocess
 import sys
+import termios
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -35,10 +37,22 @@ LOG_TAIL_BYTES: Final = 64 * 1024
 UNDRAINED_BYTES: Final = 4 * 1024 * 1024
 MEMORY_EVERY_S: Final = 1.0
 CLOSE_PATIENCE_S: Final = 30.0
+TIDY_PATIENCE_S: Final = 60.0
+"""What a child gets beyond the time limit, if its user code has ended within it, until it has tidied up and said so."""
 STRAYS_PATIENCE_S: Final = 5.0
 FALSE_STARTS: Final = 3
-GUARDIAN_DEATHS: Final = 5
-GUARDIAN_DEATHS_WITHIN_S: Final = 60.0
+GUARDIAN_FALSE_STARTS: Final = 8
+"""So many guardians in a row that died before they were ready: none will run here."""
+GUARDIAN_WAIT_S: Final = 0.5
+"""Before the next guardian, once a second one in a row has died and nothing ended in between; doubled each time."""
+GUARDIAN_LONGEST_WAIT_S: Final = 30.0
+PING_EVERY_S: Final = 3.0
+SILENCES: Final = 20
+"""A guardian that has left this many pings unanswered is killed. Pings are counted, not seconds, because this process
+may have been stopped together with it."""
+SILENCES_WHEN_STOPPED: Final = 2
+"""The same for a guardian that the process table shows as stopped."""
+SEND_PATIENCE_S: Final = 5
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -135,12 +149,12 @@ class CrewSettings:
 
 
 class GuardianFailed(InfrastructureFailure):
-    """The guardian died again and again; nothing can be run."""
+    """No guardian could be started; nothing can be run here."""
 
-    def __init__(self, deaths: int, within_s: float) -> None:
+    def __init__(self, times: int, last: str) -> None:
         super().__init__(
-            "the process that starts attempts keeps dying",
-            facts=[f"it died {deaths} times within {within_s:.0f} s"],
+            "the process that starts attempts cannot be started",
+            facts=[f"{times} in a row ended before they were ready; the last one {last}"],
             hint="see the worker's stderr and the kernel's log; something on this host may be killing it",
         )
 
@@ -158,7 +172,7 @@ class _Child:
     __slots__ = (
         "asked", "bound", "buffer", "cell", "code", "done", "dropped", "held", "kill_at", "log_bytes",
         "log_fd", "memory_peak", "name", "orders", "out", "pid", "progress", "progressed", "result", "retired", "slot",
-        "sock", "sock_open", "swept", "tail", "undrained",
+        "sock", "sock_open", "starved_at", "swept", "tail", "undrained",
     )  # fmt: skip
 
     def __init__(self, name: str, slot: _Slot, cell: int, sock: socket.socket, log_fd: int) -> None:
@@ -178,6 +192,8 @@ class _Child:
         self.result: Ended | None = None
         """Complete but for the child's own end."""
         self.retired = self.held = self.swept = False
+        self.starved_at = -1
+        """How many orders had ended when it was last seen waiting for one that had been sent."""
         self.reset()
 
     def reset(self) -> None:
@@ -227,11 +243,21 @@ class Crew:
         self._ended: list[Ended] = []
         self._next: float | None = None
         self._memory_at = 0.0
-        self._deaths: deque[float] = deque(maxlen=GUARDIAN_DEATHS)
+        self._ready = False
+        """The guardian has said that it serves."""
+        self._deaths = self._false_starts = 0
+        """Guardians in a row: that died before any attempt had ended, and that never were ready."""
+        self._start_at = 0.0
+        """When the next guardian is started, while there is none."""
+        self._ping_at = 0.0
+        self._silences = 0
+        """Pings since the guardian's last word."""
+        self.failure: GuardianFailed | None = None
+        """Why nothing will ever run here; orders that have not begun can be taken back."""
         self._oom = OomWatch()
         self._env: Mapping[str, str] = {}
         self._env_text = ""
-        self._removing = 0
+        self._removals: set[str] = set()
         self._learned: set[str] = set()
         self._closed = False
 
@@ -244,7 +270,8 @@ class Crew:
         if self.settings.adopt_orphans:
             processes.find_prctl()(processes.PR_SET_CHILD_SUBREAPER, 1)
         self._start_guardian()
-        self._slots[0].child = self._fork(self._slots[0])
+        if self._socket is not None:
+            self._slots[0].child = self._fork(self._slots[0])
 
     def close(self, grace_s: float = 0.0) -> list[Ended]:
         """Stop and end everything, wait until it is gone, and return what had not ended yet.
@@ -264,7 +291,7 @@ class Crew:
             self._wait_until(lambda: not self._is_busy(), grace_s)
         for token in running:
             self.kill(token, EndReason.PREEMPTED)
-        self._wait_until(lambda: not self._is_busy() and not self._removing, CLOSE_PATIENCE_S)
+        self._wait_until(lambda: not self._is_busy() and not (self._removals and self._socket), CLOSE_PATIENCE_S)
         self._stop_guardian()
         return self._take_ended()
 
@@ -323,6 +350,7 @@ class Crew:
         now = time.monotonic()
         if self._next is not None and now >= self._next:
             self._next = None
+            self._watch_guardian(now)
             self._watch_memory(now)
             for slot in self._slots:
                 self._watch(slot, now)
@@ -361,7 +389,7 @@ class Crew:
 
     def discard(self, path: str) -> None:
         """Remove a tree in the background; `close` waits for it."""
-        self._removing += 1
+        self._removals.add(path)
         self._tell(f"remove {path}")
 
     # inspection
@@ -379,7 +407,7 @@ class Crew:
         if self._closed:
             self._ended += [_unstarted(order.token, slot.index, EndReason.PREEMPTED) for order in pending]
             pending.clear()
-        if not pending:
+        if not pending or self._socket is None:
             return
         child = slot.child
         if child is None:
@@ -403,6 +431,7 @@ class Crew:
             pending.popleft()
         if frames:
             self._write(child, b"".join(frames))
+            self._awake_by(self._ping_at)
             if slot.forks_ahead and slot.standby is None:
                 slot.standby = self._fork(slot)
 
@@ -427,7 +456,7 @@ class Crew:
                 order.body,
             )
         ).encode("utf-8", "surrogatepass")
-        return _pack_order(len(payload), attempt.ORDER) + payload
+        return _pack_order(attempt.MAGIC, len(payload), attempt.ORDER) + payload
 
     def _write(self, child: _Child, data: bytes) -> None:
         if child.out:
@@ -540,7 +569,7 @@ class Crew:
     # ------------------------------------------------------------------ what children say
 
     def _read_results(self, child: _Child) -> None:
-        while True:
+        while child.sock_open:
             try:
                 data = child.sock.recv(262144)
             except OSError:
@@ -548,16 +577,17 @@ class Crew:
                 return
             if not data:
                 # The end of the stream comes before the guardian's word, and epoll would repeat it until then.
-                if child.sock_open:
-                    child.sock_open = False
-                    self._selector.unregister(child.sock)
+                self._stop_reading(child)
                 return
             if child.buffer:
                 data = child.buffer + data
                 child.buffer = b""
             at, size = 0, len(data)
             while size - at >= _RESULT_BYTES:
-                length, kind, flags, started, ended, peak = _unpack_result(data, at)
+                magic, length, kind, flags, started, ended, peak = _unpack_result(data, at)
+                if magic != _MAGIC or length > attempt.MOST_FRAME_BYTES:
+                    self._reject(child)
+                    return
                 end = at + _RESULT_BYTES + length
                 if end > size:
                     break
@@ -577,6 +607,17 @@ class Crew:
                 self._rest(child)
             if len(data) < 262144:
                 return
+
+    def _stop_reading(self, child: _Child) -> None:
+        child.sock_open = False
+        self._selector.unregister(child.sock)
+
+    def _reject(self, child: _Child) -> None:
+        """Kill a child whose word cannot be read; the attempt that runs has failed."""
+        self._stop_reading(child)
+        child.held, child.buffer = True, b""
+        child.asked = child.asked or (EndReason.APP_FAILED, f"wrote to {_CONTROL}")
+        self._tell(f"kill {child.name}")
 
     def _rest(self, child: _Child) -> None:
         """All its orders have ended."""
@@ -617,7 +658,7 @@ class Crew:
         child.reset()
         self._ended.append(result)
         if flags & attempt.WAITS:
-            self._write(child, _pack_order(0, attempt.GO_ON))
+            self._write(child, _pack_order(attempt.MAGIC, 0, attempt.GO_ON))
 
     def _learn(self, imported: Sequence[str]) -> None:
         """Have the guardian load what fresh attempts of ours load."""
@@ -674,15 +715,25 @@ class Crew:
     # ------------------------------------------------------------------ the guardian
 
     def _start_guardian(self) -> None:
+        """Start it, without waiting for it. If that fails, `tick` tries again."""
         ours, theirs = socket.socketpair()
+        # A guardian that does not read must not stop the loop.
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_PATIENCE_S, 0))
         source = str(Path(__file__).resolve().parents[1])
-        self._guardian = subprocess.Popen(
-            [sys.executable, "-P", "-c", _GUARDIAN, source, str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(), self._page_fd, *self.settings.hold_fds),
-            start_new_session=True,
-        )
+        self._ready, self._silences = False, 0
+        try:
+            self._guardian = subprocess.Popen(
+                [sys.executable, "-P", "-c", _GUARDIAN, source, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), self._page_fd, *self.settings.hold_fds),
+                start_new_session=True,
+            )
+        except OSError as problem:
+            ours.close()
+            theirs.close()
+            self._start_later(f"could not be started: {problem}")
+            return
         theirs.close()
         self._socket = ours
         self._inbox = b""
@@ -705,6 +756,44 @@ class Crew:
             )
         )
         self._selector.register(ours, selectors.EVENT_READ, _Channel(self, self._read_guardian))
+        for path in self._removals:
+            self._tell(f"remove {path}")
+        for slot in self._slots:
+            self._pump(slot)
+
+    def _start_later(self, how: str) -> None:
+        """A guardian has ended: plan the next one, later and later as long as nothing gets done between two ends."""
+        self._deaths += 1
+        self._false_starts = 0 if self._ready else self._false_starts + 1
+        if self._false_starts >= GUARDIAN_FALSE_STARTS:
+            self.failure = GuardianFailed(self._false_starts, how)
+        wait = min(GUARDIAN_LONGEST_WAIT_S, GUARDIAN_WAIT_S * 2 ** (self._deaths - 2)) if self._deaths > 1 else 0.0
+        self._start_at = time.monotonic() + wait
+        self._awake_by(self._start_at)
+
+    def _watch_guardian(self, now: float) -> None:
+        """Start the next one when it is due; end one that is silent, through which nothing else could be ended."""
+        if self._guardian is None or self._socket is None:
+            if self._closed or self.failure is not None:
+                return
+            if now >= self._start_at:
+                self._start_guardian()
+            else:
+                self._awake_by(self._start_at)
+            return
+        if not self._removals and not any(child.orders or not child.pid for child in self._children.values()):
+            self._silences = 0
+            return
+        if now >= self._ping_at:
+            stopped = processes.is_stopped(self._guardian.pid) if self._silences else False
+            if self._silences >= (SILENCES_WHEN_STOPPED if stopped else SILENCES):
+                state = "was stopped" if stopped else "did not answer"
+                self._replace_guardian(f"{state} and had to be killed")
+                return
+            self._silences += 1
+            self._ping_at = now + PING_EVERY_S
+            self._tell("ping")
+        self._awake_by(self._ping_at)
 
     def _stop_guardian(self) -> None:
         """Close our end, upon which it ends everything; wait for that."""
@@ -716,6 +805,7 @@ class Crew:
             self._socket.close()
             self._socket = None
         if self._guardian is not None:
+            self._guardian.send_signal(signal.SIGCONT)
             try:
                 self._guardian.wait(CLOSE_PATIENCE_S)
             except subprocess.TimeoutExpired:
@@ -734,6 +824,10 @@ class Crew:
                 socket.send_fds(self._socket, [data], fds)
             else:
                 self._socket.sendall(data)
+        except BlockingIOError:
+            # It has not read for seconds, and what it was told now is lost.
+            self._silences, self._ping_at = SILENCES, 0.0
+            self._awake_by(0.0)
         except OSError:
             pass  # It has died; reading its socket says so.
 
@@ -748,6 +842,7 @@ class Crew:
         if not data:
             self._replace_guardian()
             return
+        self._silences = 0
         *messages, self._inbox = (self._inbox + data).split(b"\0")
         for message in messages:
             self._hear(message.decode("utf-8", "surrogateescape"))
@@ -755,7 +850,10 @@ class Crew:
     def _hear(self, message: str) -> None:
         verb, _, rest = message.partition(" ")
         if verb == "removed":
-            self._removing -= 1
+            self._removals.discard(rest)
+            return
+        if verb == "ready":
+            self._ready = True
             return
         name, _, value = rest.partition(" ")
         child = self._children.get(name)
@@ -785,6 +883,7 @@ class Crew:
 
     def _bury(self, child: _Child, status: int, peak: int) -> None:
         """A child is gone, with all that it left behind."""
+        self._deaths = 0
         self._read_results(child)
         self._read_output(child)
         code = os.waitstatus_to_exitcode(status)
@@ -797,6 +896,7 @@ class Crew:
                 return
             order = child.orders.popleft()
             child.result = self._judge_death(child, order, code, started, peak)
+            self._give_back_unheard(child, begun)
         slot, result = child.slot, child.result
         slot.false_starts = 0 if begun or code == attempt.CLEAN_EXIT else slot.false_starts + 1
         if slot.false_starts >= FALSE_STARTS and child.orders:
@@ -813,6 +913,15 @@ class Crew:
         self._drop(child)
         self._pump(slot)
 
+    def _give_back_unheard(self, child: _Child, begun: int) -> None:
+        """End attempts that began after one that spoilt the socket: however they ended, nobody has heard of it."""
+        now = time.time()
+        for _ in range(begun - child.done - 1):
+            order = child.orders.popleft()
+            message = "another attempt in its process kept it from reporting how it ended"
+            self._ended.append(Ended(order.token, child.slot.index, EndReason.PREEMPTED, now, now, message=message))
+            self._clean_up(order)
+
     def _judge_death(self, child: _Child, order: Order, code: int, started: float, peak: int) -> Ended:
         """What ended an attempt whose process died without a word."""
         result = Ended(order.token, child.slot.index, EndReason.APP_FAILED, started, time.time())
@@ -823,6 +932,8 @@ class Crew:
         else:
             result.exit_code = code
             result.message = f"the process exited with {_describe_code(code)} before the attempt had ended"
+        if self._page is not None and self._page[child.cell + attempt.CLOSED_AT]:
+            result.exit_code, result.message = None, f"closed {_CONTROL}"
         self._judge_sigkill(result)
         if child.asked:
             _override(result, *child.asked)
@@ -852,8 +963,8 @@ class Crew:
                 "killed by signal 9 (SIGKILL) from outside; nothing shows that memory ran out: `dmesg` may say who did"
             )
 
-    def _replace_guardian(self) -> None:
-        """It died alone, and its children by that. End what they left, and begin again."""
+    def _replace_guardian(self, how: str | None = None) -> None:
+        """Its children end with it. End what they left, and begin again. `how` says why it was ended, if it was."""
         assert self._socket is not None
         self._selector.unregister(self._socket)
         self._socket.close()
@@ -861,30 +972,30 @@ class Crew:
         guardian, self._guardian = self._guardian, None
         children = list(self._children.values())
         self._end_strays(guardian, children)
-        now = time.monotonic()
-        self._deaths.append(now)
-        if len(self._deaths) == GUARDIAN_DEATHS and now - self._deaths[0] < GUARDIAN_DEATHS_WITHIN_S:
-            raise GuardianFailed(GUARDIAN_DEATHS, GUARDIAN_DEATHS_WITHIN_S)
-        self._removing = 0
-        self._start_guardian()
+        if how is None:
+            how = f"ended with {_describe_code(guardian.returncode)}" if guardian else "ended"
         for child in children:
-            self._lose(child)
+            self._lose(child, how)
+        self._start_later(how)
         for slot in self._slots:
             self._pump(slot)
 
-    def _lose(self, child: _Child) -> None:
+    def _lose(self, child: _Child, how: str) -> None:
         self._read_results(child)
         self._read_output(child)
+        if child.done:
+            self._deaths = 0
         begun, started, _ = self._begun(child)
         result = child.result
         if result is None and begun > child.done and child.orders:
             order = child.orders.popleft()
             result = Ended(order.token, child.slot.index, EndReason.LOST, started, time.time())
-            result.message = "the guardian of this worker was killed, and the attempt with it"
+            result.message = f"the guardian of this worker {how}, and the attempt with it"
             if child.asked:
                 _override(result, *child.asked)
             self._add_evidence(child, order, result)
             self._clean_up(order)
+            self._give_back_unheard(child, begun)
         child.slot.pending.extendleft(reversed(child.orders))
         child.orders.clear()
         if result is not None:
@@ -893,17 +1004,25 @@ class Crew:
         self._drop(child)
 
     def _end_strays(self, guardian: subprocess.Popen[bytes] | None, children: list[_Child]) -> None:
-        """Kill what the dead guardian's children had started.
+        """Kill what the guardian's children had started, and the guardian.
 
-        They died with it. What they had started shares their session or bears an attempt's token, unless it
-        scrubbed both; only a process that adopts orphans finds that too.
+        As long as it lives, stopped or not, all of that is below it. Of one that is dead the children died with it;
+        what they had started shares their session or bears an attempt's token, unless it scrubbed both; only a process
+        that adopts orphans finds that too.
         """
         born = {child.pid for child in children if child.pid}
         tokens = [order.token for child in children for order in child.orders]
+        give_up, pause = time.monotonic() + STRAYS_PATIENCE_S, 0.001
         if guardian is not None:
+            # Stopped, it neither forks nor waits for what we kill.
+            guardian.send_signal(signal.SIGSTOP)
+            while below := processes.find_descendants(processes.read_table(), guardian.pid):
+                processes.send_signal(below, signal.SIGKILL)
+                if time.monotonic() >= give_up:
+                    break
+                time.sleep(0.001)
             guardian.kill()
             guardian.wait()
-        give_up, pause = time.monotonic() + STRAYS_PATIENCE_S, 0.001
         own_session, me = os.getsid(0), os.getpid()
         while time.monotonic() < give_up:
             table = processes.read_table()
@@ -959,12 +1078,12 @@ class Crew:
         self._pump(slot)
 
     def _signal(self, child: _Child, reason: EndReason, message: str | None, verb: str) -> None:
-        if child.asked is None or message is not None:
-            child.asked = (reason, message)
         assert self._page is not None
-        code = attempt.STOP_REASONS.index(reason) if reason in attempt.STOP_REASONS else _OTHER
-        self._page[child.cell + attempt.REASON_AT] = code
-        attempt.STOP.pack_into(self._page, child.cell + attempt.STOP_AT, child.done + 1)
+        if child.asked is None:
+            child.asked = (reason, message)
+            code = attempt.STOP_REASONS.index(reason) if reason in attempt.STOP_REASONS else _OTHER
+            self._page[child.cell + attempt.REASON_AT] = code
+            attempt.STOP.pack_into(self._page, child.cell + attempt.STOP_AT, child.done + 1)
         self._tell(f"{verb} {child.name}")
 
     def _awake_by(self, due: float) -> None:
@@ -992,27 +1111,43 @@ class Crew:
         order = child.orders[0]
         assert self._page is not None
         if begun <= child.done:
+            self._watch_starving(child)
             if any(waiting.timeout_s is not None for waiting in child.orders):
                 self._awake_by(now + 0.05)
             return
-        if child.kill_at:
-            if now >= child.kill_at:
-                self._tell(f"kill {child.name}")
-                child.kill_at = now + 5.0
-            self._awake_by(child.kill_at)
-        elif order.timeout_s is not None and not self._page[child.cell + attempt.OVER_AT]:
+        if order.timeout_s is not None:
             due = began + order.timeout_s
             if now < due:
                 self._awake_by(due)
                 return
-            self._signal(child, EndReason.TIMEOUT, f"timed out after {format_duration(order.timeout_s)}", "stop")
-            child.kill_at = now + self.settings.stop_grace_s
+            timed_out = f"timed out after {format_duration(order.timeout_s)}"
+            if child.kill_at and now >= child.kill_at:
+                child.asked = child.asked or (
+                    EndReason.TIMEOUT,
+                    f"{timed_out}: its code had ended, but not what its process does after that",
+                )
+                self._tell(f"kill {child.name}")
+                child.kill_at = now + 5.0
+            elif not child.kill_at and self._page[child.cell + attempt.OVER_AT]:
+                child.kill_at = now + TIDY_PATIENCE_S
+            elif not child.kill_at:
+                # One that was asked to stop before will end for that reason, and its limit holds all the same.
+                if child.asked is None:
+                    self._signal(child, EndReason.TIMEOUT, timed_out, "stop")
+                child.kill_at = now + self.settings.stop_grace_s
             self._awake_by(child.kill_at)
-        elif order.timeout_s is not None:
-            self._awake_by(now + 1.0)
         for waiting in child.orders:
             if waiting.timeout_s is not None and waiting is not order:
                 self._awake_by(now + waiting.timeout_s)
+
+    def _watch_starving(self, child: _Child) -> None:
+        """Replace a child that waits for an order it was sent: user code has read that from the socket."""
+        assert self._page is not None
+        if child.out or not self._page[child.cell + attempt.WAITS_AT] or _has_unread(child.sock):
+            return
+        if child.starved_at == child.done:
+            self._recall(child.slot)
+        child.starved_at = child.done
 
     def _watch_memory(self, now: float) -> None:
         watched = [
@@ -1070,9 +1205,14 @@ main(int(sys.argv[2]))
 # The fast path of each result: looked up once.
 _SUCCEEDED = EndReason.SUCCEEDED
 _RESULT_BYTES = attempt.RESULT_HEADER.size
+_MAGIC = attempt.MAGIC
 _unpack_result = attempt.RESULT_HEADER.unpack_from
 _pack_order = attempt.ORDER_HEADER.pack
 _OTHER = attempt.STOP_REASONS.index("other")
+_CONTROL: Final = (
+    f"file descriptor {attempt.CONTROL_FD}, over which its process reports to the worker; "
+    "use only descriptors that your code has opened"
+)
 
 
 def _unstarted(token: str, slot: int, reason: EndReason) -> Ended:
@@ -1151,6 +1291,11 @@ def _is_readable(fd: int) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def _has_unread(sock: socket.socket) -> bool:
+    """Whether the other side has yet to read what was sent."""
+    return fcntl.ioctl(sock, termios.TIOCOUTQ, b"\0\0\0\0") != b"\0\0\0\0"
 
 
 def _make_memory(size: int) -> int:

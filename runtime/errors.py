@@ -53,6 +53,11 @@ class RuntimeFailure(Exception):
         return "\n".join(lines)
 
 
+def explain_briefly(problem: Exception) -> str:
+    """Its first line, without facts and hint."""
+    return problem.message if isinstance(problem, RuntimeFailure) else f"{type(problem).__name__}: {problem}"
+
+
 class RequestRefused(RuntimeFailure):
     exit_code = 2
 

@@ -7,8 +7,8 @@ be of a child that has died: there is nothing to attribute. docs/decisions/proce
 
 Messages from the worker end with NUL: `fork ID CELL` with two descriptors (control socket, write end of the output
 pipe), `stop ID` (SIGTERM to the attempt's session), `kill ID` (SIGKILL to the child and all below it), `sweep ID`,
-`remove PATH`, `preload MODULE…`. Messages to it: `ready`, `forked ID PID`, `failed ID ERRNO`, `exited ID STATUS
-PEAK`, `removed PATH`.
+`remove PATH`, `preload MODULE…`, `ping`. Messages to it: `ready`, `forked ID PID`, `failed ID ERRNO`, `exited ID STATUS
+PEAK`, `removed PATH`, `pong`.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ class Guardian:
 
     def set_up(self) -> None:
         self.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+        # If the worker dies while this process is stopped, it goes on and ends what is below it.
+        self.prctl(processes.PR_SET_PDEATHSIG, signal.SIGCONT)
         processes.set_process_name("rt-guardian")
         signal.signal(signal.SIGCHLD, _nothing)
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -124,6 +126,8 @@ class Guardian:
                 pid = self.pids[rest]
                 processes.send_signal([pid], signal.SIGKILL)
                 processes.send_signal(processes.find_descendants(processes.read_table(), pid), signal.SIGKILL)
+            case "ping":
+                self._say("pong")
             case "sweep":
                 self._sweep_before(f"exited {rest} {attempt.CLEAN_EXIT << 8} 0")
             case "preload":

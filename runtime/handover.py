@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from runtime.errors import InfrastructureFailure, RuntimeFailure
+from runtime.errors import InfrastructureFailure, explain_briefly
 from runtime.queues.base import Lease, Queue, Release, Settled, Settlement
 from runtime.reasons import EndReason
 from runtime.records.base import Record
@@ -111,7 +111,6 @@ def failed_instead(
     lease = refused.lease
     task = lease.task
     known = refused.record if isinstance(refused, Settlement) else refused.note
-    said = problem.message if isinstance(problem, RuntimeFailure) else f"{type(problem).__name__}: {problem}"
     record = Record(
         task_id=task.id,
         generation=task.generation,
@@ -121,7 +120,7 @@ def failed_instead(
         reason=EndReason.CONFIG_INVALID,
         ended_at=known.ended_at if known else now,
         started_at=known.started_at if known else None,
-        message=f"{what}: {said[:2000]}",
+        message=f"{what}: {explain_briefly(problem)[:2000]}",
         worker=worker,
         attempts=refused.record.attempts if isinstance(refused, Settlement) else lease.tries + (known is not None),
     )

@@ -82,6 +82,12 @@ def read_file(path: str, limit: int = 1 << 20) -> bytes:
         os.close(fd)
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether the process got SIGSTOP or the like and waits for SIGCONT; False where it cannot be told."""
+    line = read_file(f"/proc/{pid}/stat", 1024)
+    return bool(line) and parse_stat(line).state == "T"
+
+
 def find_descendants(table: Mapping[int, Process], root: int) -> list[int]:
     """Everything below `root`, parents before their children; zombies are left out but looked through."""
     children: dict[int, list[int]] = {}

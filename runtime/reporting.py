@@ -158,13 +158,16 @@ class Reporter:
         text = f"nothing to do; leaves in {format_duration(left_s)} unless a task comes"
         self._line("worker", "worker_idle", text, left_s=round(left_s, 3))
 
-    def paused(self, failed: int, most: int, wait_s: float) -> None:
-        """Tasks failed in a row, each a different one."""
-        text = (
-            f"{_count(failed, 'task')} in a row failed here; leases again in {format_duration(wait_s)}, "
-            f"leaves after {most} with its tasks released"
+    def paused(self, failed: int, most: int, wait_s: float, *, stays: bool = False) -> None:
+        """Tasks failed in a row, each a different one. It `stays` if any has succeeded here."""
+        if stays:
+            then = "does not leave, as tasks have succeeded here"
+        else:
+            then = f"leaves after {most} with its tasks released (--max-consecutive-failures)"
+        text = f"{_count(failed, 'task')} in a row failed here; leases again in {format_duration(wait_s)}, {then}"
+        self._line(
+            "paused", "worker_paused", text, failed=failed, most=None if stays else most, wait_s=round(wait_s, 3)
         )
-        self._line("paused", "worker_paused", text, failed=failed, most=most, wait_s=round(wait_s, 3))
 
     def trouble(self, what: str, problem: Exception | None) -> None:
         """A service or disk failed; the worker tries again by itself. The same is said once in a while."""

@@ -28,7 +28,7 @@ from runtime.clock import Clock, SystemClock
 from runtime.code_identity import CodeIdentity
 from runtime.config import load_project
 from runtime.crew import Crew, CrewSettings, Ended, Order
-from runtime.errors import InfrastructureFailure, RequestRefused, StoreBroken, explain_json
+from runtime.errors import InfrastructureFailure, RequestRefused, StoreBroken, explain_briefly, explain_json
 from runtime.handover import Handed, Outgoing, failed_instead, hand_over, may_pass
 from runtime.heartbeat import Heartbeat
 from runtime.metrics import NoMetrics, WorkerMetrics, open_metrics
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
 TEND_EVERY_S: Final = 0.8
 CONTROL_EVERY_S: Final = 10.0
+ANSWER_WITHIN: Final = timedelta(seconds=30)
+"""After this long without an answer a worker says that it waits for its first orders."""
 SEEN_EVERY_S: Final = 30.0
 SEEN_AFTER_CHANGE_S: Final = 2.0
 LOG_EVERY_S: Final = 1.0
@@ -71,6 +73,8 @@ REFUSALS: Final = 2
 """A record that its store refused alone so often is refused for a reason of its own, whatever the store calls it."""
 STUCK_AT_MOST: Final = 3
 """With so many that are stuck it is the store, and nothing more is begun until it takes one."""
+LONGEST_PAUSE_S: Final = 60.0
+"""Between two tasks of a worker that has succeeded before, while one task after the other fails."""
 LONGEST_LOOK_AHEAD: Final = 128
 """Tasks held beyond the free slots: at most a second's worth of recent task time, and at most so many."""
 PIPELINE_BELOW_S: Final = 0.05
@@ -90,7 +94,7 @@ class WorkerOptions:
     """Do not leave for idleness before the first task came."""
     max_tasks: int | None = None
     max_consecutive_failures: int = 3
-    """Distinct tasks that fail in a row before the worker leaves with exit code 1; 0 never does."""
+    """Distinct tasks that fail in a row, before any has succeeded, until the worker leaves with exit code 1; 0 never does."""
     lease: timedelta = DEFAULT_LEASE
     grace: timedelta = timedelta(seconds=30)
     """Between asking attempts to stop and killing them."""
@@ -123,6 +127,7 @@ def new_worker_name() -> str:
     return f"w-{host}-{os.urandom(4).hex()}"
 
 
+_NO_ORDERS: Final = "takes no tasks until it has read its orders"
 _NO_HISTORY: Final = History()
 _KILLED: Final = frozenset(
     {EndReason.TIMEOUT, EndReason.OOM, EndReason.LOST, EndReason.PREEMPTED, EndReason.CANCELLED, EndReason.DUPLICATE}
@@ -237,6 +242,10 @@ class Worker:
         self._seen_any = False
         self._control: Control | None = None
         """What it is told; None until that was read once, and nothing is leased before."""
+        self._orders_refused: Exception = TimeoutError("no answer yet")
+        """Why there are none: what the last try came to."""
+        self._orders_tried = 0
+        """How often in a row they could not be read."""
         self._coverage = Coverage(self.records)
         self._learning: dict[str, list[_Attempt]] = {}
         """By experiment: what waits until it is known what the orders cover of it. The first is being asked for."""
@@ -292,6 +301,8 @@ class Worker:
                 self._loop()
             finally:
                 self._leave()
+        if self._crew.failure is not None:
+            raise self._crew.failure
         return WorkerResult(
             self._exit_code, self._succeeded, self._failed, self._released, self._stopping or "interrupted"
         )
@@ -336,6 +347,8 @@ class Worker:
             deadline = crew.next_deadline()
             if deadline is not None and now >= deadline:
                 ended += crew.tick()
+            if crew.failure is not None:
+                self._stop_by_itself(crew.failure.message, crew.failure.exit_code)
             for end in ended:
                 self._conclude(end, now)
             if self._settlements or self._releases:
@@ -408,12 +421,26 @@ class Worker:
         if most is not None and self._taken >= most and not (self._attempts or self._leasing or self._settlements):
             self._stop_by_itself(f"took {self._taken} task{'' if self._taken == 1 else 's'}")
             return
+        if self._control is None:
+            self._wait_for_orders(now)
+            return
         at = self._fetch_at()
         if at is None or now < at:
             return
         room = self._room()
         self._leasing = True
         self._offload.call(lambda: self.queue.lease(room, worker=self.name, ttl=self.options.lease), self._fetched)
+
+    def _wait_for_orders(self, now: float) -> None:
+        """Leave as a worker that has nothing to do leaves; the tasks, if there are any, need a worker that can be told."""
+        waited, timeout = timedelta(seconds=now - self._busy_at), self.options.idle_timeout
+        if not self._orders_tried and waited >= ANSWER_WITHIN:
+            self._say.trouble(_NO_ORDERS, self._orders_refused)
+        elif self._orders_tried <= REFUSALS:
+            return
+        if timeout is not None and waited >= timeout and not self.options.wait_for_first:
+            why = explain_briefly(self._orders_refused)
+            self._stop_by_itself(f"its orders could not be read for {timeout.total_seconds():g} s: {why}", 3)
 
     def _fetched(self, leases: list[Lease] | None, problem: Exception | None) -> None:
         self._leasing = False
@@ -758,7 +785,8 @@ class Worker:
                 going.append(attempt)
                 continue
             else:
-                self._give_back(attempt)
+                # Others come first then, which shows whether it is this one that is refused.
+                self._give_back(attempt, backoff(4) if problem is not None else timedelta())
             if self._alone_token == lease.token:
                 self._alone_until, self._alone_token = 0.0, None
         away = [problem for problem in problems.values() if isinstance(problem, InfrastructureFailure)]
@@ -1018,23 +1046,30 @@ class Worker:
         most = self.options.max_consecutive_failures
         if not most:
             return
-        if task_id not in self._failed_tasks:
-            self._failed_tasks.append(task_id)
-        failed = len(self._failed_tasks)
-        if failed >= most:
-            self._stop_by_itself(f"{failed} tasks in a row failed", 1)
+        if task_id in self._failed_tasks:
             return
+        self._failed_tasks.append(task_id)
+        failed = len(self._failed_tasks)
         wait = backoff(failed).total_seconds()
+        if self._succeeded:
+            # This machine can run tasks. It may have broken since, so it is slow to take more; it does not leave, because
+            # as likely as not the tasks are to blame.
+            wait = min(wait, LONGEST_PAUSE_S)
+        elif failed >= most:
+            self._stop_by_itself(
+                f"{failed} tasks in a row failed and none succeeded (--max-consecutive-failures {most})", 1
+            )
+            return
         self._pause_until = now + wait
-        self._say.paused(failed, most, wait)
+        self._say.paused(failed, most, wait, stays=bool(self._succeeded))
 
     def _end(self, attempt: _Attempt, settlement: Settlement) -> None:
         self._attempts.pop(attempt.lease.token, None)
         self._heartbeat.ended(attempt.lease.token)
         self._settlements.append(settlement)
 
-    def _give_back(self, attempt: _Attempt) -> None:
-        """It never started: nothing is spent, and any worker may have it."""
+    def _give_back(self, attempt: _Attempt, wait: timedelta = timedelta()) -> None:
+        """It never started: nothing is spent, and any worker may have it, after `wait`."""
         self._drop(attempt)
         self._count.task_released()
         self._taken -= 1
@@ -1042,7 +1077,8 @@ class Worker:
         lease = attempt.lease
         if attempt.announced:
             self._retractions.append(lease)
-        wait = backoff(4) if lease.alone and self._stopping is None else timedelta()
+        if lease.alone and self._stopping is None:
+            wait = backoff(4)
         self._releases.append(Release(lease, self._clock.now() + wait if wait else None, alone=lease.alone))
 
     def _drop(self, attempt: _Attempt) -> None:
@@ -1206,7 +1242,7 @@ class Worker:
             self._offload.call(self.queue.tend, self._ignore("upkeep"))
             self._shed(now)
         if now >= due.control:
-            due.control = now + CONTROL_EVERY_S
+            due.control = float("inf")  # One at a time: a store that does not answer gets no second call.
             self._offload.call(lambda: self.records.control(self.queue.name), self._controlled)
         if now >= due.seen:
             due.seen = now + SEEN_EVERY_S
@@ -1275,10 +1311,22 @@ class Worker:
             self._crew.ask_to_stop(attempt.lease.token, attempt.stop_reason)
 
     def _controlled(self, control: Control | None, problem: Exception | None) -> None:
+        now = time.monotonic()
+        self._due.control = now + CONTROL_EVERY_S
         if control is None:
-            self._trouble("reading the orders", problem)
+            assert problem is not None
+            self._orders_tried += 1
+            if self._control is not None:
+                self._say.trouble("reading the orders", problem)
+                return
+            self._due.control = now + min(30.0, backoff(self._orders_tried).total_seconds())
+            if explain_briefly(problem) != explain_briefly(self._orders_refused):
+                self._say.trouble(_NO_ORDERS, problem)
+            self._orders_refused = problem
             return
-        self._control = control
+        if self._control is None:
+            self._busy_at = now
+        self._orders_tried, self._control = 0, control
         self._stop_cancelled()
 
     def _stop_cancelled(self) -> None:

@@ -47,7 +47,7 @@ def build_parser() -> Parser:
         type=int,
         default=3,
         metavar="N",
-        help="leave with code 1 when N distinct tasks in a row failed; 0 never does (3)",
+        help="leave with code 1 when N distinct tasks in a row failed and none succeeded before; 0 never does (3)",
     )
     add("--lease", default="30s", metavar="TIME", help="how long a silent worker keeps its tasks (30s)")
     add("--grace", default="30s", metavar="TIME", help="what attempts get to checkpoint when asked to stop (30s)")

@@ -205,7 +205,7 @@ def test_failures_in_a_row_end_the_worker_and_it_keeps_nothing(yard: Yard) -> No
 
     # Another may have begun before the second failure was known, and have failed as well.
     assert left["failed"] in (2, 3)
-    assert left["reason"].endswith("tasks in a row failed")
+    assert left["reason"].endswith("tasks in a row failed and none succeeded (--max-consecutive-failures 2)")
     assert {record.reason for record in records} == {EndReason.APP_FAILED}
     notes = [note.reason for task in ids for note in yard.notes(task)]
     # Or it is asked to stop, which spends no failure.

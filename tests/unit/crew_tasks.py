@@ -66,6 +66,71 @@ def die(signum):
     time.sleep(30)
 
 
+def signal_guardian(signum, path=None):
+    """Of the process that started this one."""
+    os.kill(os.getppid(), signum)
+    if path:
+        Path(path).touch()
+    time.sleep(600)
+
+
+def write_stray(text, count=1, then="return"):
+    """To every descriptor that a process may have beyond its output."""
+    for fd in range(3, 20):
+        try:
+            os.write(fd, text.encode() * count)
+        except OSError:
+            pass
+    if then == "hang":
+        time.sleep(600)
+    if then == "exit":
+        os._exit(0)
+    if then == "flood":
+        while True:
+            os.write(3, b"x" * 65536)
+
+
+def announce_result(length):
+    """A frame's beginning, in good order, of which the rest never comes."""
+    from runtime import attempt
+
+    os.write(3, attempt.RESULT_HEADER.pack(attempt.MAGIC, length, attempt.RESULT, 0, 0.0, 0.0, 0))
+
+
+class Blocked:
+    closed = False
+
+    def write(self, text):
+        pass
+
+    def flush(self):
+        time.sleep(600)
+
+
+def block_output():
+    """What comes after the function waits for ever."""
+    sys.stdout = Blocked()
+
+
+def close_control(path=None, then="return"):
+    os.closerange(3, 256)
+    if path:
+        # Takes the number over.
+        return os.open(path, os.O_WRONLY | os.O_CREAT)
+    if then == "progress":
+        runtime.context.current_attempt().progress(1)
+        time.sleep(600)
+    if then == "hang":
+        time.sleep(600)
+    return None
+
+
+def steal_orders(path, size):
+    """Reads what follows in the socket, as much as `size` bytes of it."""
+    wait_for(path)
+    return len(os.read(3, size))
+
+
 def crash():
     import ctypes
 
@@ -80,6 +145,12 @@ def hold(size, path):
     held = bytearray(size)
     held[::4096] = b"x" * len(held[::4096])
     wait_for(path)
+
+
+def hold_when_stopped(size, path):
+    signal.signal(signal.SIGTERM, lambda *_: hold(size, f"{path}.never"))
+    Path(path).write_text("up")
+    time.sleep(600)
 
 
 def odd_value():

@@ -120,6 +120,12 @@ class Bench:
         self.step_until(lambda: self.crew.running(0))
         return order
 
+    def expire(self, order: Order) -> None:
+        """Let its time limit pass now."""
+        order.timeout_s = 0.001
+        self.crew._awake_by(0.0)
+        self.crew.tick()
+
     def path(self, name: str) -> str:
         return str(self.tmp / name)
 
@@ -236,6 +242,94 @@ def test_what_a_child_says_and_nobody_can_read_is_its_own_attempts_and_no_others
     assert ended.reason is reason
     assert (ended.message or "").startswith(message or "")
     assert bench.run("nothing").reason is EndReason.SUCCEEDED
+
+
+STRAY = "file descriptor 3, over which its process reports to the worker"
+
+
+@pytest.mark.parametrize("then", ["return", "hang", "exit", "flood"])
+@pytest.mark.parametrize(("text", "count"), [("x", 5), ("hello\n", 1000), ("\0", 34)])
+def test_attempt_that_writes_to_stray_descriptors_fails_by_itself(
+    bench: Bench, text: str, count: int, then: str
+) -> None:
+    # Too little to be told from a frame's beginning: that it is none shows when more comes.
+    waits = count == 5 and then in ("hang", "exit")
+    ended = bench.run("write_stray", text, count, then, timeout_s=1.0 if waits else 600.0)
+
+    if waits:
+        assert ended.reason is {"hang": EndReason.TIMEOUT, "exit": EndReason.APP_FAILED}[then]
+    else:
+        assert (ended.reason, (ended.message or "").startswith(f"wrote to {STRAY}")) == (EndReason.APP_FAILED, True)
+    assert bench.run("echo", 1).reason is EndReason.SUCCEEDED
+
+
+def test_attempts_behind_one_that_writes_to_stray_descriptors_run_or_are_given_back(warm: Bench) -> None:
+    ahead, spoiler = warm.order("wait_for", warm.path("go")), warm.order("write_stray", "hello\n", 1000)
+    begun = [warm.order("nothing"), warm.order("wait_for", warm.path("spoilt"))]
+    behind = [warm.order("note", warm.path("notes")) for _ in range(3)]
+    warm.crew.send(0, [ahead, spoiler, *begun, *behind])
+    Path(warm.path("go")).touch()
+
+    [first] = warm.wait(spoiler)
+    Path(warm.path("spoilt")).touch()
+
+    assert first.reason is EndReason.APP_FAILED
+    # Nobody has heard how those ended that had begun; that spends no failure.
+    assert {one.reason for one in warm.wait(*begun)} <= {EndReason.SUCCEEDED, EndReason.PREEMPTED}
+    assert {one.reason for one in warm.wait(*behind)} == {EndReason.SUCCEEDED}
+    assert len(Path(warm.path("notes")).read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("call", [("announce_result", 1000), ("block_output",)])
+def test_time_limit_holds_until_the_result_is_read(
+    bench: Bench, call: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.crew.TIDY_PATIENCE_S", 0.2)
+
+    ended = bench.run(*call, timeout_s=0.5)
+
+    if call[0] == "announce_result" and not bench.crew.settings.reuse:
+        # A child that serves once has gone by then.
+        assert ended.reason is EndReason.APP_FAILED
+    else:
+        assert ended.reason is EndReason.TIMEOUT
+        assert (ended.message or "").startswith("timed out after 500ms: its code had ended, but not")
+    assert bench.run("echo", 1).reason is EndReason.SUCCEEDED
+
+
+def test_announced_length_that_no_frame_has_is_refused_at_once(bench: Bench) -> None:
+    ended = bench.run("announce_result", 1 << 30)
+    assert (ended.message or "").startswith(f"wrote to {STRAY}")
+
+
+@pytest.mark.parametrize("how", ["closed", "progress", "reopened"])
+def test_attempt_that_closes_its_control_descriptor_is_told_so(bench: Bench, how: str) -> None:
+    path = bench.path("its own") if how == "reopened" else None
+
+    ended = bench.run("close_control", path, how)
+
+    assert (ended.reason, ended.exit_code) == (EndReason.APP_FAILED, None)
+    assert (ended.message or "").startswith(f"closed {STRAY}")
+    assert path is None or Path(path).read_bytes() == b""
+    assert bench.run("echo", 1).reason is EndReason.SUCCEEDED
+
+
+def test_attempt_that_closes_its_control_descriptor_has_a_time_limit_still(bench: Bench) -> None:
+    assert bench.run("close_control", None, "hang", timeout_s=0.3).reason is EndReason.TIMEOUT
+
+
+@pytest.mark.parametrize("size", [7, 1 << 20])
+def test_orders_that_an_attempt_read_from_its_socket_run_all_the_same(
+    warm: Bench, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.crew.PING_EVERY_S", 0.1)
+    thief, behind = warm.order("steal_orders", warm.path("go"), size), [warm.order("echo", n) for n in range(3)]
+    warm.crew.send(0, [thief])
+    warm.step_until(lambda: warm.crew.running(0))
+    warm.crew.send(0, behind)
+    Path(warm.path("go")).touch()
+
+    assert {one.reason for one in warm.wait(thief, *behind)} == {EndReason.SUCCEEDED}
 
 
 @pytest.mark.parametrize("value", ["nan", "surrogate", "nul"])
@@ -365,6 +459,40 @@ def test_timeout_kills_what_ignores_sigterm(make: Callable[..., Bench]) -> None:
     bench = make(stop_grace_s=0.2)
     ended = bench.run("stubborn", bench.path("up"), timeout_s=3.0)
     assert (ended.reason, ended.signal) == (EndReason.TIMEOUT, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("reason", [EndReason.PREEMPTED, EndReason.CANCELLED])
+def test_time_limit_that_passes_after_an_attempt_was_asked_to_stop_holds_and_is_not_what_ended_it(
+    make: Callable[..., Bench], reason: EndReason
+) -> None:
+    bench = make(stop_grace_s=0.2)
+    order = bench.start("stubborn", bench.path("up"), timeout_s=600.0)
+    bench.step_until(Path(bench.path("up")).exists)
+    bench.crew.ask_to_stop(order.token, reason)
+
+    bench.expire(order)
+    [ended] = bench.wait(order)
+
+    assert (ended.reason, ended.message, ended.signal) == (reason, f"stopped: {reason}", signal.SIGKILL)
+
+
+def test_memory_limit_that_is_crossed_after_an_attempt_was_asked_to_stop_is_not_what_ended_it(bench: Bench) -> None:
+    order = bench.order("hold_when_stopped", 200 << 20, bench.path("up"), memory_bytes=100 << 20)
+    bench.crew.send(0, [order])
+    bench.step_until(Path(bench.path("up")).exists)
+    bench.crew.ask_to_stop(order.token, EndReason.PREEMPTED)
+
+    assert bench.wait(order)[0].reason is EndReason.PREEMPTED
+
+
+def test_attempt_that_is_preempted_after_its_time_limit_has_timed_out(bench: Bench) -> None:
+    order = bench.start("stubborn", bench.path("up"), timeout_s=600.0)
+    bench.step_until(Path(bench.path("up")).exists)
+    bench.expire(order)
+    bench.crew.ask_to_stop(order.token, EndReason.PREEMPTED)
+    bench.crew.kill(order.token, EndReason.PREEMPTED)
+
+    assert bench.wait(order)[0].reason is EndReason.TIMEOUT
 
 
 def test_timeout_of_command_reaches_its_session(bench: Bench) -> None:
@@ -873,6 +1001,188 @@ def test_guardian_killed_alone_loses_the_running_attempt_and_the_rest_goes_on(be
     assert not [pid for pid in old if is_alive(pid)]
 
 
+@pytest.fixture
+def quick_guardians(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.crew.GUARDIAN_WAIT_S", 0.01)
+    monkeypatch.setattr("runtime.crew.PING_EVERY_S", 0.2)
+
+
+@pytest.mark.usefixtures("quick_guardians")
+def test_guardian_that_is_killed_again_and_again_is_started_again_each_time(bench: Bench) -> None:
+    orders = [bench.order("signal_guardian", signal.SIGKILL) for _ in range(7)]
+    good = bench.order("echo", 1)
+    bench.crew.send(0, [*orders, good])
+
+    *lost, done = bench.wait(*orders, good)
+
+    assert {(one.reason, one.not_started) for one in lost} == {(EndReason.LOST, False)}
+    assert {one.message for one in lost} == {
+        "the guardian of this worker ended with signal 9 (SIGKILL), and the attempt with it"
+    }
+    assert done.reason is EndReason.SUCCEEDED
+    assert bench.crew.failure is None
+
+
+@pytest.mark.usefixtures("quick_guardians")
+def test_slots_beside_one_that_kills_the_guardian_are_lost_with_it_and_what_waits_there_runs(
+    make: Callable[..., Bench],
+) -> None:
+    bench = make(slots=2, reuse=True)
+    beside, waiting = bench.order("start_daemon", bench.path("pid"), False, "hang"), bench.order("echo", 1)
+    bench.crew.send(1, [beside, waiting])
+    bench.step_until(Path(bench.path("pid")).exists)
+    killer = bench.order("signal_guardian", signal.SIGKILL)
+    bench.crew.send(0, [killer])
+
+    ended = bench.wait(killer, beside, waiting)
+
+    assert [one.reason for one in ended] == [EndReason.LOST, EndReason.LOST, EndReason.SUCCEEDED]
+    assert not is_alive(int(Path(bench.path("pid")).read_text()))
+
+
+@pytest.mark.usefixtures("quick_guardians")
+def test_orders_taken_back_while_no_guardian_lives_never_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.crew.GUARDIAN_WAIT_S", 600.0)
+    killers = [bench.order("signal_guardian", signal.SIGKILL) for _ in range(2)]
+    waiting = bench.order("note", bench.path("notes"))
+    bench.crew.send(0, [*killers, waiting])
+    bench.wait(*killers)
+
+    assert bench.crew.take_back(0) == [waiting.token]
+    assert bench.crew.close() == []
+    assert not Path(bench.path("notes")).exists()
+
+
+def make_guardians_fail(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    if how == "ends at once":
+        monkeypatch.setattr("runtime.crew._GUARDIAN", "import os; os._exit(3)")
+        return
+
+    def refuse(*args: object, **keywords: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("runtime.crew.subprocess.Popen", refuse)
+
+
+@pytest.mark.parametrize("how", ["ends at once", "cannot be forked"])
+@pytest.mark.usefixtures("quick_guardians")
+def test_guardian_that_never_gets_ready_is_a_failure_and_no_order_is_lost(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    make_guardians_fail(monkeypatch, how)
+    bench = make()
+    order = bench.order("nothing")
+    bench.crew.send(0, [order])
+
+    bench.step_until(lambda: bench.crew.failure is not None)
+
+    assert bench.crew.failure
+    [fact] = bench.crew.failure.facts
+    assert fact.startswith("8 in a row ended before they were ready; the last one ")
+    assert fact.endswith({"ends at once": "ended with code 3", "cannot be forked": "temporarily unavailable"}[how])
+    assert bench.crew.take_back(0) == [order.token]
+
+
+@pytest.mark.usefixtures("quick_guardians")
+def test_guardian_that_could_not_be_started_for_a_while_is_started_then(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as context:
+        make_guardians_fail(context, "cannot be forked")
+        bench = make()
+    assert bench.run("echo", 1).reason is EndReason.SUCCEEDED
+
+
+STOPPED = "the guardian of this worker was stopped and had to be killed, and the attempt with it"
+
+
+@pytest.mark.usefixtures("quick_guardians")
+@pytest.mark.parametrize("scrub", [False, True])
+def test_attempt_of_a_stopped_guardian_is_lost_with_its_daemon_and_the_rest_goes_on(bench: Bench, scrub: bool) -> None:
+    running = bench.start("start_daemon", bench.path("pid"), scrub, "hang")
+    waiting = bench.order("echo", 1)
+    bench.crew.send(0, [waiting])
+    bench.step_until(Path(bench.path("pid")).exists)
+    old = bench.crew.pids()
+    os.kill(old[0], signal.SIGSTOP)
+
+    lost, done = bench.wait(running, waiting)
+
+    assert (lost.reason, lost.message) == (EndReason.LOST, STOPPED)
+    assert done.reason is EndReason.SUCCEEDED
+    assert not [pid for pid in [*old, int(Path(bench.path("pid")).read_text())] if is_alive(pid)]
+
+
+@pytest.mark.usefixtures("quick_guardians")
+def test_guardian_that_is_silent_is_ended_though_nothing_shows_it_as_stopped(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.processes.is_stopped", lambda pid: False)
+    order = bench.start("signal_guardian", signal.SIGSTOP)
+
+    [lost] = bench.wait(order)
+
+    assert lost.message == STOPPED.replace("was stopped", "did not answer")
+
+
+@pytest.mark.usefixtures("quick_guardians")
+def test_time_limit_holds_though_the_guardian_is_stopped(bench: Bench) -> None:
+    ended = bench.run("signal_guardian", signal.SIGSTOP, timeout_s=0.2)
+    assert ended.reason is EndReason.TIMEOUT
+    assert bench.run("echo", 1).reason is EndReason.SUCCEEDED
+
+
+@pytest.mark.parametrize("verb", ["ask_to_stop", "kill"])
+@pytest.mark.usefixtures("quick_guardians")
+def test_stop_of_an_attempt_holds_though_the_guardian_is_stopped(bench: Bench, verb: str) -> None:
+    order = bench.start("signal_guardian", signal.SIGSTOP, bench.path("done"))
+    bench.step_until(Path(bench.path("done")).exists)
+    getattr(bench.crew, verb)(order.token, EndReason.PREEMPTED)
+    assert bench.wait(order)[0].reason is EndReason.PREEMPTED
+
+
+@pytest.mark.usefixtures("quick_guardians")
+def test_guardian_that_reads_nothing_does_not_stop_the_loop(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("runtime.crew.SEND_PATIENCE_S", 1)
+    order = bench.start("signal_guardian", signal.SIGSTOP, bench.path("done"))
+    bench.step_until(Path(bench.path("done")).exists)
+    for number in range(1000):
+        (tmp_path / f"tree-{number}").mkdir()
+        bench.crew.discard(str(tmp_path / f"tree-{number}"))
+        if bench.crew._silences >= 20:
+            break
+
+    assert bench.wait(order)[0].reason is EndReason.LOST
+    bench.step_until(lambda: not list(tmp_path.glob("tree-*")))
+
+
+def test_guardian_that_was_stopped_together_with_this_process_is_not_ended(bench: Bench) -> None:
+    order = bench.start("wait_for", bench.path("go"))
+    guardian = bench.crew.pids()[0]
+    for _ in range(30):
+        os.kill(guardian, signal.SIGSTOP)
+        # Back after a long time, a turn comes before the guardian's.
+        bench.crew._ping_at = 0.0
+        bench.crew._awake_by(0.0)
+        bench.crew.tick()
+        os.kill(guardian, signal.SIGCONT)
+        bench.step_until(lambda: not bench.crew._silences)
+    Path(bench.path("go")).touch()
+
+    assert bench.wait(order)[0].reason is EndReason.SUCCEEDED
+    assert bench.crew.pids()[0] == guardian
+
+
+def test_close_ends_a_guardian_that_is_stopped(bench: Bench) -> None:
+    bench.run("nothing")
+    pids = bench.crew.pids()
+    os.kill(pids[0], signal.SIGSTOP)
+    bench.crew.close()
+    assert not [pid for pid in pids if is_alive(pid)]
+
+
 WORKER = """
 import json, selectors, sys, fcntl
 from pathlib import Path
@@ -916,9 +1226,12 @@ def start_worker(tmp_path: Path, mode: str = "plain") -> tuple[subprocess.Popen[
     return worker, pids, [int((tmp_path / f"pid{slot}").read_text()) for slot in range(3)]
 
 
-def test_death_of_the_worker_ends_every_descendant_before_its_lock_is_free(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stopped", [False, True])
+def test_death_of_the_worker_ends_every_descendant_before_its_lock_is_free(tmp_path: Path, stopped: bool) -> None:
     worker, pids, started = start_worker(tmp_path)
     assert all(is_alive(pid) for pid in [*pids, *started])
+    if stopped:
+        os.kill(pids[0], signal.SIGSTOP)
     with (tmp_path / "lock").open() as lock:
         with pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

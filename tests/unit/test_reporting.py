@@ -115,7 +115,7 @@ def say_everything(log: Log) -> None:
         lambda: say.notice(Notice("gce", NOW, NOW + timedelta(seconds=30), "Compute Engine preempts this machine")),
         lambda: say.draining("received SIGTERM", 2, 30),
         lambda: say.draining("idle for 10 s", 0, 0),
-        lambda: say.draining("3 tasks in a row failed", 1, 0),
+        lambda: say.draining("3 tasks in a row failed and none succeeded (--max-consecutive-failures 3)", 1, 0),
         lambda: say.killing(1),
         lambda: say.left("received SIGTERM", 12_345, 2, 1),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -171,20 +172,36 @@ def test_tasks_that_fail_in_a_row_end_the_worker_with_code_1_and_are_released(
     # Another may have begun before the second failure was known, and have failed as well.
     assert result.exit_code == 1
     assert result.failed in (2, 3)
-    assert result.reason.endswith("tasks in a row failed")
+    assert result.reason.endswith("tasks in a row failed and none succeeded (--max-consecutive-failures 2)")
     counts = bench.records.totals(EXPERIMENT).counts
     assert (counts[TaskState.FAILED], counts[TaskState.LEASED]) == (result.failed, 0)
     assert counts[TaskState.QUEUED] == 5 - result.failed
 
 
-def test_success_between_failures_begins_the_count_anew(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("max_failures", [1, 3])
+def test_bad_tasks_in_a_row_do_not_end_a_worker_that_has_succeeded(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, max_failures: int
+) -> None:
     monkeypatch.setattr("runtime.retry.FIRST_DELAY", timedelta(seconds=0.01))
-    for number in range(3):
-        bench.put(bench.function("fail", str(number), max_failures=1), bench.function("give", number))
+    bad = [bench.function("fail", str(number), max_failures=max_failures) for number in range(5)]
+    good = [bench.function("give", number) for number in range(20)]
+    bench.put(*good[:3], *bad, *good[3:])
 
-    result = bench.run(max_consecutive_failures=2)
+    result = bench.run(look_ahead=0)
 
-    assert (result.exit_code, result.failed, result.succeeded) == (0, 3, 3)
+    assert (result.exit_code, result.failed, result.succeeded) == (0, 5, 20), bench.log.getvalue()
+    [*_, said] = bench.events("worker_paused")
+    assert said["message"].endswith("does not leave, as tasks have succeeded here")
+
+
+def test_pause_of_a_worker_that_has_succeeded_has_an_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime.worker, "LONGEST_PAUSE_S", 0.01)
+    bench.put(bench.function("give", 1), *(bench.function("fail", str(number), max_failures=1) for number in range(12)))
+
+    result = bench.run(look_ahead=0)
+
+    assert (result.exit_code, result.failed, result.succeeded) == (0, 12, 1)
+    assert {event["wait_s"] for event in bench.events("worker_paused")} == {0.01}
 
 
 def test_one_task_that_fails_again_and_again_counts_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,6 +286,25 @@ def test_attempt_that_outlives_the_grace_is_killed_and_released(bench: Bench) ->
         running.join()
 
     assert [note.reason for note in bench.notes(task)] == [EndReason.PREEMPTED]
+
+
+def test_attempt_whose_time_limit_passes_within_the_grace_is_released_and_spends_no_failure(bench: Bench) -> None:
+    task = bench.function("stubborn", "deaf", max_failures=1, timeout=timedelta(minutes=10))
+    bench.put(task)
+    with bench.running(grace=timedelta(minutes=10)) as running:
+        bench.began("deaf")
+        running.worker.stop()
+        assert wait_until(lambda: bool(bench.events("worker_draining")), timeout_s=60)
+        crew = running.worker._crew
+        crew.settings = replace(crew.settings, stop_grace_s=0.2)
+        child = crew._slots[0].child
+        assert child
+        child.orders[0].timeout_s = 0.1
+        result = running.join()
+
+    assert (result.exit_code, result.failed) == (0, 0)
+    assert [(note.reason, note.message) for note in bench.notes(task)] == [(EndReason.PREEMPTED, "stopped: preempted")]
+    assert bench.records.totals(EXPERIMENT).counts[TaskState.QUEUED] == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sqlite3
 import sys
 import threading
@@ -433,6 +434,9 @@ class Turns(Reporter):
         self.count += 1
         super().tick(last=last)
 
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._stream.getvalue().splitlines()]  # type: ignore[attr-defined]
+
 
 def serve(queue: Any, turns: Turns, *, until: Callable[[], bool]) -> None:
     """Run a worker in a thread until the condition holds."""
@@ -528,3 +532,127 @@ def test_loop_sleeps_after_a_second_signal_while_its_store_is_away(bench: Bench)
     assert not thread.is_alive()
     between = [after - before for before, after in zip(calls["settle"], calls["settle"][1:], strict=False)]
     assert max(between[seen:]) <= TURNS_AT_MOST
+
+
+# orders that cannot be read
+
+
+def deaf(problem: Callable[[], Exception], calls: Calls, turns: Turns) -> Callable[[str, tuple[Any, ...]], None]:
+    def refuse(name: str, args: tuple[Any, ...]) -> None:
+        calls[name].append(turns.count)
+        if name == "control":
+            raise problem()
+
+    return refuse
+
+
+def put_behind(queue: Queue, refuse: Callable[[str, tuple[Any, ...]], None], *, remote: bool) -> Any:
+    traits = replace(queue.traits, remote=remote)
+    return Picky(queue, refuse, traits=traits, records=Picky(queue.records, refuse))
+
+
+REMOTE = pytest.mark.parametrize("remote", [False, True], ids=["inline", "remote"])
+
+
+@REMOTE
+@pytest.mark.parametrize("kind", ["embedded", "folder"])
+def test_worker_that_cannot_read_its_orders_leases_nothing_says_why_once_and_leaves_when_told(
+    bench: Bench, kind: str, remote: bool
+) -> None:
+    turns, calls = Turns(), Calls()
+    queue, _ = opened(bench, kind)
+    queue.put([bench.function("give", 1)])
+    refuse = deaf(lambda: StoreUnavailable("403 Forbidden", retryable=False), calls, turns)
+
+    serve(put_behind(queue, refuse, remote=remote), turns, until=lambda: len(calls["control"]) >= 3)
+
+    between = [after - before for before, after in zip(calls["control"], calls["control"][1:], strict=False)]
+    assert calls["lease"] == []
+    assert max(between) <= TURNS_AT_MOST
+    # It was told to leave right after the last try, and made no further one.
+    assert turns.count - calls["control"][2] <= TURNS_AT_MOST
+    said = [event["message"] for event in turns.events() if event["event"] == "trouble"]
+    assert said == ["takes no tasks until it has read its orders: 403 Forbidden; tried again, nothing is lost"]
+    assert turns.events()[-1]["reason"] == "asked to stop"
+
+
+@REMOTE
+@PROBLEMS
+@pytest.mark.usefixtures("quick")
+def test_worker_that_cannot_read_its_orders_leaves_after_its_idle_time_with_code_3_and_the_reason(
+    bench: Bench, remote: bool, problem: Callable[[], Exception]
+) -> None:
+    task = bench.function("give", 1)
+    bench.put(task)
+    queue = put_behind(bench.open_queue(), deaf(problem, Calls(), Turns()), remote=remote)
+
+    result = bench.run(queue, idle_timeout=timedelta(seconds=0.2))
+
+    said = getattr(problem(), "message", None) or f"{type(problem()).__name__}: {problem()}"
+    assert (result.exit_code, result.succeeded) == (3, 0)
+    assert result.reason == f"its orders could not be read for 0.2 s: {said}"
+    assert bench.run().succeeded == 1
+
+
+def test_worker_whose_orders_are_not_answered_says_so_and_leaves_after_its_idle_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime.worker, "ANSWER_WITHIN", timedelta(seconds=0.1))
+    answer = threading.Event()
+
+    def refuse(name: str, args: tuple[Any, ...]) -> None:
+        if name == "control":
+            answer.wait(60)
+        if name == "put_worker" and args[0].left:
+            answer.set()  # It has made up its mind, and waits for its calls.
+
+    result = bench.run(put_behind(bench.open_queue(), refuse, remote=True), idle_timeout=timedelta(seconds=1))
+
+    assert (result.exit_code, result.reason) == (
+        3,
+        "its orders could not be read for 1 s: TimeoutError: no answer yet",
+    )
+    [event] = bench.events("trouble")
+    assert event["what"] == "takes no tasks until it has read its orders"
+
+
+@pytest.mark.usefixtures("quick")
+def test_worker_whose_orders_can_be_read_again_takes_what_waits(bench: Bench) -> None:
+    refused: list[str] = []
+
+    def refuse(name: str, args: tuple[Any, ...]) -> None:
+        if name == "control" and len(refused) < 5:
+            refused.append(name)
+            raise StoreUnavailable("403 Forbidden", retryable=False)
+
+    task = bench.function("give", 1)
+    bench.put(task)
+
+    result = bench.run(
+        put_behind(bench.open_queue(), refuse, remote=False), idle_timeout=timedelta(seconds=5), max_tasks=1
+    )
+
+    assert (result.exit_code, result.succeeded, len(refused)) == (0, 1, 5)
+
+
+@pytest.mark.usefixtures("quick")
+def test_worker_that_could_read_its_orders_before_goes_by_those_and_goes_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime.worker, "CONTROL_EVERY_S", 0.02)
+    calls, turns = Calls(), Turns()
+    broken = deaf(lambda: StoreUnavailable("403 Forbidden", retryable=False), calls, turns)
+
+    def refuse(name: str, args: tuple[Any, ...]) -> None:
+        if name != "control" or calls["control"] or calls["lease"]:
+            broken(name, args)
+
+    task = bench.function("wait", "slow")
+    bench.put(task)
+    with bench.running(over=lambda queue: put_behind(queue, refuse, remote=False)) as running:
+        bench.began("slow")
+        assert wait_until(lambda: len(calls["control"]) >= 3, timeout_s=60)
+        bench.let_go("slow")
+        assert wait_until(lambda: bench.records.find(task.id, 1) is not None, timeout_s=60)
+        running.worker.stop()
+        assert running.join().exit_code == 0

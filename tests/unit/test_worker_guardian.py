@@ -1,0 +1,137 @@
+"""Attempts that kill or stop what runs them: the worker goes on, and each of them pays for itself."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from datetime import timedelta
+
+import pytest
+
+from runtime import processes
+from runtime.crew import GuardianFailed
+from runtime.reasons import EndReason
+from runtime.tasks import TaskState
+from tests.services_support import wait_until
+from tests.unit.worker_bench import EXPERIMENT, Bench, bench, start_command
+
+__all__ = ["bench"]
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="attempts' trees are seen through /proc")
+
+MORE_BODIES = """
+
+def signal_guardian(number):
+    (HERE / "began").touch()
+    os.kill(os.getppid(), number)
+    time.sleep(600)
+
+
+def daemon_then_stop_guardian(name):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execve("/bin/sleep", ["sleep", "600"], {})
+        os._exit(0)
+    os.wait()
+    if (HERE / f"{name}.go").exists():
+        return "again"
+    signal_guardian(signal.SIGSTOP)
+"""
+
+
+@pytest.fixture(autouse=True)
+def bodies(bench: Bench) -> None:
+    path = bench.code / "worker_bodies.py"
+    path.write_text(path.read_text() + MORE_BODIES)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.retry.FIRST_DELAY", timedelta(seconds=0.02))
+    monkeypatch.setattr("runtime.crew.GUARDIAN_WAIT_S", 0.01)
+    monkeypatch.setattr("runtime.crew.PING_EVERY_S", 0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "slots", "warm"),
+    [(signal.SIGKILL, 1, False), (signal.SIGKILL, 3, True), (signal.SIGSTOP, 1, True), (signal.SIGSTOP, 3, False)],
+)
+@pytest.mark.usefixtures("quick")
+def test_tasks_that_end_their_guardian_are_dead_letters_and_every_good_one_is_done(
+    bench: Bench, number: int, slots: int, warm: bool
+) -> None:
+    killers = [bench.function("signal_guardian", int(number), key=f"killer {n}") for n in range(3)]
+    good = [bench.function("give", n) for n in range(30)]
+    bench.put(*good[:5], *killers, *good[5:])
+
+    result = bench.run(slots=slots, reuse_process=warm, idle_timeout=timedelta(seconds=1))
+
+    assert (result.exit_code, result.succeeded, result.failed) == (0, 30, 3), bench.log.getvalue()
+    assert [bench.record(task).value for task in good] == list(range(30))
+    for task in killers:
+        record = bench.record(task)
+        assert (record.state, record.reason) == (TaskState.FAILED, EndReason.LOST)
+        assert {note.reason for note in bench.notes(task)} == {EndReason.LOST}
+
+
+@pytest.mark.usefixtures("quick")
+def test_worker_that_can_start_no_guardian_gives_its_tasks_back_and_says_why(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.crew._GUARDIAN", "import os; os._exit(3)")
+    task = bench.function("give", 1)
+    bench.put(task)
+
+    with pytest.raises(GuardianFailed) as failed:
+        bench.run(idle_timeout=None)
+
+    assert failed.value.exit_code == 3
+    [left] = bench.events("worker_left")
+    assert (left["reason"], left["released"]) == ("the process that starts attempts cannot be started", 1)
+    assert bench.notes(task) == []
+    assert bench.records.totals(EXPERIMENT).counts[TaskState.QUEUED] == 1
+
+
+@pytest.mark.slow
+def test_worker_command_whose_guardian_is_stopped_leaves_on_sigterm_with_its_task_free_and_no_process_left(
+    bench: Bench,
+) -> None:
+    task = bench.function("daemon_then_stop_guardian", "a", max_failures=1)
+    bench.put(task)
+    worker = start_command(bench, "--grace", "1s")
+    assert wait_until((bench.code / "began").exists, timeout_s=60)
+    below = processes.find_descendants(processes.read_table(), worker.pid)
+
+    worker.send_signal(signal.SIGTERM)
+    _, said = worker.communicate(timeout=60)
+
+    assert worker.returncode == 0, said
+    table = processes.read_table()
+    assert len(below) >= 3
+    assert [pid for pid in below if pid in table and not table[pid].dead] == []
+    assert [note.reason for note in bench.notes(task)] == [EndReason.PREEMPTED]
+    assert bench.records.totals(EXPERIMENT).counts[TaskState.QUEUED] == 1
+
+
+@pytest.mark.slow
+def test_task_of_a_worker_killed_while_its_guardian_is_stopped_runs_again_and_nothing_is_left_by_then(
+    bench: Bench,
+) -> None:
+    task = bench.function("daemon_then_stop_guardian", "a")
+    bench.put(task)
+    worker = start_command(bench)
+    assert wait_until((bench.code / "began").exists, timeout_s=60)
+    below = processes.find_descendants(processes.read_table(), worker.pid)
+    bench.let_go("a")
+    worker.kill()
+
+    result = bench.run(idle_timeout=timedelta(seconds=2))
+    table = processes.read_table()
+    worker.communicate()
+
+    assert result.succeeded == 1
+    assert len(below) >= 3
+    assert [pid for pid in below if pid in table and not table[pid].dead] == []
+    assert [note.reason for note in bench.notes(task)] == [EndReason.LOST]
