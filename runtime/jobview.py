@@ -17,9 +17,9 @@ from typing import Any, Final
 from runtime import ledger
 from runtime.errors import InfrastructureFailure, NotPossible, RuntimeFailure, UnknownName
 from runtime.jobs import JobState
-from runtime.launchers.base import Launcher, NativeState, Releases, Target
+from runtime.launchers.base import KeepsOutput, Launcher, NativeState, Releases, Target
 from runtime.launchers.bucket_files import look_again_s
-from runtime.launchers.hosts import Files, Host, Room
+from runtime.launchers.hosts import Files, Host, Room, read_tail
 from runtime.launching import JobHandle, newest_natives
 from runtime.ledger import IndexStatus, JobStatus, LedgerEntry, job_folder
 from runtime.pulse import Pulse, PulseWatch, describe_pulse
@@ -30,7 +30,10 @@ NEWEST: Final = 10
 """Jobs that an overview shows whatever became of them."""
 RECENT: Final = timedelta(days=1)
 ATTEMPTS_SHOWN: Final = 20
-LOG_TAIL: Final = 4096
+TOLD_LINES: Final = 3
+"""Lines of the backend's own log that an explanation has."""
+TOLD_ALONE: Final = 10
+"""The same, if no attempt began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +197,7 @@ def judge_many(
     found = []
     for entry in entries:
         current = replace(entry, outcomes=again.get(entry.id, {})) if entry.id in suspect else entry
-        found.append(ledger.judge(current, said.get(entry.id, [])))
+        found.append(ledger.judge(current, ledger.name_unbegun(host.files, current, said.get(entry.id, []))))
     return found
 
 
@@ -277,6 +280,7 @@ def judge_job(
     said = ask(natives, job.target, job.launcher, job.host, tell=tell)
     if natives and (len(said) < len(natives) or any(each.state.terminal for each in said)):
         entry = replace(entry, outcomes=ledger.read_outcomes(job.files, job.id).get(job.id, {}))
+    said = ledger.name_unbegun(job.files, entry, said)
     return ledger.judge(entry, said, indices=True), said
 
 
@@ -466,14 +470,6 @@ def _new_bytes(job: JobHandle, index: int, at: dict[int, tuple[int, int]]) -> It
         at[index] = (attempt, offset)
 
 
-def read_tail(files: Files, name: str, lines: int = 3) -> list[str]:
-    """The last lines of a file that say anything."""
-    folder, _, own = name.rpartition("/")
-    size = next((size for relative, size in files.tree(folder) if relative == own), 0)
-    text = files.read_from(name, max(0, size - LOG_TAIL), LOG_TAIL).decode("utf-8", "replace")
-    return [line.rstrip() for line in text.splitlines() if line.strip()][-lines:]
-
-
 # why
 
 
@@ -487,7 +483,8 @@ class JobFacts:
     attempts: tuple[AttemptView, ...] = ()
     log: tuple[str, ...] = ()
     """Last lines of its newest attempt."""
-    shim_log: tuple[str, ...] = ()
+    backend_log: tuple[str, ...] = ()
+    """Last lines of what the backend kept beside the log: of what ran before the shim, and of the shim itself."""
     backend: tuple[str, tuple[str, ...], str | None] | None = None
     """The launcher's own sentence, evidence and hint."""
     native: NativeState | None = None
@@ -527,7 +524,7 @@ def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str
         log = read_tail(job.files, f"{job_folder(job.id)}/runs/{chosen}/a{attempts[-1].attempt:04d}/rank0.log")
     mark = job.files.read(f"{job_folder(job.id)}/cancel") or job.files.read(f"{job_folder(job.id)}/cancel.{chosen}")
     order = json.loads(job.files.read(f"{job_folder(job.id)}/order.json") or b"{}")
-    shim = (job.files.read_from(f"{job_folder(job.id)}/shim.log", 0) or b"").decode("utf-8", "replace").splitlines()
+    beside = read_backend_log(job, native)
     pulse = watched.wait(watch) if watched and watch else None
     if pulse and not pulse.moved and read_attempts(job.files, job.id, chosen) != attempts:
         return read_facts(job, index)  # it ended meanwhile
@@ -536,7 +533,7 @@ def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str
         index=chosen,
         attempts=tuple(attempts),
         log=tuple(log),
-        shim_log=tuple(line for line in shim if line.strip())[-3:],
+        backend_log=tuple(beside[-(TOLD_LINES if attempts else TOLD_ALONE) :]),
         backend=backend,
         native=native,
         cancelled_by=_who(mark),
@@ -545,6 +542,36 @@ def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str
         pulse=pulse,
         room=None if status.state is JobState.SUCCEEDED else job.files.room(),
     )
+
+
+def read_backend_log(job: JobHandle, native: NativeState | None) -> list[str]:
+    """The last lines that the backend kept of a native job beside the attempts' own logs; empty if nobody can say."""
+    if native is not None and isinstance(job.launcher, KeepsOutput):
+        try:
+            text = job.launcher.read_output(job.target, native, job_folder(job.id), job.host)
+        except RuntimeFailure:
+            return []
+        return [line.rstrip() for line in text.splitlines() if line.strip()]
+    return read_tail(job.files, f"{job_folder(job.id)}/shim.log", 100)
+
+
+def read_unbegun(job: JobHandle, index: int) -> list[str]:
+    """The end of the backend's own log, for a run of which nothing else is to be read: its last native job began no attempt,
+    or none has begun yet. Empty for any other run."""
+    entry = job.entry()
+    if index in entry.outcomes or not entry.natives:
+        return []
+    status, said = judge_job(job)
+    one = next(each for each in status.indices if each.index == index)
+    if one.reason is not EndReason.SETUP_FAILED and job.attempts(index):
+        return []
+    return read_backend_log(job, _native_of(said, index))
+
+
+def _native_of(states: Sequence[NativeState], index: int) -> NativeState | None:
+    """What the backend said of one run, or of the native job that serves it."""
+    native = next((each for each in states if each.index == index), None)
+    return native or next((each for each in reversed(states) if each.index is None), None)
 
 
 def _may_live(status: JobStatus, index: int, attempts: Sequence[AttemptView]) -> bool:
@@ -565,8 +592,7 @@ def _ask_why(
 ) -> tuple[NativeState | None, tuple[str, tuple[str, ...], str | None] | None]:
     natives = [each.native_id for each in newest_natives(entry)]
     states = states or ask(natives, job.target, job.launcher, job.host)
-    native = next((each for each in states if each.index == index), None)
-    native = native or next((each for each in reversed(states) if each.index is None), None)
+    native = _native_of(states, index)
     if native is None or native.state is JobState.UNKNOWN:
         return native, None
     try:
@@ -652,6 +678,9 @@ def _explain_unfinished(
 NOT_FOUND: Final = 127
 """Exit code of a command that is not there, as shells have it."""
 
+BY_SETUP: Final = "the setup lines "
+"""How the shim's word of an attempt begins whose lines of setup failed."""
+
 _SAYINGS: Final[Mapping[EndReason, tuple[str, str]]] = {
     EndReason.APP_FAILED: ("the command failed with exit code {code}", "runtime logs {job}{at}"),
     EndReason.OOM: (
@@ -670,7 +699,7 @@ _SAYINGS: Final[Mapping[EndReason, tuple[str, str]]] = {
         "it printed nothing for longer than `idle_timeout`",
         "see where it hangs: runtime logs {job}{at}; or raise `idle_timeout`",
     ),
-    EndReason.SETUP_FAILED: ("it could not be prepared", "runtime targets check {target}"),
+    EndReason.SETUP_FAILED: ("it could not be prepared{said}", "runtime targets check {target}"),
     EndReason.PREEMPTED: (
         "its machine was taken away more often than `retry.preemption` allows",
         "runtime retry {job} --failed",
@@ -699,10 +728,16 @@ def _explain_failure(
     at: str,
 ) -> JobExplanation:
     saying, step = _SAYINGS.get(one.reason or EndReason.LOST, (f"it ended as {one.reason}", "runtime logs {job}{at}"))
-    if one.reason is EndReason.SETUP_FAILED and one.exit_code == NOT_FOUND:
+    told = one.message or (facts.attempts[-1].message if facts.attempts else "")
+    if one.reason is EndReason.SETUP_FAILED and facts.index not in facts.status.entry.outcomes:
+        step = "mend `setup` or `python` of target `{target}`; runtime logs {job}{at} shows what was printed"
+    elif told.startswith(BY_SETUP):
+        step = "mend that line of `environment.setup`, or of `setup` of target `{target}`; runtime logs {job}{at}"
+    elif one.reason is EndReason.SETUP_FAILED and one.exit_code == NOT_FOUND:
         step = "name a program that is there, or bring it with `environment`"
     limit = (facts.limits or {}).get("time_limit_s")
     words = {
+        "said": f": {told}" if told else "",
         "code": one.exit_code,
         "limit": f" of {format_duration(limit)}" if limit else "",
         "job": short,
@@ -743,7 +778,7 @@ def _evidence(facts: JobFacts, one: IndexStatus) -> tuple[str, ...]:
         lines.append(f"budgets: {retry['failure']} failures and {retry['preemption']} preemptions are tried again")
     lines += [f"log: {line}" for line in facts.log]
     if one.reason in (EndReason.LOST, EndReason.SETUP_FAILED, None):
-        lines += [f"shim: {line}" for line in facts.shim_log]
+        lines += [f"{facts.status.entry.kind}'s own log: {line}" for line in facts.backend_log]
     if facts.room and facts.room.bytes is not None:
         lines.append(f"the record root has {describe_room(facts.room)} free")
     return tuple(lines)

@@ -265,6 +265,14 @@ class Stops(Protocol):
 
 
 @runtime_checkable
+class KeepsOutput(Protocol):
+    """A launcher whose backend keeps what is printed before the shim begins, and by the shim itself."""
+
+    def read_output(self, target: Target, native: NativeState, folder: str, host: Host) -> str:
+        """The end of that, for a job whose run folder this is; empty if there is none."""
+
+
+@runtime_checkable
 class Sweeps(Protocol):
     """A launcher that finds what it started by labels, whatever the ledger says."""
 

@@ -23,6 +23,7 @@ from runtime.jobs import (
     Backoff,
     Checkpoint,
     CheckpointSignal,
+    Environment,
     JobResources,
     JobSpec,
     JobState,
@@ -31,6 +32,7 @@ from runtime.jobs import (
     Range,
     Retry,
 )
+from runtime.jobview import explain, read_facts, read_unbegun
 from runtime.launchers.conformance import LauncherCase, LauncherSuite
 from runtime.launchers.slurm.bundle import export_bundle
 from runtime.launchers.slurm.launcher import SlurmLauncher, SubmitRefused
@@ -497,6 +499,61 @@ def test_launch_killed_while_the_controller_hangs_and_run_again_is_one_job(place
 
     assert find_job(identity, settings=place.settings).wait(timeout_s=120).state is JobState.SUCCEEDED
     assert len(place.slurm.jobs(identity)) == 1
+
+
+# what it tells
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "said"),
+    [
+        ({"setup": ["module_that_is_not_there load cuda/12"]}, 1, "module_that_is_not_there"),
+        ({"python": "/usr/bin/python-of-another-age"}, 127, "No such file or directory"),
+        # What an interpreter too old for the shim says of it.
+        ({"python": "OLD"}, 1, "SyntaxError: invalid syntax"),
+    ],
+    ids=["setup", "no python", "old python"],
+)
+def test_job_that_ends_before_its_command_is_set_up_wrongly_and_slurms_own_log_says_how(
+    place: Place, settings: dict[str, Any], code: int, said: str
+) -> None:
+    old = place.folder / "python-too-old"
+    old.write_text('#!/bin/sh\necho "SyntaxError: invalid syntax" >&2\nexit 1\n')
+    old.chmod(0o755)
+    place.target |= {name: str(old) if value == "OLD" else value for name, value in settings.items()}
+
+    job = place.launch("echo never", array=Array(count=2))
+    status = job.wait(timeout_s=120)
+
+    assert (status.state, status.reason) == (JobState.FAILED, EndReason.SETUP_FAILED)
+    # Accounting, which knows exit codes, hears of them later than the queue.
+    ended = f"it ended with exit code {code} before its command began"
+    assert wait_until(lambda: read_facts(job).status.indices[1].message == ended, timeout_s=60)
+    found = explain(read_facts(job))
+    assert found.sentence.endswith(f"run 0: it could not be prepared: {ended}")
+    assert any(said in line for line in found.evidence if line.startswith("slurm's own log: ")), found.evidence
+    assert any(said in line for line in read_unbegun(job, 1))
+
+
+def test_line_of_a_jobs_own_setup_that_fails_is_named(place: Place) -> None:
+    job = place.launch("echo never", environment=Environment(setup=("cd /no/such/folder",)))
+
+    status = job.wait(timeout_s=120)
+
+    assert (status.state, status.reason) == (JobState.FAILED, EndReason.SETUP_FAILED)
+    assert explain(read_facts(job)).sentence.endswith(
+        "it could not be prepared: the setup lines ended with exit code 1, at: cd /no/such/folder"
+    )
+    assert "/no/such/folder" in printed(job)
+    assert read_unbegun(job, 0) == []
+
+
+def test_shim_that_was_killed_had_begun_so_its_setup_is_not_blamed(place: Place) -> None:
+    job = place.launch("kill -9 $PPID; sleep 60")
+
+    status = job.wait(timeout_s=120)
+
+    assert (status.state, status.reason) == (JobState.FAILED, EndReason.APP_FAILED)
 
 
 # asking

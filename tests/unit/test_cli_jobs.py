@@ -528,8 +528,75 @@ def test_explain_of_a_command_that_is_not_there_says_what_to_do_about_it(run: Te
 
     said = run("explain", job).out.splitlines()
 
-    assert said[0] == f"job `{job[:10]}` failed: it could not be prepared"
+    assert said[0] == (
+        f"job `{job[:10]}` failed: it could not be prepared: cannot start no-such-program: No such file or directory"
+    )
     assert said[-1] == "next: name a program that is there, or bring it with `environment`"
+
+
+def test_explain_of_a_line_of_setup_that_fails_names_it_and_the_log_has_what_it_printed(run: Terminal) -> None:
+    job = run.finish("echo never", "--set", 'environment.setup=["echo loading >&2", "no-such-module load x"]')
+
+    said = run("explain", job).out.splitlines()
+
+    assert said[0] == (
+        f"job `{job[:10]}` failed: it could not be prepared: the setup lines ended with exit code 127, "
+        "at: no-such-module load x"
+    )
+    assert said[-1] == (
+        f"next: mend that line of `environment.setup`, or of `setup` of target `local`; runtime logs {job[:10]}"
+    )
+    assert run("logs", job).out.splitlines()[0] == "loading"
+
+
+@pytest.mark.parametrize(
+    ("there", "reason"),
+    [
+        ([], EndReason.SETUP_FAILED),
+        (["a0001/start.json", "a0001/end.app_failed.1"], EndReason.SETUP_FAILED),
+        (["a0001/start.json"], EndReason.APP_FAILED),
+        (["a0001/end.stopped.143", "a0002/start.json"], EndReason.APP_FAILED),
+    ],
+    ids=["no attempt", "none since the last ended", "one that is open", "a later one that is open"],
+)
+def test_native_job_that_failed_while_no_attempt_was_open_could_not_be_set_up(
+    tmp_path: Path, there: list[str], reason: EndReason
+) -> None:
+    files, job = LocalFiles(str(tmp_path / "records")), entry()
+    for name in there:
+        files.write(f"jobs/{job.id}/runs/0/{name}", b"{}")
+    failed = NativeState(
+        native_id="7", index=None, state=JobState.FAILED, reason=EndReason.APP_FAILED, raw="FAILED", exit_code=127
+    )
+
+    (named,) = ledger.name_unbegun(files, job, [failed])
+
+    assert named.reason is reason
+    assert ledger.judge(job, [named]).reason is reason
+    assert ("127" in named.message) == (reason is EndReason.SETUP_FAILED)
+
+
+def test_logs_of_a_run_that_never_began_are_what_the_backend_kept(
+    run: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = run.finish("true")
+    outcome = next((run.data / "jobs" / "done").glob(f"{job}.*"))
+    for path in (outcome, run.folder(job) / "runs"):
+        path.rename(run.tree / path.name)
+    failed = NativeState(
+        native_id="7", index=None, state=JobState.FAILED, reason=EndReason.APP_FAILED, raw="FAILED", exit_code=1
+    )
+    monkeypatch.setattr(LocalLauncher, "states", lambda *_: [failed])
+    monkeypatch.setattr(LocalLauncher, "read_output", lambda *_: "module: not found\n", raising=False)
+
+    logs, why = run("logs", job), run("explain", job).out.splitlines()
+
+    assert (logs.out, logs.err) == ("module: not found\n", "-- local's own log of what came before the command\n")
+    assert why[0].endswith("failed: it could not be prepared: it ended with exit code 1 before its command began")
+    assert "  local's own log: module: not found" in why
+    assert why[-1] == (
+        f"next: mend `setup` or `python` of target `local`; runtime logs {job[:10]} shows what was printed"
+    )
 
 
 def test_job_that_its_target_did_not_take_is_no_job_that_waits_and_may_be_launched_again(run: Terminal) -> None:
@@ -692,7 +759,7 @@ def test_explain_lists_how_attempts_ended() -> None:
         index=0, attempt=1, native="7", host="n1", started_at=NOW, ended_at=NOW, reason="stopped", exit_code=143,
         message="asked to stop by SIGTERM",
     )  # fmt: skip
-    facts = said_of(EndReason.PREEMPTED, attempts=(attempt,), shim_log=("shim: gone",))
+    facts = said_of(EndReason.PREEMPTED, attempts=(attempt,), backend_log=("shim: gone",))
 
     assert explain(facts).evidence == ("attempt 1 on n1 ended as stopped, exit code 143: asked to stop by SIGTERM",)
 

@@ -26,7 +26,7 @@ from runtime.launchers.base import (
     Target,
     check_record_folder,
 )
-from runtime.launchers.hosts import Host, LocalFiles, LocalHost, SshHost
+from runtime.launchers.hosts import Host, LocalFiles, LocalHost, SshHost, read_tail
 from runtime.launchers.order import environment_order, make_order
 from runtime.launchers.processes import activation_lines
 from runtime.launchers.slurm import render, states
@@ -488,6 +488,9 @@ class SlurmLauncher:
         if native.state is JobState.PENDING:
             return explain_pending(native, shown, client)
         return explain_failed(native, shown) if native.state.terminal else None
+
+    def read_output(self, target: Target, native: NativeState, folder: str, host: Host) -> str:
+        return "\n".join(read_tail(host.files, f"{folder}/slurm/{native.native_id}.log", 100))
 
     # elsewhere
 

@@ -334,7 +334,9 @@ def container_words(
         ]
     )
     if profile.pre or setup:
-        inside = "\n".join(["set -e", *profile.pre, *setup, "set +e", 'exec "$@"'])
+        from runtime.shim import TELL_SETUP
+
+        inside = "\n".join(["set -e", TELL_SETUP, *profile.pre, *setup, "set +e", 'exec "$@"'])
         line += f" sh -c {shlex.quote(inside)} pre"
     return ["sh", "-c", f'{_pass_variables(environ, settings)}exec {line} "$@"', "container"]
 
