@@ -17,7 +17,7 @@ from typing import Any, Final
 from runtime import ledger
 from runtime.errors import InfrastructureFailure, NotPossible, RuntimeFailure, UnknownName
 from runtime.jobs import JobState
-from runtime.launchers.base import KeepsOutput, Launcher, NativeState, Releases, Target
+from runtime.launchers.base import KeepsOutput, Launcher, NativeStart, NativeState, Releases, RemembersStarts, Target
 from runtime.launchers.bucket_files import look_again_s
 from runtime.launchers.hosts import Files, Host, Room, read_tail
 from runtime.launching import JobHandle, newest_natives
@@ -311,7 +311,7 @@ def read_job(job: JobHandle, *, index: int | None = None, failed_only: bool = Fa
         branch=entry.intent.get("branch"),
         cancelled=entry.cancelled,
         natives=tuple(_native_views(entry, said)),
-        attempts=tuple(read_attempts(job.files, job.id, chosen)) if chosen is not None else (),
+        attempts=tuple(tell_attempts(job, entry, chosen)) if chosen is not None else (),
         indices=tuple(indices),
         records=folder,
         logs=f"{folder}/runs/{'INDEX' if chosen is None else chosen}/aATTEMPT/rankRANK.log",
@@ -373,6 +373,11 @@ def read_attempts(files: Files, job: str, index: int) -> list[AttemptView]:
             end = result
         if not end and number != numbers[-1]:
             end = {"reason": EndReason.LOST, "message": "it left no word, and the next one began"}
+        if end.get("reason") == "stopped" and "failures" in start:
+            from runtime.shim import name_end
+
+            then = read.get(f"{run}/a{number + 1:04d}/start.json", {})
+            end = name_end(end, start["failures"], then.get("failures"), None)  # type: ignore[no-untyped-call]
         found.append(
             AttemptView(
                 index=index,
@@ -387,6 +392,57 @@ def read_attempts(files: Files, job: str, index: int) -> list[AttemptView]:
             )
         )
     return found
+
+
+def tell_attempts(job: JobHandle, entry: LedgerEntry, index: int) -> list[AttemptView]:
+    """The newest attempts of a run, and why those ended that could not know it themselves, if the backend remembers."""
+    attempts = read_attempts(job.files, job.id, index)
+    untold = {each.native for each in attempts if each.reason in UNTOLD}
+    names = {each.native_id: each.name for each in entry.natives if each.native_id in untold}
+    if not names or not isinstance(job.launcher, RemembersStarts):
+        return attempts
+    try:
+        starts = job.launcher.list_starts(job.target, names, index, job.host)
+    except RuntimeFailure:
+        return attempts
+    return join_starts(attempts, starts, entry.kind)
+
+
+UNTOLD: Final = ("stopped", EndReason.LOST)
+"""Ends of attempts that say nothing about why."""
+NEAR: Final = timedelta(minutes=1)
+"""How far the clocks of a node and of the backend may be apart."""
+
+
+def join_starts(attempts: Sequence[AttemptView], starts: Sequence[NativeStart], kind: str) -> list[AttemptView]:
+    """The attempts, with what the backend says of the very start that each ran in; of several that one start had, it is
+    the last that ended with it."""
+    last = {start: each.attempt for each in attempts if (start := _start_of(each, starts)) is not None}
+    reasons = {attempt: start for start, attempt in last.items() if start.reason is not None}
+    return [
+        replace(each, reason=start.reason, message=f"{kind} says of that start: {start.raw}")
+        if each.reason in UNTOLD and (start := reasons.get(each.attempt))
+        else each
+        for each in attempts
+    ]
+
+
+def _start_of(attempt: AttemptView, starts: Sequence[NativeStart]) -> NativeStart | None:
+    """The start that an attempt ran in: the one whose time is nearest to its own, for two clocks are compared."""
+    began, ended = attempt.started_at, attempt.ended_at
+    if began is None:
+        return None
+
+    def distance(start: NativeStart) -> timedelta:
+        past = began - start.ended_at if start.ended_at else timedelta(0)
+        return max(timedelta(0), start.began_at - began, past)
+
+    def difference(start: NativeStart) -> timedelta:
+        return distance(start) + (abs(ended - start.ended_at) if ended and start.ended_at else timedelta(0))
+
+    mine = [start for start in starts if start.native_id == attempt.native and distance(start) <= NEAR]
+    # Of two that touch it is the later: an attempt begins after its start.
+    return min(reversed(mine), key=difference, default=None)
 
 
 def _at(note: Mapping[str, Any]) -> datetime | None:
@@ -531,7 +587,7 @@ def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str
     return JobFacts(
         status=status,
         index=chosen,
-        attempts=tuple(attempts),
+        attempts=tuple(tell_attempts(job, entry, chosen)),
         log=tuple(log),
         backend_log=tuple(beside[-(TOLD_LINES if attempts else TOLD_ALONE) :]),
         backend=backend,

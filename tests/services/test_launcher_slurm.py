@@ -32,7 +32,7 @@ from runtime.jobs import (
     Range,
     Retry,
 )
-from runtime.jobview import explain, read_facts, read_unbegun
+from runtime.jobview import explain, read_facts, read_job, read_unbegun
 from runtime.launchers.conformance import LauncherCase, LauncherSuite
 from runtime.launchers.slurm.bundle import export_bundle
 from runtime.launchers.slurm.launcher import SlurmLauncher, SubmitRefused
@@ -121,6 +121,11 @@ def ends(place: Place, job: JobHandle, index: int = 0) -> list[str]:
         notes = [path.name.removeprefix("end.").rpartition(".")[0] for path in folder.glob("end.*")]
         found.append(notes[0] if notes else "-")
     return found
+
+
+def told(job: JobHandle, index: int = 0) -> list[str]:
+    """How each attempt ended, as `runtime status` says."""
+    return [str(each.reason) for each in read_job(job, index=index).attempts]
 
 
 def runs(job: JobHandle) -> bool:
@@ -364,6 +369,26 @@ def test_preempted_job_is_requeued_and_goes_on(place: Place) -> None:
 
     assert (status.state, ends(place, job)) == (JobState.SUCCEEDED, ["stopped", "-"])
     assert len(place.slurm.jobs(job.id)) == 1
+    # Accounting hears of it later.
+    assert wait_until(lambda: told(job) == ["preempted", "succeeded"], timeout_s=60), told(job)
+
+
+def test_each_preemption_of_a_member_of_an_array_is_told_with_its_own_attempt(place: Place) -> None:
+    place.target |= {"partition": "preempt", "flags": ["--exclusive"]}
+    job = place.launch(
+        "[ $RUNTIME_ARRAY_INDEX$RUNTIME_ATTEMPT -lt 13 ] || exit 0\n[ $RUNTIME_ARRAY_INDEX = 1 ] || exit 0; sleep 60",
+        array=Array(count=2),
+        placement=Placement(nodes=("n1",)),
+        grace_period=timedelta(seconds=1),
+    )
+    for attempt in (1, 2):
+        assert wait_until(lambda n=attempt: runs(job) and len(job.attempts(1)) == n, timeout_s=120)
+        place.slurm.run("sbatch", "-p", "urgent", "-w", "n1", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1")
+        assert wait_until(lambda n=attempt: len(job.attempts(1)) == n + 1, timeout_s=120)
+
+    assert job.wait(timeout_s=120).state is JobState.SUCCEEDED
+    assert wait_until(lambda: told(job, 1) == ["preempted", "preempted", "succeeded"], timeout_s=60), told(job, 1)
+    assert told(job, 0) == ["succeeded"]
 
 
 def test_job_on_a_node_that_goes_down_is_requeued_and_goes_on(place: Place) -> None:
@@ -382,6 +407,7 @@ def test_job_on_a_node_that_goes_down_is_requeued_and_goes_on(place: Place) -> N
 
     assert (status.state, len(job.attempts())) == (JobState.SUCCEEDED, 2)
     assert len(place.slurm.jobs(job.id)) == 1
+    assert wait_until(lambda: told(job) == ["node_failed", "succeeded"], timeout_s=60), told(job)
 
 
 def test_job_ended_by_scancel_is_cancelled(place: Place) -> None:

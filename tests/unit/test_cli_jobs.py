@@ -183,6 +183,17 @@ def test_attempt_without_a_word_is_lost_once_another_began(tmp_path: Path) -> No
     assert [(each.attempt, each.reason, each.message) for each in attempts] == [(1, "lost", silent), (2, None, "")]
 
 
+def test_attempt_that_was_stopped_is_named_by_what_kubernetes_counted_before_the_next(tmp_path: Path) -> None:
+    files = LocalFiles(str(tmp_path))
+    for number, failures in ((1, 0), (2, 0), (3, 1)):
+        start = {"native": "lab/j", "at": 1.0, "failures": failures}
+        files.write(f"jobs/j-1/runs/0/a{number:04d}/start.json", json.dumps(start).encode())
+        end = {"reason": "stopped", "code": 143, "at": 2.0, "message": "asked to stop by SIGTERM"}
+        files.write(f"jobs/j-1/runs/0/a{number:04d}/end.stopped.143", json.dumps(end).encode())
+
+    assert [each.reason for each in read_attempts(files, "j-1", 0)] == ["preempted", "lost", "stopped"]
+
+
 def test_watch_of_a_job_ends_with_it(run: Terminal) -> None:
     job = run.launch("sleep 0.5")
 

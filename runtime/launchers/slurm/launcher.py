@@ -21,6 +21,7 @@ from runtime.launchers.base import (
     Keeping,
     LaunchPlan,
     NativePart,
+    NativeStart,
     NativeState,
     PlanContext,
     Target,
@@ -452,6 +453,16 @@ class SlurmLauncher:
                 if native not in known
             ]
         return found
+
+    def list_starts(self, target: Target, names: Mapping[str, str], index: int, host: Host) -> list[NativeStart]:
+        wanted = []
+        for native, name in names.items():
+            named = states.read_name(name)
+            layout = named[2] if named else None
+            task = layout.task_of(index) if layout else None
+            if layout is None or task is not None:
+                wanted.append(native if task is None else f"{native}_{task}")
+        return self._client(target, host).list_starts(wanted) if wanted else []
 
     def cancel(self, target: Target, native_ids: Sequence[str], indices: Sequence[int] | None, host: Host) -> list[str]:
         client = self._client(target, host)
