@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from runtime import ledger
 from runtime.errors import InfrastructureFailure, NotPossible, RuntimeFailure, UnknownName
-from runtime.jobs import JobState
+from runtime.jobs import Dependency, JobState, When
 from runtime.launchers.base import KeepsOutput, Launcher, NativeStart, NativeState, Releases, RemembersStarts, Target
 from runtime.launchers.bucket_files import look_again_s
 from runtime.launchers.hosts import Files, Host, Room, read_tail
@@ -86,6 +86,19 @@ class AttemptView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AfterView:
+    """A job that another one comes after."""
+
+    job: str
+    when: When
+    state: JobState | None
+    """None if the record root has no such job any more."""
+    reason: EndReason | None
+    hopeless: bool
+    """It has ended, and not as is waited for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NativeView:
     """One native job, and what its backend says of it."""
 
@@ -127,6 +140,8 @@ class JobView:
     records: str
     logs: str
     outputs: str
+    after: tuple[AfterView, ...] = ()
+    """The jobs that it comes after, as long as nothing of it has begun."""
     problem: str | None = None
     """Why the backend did not answer."""
 
@@ -316,8 +331,43 @@ def read_job(job: JobHandle, *, index: int | None = None, failed_only: bool = Fa
         records=folder,
         logs=f"{folder}/runs/{'INDEX' if chosen is None else chosen}/aATTEMPT/rankRANK.log",
         outputs=f"{folder}/runs/{'INDEX' if chosen is None else chosen}/output/aATTEMPT",
+        after=tuple(read_after(job, entry)),
         problem=silent[0].message if silent else None,
     )
+
+
+def read_after(job: JobHandle, entry: LedgerEntry) -> list[AfterView]:
+    """How the jobs stand that it comes after; none once anything of it has begun."""
+    wanted = [Dependency.read(text) for text in entry.intent.get("after", ())]
+    if not wanted or entry.outcomes or job.files.names(f"{job_folder(job.id)}/runs"):
+        return []
+    found = []
+    for each in wanted:
+        other = ledger.read_entry(job.files, each.job)
+        status = None
+        if other is not None:
+            status, _ = judge_job(JobHandle(each.job, job.target, job.launcher, job.host))
+        found.append(
+            AfterView(
+                job=each.job,
+                when=each.when,
+                state=status.state if status else None,
+                reason=status.reason if status else None,
+                hopeless=status is not None and status.state.terminal and not each.is_met(status.state),
+            )
+        )
+    return found
+
+
+def describe_after(each: AfterView) -> str:
+    """`j-91c0…, which failed (app_failed)`"""
+    ends = {When.OK: "", When.ANY: "the end of ", When.NOTOK: "the failure of "}
+    if each.state is None:
+        return f"{ends[each.when]}`{each.job[:10]}`, which is not there any more"
+    verb = "" if each.state in (JobState.SUCCEEDED, JobState.FAILED) else "is "
+    verb = "was " if each.state is JobState.CANCELLED else verb
+    why = f" ({each.reason})" if each.reason and each.reason.value != each.state.value else ""
+    return f"{ends[each.when]}`{each.job[:10]}`, which {verb}{each.state}{why}"
 
 
 def _native_views(entry: LedgerEntry, states: Sequence[NativeState]) -> Iterator[NativeView]:
@@ -551,6 +601,8 @@ class JobFacts:
     """The order's `retry`, `time_limit_s` and the like."""
     pulse: Pulse | None = None
     """None where it was not looked for, or where nothing is counted yet."""
+    after: tuple[AfterView, ...] = ()
+    """The jobs that it comes after, if nothing of it has begun."""
     room: Room | None = None
     """What is free in the record root; None if it was not looked for."""
 
@@ -596,6 +648,7 @@ def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str
         one_of_many=entry.indices > 1 and index is not None,
         limits={key: order.get(key) for key in ("retry", "time_limit_s", "idle_timeout_s", "checkpoint")},
         pulse=pulse,
+        after=tuple(read_after(job, entry)),
         room=None if status.state is JobState.SUCCEEDED else job.files.room(),
     )
 
@@ -681,6 +734,13 @@ def explain(facts: JobFacts) -> JobExplanation:
     at = f" --index {facts.index}" if entry.indices > 1 else ""
     if state is JobState.SUCCEEDED:
         return JobExplanation(f"{what} succeeded", evidence, f"runtime fetch {short}")
+    if (hopeless := next((each for each in facts.after if each.hopeless), None)) and not facts.cancelled_by:
+        will = "never ran" if state.terminal else "will never run"
+        return JobExplanation(
+            f"{what} {will}: it comes after {describe_after(hopeless)}",
+            evidence,
+            f"runtime explain {hopeless.job[:10]}",
+        )
     if state is JobState.CANCELLED:
         by = f" by {facts.cancelled_by}" if facts.cancelled_by else ""
         return JobExplanation(f"{what} was cancelled{by}", evidence, f"runtime retry {short}")
@@ -835,6 +895,7 @@ def _evidence(facts: JobFacts, one: IndexStatus) -> tuple[str, ...]:
     lines += [f"log: {line}" for line in facts.log]
     if one.reason in (EndReason.LOST, EndReason.SETUP_FAILED, None):
         lines += [f"{facts.status.entry.kind}'s own log: {line}" for line in facts.backend_log]
+    lines += [f"it comes after {describe_after(each)}" for each in facts.after]
     if facts.room and facts.room.bytes is not None:
         lines.append(f"the record root has {describe_room(facts.room)} free")
     return tuple(lines)

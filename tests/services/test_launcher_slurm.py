@@ -268,6 +268,29 @@ def test_job_waits_for_the_jobs_it_comes_after(place: Place) -> None:
         place.launch("true", after=("j-000000000000000000000000",))
 
 
+def test_job_whose_dependency_fails_names_it_and_one_that_waits_for_the_failure_or_the_end_runs(place: Place) -> None:
+    wanted = {"ok": JobState.CANCELLED, "notok": JobState.SUCCEEDED, "any": JobState.SUCCEEDED}
+    first = place.launch("sleep 3; exit $RUNTIME_ARRAY_INDEX", array=Array(count=2))
+    then = {when: place.launch(f"echo {when}", after=(f"{when}:{first.id}",)) for when in wanted}
+    never = place.launch("echo after never", after=(then["ok"].id,))
+    waits = explain(read_facts(then["ok"]))
+
+    assert f"it comes after `{first.id[:10]}`, which is " in "\n".join(waits.evidence)
+    assert {when: job.wait(timeout_s=120).state for when, job in then.items()} == wanted
+    found = explain(read_facts(then["ok"]))
+    assert found.sentence == (
+        f"job `{then['ok'].id[:10]}` never ran: it comes after `{first.id[:10]}`, which failed (app_failed)"
+    )
+    assert found.next_step == f"runtime explain {first.id[:10]}"
+    assert [each.job for each in read_job(then["ok"]).after] == [first.id]
+    assert never.wait(timeout_s=120).state is JobState.CANCELLED
+    assert f"`{then['ok'].id[:10]}`, which was cancelled" in explain(read_facts(never)).sentence
+    # What has ended already is known when the job is launched.
+    assert place.launch("echo late", after=(f"notok:{first.id}",)).wait(timeout_s=120).state is JobState.SUCCEEDED
+    with pytest.raises(NotPossible, match=f"`after` names `{first.id}`, and that job ended as failed"):
+        place.launch("echo late", after=(first.id,))
+
+
 def test_ranks_on_several_nodes_are_started_together_with_a_tree_each(place: Place) -> None:
     (place.tree / "main.sh").write_text(
         "echo $RANK of $WORLD_SIZE local $LOCAL_RANK node $RUNTIME_NODE_RANK $SLURMD_NODENAME $MINE $MASTER_ADDR\n"

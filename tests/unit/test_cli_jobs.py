@@ -21,8 +21,8 @@ import pytest
 from runtime import ledger
 from runtime.errors import InfrastructureFailure
 from runtime.fetching import FilesDiffer
-from runtime.jobs import JobState
-from runtime.jobview import AttemptView, JobFacts, explain, read_attempts, read_target
+from runtime.jobs import JobState, When
+from runtime.jobview import AfterView, AttemptView, JobFacts, explain, read_attempts, read_target
 from runtime.launchers.base import NativeState, Target
 from runtime.launchers.hosts import LocalFiles, LocalHost
 from runtime.launchers.local.launcher import LocalLauncher
@@ -500,6 +500,51 @@ def test_explain_of_a_waiting_job_is_what_the_backend_says() -> None:
         "wait",
     )
     assert explain(replace(facts, backend=None)).sentence == "job `j-01234567` waits on `hpc`: Resources"
+
+
+@pytest.mark.parametrize(
+    ("state", "when", "said"),
+    [
+        (JobState.CANCELLED, When.OK, "never ran: it comes after `j-fedcba98`, which failed (oom)"),
+        (JobState.FAILED, When.OK, "never ran: it comes after `j-fedcba98`, which failed (oom)"),
+        (JobState.PENDING, When.OK, "will never run: it comes after `j-fedcba98`, which failed (oom)"),
+    ],
+)
+def test_explain_of_a_job_whose_dependency_failed_names_that_job(state: JobState, when: When, said: str) -> None:
+    native = NativeState(native_id="7", index=None, state=state, reason=EndReason.CANCELLED, raw="CANCELLED")
+    status = ledger.judge(entry(), [native], indices=True)
+    other = AfterView(job="j-fedcba9876543210", when=when, state=JobState.FAILED, reason=EndReason.OOM, hopeless=True)
+    facts = JobFacts(status=status, index=0, native=native, after=(other,))
+
+    found = explain(facts)
+
+    assert found.sentence == f"job `j-01234567` {said}"
+    assert found.next_step == "runtime explain j-fedcba98"
+    assert explain(replace(facts, status=ledger.judge(entry(cancelled=True), [native], indices=True), cancelled_by="ada")).sentence == (
+        "job `j-01234567` was cancelled by ada" if state.terminal else "job `j-01234567` waits on `hpc`"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("when", "state", "reason", "said"),
+    [
+        (When.OK, JobState.RUNNING, None, "`j-fedcba98`, which is running"),
+        (When.OK, JobState.CANCELLED, EndReason.CANCELLED, "`j-fedcba98`, which was cancelled"),
+        (When.NOTOK, JobState.SUCCEEDED, EndReason.SUCCEEDED, "the failure of `j-fedcba98`, which succeeded"),
+        (When.ANY, JobState.PENDING, None, "the end of `j-fedcba98`, which is pending"),
+        (When.OK, None, None, "`j-fedcba98`, which is not there any more"),
+    ],
+)
+def test_what_a_job_comes_after_is_told_with_how_that_stands(
+    when: When, state: JobState | None, reason: EndReason | None, said: str
+) -> None:
+    other = AfterView(job="j-fedcba9876543210", when=when, state=state, reason=reason, hopeless=False)
+    waiting = NativeState(native_id="7", index=None, state=JobState.PENDING, raw="PENDING")
+    status = ledger.judge(entry(), [waiting], indices=True)
+
+    assert (
+        f"it comes after {said}" in explain(JobFacts(status=status, index=0, native=waiting, after=(other,))).evidence
+    )
 
 
 def test_explain_says_nothing_twice() -> None:
