@@ -389,6 +389,43 @@ class Outputs:
     """URL it is copied to in the end."""
 
 
+class When(StrEnum):
+    """Which end of another job a job waits for."""
+
+    OK = "ok"
+    """It succeeded."""
+    ANY = "any"
+    """It ended, however that was."""
+    NOTOK = "notok"
+    """It ended otherwise: it failed, or was cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dependency:
+    """One of the jobs in `after`, and which end of it is waited for."""
+
+    job: str
+    when: When
+
+    @classmethod
+    def read(cls, text: str) -> Dependency:
+        """Of `[WHEN:]JOB`. Raises `ValueError` with what it expected."""
+        when, given, job = text.rpartition(":")
+        if (given and when not in list(When)) or not re.fullmatch(r"j-\S+", job):
+            raise ValueError(
+                f"has {describe(text)} in `after`, expected the id of a job, j-…, or ok:, any: or notok: before it"
+            )
+        return cls(job, When(when) if given else When.OK)
+
+    def __str__(self) -> str:
+        return self.job if self.when is When.OK else f"{self.when}:{self.job}"
+
+    def is_met(self, state: JobState) -> bool:
+        """Whether a job that stands so has had the end that is waited for."""
+        wanted = {When.OK: state is JobState.SUCCEEDED, When.NOTOK: state is not JobState.SUCCEEDED, When.ANY: True}
+        return state.terminal and wanted[self.when]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     command: tuple[str, ...]
@@ -427,12 +464,19 @@ class JobSpec:
     checkpoint: Checkpoint | None = None
     outputs: Outputs = Outputs()
     after: tuple[str, ...] = ()
-    """Jobs that have to succeed first."""
+    """Jobs that have to succeed first; `any:JOB` has to end, `notok:JOB` to end otherwise."""
     idempotency_key: str | None = None
     """Part of the job's id: another key is another job of the same spec."""
 
     def __post_init__(self) -> None:
         _check_spec(self)
+        # One meaning is one text, for the job's id is made of it.
+        object.__setattr__(self, "after", tuple(map(str, self.dependencies)))
+
+    @property
+    def dependencies(self) -> tuple[Dependency, ...]:
+        written: Any = self.after
+        return tuple(map(Dependency.read, [written] if isinstance(written, str) else written))
 
 
 def looks_secret(variable: str) -> bool:
@@ -477,6 +521,8 @@ def parse_spec(value: object, *, source: str = "the request") -> JobSpec:
     if isinstance(value, Mapping) and isinstance(value.get("command"), str):
         # A line of shell may be written as text; an argv is a list.
         value = {**value, "command": [value["command"]]} if value.get("shell") else value
+    if isinstance(value, Mapping) and isinstance(value.get("after"), str):
+        value = {**value, "after": [value["after"]]}
     spec, problems = read_record(JobSpec, value)
     if spec is None:
         raise InvalidSpec(source, problems)
@@ -551,7 +597,10 @@ def encode_spec(spec: JobSpec) -> str:
 
 def spec_schema() -> dict[str, Any]:
     """The JSON Schema that editors check job files with."""
-    return {"title": "research-runtime job", **json_schema(JobSpec)}
+    schema = {"title": "research-runtime job", **json_schema(JobSpec)}
+    job = {"type": "string", "pattern": f"^(({'|'.join(When)}):)?j-\\S+$", "examples": ["j-91c0…", "any:j-91c0…"]}
+    schema["properties"]["after"] |= {"type": ["string", "array"], "items": job, "pattern": job["pattern"]}
+    return schema
 
 
 def job_id(*, owner: str, target: str, spec: JobSpec, snapshot: str | None, again: int = 0) -> str:

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from runtime import ledger
 from runtime.errors import InfrastructureFailure, NotPossible, RuntimeFailure, UnknownName
-from runtime.jobs import JobState
-from runtime.launchers.base import Launcher, NativeState, Releases, Target
+from runtime.jobs import Dependency, JobState, When
+from runtime.launchers.base import KeepsOutput, Launcher, NativeStart, NativeState, Releases, RemembersStarts, Target
 from runtime.launchers.bucket_files import look_again_s
-from runtime.launchers.hosts import Files, Host, Room
+from runtime.launchers.hosts import Files, Host, Room, read_tail
 from runtime.launching import JobHandle, newest_natives
 from runtime.ledger import IndexStatus, JobStatus, LedgerEntry, job_folder
 from runtime.pulse import Pulse, PulseWatch, describe_pulse
@@ -30,7 +30,10 @@ NEWEST: Final = 10
 """Jobs that an overview shows whatever became of them."""
 RECENT: Final = timedelta(days=1)
 ATTEMPTS_SHOWN: Final = 20
-LOG_TAIL: Final = 4096
+TOLD_LINES: Final = 3
+"""Lines of the backend's own log that an explanation has."""
+TOLD_ALONE: Final = 10
+"""The same, if no attempt began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +86,19 @@ class AttemptView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AfterView:
+    """A job that another one comes after."""
+
+    job: str
+    when: When
+    state: JobState | None
+    """None if the record root has no such job any more."""
+    reason: EndReason | None
+    hopeless: bool
+    """It has ended, and not as is waited for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NativeView:
     """One native job, and what its backend says of it."""
 
@@ -124,6 +140,8 @@ class JobView:
     records: str
     logs: str
     outputs: str
+    after: tuple[AfterView, ...] = ()
+    """The jobs that it comes after, as long as nothing of it has begun."""
     problem: str | None = None
     """Why the backend did not answer."""
 
@@ -194,7 +212,7 @@ def judge_many(
     found = []
     for entry in entries:
         current = replace(entry, outcomes=again.get(entry.id, {})) if entry.id in suspect else entry
-        found.append(ledger.judge(current, said.get(entry.id, [])))
+        found.append(ledger.judge(current, ledger.name_unbegun(host.files, current, said.get(entry.id, []))))
     return found
 
 
@@ -277,6 +295,7 @@ def judge_job(
     said = ask(natives, job.target, job.launcher, job.host, tell=tell)
     if natives and (len(said) < len(natives) or any(each.state.terminal for each in said)):
         entry = replace(entry, outcomes=ledger.read_outcomes(job.files, job.id).get(job.id, {}))
+    said = ledger.name_unbegun(job.files, entry, said)
     return ledger.judge(entry, said, indices=True), said
 
 
@@ -307,13 +326,48 @@ def read_job(job: JobHandle, *, index: int | None = None, failed_only: bool = Fa
         branch=entry.intent.get("branch"),
         cancelled=entry.cancelled,
         natives=tuple(_native_views(entry, said)),
-        attempts=tuple(read_attempts(job.files, job.id, chosen)) if chosen is not None else (),
+        attempts=tuple(tell_attempts(job, entry, chosen)) if chosen is not None else (),
         indices=tuple(indices),
         records=folder,
         logs=f"{folder}/runs/{'INDEX' if chosen is None else chosen}/aATTEMPT/rankRANK.log",
         outputs=f"{folder}/runs/{'INDEX' if chosen is None else chosen}/output/aATTEMPT",
+        after=tuple(read_after(job, entry)),
         problem=silent[0].message if silent else None,
     )
+
+
+def read_after(job: JobHandle, entry: LedgerEntry) -> list[AfterView]:
+    """How the jobs stand that it comes after; none once anything of it has begun."""
+    wanted = [Dependency.read(text) for text in entry.intent.get("after", ())]
+    if not wanted or entry.outcomes or job.files.names(f"{job_folder(job.id)}/runs"):
+        return []
+    found = []
+    for each in wanted:
+        other = ledger.read_entry(job.files, each.job)
+        status = None
+        if other is not None:
+            status, _ = judge_job(JobHandle(each.job, job.target, job.launcher, job.host))
+        found.append(
+            AfterView(
+                job=each.job,
+                when=each.when,
+                state=status.state if status else None,
+                reason=status.reason if status else None,
+                hopeless=status is not None and status.state.terminal and not each.is_met(status.state),
+            )
+        )
+    return found
+
+
+def describe_after(each: AfterView) -> str:
+    """`j-91c0…, which failed (app_failed)`"""
+    ends = {When.OK: "", When.ANY: "the end of ", When.NOTOK: "the failure of "}
+    if each.state is None:
+        return f"{ends[each.when]}`{each.job[:10]}`, which is not there any more"
+    verb = "" if each.state in (JobState.SUCCEEDED, JobState.FAILED) else "is "
+    verb = "was " if each.state is JobState.CANCELLED else verb
+    why = f" ({each.reason})" if each.reason and each.reason.value != each.state.value else ""
+    return f"{ends[each.when]}`{each.job[:10]}`, which {verb}{each.state}{why}"
 
 
 def _native_views(entry: LedgerEntry, states: Sequence[NativeState]) -> Iterator[NativeView]:
@@ -369,6 +423,11 @@ def read_attempts(files: Files, job: str, index: int) -> list[AttemptView]:
             end = result
         if not end and number != numbers[-1]:
             end = {"reason": EndReason.LOST, "message": "it left no word, and the next one began"}
+        if end.get("reason") == "stopped" and "failures" in start:
+            from runtime.shim import name_end
+
+            then = read.get(f"{run}/a{number + 1:04d}/start.json", {})
+            end = name_end(end, start["failures"], then.get("failures"), None)  # type: ignore[no-untyped-call]
         found.append(
             AttemptView(
                 index=index,
@@ -383,6 +442,57 @@ def read_attempts(files: Files, job: str, index: int) -> list[AttemptView]:
             )
         )
     return found
+
+
+def tell_attempts(job: JobHandle, entry: LedgerEntry, index: int) -> list[AttemptView]:
+    """The newest attempts of a run, and why those ended that could not know it themselves, if the backend remembers."""
+    attempts = read_attempts(job.files, job.id, index)
+    untold = {each.native for each in attempts if each.reason in UNTOLD}
+    names = {each.native_id: each.name for each in entry.natives if each.native_id in untold}
+    if not names or not isinstance(job.launcher, RemembersStarts):
+        return attempts
+    try:
+        starts = job.launcher.list_starts(job.target, names, index, job.host)
+    except RuntimeFailure:
+        return attempts
+    return join_starts(attempts, starts, entry.kind)
+
+
+UNTOLD: Final = ("stopped", EndReason.LOST)
+"""Ends of attempts that say nothing about why."""
+NEAR: Final = timedelta(minutes=1)
+"""How far the clocks of a node and of the backend may be apart."""
+
+
+def join_starts(attempts: Sequence[AttemptView], starts: Sequence[NativeStart], kind: str) -> list[AttemptView]:
+    """The attempts, with what the backend says of the very start that each ran in; of several that one start had, it is
+    the last that ended with it."""
+    last = {start: each.attempt for each in attempts if (start := _start_of(each, starts)) is not None}
+    reasons = {attempt: start for start, attempt in last.items() if start.reason is not None}
+    return [
+        replace(each, reason=start.reason, message=f"{kind} says of that start: {start.raw}")
+        if each.reason in UNTOLD and (start := reasons.get(each.attempt))
+        else each
+        for each in attempts
+    ]
+
+
+def _start_of(attempt: AttemptView, starts: Sequence[NativeStart]) -> NativeStart | None:
+    """The start that an attempt ran in: the one whose time is nearest to its own, for two clocks are compared."""
+    began, ended = attempt.started_at, attempt.ended_at
+    if began is None:
+        return None
+
+    def distance(start: NativeStart) -> timedelta:
+        past = began - start.ended_at if start.ended_at else timedelta(0)
+        return max(timedelta(0), start.began_at - began, past)
+
+    def difference(start: NativeStart) -> timedelta:
+        return distance(start) + (abs(ended - start.ended_at) if ended and start.ended_at else timedelta(0))
+
+    mine = [start for start in starts if start.native_id == attempt.native and distance(start) <= NEAR]
+    # Of two that touch it is the later: an attempt begins after its start.
+    return min(reversed(mine), key=difference, default=None)
 
 
 def _at(note: Mapping[str, Any]) -> datetime | None:
@@ -466,14 +576,6 @@ def _new_bytes(job: JobHandle, index: int, at: dict[int, tuple[int, int]]) -> It
         at[index] = (attempt, offset)
 
 
-def read_tail(files: Files, name: str, lines: int = 3) -> list[str]:
-    """The last lines of a file that say anything."""
-    folder, _, own = name.rpartition("/")
-    size = next((size for relative, size in files.tree(folder) if relative == own), 0)
-    text = files.read_from(name, max(0, size - LOG_TAIL), LOG_TAIL).decode("utf-8", "replace")
-    return [line.rstrip() for line in text.splitlines() if line.strip()][-lines:]
-
-
 # why
 
 
@@ -487,7 +589,8 @@ class JobFacts:
     attempts: tuple[AttemptView, ...] = ()
     log: tuple[str, ...] = ()
     """Last lines of its newest attempt."""
-    shim_log: tuple[str, ...] = ()
+    backend_log: tuple[str, ...] = ()
+    """Last lines of what the backend kept beside the log: of what ran before the shim, and of the shim itself."""
     backend: tuple[str, tuple[str, ...], str | None] | None = None
     """The launcher's own sentence, evidence and hint."""
     native: NativeState | None = None
@@ -498,6 +601,8 @@ class JobFacts:
     """The order's `retry`, `time_limit_s` and the like."""
     pulse: Pulse | None = None
     """None where it was not looked for, or where nothing is counted yet."""
+    after: tuple[AfterView, ...] = ()
+    """The jobs that it comes after, if nothing of it has begun."""
     room: Room | None = None
     """What is free in the record root; None if it was not looked for."""
 
@@ -527,24 +632,55 @@ def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str
         log = read_tail(job.files, f"{job_folder(job.id)}/runs/{chosen}/a{attempts[-1].attempt:04d}/rank0.log")
     mark = job.files.read(f"{job_folder(job.id)}/cancel") or job.files.read(f"{job_folder(job.id)}/cancel.{chosen}")
     order = json.loads(job.files.read(f"{job_folder(job.id)}/order.json") or b"{}")
-    shim = (job.files.read_from(f"{job_folder(job.id)}/shim.log", 0) or b"").decode("utf-8", "replace").splitlines()
+    beside = read_backend_log(job, native)
     pulse = watched.wait(watch) if watched and watch else None
     if pulse and not pulse.moved and read_attempts(job.files, job.id, chosen) != attempts:
         return read_facts(job, index)  # it ended meanwhile
     return JobFacts(
         status=status,
         index=chosen,
-        attempts=tuple(attempts),
+        attempts=tuple(tell_attempts(job, entry, chosen)),
         log=tuple(log),
-        shim_log=tuple(line for line in shim if line.strip())[-3:],
+        backend_log=tuple(beside[-(TOLD_LINES if attempts else TOLD_ALONE) :]),
         backend=backend,
         native=native,
         cancelled_by=_who(mark),
         one_of_many=entry.indices > 1 and index is not None,
         limits={key: order.get(key) for key in ("retry", "time_limit_s", "idle_timeout_s", "checkpoint")},
         pulse=pulse,
+        after=tuple(read_after(job, entry)),
         room=None if status.state is JobState.SUCCEEDED else job.files.room(),
     )
+
+
+def read_backend_log(job: JobHandle, native: NativeState | None) -> list[str]:
+    """The last lines that the backend kept of a native job beside the attempts' own logs; empty if nobody can say."""
+    if native is not None and isinstance(job.launcher, KeepsOutput):
+        try:
+            text = job.launcher.read_output(job.target, native, job_folder(job.id), job.host)
+        except RuntimeFailure:
+            return []
+        return [line.rstrip() for line in text.splitlines() if line.strip()]
+    return read_tail(job.files, f"{job_folder(job.id)}/shim.log", 100)
+
+
+def read_unbegun(job: JobHandle, index: int) -> list[str]:
+    """The end of the backend's own log, for a run of which nothing else is to be read: its last native job began no attempt,
+    or none has begun yet. Empty for any other run."""
+    entry = job.entry()
+    if index in entry.outcomes or not entry.natives:
+        return []
+    status, said = judge_job(job)
+    one = next(each for each in status.indices if each.index == index)
+    if one.reason is not EndReason.SETUP_FAILED and job.attempts(index):
+        return []
+    return read_backend_log(job, _native_of(said, index))
+
+
+def _native_of(states: Sequence[NativeState], index: int) -> NativeState | None:
+    """What the backend said of one run, or of the native job that serves it."""
+    native = next((each for each in states if each.index == index), None)
+    return native or next((each for each in reversed(states) if each.index is None), None)
 
 
 def _may_live(status: JobStatus, index: int, attempts: Sequence[AttemptView]) -> bool:
@@ -565,8 +701,7 @@ def _ask_why(
 ) -> tuple[NativeState | None, tuple[str, tuple[str, ...], str | None] | None]:
     natives = [each.native_id for each in newest_natives(entry)]
     states = states or ask(natives, job.target, job.launcher, job.host)
-    native = next((each for each in states if each.index == index), None)
-    native = native or next((each for each in reversed(states) if each.index is None), None)
+    native = _native_of(states, index)
     if native is None or native.state is JobState.UNKNOWN:
         return native, None
     try:
@@ -599,6 +734,13 @@ def explain(facts: JobFacts) -> JobExplanation:
     at = f" --index {facts.index}" if entry.indices > 1 else ""
     if state is JobState.SUCCEEDED:
         return JobExplanation(f"{what} succeeded", evidence, f"runtime fetch {short}")
+    if (hopeless := next((each for each in facts.after if each.hopeless), None)) and not facts.cancelled_by:
+        will = "never ran" if state.terminal else "will never run"
+        return JobExplanation(
+            f"{what} {will}: it comes after {describe_after(hopeless)}",
+            evidence,
+            f"runtime explain {hopeless.job[:10]}",
+        )
     if state is JobState.CANCELLED:
         by = f" by {facts.cancelled_by}" if facts.cancelled_by else ""
         return JobExplanation(f"{what} was cancelled{by}", evidence, f"runtime retry {short}")
@@ -652,6 +794,9 @@ def _explain_unfinished(
 NOT_FOUND: Final = 127
 """Exit code of a command that is not there, as shells have it."""
 
+BY_SETUP: Final = "the setup lines "
+"""How the shim's word of an attempt begins whose lines of setup failed."""
+
 _SAYINGS: Final[Mapping[EndReason, tuple[str, str]]] = {
     EndReason.APP_FAILED: ("the command failed with exit code {code}", "runtime logs {job}{at}"),
     EndReason.OOM: (
@@ -670,7 +815,7 @@ _SAYINGS: Final[Mapping[EndReason, tuple[str, str]]] = {
         "it printed nothing for longer than `idle_timeout`",
         "see where it hangs: runtime logs {job}{at}; or raise `idle_timeout`",
     ),
-    EndReason.SETUP_FAILED: ("it could not be prepared", "runtime targets check {target}"),
+    EndReason.SETUP_FAILED: ("it could not be prepared{said}", "runtime targets check {target}"),
     EndReason.PREEMPTED: (
         "its machine was taken away more often than `retry.preemption` allows",
         "runtime retry {job} --failed",
@@ -699,10 +844,16 @@ def _explain_failure(
     at: str,
 ) -> JobExplanation:
     saying, step = _SAYINGS.get(one.reason or EndReason.LOST, (f"it ended as {one.reason}", "runtime logs {job}{at}"))
-    if one.reason is EndReason.SETUP_FAILED and one.exit_code == NOT_FOUND:
+    told = one.message or (facts.attempts[-1].message if facts.attempts else "")
+    if one.reason is EndReason.SETUP_FAILED and facts.index not in facts.status.entry.outcomes:
+        step = "mend `setup` or `python` of target `{target}`; runtime logs {job}{at} shows what was printed"
+    elif told.startswith(BY_SETUP):
+        step = "mend that line of `environment.setup`, or of `setup` of target `{target}`; runtime logs {job}{at}"
+    elif one.reason is EndReason.SETUP_FAILED and one.exit_code == NOT_FOUND:
         step = "name a program that is there, or bring it with `environment`"
     limit = (facts.limits or {}).get("time_limit_s")
     words = {
+        "said": f": {told}" if told else "",
         "code": one.exit_code,
         "limit": f" of {format_duration(limit)}" if limit else "",
         "job": short,
@@ -743,7 +894,8 @@ def _evidence(facts: JobFacts, one: IndexStatus) -> tuple[str, ...]:
         lines.append(f"budgets: {retry['failure']} failures and {retry['preemption']} preemptions are tried again")
     lines += [f"log: {line}" for line in facts.log]
     if one.reason in (EndReason.LOST, EndReason.SETUP_FAILED, None):
-        lines += [f"shim: {line}" for line in facts.shim_log]
+        lines += [f"{facts.status.entry.kind}'s own log: {line}" for line in facts.backend_log]
+    lines += [f"it comes after {describe_after(each)}" for each in facts.after]
     if facts.room and facts.room.bytes is not None:
         lines.append(f"the record root has {describe_room(facts.room)} free")
     return tuple(lines)

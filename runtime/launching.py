@@ -149,7 +149,7 @@ class JobHandle:
         if any(each.state.terminal for each in natives) or len(natives) < len(newest_natives(entry)):
             # A result that was committed while we asked counts: it was there before the native job went.
             entry = replace(entry, outcomes=ledger.read_outcomes(self.files, self.id).get(self.id, {}))
-        return ledger.judge(entry, natives, indices=indices)
+        return ledger.judge(entry, ledger.name_unbegun(self.files, entry, natives), indices=indices)
 
     def state(self) -> JobState:
         return self.status().state
@@ -684,6 +684,7 @@ def _intent(prepared: Prepared, git: GitState | None) -> dict[str, Any]:
         "indices": len(plan.indices),
         "offset": _offset(plan),
         "parts": [part.name for part in plan.parts],
+        **({"after": list(plan.spec.after)} if plan.spec.after else {}),
         **({"commit": git.commit, "branch": git.branch, "diff": git.diff[:1_000_000]} if git else {}),
     }
 

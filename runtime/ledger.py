@@ -27,7 +27,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -443,6 +443,34 @@ def judge(entry: LedgerEntry, natives: Sequence[NativeState], *, indices: bool =
         counts=dict(counts),
         indices=tuple(statuses) if indices else (),
     )
+
+
+def name_unbegun(files: Files, entry: LedgerEntry, natives: Sequence[NativeState]) -> list[NativeState]:
+    """The states, with `setup_failed` for each native job that failed before the shim could begin an attempt.
+
+    A shim commits how its command failed. Where a native job failed, no result is there and no attempt is open, what
+    comes before the command is to blame: lines of setup, a Python that is missing or too old, the code of the shim.
+    """
+    first = int(entry.intent.get("offset", 0))
+    runs = f"{job_folder(entry.id)}/runs"
+    begun: set[str] | None = None
+    named = []
+    for each in natives:
+        index = first if each.index is None and entry.indices == 1 else each.index
+        if each.state is JobState.FAILED and each.reason is EndReason.APP_FAILED and index not in entry.outcomes:
+            begun = set(files.names(runs)) if begun is None else begun
+            if index is not None and (str(index) not in begun or not _is_open(files, f"{runs}/{index}")):
+                code = f" with exit code {each.exit_code}" if each.exit_code else ""
+                message = f"it ended{code} before its command began"
+                each = replace(each, reason=EndReason.SETUP_FAILED, message=message)
+        named.append(each)
+    return named
+
+
+def _is_open(files: Files, run: str) -> bool:
+    """Whether the last attempt of a run left no word of its end."""
+    attempts = [name for name in files.names(run, "a") if name[1:].isdigit()]
+    return bool(attempts) and not files.names(f"{run}/{max(attempts)}", "end.")
 
 
 def _judge_index(entry: LedgerEntry, index: int, natives: Mapping[int | None, NativeState]) -> IndexStatus:

@@ -47,6 +47,11 @@ TEMPORARY_FAILURE = 75
 """A command that wants to be started again says so with this code (EX_TEMPFAIL)."""
 PREEMPTED_NOTE = "preempted"
 """File of an attempt's folder, by which a command that exits with that code says that its machine is taken away."""
+SETUP_FAILED = "setup_failed"
+"""File of an attempt's folder that says how what comes before the command went wrong."""
+TELL_SETUP = """trap 'echo "the setup lines ended with exit code $?${BASH_COMMAND:+, at: $BASH_COMMAND}" """
+TELL_SETUP += """>"${RUNTIME_PREEMPTED_NOTE%/*}/""" + SETUP_FAILED + """"' EXIT"""
+"""Line of shell before the setup lines. A shell that gets to the command becomes it, and leaves nothing."""
 BRIEF_S = 600.0
 """Attempts that gave way to a notice sooner than this came to a machine that was going already."""
 LOST_IN_A_ROW = 3
@@ -672,11 +677,7 @@ class Attempt(object):
             return "setup_failed", 127, {"message": "cannot start %s: %s" % (words[0], problem.strerror)}
         finally:
             os.close(log)
-        reason, code, details = self._watch()
-        if reason == "app_failed" and os.path.exists(os.path.join(self.folder, "setup_failed")):
-            with io.open(os.path.join(self.folder, "setup_failed"), encoding="utf-8") as opened:
-                return "setup_failed", code, {"message": opened.read()}
-        return reason, code, details
+        return self._watch()
 
     def run_rank(self, rank, leader):
         """One rank of an attempt that another shim watches; returns the command's exit code."""
@@ -686,7 +687,7 @@ class Attempt(object):
             ranks = self.order["nodes"] * self.order["tasks_per_node"]
             self.children.append(self._start(rank, ranks, words, environment, folder))
         except (SetupFailed, OSError) as problem:
-            write_whole(os.path.join(self.folder, "setup_failed"), str(problem))
+            write_whole(os.path.join(self.folder, SETUP_FAILED), str(problem))
             return 1
         child = self.children[0]
         while child.poll() is None:
@@ -716,7 +717,7 @@ class Attempt(object):
             words = ["/bin/sh", "-c", words[0]]
         words = list(self.order.get("wrap") or []) + words
         if self.order.get("setup"):
-            lines = "\n".join(["set -e"] + list(self.order["setup"]) + ["set +e", 'exec "$@"'])
+            lines = "\n".join(["set -e", TELL_SETUP] + list(self.order["setup"]) + ["set +e", 'exec "$@"'])
             words = [shutil.which("bash") or "/bin/sh", "-c", lines, "setup"] + words
         return words, environment, folder
 
@@ -947,6 +948,12 @@ class Attempt(object):
             return self._stop(0.0)
         first = next((code for code in codes if code), 0)
         code = first if first >= 0 else 128 - first
+        try:
+            with io.open(os.path.join(self.folder, SETUP_FAILED), encoding="utf-8", errors="replace") as opened:
+                # A setup that ends well by itself has kept the command from running all the same.
+                return "setup_failed", code or 1, {"message": opened.read(2000).strip()}
+        except (IOError, OSError):
+            pass
         if not first:
             return "succeeded", 0, {}
         if code == TEMPORARY_FAILURE and os.path.exists(os.path.join(self.folder, PREEMPTED_NOTE)):

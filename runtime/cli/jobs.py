@@ -129,6 +129,7 @@ def _job_row(each: JobLine) -> dict[str, object]:
 def job_lines(seen: JobView, now: datetime) -> list[str]:
     """One job in full."""
     from runtime.jobs import JobState
+    from runtime.jobview import describe_after
 
     state = _state(seen.state, seen.reason)
     title = f"{paint(seen.job, 'bold')} · {seen.name} · {seen.target} ({seen.kind})"
@@ -143,6 +144,7 @@ def job_lines(seen: JobView, now: datetime) -> list[str]:
         ("launched", f"{format_ago(seen.launched_at, now)}{by}"),
         ("code", f"{seen.snapshot[:19]}{commit}{branch}" if seen.snapshot else None),
         ("cancelled", "asked for" if seen.cancelled and not seen.state.terminal else None),
+        *(("after", describe_after(each)) for each in seen.after),
         *_native_pairs(seen),
         ("records", seen.records),
         ("logs", f"`runtime logs {short(seen.job)}`, {seen.logs}"),

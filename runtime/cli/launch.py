@@ -83,6 +83,15 @@ def launch(
     max_parallel: Annotated[
         int | None, typer.Option("--max-parallel", help="Of the array's runs at a time.", show_default=False)
     ] = None,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--after",
+            metavar="[any:|notok:]JOB",
+            help="Start once that job has succeeded, ended, or ended otherwise.",
+            show_default=False,
+        ),
+    ] = None,
     code: Annotated[
         str | None, typer.Option("--code", metavar="snapshot|none", help="none: the live tree.", show_default=False)
     ] = None,
@@ -114,6 +123,7 @@ def launch(
       runtime launch --on local python train.py --lr 1e-3
       runtime launch --on hpc --gpus a100:2 --time-limit 12h -- python train.py
       runtime launch --on hpc --grid lr=1e-3,3e-4 --max-parallel 4 -- python train.py --lr {lr}
+      runtime launch --on hpc --after j-91c0 -- python evaluate.py
       runtime launch --on hpc,local -f job.yaml --follow
       runtime launch --on hpc -f job.yaml --dry-run
       runtime launch --schema > job.schema.json
@@ -140,6 +150,7 @@ def launch(
         "array.seeds": seeds,
         "array.max_parallel": max_parallel,
         "code.mode": code,
+        "after": [_whole(each) for each in after] if after else None,
     }
     spec = build_spec(file, command or [], flags, env or [], secret or [], grid or [], set_ or [])
     options = LaunchOptions(again=again, ignore=tuple(ignore or ()), base=_base(file))
@@ -150,6 +161,18 @@ def launch(
         return _export(spec, targets, settings, options, export, output)
     with start(spec, targets, settings=settings, options=options, progress=note) as job:
         return _tell(job, follow=follow, output=output)
+
+
+def _whole(after: str) -> str:
+    """`[WHEN:]JOB` with the whole id of the job: it is part of the id of the job that waits."""
+    from runtime.cli.jobs import open_job
+    from runtime.jobs import ID_LETTERS
+
+    when, given, text = after.rpartition(":")
+    if len(text) == len("j-") + ID_LETTERS:
+        return after
+    with open_job(text, None) as job:
+        return f"{when}{given}{job.id}"
 
 
 def _base(file: Path | None) -> Path | None:

@@ -76,7 +76,7 @@ def logs(
 def _job_logs(
     text: str, *, follow: bool, attempt: str | None, rank: int | None, index: int | None, on: str | None
 ) -> int:
-    from runtime.jobview import check_index, check_log, first_index, follow_all
+    from runtime.jobview import check_index, check_log, first_index, follow_all, read_unbegun
 
     if attempt is not None and not attempt.isdigit():
         raise InvalidValue("attempt", attempt, "its number, such as 2: attempts of a job are counted")
@@ -92,9 +92,14 @@ def _job_logs(
                 return 0
             if entry.indices > 1 and index is None:
                 note(f"-- run {chosen} of {entry.indices}; `--index` shows another")
-            if not write_bytes(
+            printed = write_bytes(
                 job.logs(index=chosen, rank=rank or 0, attempt=number, follow=follow, tell=stuck_teller(job.id))
-            ):
+            )
+            beside = read_unbegun(job, chosen) if number is None else []
+            if beside:
+                note(f"-- {entry.kind}'s own log of what came before the command")
+                write_bytes(f"{line}\n".encode() for line in beside)
+            if not printed and not beside:
                 note(f"nothing was printed; `runtime explain {short(job.id)}` says how it stands")
         except KeyboardInterrupt:
             detached(job.id)

@@ -167,6 +167,20 @@ class NativeState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NativeStart:
+    """One of the times that a backend started a native job."""
+
+    native_id: str
+    """As an attempt's start note has it: of a member of an array the id of the array."""
+    began_at: datetime
+    ended_at: datetime | None
+    """None while it runs."""
+    reason: EndReason | None
+    """None if the backend does not say why that start ended, or only that its script ended by itself."""
+    raw: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     """Why something waits or failed."""
 
@@ -262,6 +276,23 @@ class Stops(Protocol):
 
     def stop(self, target: Target, native_ids: Sequence[str], host: Host) -> None:
         """Ask the shims to end what they run, for a record root that refuses the mark."""
+
+
+@runtime_checkable
+class KeepsOutput(Protocol):
+    """A launcher whose backend keeps what is printed before the shim begins, and by the shim itself."""
+
+    def read_output(self, target: Target, native: NativeState, folder: str, host: Host) -> str:
+        """The end of that, for a job whose run folder this is; empty if there is none."""
+
+
+@runtime_checkable
+class RemembersStarts(Protocol):
+    """A launcher whose backend starts one native job several times, and remembers how each start ended."""
+
+    def list_starts(self, target: Target, names: Mapping[str, str], index: int, host: Host) -> list[NativeStart]:
+        """The starts that served one index, oldest first; `names` are native ids with their names. Empty if the backend keeps no
+        history."""
 
 
 @runtime_checkable

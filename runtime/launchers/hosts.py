@@ -27,6 +27,8 @@ from runtime.launchers import agent
 
 T = TypeVar("T")
 
+LOG_TAIL: Final = 4096
+"""Bytes of the end of a log that an explanation rests on."""
 _SOCKET_PATH: Final = 104
 _SOCKET_NAME: Final = 58
 """Letters of `/%C` and of the ending that ssh gives it until the socket is ready."""
@@ -570,6 +572,14 @@ class SshFiles:
 
     def room(self) -> Room:
         return Room(*self._host.ask("room"))
+
+
+def read_tail(files: Files, name: str, lines: int = 3) -> list[str]:
+    """The last lines of a file that say anything."""
+    folder, _, own = name.rpartition("/")
+    size = next((size for relative, size in files.tree(folder) if relative == own), 0)
+    text = files.read_from(name, max(0, size - LOG_TAIL), LOG_TAIL).decode("utf-8", "replace")
+    return [line.rstrip() for line in text.splitlines() if line.strip()][-lines:]
 
 
 def _fields(files: Sequence[FileToWrite]) -> list[list[Any]]:

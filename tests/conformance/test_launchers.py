@@ -199,7 +199,7 @@ def specs(draw: st.DrawFn) -> JobSpec:
                 "time_limit": span,
                 "idle_timeout": span,
                 "priority": st.sampled_from(Priority),
-                "after": names,
+                "after": names.map(lambda each: tuple(f"j-{name}" for name in each)),
             }.items()
             if draw(st.booleans())
         },

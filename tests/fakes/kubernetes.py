@@ -22,6 +22,8 @@ class Api:
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str, str], dict[str, Any]] = {}
         self.before_write: Callable[[], None] = lambda: None
+        self.printed = ""
+        """What every pod printed."""
         self.holds_on = False
         """What is deleted stays, as on a node that does not answer."""
         self._count = 0
@@ -70,6 +72,10 @@ class Api:
         for key, each in list(self.objects.items()):
             if any(owner["uid"] == found["metadata"]["uid"] for owner in each["metadata"].get("ownerReferences", ())):
                 del self.objects[key]
+
+    def read_log(self, namespace: str, pod: str, lines: int) -> str:
+        assert ("pods", namespace, pod) in self.objects
+        return self.printed
 
     def close(self) -> None:
         pass

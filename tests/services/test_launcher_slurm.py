@@ -23,6 +23,7 @@ from runtime.jobs import (
     Backoff,
     Checkpoint,
     CheckpointSignal,
+    Environment,
     JobResources,
     JobSpec,
     JobState,
@@ -31,6 +32,7 @@ from runtime.jobs import (
     Range,
     Retry,
 )
+from runtime.jobview import explain, read_facts, read_job, read_unbegun
 from runtime.launchers.conformance import LauncherCase, LauncherSuite
 from runtime.launchers.slurm.bundle import export_bundle
 from runtime.launchers.slurm.launcher import SlurmLauncher, SubmitRefused
@@ -119,6 +121,11 @@ def ends(place: Place, job: JobHandle, index: int = 0) -> list[str]:
         notes = [path.name.removeprefix("end.").rpartition(".")[0] for path in folder.glob("end.*")]
         found.append(notes[0] if notes else "-")
     return found
+
+
+def told(job: JobHandle, index: int = 0) -> list[str]:
+    """How each attempt ended, as `runtime status` says."""
+    return [str(each.reason) for each in read_job(job, index=index).attempts]
 
 
 def runs(job: JobHandle) -> bool:
@@ -261,6 +268,29 @@ def test_job_waits_for_the_jobs_it_comes_after(place: Place) -> None:
         place.launch("true", after=("j-000000000000000000000000",))
 
 
+def test_job_whose_dependency_fails_names_it_and_one_that_waits_for_the_failure_or_the_end_runs(place: Place) -> None:
+    wanted = {"ok": JobState.CANCELLED, "notok": JobState.SUCCEEDED, "any": JobState.SUCCEEDED}
+    first = place.launch("sleep 3; exit $RUNTIME_ARRAY_INDEX", array=Array(count=2))
+    then = {when: place.launch(f"echo {when}", after=(f"{when}:{first.id}",)) for when in wanted}
+    never = place.launch("echo after never", after=(then["ok"].id,))
+    waits = explain(read_facts(then["ok"]))
+
+    assert f"it comes after `{first.id[:10]}`, which is " in "\n".join(waits.evidence)
+    assert {when: job.wait(timeout_s=120).state for when, job in then.items()} == wanted
+    found = explain(read_facts(then["ok"]))
+    assert found.sentence == (
+        f"job `{then['ok'].id[:10]}` never ran: it comes after `{first.id[:10]}`, which failed (app_failed)"
+    )
+    assert found.next_step == f"runtime explain {first.id[:10]}"
+    assert [each.job for each in read_job(then["ok"]).after] == [first.id]
+    assert never.wait(timeout_s=120).state is JobState.CANCELLED
+    assert f"`{then['ok'].id[:10]}`, which was cancelled" in explain(read_facts(never)).sentence
+    # What has ended already is known when the job is launched.
+    assert place.launch("echo late", after=(f"notok:{first.id}",)).wait(timeout_s=120).state is JobState.SUCCEEDED
+    with pytest.raises(NotPossible, match=f"`after` names `{first.id}`, and that job ended as failed"):
+        place.launch("echo late", after=(first.id,))
+
+
 def test_ranks_on_several_nodes_are_started_together_with_a_tree_each(place: Place) -> None:
     (place.tree / "main.sh").write_text(
         "echo $RANK of $WORLD_SIZE local $LOCAL_RANK node $RUNTIME_NODE_RANK $SLURMD_NODENAME $MINE $MASTER_ADDR\n"
@@ -362,6 +392,26 @@ def test_preempted_job_is_requeued_and_goes_on(place: Place) -> None:
 
     assert (status.state, ends(place, job)) == (JobState.SUCCEEDED, ["stopped", "-"])
     assert len(place.slurm.jobs(job.id)) == 1
+    # Accounting hears of it later.
+    assert wait_until(lambda: told(job) == ["preempted", "succeeded"], timeout_s=60), told(job)
+
+
+def test_each_preemption_of_a_member_of_an_array_is_told_with_its_own_attempt(place: Place) -> None:
+    place.target |= {"partition": "preempt", "flags": ["--exclusive"]}
+    job = place.launch(
+        "[ $RUNTIME_ARRAY_INDEX$RUNTIME_ATTEMPT -lt 13 ] || exit 0\n[ $RUNTIME_ARRAY_INDEX = 1 ] || exit 0; sleep 60",
+        array=Array(count=2),
+        placement=Placement(nodes=("n1",)),
+        grace_period=timedelta(seconds=1),
+    )
+    for attempt in (1, 2):
+        assert wait_until(lambda n=attempt: runs(job) and len(job.attempts(1)) == n, timeout_s=120)
+        place.slurm.run("sbatch", "-p", "urgent", "-w", "n1", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1")
+        assert wait_until(lambda n=attempt: len(job.attempts(1)) == n + 1, timeout_s=120)
+
+    assert job.wait(timeout_s=120).state is JobState.SUCCEEDED
+    assert wait_until(lambda: told(job, 1) == ["preempted", "preempted", "succeeded"], timeout_s=60), told(job, 1)
+    assert told(job, 0) == ["succeeded"]
 
 
 def test_job_on_a_node_that_goes_down_is_requeued_and_goes_on(place: Place) -> None:
@@ -380,6 +430,7 @@ def test_job_on_a_node_that_goes_down_is_requeued_and_goes_on(place: Place) -> N
 
     assert (status.state, len(job.attempts())) == (JobState.SUCCEEDED, 2)
     assert len(place.slurm.jobs(job.id)) == 1
+    assert wait_until(lambda: told(job) == ["node_failed", "succeeded"], timeout_s=60), told(job)
 
 
 def test_job_ended_by_scancel_is_cancelled(place: Place) -> None:
@@ -497,6 +548,61 @@ def test_launch_killed_while_the_controller_hangs_and_run_again_is_one_job(place
 
     assert find_job(identity, settings=place.settings).wait(timeout_s=120).state is JobState.SUCCEEDED
     assert len(place.slurm.jobs(identity)) == 1
+
+
+# what it tells
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "said"),
+    [
+        ({"setup": ["module_that_is_not_there load cuda/12"]}, 1, "module_that_is_not_there"),
+        ({"python": "/usr/bin/python-of-another-age"}, 127, "No such file or directory"),
+        # What an interpreter too old for the shim says of it.
+        ({"python": "OLD"}, 1, "SyntaxError: invalid syntax"),
+    ],
+    ids=["setup", "no python", "old python"],
+)
+def test_job_that_ends_before_its_command_is_set_up_wrongly_and_slurms_own_log_says_how(
+    place: Place, settings: dict[str, Any], code: int, said: str
+) -> None:
+    old = place.folder / "python-too-old"
+    old.write_text('#!/bin/sh\necho "SyntaxError: invalid syntax" >&2\nexit 1\n')
+    old.chmod(0o755)
+    place.target |= {name: str(old) if value == "OLD" else value for name, value in settings.items()}
+
+    job = place.launch("echo never", array=Array(count=2))
+    status = job.wait(timeout_s=120)
+
+    assert (status.state, status.reason) == (JobState.FAILED, EndReason.SETUP_FAILED)
+    # Accounting, which knows exit codes, hears of them later than the queue.
+    ended = f"it ended with exit code {code} before its command began"
+    assert wait_until(lambda: read_facts(job).status.indices[1].message == ended, timeout_s=60)
+    found = explain(read_facts(job))
+    assert found.sentence.endswith(f"run 0: it could not be prepared: {ended}")
+    assert any(said in line for line in found.evidence if line.startswith("slurm's own log: ")), found.evidence
+    assert any(said in line for line in read_unbegun(job, 1))
+
+
+def test_line_of_a_jobs_own_setup_that_fails_is_named(place: Place) -> None:
+    job = place.launch("echo never", environment=Environment(setup=("cd /no/such/folder",)))
+
+    status = job.wait(timeout_s=120)
+
+    assert (status.state, status.reason) == (JobState.FAILED, EndReason.SETUP_FAILED)
+    assert explain(read_facts(job)).sentence.endswith(
+        "it could not be prepared: the setup lines ended with exit code 1, at: cd /no/such/folder"
+    )
+    assert "/no/such/folder" in printed(job)
+    assert read_unbegun(job, 0) == []
+
+
+def test_shim_that_was_killed_had_begun_so_its_setup_is_not_blamed(place: Place) -> None:
+    job = place.launch("kill -9 $PPID; sleep 60")
+
+    status = job.wait(timeout_s=120)
+
+    assert (status.state, status.reason) == (JobState.FAILED, EndReason.APP_FAILED)
 
 
 # asking

@@ -21,8 +21,8 @@ import pytest
 from runtime import ledger
 from runtime.errors import InfrastructureFailure
 from runtime.fetching import FilesDiffer
-from runtime.jobs import JobState
-from runtime.jobview import AttemptView, JobFacts, explain, read_attempts, read_target
+from runtime.jobs import JobState, When
+from runtime.jobview import AfterView, AttemptView, JobFacts, explain, read_attempts, read_target
 from runtime.launchers.base import NativeState, Target
 from runtime.launchers.hosts import LocalFiles, LocalHost
 from runtime.launchers.local.launcher import LocalLauncher
@@ -181,6 +181,17 @@ def test_attempt_without_a_word_is_lost_once_another_began(tmp_path: Path) -> No
 
     silent = "it left no word, and the next one began"
     assert [(each.attempt, each.reason, each.message) for each in attempts] == [(1, "lost", silent), (2, None, "")]
+
+
+def test_attempt_that_was_stopped_is_named_by_what_kubernetes_counted_before_the_next(tmp_path: Path) -> None:
+    files = LocalFiles(str(tmp_path))
+    for number, failures in ((1, 0), (2, 0), (3, 1)):
+        start = {"native": "lab/j", "at": 1.0, "failures": failures}
+        files.write(f"jobs/j-1/runs/0/a{number:04d}/start.json", json.dumps(start).encode())
+        end = {"reason": "stopped", "code": 143, "at": 2.0, "message": "asked to stop by SIGTERM"}
+        files.write(f"jobs/j-1/runs/0/a{number:04d}/end.stopped.143", json.dumps(end).encode())
+
+    assert [each.reason for each in read_attempts(files, "j-1", 0)] == ["preempted", "lost", "stopped"]
 
 
 def test_watch_of_a_job_ends_with_it(run: Terminal) -> None:
@@ -491,6 +502,51 @@ def test_explain_of_a_waiting_job_is_what_the_backend_says() -> None:
     assert explain(replace(facts, backend=None)).sentence == "job `j-01234567` waits on `hpc`: Resources"
 
 
+@pytest.mark.parametrize(
+    ("state", "when", "said"),
+    [
+        (JobState.CANCELLED, When.OK, "never ran: it comes after `j-fedcba98`, which failed (oom)"),
+        (JobState.FAILED, When.OK, "never ran: it comes after `j-fedcba98`, which failed (oom)"),
+        (JobState.PENDING, When.OK, "will never run: it comes after `j-fedcba98`, which failed (oom)"),
+    ],
+)
+def test_explain_of_a_job_whose_dependency_failed_names_that_job(state: JobState, when: When, said: str) -> None:
+    native = NativeState(native_id="7", index=None, state=state, reason=EndReason.CANCELLED, raw="CANCELLED")
+    status = ledger.judge(entry(), [native], indices=True)
+    other = AfterView(job="j-fedcba9876543210", when=when, state=JobState.FAILED, reason=EndReason.OOM, hopeless=True)
+    facts = JobFacts(status=status, index=0, native=native, after=(other,))
+
+    found = explain(facts)
+
+    assert found.sentence == f"job `j-01234567` {said}"
+    assert found.next_step == "runtime explain j-fedcba98"
+    assert explain(replace(facts, status=ledger.judge(entry(cancelled=True), [native], indices=True), cancelled_by="ada")).sentence == (
+        "job `j-01234567` was cancelled by ada" if state.terminal else "job `j-01234567` waits on `hpc`"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("when", "state", "reason", "said"),
+    [
+        (When.OK, JobState.RUNNING, None, "`j-fedcba98`, which is running"),
+        (When.OK, JobState.CANCELLED, EndReason.CANCELLED, "`j-fedcba98`, which was cancelled"),
+        (When.NOTOK, JobState.SUCCEEDED, EndReason.SUCCEEDED, "the failure of `j-fedcba98`, which succeeded"),
+        (When.ANY, JobState.PENDING, None, "the end of `j-fedcba98`, which is pending"),
+        (When.OK, None, None, "`j-fedcba98`, which is not there any more"),
+    ],
+)
+def test_what_a_job_comes_after_is_told_with_how_that_stands(
+    when: When, state: JobState | None, reason: EndReason | None, said: str
+) -> None:
+    other = AfterView(job="j-fedcba9876543210", when=when, state=state, reason=reason, hopeless=False)
+    waiting = NativeState(native_id="7", index=None, state=JobState.PENDING, raw="PENDING")
+    status = ledger.judge(entry(), [waiting], indices=True)
+
+    assert (
+        f"it comes after {said}" in explain(JobFacts(status=status, index=0, native=waiting, after=(other,))).evidence
+    )
+
+
 def test_explain_says_nothing_twice() -> None:
     waiting = NativeState(native_id="7", index=None, state=JobState.PENDING, raw="Pending", message="0/1 nodes fit")
     status = ledger.judge(entry(), [waiting], indices=True)
@@ -528,8 +584,75 @@ def test_explain_of_a_command_that_is_not_there_says_what_to_do_about_it(run: Te
 
     said = run("explain", job).out.splitlines()
 
-    assert said[0] == f"job `{job[:10]}` failed: it could not be prepared"
+    assert said[0] == (
+        f"job `{job[:10]}` failed: it could not be prepared: cannot start no-such-program: No such file or directory"
+    )
     assert said[-1] == "next: name a program that is there, or bring it with `environment`"
+
+
+def test_explain_of_a_line_of_setup_that_fails_names_it_and_the_log_has_what_it_printed(run: Terminal) -> None:
+    job = run.finish("echo never", "--set", 'environment.setup=["echo loading >&2", "no-such-module load x"]')
+
+    said = run("explain", job).out.splitlines()
+
+    assert said[0] == (
+        f"job `{job[:10]}` failed: it could not be prepared: the setup lines ended with exit code 127, "
+        "at: no-such-module load x"
+    )
+    assert said[-1] == (
+        f"next: mend that line of `environment.setup`, or of `setup` of target `local`; runtime logs {job[:10]}"
+    )
+    assert run("logs", job).out.splitlines()[0] == "loading"
+
+
+@pytest.mark.parametrize(
+    ("there", "reason"),
+    [
+        ([], EndReason.SETUP_FAILED),
+        (["a0001/start.json", "a0001/end.app_failed.1"], EndReason.SETUP_FAILED),
+        (["a0001/start.json"], EndReason.APP_FAILED),
+        (["a0001/end.stopped.143", "a0002/start.json"], EndReason.APP_FAILED),
+    ],
+    ids=["no attempt", "none since the last ended", "one that is open", "a later one that is open"],
+)
+def test_native_job_that_failed_while_no_attempt_was_open_could_not_be_set_up(
+    tmp_path: Path, there: list[str], reason: EndReason
+) -> None:
+    files, job = LocalFiles(str(tmp_path / "records")), entry()
+    for name in there:
+        files.write(f"jobs/{job.id}/runs/0/{name}", b"{}")
+    failed = NativeState(
+        native_id="7", index=None, state=JobState.FAILED, reason=EndReason.APP_FAILED, raw="FAILED", exit_code=127
+    )
+
+    (named,) = ledger.name_unbegun(files, job, [failed])
+
+    assert named.reason is reason
+    assert ledger.judge(job, [named]).reason is reason
+    assert ("127" in named.message) == (reason is EndReason.SETUP_FAILED)
+
+
+def test_logs_of_a_run_that_never_began_are_what_the_backend_kept(
+    run: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = run.finish("true")
+    outcome = next((run.data / "jobs" / "done").glob(f"{job}.*"))
+    for path in (outcome, run.folder(job) / "runs"):
+        path.rename(run.tree / path.name)
+    failed = NativeState(
+        native_id="7", index=None, state=JobState.FAILED, reason=EndReason.APP_FAILED, raw="FAILED", exit_code=1
+    )
+    monkeypatch.setattr(LocalLauncher, "states", lambda *_: [failed])
+    monkeypatch.setattr(LocalLauncher, "read_output", lambda *_: "module: not found\n", raising=False)
+
+    logs, why = run("logs", job), run("explain", job).out.splitlines()
+
+    assert (logs.out, logs.err) == ("module: not found\n", "-- local's own log of what came before the command\n")
+    assert why[0].endswith("failed: it could not be prepared: it ended with exit code 1 before its command began")
+    assert "  local's own log: module: not found" in why
+    assert why[-1] == (
+        f"next: mend `setup` or `python` of target `local`; runtime logs {job[:10]} shows what was printed"
+    )
 
 
 def test_job_that_its_target_did_not_take_is_no_job_that_waits_and_may_be_launched_again(run: Terminal) -> None:
@@ -692,7 +815,7 @@ def test_explain_lists_how_attempts_ended() -> None:
         index=0, attempt=1, native="7", host="n1", started_at=NOW, ended_at=NOW, reason="stopped", exit_code=143,
         message="asked to stop by SIGTERM",
     )  # fmt: skip
-    facts = said_of(EndReason.PREEMPTED, attempts=(attempt,), shim_log=("shim: gone",))
+    facts = said_of(EndReason.PREEMPTED, attempts=(attempt,), backend_log=("shim: gone",))
 
     assert explain(facts).evidence == ("attempt 1 on n1 ended as stopped, exit code 143: asked to stop by SIGTERM",)
 

@@ -243,6 +243,37 @@ def test_flags_are_the_same_as_a_file(tmp_path: Path) -> None:
     assert built == load_spec(file)
 
 
+def test_after_takes_beginnings_of_ids_and_makes_the_same_job_as_whole_ones(run: Terminal) -> None:
+    (run.tree / "runtime.toml").write_text(f'[targets.hpc]\nkind = "slurm"\nrecords = "{run.tree}/records"\n')
+    first = run.finish("true")
+
+    plans = [
+        run("launch", "--on", "hpc", "--dry-run", "-o", "json", "--after", f"any:{text}", "--", "true").json[0]
+        for text in (first, first[:10], "last")
+    ]
+
+    assert {plan["job"] for plan in plans} == {plans[0]["job"]}
+    assert plans[0]["spec"]["after"] == [f"any:{first}"]
+    assert plans[0]["fidelity"]["after"] == {
+        "kept": "native",
+        "how": "--dependency: afterok, afterany or afternotok",
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--on", "local", "--after", "j-0123456789abcdef01234567"], "there is no scheduler that could wait"),
+        (["--on", "local", "--after", "j-0123"], "error: no job named `j-0123`"),
+        (["--on", "hpc", "--after", "when:j-0123456789abcdef01234567"], "expected the id of a job, j-…"),
+    ],
+)
+def test_after_that_cannot_be_kept_or_names_no_job_is_refused(run: Terminal, words: list[str], message: str) -> None:
+    said = run("launch", *words, "--", "true")
+
+    assert (said.code, message in said.err) == (2, True), said.err
+
+
 def test_flags_stand_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("command: [a]\nresources: {cpus: 4, memory: 1GiB}\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,12 @@ from runtime.jobs import (
     Checkpoint,
     Code,
     CodeMode,
+    Dependency,
     Gpus,
     InvalidSpec,
     JobResources,
     JobSpec,
+    JobState,
     Mount,
     MountMode,
     OnExit,
@@ -335,3 +338,40 @@ def test_load_spec_of_a_file_that_is_none_says_so(tmp_path: Path) -> None:
         load_spec(str(tmp_path / "job.yaml"))
     with pytest.raises(NotPossible, match="no such file"):
         load_spec(str(tmp_path / "other.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("j-91c0", ("j-91c0",)),
+        (["j-91c0", "any:j-2"], ("j-91c0", "any:j-2")),
+        ("notok:j-2", ("notok:j-2",)),
+        ("ok:j-2", ("j-2",)),
+    ],
+)
+def test_after_is_one_job_or_many_each_with_the_end_that_is_waited_for(written: Any, read: tuple[str, ...]) -> None:
+    spec = parse_spec({"command": ["true"], "after": written})
+
+    assert spec.after == read
+    assert parse_spec(spec_fields(spec)) == spec
+    assert jsonschema.Draft202012Validator(spec_schema()).is_valid({"command": ["true"], "after": written})
+    assert replace(spec, after="any:j-2").after == ("any:j-2",)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("written", ["train", "maybe:j-1", ["j-1", "last"], "", 7])
+def test_after_that_names_no_job_is_refused(written: Any) -> None:
+    with pytest.raises(InvalidSpec):
+        parse_spec({"command": ["true"], "after": written})
+    assert not jsonschema.Draft202012Validator(spec_schema()).is_valid({"command": ["true"], "after": written})
+
+
+@pytest.mark.parametrize(
+    ("when", "met"),
+    [
+        ("ok", {JobState.SUCCEEDED}),
+        ("notok", {JobState.FAILED, JobState.CANCELLED}),
+        ("any", {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}),
+    ],
+)
+def test_dependency_is_met_by_the_end_that_it_waits_for_and_by_no_state_before(when: str, met: set[JobState]) -> None:
+    assert {state for state in JobState if Dependency.read(f"{when}:j-1").is_met(state)} == met

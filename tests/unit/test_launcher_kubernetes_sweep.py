@@ -511,6 +511,22 @@ def test_retry_ends_what_still_lives_of_a_job_that_is_said_to_have_failed(lab: L
     assert [name.rpartition("-")[0].rpartition("-")[0] for name in lab.api.names("jobs")] == [again.job]
 
 
+# a pod that ends before its command
+
+
+def test_pod_that_fails_before_its_command_begins_is_set_up_wrongly_and_its_log_says_how(lab: Lab) -> None:
+    job = lab.launch()
+    lab.api.add_pod(lab.native(job), pod({"terminated": {"reason": "Error", "exitCode": 1}}, "Failed"))
+    lab.api.end_job(lab.native(job), "Failed", failedIndexes="0")
+    lab.api.printed = "SyntaxError: invalid syntax\n"
+
+    assert stands(job) == (JobState.FAILED, EndReason.SETUP_FAILED)
+    said = lab.run("explain", job.id).out
+    assert "it could not be prepared: it ended with exit code 1 before its command began" in said
+    assert "  kubernetes's own log: SyntaxError: invalid syntax" in said
+    assert lab.run("logs", job.id).out == "SyntaxError: invalid syntax\n"
+
+
 # probes
 
 

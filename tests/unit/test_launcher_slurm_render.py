@@ -36,6 +36,7 @@ from runtime.jobs import (
     Priority,
     Range,
     SecretRef,
+    When,
     leaf_fields,
 )
 from runtime.launchers.base import JobIdentity, LaunchPlan, Target
@@ -553,3 +554,16 @@ def test_bundle_of_a_job_that_needs_more_than_files_is_refused(tmp_path: Path, s
         export_bundle(make_plan(spec, tmp_path), tmp_path / "bundle")
 
     assert not (tmp_path / "bundle").exists()
+
+
+def test_words_for_the_ends_that_a_job_waits_for() -> None:
+    kill = "--kill-on-invalid-dep=yes"
+
+    assert render.dependency_words([]) == []
+    assert render.dependency_words([(When.OK, ["1", "2"]), (When.ANY, ["3"]), (When.NOTOK, ["4"])]) == [
+        "--dependency=afterok:1:2,afterany:3,afternotok:4",
+        kill,
+    ]
+    assert render.dependency_words([(When.NOTOK, ["1", "2"])]) == ["--dependency=afternotok:1?afternotok:2", kill]
+    with pytest.raises(NotPossible, match="several native arrays"):
+        render.dependency_words([(When.NOTOK, ["1", "2"]), (When.OK, ["3"])])

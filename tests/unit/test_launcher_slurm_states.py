@@ -4,11 +4,14 @@ all the same, and accounting that lags behind the queue."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.jobs import JobState
+from runtime.jobview import AttemptView, join_starts
 from runtime.launchers.base import NativeState
 from runtime.launchers.slurm.client import is_no_answer, read_id
 from runtime.launchers.slurm.explain import PENDING, describe_nodes, explain_failed, explain_pending, find_sentence
@@ -22,6 +25,7 @@ from runtime.launchers.slurm.states import (
     native_name,
     parse_sacct,
     parse_squeue,
+    parse_starts,
     read_name,
     to_states,
 )
@@ -288,3 +292,65 @@ def test_nodes_of_a_sort_are_one_line_whatever_they_do() -> None:
     ]
     assert describe_nodes(listed, "debug") == describe_nodes(listed)[1:]
     assert describe_nodes("slurm_load_node error\n") == []
+
+
+# `sacct --duplicates` of a preempted job, one of a node that failed, a member of an array, and ones that wait or run.
+STARTS = """\
+1|PREEMPTED|1795332334|1795332338
+3|NODE_FAIL|1795332334|1795332337
+2_0|PREEMPTED|1795332334|1795332338
+2_1|RUNNING|1795332340|Unknown
+3|COMPLETED|1795332354|1795332354
+1|REQUEUED|1795332344|1795332349
+2_0|PENDING|Unknown|Unknown
+1|FAILED|1795332355|1795332355
+14|CANCELLED by 0|1795332368|1795332369
+"""
+
+
+def test_starts_as_captured_have_the_reason_that_ended_each_and_none_for_what_ended_by_itself() -> None:
+    starts = parse_starts(STARTS)
+
+    assert [(each.native_id, each.raw, each.reason) for each in starts] == [
+        ("1", "PREEMPTED", EndReason.PREEMPTED),
+        ("3", "NODE_FAIL", EndReason.NODE_FAILED),
+        ("2", "PREEMPTED", EndReason.PREEMPTED),
+        ("2", "RUNNING", None),
+        ("1", "REQUEUED", EndReason.PREEMPTED),
+        ("3", "COMPLETED", None),
+        ("1", "FAILED", None),
+        ("14", "CANCELLED", EndReason.CANCELLED),
+    ]
+    assert [(each.began_at.timestamp(), each.ended_at is None) for each in starts][3:5] == [
+        (1795332340, True),
+        (1795332344, False),
+    ]
+
+
+@pytest.mark.parametrize("skew_s", [0, 20, -20])
+def test_attempts_are_joined_with_the_starts_that_they_ran_in(skew_s: int) -> None:
+    """One that left no word, several in one start, and clocks of nodes that are not Slurm's."""
+
+    def attempt(number: int, native: str, began: float, ended: float | None, reason: str | None) -> AttemptView:
+        at = [None if each is None else datetime.fromtimestamp(each + skew_s, UTC) for each in (began, ended)]
+        return AttemptView(
+            index=0, attempt=number, native=native, host="n1", started_at=at[0], ended_at=at[1], reason=reason,
+            exit_code=143, message="asked to stop by SIGTERM",
+        )  # fmt: skip
+
+    attempts = [
+        attempt(1, "1", 1000, 1050, "stopped"),
+        attempt(2, "1", 1101, 1150, "app_failed"),
+        attempt(3, "1", 1151, 1190, "stopped"),
+        attempt(4, "1", 1301, None, "lost"),
+        attempt(5, "1", 1501, 1505, "stopped"),
+        attempt(6, "9", 1501, 1505, "stopped"),
+    ]
+    starts = parse_starts("1|PREEMPTED|999|1050\n1|REQUEUED|1100|1191\n1|NODE_FAIL|1300|1400\n1|COMPLETED|1500|1600\n")
+
+    joined = join_starts(attempts, starts, "slurm")
+
+    assert [each.reason for each in joined] == [
+        "preempted", "app_failed", "preempted", "node_failed", "stopped", "stopped"
+    ]  # fmt: skip
+    assert [each.message for each in joined][3:5] == ["slurm says of that start: NODE_FAIL", "asked to stop by SIGTERM"]

@@ -158,13 +158,62 @@ def test_shim_runs_a_line_of_shell_after_the_setup_lines(job: MakeJob) -> None:
     assert made.log() == "HELLO\n"
 
 
-def test_shim_whose_setup_fails_says_so(job: MakeJob) -> None:
-    made = job("echo never", setup=["false"])
+@pytest.mark.parametrize(
+    ("lines", "code", "said"),
+    [
+        (["export A=1", "false"], 1, "exit code 1, at: false"),
+        (["module_that_is_not_there load cuda/12"], 127, "exit code 127, at: module_that_is_not_there load cuda/12"),
+        (["exit 75"], 75, "exit code 75, at: exit 75"),
+        # The command never ran, so it has not succeeded.
+        (["exit 0"], 1, "exit code 0, at: exit 0"),
+    ],
+)
+def test_shim_whose_setup_fails_blames_the_line_and_not_the_command(
+    job: MakeJob, lines: list[str], code: int, said: str
+) -> None:
+    made = job("echo never", setup=lines)
 
     assert made.run() == 1
 
-    assert made.results() == {0: ("app_failed", 1, 1)}
-    assert made.log() == ""
+    assert made.results() == {0: ("setup_failed", code, 1)}
+    note = json.loads((made.folder / "runs/0/result").read_text())
+    assert note["message"] == f"the setup lines ended with {said}"
+    assert "never" not in made.log()
+
+
+def test_shim_with_setup_lines_and_a_command_that_is_not_there_ends_as_setup_failed(job: MakeJob) -> None:
+    made = job(["no-such-command"], setup=["true"])
+
+    assert made.run() == 1
+
+    assert made.results() == {0: ("setup_failed", 127, 1)}
+
+
+def test_shim_whose_command_fails_after_the_setup_lines_blames_the_command(job: MakeJob) -> None:
+    made = job("exit 3", setup=["true"])
+
+    assert made.run() == 1
+
+    assert made.results() == {0: ("app_failed", 3, 1)}
+
+
+def test_shim_that_is_stopped_during_the_setup_lines_has_stopped(job: MakeJob) -> None:
+    made = job("echo never", setup=["touch $RUNTIME_CHECKPOINT_DIR/there", "sleep 60"])
+    started = made.start()
+    wait_for((made.folder / "runs/0/checkpoint/there").exists, "the setup lines")
+
+    started.send_signal(signal.SIGTERM)
+    made.finish(started)
+
+    assert made.ends() == ["stopped"]
+
+
+def test_rank_whose_setup_fails_ends_all_ranks_as_setup_failed(job: MakeJob) -> None:
+    made = job("sleep 60", setup=["[ $RANK != 1 ]"], tasks_per_node=2)
+
+    assert made.run() == 1
+
+    assert made.results() == {0: ("setup_failed", 1, 1)}
 
 
 def test_shim_with_a_command_that_is_not_there_ends_as_setup_failed(job: MakeJob) -> None:

@@ -157,6 +157,16 @@ class Cluster:
 
     # asking
 
+    def read_log(self, namespace: str, pod: str, lines: int) -> str:
+        """The last lines that a pod's only container printed; empty if it has begun nothing, or is gone."""
+        try:
+            answer = self._raw("GET", f"{_path('pods', namespace, pod)}/log", [("tailLines", str(lines))], None)
+        except ApiRefused as refused:
+            if refused.status in (400, 404):
+                return ""
+            raise
+        return bytes(answer.data).decode("utf-8", "replace")
+
     def _read(self, what: str, path: str, query: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
         for again in range(_READ_TRIES):
             try:

@@ -194,6 +194,13 @@ class KubernetesLauncher:
             events += sorted(cluster.list("events", namespace, fields=f"involvedObject.name={each}"), key=_last_seen)
         return explain_index(native, job, pods, events)
 
+    def read_output(self, target: Target, native: NativeState, folder: str, host: Host) -> str:
+        cluster = _cluster(host)
+        namespace, _, name = native.native_id.partition("/")
+        job = cluster.get("jobs", namespace, name)
+        pods = sorted(_pods_of(cluster, namespace, name, native.index, job), key=_age)
+        return cluster.read_log(namespace, pods[-1]["metadata"]["name"], 100) if pods else ""
+
     def release(self, target: Target, native_ids: Sequence[str], index: int, host: Host) -> list[str]:
         """Let an index go that a pod on a dead node keeps: the pod is deleted without waiting for its node, and the Job
         makes another. The old run may still go on there; the record's create-only commit decides."""

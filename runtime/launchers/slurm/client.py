@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from runtime.errors import InfrastructureFailure
+from runtime.launchers.base import NativeStart
 from runtime.launchers.hosts import Answer, Host, LocalHost
 from runtime.launchers.slurm import states
 from runtime.launchers.slurm.settings import SlurmSettings
@@ -130,15 +131,25 @@ class SlurmClient:
     def _accounting(self, option: str, values: Sequence[str], *more: str) -> list[states.Row] | None:
         rows: list[states.Row] = []
         for some in _chunks(values):
-            words = ("-X", "-n", "-P", f"--format={states.SACCT_FORMAT}", *more, f"{option}={','.join(some)}")
-            answer = self.run("sacct", *words)
-            said = answer.err.lower()
-            if answer.code == 127 or any(each in said for each in _NO_ACCOUNTING):
+            text = self._sacct(f"--format={states.SACCT_FORMAT}", *more, f"{option}={','.join(some)}")
+            if text is None:
                 return None
-            if answer.code != 0 or "error" in said:
-                raise _unavailable("sacct", answer)
-            rows += states.parse_sacct(answer.out)
+            rows += states.parse_sacct(text)
         return rows
+
+    def list_starts(self, ids: Sequence[str]) -> list[NativeStart]:
+        """Every start of these jobs or members of arrays that accounting remembers. Raises `SlurmUnavailable`."""
+        words = ("--duplicates", f"--format={states.STARTS_FORMAT}", f"--jobs={','.join(ids)}")
+        return states.parse_starts(self._sacct(*words, time_format="%s") or "")
+
+    def _sacct(self, *words: str, time_format: str = "standard") -> str | None:
+        answer = self.run("env", f"SLURM_TIME_FORMAT={time_format}", "sacct", "-X", "-n", "-P", *words)
+        said = answer.err.lower()
+        if answer.code == 127 or any(each in said for each in _NO_ACCOUNTING):
+            return None
+        if answer.code != 0 or "error" in said:
+            raise _unavailable("sacct", answer)
+        return answer.out
 
     def partitions(self) -> list[str]:
         """Names of the partitions; empty where nobody says."""

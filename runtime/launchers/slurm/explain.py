@@ -8,10 +8,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from runtime.launchers.base import Explanation, NativeState
+from runtime.launchers.slurm.states import NO_OUTPUT_FILE
 from runtime.reasons import EndReason
 
 if TYPE_CHECKING:
     from runtime.launchers.slurm.client import SlurmClient
+
+NO_OUTPUT_CODE: Final = 128 + NO_OUTPUT_FILE
 
 # Slurm's reason, or how it begins → sentence, next step.
 PENDING: Final[Mapping[str, tuple[str, str | None]]] = {
@@ -130,6 +133,8 @@ def explain_failed(native: NativeState, shown: str) -> Explanation | None:
     if native.reason is None or native.reason not in _ENDS:
         return None
     sentence, hint = _ENDS[native.reason]
+    if native.reason is EndReason.SETUP_FAILED and native.raw == "FAILED" and native.exit_code != NO_OUTPUT_CODE:
+        sentence, hint = "its batch script ended before the shim began an attempt", None
     fields = _fields(shown)
     evidence = [f"slurm: {native.native_id} is {native.raw}"]
     if native.exit_code is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from runtime.errors import InvalidValue, NotPossible, RequestRefused
-from runtime.jobs import BuildOn, CodeMode, JobSpec, JobState, expand_array, leaf_fields, set_fields
+from runtime.jobs import BuildOn, CodeMode, JobSpec, JobState, When, expand_array, leaf_fields, set_fields
 from runtime.launchers.base import (
     Explanation,
     Fidelity,
@@ -21,12 +21,13 @@ from runtime.launchers.base import (
     Keeping,
     LaunchPlan,
     NativePart,
+    NativeStart,
     NativeState,
     PlanContext,
     Target,
     check_record_folder,
 )
-from runtime.launchers.hosts import Host, LocalFiles, LocalHost, SshHost
+from runtime.launchers.hosts import Host, LocalFiles, LocalHost, SshHost, read_tail
 from runtime.launchers.order import environment_order, make_order
 from runtime.launchers.processes import activation_lines
 from runtime.launchers.slurm import render, states
@@ -102,7 +103,7 @@ KEEPS: Final[Mapping[str, Keeping]] = {
     "retry.capacity.window": _native("a job waits in the queue for as long as it takes"),
     "checkpoint.signal": _native("--signal=B:USR1 before a preemption, the shim's clock before the time limit"),
     "outputs.upload": _refused("outputs stay in the record root: runtime fetch"),
-    "after": _native("--dependency=afterok"),
+    "after": _native("--dependency: afterok, afterany or afternotok"),
     "idempotency_key": _native("part of the job's id"),
 }
 
@@ -377,32 +378,34 @@ class SlurmLauncher:
         raise explain_refusal(plan, client, _last(err or out) or f"exit code {ended}")
 
     def _dependencies(self, plan: LaunchPlan, host: Host) -> list[str]:
-        """Options that make it wait for the jobs in `after`; one that has succeeded is not waited for.
+        """Options that make it wait for the jobs in `after`; an end that has come already is not waited for.
 
         A job that Slurm forgot would count as done, so the record root is asked first.
         """
-        from runtime import ledger
+        from runtime.launching import JobHandle, newest_natives
 
-        ids = []
-        for job in plan.spec.after:
-            entry = ledger.read_entry(host.files, job)
-            if entry is None:
+        wanted = []
+        for each in plan.spec.dependencies:
+            if host.files.read(f"jobs/{each.job}/intent.json") is None:
                 raise NotPossible(
-                    f"`after` names `{job}`, which was not launched on target `{plan.target.name}`",
-                    hint="dependencies hold between jobs of one target",
+                    f"`after` names `{each.job}`, which was not launched on target `{plan.target.name}`",
+                    hint="dependencies hold between jobs of one target, by their whole ids: `runtime status`",
                 )
-            status = ledger.judge(
-                entry,
-                self.states(plan.target, [each.native_id for each in entry.natives], host) if entry.natives else [],
-            )
-            if status.state is JobState.SUCCEEDED:
+            status = JobHandle(each.job, plan.target, self, host).status()
+            if each.is_met(status.state):
                 continue
-            if status.state.terminal:
+            otherwise = sum(status.counts.get(state, 0) for state in (JobState.FAILED, JobState.CANCELLED))
+            if status.state.terminal or (otherwise and each.when is When.OK):
+                how = f"ended as {status.state}" if status.state.terminal else "has runs that failed"
                 raise NotPossible(
-                    f"`after` names `{job}`, which ended as {status.state}", facts=[f"reason: {status.reason}"]
+                    f"`after` names `{each}`, and that job {how}",
+                    facts=[f"reason: {status.reason}"] if status.reason else [],
+                    hint=f"runtime explain {each.job[:10]}; any:{each.job[:10]} waits for its end, however that is",
                 )
-            ids += [each.native_id for each in entry.natives]
-        return [f"--dependency=afterok:{':'.join(ids)}", "--kill-on-invalid-dep=yes"] if ids else []
+            natives = [native.native_id for native in newest_natives(status.entry)]
+            when = When.ANY if otherwise and each.when is When.NOTOK else each.when
+            wanted.append((when, natives))
+        return render.dependency_words(wanted)
 
     def _build_environment(self, plan: LaunchPlan, client: SlurmClient, host: Host, folder: str) -> None:
         profile = read_settings(plan.target).profile_for(plan.spec)
@@ -453,6 +456,16 @@ class SlurmLauncher:
             ]
         return found
 
+    def list_starts(self, target: Target, names: Mapping[str, str], index: int, host: Host) -> list[NativeStart]:
+        wanted = []
+        for native, name in names.items():
+            named = states.read_name(name)
+            layout = named[2] if named else None
+            task = layout.task_of(index) if layout else None
+            if layout is None or task is not None:
+                wanted.append(native if task is None else f"{native}_{task}")
+        return self._client(target, host).list_starts(wanted) if wanted else []
+
     def cancel(self, target: Target, native_ids: Sequence[str], indices: Sequence[int] | None, host: Host) -> list[str]:
         client = self._client(target, host)
         wanted = self._cancel_ids(client, native_ids, indices)
@@ -488,6 +501,9 @@ class SlurmLauncher:
         if native.state is JobState.PENDING:
             return explain_pending(native, shown, client)
         return explain_failed(native, shown) if native.state.terminal else None
+
+    def read_output(self, target: Target, native: NativeState, folder: str, host: Host) -> str:
+        return "\n".join(read_tail(host.files, f"{folder}/slurm/{native.native_id}.log", 100))
 
     # elsewhere
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from runtime.errors import NotPossible
-from runtime.jobs import JobSpec, Mount, PackPer, Priority, secret_refs
+from runtime.jobs import JobSpec, Mount, PackPer, Priority, When, secret_refs
 from runtime.launchers.base import NativePart
 from runtime.launchers.slurm.settings import Profile, SlurmSettings
 from runtime.launchers.slurm.states import Layout
@@ -243,6 +243,26 @@ def _reservation(spec: JobSpec) -> str:
     return name if kind == "reservation" else ""
 
 
+def dependency_words(wanted: Sequence[tuple[When, Sequence[str]]]) -> list[str]:
+    """Options that make a job wait for such ends of other jobs, each of which has one or more native ids."""
+    clauses = []
+    for when, natives in wanted:
+        if when is When.NOTOK and len(natives) > 1:
+            # One part that failed is enough, and Slurm has no way to write `and` beside `or`.
+            if len(wanted) > 1:
+                raise NotPossible(
+                    "`after` waits for the failure of a job that is several native arrays, and for other jobs too",
+                    hint="let it wait for the end of that job: any: in place of notok:",
+                )
+            return [f"--dependency={'?'.join(f'afternotok:{native}' for native in natives)}", _END_INVALID]
+        if natives:
+            clauses.append(f"after{when}:{':'.join(natives)}")
+    return [f"--dependency={','.join(clauses)}", _END_INVALID] if clauses else []
+
+
+_END_INVALID: Final = "--kill-on-invalid-dep=yes"
+
+
 # the script
 
 
@@ -334,7 +354,9 @@ def container_words(
         ]
     )
     if profile.pre or setup:
-        inside = "\n".join(["set -e", *profile.pre, *setup, "set +e", 'exec "$@"'])
+        from runtime.shim import TELL_SETUP
+
+        inside = "\n".join(["set -e", TELL_SETUP, *profile.pre, *setup, "set +e", 'exec "$@"'])
         line += f" sh -c {shlex.quote(inside)} pre"
     return ["sh", "-c", f'{_pass_variables(environ, settings)}exec {line} "$@"', "container"]
 

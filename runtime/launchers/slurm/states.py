@@ -9,14 +9,17 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final
 
 from runtime.jobs import JobState
-from runtime.launchers.base import NativeState
+from runtime.launchers.base import NativeStart, NativeState
 from runtime.reasons import EndReason
 
 SQUEUE_FORMAT: Final = "%F|%K|%j|%T|%N|%S|%r"
 SACCT_FORMAT: Final = "JobID,JobName,State,ExitCode,NodeList,Start,Reason"
+STARTS_FORMAT: Final = "JobID,State,Start,End"
+"""Of `sacct --duplicates`, with times in seconds since 1970."""
 
 _WAITS: Final = JobState.PENDING, None
 _RUNS: Final = JobState.RUNNING, None
@@ -86,6 +89,17 @@ _MESSAGES: Final = {
     "SUSPENDED": "it is suspended",
     "REVOKED": "another cluster of the federation started it",
     "DEADLINE": "its deadline came before it could end",
+}
+
+
+_ENDS_OF_STARTS: Final = {
+    # Somebody had it requeued while it ran, as preemption does.
+    "REQUEUED": EndReason.PREEMPTED,
+    **{
+        word: reason
+        for word, (_, reason) in STATES.items()
+        if reason not in (None, EndReason.SUCCEEDED, EndReason.APP_FAILED)
+    },
 }
 
 
@@ -159,6 +173,27 @@ def parse_sacct(text: str) -> list[Row]:
     return rows
 
 
+def parse_starts(text: str) -> list[NativeStart]:
+    """Lines in `STARTS_FORMAT`, oldest first: a job that was requeued has one for each time that it was started."""
+    found = []
+    for line in text.splitlines():
+        number, _, rest = line.partition("|")
+        words = rest.split("|")
+        if len(words) != 3 or not words[1].isdigit():
+            continue  # it waits to be started
+        state = words[0].split(" ")[0].rstrip("+")
+        found.append(
+            NativeStart(
+                native_id=re.split("[_+]", number)[0],
+                began_at=datetime.fromtimestamp(int(words[1]), UTC),
+                ended_at=datetime.fromtimestamp(int(words[2]), UTC) if words[2].isdigit() else None,
+                reason=_ENDS_OF_STARTS.get(state),
+                raw=state,
+            )
+        )
+    return sorted(found, key=lambda each: each.began_at)
+
+
 def expand_tasks(text: str) -> list[int | None]:
     """`N/A` → [None]; `7` → [7]; `[0-3,7%2]` → [0, 1, 2, 3, 7]; steps as in `0-8:4`."""
     if text in ("N/A", ""):
@@ -193,6 +228,11 @@ class Layout:
             return range(self.offset, self.offset + self.count)
         first = self.offset + task * self.each
         return range(first, min(first + self.each, self.offset + self.count))
+
+    def task_of(self, index: int) -> int | None:
+        """The task that serves an index; None for an index of another native array."""
+        inside = self.offset <= index < self.offset + self.count
+        return (index - self.offset) // self.each if inside else None
 
     def tasks(self, indices: Iterable[int]) -> list[int]:
         """The tasks all of whose indices are among these."""
