@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -22,6 +22,7 @@ from runtime.launchers.base import Launcher, Started, Sweeps, Target
 from runtime.launchers.hosts import Files, Host
 from runtime.launching import newest_natives
 from runtime.ledger import JobStatus, job_folder
+from runtime.leftovers import end_processes, find_processes, find_secrets, remove_secrets
 
 _TREES: Final = (
     'cd "${TMPDIR:-/tmp}/research-runtime-$(id -u)" 2>/dev/null || exit 0; '
@@ -39,7 +40,8 @@ class Garbage:
     """One thing that may go."""
 
     kind: str
-    """`job`, `native`, `tree` or `code`; `native` is what a backend has of a job that is written down nowhere."""
+    """`job`, `native`, `tree`, `code`, `processes` or `secrets`; `native` is what a backend has of a job that is written
+    down nowhere, the last two what a killed shim left of a job."""
     name: str
     """The job's id, the tree's path on the target, or the snapshot's name in the record root."""
     target: str
@@ -68,7 +70,9 @@ def find_garbage(
         and now - ended[status.entry.id] >= older_than
         and not (_lives(status, target, launcher, host) if started is None else _is_live(status.entry.id, started))
     ]
-    found = [
+    # Processes come first: nothing would find them without the folder.
+    found = list(_find_left(target, launcher, host, mine, [status for status in mine if status not in old]))
+    found += [
         Garbage(
             kind="job",
             name=status.entry.id,
@@ -80,14 +84,36 @@ def find_garbage(
         )
         for status in old
     ]
-    taken = {each.name for each in found} | {job for job in started or {} if _is_live(job, started or {})}
+    taken = {each.name for each in found if each.kind == "job"} | {
+        job for job in started or {} if _is_live(job, started or {})
+    }
     found += _find_half_removed(files, target, owner, taken)
     strays = [each for job, each in (started or {}).items() if not each.live and job not in known]
     found += [_stray(each, target) for each in strays if now - each.at >= older_than]
-    gone = {each.name for each in found}
+    gone = {each.name for each in found if each.kind == "job"}
     used = {entry.snapshot for entry in entries if entry.id not in gone}
     common = itertools.chain(_find_trees(target, host, older_than), _find_code(target, host))
     return found + [each for each in common if f"sha256:{each.what}" not in used]
+
+
+def _find_left(
+    target: Target, launcher: Launcher, host: Host, mine: Sequence[JobStatus], kept: Sequence[JobStatus]
+) -> Iterator[Garbage]:
+    """What killed shims left, however recently their jobs ended; secrets go with the folder of a job that is not kept."""
+    running = find_processes(mine, target, launcher, host)
+    holding = {each.entry.id for each in find_secrets(kept, host.files)}
+    for status in mine:
+        kinds = ["processes"] * (status.entry.id in running) + ["secrets"] * (status.entry.id in holding)
+        for kind in kinds:
+            yield Garbage(
+                kind=kind,
+                name=status.entry.id,
+                target=target.name,
+                what=status.entry.name,
+                state=status.state,
+                ended_at=None,
+                size_bytes=0,
+            )
 
 
 def _find_half_removed(files: Files, target: Target, owner: str | None, known: set[str]) -> list[Garbage]:
@@ -211,6 +237,10 @@ def remove(garbage: Garbage, target: Target, launcher: Launcher, host: Host, *, 
     if garbage.kind == "code":
         host.files.remove(garbage.name)
         return []
+    if garbage.kind == "secrets":
+        return _remove_secrets(garbage.name, target, launcher, host, owner)
+    if garbage.kind == "processes":
+        return end_processes(garbage.name, target, launcher, host)
     # First, for without the ledger nobody would look for it.
     if isinstance(launcher, Sweeps) and (left := launcher.sweep(target, garbage.name, host)):
         return left
@@ -230,4 +260,12 @@ def remove(garbage: Garbage, target: Target, launcher: Launcher, host: Host, *, 
     for name in files.names("done", f"{garbage.name}."):
         files.remove(f"done/{name}")
     files.remove(folder)
+    return []
+
+
+def _remove_secrets(job: str, target: Target, launcher: Launcher, host: Host, owner: str) -> list[str]:
+    entry = ledger.read_entry(host.files, job)
+    for status in find_secrets(judge_many([entry] if entry else [], target, launcher, host), host.files):
+        if not remove_secrets(status, host.files, owner=owner):
+            return [f"the files of secrets of job `{job}`: it is being started again"]
     return []

@@ -30,6 +30,8 @@ SPEC_SCHEMA: Final = 1
 ID_LETTERS: Final = 24
 MAX_INDICES: Final = 100_000
 MAX_CODE: Final = Size(100 * 1024 * 1024)
+LOG_LIMIT: Final = Size(1024**3)
+LEAST_LOG: Final = Size(64 * 1024)
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -456,6 +458,8 @@ class JobSpec:
     """Give up when it has not started by then."""
     idle_timeout: timedelta | None = None
     """End an attempt that prints nothing for so long."""
+    log_limit: Size = LOG_LIMIT
+    """The most that each rank's log of an attempt takes; of a longer one its beginning and its end are kept."""
     grace_period: timedelta = timedelta(minutes=2)
     """From the signal to the kill."""
     ttl_after_finished: timedelta | None = None
@@ -505,6 +509,8 @@ def _check_spec(spec: JobSpec) -> None:
         value = getattr(spec, span)
         if value is not None and value <= timedelta(0):
             raise ValueError(f"has `{span}` {describe(value)}, expected more than 0")
+    if spec.log_limit < LEAST_LOG:
+        raise ValueError(f"has `log_limit` {format_size(spec.log_limit)}, expected {format_size(LEAST_LOG)} or more")
     if spec.checkpoint and spec.time_limit and spec.checkpoint.lead >= spec.time_limit:
         raise ValueError(
             f"has `checkpoint.lead` {format_duration(spec.checkpoint.lead)}, expected less than `time_limit` "

@@ -16,12 +16,14 @@ from typing import Any, Final
 
 from runtime import ledger
 from runtime.errors import InfrastructureFailure, NotPossible, RuntimeFailure, UnknownName
+from runtime.joblog import LogReader, read_limit
 from runtime.jobs import Dependency, JobState, When
 from runtime.launchers.base import KeepsOutput, Launcher, NativeStart, NativeState, Releases, RemembersStarts, Target
 from runtime.launchers.bucket_files import look_again_s
 from runtime.launchers.hosts import Files, Host, Room, read_tail
-from runtime.launching import JobHandle, newest_natives
+from runtime.launching import JobHandle, newest_natives, owner_name
 from runtime.ledger import IndexStatus, JobStatus, LedgerEntry, job_folder
+from runtime.leftovers import tidy
 from runtime.pulse import Pulse, PulseWatch, describe_pulse
 from runtime.reasons import EndReason
 from runtime.units import format_duration, format_size, format_time
@@ -171,11 +173,13 @@ def read_target(
     ranked = sorted(judged, key=lambda each: each.entry.launched_at, reverse=True)
     failed = [each for each in ranked if each.state is JobState.FAILED]
     ended = read_ends(files, failed[:50])
-    shown = [
-        _line(status, ended.get(status.entry.id), looked_at)
+    chosen = [
+        status
         for place, status in enumerate(ranked)
         if place < NEWEST or not status.state.terminal or _is_recent(status, ended, now)
     ]
+    tidy(chosen, target, launcher, host, owner=owner_name())
+    shown = [_line(status, ended.get(status.entry.id), looked_at) for status in chosen]
     return TargetJobs(
         target=target.name,
         records=files.root,
@@ -303,6 +307,7 @@ def read_job(job: JobHandle, *, index: int | None = None, failed_only: bool = Fa
     """A job in full; `index` asks for the attempts of that run."""
     silent: list[InfrastructureFailure] = []
     status, said = judge_job(job, tell=silent.append)
+    tidy([status], job.target, job.launcher, job.host, owner=owner_name())
     entry = status.entry
     chosen = check_index(entry, index) if index is not None else first_index(entry) if entry.indices == 1 else None
     indices = [each for each in status.indices if entry.indices == 1 or each.state is not JobState.SUCCEEDED]
@@ -541,7 +546,7 @@ def follow_all(
     """Whole lines of every run as they come, each with its index, until all have ended. Of arrays; rank 0. `tell` hears at
     each look where the job stands."""
     entry = job.entry()
-    at: dict[int, tuple[int, int]] = {}
+    limit, readers = read_limit(job.files, job.id), dict[tuple[int, int], LogReader]()
     rest: dict[int, bytes] = {}
     finished: set[int] = set()
     while True:
@@ -551,7 +556,7 @@ def follow_all(
         done = ledger.read_outcomes(job.files, job.id).get(job.id, {})
         there = {int(name) for name in job.files.names(f"{job_folder(job.id)}/runs") if name.isdigit()}
         for index in sorted(there - finished):
-            for piece in _new_bytes(job, index, at):
+            for piece in _new_bytes(job, index, readers, limit):
                 whole, _, rest[index] = (rest.get(index, b"") + piece).rpartition(b"\n")
                 for line in whole.split(b"\n") if whole else ():
                     yield index, line
@@ -564,16 +569,11 @@ def follow_all(
         time.sleep(max(every_s, look_again_s(job.files)))
 
 
-def _new_bytes(job: JobHandle, index: int, at: dict[int, tuple[int, int]]) -> Iterator[bytes]:
-    attempt, offset = at.get(index, (1, 0))
-    for number in [each for each in job.attempts(index) if each >= attempt]:
-        if number != attempt:
-            attempt, offset = number, 0
+def _new_bytes(job: JobHandle, index: int, readers: dict[tuple[int, int], LogReader], limit: int) -> Iterator[bytes]:
+    newest = max((attempt for run, attempt in readers if run == index), default=1)
+    for number in [each for each in job.attempts(index) if each >= newest]:
         name = f"{job_folder(job.id)}/runs/{index}/a{number:04d}/rank0.log"
-        while chunk := job.files.read_from(name, offset):
-            offset += len(chunk)
-            yield chunk
-        at[index] = (attempt, offset)
+        yield from readers.setdefault((index, number), LogReader(job.files, name, limit)).read()
 
 
 # why

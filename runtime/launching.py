@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from runtime import ledger
 from runtime.errors import InfrastructureFailure, NotPossible, RequestRefused, UnknownName
+from runtime.joblog import LogReader, read_limit
 from runtime.jobs import (
     CodeMode,
     JobSpec,
@@ -193,7 +194,8 @@ class JobHandle:
         """What an index printed, the first by default, of every attempt in turn or of one; `follow` goes on until the
         job has ended, and `tell` hears at each look where it stands."""
         index = self._first() if index is None else index
-        at, offset = attempt or 1, 0
+        limit, readers = read_limit(self.files, self.id), dict[int, LogReader]()
+        at = attempt or 1
         while True:
             ended = not follow
             if follow:
@@ -202,12 +204,9 @@ class JobHandle:
                 tell(status)
             there = self.attempts(index)
             for number in [each for each in there if each >= at] if attempt is None else [attempt]:
-                if number != at:
-                    at, offset = number, 0
+                at = number
                 name = f"{job_folder(self.id)}/runs/{index}/a{number:04d}/rank{rank}.log"
-                while chunk := self.files.read_from(name, offset):
-                    offset += len(chunk)
-                    yield chunk
+                yield from readers.setdefault(number, LogReader(self.files, name, limit)).read()
             if ended:
                 return
             time.sleep(look_again_s(self.files))
@@ -583,6 +582,7 @@ def _take_up(prepared: Prepared, host: Host, lock: ledger.Lock, progress: Callab
         # What stands there counts and not the plan's: a retry by hand may have changed it.
         order = json.loads(host.files.read(f"{prepared.plan.folder}/order.json") or b"{}") or prepared.plan.order
         plan = replace(prepared.plan, order={**order, "epoch": epoch})
+        bring_secrets(plan, host.files, prepared.context)
         host.files.write(f"{plan.folder}/shim.py", SHIM.read_bytes(), mode=0o700)
         host.files.write(f"{plan.folder}/order.json", _json(plan.order))
         host.files.write(f"{plan.folder}/{ledger.EPOCH}", str(epoch).encode())
@@ -670,6 +670,14 @@ def _remove_secrets(plan: LaunchPlan, files: Files) -> None:
         files.remove(f"{plan.folder}/{path}")
 
 
+def bring_secrets(plan: LaunchPlan, files: Files, context: PlanContext) -> None:
+    """Read those again, as at the launch, whose files went when the job had ended."""
+    paths = {name: f"{plan.folder}/{path}" for name, path in plan.order.get("secrets", {}).items()}
+    gone = [ref for ref in secret_refs(plan.spec) if ref.name in paths and files.read(paths[ref.name]) is None]
+    for name, value in read_values(gone, plan.target, context).items():
+        files.write(paths[name], value.encode(), mode=0o600)
+
+
 def _intent(prepared: Prepared, git: GitState | None) -> dict[str, Any]:
     plan = prepared.plan
     return {
@@ -684,6 +692,7 @@ def _intent(prepared: Prepared, git: GitState | None) -> dict[str, Any]:
         "indices": len(plan.indices),
         "offset": _offset(plan),
         "parts": [part.name for part in plan.parts],
+        "secrets": bool(plan.order.get("secrets")),
         **({"after": list(plan.spec.after)} if plan.spec.after else {}),
         **({"commit": git.commit, "branch": git.branch, "diff": git.diff[:1_000_000]} if git else {}),
     }

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from runtime import ledger
 from runtime.errors import NotPossible
-from runtime.jobs import JobSpec, JobState, parse_spec, secret_refs
+from runtime.jobs import JobSpec, JobState, parse_spec
 from runtime.jobview import check_index, judge_job
 from runtime.launchers.base import JobIdentity, LaunchPlan, NativePart
 from runtime.launchers.order import SNAPSHOT_FILE
@@ -28,6 +28,7 @@ from runtime.launching import (
     JobHandle,
     LaunchOptions,
     Prepared,
+    bring_secrets,
     carry_out,
     fault,
     make_context,
@@ -35,7 +36,6 @@ from runtime.launching import (
     owner_name,
 )
 from runtime.ledger import JobStatus, LedgerEntry, NativeJob, job_folder
-from runtime.secret_values import read_values
 from runtime.snapshot import Snapshot
 from runtime.units import format_time
 
@@ -128,7 +128,7 @@ def _next_epoch(
             forgiven |= {str(index): max(job.attempts(index), default=0) for index in indices}
         plan = replace(plan, order={**plan.order, "epoch": epoch, "forgiven": forgiven})
         folder = plan.folder
-        _bring_secrets(job, plan, settings)
+        bring_secrets(plan, job.files, make_context(job.target, settings))
         job.files.write(f"{folder}/shim.py", SHIM.read_bytes(), mode=0o700)
         job.files.write(f"{folder}/order.json", json.dumps(plan.order, sort_keys=True, indent=1).encode() + b"\n")
         job.files.write(f"{folder}/{ledger.EPOCH}", str(epoch).encode())
@@ -195,18 +195,6 @@ def _restore_plan(job: JobHandle, entry: LedgerEntry) -> LaunchPlan:
 
 def _read_spec(text: bytes, job: str) -> JobSpec:
     return parse_spec(json.loads(text), source=f"job `{job}`")
-
-
-def _bring_secrets(job: JobHandle, plan: LaunchPlan, settings: Settings) -> None:
-    """Their files went when the job had ended; they are read again as at the launch."""
-    files = {ref.name: f"{plan.folder}/secrets/{ref.name}" for ref in secret_refs(plan.spec)}
-    gone = [
-        ref
-        for ref in secret_refs(plan.spec)
-        if ref.name in plan.order.get("secrets", {}) and job.files.read(files[ref.name]) is None
-    ]
-    for name, value in read_values(gone, job.target, make_context(job.target, settings)).items():
-        job.files.write(files[name], value.encode(), mode=0o600)
 
 
 def _put_aside(job: JobHandle, entry: LedgerEntry, indices: Sequence[int], epoch: int) -> None:

@@ -14,6 +14,7 @@ counts as lost unless the backend knows why it ended.
 
 import argparse
 import errno
+import fcntl
 import hashlib
 import io
 import json
@@ -22,6 +23,7 @@ import os
 import platform
 import random
 import re
+import select
 import shutil
 import signal
 import socket
@@ -29,6 +31,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 import traceback
 from typing import Any, Dict, List, Set, Tuple
@@ -75,6 +78,17 @@ WRITE_AGAIN_S = 5.0
 PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
 KILLED_S = 10.0
 """How long the end is waited for where a command that asked for it was killed."""
+LOG_BYTES = 1 << 30
+"""The most that a rank's log of an attempt takes where the order says nothing."""
+LOG_TAIL_BYTES = 16 << 20
+"""Of a log that outgrew its limit so much of the end is kept, or a quarter of the limit; the rest of it is the beginning."""
+LOG_FLUSH_S = 1.0
+"""So often the end of such a log is written over."""
+PIPE_BYTES = 1 << 20
+F_SETPIPE_SZ = 1031
+LEFT_S = 10.0
+"""How long what a command left running is killed over and over: what is stuck in the kernel ends later, or never."""
+PR_SET_CHILD_SUBREAPER = 36
 LIMIT_SLACK_S = 30.0
 """So long before the backend's own limit, and the grace, an attempt ends at the latest."""
 HOST = os.environ.get("RUNTIME_HOST") or socket.gethostname()
@@ -346,6 +360,7 @@ class Run(object):
         self.job = record.folder
         self.index = index
         self.told = told
+        self.log_bytes = LOG_BYTES
         self.name = "runs/%s" % index
         self.folder = os.path.join(self.job, "runs", str(index))
 
@@ -449,7 +464,7 @@ class Run(object):
 
     def clear(self):
         """End what attempts left running here whose shim died, and note those that a restart of this machine ended."""
-        rebooted = []
+        rebooted, dead = [], set()
         for attempt, ended in self.attempts():
             start = None if ended else self.started(attempt)
             if not start or start.get("host") != HOST or not start.get("boot") or is_alive(start):
@@ -457,6 +472,7 @@ class Run(object):
             if start["boot"] != boot_id():
                 rebooted.append(attempt)
                 continue
+            dead.add(str(attempt))
             try:
                 groups = read_json(os.path.join(self.attempt_folder(attempt), "processes.json"))
             except (IOError, OSError, ValueError):
@@ -465,6 +481,8 @@ class Run(object):
                 if is_group_alive(group):
                     say("ends what attempt %d left running: process group %d" % (attempt, group["pid"]))
                     _kill_group(group["pid"], signal.SIGKILL)
+        if dead:
+            end_marked(os.path.basename(self.job), self.index, dead)
         for attempt in rebooted:  # last, for a full disk may refuse it; the next start finds them again
             try:
                 self.end(attempt, "node_failed", 1, {"message": "%s was started anew" % HOST}, lambda: True)
@@ -616,6 +634,7 @@ class Attempt(object):
         self.checkpoints = self._checkpoint_folder()
         self.had = _newest(self.checkpoints)
         self.children = []
+        self.logs = Logs(order.get("log_bytes", LOG_BYTES))
         self.signalled = False
         self.address = "127.0.0.1"
         self.leads = False
@@ -630,6 +649,8 @@ class Attempt(object):
         except BaseException:
             self._end_all(0)
             raise
+        finally:
+            self.logs.close()
 
     def _go(self):
         if self.order.get("launch_ranks"):
@@ -697,9 +718,12 @@ class Attempt(object):
             if not self.signalled and os.path.exists(os.path.join(self.folder, "ask")):
                 self.signalled = True
                 self._ask_for_checkpoint()
+            reap_orphans()
             time.sleep(LOOK_S)
         _kill_group(child.pid, signal.SIGKILL)
         code = child.wait()
+        end_orphans()
+        self.logs.close()
         return code if code >= 0 else 128 - code
 
     # before
@@ -804,7 +828,7 @@ class Attempt(object):
                 JAX_NUM_PROCESSES=str(ranks),
                 JAX_PROCESS_ID=str(rank),
             )
-        log = os.open(self._log(rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log = self.logs.open(self._log(rank))
         try:
             return subprocess.Popen(
                 words,
@@ -839,6 +863,7 @@ class Attempt(object):
                 self._end_all(self.order["grace_s"])
                 return self._judge(codes)
             now = time.time()
+            reap_orphans()
             if self.asked.due:
                 self.asked.due = False
                 self.deadline = min(self.deadline or now + 1e9, now + (checkpoint or {}).get("lead_s", 0))
@@ -894,8 +919,13 @@ class Attempt(object):
             self.run.record.beat(name, "%d %%" % (100 * share) if full else "")
 
     def _printed(self):
+        """What differs once anything more was printed. Ranks elsewhere write their logs themselves, over once they are
+        full, so the time of the last change counts too."""
+        if not self.leads:
+            return self.logs.printed()
         logs = [os.path.join(self.folder, name) for name in list_names(self.folder) if name.endswith(".log")]
-        return sum(os.path.getsize(log) for log in logs if os.path.exists(log))
+        found = [os.stat(log) for log in logs if os.path.exists(log)]
+        return sum(each.st_size for each in found), max([each.st_mtime for each in found] or [0.0])
 
     def _held_memory(self, limit):
         """What the node that holds most has in memory, in bytes; nodes are groups of ranks of this machine."""
@@ -932,6 +962,7 @@ class Attempt(object):
         for child in self.children:
             _kill_group(child.pid, signal.SIGKILL)
             child.wait()
+        end_orphans()
 
     def _tell_ranks(self, name):
         """Whether the shims of ranks will find this file. No refusal may keep us from ending them."""
@@ -943,6 +974,7 @@ class Attempt(object):
         """`codes` are those of the moment when the first rank failed: what we ended after that has none."""
         for child in self.children:
             _kill_group(child.pid, signal.SIGKILL)  # what a command that ended left behind
+        end_orphans()
         self._hear(codes)
         if self.asked.stop:
             return self._stop(0.0)
@@ -1023,6 +1055,177 @@ class Attempt(object):
     def _has_new_checkpoint(self):
         newest = _newest(self.checkpoints)
         return newest is not None and newest != self.had
+
+
+# what is printed
+
+
+def split_log(limit: int) -> Tuple[int, int]:
+    """How much of the beginning and of the end is kept of a log that outgrew `limit`, in bytes."""
+    tail = min(LOG_TAIL_BYTES, limit // 4)
+    return limit - tail - len(render_gap(0)), tail
+
+
+def render_gap(left_out: int) -> bytes:
+    """What stands in a log where bytes were left out; of the same length whatever their number."""
+    return b"\n[shim: %16d bytes are left out here, as the log outgrew its limit]\n" % left_out
+
+
+GAP = re.compile(re.escape(render_gap(0)).replace(re.escape(b"%16d" % 0), b" *([0-9]+)"))
+
+
+class Log(object):
+    """What one rank prints, in a file that never takes more than `limit` bytes.
+
+    Beyond that the file is its beginning, a line that says how much is left out, and the end, which is held in memory
+    and written over now and then: however much is printed, little is written.
+    """
+
+    def __init__(self, path, limit):
+        self.limit = limit
+        self.head, self.tail = split_log(limit)
+        self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self.printed = 0
+        self.size = 0
+        self.missing, self.why = 0, ""
+        """Bytes that the disk refused since the last that it took."""
+        self.kept = bytearray()
+        self.stale = False
+
+    def add(self, data):
+        self.printed += len(data)
+        if self.printed > self.head:
+            self.kept += data
+            if len(self.kept) > 2 * self.tail:
+                del self.kept[: -self.tail]
+        if self.printed > self.limit:
+            self.stale = True
+            data = data[: max(0, self.limit - self.printed + len(data))]
+        if data:
+            self._append(data)
+
+    def _append(self, data):
+        try:
+            if self.missing:
+                said = b"\n[shim: %d bytes could not be written here: %s]\n" % (self.missing, self.why.encode())
+                self._write(said)
+                self.missing = 0
+            self._write(data)
+        except OSError as problem:
+            self.missing += len(data)
+            self.why = os.strerror(problem.errno or 0)
+
+    def _write(self, data):
+        """All of it or nothing: what a full disk took of it is written over by the next."""
+        at = self.size
+        while data:
+            done = os.pwrite(self.file, data, at)
+            at += done
+            data = data[done:]
+        self.size = at
+
+    def flush(self):
+        """Write the end over. What the disk refuses is tried again with the next."""
+        if not self.stale:
+            return
+        end = bytes(self.kept[-self.tail :])
+        text = render_gap(self.printed - self.head - len(end)) + end
+        try:
+            at = min(self.head, self.size)  # less where the disk refused some of the beginning
+            while text:
+                done = os.pwrite(self.file, text, at)
+                at += done
+                text = text[done:]
+            os.ftruncate(self.file, at)
+            self.stale = False
+        except OSError:
+            pass
+
+    def close(self):
+        if self.missing:
+            self._append(b"")
+        self.flush()
+        os.close(self.file)
+
+
+class Logs(object):
+    """Brings what commands print from pipes to their logs, in a thread, so that no command waits for what else is done."""
+
+    def __init__(self, limit):
+        self.limit = limit
+        self.logs: Dict[int, Log] = {}
+        self.ended: List[Log] = []
+        self.thread: Any = None
+        self.until = 0.0
+        """When it is done with, whatever is still printed; 0 as long as it goes on."""
+
+    def open(self, path):
+        """The write end of a pipe whose bytes go to the log at `path`; the caller closes it."""
+        log = Log(path, self.limit)
+        source, sink = os.pipe()
+        try:
+            fcntl.fcntl(sink, F_SETPIPE_SZ, PIPE_BYTES)
+        except (IOError, OSError):
+            pass  # more than a user may have, or another system
+        if self.thread is None:
+            self.wake, self.waker = os.pipe()
+            self.poll = select.poll()
+            self.poll.register(self.wake, select.POLLIN)
+            self.thread = threading.Thread(target=self._go)
+            self.thread.daemon = True
+            self.thread.start()
+        self.logs[source] = log
+        self.poll.register(source, select.POLLIN)
+        os.write(self.waker, b".")
+        return sink
+
+    def printed(self):
+        return sum(log.printed for log in list(self.logs.values()) + self.ended)
+
+    def _go(self):
+        due = 0.0
+        while True:
+            waits = any(log.stale for log in list(self.logs.values()))
+            ready = self.poll.poll(0 if self.until else 1000 * LOG_FLUSH_S if waits else None)
+            if self.until and (time.monotonic() > self.until or not any(each in self.logs for each, _ in ready)):
+                return
+            for source, _ in ready:
+                if source in self.logs:
+                    self._take(source)
+                elif not self.until:
+                    os.read(self.wake, 4096)
+            if waits and time.monotonic() >= due:
+                for log in list(self.logs.values()):
+                    log.flush()
+                due = time.monotonic() + LOG_FLUSH_S
+
+    def _take(self, source):
+        data = os.read(source, PIPE_BYTES)
+        if data:
+            self.logs[source].add(data)
+        else:
+            self.poll.unregister(source)
+            log = self.logs[source]
+            self.ended.append(log)
+            del self.logs[source]
+            os.close(source)
+            log.close()
+
+    def close(self):
+        """Return when all that was printed until now is in the logs. Safe to call again."""
+        if self.thread is None:
+            return
+        self.until = time.monotonic() + LEFT_S
+        os.write(self.waker, b".")
+        self.thread.join()
+        self.thread = None
+        for source, log in self.logs.items():
+            os.close(source)
+            log.close()
+        for each in (self.wake, self.waker):
+            os.close(each)
+        self.ended += self.logs.values()
+        self.logs = {}
 
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -1175,12 +1378,17 @@ def boot_id():
 
 def _stat(pid):
     """State, group and start of a process; None where there is none, or the system does not say."""
+    words = _stat_words(pid)
+    return (words[0], int(words[2]), words[19]) if words else None
+
+
+def _stat_words(pid):
+    """What /proc says of a process behind its name."""
     try:
         with io.open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as opened:
-            words = opened.read().rpartition(")")[2].split()
+            return opened.read().rpartition(")")[2].split()
     except (IOError, OSError):
         return None
-    return words[0], int(words[2]), words[19]
 
 
 def held_memory(leaders, limit):
@@ -1262,6 +1470,150 @@ def is_group_alive(leader):
         return False  # the number is another's now, so nothing of the group was left
     members = [_stat(int(name)) for name in list_names("/proc") if name.isdigit()]
     return any(each and each[0] != "Z" and each[1] == leader["pid"] for each in members)
+
+
+def adopt_orphans():
+    """Have what is orphaned below this process fall to it, whatever session it is in: daemons too.
+
+    Does nothing where the system has no such thing; only the process group of a command can be ended there.
+    """
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    except (ImportError, OSError, AttributeError):
+        pass
+
+
+def reap_orphans():
+    """Take the exit status of what fell to us and has ended; False where we have no child at all.
+
+    What commands started is in sessions of their own. A child in ours is waited for by the code that started it.
+    """
+    if not hasattr(os, "waitid"):
+        return True
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None or ended.si_pid in KNOWN or os.getsid(ended.si_pid) == os.getsid(0):
+                return True
+            os.waitpid(ended.si_pid, os.WNOHANG)
+        except OSError as problem:
+            return problem.errno != errno.ECHILD
+
+
+KNOWN: Set[int] = set()
+"""Children of ours in sessions of their own that this process waits for by itself."""
+
+
+def end_orphans():
+    """Kill what the commands of this process left running, daemons too, until nothing is left.
+
+    Shims of other jobs, which a command launched, stay. Gives up on what cannot be killed.
+    """
+    until, pause, found_none = time.monotonic() + LEFT_S, SOON_S / 5, 0
+    while reap_orphans() and found_none < 2:
+        left = find_orphans()
+        for pid in left:
+            _kill(pid, signal.SIGKILL)
+        found_none = 0 if left else found_none + 1
+        if time.monotonic() >= until:
+            say("cannot end what a command left running: %s" % ", ".join(str(pid) for pid in left))
+            return
+        time.sleep(pause if left else 0)
+        pause = min(LOOK_S, pause * 2)
+
+
+def find_orphans():
+    """Living processes below this one in other sessions than ours, but for known children and shims of other jobs with
+    all that is below them."""
+    table = list_processes()
+    below: Dict[int, List[int]] = {}
+    for pid, each in table.items():
+        below.setdefault(each[0], []).append(pid)
+    found, left, own = [], list(below.get(os.getpid(), ())), os.getsid(0)
+    while left:
+        pid = left.pop()
+        if pid in KNOWN or (table[pid][1] != own and is_shim(pid)):
+            continue
+        if table[pid][1] != own and table[pid][2] != "Z":
+            found.append(pid)
+        left += below.get(pid, ())
+    return found
+
+
+def list_processes():
+    """Process → its parent, session and state; empty where the system does not say."""
+    found = {}
+    for name in list_names("/proc"):
+        words = _stat_words(int(name)) if name.isdigit() else None
+        if words:
+            found[int(name)] = int(words[1]), int(words[3]), words[0]
+    return found
+
+
+def end_marked(job, index, attempts):
+    """Kill what attempts of a run left on this machine whose shim was killed: what bears their variables, with all below.
+
+    Neither this process and those above it, nor shims and what is below them.
+    """
+    until, pause = time.monotonic() + LEFT_S, SOON_S
+    while True:
+        left = find_marked(job, index, attempts)
+        for pid in left:
+            _kill(pid, signal.SIGKILL)
+        if not left:
+            return
+        if time.monotonic() >= until:
+            say("cannot end what was left running: %s" % ", ".join(str(pid) for pid in left))
+            return
+        say("ends what was left running: %s" % ", ".join(str(pid) for pid in left))
+        time.sleep(pause)
+        pause = min(LOOK_S, pause * 2)
+
+
+def find_marked(job, index, attempts):
+    table = list_processes()
+    spared, pid = set(), os.getpid()
+    while pid in table:
+        spared.add(pid)
+        pid = table[pid][0]
+    ours = {b"RUNTIME_JOB_ID": [job], b"RUNTIME_ARRAY_INDEX": [str(index)], b"RUNTIME_ATTEMPT": attempts}
+    wanted = {name: [value.encode("ascii") for value in values] for name, values in ours.items()}
+    marked = {pid for pid in table if pid not in spared and table[pid][2] != "Z" and _bears(pid, wanted)}
+    return [pid for pid in table if marked and _is_left(pid, table, marked, spared)]
+
+
+def _is_left(pid, table, marked, spared):
+    line = []
+    while pid in table:
+        line.append(pid)
+        pid = table[pid][0]
+    if not line or line[0] in spared or table[line[0]][2] == "Z" or not marked.intersection(line):
+        return False
+    return not any(is_shim(each) for each in line)
+
+
+def _bears(pid, wanted):
+    """Whether the variables that a process was started with have these values."""
+    try:
+        with io.open("/proc/%d/environ" % pid, "rb") as opened:
+            pairs = [each.partition(b"=") for each in opened.read().split(b"\0")]
+    except (IOError, OSError):
+        return False
+    borne = {name: value for name, _, value in pairs}
+    return all(borne.get(name) in values for name, values in wanted.items())
+
+
+def is_shim(pid):
+    """Whether a process is a shim, or a copy of one."""
+    try:
+        with io.open("/proc/%d/cmdline" % pid, "rb") as opened:
+            words = opened.read().split(b"\0")
+    except (IOError, OSError):
+        return False
+    names = [word.rpartition(b"/")[2] for word in words]
+    return any(b"shim" in word for word in words) and any(re.match(b"j-[0-9a-f]{24}$", name) for name in names)
 
 
 def _kill(pid, number):
@@ -1934,6 +2286,7 @@ def serve_rank(order, folder, options, asked):
 def serve(order, record, index, options, asked, binding):
     """Run one index until it has a result or the backend has to start us again; returns an exit code."""
     run = Run(record, index, order.get("told"))
+    run.log_bytes = order.get("log_bytes", LOG_BYTES)
 
     def give_up():
         """What a full disk refuses now is told by the cancel mark, or by whoever asked us to stop."""
@@ -2090,6 +2443,8 @@ def pack(order, record, indices, options, asked):
         for slot in range(len(slots)):
             if slot in running and running[slot].poll() is not None:
                 codes.append(running.pop(slot).returncode)
+                if codes[-1] < 0:
+                    end_orphans()  # it was killed, and what it ran fell to us
                 pause = SOON_S
             if slot not in running and waiting and not asked.stop:
                 if order["pack"].get("step"):
@@ -2104,6 +2459,7 @@ def pack(order, record, indices, options, asked):
                 branch.signal(signal.SIGTERM)
             codes += [branch.wait() for branch in running.values()]
             return AGAIN
+        reap_orphans()
         time.sleep(pause)
         pause = min(LOOK_S / 4, pause * 1.5)
     return worst(codes)
@@ -2127,6 +2483,7 @@ class Branch(object):
                 self._serve(order, record, index, share, options, blocked)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        KNOWN.add(self.pid)
 
     def poll(self):
         """The exit code, None while it runs."""
@@ -2142,6 +2499,7 @@ class Branch(object):
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, how)
             if pid:
+                KNOWN.discard(pid)
                 self.returncode = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
         return self.returncode
 
@@ -2150,6 +2508,8 @@ class Branch(object):
         code = FAILED
         try:
             os.setsid()
+            KNOWN.clear()
+            adopt_orphans()
             asked = Asked()
             signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
             random.seed()
@@ -2346,6 +2706,7 @@ def main(words):
     folder = os.path.abspath(options.folder)
     os.environ["RUNTIME_SHIM_BEGAN"] = repr(BEGAN)
     asked = Asked()
+    adopt_orphans()
     if options.scratch:
         make_folder(options.scratch)
     if options.bucket:

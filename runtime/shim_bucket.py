@@ -232,6 +232,9 @@ class Carrier(object):
         self.began = time.time()
         self.sent = {}
         """Log → bytes that were sent, the number of the next chunk, and when the last one went."""
+        self.ends = {}
+        """Log that has outgrown its beginning → what the system said of it when its end was sent."""
+        self.head = shim.split_log(run.log_bytes)[0]
         self.wake, self.ended = threading.Event(), threading.Event()
         self.threads = [
             threading.Thread(target=self._go, args=(self._look, self.wake)),
@@ -280,6 +283,9 @@ class Carrier(object):
             path = os.path.join(self.folder, log)
             while True:
                 offset, number, at = self.sent.get(log, (0, 0, 0.0))
+                if offset >= self.head:
+                    self._send_end(log, path, number, at, last)
+                    break
                 left = os.path.getsize(path) - offset
                 silent = last and number == 0  # an empty chunk says that nothing was printed
                 if left <= 0 and not silent:
@@ -288,11 +294,30 @@ class Carrier(object):
                     break
                 with io.open(path, "rb") as opened:
                     opened.seek(offset)
-                    chunk = opened.read(CHUNK_BYTES)
-                key = self.record.key("%s/%s.%05d.log" % (self.name, log[:-4], number))
-                # Put and not created: a chunk whose answer was lost is sent again, and nobody else writes here.
-                self.record.bucket.put(key, chunk, patience=None if last else 0.0)
+                    chunk = opened.read(min(CHUNK_BYTES, self.head - offset))
+                self._send_chunk(log, number, chunk, last)
                 self.sent[log] = (offset + len(chunk), number + 1, time.time())
+
+    def _send_end(self, log, path, number, at, last):
+        """What follows the beginning is one chunk that is sent again when it has changed: it is written over once the
+        log is full."""
+        status = os.stat(path)
+        seen = (status.st_size, status.st_mtime_ns)
+        if status.st_size <= self.head or seen == self.ends.get(log):
+            return
+        if not last and time.time() - at < self._pause():
+            return
+        with io.open(path, "rb") as opened:
+            opened.seek(self.head)
+            chunk = opened.read()
+        self._send_chunk(log, number, chunk, last)
+        self.ends[log] = seen
+        self.sent[log] = (self.head, number, time.time())
+
+    def _send_chunk(self, log, number, chunk, last):
+        key = self.record.key("%s/%s.%05d.log" % (self.name, log[:-4], number))
+        # Put and not created: a chunk whose answer was lost is sent again, and nobody else writes here.
+        self.record.bucket.put(key, chunk, patience=None if last else 0.0)
 
     def finish(self):
         """Send the rest. Raises `Unreachable` if that cannot be done."""

@@ -44,6 +44,7 @@ from runtime.scratch import open_root, remove_leftovers
 from runtime.slots import Slot, fits, plan_slots, read_machine
 from runtime.tasks import CommandEntry, FunctionEntry, TaskState, encode_task
 from runtime.trees import Trees
+from runtime.units import format_size
 from runtime.verdict import (
     Drop,
     Settle,
@@ -63,6 +64,8 @@ ANSWER_WITHIN: Final = timedelta(seconds=30)
 SEEN_EVERY_S: Final = 30.0
 SEEN_AFTER_CHANGE_S: Final = 2.0
 LOG_EVERY_S: Final = 1.0
+LOG_LIMIT_BYTES: Final = 1 << 30
+"""Of a longer log the store gets its beginning, and in the end its last 64 KiB."""
 REMOTE_LOG_EVERY_S: Final = 15.0
 DUE_SOON: Final = timedelta(seconds=60)
 """A delayed task due within this keeps an idle worker."""
@@ -148,6 +151,8 @@ class _Attempt:
     """The store was told that it starts."""
     stop_reason: EndReason | None = None
     log_url: str | None = None
+    logged_bytes: int = 0
+    """What of its log is in the store."""
     logged_at: float = 0.0
     crowded: bool = False
     """Another attempt ran beside it in its first minutes."""
@@ -1033,8 +1038,12 @@ class Worker:
         """A log that outgrew the record, or was already being written, goes to the store whole."""
         if attempt.log_url is None and end.log_bytes <= len(end.log):
             return None
+        rest, room = end.undrained, LOG_LIMIT_BYTES - attempt.logged_bytes
+        if len(rest) > room or not room:
+            said = f"\n[runtime: the log outgrew {format_size(LOG_LIMIT_BYTES)}; what follows is its end]\n"
+            rest = rest[:room] + said.encode() + end.log
         try:
-            return self.records.append_log(attempt.lease.task.id, end.token, end.undrained)
+            return self.records.append_log(attempt.lease.task.id, end.token, rest)
         except Exception as problem:
             self._say.trouble(f"writing the log of {attempt.lease.task.id}", problem)
             return attempt.log_url
@@ -1386,8 +1395,10 @@ class Worker:
                 attempt.logged_at = now
                 continue
             attempt.logged_at = now
-            data = self._crew.drain_log(token)
+            # Drained in any case, or it would wait in memory.
+            data = self._crew.drain_log(token)[: LOG_LIMIT_BYTES - attempt.logged_bytes]
             if data:
+                attempt.logged_bytes += len(data)
                 task_id = attempt.lease.task.id
 
                 def written(url: str | None, problem: Exception | None, attempt: _Attempt = attempt) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +10,7 @@ import typer
 
 from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.jobs import IndexOption, OnOption, is_job, open_job
-from runtime.cli.show import Output, note, paint, print_json
+from runtime.cli.show import Output, cut_line, note, paint, print_json
 from runtime.errors import RequestRefused
 from runtime.explain import Explanation, explain_experiment, explain_worker, read_facts
 from runtime.explain import explain as explain_task
@@ -61,7 +62,8 @@ def _explain_job(text: str, index: int | None, on: str | None, output: Output) -
         return _print("job", job.id, Explanation(found.sentence, found.evidence, found.next_step), output)
 
 
-def _print(kind: str, name: str, explanation: Explanation, output: Output) -> int:
+def _print(kind: str, name: str, found: Explanation, output: Output) -> int:
+    explanation = replace(found, evidence=tuple(cut_line(line) for line in found.evidence))
     if output is Output.JSON:
         print_json({"kind": kind, "name": name, **_fields(explanation)})
         return 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from runtime.cli.show import format_ago, format_cell, format_count, is_terminal, note, paint, render_table
+from runtime.cli.show import cut_lines, format_ago, format_cell, format_count, is_terminal, note, paint, render_table
 from runtime.identify import LAST, newest_job
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ def short(job: str) -> str:
 
 
 def write_bytes(pieces: Iterable[bytes]) -> int:
-    """How many bytes there were."""
+    """How many bytes there were. A terminal gets long lines cut."""
     count = 0
-    for piece in pieces:
+    for piece in cut_lines(iter(pieces)) if sys.stdout.isatty() else pieces:
         count += sys.stdout.buffer.write(piece)
         sys.stdout.flush()
     return count

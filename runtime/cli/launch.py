@@ -57,6 +57,10 @@ def launch(
     time_limit: Annotated[
         str | None, typer.Option("--time-limit", metavar="2h", help="Wall clock of each attempt.", show_default=False)
     ] = None,
+    log_limit: Annotated[
+        str | None,
+        typer.Option("--log-limit", metavar="SIZE", help="The most that each log takes; 1GiB.", show_default=False),
+    ] = None,
     retries: Annotated[
         int | None, typer.Option("--retries", help="Failures that are tried again.", show_default=False)
     ] = None,
@@ -146,6 +150,7 @@ def launch(
         **_gpus(gpus),
         "nodes": nodes,
         "time_limit": time_limit,
+        "log_limit": log_limit,
         "retry.failure": retries,
         "array.seeds": seeds,
         "array.max_parallel": max_parallel,

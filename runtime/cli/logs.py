@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from typing import Annotated
 
@@ -69,7 +68,7 @@ def logs(
         chosen = choose_log(task_id, found, attempt)
         if len(found) > 1:
             _say(chosen)
-        _write(read_log(records, chosen))
+        write_bytes(read_log(records, chosen))
     return 0
 
 
@@ -109,7 +108,7 @@ def _job_logs(
 
 def _follow(task_id: str, pieces: Iterable[bytes]) -> int:
     try:
-        _write(pieces)
+        write_bytes(pieces)
     except KeyboardInterrupt:
         note(f"detached, the task goes on; `runtime logs -f {task_id}` comes back")
         return INTERRUPTED
@@ -120,9 +119,3 @@ def _say(log: AttemptLog) -> None:
     where = f" on worker {log.worker}" if log.worker else ""
     life = f" of generation {log.generation}" if log.generation > 1 else ""
     note(f"-- attempt {log.token}{life}{where}")
-
-
-def _write(pieces: Iterable[bytes]) -> None:
-    for piece in pieces:
-        sys.stdout.buffer.write(piece)
-        sys.stdout.flush()

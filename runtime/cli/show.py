@@ -12,11 +12,12 @@ import os
 import sys
 import time
 import unicodedata
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from enum import Enum, StrEnum
 from pathlib import PurePath
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Final, Protocol
 
 from runtime.units import format_duration, format_size, format_time
 
@@ -330,3 +331,37 @@ def _terminal_width() -> int:
     import shutil
 
     return shutil.get_terminal_size().columns
+
+
+# long lines
+
+LINE_BYTES: Final = 10_000
+"""Bytes of a line that a person is shown."""
+
+
+def cut_lines(pieces: Iterator[bytes], limit: int = LINE_BYTES) -> Iterator[bytes]:
+    """The same with long lines cut, for people to look at; a note says how much of each is left out."""
+    length = 0
+    for piece in pieces:
+        shown = []
+        for line in piece.splitlines(keepends=True):
+            ends = line.endswith((b"\n", b"\r"))
+            text = line[:-1] if ends else line
+            shown.append(text[: max(0, limit - length)])
+            length += len(text)
+            if ends:
+                shown.append(_rest(length - limit) + line[-1:])
+                length = 0
+        if whole := b"".join(shown):
+            yield whole
+    if length > limit:
+        yield _rest(length - limit)
+
+
+def _rest(count: int) -> bytes:
+    return b" [%d more bytes of this line]" % count if count > 0 else b""
+
+
+def cut_line(line: str, limit: int = 500) -> str:
+    """A line of evidence that nobody has to scroll through."""
+    return line if len(line) <= limit else f"{line[:limit]} [{len(line) - limit} more letters of this line]"

@@ -269,6 +269,9 @@ class Clears(Protocol):
     def clear(self, target: Target, folder: str, host: Host) -> list[str]:
         """End what killed shims of the job in this run folder left running. Returns what is left over, in words."""
 
+    def find_left(self, target: Target, jobs: Sequence[str], host: Host) -> list[str]:
+        """Those of the jobs that still have processes on this host."""
+
 
 @runtime_checkable
 class Stops(Protocol):

@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from runtime.errors import NotPossible
-from runtime.jobs import BuildOn, CodeMode, EnvironmentManager, JobSpec, OnTaskFailure, fill_command, secret_refs
+from runtime.jobs import (
+    LOG_LIMIT,
+    BuildOn,
+    CodeMode,
+    EnvironmentManager,
+    JobSpec,
+    OnTaskFailure,
+    fill_command,
+    secret_refs,
+)
 from runtime.launchers.base import JobIdentity, PlanContext
 
 ORDER_SCHEMA: Final = 1
@@ -56,6 +65,8 @@ def make_order(
     for name, span in (("time_limit_s", spec.time_limit), ("idle_timeout_s", spec.idle_timeout)):
         if span is not None:
             order[name] = span.total_seconds()
+    if spec.log_limit != LOG_LIMIT:
+        order["log_bytes"] = int(spec.log_limit)
     if spec.checkpoint:
         order["checkpoint"] = {
             "dir": spec.checkpoint.dir,

@@ -37,6 +37,8 @@ APPEAR_S: Final = 5.0
 
 _BOOT: Final = "cat /proc/sys/kernel/random/boot_id 2>/dev/null || sysctl -n kern.bootsessionuuid"
 _LIST: Final = f"({_BOOT}) | head -n 1; ps -ww -A -o args= | grep -F -e '--native' || true"
+# Whatever of /proc there is and may be read; a process that asks bears variables of its own job.
+_BEARING: Final = 'grep -ahzsxF "$0" "$@" /proc/[0-9]*/environ | tr "\\0" "\\n" | sort -u'
 
 _SHIM: Final = Keeping(fidelity=Fidelity.SHIM, how="the shim")
 _NO_LIMIT: Final = Keeping(fidelity=Fidelity.REFUSED, how="nothing on a plain machine holds a process to it")
@@ -305,6 +307,13 @@ def clear_processes(folder: str, host: Host) -> list[str]:
     done = host.run([shlex.split(command.decode())[0], f"{place}/shim.py", place, "--clear"])
     said = done.err.strip().splitlines()[-1:]
     return [] if done.code == 0 else [f"what its shim started on `{host.name}`: {''.join(said)}"]
+
+
+def find_left(jobs: Sequence[str], host: Host) -> list[str]:
+    """Those of the jobs whose variables a process on this host was started with."""
+    marks = [word for job in jobs for word in ("-e", f"RUNTIME_JOB_ID={job}")]
+    said = host.run(["sh", "-c", _BEARING, *marks]).out
+    return [job for job in jobs if f"RUNTIME_JOB_ID={job}" in said.splitlines()]
 
 
 def _look(host: Host) -> tuple[str, list[str]]:

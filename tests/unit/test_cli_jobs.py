@@ -18,9 +18,11 @@ from typing import Any
 
 import pytest
 
-from runtime import ledger
+from runtime import ledger, shim
+from runtime.cli.show import cut_lines
 from runtime.errors import InfrastructureFailure
 from runtime.fetching import FilesDiffer
+from runtime.joblog import LogReader
 from runtime.jobs import JobState, When
 from runtime.jobview import AfterView, AttemptView, JobFacts, explain, read_attempts, read_target
 from runtime.launchers.base import NativeState, Target
@@ -30,7 +32,7 @@ from runtime.launching import owner_name
 from runtime.ledger import LedgerEntry, NativeJob, Outcome
 from runtime.reasons import EndReason
 from tests.jobs_support import Terminal, as_somebody_else, open_terminal
-from tests.shim_support import processes_with, wait_for
+from tests.shim_support import DAEMON, lives, processes_with, wait_for
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -371,6 +373,160 @@ def test_cancel_ends_what_a_killed_shim_left_running(run: Terminal) -> None:
     wait_for(lambda: not Path(f"/proc/{left}").exists(), "the end of the command")
     assert run("status", job, "-o", "json").json["state"] == "cancelled"
     assert run("cancel", job).out == f"{job}\tcancelled\tit had been cancelled before\n"
+
+
+FLOOD = "i=0; while [ $i -lt 3000 ]; do printf '%099d\\n' $i; i=$((i+1)); done"
+"""Prints 300 kB."""
+
+
+def test_log_is_kept_to_its_limit_from_the_flag_on(run: Terminal) -> None:
+    job = run.finish(FLOOD, "--log-limit", "64KiB")
+
+    said = run("logs", job)
+
+    assert len(said.out) <= 65_536
+    assert "bytes are left out here, as the log outgrew its limit]" in said.out
+    assert said.out.endswith(f"{2999:099d}\n")
+
+
+def test_log_limit_that_is_too_small_is_refused(run: Terminal) -> None:
+    said = run("launch", "--on", "local", "--log-limit", "1KiB", "--", "true")
+
+    assert said.code == 2
+    assert "has `log_limit` 1KiB, expected 64KiB or more" in said.err
+
+
+def test_log_that_is_written_over_is_followed_on_with_a_line_for_what_was_missed(tmp_path: Path) -> None:
+    log, files = shim.Log(str(tmp_path / "log"), 65_536), LocalFiles(str(tmp_path))
+    reader = LogReader(files, "log", 65_536)
+    seen = []
+    for turn in range(40):
+        log.add(b"".join(b"%09d\n" % number for number in range(turn * 1000, turn * 1000 + 1000)))
+        log.flush()
+        seen.append(b"".join(reader.read()))
+    log.close()
+
+    assert b"".join(seen) == b"".join(b"%09d\n" % number for number in range(40_000))
+    late = b"".join(LogReader(files, "log", 65_536).read())
+    missed = 400_000 - len(late) + len(shim.render_gap(0))
+    assert late == (tmp_path / "log").read_bytes()
+    assert shim.render_gap(missed) in late
+
+
+def test_follower_that_comes_too_late_for_the_end_says_how_much_it_missed(tmp_path: Path) -> None:
+    log, files = shim.Log(str(tmp_path / "log"), 65_536), LocalFiles(str(tmp_path))
+    reader = LogReader(files, "log", 65_536)
+    log.add(b"x" * 60_000)
+    first = b"".join(reader.read())
+    log.add(b"y" * 100_000)
+    log.close()
+
+    second = b"".join(reader.read())
+
+    tail = shim.split_log(65_536)[1]
+    assert first == b"x" * 60_000
+    assert second == shim.render_gap(100_000 - tail) + b"y" * tail
+
+
+def test_evidence_of_a_line_of_megabytes_is_cut_and_a_pipe_gets_all_of_it(run: Terminal) -> None:
+    job = run.finish("head -c 3000000 /dev/zero | tr '\\0' x; exit 3")
+
+    explained, logged = run("explain", job), run("logs", job)
+
+    assert max(map(len, explained.out.splitlines())) < 1000
+    assert len(logged.out) == 3_000_000
+
+
+def test_line_of_megabytes_is_cut_on_a_terminal() -> None:
+    pieces = [b"short\nlo", b"n" * 3_000_000, b"g\nnext\n", b"x" * 20_000]
+
+    shown = b"".join(cut_lines(iter(pieces))).split(b"\n")
+
+    assert shown[0::2] == [b"short", b"next"]
+    assert shown[1] == b"lo" + b"n" * 9_998 + b" [2990003 more bytes of this line]"
+    assert shown[3] == b"x" * 10_000 + b" [10000 more bytes of this line]"
+
+
+def kill_shim(run: Terminal, job: str) -> None:
+    for pid in processes_with(f"{run.folder(job)}/shim.py"):
+        os.kill(pid, signal.SIGKILL)
+
+
+def launch_daemon(run: Terminal, *words: str) -> tuple[str, Path]:
+    """A job with a process in a session of its own, which writes its id to a file."""
+    said = run.tree.parent / "daemon.pid"
+    run.tree.parent.joinpath("daemon.py").write_text(DAEMON)
+    job = run.launch(f"{sys.executable} {run.tree.parent}/daemon.py {said}; exec sleep 600", *words)
+    wait_for(said.exists, "the daemon")
+    return job, said
+
+
+@pytest.mark.parametrize("verb", [["status"], ["status", "JOB"], ["cancel", "JOB"], ["gc", "--yes"]], ids=" ".join)
+def test_daemon_of_a_killed_shim_is_ended_by_whoever_looks(run: Terminal, verb: list[str]) -> None:
+    job, said = launch_daemon(run)
+    kill_shim(run, job)
+    wait_for(lambda: not processes_with(f"{run.folder(job)}/shim.py"), "the end of the shim")
+    before = lives(said)
+
+    done = run(*(job if word == "JOB" else word for word in verb))
+
+    assert (done.code, before) == (0, True)
+    assert not lives(said)
+
+
+def test_daemon_of_a_job_that_lives_is_left_alone(run: Terminal) -> None:
+    job, said = launch_daemon(run)
+
+    run("status")
+    run("status", job)
+    run("gc", "--older-than", "0s", "--yes")
+
+    assert lives(said)
+    assert run("cancel", job).code == 0
+    assert not lives(said)
+
+
+@pytest.mark.parametrize("verb", [["status"], ["status", "JOB"], ["gc", "--yes"]], ids=" ".join)
+@pytest.mark.parametrize("killed", ["while it runs", "after its result"])
+def test_secrets_of_a_killed_shim_go_once_the_job_has_ended(
+    run: Terminal, monkeypatch: pytest.MonkeyPatch, verb: list[str], killed: str
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "canary-4711")
+    job = run.launch("[ -e ../now ] || sleep 600", "--secret", "HF_TOKEN=env://HF_TOKEN")
+    held = run.folder(job) / "secrets" / "HF_TOKEN"
+    run.wait(job, "running")
+    run("status")
+    while_it_runs = held.exists()
+    if killed == "after its result":
+        run("cancel", job)
+        held.parent.mkdir()
+        held.write_text("canary-4711")
+    else:
+        kill_shim(run, job)
+        wait_for(lambda: not processes_with(f"{run.folder(job)}/shim.py"), "the end of the shim")
+
+    assert run(*(job if word == "JOB" else word for word in verb)).code == 0
+
+    assert while_it_runs
+    assert not held.parent.exists()
+
+
+def test_lost_job_whose_secrets_went_reads_them_again_when_it_is_launched_again(
+    run: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "canary-4711")
+    words = ("--secret", "HF_TOKEN=env://HF_TOKEN")
+    script = 'echo "${#HF_TOKEN}"; [ $RUNTIME_ATTEMPT = 2 ] || sleep 600'
+    job = run.launch(script, *words)
+    wait_for(lambda: b"11" in run("logs", job).out.encode(), "the first attempt")
+    kill_shim(run, job)
+    run.wait(job, "failed")
+    gone = not (run.folder(job) / "secrets").exists()
+
+    assert run.launch(script, *words) == job
+
+    run.wait(job, "succeeded")
+    assert (gone, run("logs", job, "--attempt", "2").out) == (True, "11\n")
 
 
 def test_job_of_another_is_acted_on_only_where_that_is_meant(run: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,10 +38,13 @@ from runtime.shim import (
 from runtime.snapshot import make_snapshot
 from tests.services_support import require
 from tests.shim_support import (
+    DAEMON,
     JOB,
+    SHIM,
     ShimJob,
     add_snapshot,
     find_pythons,
+    lives,
     make_job,
     processes_with,
     wait_for,
@@ -1452,6 +1455,107 @@ def test_shim_that_was_killed_holds_its_gpu_while_its_command_lives(job: MakeJob
     assert processes_with(str(made.folder)) == []
 
 
+# logs
+
+
+def printing(tmp_path: Path, lines: int, *, then: str = "") -> list[str]:
+    """A command that prints numbered lines of 100 bytes, and then does something else."""
+    script = f"for n in range({lines}): print(format(n, '099d'))\n{then}"
+    return [sys.executable, "-c", f"import os, sys, time\nsys.stdout.reconfigure(line_buffering=False)\n{script}"]
+
+
+def read_gap(log: str) -> tuple[list[str], int, list[str]]:
+    """Whole lines before the gap of a log, the bytes that are left out there, and whole lines behind it."""
+    head, said, tail = re.split(r"\n\[shim: +(\d+) bytes are left out here[^\n]*\n", log)
+    return head.split("\n")[:-1], int(said), tail.split("\n")[1:-1]
+
+
+@pytest.mark.parametrize("lines", [100, 654, 655, 656, 5_000])
+def test_log_keeps_its_beginning_and_its_end_and_says_what_is_left_out(
+    job: MakeJob, tmp_path: Path, lines: int
+) -> None:
+    made = job(printing(tmp_path, lines), log_bytes=65_536)
+
+    assert made.run() == 0
+
+    log, whole = made.log(), [format(number, "099d") for number in range(lines)]
+    assert len(log) <= 65_536
+    if lines * 100 <= 65_536:
+        assert log.splitlines() == whole
+        return
+    head, left_out, tail = read_gap(log)
+    assert (head, tail) == (whole[: len(head)], whole[-len(tail) :])
+    assert len(log) - len(shim.render_gap(0)) + left_out == lines * 100
+    assert min(len(head), len(tail)) > 100
+
+
+def test_command_that_floods_its_log_goes_on_to_its_end_and_is_not_idle(job: MakeJob, tmp_path: Path) -> None:
+    made = job(
+        f"yes & while [ ! -e {tmp_path}/on ]; do sleep 0.05; done; kill $!; wait; echo end",
+        log_bytes=65_536,
+        idle_timeout_s=1.5,
+    )
+    running = made.start()
+
+    def left_out() -> int:
+        log = made.folder / "runs/0/a0001/rank0.log"
+        found = re.findall(r"shim: +(\d+) bytes", log.read_text() if log.exists() else "")
+        return int(found[0]) if found else 0
+
+    wait_for(left_out, "a full log")
+    first = left_out()
+    wait_for(lambda: left_out() > 3 * first, "more of it")
+    (tmp_path / "on").touch()
+
+    assert made.finish(running) == 0
+    assert made.log().endswith("\nend\n")
+    assert (made.folder / "runs/0/a0001/rank0.log").stat().st_size <= 65_536
+
+
+def test_log_of_each_rank_has_the_limit_for_itself(job: MakeJob, tmp_path: Path) -> None:
+    made = job(printing(tmp_path, 2000), log_bytes=65_536, nodes=2)
+
+    assert made.run() == 0
+
+    assert [read_gap(made.log(rank=rank))[2][-1] for rank in range(2)] == [format(1999, "099d")] * 2
+
+
+def test_bytes_that_the_disk_refuses_are_counted_where_they_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = shim.Log(str(tmp_path / "log"), 65_536)
+    log.add(b"one\n")
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", refuse)
+        log.add(b"two\n")
+        log.add(b"three\n")
+    log.add(b"four\n")
+    log.close()
+
+    said = "\n[shim: 10 bytes could not be written here: No space left on device]\n"
+    assert (tmp_path / "log").read_text() == f"one\n{said}four\n"
+
+
+def refuse(*_: object) -> int:
+    raise OSError(errno.ENOSPC, "no space left on device")
+
+
+def test_logs_are_closed_although_something_goes_on_printing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shim, "LEFT_S", 0.2)
+    logs = shim.Logs(65_536)
+    sink = logs.open(str(tmp_path / "log"))
+    flood = subprocess.Popen(["yes"], stdout=sink)
+    os.close(sink)
+    try:
+        wait_for(lambda: logs.printed() > 1_000_000, "a flood")
+        logs.close()
+    finally:
+        flood.kill()
+        flood.wait()
+
+    assert (tmp_path / "log").stat().st_size <= 65_536
+
+
 # an array that stops
 
 
@@ -1496,6 +1600,93 @@ def test_shim_ends_what_a_killed_one_left_running_before_it_starts_again(job: Ma
     assert made.ends() == ["-", "-"]
     assert made.results() == {0: ("succeeded", 0, 2)}
     wait_for(lambda: f"process group {left}" in made.stderr, "a word about it")
+
+
+def daemon(tmp_path: Path, *, environment: str = "") -> tuple[str, Path]:
+    """A line of shell that starts one and goes on once it runs, and the file with its process id."""
+    (tmp_path / "daemon.py").write_text(DAEMON)
+    said = tmp_path / "daemon.pid"
+    start = f"{environment} {sys.executable} {tmp_path}/daemon.py {said}"
+    return f"{start}; while [ ! -e {said} ]; do sleep 0.05; done", said
+
+
+@pytest.mark.parametrize(
+    "ends", ["true", "exit 3", "kill -9 $$", "sleep 600"], ids=["well", "failed", "killed", "late"]
+)
+@pytest.mark.parametrize("environment", ["", "env -i"], ids=["", "without variables"])
+def test_daemon_that_left_its_session_ends_with_the_command_that_began_it(
+    job: MakeJob, tmp_path: Path, ends: str, environment: str
+) -> None:
+    start, said = daemon(tmp_path, environment=environment)
+    made = job(f"{start}; {ends}", time_limit_s=5.0, grace_s=0.2)
+
+    made.run()
+
+    assert made.results()
+    assert not lives(said)
+
+
+def test_daemon_of_one_run_ends_with_it_while_the_others_of_a_packed_machine_go_on(
+    job: MakeJob, tmp_path: Path
+) -> None:
+    start, said = daemon(tmp_path)
+    script = (
+        f"[ $RUNTIME_ARRAY_INDEX = 1 ] || {{ {start}; exit 0; }}; while [ ! -e {tmp_path}/on ]; do sleep 0.05; done"
+    )
+    made = job(script, runs={0: {}, 1: {}}, pack={"slots": 2})
+    running = made.start("--indices", "0-1")
+    wait_for(lambda: 0 in made.results(), "the end of the first run")
+
+    left = lives(said)
+    (tmp_path / "on").touch()
+
+    assert (made.finish(running), left) == (0, False)
+
+
+def test_what_a_command_orphans_leaves_no_dead_process_behind(job: MakeJob, tmp_path: Path) -> None:
+    made = job(f"(true &); (true &); while [ ! -e {tmp_path}/on ]; do sleep 0.05; done")
+    running = made.start()
+    wait_for((made.folder / "runs/0/a0001/rank0.log").exists, "the command")
+
+    def dead() -> list[str]:
+        stats = [path.read_text().rpartition(")")[2].split() for path in Path("/proc").glob("[0-9]*/stat")]
+        return [words[0] for words in stats if words[1] == str(running.pid) and words[0] == "Z"]
+
+    try:
+        wait_for(lambda: dead() == [], "an end of the dead")
+    finally:
+        (tmp_path / "on").touch()
+    assert made.finish(running) == 0
+
+
+@pytest.mark.parametrize("next_one", [[], ["--clear"]], ids=["start", "clear"])
+def test_daemon_of_a_killed_shim_is_ended_by_the_next_one_on_its_machine(
+    job: MakeJob, tmp_path: Path, next_one: list[str]
+) -> None:
+    start, said = daemon(tmp_path)
+    made = job(f"[ $RUNTIME_ATTEMPT = 2 ] || {{ {start}; exec sleep 600; }}")
+    running = made.start()
+    wait_for(said.exists, "the daemon")
+    running.kill()
+    made.finish(running)
+    before = lives(said)
+
+    assert made.run(*next_one) == 0
+
+    assert (before, lives(said), processes_with(str(made.folder))) == (True, False, [])
+
+
+def test_shim_of_another_job_that_a_command_launched_outlives_it(job: MakeJob, tmp_path: Path) -> None:
+    other = make_job(tmp_path / "other", sys.executable, f"while [ ! -e {tmp_path}/on ]; do sleep 0.05; done")
+    begun = other.folder / "runs/0/a0001/rank0.log"
+    started = f"setsid {sys.executable} {SHIM} {other.folder} >/dev/null 2>&1 &"
+    made = job(f"{started} while [ ! -e {begun} ]; do sleep 0.05; done")
+
+    assert made.run() == 0
+
+    (tmp_path / "on").touch()
+    wait_for(other.results, "the end of the other job")
+    assert other.results() == {0: ("succeeded", 0, 1)}
 
 
 def test_shim_killed_while_it_noted_an_end_disturbs_no_later_one(job: MakeJob) -> None:

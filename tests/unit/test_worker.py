@@ -533,6 +533,26 @@ def test_long_log_lies_whole_beside_the_record_which_has_its_end(bench: Bench) -
     assert whole == "".join(f"line {number}\n" for number in range(20_000))
 
 
+def test_log_that_outgrows_its_limit_has_its_beginning_and_its_end_in_the_store(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime.worker, "LOG_LIMIT_BYTES", 1000)
+    monkeypatch.setattr(runtime.worker, "LOG_EVERY_S", 0.01)
+    monkeypatch.setattr(runtime.worker, "REMOTE_LOG_EVERY_S", 0.01)
+    task = bench.command("sh", "-c", "yes first | head -n 1000; yes second | head -n 100000; echo third")
+    bench.put(task)
+
+    bench.run()
+
+    record = bench.record(task)
+    assert record.log_url is not None
+    whole = b"".join(bench.records.read_log(record.log_url)).decode()
+    assert whole.startswith("first\nfirst\n")
+    assert "\n[runtime: the log outgrew 1000B; what follows is its end]\n" in whole
+    assert whole.endswith("second\nthird\n")
+    assert len(whole) < 70_000
+
+
 def test_metrics_of_an_attempt_are_recorded_and_the_last_one_counts(bench: Bench) -> None:
     task = bench.function("report")
     bench.put(task)

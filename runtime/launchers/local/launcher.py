@@ -28,6 +28,7 @@ from runtime.launchers.processes import (
     check_process_settings,
     clear_processes,
     end_processes,
+    find_left,
     plan_processes,
     process_states,
     spawn_shim,
@@ -82,6 +83,9 @@ class LocalLauncher:
 
     def clear(self, target: Target, folder: str, host: Host) -> list[str]:
         return clear_processes(folder, host)
+
+    def find_left(self, target: Target, jobs: Sequence[str], host: Host) -> list[str]:
+        return find_left(jobs, host)
 
     def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
         return None

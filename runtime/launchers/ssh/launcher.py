@@ -31,6 +31,7 @@ from runtime.launchers.processes import (
     check_process_settings,
     clear_processes,
     end_processes,
+    find_left,
     plan_processes,
     process_states,
     spawn_shim,
@@ -128,6 +129,9 @@ class SshLauncher:
 
     def clear(self, target: Target, folder: str, host: Host) -> list[str]:
         return clear_processes(folder, host)
+
+    def find_left(self, target: Target, jobs: Sequence[str], host: Host) -> list[str]:
+        return find_left(jobs, host)
 
     def explain(self, target: Target, native: NativeState, host: Host) -> Explanation | None:
         return None
