@@ -110,6 +110,8 @@ class PutResult:
     new: int
     known: int
     """Already queued, leased or recorded, so not put again; 0 where the queue cannot tell."""
+    begun_before: frozenset[str] | None = None
+    """Ids of the later generations among those; None where the queue cannot tell."""
 
 
 @dataclass(frozen=True, slots=True)

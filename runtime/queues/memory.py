@@ -75,15 +75,16 @@ class MemoryQueue:
 
     def put(self, tasks: Sequence[Task]) -> PutResult:
         with self._mutex:
-            new = 0
+            new, before = 0, set()
             for task in tasks:
                 if self._known.get(task.id, 0) >= task.generation:
+                    before.add(task.id)
                     continue
                 self._known[task.id] = task.generation
                 self._order += 1
                 self._waiting[task.id] = _Wait(task, self._order, task.not_before or _ALWAYS)
                 new += 1
-            return PutResult(new, len(tasks) - new)
+            return PutResult(new, len(tasks) - new, frozenset(before))
 
     def join(self, worker: str) -> tuple[int, ...]:
         self._worker = worker

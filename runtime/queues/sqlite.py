@@ -124,13 +124,17 @@ class SqliteQueue:
                 due = task.not_before.timestamp() if task.not_before else None
                 rows.append((task.id, experiment, 1, queue, -task.priority, due, encode_task(task)))
             new = self._add(connection, rows, now) if len(rows) > 1 else self._add_one(connection, rows, now)
+            before = set()
             for task, experiment in later:
-                new += self._begin_generation(connection, task, experiment, queue, now)
+                if self._begin_generation(connection, task, experiment, queue, now):
+                    new += 1
+                else:
+                    before.add(task.id)
         # Kept only now: a transaction that is rolled back takes the rows it numbered with it.
         self._experiments |= found
         if new:
             self._bells.ring()
-        return PutResult(new, len(tasks) - new)
+        return PutResult(new, len(tasks) - new, frozenset(before))
 
     def _add_one(self, connection: sqlite3.Connection, rows: Sequence[tuple[Any, ...]], now: float) -> int:
         for row in rows:
@@ -166,8 +170,8 @@ class SqliteQueue:
 
     def _begin_generation(
         self, connection: sqlite3.Connection, task: Task, experiment: int, queue: int, now: float
-    ) -> int:
-        """Put a later life of a task that may be known; 1 if it is new."""
+    ) -> bool:
+        """Put a later life of a task that may be known; False if that generation is known too."""
         row = connection.execute("SELECT seq, generation FROM tasks WHERE id=?", (task.id,)).fetchone()
         due = task.not_before.timestamp() if task.not_before else None
         values = (experiment, task.generation, queue, -task.priority, due, encode_task(task))
@@ -180,7 +184,7 @@ class SqliteQueue:
         else:
             seq, known = row
             if known >= task.generation:
-                return 0
+                return False
             if take_out(connection, seq) is None:
                 state = connection.execute("SELECT state FROM records WHERE rid=?", (record_id(seq, known),)).fetchone()
                 if state is not None:
@@ -193,7 +197,7 @@ class SqliteQueue:
             )
         self._requeue(connection, seq, queue, -task.priority, due, now, tries=0, flags=0)
         count(connection, experiment, queued=1)
-        return 1
+        return True
 
     def _requeue(
         self,

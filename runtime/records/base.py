@@ -241,8 +241,12 @@ class RecordStore(Protocol):
     def history(self, task_id: str, generation: int) -> History: ...
 
     # what did not succeed
-    def mark(self, mark: Mark) -> None: ...
-    def unmark(self, task_id: str, generation: int, state: TaskState) -> None: ...
+    def mark(self, mark: Mark) -> None:
+        """Safe to repeat. One that was closed stays closed, however late this comes."""
+
+    def unmark(self, task_id: str, generation: int, state: TaskState) -> bool:
+        """Close it for good; True if this call did, and always where the queue's own file holds the tasks."""
+
     def marks(
         self, experiment: str | None = None, state: TaskState | None = None, *, limit: int | None = None
     ) -> Iterator[Mark]:
