@@ -8,7 +8,6 @@ error says so. The kernel is asked to take its memory first. docs/decisions/retr
 from __future__ import annotations
 
 import os
-import platform
 import struct
 import sys
 
@@ -48,7 +47,7 @@ def put_up(worker: int) -> bool:
 
 def _program(pids: Collection[int]) -> bytes:
     """A classic BPF program; empty on a machine whose system calls are not known here."""
-    architecture, calls = _CALLS.get(platform.machine(), (0, ()))
+    architecture, calls = _CALLS.get(os.uname().machine, (0, ()))
     if not calls:
         return b""
     lines = [(_LOAD, 0, 0, _ARCHITECTURE_AT)]
