@@ -479,6 +479,11 @@ class Child:
         for name, value in new.items():
             self._set_variable(self.environ, os.fsencode(name), os.fsencode(value))
         self.env_text = text
+        if "RUNTIME_FENCED" in new:
+            from runtime import fence
+
+            fence.put_up(int(new["RUNTIME_FENCED"]))
+            self.must_retire = True  # It cannot be taken down, and no other attempt is to run behind it.
 
     def _restore(self) -> None:
         """Undo what user code changed and the next attempt in this child would inherit; docs/attempts.md lists it."""

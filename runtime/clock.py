@@ -6,6 +6,7 @@ Nothing is decided by comparing wall times of two machines; that they differ by 
 
 from __future__ import annotations
 
+import socket
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -44,6 +45,11 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return f"booted-{round(time.time() - time.clock_gettime(_BOOT_CLOCK))}"
+
+
+def machine_id(boot: str | None = None) -> str:
+    """Host name and boot: two losses on machines that differ in both were on different hosts, containers or not."""
+    return f"{socket.gethostname()}/{boot or boot_id()}"
 
 
 def describe_skew(skew: timedelta | None, whose: str) -> str | None:

@@ -18,7 +18,7 @@ from runtime.reasons import Budget, EndReason
 from runtime.records.base import EndedNote, Record, RecordStore
 from runtime.records.coverage import Coverage
 from runtime.records.orders import Control
-from runtime.retry import CRASHES_TO_BURY, PREEMPTION_BUDGET, Again, decide, failures_allowed
+from runtime.retry import PREEMPTION_BUDGET, Again, decide, failures_allowed
 from runtime.status import (
     ExperimentStatus,
     Stack,
@@ -217,11 +217,10 @@ def _failed(facts: Facts, record: Record) -> Explanation:
             tuple(evidence),
             f"correct the call or the worker's code, then `runtime retry {record.task_id}`, or submit it corrected",
         )
-    crashes = [note for note in ended if note.alone and note.reason in (EndReason.LOST, EndReason.NODE_FAILED)]
-    if record.reason is EndReason.LOST and len(crashes) >= CRASHES_TO_BURY:
+    if record.reason is EndReason.LOST and len(ended) < PREEMPTION_BUDGET - 1:
         return Explanation(
-            f"{name} was buried as a crasher: it killed {len(crashes)} workers while it ran alone on them",
-            (*evidence, "losses beside other tasks, after 10 minutes or after progress do not count"),
+            f"{name} was buried as a crasher: {last_line(record.message)}",
+            (*evidence, "losses beside other suspects, after 10 minutes or after progress do not count"),
             f"run it by hand where you can watch memory and GPU, then `runtime retry {record.task_id}`",
         )
     said = last_line(record.message)

@@ -379,9 +379,9 @@ class _Fleet:
     def _alive(self) -> Iterator[_Process]:
         return (each for each in self._processes if each.popen.poll() is None)
 
-    def _running(self, process: _Process) -> set[str]:
+    def _running(self, process: _Process) -> frozenset[str]:
         process.name = process.name or _name_in(process.log)
-        return Presence.running(self._presence, process.name) if process.name else set()
+        return Presence.running(self._presence, process.name).tokens if process.name else frozenset()
 
 
 def _name_in(log: Path) -> str | None:

@@ -41,12 +41,17 @@ class Redriven:
     generation: int
     """The new one; of a refused task the one that ended."""
     queue: str | None
-    """Where it waits now; None if it was refused."""
+    """Where it waits now; None if it does not."""
     refused: str | None = None
 
     @property
     def done(self) -> bool:
         return self.refused is None
+
+    @property
+    def already(self) -> bool:
+        """Another queued it, or this one before it was interrupted."""
+        return self.refused is not None and self.queue is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,22 +230,31 @@ def _publish(stack: Stack, plans: Sequence[Plan]) -> Iterator[Redriven]:
             queues[plan.experiment] = queue_of(records, plan.experiment, stack.default_queue)
         if plan.task is not None:
             by_queue.setdefault(queues[plan.experiment], []).append(plan.task)
+    before: dict[str, frozenset[str] | None] = {}
     for name, tasks in by_queue.items():
-        stack.queue(name).put(tasks)
+        before[name] = stack.queue(name).put(tasks).begun_before
     closing = [
         (plan.task_id, generation, state)
         for plan in plans
         for generation, state in plan.closes
         if state is not TaskState.SUCCEEDED
     ]
-    _each(records, lambda mark: records.unmark(*mark), closing)
+    by_us = _each(records, lambda mark: records.unmark(*mark), closing)
+    closed = {each[:2] for each, first in zip(closing, by_us, strict=True) if first}
     for plan in plans:
+        refused = plan.refused
+        if plan.task is not None:
+            known = before[queues[plan.experiment]]
+            # Where the queue cannot tell who began a generation, it is whoever closed the mark.
+            ours = plan.task_id not in known if known is not None else (plan.task_id, plan.generation) in closed
+            if not ours:
+                refused = f"it is queued already, as generation {plan.task.generation}"
         yield Redriven(
             task=plan.task_id,
             experiment=plan.experiment,
             generation=plan.task.generation if plan.task else plan.generation,
             queue=queues[plan.experiment] if plan.task else None,
-            refused=plan.refused,
+            refused=refused,
         )
 
 

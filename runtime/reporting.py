@@ -400,7 +400,7 @@ def describe_retry(again: Again, task: Task, now: datetime) -> str:
                 paid += f"; {again.spent} of {PREEMPTION_BUDGET} early losses"
         case _:
             paid = "spends no failure"
-    alone = ", alone on its worker" if again.alone else ""
+    alone = ", with no other suspect beside it" if again.alone else ""
     verb = "retried" if again.charged is Budget.FAILURES else "goes back to the queue, due"
     return f"{verb} {when}{alone} ({paid})"
 

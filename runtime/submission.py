@@ -110,7 +110,11 @@ class Submission:
     known: int = 0
     """Submitted before, so not again."""
     same: int = 0
-    """Of the input, identical to an earlier one: they are one task."""
+    """Of the input, one task with an earlier one: the same key, or nothing else than that runs."""
+    known_other: int = 0
+    """Of the known, those that were submitted with other content: that stands. Beyond `NAMED_TASKS` known, at least so many."""
+    same_other: int = 0
+    """Of the same, those with other content than the earlier one, which stands."""
     skipped: int = 0
     """Their declared outputs exist already."""
     resumed: int = 0
@@ -493,15 +497,18 @@ def submit_tasks(
         if wanted:
             sender.send(wanted, counted)
         counted.advance(len(part))
+    kept_code, known_other = _kept(queue.records, experiment, counted.looked_at)
     return Submission(
         experiment=experiment,
         queue=queue.name,
         new=counted.new,
         known=counted.known,
         same=counted.same,
+        known_other=known_other,
+        same_other=counted.same_other,
         skipped=counted.skipped,
         resumed=counted.resumed,
-        kept_code=_kept_code(queue.records, experiment, counted.looked_at),
+        kept_code=kept_code,
         tasks=None if counted.named is None else tuple(counted.named),
     )
 
@@ -510,19 +517,20 @@ class _Counted:
     """What has become of the input so far."""
 
     def __init__(self, progress: Progress) -> None:
-        self.new = self.known = self.same = self.skipped = self.resumed = 0
+        self.new = self.known = self.same = self.same_other = self.skipped = self.resumed = 0
         self.named: dict[tuple[str, int], None] | None = {}
         """The first distinct tasks in their order; None once there are too many to name."""
         self.looked_at: dict[str, Task] = {}
-        """Some of those that may be known, by id, to tell what code they have."""
+        """Some of those that may be known, by id, to tell what code and content they have."""
+        self.first: dict[int, Task] = {}
+        """The first distinct tasks of the input, to tell what repeats them."""
         self.advance = progress
 
     def look_at(self, tasks: Sequence[Task]) -> None:
         """Remember as many as there is room for, evenly from all that carry code."""
         room = NAMED_TASKS - len(self.looked_at)
         for task in tasks[:: -(-len(tasks) // room)] if room else ():
-            if task.snapshot is not None:
-                self.looked_at[task.id] = task
+            self.looked_at[task.id] = task
 
     def name(self, task: Task) -> None:
         if self.named is not None:
@@ -549,11 +557,15 @@ def _admitted(tasks: Iterable[Task], queue: Queue, known: IdSet, counted: _Count
             counted.known += 1
             counted.look_at([task])
         elif seen.add(key):
+            if len(counted.first) < PART_TASKS:
+                counted.first[key] = task
             counted.name(task)
             yield task
             continue
         else:
             counted.same += 1
+            first = counted.first.get(key)
+            counted.same_other += first is not None and _content(first) != _content(task)
         counted.name(task)
         counted.advance(1)
 
@@ -692,13 +704,21 @@ class _ThroughManifest:
 _Sender: TypeAlias = _Direct | _ThroughManifest
 
 
-def _kept_code(records: RecordStore, experiment: str, tasks: Mapping[str, Task]) -> str | None:
-    """The code that one of `tasks` was submitted with before, if it is another than now's."""
+def _kept(records: RecordStore, experiment: str, tasks: Mapping[str, Task]) -> tuple[str | None, int]:
+    """The code that one of `tasks` was submitted with before, if it is another than now's, and how many had other content."""
+    code, others = None, 0
     with suppress(RuntimeFailure):  # All is submitted: a store that fails now leaves this unsaid.
         for stored in _stored(records, experiment, tasks):
-            if stored.snapshot != tasks[stored.id].snapshot:
-                return stored.snapshot or OWN_CODE
-    return None
+            now = tasks[stored.id]
+            if code is None and now.snapshot is not None and stored.snapshot != now.snapshot:
+                code = stored.snapshot or OWN_CODE
+            others += _content(stored) != _content(decode_task(encode_task(now)))
+    return code, others
+
+
+def _content(task: Task) -> tuple[object, ...]:
+    """What a task asks for, but not its code, and not when and by whom it was submitted."""
+    return task.entry, task.resources, task.timeout, task.max_failures, task.outputs, task.priority, task.extra
 
 
 def _stored(records: RecordStore, experiment: str, tasks: Mapping[str, Task]) -> Iterator[Task]:

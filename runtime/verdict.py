@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TypeAlias
 
@@ -61,9 +62,18 @@ def judge_end(
     return Settle(Settlement(lease, record, mark_of(record, lease.task)))
 
 
-def judge_history(task: Task, history: History, *, now: datetime, jitter: Callable[[], float]) -> Again | GiveUp:
-    """Before a start: whether the earlier attempts already bury the task, and if not, whether it must run alone."""
-    return decide(task, history.ended, now=now, jitter=jitter)
+def judge_history(task: Task, history: History, *, now: datetime) -> Again | GiveUp:
+    """Before a start: whether the earlier attempts already bury the task, and if not, how and when it may run.
+
+    A worker that vanished could not say when, so the wait after such a loss begins with the note of it. It is spread by
+    that attempt's token: whoever looks sees the same time.
+    """
+    last = history.ended[-1] if history.ended else None
+    if last is None or last.reason is not EndReason.LOST or last.ended_at > now:
+        # By a clock that is ahead of ours no wait can be told.
+        decision = decide(task, history.ended, now=now)
+        return replace(decision, not_before=now) if isinstance(decision, Again) else decision
+    return decide(task, history.ended, now=last.ended_at, jitter=lambda: zlib.crc32(last.token.encode()) / 2**32)
 
 
 def failure(

@@ -23,8 +23,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from runtime import faults
-from runtime.clock import Clock, SystemClock
+from runtime import faults, fence
+from runtime.clock import Clock, SystemClock, machine_id
 from runtime.code_identity import CodeIdentity
 from runtime.config import load_project
 from runtime.crew import Crew, CrewSettings, Ended, Order
@@ -71,7 +71,7 @@ DUE_SOON: Final = timedelta(seconds=60)
 """A delayed task due within this keeps an idle worker."""
 LOOK_AHEAD_S: Final = 1.0
 ALONE_PATIENCE_S: Final = 60.0
-"""How long a suspected crasher may wait here, keeping others from starting, until nothing else runs."""
+"""How long a suspect waits here until nothing else runs; then it gets the next slot, beside whatever else runs."""
 REFUSALS: Final = 2
 """A record that its store refused alone so often is refused for a reason of its own, whatever the store calls it."""
 STUCK_AT_MOST: Final = 3
@@ -131,6 +131,8 @@ def new_worker_name() -> str:
 
 
 _NO_ORDERS: Final = "takes no tasks until it has read its orders"
+STARTER: Final = "the process that starts attempts"
+"""What dies when an attempt is lost and its worker is not."""
 _NO_HISTORY: Final = History()
 _KILLED: Final = frozenset(
     {EndReason.TIMEOUT, EndReason.OOM, EndReason.LOST, EndReason.PREEMPTED, EndReason.CANCELLED, EndReason.DUPLICATE}
@@ -155,7 +157,10 @@ class _Attempt:
     """What of its log is in the store."""
     logged_at: float = 0.0
     crowded: bool = False
-    """Another attempt ran beside it in its first minutes."""
+    """Another attempt ran beside it."""
+    apart: bool = False
+    """A suspect, and no other has run beside it."""
+    fenced: bool = False
     output_dir: str = ""
 
 
@@ -207,6 +212,14 @@ class Worker:
         """All that is held, by token."""
         self._ready: deque[_Attempt] = deque()
         """Prepared and not given to a slot."""
+        self._apart: deque[_Attempt] = deque()
+        """Suspects among those, which wait for a free moment."""
+        self._waits_since: dict[str, float] = {}
+        """By task: since when a suspect has waited, over all its leases here."""
+        self._on_trial: dict[str, float] = {}
+        """By token: when a suspect was started that has not ended."""
+        self._trust = 1
+        """Suspects that may run at a time: one more with each that succeeds, one again after a loss."""
         self._announcing = [0] * len(self._slots)
         """By slot: attempts that start as soon as the store knows."""
         self._settlements: list[Settlement] = []
@@ -235,13 +248,12 @@ class Worker:
         self._declined: dict[str, str] = {}
         self._failed_tasks: list[str] = []
         self._pause_until = 0.0
-        self._alone_until = 0.0
-        self._alone_token: str | None = None
         self._mean_s = float("inf")
         """What recent tasks took; unknown tasks are taken for long ones, so nothing is held ahead of them."""
         self._taken = 0
         self._succeeded = self._failed = self._released = 0
         self._started_at = self._clock.now()
+        self._machine = machine_id()
         self._busy_at = time.monotonic()
         self._countdown_of = 0.0
         self._seen_any = False
@@ -407,7 +419,9 @@ class Worker:
             left = 1 << 30
         if self._control is None or self._control.paused:
             return 0
-        return min(left, len(self._slots) + self._look_ahead() - len(self._attempts)) - self._claiming
+        # Suspects that wait stand in nobody's way.
+        held = len(self._attempts) - len(self._apart)
+        return min(left, len(self._slots) + self._look_ahead() - held) - self._claiming
 
     def _look_ahead(self) -> int:
         if self.options.look_ahead is not None:
@@ -500,7 +514,9 @@ class Worker:
             attempt = _Attempt(lease, taken_at=now)
             attempts[lease.token] = attempt
             began(lease.token)
-            if plain and not lease.tries and not lease.suspect and self._plain(lease):
+            if self._stopping is not None:
+                self._give_back(attempt)  # Asked for before.
+            elif plain and not lease.tries and not lease.suspect and self._plain(lease):
                 ready.append(attempt)
             else:
                 self._prepare(attempt)
@@ -639,6 +655,7 @@ class Worker:
                     worker=mark.worker,
                     message=f"worker {mark.worker} vanished",
                     alone=mark.alone,
+                    machine=mark.machine,
                 )
                 self.records.note_ended(task, note)
                 history = replace(history, ended=(*history.ended, note))
@@ -665,10 +682,13 @@ class Worker:
             # Delivered again after it ended: settling it with the record that stands only ends the delivery.
             self._end(attempt, Settlement(lease, record))
             return
-        buried = judge_history(lease.task, attempt.history, now=now, jitter=random.random)
+        buried = judge_history(lease.task, attempt.history, now=now)
         if isinstance(buried, Again):
             # A worker that vanished could not say so itself.
-            lease.alone = lease.alone or buried.alone
+            lease.alone, attempt.fenced = lease.alone or buried.alone, buried.fenced
+            if buried.not_before > now:
+                self._postpone(attempt, buried.not_before)
+                return
         else:
             attempts = len(attempt.history.ended)
             settlement = unstarted(lease, buried.reason, buried.message, worker=self.name, now=now, attempts=attempts)
@@ -682,7 +702,7 @@ class Worker:
         """Have the code here that the task is bound to; a task that names none runs this worker's."""
         snapshot = attempt.lease.task.snapshot
         if snapshot is None or snapshot in self._trees:
-            self._ready.append(attempt)
+            self._line_up(attempt)
             return
         waiting = self._awaited.setdefault(snapshot, [])
         waiting.append(attempt)
@@ -698,7 +718,8 @@ class Worker:
         waiting = [each for each in self._awaited.pop(snapshot, ()) if each.lease.token in self._attempts]
         if folder is not None:
             self._trees.add(snapshot, folder, used=self._snapshots_held())
-            self._ready.extend(waiting)
+            for attempt in waiting:
+                self._line_up(attempt)
             return
         reason = EndReason.CONFIG_INVALID if isinstance(problem, RequestRefused) else EndReason.SETUP_FAILED
         now = self._clock.now().timestamp()
@@ -706,36 +727,82 @@ class Worker:
             message = f"snapshot {snapshot}: {problem}"
             self._conclude(Ended(attempt.lease.token, -1, reason, now, now, message=message), time.monotonic())
 
+    def _line_up(self, attempt: _Attempt) -> None:
+        """It may start; a suspect when its moment has come."""
+        if not attempt.lease.alone:
+            self._ready.append(attempt)
+            return
+        task_id = attempt.lease.task.id
+        if task_id not in self._waits_since and len(self._waits_since) > 1_000:
+            self._waits_since.clear()
+        self._waits_since.setdefault(task_id, time.monotonic())
+        if len(self._apart) < len(self._slots):
+            self._apart.append(attempt)
+        else:
+            self._give_back(attempt)
+
+    def _leave_line(self, attempt: _Attempt) -> bool:
+        """Whether it had not been given to a slot."""
+        for line in (self._ready, self._apart):
+            if attempt in line:
+                line.remove(attempt)
+                return True
+        return False
+
     # running
 
     def _dispatch(self, now: float) -> None:
-        if not self._ready or now < self._pause_until or now < self._alone_until:
+        if now < self._pause_until:
+            return
+        if self._apart:
+            self._dispatch_suspects(now)
+        if not self._ready:
             return
         crew = self._crew
+        # A suspect whose patience is over gets the slot that is free next, so none is filled ahead.
+        one_each = bool(self._apart) and self._may_try(now) and self._has_waited(self._apart[0], now)
         for slot in self._slots:
             while self._ready:
                 attempt = self._ready[0]
-                depth = self._depth(attempt, slot.index)
+                depth = 1 if one_each else self._depth(attempt, slot.index)
                 queued = self._on_slot(slot.index)
                 if queued >= depth or crew.room(slot.index) <= self._announcing[slot.index]:
                     break
-                if attempt.lease.alone:
-                    if any(self._on_slot(other.index) for other in self._slots):
-                        return
-                    self._alone_until = now + ALONE_FOR.total_seconds()
-                    self._alone_token = attempt.lease.token
                 batch = [self._ready.popleft()]
-                if not attempt.lease.alone:
-                    most = min(depth - queued, crew.room(slot.index) - self._announcing[slot.index])
-                    while self._ready and len(batch) < most and self._pipelines(self._ready[0]):
-                        batch.append(self._ready.popleft())
+                most = min(depth - queued, crew.room(slot.index) - self._announcing[slot.index])
+                while self._ready and len(batch) < most and self._pipelines(self._ready[0]):
+                    batch.append(self._ready.popleft())
                 self._start(batch, slot)
-                if attempt.lease.alone:
-                    return
+
+    def _dispatch_suspects(self, now: float) -> None:
+        """Start a suspect when nothing else runs or is ready, or once it has waited; with no more than it may have
+        beside it. The line goes on all the while: others start beside it as they come."""
+        while self._apart and self._may_try(now):
+            attempt = self._apart[0]
+            idle = [slot for slot in self._slots if not self._on_slot(slot.index)]
+            others = len(self._slots) - len(idle) > len(self._on_trial)
+            if not idle or ((others or self._ready) and not self._has_waited(attempt, now)):
+                return
+            self._apart.popleft()
+            self._waits_since.pop(attempt.lease.task.id, None)
+            attempt.apart = not self._tried(now)
+            for token in self._on_trial:
+                self._attempts[token].apart = False
+            self._on_trial[attempt.lease.token] = now
+            self._start([attempt], idle[0])
+
+    def _may_try(self, now: float) -> bool:
+        return len(self._tried(now)) < self._trust
+
+    def _tried(self, now: float) -> list[str]:
+        """The suspects that run and have not yet proved themselves."""
+        return [token for token, began in self._on_trial.items() if now - began < ALONE_FOR.total_seconds()]
+
+    def _has_waited(self, attempt: _Attempt, now: float) -> bool:
+        return now - self._waits_since.get(attempt.lease.task.id, now) >= ALONE_PATIENCE_S
 
     def _pipelines(self, attempt: _Attempt) -> bool:
-        lease = attempt.lease
-        return not (lease.alone or lease.suspect)
+        return not attempt.lease.suspect
 
     def _depth(self, attempt: _Attempt, slot: int) -> int:
         """How many orders a slot may hold: more than one only for quick tasks on warm children."""
@@ -764,9 +831,10 @@ class Worker:
         problems: dict[str, Exception] = {}
         for attempt in batch:
             lease = attempt.lease
-            alone = len(self._slots) == 1 or lease.alone
+            alone = len(self._slots) == 1 or attempt.apart
+            mark = StartedMark(lease.token, self.name, self._clock.now(), alone, self._machine)
             try:
-                self.records.note_started(lease.task, StartedMark(lease.token, self.name, self._clock.now(), alone))
+                self.records.note_started(lease.task, mark)
             except Exception as problem:
                 problems[lease.token] = problem
         return problems
@@ -792,8 +860,6 @@ class Worker:
             else:
                 # Others come first then, which shows whether it is this one that is refused.
                 self._give_back(attempt, backoff(4) if problem is not None else timedelta())
-            if self._alone_token == lease.token:
-                self._alone_until, self._alone_token = 0.0, None
         away = [problem for problem in problems.values() if isinstance(problem, InfrastructureFailure)]
         if away:
             self._say.trouble("saying what starts", away[0])
@@ -845,6 +911,8 @@ class Worker:
                 env=environment,
                 scratch_root=self._scratch.path,
             )
+            if attempt.fenced:
+                order.env = {**environment, fence.VARIABLE: str(os.getpid())}
             if task.timeout is not None:
                 order.timeout_s = task.timeout.total_seconds()
             if task.resources.memory_bytes:
@@ -885,7 +953,8 @@ class Worker:
                 # Busy after idle, or idle after busy: `status` should not have to wait for the next report.
                 self._due.seen = min(self._due.seen, time.monotonic() + SEEN_AFTER_CHANGE_S)
             self._running = running
-            self.queue.mark_running(running)
+            apart = (token for token in self._on_trial if token in running and self._attempts[token].apart)
+            self.queue.mark_running(running, next(apart, None))
             self._count.set_running(len(running))
             self._count.set_leases(len(self._attempts))
 
@@ -896,17 +965,21 @@ class Worker:
         attempt = self._attempts.get(end.token)
         if attempt is None:
             return
-        if self._alone_token == end.token:
-            self._alone_until, self._alone_token = 0.0, None
         lease = attempt.lease
+        if self._on_trial.pop(end.token, None) is not None:
+            self._trust = self._trust + 1 if end.reason is EndReason.SUCCEEDED else self._trust
+        if end.reason is EndReason.LOST:
+            self._trust = 1
         if lease.task.snapshot is not None and attempt.slot >= 0:
             self._tend_trees(attempt, end)
         if end.not_started:
             attempt.sent = False
-            if self._stopping is None and attempt.stop_reason is None:
-                self._ready.appendleft(attempt)
-            else:
+            if self._stopping is not None or attempt.stop_reason is not None:
                 self._give_back(attempt)
+            elif lease.alone:
+                self._line_up(attempt)
+            else:
+                self._ready.appendleft(attempt)
             return
         self._busy_at = now
         value = self._read_value(end)
@@ -923,8 +996,10 @@ class Worker:
             ended_at=datetime.fromtimestamp(end.ended_at, UTC),
             started_at=datetime.fromtimestamp(end.started_at, UTC),
             worker=self.name,
-            message=end.message,
-            alone=not attempt.crowded,
+            message=_with_fence(end.message) if attempt.fenced else end.message,
+            alone=attempt.apart or not attempt.crowded,
+            machine=self._machine,
+            evidence=STARTER if end.reason is EndReason.LOST else None,
             progressed=end.progressed,
             exit_code=end.exit_code,
             log=log[-8192:],
@@ -961,8 +1036,8 @@ class Worker:
         if snapshot is not None and end.reason is EndReason.SETUP_FAILED:
             # Whatever it was, what lies here is not believed any more.
             self._trees.forget(snapshot, used=self._snapshots_held(besides=attempt))
-            for waiting in [each for each in self._ready if each.lease.task.snapshot == snapshot]:
-                self._ready.remove(waiting)
+            for waiting in [each for each in (*self._ready, *self._apart) if each.lease.task.snapshot == snapshot]:
+                self._leave_line(waiting)
                 self._set_up(waiting)
 
     def _snapshots_held(self, *, besides: _Attempt | None = None) -> set[str]:
@@ -1073,9 +1148,14 @@ class Worker:
         self._say.paused(failed, most, wait, stays=bool(self._succeeded))
 
     def _end(self, attempt: _Attempt, settlement: Settlement) -> None:
-        self._attempts.pop(attempt.lease.token, None)
-        self._heartbeat.ended(attempt.lease.token)
+        self._drop(attempt)
         self._settlements.append(settlement)
+
+    def _postpone(self, attempt: _Attempt, until: datetime) -> None:
+        """It may not run yet: what it waits for has nothing to do with this worker."""
+        self._taken -= 1
+        self._drop(attempt)
+        self._releases.append(Release(attempt.lease, until, alone=attempt.lease.alone))
 
     def _give_back(self, attempt: _Attempt, wait: timedelta = timedelta()) -> None:
         """It never started: nothing is spent, and any worker may have it, after `wait`."""
@@ -1092,6 +1172,7 @@ class Worker:
 
     def _drop(self, attempt: _Attempt) -> None:
         self._attempts.pop(attempt.lease.token, None)
+        self._on_trial.pop(attempt.lease.token, None)
         self._heartbeat.ended(attempt.lease.token)
 
     # settling
@@ -1271,13 +1352,12 @@ class Worker:
                 for token in self._crew.take_back(slot.index):
                     self._attempts[token].sent = False
                     self._give_back(self._attempts[token])
-        if free and self._alone_token is None:
-            return
-        for attempt in list(self._ready):
-            patience = ALONE_PATIENCE_S if attempt.lease.alone else LOOK_AHEAD_S
-            if now - attempt.taken_at > patience:
-                self._ready.remove(attempt)
-                self._give_back(attempt)
+        late = [attempt for attempt in self._ready if not free and now - attempt.taken_at > LOOK_AHEAD_S]
+        # One that could not start here after its patience may find a slot elsewhere; here it keeps its place.
+        late += [attempt for attempt in self._apart if now - attempt.taken_at > ALONE_PATIENCE_S + LOOK_AHEAD_S]
+        for attempt in late:
+            self._leave_line(attempt)
+            self._give_back(attempt)
 
     def _renew(self) -> None:
         leases = [attempt.lease for attempt in self._attempts.values()]
@@ -1312,8 +1392,7 @@ class Worker:
         self._count.lease_lost()
         self._say.lost(task, record)
         if not attempt.sent:
-            if attempt in self._ready:
-                self._ready.remove(attempt)
+            self._leave_line(attempt)
             self._drop(attempt)
         elif record is not None:
             attempt.stop_reason = EndReason.CANCELLED if cancelled else EndReason.DUPLICATE
@@ -1352,8 +1431,7 @@ class Worker:
                 if attempt.stop_reason is not EndReason.CANCELLED:
                     attempt.stop_reason = EndReason.CANCELLED
                     self._crew.ask_to_stop(attempt.lease.token, EndReason.CANCELLED)
-            elif attempt in self._ready:
-                self._ready.remove(attempt)
+            elif self._leave_line(attempt):
                 settlement = self._refuse(attempt.lease, self._clock.now())
                 if settlement is not None:
                     self._say.unstarted(settlement.record, attempt.lease.task)
@@ -1481,6 +1559,7 @@ class Worker:
             else:
                 self._give_back(attempt)
         self._ready.clear()
+        self._apart.clear()
         self._kill_at = self._give_up_at = now + self.options.grace.total_seconds()
         self._say.draining(self._stopping or "", running, self.options.grace.total_seconds() if self._signals else 0.0)
 
@@ -1524,6 +1603,10 @@ def _outgoing(ended: Sequence[Settlement | Release], announced: Collection[str])
         releases=releases,
         retractions=[one.lease for one in releases if one.lease.token in announced],
     )
+
+
+def _with_fence(message: str | None) -> str:
+    return f"{message or 'ended'} (it ran fenced: after its worker was lost again and again, it may not signal that)"
 
 
 def _kind(lease: Lease) -> EntryKind:

@@ -158,26 +158,30 @@ class Counted:
 
     def __init__(self, results: Iterable[Redriven]) -> None:
         self._results = results
-        self.done = 0
+        self.done = self.already = 0
         self.refused: list[Redriven] = []
 
     def __iter__(self) -> Iterator[Redriven]:
         for one in self._results:
             if one.done:
                 self.done += 1
+            elif one.already:
+                self.already += 1
             else:
                 self.refused.append(one)
             yield one
 
     def finish(self, *, strict: bool) -> int:
         """The exit code; `strict` where each task was named. Raises `NotPossible` if all were refused."""
-        if self.refused and not self.done:
+        if self.already:
+            note(f"{format_count(self.already)} had been queued again already, by another or by an interrupted command")
+        if self.refused and not self.done and not self.already:
             raise NotPossible(
                 "nothing was queued again",
                 facts=[f"`{one.task}`: {one.refused}" for one in self.refused[:10]],
                 hint=f"runtime explain {self.refused[0].task}",
             )
-        if not self.done:
+        if not self.done and not self.already:
             note("nothing there waits to be tried again")
             return 0
         refused = f", {format_count(len(self.refused))} refused" if self.refused else ""

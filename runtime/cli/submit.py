@@ -458,6 +458,8 @@ def submission_fields(done: Submission) -> dict[str, Any]:
         "new": done.new,
         "known": done.known,
         "same": done.same,
+        "known_other": done.known_other,
+        "same_other": done.same_other,
         "skipped": done.skipped,
         "resumed": done.resumed,
         "snapshot": done.snapshot,
@@ -475,6 +477,16 @@ def _say(done: Submission, request: _Request, code: SubmittedCode) -> None:
         note(f"with the code of `{code.taken_from}` as it is now, {_short(code.snapshot)}")
     if done.known:
         note("it was already submitted" if total == 1 else f"{_of(done.known, total)} were already submitted")
+    if done.known_other:
+        from runtime.submission import NAMED_TASKS
+
+        those = (
+            "it" if total == 1 else f"{'at least ' if done.known > NAMED_TASKS else ''}{_of(done.known_other, total)}"
+        )
+        note(
+            f"{those} had other content when it was submitted before, and that stands; for what is new, name another"
+            " `--experiment` or `--key`"
+        )
     if done.kept_code:
         note(
             f"what was submitted before runs, or ran, {_short(done.kept_code)} and not {_short(done.snapshot)}; for"
@@ -485,6 +497,8 @@ def _say(done: Submission, request: _Request, code: SubmittedCode) -> None:
             f"{_of(done.same, total)} {lines} repeat an earlier one: without a `key` of its own, what runs the same is"
             " one task"
         )
+    if done.same_other:
+        note(f"{_of(done.same_other, total)} {lines} have other content than the earlier one: the first stands")
     if done.skipped:
         note(f"{_of(done.skipped, total)} skipped: their outputs exist")
     if done.resumed:

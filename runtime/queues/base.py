@@ -58,7 +58,7 @@ class Lease:
     suspect: bool = False
     """It was held before and came back unstarted or unexplained: start it only where that start is on file."""
     alone: bool = False
-    """To be run with no other attempt beside it."""
+    """Suspected of ending its workers: to be run with no other suspect beside it."""
     invalid: InvalidMessage | None = None
     handle: Any = None
     """The queue's own key."""
@@ -86,7 +86,7 @@ class Release:
     not_before: datetime | None = None
     note: EndedNote | None = None
     alone: bool = False
-    """Run the next attempt with no other beside it."""
+    """Run the next attempt with no other suspect beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,8 @@ class PutResult:
     new: int
     known: int
     """Already queued, leased or recorded, so not put again; 0 where the queue cannot tell."""
+    begun_before: frozenset[str] | None = None
+    """Ids of the later generations among those; None where the queue cannot tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +179,11 @@ class Queue(Protocol):
         them open until the worker's attempts are gone.
         """
 
-    def mark_running(self, tokens: Sequence[str]) -> None:
-        """Say which attempts run at this moment, so that a sudden death blames no others; cheap."""
+    def mark_running(self, tokens: Sequence[str], apart: str | None = None) -> None:
+        """Say which attempts run at this moment, so that a sudden death blames no others; cheap.
+
+        `apart` is the one suspect among them, if there is just one.
+        """
 
     def lease(self, n: int, *, worker: str, ttl: timedelta) -> list[Lease]:
         """At most `n` tasks that are due, without waiting for more; may be empty though tasks exist."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
-from runtime.clock import Clock, SystemClock
+from runtime.clock import Clock, SystemClock, machine_id
 from runtime.errors import RecordExists
 from runtime.queues.base import (
     DEFAULT_QUEUE,
@@ -26,6 +26,7 @@ from runtime.queues.base import (
     Waiting,
     ignore_progress,
 )
+from runtime.queues.presence import Running
 from runtime.queues.purge import open_task, purging
 from runtime.reasons import EndReason
 from runtime.records.base import EndedNote, RecordStore
@@ -68,28 +69,29 @@ class MemoryQueue:
         self._held: dict[str, _Held] = {}
         self._known: dict[str, int] = {}
         """The newest generation of every id ever put."""
-        self._running: dict[str, set[str]] = {}
+        self._running: dict[str, Running] = {}
         self._worker = ""
         self._order = 0
 
     def put(self, tasks: Sequence[Task]) -> PutResult:
         with self._mutex:
-            new = 0
+            new, before = 0, set()
             for task in tasks:
                 if self._known.get(task.id, 0) >= task.generation:
+                    before.add(task.id)
                     continue
                 self._known[task.id] = task.generation
                 self._order += 1
                 self._waiting[task.id] = _Wait(task, self._order, task.not_before or _ALWAYS)
                 new += 1
-            return PutResult(new, len(tasks) - new)
+            return PutResult(new, len(tasks) - new, frozenset(before))
 
     def join(self, worker: str) -> tuple[int, ...]:
         self._worker = worker
         return ()
 
-    def mark_running(self, tokens: Sequence[str]) -> None:
-        self._running[self._worker] = set(tokens)
+    def mark_running(self, tokens: Sequence[str], apart: str | None = None) -> None:
+        self._running[self._worker] = Running(frozenset(tokens), apart)
 
     def lease(self, n: int, *, worker: str, ttl: timedelta) -> list[Lease]:
         with self._mutex:
@@ -174,10 +176,10 @@ class MemoryQueue:
                 if self._clock.boottime() <= held.deadline:
                     continue
                 del self._held[task_id]
-                running = self._running.get(held.worker, set())
-                began = held.token in running
+                running = self._running.get(held.worker, Running())
+                began = held.token in running.tokens
                 if began:
-                    self.records.note_ended(held.waiting.task, self._lost(held, alone=len(running) == 1))
+                    self.records.note_ended(held.waiting.task, self._lost(held, alone=running.alone(held.token)))
                 self._waiting[task_id] = replace(
                     held.waiting, due=_ALWAYS, tries=held.waiting.tries + began, suspect=True
                 )
@@ -191,6 +193,7 @@ class MemoryQueue:
             worker=held.worker,
             message=f"worker {held.worker} vanished",
             alone=alone,
+            machine=machine_id(),
         )
 
     def _held_by(self, lease: Lease) -> _Held | None:

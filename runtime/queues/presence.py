@@ -12,10 +12,23 @@ import mmap
 import os
 import select
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 TOKEN_CHARS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What a worker ran when it was last heard of."""
+
+    tokens: frozenset[str] = frozenset()
+    apart: str | None = None
+    """The one suspect among them."""
+
+    def alone(self, token: str) -> bool:
+        return len(self.tokens) == 1 or token == self.apart
 
 
 class Presence:
@@ -56,10 +69,11 @@ class Presence:
         memory = mmap.mmap(lock_fd, cls._SIZE)
         return cls(folder, worker, lock_fd=lock_fd, life_fd=life_fd, bell_fd=bell_fd, memory=memory)
 
-    def mark(self, tokens: Sequence[str]) -> None:
+    def mark(self, tokens: Sequence[str], apart: str | None = None) -> None:
         # One slice assignment; the terminating newline comes with it, so a reader sees old or new lines, and a torn
         # line names no token.
-        text = "".join([f"{token}\n" for token in tokens]).encode() + b"\n"
+        last = f"!{apart}\n\n" if apart else "\n"
+        text = ("".join([f"{token}\n" for token in tokens]) + last).encode()
         self._memory[0 : len(text)] = text
 
     def hush(self) -> None:
@@ -90,14 +104,14 @@ class Presence:
         return False
 
     @staticmethod
-    def running(folder: Path, worker: str) -> set[str]:
-        """Tokens of the attempts that ran when the worker was last heard of."""
+    def running(folder: Path, worker: str) -> Running:
         try:
             data = _lock_path(folder, worker).read_bytes()
         except FileNotFoundError:
-            return set()
+            return Running()
         lines = data.partition(b"\n\n")[0].decode(errors="replace").split("\n")
-        return {line for line in lines if len(line) == TOKEN_CHARS}
+        apart = next((line[1:] for line in lines if line.startswith("!")), None)
+        return Running(frozenset(line for line in lines if len(line) == TOKEN_CHARS), apart)
 
     @staticmethod
     def sweep(folder: Path, *, keep: Iterable[str]) -> None:

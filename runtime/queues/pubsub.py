@@ -161,7 +161,7 @@ class PubSubQueue:
     def join(self, worker: str) -> tuple[int, ...]:
         return ()
 
-    def mark_running(self, tokens: Sequence[str]) -> None:
+    def mark_running(self, tokens: Sequence[str], apart: str | None = None) -> None:
         self._intake.say_running(tokens)
 
     def lease(self, n: int, *, worker: str, ttl: timedelta) -> list[Lease]:

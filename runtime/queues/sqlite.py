@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from runtime import faults
-from runtime.clock import Clock, SystemClock, boot_id
+from runtime.clock import Clock, SystemClock, boot_id, machine_id
 from runtime.embedded import (
     Durability,
     EmbeddedFile,
@@ -44,7 +44,7 @@ from runtime.queues.base import (
     Waiting,
     ignore_progress,
 )
-from runtime.queues.presence import TOKEN_CHARS, Bells, Presence, Vigil
+from runtime.queues.presence import TOKEN_CHARS, Bells, Presence, Running, Vigil
 from runtime.reasons import EndReason
 from runtime.records.base import EndedNote, Record, RecordStore
 from runtime.records.orders import Control, Order, pause_order, person, resume_order
@@ -124,13 +124,17 @@ class SqliteQueue:
                 due = task.not_before.timestamp() if task.not_before else None
                 rows.append((task.id, experiment, 1, queue, -task.priority, due, encode_task(task)))
             new = self._add(connection, rows, now) if len(rows) > 1 else self._add_one(connection, rows, now)
+            before = set()
             for task, experiment in later:
-                new += self._begin_generation(connection, task, experiment, queue, now)
+                if self._begin_generation(connection, task, experiment, queue, now):
+                    new += 1
+                else:
+                    before.add(task.id)
         # Kept only now: a transaction that is rolled back takes the rows it numbered with it.
         self._experiments |= found
         if new:
             self._bells.ring()
-        return PutResult(new, len(tasks) - new)
+        return PutResult(new, len(tasks) - new, frozenset(before))
 
     def _add_one(self, connection: sqlite3.Connection, rows: Sequence[tuple[Any, ...]], now: float) -> int:
         for row in rows:
@@ -166,8 +170,8 @@ class SqliteQueue:
 
     def _begin_generation(
         self, connection: sqlite3.Connection, task: Task, experiment: int, queue: int, now: float
-    ) -> int:
-        """Put a later life of a task that may be known; 1 if it is new."""
+    ) -> bool:
+        """Put a later life of a task that may be known; False if that generation is known too."""
         row = connection.execute("SELECT seq, generation FROM tasks WHERE id=?", (task.id,)).fetchone()
         due = task.not_before.timestamp() if task.not_before else None
         values = (experiment, task.generation, queue, -task.priority, due, encode_task(task))
@@ -180,7 +184,7 @@ class SqliteQueue:
         else:
             seq, known = row
             if known >= task.generation:
-                return 0
+                return False
             if take_out(connection, seq) is None:
                 state = connection.execute("SELECT state FROM records WHERE rid=?", (record_id(seq, known),)).fetchone()
                 if state is not None:
@@ -193,7 +197,7 @@ class SqliteQueue:
             )
         self._requeue(connection, seq, queue, -task.priority, due, now, tries=0, flags=0)
         count(connection, experiment, queued=1)
-        return 1
+        return True
 
     def _requeue(
         self,
@@ -224,10 +228,10 @@ class SqliteQueue:
             self._vigil = Vigil(self._file.workers_folder, self._presence)
         return self._presence.lock_fd, self._presence.life_fd
 
-    def mark_running(self, tokens: Sequence[str]) -> None:
+    def mark_running(self, tokens: Sequence[str], apart: str | None = None) -> None:
         """Say which attempts run now; costs a write to memory."""
         if self._presence is not None:
-            self._presence.mark(tokens)
+            self._presence.mark(tokens, apart)
 
     def lease(self, n: int, *, worker: str, ttl: timedelta) -> list[Lease]:
         self.join(worker)
@@ -480,14 +484,18 @@ class SqliteQueue:
                 "SELECT DISTINCT h.id, h.worker, h.boot, h.deadline FROM leases l JOIN holders h ON h.id=l.holder"
             ).fetchall()
         ours = None if self._presence is None else self._presence.worker
-        alive = []
-        for holder, worker, boot, deadline in holders:
-            if worker == ours:
-                continue
-            if self._dead(worker, boot, deadline):
-                self._give_back(holder, worker)
-            else:
-                alive.append(worker)
+        others = [row for row in holders if row[1] != ours]
+        dead = {
+            worker: self._running_of(worker)
+            for _, worker, boot, deadline in others
+            if self._dead(worker, boot, deadline)
+        }
+        # Workers that ran something and went together went with their machine, or with what holds them all.
+        together = sum(bool(running.tokens) for running in dead.values()) > 1
+        for holder, worker, _, _ in others:
+            if worker in dead:
+                self._give_back(holder, worker, dead[worker], together=together)
+        alive = [row[1] for row in others if row[1] not in dead]
         if self._vigil is not None:
             self._vigil.watch(alive)
         if self._clock.boottime() >= self._sweep_at:
@@ -504,8 +512,10 @@ class SqliteQueue:
             or not Presence.alive(self._file.workers_folder, worker)
         )
 
-    def _give_back(self, holder: int, worker: str) -> None:
-        running = Presence.running(self._file.workers_folder, worker)
+    def _running_of(self, worker: str) -> Running:
+        return Presence.running(self._file.workers_folder, worker)
+
+    def _give_back(self, holder: int, worker: str, running: Running, *, together: bool) -> None:
         now = self._clock.now()
         orphans: list[tuple[Task, EndedNote]] = []
         with self._file.transaction() as connection:
@@ -519,7 +529,7 @@ class SqliteQueue:
                 queue, rank, experiment, generation, body = connection.execute(
                     "SELECT queue, rank, experiment, generation, body FROM tasks WHERE seq=?", (seq,)
                 ).fetchone()
-                if token in running:
+                if token in running.tokens:
                     note = EndedNote(
                         token=token,
                         reason=EndReason.LOST,
@@ -527,7 +537,9 @@ class SqliteQueue:
                         started_at=datetime.fromtimestamp(leased, UTC),
                         worker=worker,
                         message=f"worker {worker} vanished",
-                        alone=len(running) == 1,
+                        # After another boot it is the machine that went, with all that ran on it.
+                        alone=row[0] == self._boot and not together and running.alone(token),
+                        machine=machine_id(row[0]),
                     )
                     if self._fused:
                         _insert_note(connection, seq, generation, note)

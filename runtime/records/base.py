@@ -69,7 +69,11 @@ class EndedNote:
     worker: str | None = None
     message: str | None = None
     alone: bool = False
-    """No other attempt ran on that worker."""
+    """No other attempt ran on that worker; of a suspect, no other suspect. False if the whole machine went."""
+    machine: str | None = None
+    """Where it ran, as `clock.machine_id` names it; None in notes of older releases."""
+    evidence: str | None = None
+    """Of a loss: what died although the worker lived, so that machine and worker are not to blame."""
     progressed: bool = False
     """It reported progress or left a new checkpoint."""
     exit_code: int | None = None
@@ -89,6 +93,7 @@ class StartedMark:
     worker: str
     started_at: datetime
     alone: bool
+    machine: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +241,12 @@ class RecordStore(Protocol):
     def history(self, task_id: str, generation: int) -> History: ...
 
     # what did not succeed
-    def mark(self, mark: Mark) -> None: ...
-    def unmark(self, task_id: str, generation: int, state: TaskState) -> None: ...
+    def mark(self, mark: Mark) -> None:
+        """Safe to repeat. One that was closed stays closed, however late this comes."""
+
+    def unmark(self, task_id: str, generation: int, state: TaskState) -> bool:
+        """Close it for good; True if this call did, and always where the queue's own file holds the tasks."""
+
     def marks(
         self, experiment: str | None = None, state: TaskState | None = None, *, limit: int | None = None
     ) -> Iterator[Mark]:

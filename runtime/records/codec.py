@@ -211,7 +211,7 @@ def encode_ended(note: EndedNote) -> bytes:
     }
     if note.started_at is not None:
         fields["started_at"] = format_time(note.started_at)
-    for name in ("worker", "message", "exit_code"):
+    for name in ("worker", "message", "exit_code", "machine", "evidence"):
         value = getattr(note, name)
         if value is not None:
             fields[name] = value
@@ -232,6 +232,8 @@ def decode_ended(data: bytes, where: str = "note") -> EndedNote:
             worker=_take(fields, "worker", str),
             message=_take(fields, "message", str),
             alone=_take(fields, "alone", bool, False),
+            machine=_take(fields, "machine", str),
+            evidence=_take(fields, "evidence", str),
             progressed=_take(fields, "progressed", bool, False),
             exit_code=_take(fields, "exit_code", int),
             log=_take(fields, "log", str, ""),
@@ -246,6 +248,7 @@ def encode_started(started: StartedMark) -> bytes:
             "worker": started.worker,
             "started_at": format_time(started.started_at),
             "alone": started.alone,
+            **({} if started.machine is None else {"machine": started.machine}),
         }
     )
 
@@ -258,6 +261,7 @@ def decode_started(data: bytes, where: str = "started mark") -> StartedMark:
             _need(fields, "worker", str),
             parse_time(fields["started_at"]),
             _take(fields, "alone", bool, False),
+            _take(fields, "machine", str),
         )
 
 

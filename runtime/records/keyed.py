@@ -249,12 +249,22 @@ class BlobRecords(RecordStore):
     def mark(self, mark: Mark) -> None:
         self._see_experiment(mark.experiment)
         home = self._home(mark.task_id, mark.experiment)
-        self.blobs.put(_mark_key(home, mark.task_id, mark.generation, mark.state), codec.encode_mark(mark))
+        key = _mark_key(home, mark.task_id, mark.generation, mark.state)
+        if self.blobs.get(_closed_key(key)) is not None:
+            return
+        self.blobs.put(key, codec.encode_mark(mark))
+        # Closed between the two looks: whoever closes it says so before taking the mark away, so one of us meets the other.
+        if self.blobs.get(_closed_key(key)) is not None:
+            self.blobs.delete(key)
 
-    def unmark(self, task_id: str, generation: int, state: TaskState) -> None:
+    def unmark(self, task_id: str, generation: int, state: TaskState) -> bool:
         home = self._find_home(task_id)
-        if home is not None:
-            self.blobs.delete(_mark_key(home, task_id, generation, state))
+        if home is None:
+            return False
+        key, ours = _mark_key(home, task_id, generation, state), new_token().encode()
+        first = self._create_or_read(_closed_key(key), ours)
+        self.blobs.delete(key)
+        return first is None or first == ours
 
     def marks(
         self, experiment: str | None = None, state: TaskState | None = None, *, limit: int | None = None
@@ -880,6 +890,11 @@ def _experiment_of(key: str) -> str | None:
 
 def _mark_key(home: str, task_id: str, generation: int, state: TaskState) -> str:
     return f"marks/{home}/{task_id}.g{generation}.{state}.json"
+
+
+def _closed_key(mark_key: str) -> str:
+    """What says that a mark was closed, for as long as there may be anybody who would put it back."""
+    return f"closed/{mark_key.removeprefix('marks/').removesuffix('.json')}"
 
 
 def order_key(queue: str, name: str) -> str:

@@ -245,8 +245,9 @@ class SqliteRecords(BlobRecords):
         if mark.task is None and mark.raw is None:
             self.blobs.put(_purged_key(mark.task_id, mark.generation), b"")
 
-    def unmark(self, task_id: str, generation: int, state: TaskState) -> None:
+    def unmark(self, task_id: str, generation: int, state: TaskState) -> bool:
         """Nothing to remove: a newer generation closes it."""
+        return True
 
     def marks(
         self, experiment: str | None = None, state: TaskState | None = None, *, limit: int | None = None

@@ -606,6 +606,33 @@ def test_unmark_takes_the_dead_letter_off_the_list(place: Place, store: RecordSt
     assert list(store.marks("sample")) == []
 
 
+def test_mark_that_was_closed_is_not_put_back_by_whoever_comes_late(place: Place, store: RecordStore) -> None:
+    needs_manifest(store)
+    task = sample_task()
+    submitted(place, store, task)
+    bury(store, task)
+    assert store.unmark(task.id, 1, TaskState.FAILED)
+
+    store.mark(sample_mark(task))  # By a holder that was slow to fail, or by a purge that had looked before.
+    store.mark(replace(sample_mark(task), task=None))
+
+    assert list(store.marks("sample")) == []
+    assert set(store.tried_again("sample")) == {(task.id, 1)}
+    again = next_generation(task)
+    submitted(place, store, again)
+    bury(store, again, token="b2")
+    assert [mark.generation for mark in store.marks("sample")] == [2]
+
+
+def test_unmark_says_who_closed_it(place: Place, store: RecordStore) -> None:
+    needs_manifest(store)
+    task = sample_task()
+    submitted(place, store, task)
+    bury(store, task)
+
+    assert [store.unmark(task.id, 1, TaskState.FAILED) for _ in range(3)] == [True, False, False]
+
+
 def test_mark_of_a_message_that_cannot_be_parsed_keeps_it_as_it_came(store: RecordStore) -> None:
     needs_manifest(store)
     task = sample_task()

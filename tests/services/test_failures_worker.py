@@ -137,13 +137,16 @@ def test_task_that_kills_every_worker_is_buried_and_what_waits_behind_it_is_not_
     done = yard.wait_recorded(others)
 
     runs = yard.runs("crasher")
-    assert (buried.state, buried.reason) == (TaskState.FAILED, EndReason.LOST)
-    assert "killed its worker 3 times" in (buried.message or "")
-    assert len(runs) == len({run.worker for run in runs}) <= 4
+    # On one host nothing shows what ended the workers, until it runs fenced: then its own error does.
+    assert (buried.state, buried.reason) == (TaskState.FAILED, EndReason.APP_FAILED)
+    assert "Operation not permitted" in (buried.message or "")
+    losses = [note for note in yard.notes(crasher) if note.reason is EndReason.LOST]
+    assert len(losses) <= 7
+    assert len(runs) == len(losses) + 3
     assert {record.state for record in done} == {TaskState.SUCCEEDED}
     notes = [note for task in others for note in yard.notes(task)]
     # Its neighbour, and one whose end was not recorded yet; not the sixteen that were held behind it.
-    assert len(notes) <= 2 * len(runs)
+    assert len(notes) <= 2 * len(losses)
     yard.check()
 
 

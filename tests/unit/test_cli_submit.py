@@ -237,6 +237,8 @@ def test_json_output_has_every_count_and_the_ids(run: Run, queue: SqliteQueue) -
         "new": 2,
         "known": 0,
         "same": 0,
+        "known_other": 0,
+        "same_other": 0,
         "skipped": 0,
         "resumed": 0,
         "snapshot": task.snapshot,

@@ -19,12 +19,14 @@ from pathlib import Path
 import pytest
 
 import runtime.embedded
+from runtime.clock import machine_id
 from runtime.embedded import EmbeddedFile, refuse_network_filesystem
 from runtime.errors import NotPossible, StoreUnavailable
 from runtime.queues.base import Lease, Release
 from runtime.queues.sqlite import SWEEP_EVERY_S, SqliteQueue, open_sqlite
 from runtime.reasons import EndReason
 from runtime.records import open_records
+from runtime.records.base import EndedNote
 from runtime.records.folder import FolderRecords
 from runtime.records.orders import pause_order, resume_order
 from runtime.tasks import TaskState, next_generation
@@ -36,8 +38,9 @@ import sys, time
 from datetime import timedelta
 from runtime.queues.sqlite import open_sqlite
 queue, _ = open_sqlite(sys.argv[1])
-leases = queue.lease(int(sys.argv[2]), worker="w-dying", ttl=timedelta(seconds=30))
-queue.mark_running([lease.token for lease in leases[:int(sys.argv[3])]])
+leases = queue.lease(int(sys.argv[2]), worker=sys.argv[4], ttl=timedelta(seconds=30))
+running = [lease.token for lease in leases[:int(sys.argv[3])]]
+queue.mark_running(running, running[0] if sys.argv[5:] else None)
 print(" ".join(lease.task.key for lease in leases), flush=True)
 time.sleep(60)
 """
@@ -49,11 +52,12 @@ def path(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def holder(path: Path, *, leases: int, running: int) -> Iterator[subprocess.Popen[str]]:
-    """A process that holds leases and says which."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(path), str(leases), str(running)], stdout=subprocess.PIPE, text=True
-    )
+def holder(
+    path: Path, *, leases: int, running: int, worker: str = "w-dying", apart: bool = False
+) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds leases and says which; the first may be a suspect that is kept apart."""
+    arguments = [str(path), str(leases), str(running), worker, *(["apart"] if apart else [])]
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, *arguments], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline().split()
     try:
@@ -119,6 +123,53 @@ def test_killed_worker_gives_back_and_only_what_ran_is_blamed(path: Path) -> Non
     assert [(note.reason, note.worker, note.alone) for note in notes] == [(EndReason.LOST, "w-dying", True)]
     assert records.history(sample_task("1").id, 1).ended == ()
     check_counters(path)
+
+
+def notes_after(path: Path, *processes: subprocess.Popen[str]) -> dict[str, EndedNote]:
+    """What is noted of the tasks that ran on workers that were killed together, by key."""
+    queue, records = open_sqlite(path)
+    for process in processes:
+        process.kill()
+        process.wait()
+    wait_for(queue, 3)
+    found = {key: records.history(sample_task(key).id, 1).ended for key in "012"}
+    return {key: notes[0] for key, notes in found.items() if notes}
+
+
+def test_suspect_that_was_kept_apart_is_lost_alone_and_its_neighbours_together(path: Path) -> None:
+    open_sqlite(path)[0].put(tasks(3))
+    with holder(path, leases=3, running=3, apart=True) as process:
+        notes = notes_after(path, process)
+
+    assert {key: note.alone for key, note in notes.items()} == {"0": True, "1": False, "2": False}
+    assert {note.machine for note in notes.values()} == {machine_id()}
+
+
+def test_workers_that_were_lost_together_had_each_its_task_and_none_was_alone(path: Path) -> None:
+    open_sqlite(path)[0].put(tasks(3))
+    with (
+        holder(path, leases=1, running=1, worker="w-1") as one,
+        holder(path, leases=1, running=1, worker="w-2") as other,
+        holder(path, leases=1, running=0, worker="w-3") as idle,
+    ):
+        notes = notes_after(path, one, other, idle)
+
+    assert {key: note.alone for key, note in notes.items()} == {"0": False, "1": False}
+
+
+def test_machine_that_was_started_again_was_lost_with_all_that_ran_on_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_sqlite(path)[0].put(tasks(1))
+    with holder(path, leases=1, running=1) as process:
+        process.kill()
+        process.wait()
+    monkeypatch.setattr("runtime.queues.sqlite.boot_id", lambda: "another")
+    queue, records = open_sqlite(path)
+    wait_for(queue, 1)
+
+    [note] = records.history(sample_task("0").id, 1).ended
+    assert (note.alone, note.machine) == (False, machine_id())
 
 
 def test_worker_whose_lock_a_guardian_still_holds_is_not_dead(path: Path) -> None:

@@ -201,6 +201,65 @@ def test_redrive_publishes_before_it_closes_the_mark(monkeypatch: pytest.MonkeyP
     assert order == ["put", "unmark"]
 
 
+def test_two_redrives_at_once_each_say_what_they_queued_themselves(bench: Bench) -> None:
+    bench.put(*(sample_task(str(number)) for number in range(6)))
+    for _ in range(6):
+        bench.fail()
+    seen = dead(bench)
+
+    first = list(redrive(bench, seen[:4], now=bench.now))
+    second = list(redrive(bench, seen, now=bench.now))
+
+    assert [one.done for one in first] == [True] * 4
+    assert [(one.done, one.already) for one in second] == [(False, True)] * 4 + [(True, False)] * 2
+    assert {one.refused for one in second[:4]} == {"it is queued already, as generation 2"}
+    depth = bench.queue().depth()
+    assert depth is not None
+    assert depth.ready == 6
+
+
+def test_two_redrives_at_once_where_the_queue_cannot_tell_go_by_the_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench.memory()
+    bench.put(sample_task("1"))
+    bench.fail()
+    seen, queue = dead(bench), bench.queue()
+    put = queue.put
+    monkeypatch.setattr(queue, "put", lambda tasks: replace(put(tasks), new=len(tasks), known=0, begun_before=None))
+
+    results = [one for _ in range(2) for one in redrive(bench, seen, now=bench.now)]
+
+    assert [(one.done, one.already) for one in results] == [(True, False), (False, True)]
+
+
+@pytest.mark.parametrize("moment", ["before", "between", "after"])
+def test_mark_closed_while_another_writes_it_stays_closed(monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    bench = Bench.memory()
+    bench.put(sample_task("1"))
+    record = bench.fail()
+    [letter] = dead(bench)
+    blobs = bench.records.blobs  # type: ignore[attr-defined]
+    put = blobs.put
+
+    def close() -> None:
+        assert bench.records.unmark(record.task_id, 1, TaskState.FAILED)
+
+    def slow(key: str, data: bytes) -> None:
+        if moment == "between":
+            close()
+        put(key, data)
+        if moment == "after":
+            close()
+
+    monkeypatch.setattr(blobs, "put", slow)
+    if moment == "before":
+        close()
+
+    bench.records.mark(letter)
+
+    assert dead(bench) == []
+    assert list(blobs.list_keys("marks/")) == []
+
+
 def test_redrive_of_what_could_not_be_parsed_is_refused_and_it_stays() -> None:
     bench = Bench.memory()
     bench.bury_malformed("t-bad1", '{"project": 7}', "task is malformed: `project` is a number")

@@ -96,7 +96,7 @@ def say_everything(log: Log) -> None:
         lambda: say.ended(TRAIN, ended(EndReason.LOST), again(Budget.PREEMPTIONS, 2, wait_s=10, alone=True)),
         lambda: say.ended(TRAIN, ended(EndReason.CANCELLED), settle(TaskState.CANCELLED, EndReason.CANCELLED)),
         lambda: say.ended(TRAIN, ended(EndReason.TIMEOUT, "ran for 2h"), Drop("its lease had passed on")),
-        lambda: say.buried(TRAIN, GiveUp(EndReason.LOST, "killed its worker 3 times")),
+        lambda: say.buried(TRAIN, GiveUp(EndReason.LOST, "its worker was lost on 3 hosts one after the other")),
         lambda: say.unstarted(record(TaskState.EXPIRED, EndReason.EXPIRED, message="expired at noon"), TRAIN),
         lambda: say.unstarted(record(TaskState.CANCELLED, EndReason.CANCELLED), TRAIN),
         lambda: say.unstarted(record(TaskState.FAILED, EndReason.CONFIG_INVALID, message="`args` is a number")),
@@ -157,7 +157,7 @@ def test_json_lines_say_time_severity_and_worker() -> None:
         (Again(NOW, False, Budget.PREEMPTIONS, 0), "goes back to the queue, due at once (spends no failure)"),
         (
             Again(NOW + timedelta(minutes=1), True, Budget.PREEMPTIONS, 2),
-            "goes back to the queue, due in 1m, alone on its worker (spends no failure; 2 of 100 early losses)",
+            "goes back to the queue, due in 1m, with no other suspect beside it (spends no failure; 2 of 100 early losses)",
         ),
         (
             Again(NOW + timedelta(seconds=2), False, Budget.NONE, 1),

@@ -234,15 +234,54 @@ def crash_at_call(patch: pytest.MonkeyPatch, records: MemoryRecords, fatal: int)
     return lambda: countdown
 
 
+@pytest.fixture(params=["manifest", "sqlite"])
+def either(request: pytest.FixtureRequest, queue: Forgetful, tmp_path: Path) -> Any:
+    """A queue whose records list what was submitted, and one whose file holds it."""
+    return queue if request.param == "manifest" else open_sqlite(tmp_path / "tasks.db")[0]
+
+
+def test_same_key_with_other_content_is_counted_and_the_first_stands(either: Any) -> None:
+    def keyed(*words: str, **fields: Any) -> list[Task]:
+        return [sample_task(str(n), entry=CommandEntry((word,)), **fields) for n, word in enumerate(words)]
+
+    put(either, keyed("a", "b", "c"))
+    later = datetime.now(UTC)
+    again = put(either, keyed("a", "b", "c", submitted_at=later, not_before=later))
+    other = put(either, keyed("a", "other", "another", "new"))
+    limits = put(either, keyed("a", timeout=timedelta(hours=1)))
+
+    assert [(done.new, done.known, done.known_other) for done in (again, other, limits)] == [
+        (0, 3, 0),
+        (1, 3, 2),
+        (0, 1, 1),
+    ]
+
+
+def test_same_key_twice_in_one_input_with_other_content_is_counted(either: Any) -> None:
+    one, same, other = (sample_task("k", entry=CommandEntry((word,))) for word in ("a", "a", "b"))
+
+    done = put(either, [one, same, other])
+
+    assert (done.new, done.same, done.same_other) == (1, 2, 1)
+
+
+def test_content_that_only_its_wire_text_changed_is_the_same(either: Any) -> None:
+    task = sample_task("k", entry=FunctionEntry("m:f", ((1, 2), {"a": (3,)})))
+
+    assert [put(either, [task]).known_other for _ in range(2)] == [0, 0]
+
+
 def test_single_tasks_are_known_by_the_names_of_their_parts(
     queue: Forgetful, records: MemoryRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for key in range(20):
         put(queue, tasks_of(key))
-    monkeypatch.setattr(records, "read_part", lambda part: pytest.fail("a request for each task"))
+    read, read_part = [], records.read_part
+    monkeypatch.setattr(records, "read_part", lambda part: read.append(part) or read_part(part))
 
     assert put(queue, tasks_of(7)).known == 1
     assert put(queue, tasks_of(7, 8, 100)).new == 1
+    assert len(read) == 3  # Those that were known, to tell whether their content is another.
     assert len(records.parts(EXPERIMENT)) == 21
     assert len(queue.given) == 21
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,7 +15,7 @@ import pytest
 
 import runtime.worker
 from runtime.errors import StoreUnavailable
-from runtime.queues.base import Queue, Release
+from runtime.queues.base import Lease, Queue, Release
 from runtime.reasons import EndReason
 from runtime.records.base import Record
 from runtime.snapshot import take_snapshot
@@ -86,6 +87,42 @@ def test_worker_command_once_runs_one_task(bench: Bench) -> None:
 
     assert worker.returncode == 0, said
     assert bench.records.totals(EXPERIMENT).counts[TaskState.SUCCEEDED] == 1
+
+
+class LeasesLate:
+    """A queue whose first answer to `lease` is on its way until it is let go."""
+
+    def __init__(self, queue: Any) -> None:
+        self.queue = queue
+        self.leased, self.go_on = threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.queue, name)
+
+    def lease(self, n: int, **options: Any) -> list[Lease]:
+        leases: list[Lease] = self.queue.lease(n, **options)
+        self.leased.set()
+        self.go_on.wait(60)
+        return leases
+
+
+def test_worker_that_leaves_while_leases_are_on_their_way_gives_them_back(bench: Bench) -> None:
+    queue, records = open_pair_with_folder(bench)
+    late = LeasesLate(queue)
+    task = bench.function("give", 1)
+    queue.put([task])
+
+    with bench.running(over=lambda _: late) as running:
+        assert late.leased.wait(60)
+        running.worker.stop()
+        assert wait_until(lambda: bool(bench.events("worker_draining")), timeout_s=60)
+        late.go_on.set()
+        result = running.join()
+
+    assert (result.succeeded, records.find(task.id, 1)) == (0, None)
+    depth = open_pair_with_folder(bench)[0].depth()
+    assert depth is not None
+    assert (depth.ready, depth.leased) == (1, 0)
 
 
 # what it takes
