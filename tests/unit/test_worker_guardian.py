@@ -12,6 +12,7 @@ import pytest
 from runtime import processes
 from runtime.crew import GuardianFailed
 from runtime.reasons import EndReason
+from runtime.scratch import remove_leftovers
 from runtime.tasks import TaskState
 from tests.services_support import wait_until
 from tests.unit.worker_bench import EXPERIMENT, Bench, bench, start_command
@@ -147,6 +148,7 @@ def test_task_of_a_worker_killed_while_its_guardian_is_stopped_runs_again_and_no
     result = bench.run(idle_timeout=timedelta(seconds=2))
     table = processes.read_table()
     worker.communicate()
+    remove_leftovers()  # As the next worker does.
 
     assert result.succeeded == 1
     assert len(below) >= 3
