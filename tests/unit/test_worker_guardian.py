@@ -174,21 +174,25 @@ def test_task_that_signals_its_worker_fails_for_it_and_the_worker_goes_on(
     assert bench.record(good).value == 1
 
 
-def guardian_of(worker: int) -> int | None:
-    found = [process.pid for process in processes.read_table().values() if process.ppid == worker]
-    return found[0] if found and not processes.read_table()[found[0]].dead else None
+def guardian_of(worker: int) -> int:
+    """Its pid once it serves; 0 before that."""
+    for process in processes.read_table().values():
+        named = processes.read_file(f"/proc/{process.pid}/comm") == b"rt-guardian\n"
+        if process.ppid == worker and named and not process.dead:
+            return process.pid
+    return 0
 
 
 @pytest.mark.parametrize("replaced", [False, True])
 def test_attempt_gets_the_signals_that_its_worker_holds_back(bench: Bench, replaced: bool) -> None:
     task = bench.function("end_on_signal", "kind")
     worker = start_command(bench, "--grace", "60s")
-    first: list[int] = []
-    assert wait_until(lambda: first.append(guardian_of(worker.pid) or 0) or first[-1], timeout_s=60)
+    assert wait_until(lambda: guardian_of(worker.pid), timeout_s=60)
     if replaced:
         # The first one was started before any signal was held back.
-        os.kill(first[-1], signal.SIGKILL)
-        assert wait_until(lambda: guardian_of(worker.pid) not in (None, first[-1]), timeout_s=60)
+        first = guardian_of(worker.pid)
+        os.kill(first, signal.SIGKILL)
+        assert wait_until(lambda: guardian_of(worker.pid) not in (0, first), timeout_s=60)
     bench.put(task)
     bench.began("kind")
 
