@@ -180,8 +180,6 @@ class Child:
     def __init__(self, page: mmap.mmap, limits: Limits) -> None:
         self.page, self.limits = page, limits
         self.cell = self.pid = 0
-        self.control = (0, 0)
-        """Device and inode of the socket to the worker."""
         self.begun = 0
         self.functions_run = 0
         self.buffer = b""
@@ -230,7 +228,9 @@ class Child:
 
     def serve(self, cell: int) -> NoReturn:
         """Be a child: called right after the fork, with output on 1 and 2 and the control socket on 3."""
-        self.cell, self.pid, self.control = cell, os.getpid(), identify(CONTROL_FD)
+        self.cell, self.pid = cell, os.getpid()
+        # Nobody needs an owner of this socket; it is the cheapest mark by which the socket can be told later.
+        fcntl.fcntl(CONTROL_FD, fcntl.F_SETOWN, self.pid)
         for signum, handler in self.own_handlers:
             _signal.signal(signum, handler)
         while True:
@@ -629,8 +629,9 @@ class Child:
         """All of it, to the worker; without a way to the worker the process ends."""
         with _writing:
             try:
-                if identify(CONTROL_FD) != self.control:
-                    raise OSError(errno.EBADF, "another file")
+                if fcntl.fcntl(CONTROL_FD, fcntl.F_GETOWN) != self.pid:
+                    # User code has closed it and opened something else, which must not get this.
+                    raise OSError(errno.EBADF, "not the control socket")
                 sent = os.write(CONTROL_FD, data)
                 while sent < len(data):
                     sent += os.write(CONTROL_FD, data[sent:])
@@ -947,12 +948,6 @@ def max_rss_bytes() -> int:
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak = max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def identify(fd: int) -> tuple[int, int]:
-    """What a descriptor stands for: user code may have closed it, and opened something else under its number."""
-    found = os.fstat(fd)
-    return found.st_dev, found.st_ino
 
 
 _writing = _thread.allocate_lock()

@@ -385,6 +385,18 @@ class Crew:
         child = self._find(token)
         return _take_undrained(child) if child else b""
 
+    # processes
+
+    def attempt_of(self, pid: int) -> str | None:
+        """The token of the running attempt that a process belongs to; None if it belongs to none, or is gone."""
+        born = {child.pid: child for child in self._children.values() if child.pid}
+        while (child := born.get(pid)) is None:
+            process = processes.find_process(pid)
+            if process is None:
+                return None
+            pid = process.ppid
+        return child.orders[0].token if child.orders else None
+
     # files
 
     def discard(self, path: str) -> None:

@@ -69,6 +69,8 @@ class Guardian:
         signal.signal(signal.SIGCHLD, _nothing)
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)
+        # A worker holds some signals back, to read who sent them; its attempts are stopped by them.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         signal.set_wakeup_fd(self.waker_fd, warn_on_full_buffer=False)
         gc.collect()
         gc.freeze()

@@ -82,10 +82,16 @@ def read_file(path: str, limit: int = 1 << 20) -> bytes:
         os.close(fd)
 
 
+def find_process(pid: int) -> Process | None:
+    """One entry of the table; None if there is none, or no table."""
+    line = read_file(f"/proc/{pid}/stat", 1024)
+    return parse_stat(line) if line else None
+
+
 def is_stopped(pid: int) -> bool:
     """Whether the process got SIGSTOP or the like and waits for SIGCONT; False where it cannot be told."""
-    line = read_file(f"/proc/{pid}/stat", 1024)
-    return bool(line) and parse_stat(line).state == "T"
+    process = find_process(pid)
+    return process is not None and process.state == "T"
 
 
 def find_descendants(table: Mapping[int, Process], root: int) -> list[int]:

@@ -41,6 +41,7 @@ from runtime.records.orders import Control
 from runtime.reporting import Reporter
 from runtime.retry import ALONE_FOR, Again, backoff
 from runtime.scratch import open_root, remove_leftovers
+from runtime.signals import SignalReader
 from runtime.slots import Slot, fits, plan_slots, read_machine
 from runtime.tasks import CommandEntry, FunctionEntry, TaskState, encode_task
 from runtime.trees import Trees
@@ -272,6 +273,7 @@ class Worker:
         self._kill_at = self._give_up_at = float("inf")
         """While it drains: when attempts are killed, and when it leaves without what cannot be recorded."""
         self._signals = 0
+        self._signal_reader: SignalReader | None = None
         self._bell: int | None = None
         self._bell_on = False
         self._running: list[str] = []
@@ -360,6 +362,8 @@ class Worker:
                     self._due.poll = 0.0
                 elif key.fd == self._wake_read:
                     os.read(self._wake_read, 4096)
+                elif key.data is self._signal_reader:
+                    self._read_signals()
             now = time.monotonic()
             deadline = crew.next_deadline()
             if deadline is not None and now >= deadline:
@@ -1527,23 +1531,37 @@ class Worker:
             return
         from runtime.notices import NoticeWatch, answer_notice, notice_settings_from
 
-        # The shim of a job may hear of the same signal a moment later: until then this is no success.
-        a_job = bool(os.environ.get("RUNTIME_JOB_ID"))
-
-        def on_signal(number: int, _: object) -> None:
-            self.stop(f"received {signal.Signals(number).name}", exit_code=128 + number if a_job else 0)
-
         def on_notice(notice: Notice) -> None:
             self._say.notice(notice)
             self.stop("preemption notice", exit_code=answer_notice(notice, os.environ))
 
-        previous = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        previous = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        reader = self._signal_reader = SignalReader(tuple(previous))
+        if reader.fd is not None:
+            self._selector.register(reader.fd, selectors.EVENT_READ, reader)
         try:
             with NoticeWatch(notice_settings_from(os.environ), on_notice):
                 yield
         finally:
+            reader.close()
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+    def _on_signal(self, number: int, _: object = None) -> None:
+        # The shim of a job may hear of the same signal a moment later: until then this is no success.
+        a_job = bool(os.environ.get("RUNTIME_JOB_ID"))
+        self.stop(f"received {signal.Signals(number).name}", exit_code=128 + number if a_job else 0)
+
+    def _read_signals(self) -> None:
+        """Leave if somebody wants that; an attempt of ours has no say in it, and fails for having tried."""
+        assert self._signal_reader is not None
+        for heard in self._signal_reader.read():
+            token = self._crew.attempt_of(heard.sender)
+            if token is None:
+                self._on_signal(heard.number)
+            else:
+                name = signal.Signals(heard.number).name
+                self._crew.kill(token, EndReason.APP_FAILED, f"sent {name} to its worker, which goes on")
 
     def _begin_drain(self, now: float) -> None:
         """Stop leasing, return what has not begun, ask what runs to checkpoint and end."""

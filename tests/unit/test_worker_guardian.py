@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from datetime import timedelta
@@ -11,6 +12,7 @@ import pytest
 from runtime import processes
 from runtime.crew import GuardianFailed
 from runtime.reasons import EndReason
+from runtime.scratch import remove_leftovers
 from runtime.tasks import TaskState
 from tests.services_support import wait_until
 from tests.unit.worker_bench import EXPERIMENT, Bench, bench, start_command
@@ -25,6 +27,22 @@ def signal_guardian(number):
     (HERE / "began").touch()
     os.kill(os.getppid(), number)
     time.sleep(600)
+
+
+def signal_worker(number, how):
+    worker = int(open(f"/proc/{os.getppid()}/stat").read().rpartition(")")[2].split()[1])
+    if how == "itself":
+        os.kill(worker, number)
+    elif how == "shell":
+        os.spawnlp(os.P_WAIT, "sh", "sh", "-c", f"kill -{number} {worker}; sleep 600")
+    else:
+        os.spawnlp(os.P_WAIT, "sh", "sh", "-c", f"setsid sh -c 'kill -{number} {worker}; sleep 600' & sleep 600")
+    time.sleep(600)
+
+
+def end_on_signal(name):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    wait(name)
 
 
 def daemon_then_stop_guardian(name):
@@ -130,8 +148,56 @@ def test_task_of_a_worker_killed_while_its_guardian_is_stopped_runs_again_and_no
     result = bench.run(idle_timeout=timedelta(seconds=2))
     table = processes.read_table()
     worker.communicate()
+    remove_leftovers()  # As the next worker does.
 
     assert result.succeeded == 1
     assert len(below) >= 3
     assert [pid for pid in below if pid in table and not table[pid].dead] == []
     assert [note.reason for note in bench.notes(task)] == [EndReason.LOST]
+
+
+@pytest.mark.parametrize("how", ["itself", "shell", "daemon"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_task_that_signals_its_worker_fails_for_it_and_the_worker_goes_on(
+    bench: Bench, number: signal.Signals, how: str
+) -> None:
+    bad, good = bench.function("signal_worker", int(number), how, max_failures=1), bench.function("give", 1)
+    bench.put(bad, good)
+    worker = start_command(bench, "--idle-timeout", "1s", "--max-consecutive-failures", "0")
+
+    _, said = worker.communicate(timeout=120)
+
+    assert worker.returncode == 0, said
+    record = bench.record(bad)
+    assert (record.state, record.reason) == (TaskState.FAILED, EndReason.APP_FAILED)
+    assert record.message == f"sent {number.name} to its worker, which goes on"
+    assert bench.record(good).value == 1
+
+
+def guardian_of(worker: int) -> int:
+    """Its pid once it serves; 0 before that."""
+    for process in processes.read_table().values():
+        named = processes.read_file(f"/proc/{process.pid}/comm") == b"rt-guardian\n"
+        if process.ppid == worker and named and not process.dead:
+            return process.pid
+    return 0
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_attempt_gets_the_signals_that_its_worker_holds_back(bench: Bench, replaced: bool) -> None:
+    task = bench.function("end_on_signal", "kind")
+    worker = start_command(bench, "--grace", "60s")
+    assert wait_until(lambda: guardian_of(worker.pid), timeout_s=60)
+    if replaced:
+        # The first one was started before any signal was held back.
+        first = guardian_of(worker.pid)
+        os.kill(first, signal.SIGKILL)
+        assert wait_until(lambda: guardian_of(worker.pid) not in (0, first), timeout_s=60)
+    bench.put(task)
+    bench.began("kind")
+
+    worker.send_signal(signal.SIGTERM)
+    _, said = worker.communicate(timeout=120)
+
+    assert worker.returncode == 0, said
+    assert bench.record(task).state is TaskState.SUCCEEDED
