@@ -1624,7 +1624,7 @@ def _outgoing(ended: Sequence[Settlement | Release], announced: Collection[str])
 
 
 def _with_fence(message: str | None) -> str:
-    return f"{message or 'ended'} (it ran fenced: after its worker was lost again and again, it may not signal that)"
+    return f"{message or 'ended'} (it ran fenced: workers were lost while it ran, so it could not signal this one)"
 
 
 def _kind(lease: Lease) -> EntryKind:

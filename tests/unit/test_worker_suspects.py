@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import runtime.worker
 from runtime.clock import machine_id
 from runtime.queues.base import FindsWaiting, Queue, Release
 from runtime.reasons import EndReason
-from runtime.records.base import EndedNote
+from runtime.records.base import EndedNote, StartedMark
 from runtime.tasks import FunctionEntry, Task, TaskState
 from runtime.testing import sample_task
 from tests.services_support import wait_until
@@ -249,6 +250,16 @@ def test_suspect_reaches_itself_and_no_process_of_its_worker(bench: Bench, queue
     assert bench.record(plain).value == []
 
 
+def test_suspect_is_the_first_that_the_kernel_ends_for_memory(bench: Bench, queue: Queue) -> None:
+    task = bench.command("cat", "/proc/self/oom_score_adj")
+    queue.put([task])
+    lose(queue, task, times=3)
+
+    bench.run(bench.open_queue())
+
+    assert bench.record(task).log == "1000\n"
+
+
 def test_command_of_a_suspect_is_fenced_too(bench: Bench, queue: Queue) -> None:
     # 0 is the shell's own group; the others are its worker's.
     task = bench.command("sh", "-c", "g=$(awk '{print $4}' /proc/$PPID/stat); kill -0 $g || kill -0 0 && echo fenced")
@@ -275,3 +286,36 @@ def test_attempt_after_a_fenced_one_runs_in_another_process(bench: Bench, queue:
     assert bench.record(fenced).log.split() == ["Seccomp:", "2"]
     assert bench.record(free).value == []
     assert bench.record(shell).log.split() == ["Seccomp:", mine]
+
+
+# where the queue does not know who holds its tasks
+
+
+class Untracked:
+    """The embedded queue as one that only delivers: what began is on file in the record store."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self.traits = replace(queue.traits, tracks_holders=False)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.queue, name)
+
+
+def test_attempts_without_an_end_are_losses_on_the_machine_that_they_name(bench: Bench) -> None:
+    queue, records = open_pair_with_folder(bench)
+    task = reaching(bench, "task")
+    queue.put([task])
+    for number in range(3):
+        records.note_started(task, StartedMark(f"gone-{number}", f"w-{number}", ago(minutes=1), True, machine_id()))
+    began: list[StartedMark] = []
+    note_started = records.note_started
+    records.note_started = lambda task, mark: began.append(mark) or note_started(task, mark)  # type: ignore[method-assign,func-returns-value]
+
+    bench.run(Untracked(queue), slots=2)  # type: ignore[arg-type]
+
+    assert bench.record(task, records=records).value == EVERYTHING  # Fenced, as they were all lost here.
+    notes = records.history(task.id, 1).ended
+    assert {(note.reason, note.alone, note.machine) for note in notes} == {(EndReason.LOST, True, machine_id())}
+    # A suspect with no other beside it counts as alone, also on a worker with more slots.
+    assert [(mark.alone, mark.machine) for mark in began] == [(True, machine_id())]
