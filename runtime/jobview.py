@@ -24,6 +24,7 @@ from runtime.launching import JobHandle, newest_natives
 from runtime.ledger import IndexStatus, JobStatus, LedgerEntry, job_folder
 from runtime.pulse import Pulse, PulseWatch, describe_pulse
 from runtime.reasons import EndReason
+from runtime.traces import Raised, describe_code, find_raised
 from runtime.units import format_duration, format_size, format_time
 
 NEWEST: Final = 10
@@ -31,9 +32,11 @@ NEWEST: Final = 10
 RECENT: Final = timedelta(days=1)
 ATTEMPTS_SHOWN: Final = 20
 TOLD_LINES: Final = 3
-"""Lines of the backend's own log that an explanation has."""
+"""Lines of a log that an explanation has."""
+UNCAUGHT: Final = 1
+"""How Python exits with an exception that nobody caught."""
 TOLD_ALONE: Final = 10
-"""The same, if no attempt began."""
+"""The same of the backend's own log, if no attempt began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -589,6 +592,8 @@ class JobFacts:
     attempts: tuple[AttemptView, ...] = ()
     log: tuple[str, ...] = ()
     """Last lines of its newest attempt."""
+    raised: Raised | None = None
+    """The exception that ended it, if its log says so."""
     backend_log: tuple[str, ...] = ()
     """Last lines of what the backend kept beside the log: of what ran before the shim, and of the shim itself."""
     backend: tuple[str, tuple[str, ...], str | None] | None = None
@@ -629,7 +634,7 @@ def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str
     native, backend = _ask_why(job, entry, chosen, said)
     log: list[str] = []
     if attempts:
-        log = read_tail(job.files, f"{job_folder(job.id)}/runs/{chosen}/a{attempts[-1].attempt:04d}/rank0.log")
+        log = read_tail(job.files, f"{job_folder(job.id)}/runs/{chosen}/a{attempts[-1].attempt:04d}/rank0.log", 100)
     mark = job.files.read(f"{job_folder(job.id)}/cancel") or job.files.read(f"{job_folder(job.id)}/cancel.{chosen}")
     order = json.loads(job.files.read(f"{job_folder(job.id)}/order.json") or b"{}")
     beside = read_backend_log(job, native)
@@ -640,7 +645,8 @@ def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str
         status=status,
         index=chosen,
         attempts=tuple(tell_attempts(job, entry, chosen)),
-        log=tuple(log),
+        log=tuple(log[-TOLD_LINES:]),
+        raised=find_raised("\n".join(log)) if attempts and attempts[-1].exit_code == UNCAUGHT else None,
         backend_log=tuple(beside[-(TOLD_LINES if attempts else TOLD_ALONE) :]),
         backend=backend,
         native=native,
@@ -773,9 +779,16 @@ def _explain_unfinished(
 ) -> JobExplanation:
     if facts.backend:
         sentence, more, hint = facts.backend
+        if counted and facts.status.state is JobState.RUNNING:
+            return JobExplanation(
+                f"{what} runs: {counted}; run {facts.index} {'is pending' if one.state is JobState.PENDING else 'runs'}: "
+                f"{sentence}",
+                (*more, *evidence),
+                hint,
+            )
         doing = " is pending" if one.state is JobState.PENDING else ""
         return JobExplanation(f"{what}{doing}: {sentence}", (*more, *evidence), hint)
-    if one.state is JobState.PENDING:
+    if one.state is JobState.PENDING and not (counted and facts.status.state is JobState.RUNNING):
         said = f": {one.message}" if one.message else ""
         return JobExplanation(f"{what} waits on `{facts.status.entry.target}`{said}", evidence, None)
     last, step = facts.attempts[-1] if facts.attempts else None, f"runtime logs -f {target}"
@@ -798,7 +811,7 @@ BY_SETUP: Final = "the setup lines "
 """How the shim's word of an attempt begins whose lines of setup failed."""
 
 _SAYINGS: Final[Mapping[EndReason, tuple[str, str]]] = {
-    EndReason.APP_FAILED: ("the command failed with exit code {code}", "runtime logs {job}{at}"),
+    EndReason.APP_FAILED: ("the command failed with exit code {code}{raised}", "runtime logs {job}{at}"),
     EndReason.OOM: (
         "the command was killed for memory",
         "ask for more: --memory SIZE, or do less at a time; then runtime launch again",
@@ -854,7 +867,8 @@ def _explain_failure(
     limit = (facts.limits or {}).get("time_limit_s")
     words = {
         "said": f": {told}" if told else "",
-        "code": one.exit_code,
+        "code": "unknown" if one.exit_code is None else describe_code(one.exit_code),
+        "raised": f": {facts.raised}" if facts.raised else "",
         "limit": f" of {format_duration(limit)}" if limit else "",
         "job": short,
         "at": at,
@@ -913,7 +927,7 @@ def _attempt_line(attempt: AttemptView) -> str:
     if attempt.reason is None:
         began = f", began {format_time(attempt.started_at)}" if attempt.started_at else ""
         return f"attempt {attempt.attempt}{where}{began}: no end is noted"
-    code = f", exit code {attempt.exit_code}" if attempt.exit_code else ""
+    code = f", exit code {describe_code(attempt.exit_code)}" if attempt.exit_code else ""
     said = f": {attempt.message}" if attempt.message else ""
     return f"attempt {attempt.attempt}{where} ended as {attempt.reason}{code}{said}"
 

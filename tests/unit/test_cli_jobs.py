@@ -440,6 +440,47 @@ def test_explain_of_a_failed_job_has_the_reason_the_log_and_the_next_step(run: T
     assert said.out.splitlines()[-1] == f"next: runtime logs {job[:10]}"
 
 
+def test_explain_of_a_python_failure_has_the_exception_with_file_and_line(run: Terminal) -> None:
+    (run.tree / "train.py").write_text("def main():\n    raise ValueError('no column')\nmain()\n")
+    job = run("launch", "--on", "local", "--", sys.executable, "train.py").out.strip()
+    run.wait(job, "failed")
+
+    assert run("explain", job).out.splitlines()[0] == (
+        f"job `{job[:10]}` failed: the command failed with exit code 1: ValueError: no column, at train.py:2, in main"
+    )
+
+
+def test_explain_and_status_name_the_signal_that_ended_a_command(run: Terminal) -> None:
+    job = run.finish("kill -SEGV $$")
+
+    said = run("explain", job).out
+    assert said.splitlines()[0] == f"job `{job[:10]}` failed: the command failed with exit code 139 (SIGSEGV)"
+    assert "ended as app_failed, exit code 139 (SIGSEGV)" in said
+    assert "139 SIGSEGV" in run("status", job).out
+    assert run("status", job, "-o", "json").json["attempts"][0]["exit_code"] == 139
+
+
+def test_explain_of_a_success_says_how_its_outputs_come_home(run: Terminal) -> None:
+    job = run.finish("true")
+
+    assert run("explain", job).out.splitlines()[-1] == f"next: runtime fetch {job[:10]}"
+
+
+def test_explain_of_a_running_array_says_that_it_runs_and_why_the_rest_waits() -> None:
+    states = [JobState.SUCCEEDED, JobState.RUNNING, JobState.PENDING, JobState.PENDING]
+    said = [NativeState(native_id=f"7_{n}", index=n, state=each, raw=each.upper()) for n, each in enumerate(states)]
+    outcome = Outcome(job=entry().id, index=0, reason=EndReason.SUCCEEDED, code=0, attempt=1)
+    status = ledger.judge(entry(indices=4, outcomes={0: outcome}), said, indices=True)
+    facts = JobFacts(status=status, index=2, native=said[2], backend=("its turn has not come", (), None))
+
+    counted = "job `j-01234567` runs: 2 pending, 1 running, 1 succeeded of 4"
+    assert explain(facts).sentence == f"{counted}; run 2 is pending: its turn has not come"
+    assert explain(replace(facts, backend=None)).sentence == counted
+    assert explain(replace(facts, one_of_many=True)).sentence == (
+        "run 2 of job `j-01234567` is pending: its turn has not come"
+    )
+
+
 def test_explain_of_an_array_counts_reasons_and_tells_the_first(run: Terminal) -> None:
     job = run.finish("exit {x}", "--grid", "x=0,5,6")
 
@@ -817,7 +858,9 @@ def test_explain_lists_how_attempts_ended() -> None:
     )  # fmt: skip
     facts = said_of(EndReason.PREEMPTED, attempts=(attempt,), backend_log=("shim: gone",))
 
-    assert explain(facts).evidence == ("attempt 1 on n1 ended as stopped, exit code 143: asked to stop by SIGTERM",)
+    assert explain(facts).evidence == (
+        "attempt 1 on n1 ended as stopped, exit code 143 (SIGTERM): asked to stop by SIGTERM",
+    )
 
 
 # retry
