@@ -408,9 +408,7 @@ def test_lines_of_the_job_run_inside_its_container_and_those_of_the_target_outsi
 
     assert outside["setup"] == ["module load apptainer", ". /lustre/opt/venv/bin/activate", "export A=1"]
     assert inside["setup"] == ["module load apptainer"]
-    assert inside["wrap"][2].endswith(
-        """EXIT\n. /opt/venv/bin/activate\nexport A=1\nset +e\nexec "$@"' pre "$@\""""
-    )
+    assert inside["wrap"][2].endswith("""EXIT\n. /opt/venv/bin/activate\nexport A=1\nset +e\nexec "$@"' pre "$@\"""")
 
 
 def test_folders_of_a_job_are_where_the_target_has_them(tmp_path: Path) -> None:
