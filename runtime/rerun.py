@@ -71,14 +71,8 @@ def retry_job(
     """
     status, _ = judge_job(job)
     chosen = choose_runs(status, indices)
-    if isinstance(job.launcher, Resubmits):
-        # Of the others the native job that could tell is asked no more.
-        for each in status.indices:
-            if each.index not in chosen and each.index not in status.entry.outcomes:
-                ledger.record_end(job.files, job.id, each)
-        return _next_epoch(job, chosen, settings, forgive=True, progress=progress)
-    if getattr(job.launcher, "takes_up", False):
-        return _next_epoch(job, chosen, settings, forgive=True, progress=progress)
+    if getattr(job.launcher, "takes_up", False) or isinstance(job.launcher, Resubmits):
+        return _next_epoch(job, chosen, settings, status=status, progress=progress)
     return _as_new_job(job, status, chosen, settings, progress)
 
 
@@ -89,7 +83,7 @@ def start_anew(
     entry = job.entry()
     first = int(entry.intent.get("offset", 0))
     left = [index for index in range(first, first + entry.indices) if index not in entry.outcomes]
-    return _next_epoch(job, left, settings, forgive=False, progress=progress) if left else None
+    return _next_epoch(job, left, settings, status=None, progress=progress) if left else None
 
 
 def choose_runs(status: JobStatus, indices: Sequence[int]) -> list[int]:
@@ -120,19 +114,38 @@ def choose_runs(status: JobStatus, indices: Sequence[int]) -> list[int]:
 
 
 def _next_epoch(
-    job: JobHandle, indices: Sequence[int], settings: Settings, *, forgive: bool, progress: Callable[[str], None]
+    job: JobHandle,
+    indices: Sequence[int],
+    settings: Settings,
+    *,
+    status: JobStatus | None,
+    progress: Callable[[str], None],
 ) -> Rerun:
+    """Start these runs again, forgiven what they did before `status` was read; with None nothing is forgiven."""
+    forgive = status is not None
     _wait_until_quiet(job)
     lock = ledger.Lock(job.files, job.id, f"{owner_name()}@{socket.gethostname()}")
     lock.take(patience_s=600, tell=progress)
-    started: list[str] = []
     try:
-        entry = _adopt(job)
+        adopted = _adopt(job)
+        started = [each.native_id for each in adopted]
+        entry = job.entry()
+        epoch = max((each.epoch for each in entry.natives), default=1) + (not adopted)
         plan = _restore_plan(job, entry, indices)
-        epoch = max((each.epoch for each in entry.natives), default=1) + 1
+        gone_on_with = {each.part for each in adopted}
+        left = [part for part in plan.parts if part.native.get("number", 0) not in gone_on_with]
+        # Of a part that an earlier try began to submit, what is there may be the new attempts'.
+        untried = [part for part in left if not _was_tried(job, part, epoch)]
+        fresh = {index for part in untried for index in range(part.offset, part.offset + part.count)}
+        if status is not None and isinstance(job.launcher, Resubmits):
+            # The native job that could tell how these ended is asked no more.
+            for each in status.indices:
+                if each.index in fresh and each.index not in {*indices, *entry.outcomes}:
+                    ledger.record_end(job.files, job.id, each)
+        fresh &= set(indices)
         forgiven = dict(plan.order.get("forgiven", {}))
         if forgive:
-            forgiven |= {str(index): max(job.attempts(index), default=0) for index in indices}
+            forgiven |= {str(index): max(job.attempts(index), default=0) for index in sorted(fresh)}
         plan = replace(plan, order={**plan.order, "epoch": epoch, "forgiven": forgiven})
         folder = plan.folder
         _bring_secrets(job, plan, settings)
@@ -143,10 +156,10 @@ def _next_epoch(
         if forgive:
             for name in ["cancel", "stopped", *(f"cancel.{index}" for index in indices)]:
                 job.files.remove(f"{folder}/{name}")
-        for part in plan.parts:
+        for part in left:
             if forgive:
                 served = range(part.offset, part.offset + part.count)
-                _put_aside(job, entry, [index for index in indices if index in served], epoch - 1)
+                _put_aside(job, entry, sorted(fresh & set(served)), epoch - 1)
             fault("forgiven")
             lock.ensure_held()
             native_id = job.launcher.submit(plan, part, job.host)
@@ -161,21 +174,23 @@ def _next_epoch(
     return Rerun(job=job.id, indices=tuple(indices), native_id=started[0], new=False, epoch=epoch)
 
 
-def _adopt(job: JobHandle) -> LedgerEntry:
-    """What the ledger knows, with native jobs of a later epoch that have begun and whose launcher died before it noted them."""
+def _adopt(job: JobHandle) -> list[NativeJob]:
+    """Note native jobs of the next epoch that have begun, and whose launcher died before it could: they are gone on with."""
     entry = job.entry()
     names = dict(enumerate(entry.intent.get("parts", ()))) or {0: job.id}
-    latest = max((each.epoch for each in entry.natives), default=1)
-    claims = {
-        f"{job_folder(job.id)}/owners/{epoch}.{part}": (epoch, part) for epoch in (latest, latest + 1) for part in names
-    }
-    noted = {(each.epoch, each.part) for each in entry.natives}
-    found = {claims[name]: owner.decode() for name, owner in job.files.read_many(claims).items()}
-    for (epoch, part), owner in found.items():
-        if (epoch, part) not in noted:
-            native = NativeJob(name=names[part], native_id=owner, part=part, epoch=epoch, at=ledger.now())
-            ledger.record_native(job.files, job.id, native)
-    return job.entry() if found.keys() - noted else entry
+    epoch = max((each.epoch for each in entry.natives), default=1) + 1
+    claims = {f"{job_folder(job.id)}/owners/{epoch}.{part}": part for part in names}
+    found = [
+        NativeJob(name=names[claims[claim]], native_id=owner.decode(), part=claims[claim], epoch=epoch, at=ledger.now())
+        for claim, owner in job.files.read_many(claims).items()
+    ]
+    for native in found:
+        ledger.record_native(job.files, job.id, native)
+    return found
+
+
+def _was_tried(job: JobHandle, part: NativePart, epoch: int) -> bool:
+    return bool(job.files.names(f"{job_folder(job.id)}/submit", f"{epoch}.{part.native.get('number', 0)}."))
 
 
 def _wait_until_quiet(job: JobHandle) -> None:
