@@ -95,7 +95,7 @@ class AfterView:
     job: str
     when: When
     state: JobState | None
-    """None if the record root has no such job any more."""
+    """None if the record root has no such job any more, or shows it to its owner alone."""
     reason: EndReason | None
     hopeless: bool
     """It has ended, and not as is waited for."""
@@ -346,10 +346,11 @@ def read_after(job: JobHandle, entry: LedgerEntry) -> list[AfterView]:
         return []
     found = []
     for each in wanted:
-        other = ledger.read_entry(job.files, each.job)
         status = None
-        if other is not None:
+        try:
             status, _ = judge_job(JobHandle(each.job, job.target, job.launcher, job.host))
+        except RuntimeFailure:
+            pass  # it was collected since, or is somebody else's
         found.append(
             AfterView(
                 job=each.job,
@@ -366,7 +367,7 @@ def describe_after(each: AfterView) -> str:
     """`j-91c0…, which failed (app_failed)`"""
     ends = {When.OK: "", When.ANY: "the end of ", When.NOTOK: "the failure of "}
     if each.state is None:
-        return f"{ends[each.when]}`{each.job[:10]}`, which is not there any more"
+        return f"{ends[each.when]}`{each.job[:10]}`, of which nothing can be read"
     verb = "" if each.state in (JobState.SUCCEEDED, JobState.FAILED) else "is "
     verb = "was " if each.state is JobState.CANCELLED else verb
     why = f" ({each.reason})" if each.reason and each.reason.value != each.state.value else ""

@@ -573,7 +573,7 @@ def test_explain_of_a_job_whose_dependency_failed_names_that_job(state: JobState
         (When.OK, JobState.CANCELLED, EndReason.CANCELLED, "`j-fedcba98`, which was cancelled"),
         (When.NOTOK, JobState.SUCCEEDED, EndReason.SUCCEEDED, "the failure of `j-fedcba98`, which succeeded"),
         (When.ANY, JobState.PENDING, None, "the end of `j-fedcba98`, which is pending"),
-        (When.OK, None, None, "`j-fedcba98`, which is not there any more"),
+        (When.OK, None, None, "`j-fedcba98`, of which nothing can be read"),
     ],
 )
 def test_what_a_job_comes_after_is_told_with_how_that_stands(
@@ -586,6 +586,26 @@ def test_what_a_job_comes_after_is_told_with_how_that_stands(
     assert (
         f"it comes after {said}" in explain(JobFacts(status=status, index=0, native=waiting, after=(other,))).evidence
     )
+
+
+def test_status_and_explain_read_the_jobs_that_a_job_comes_after_until_it_begins(
+    run: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LocalLauncher.keeps, "after", LocalLauncher.keeps["command"])  # type: ignore[arg-type]
+    failed, gone, job = run.finish("exit 3"), f"j-{'0' * 24}", ""
+    job = run.finish("true", "--after", failed, "--after", f"any:{gone}")
+    begun = run("status", job, "-o", "json").json["after"]
+    for path in (next((run.data / "jobs" / "done").glob(f"{job}.*")), run.folder(job) / "runs"):
+        path.rename(run.tree / path.name)
+
+    seen = run("status", job).out
+    said = run("explain", job).out.splitlines()
+
+    assert begun == []
+    assert f"`{failed[:10]}`, which failed (app_failed)" in seen
+    assert said[0] == f"job `{job[:10]}` never ran: it comes after `{failed[:10]}`, which failed (app_failed)"
+    assert f"  it comes after the end of `{gone[:10]}`, of which nothing can be read" in said
+    assert said[-1] == f"next: runtime explain {failed[:10]}"
 
 
 def test_explain_says_nothing_twice() -> None:
