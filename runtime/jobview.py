@@ -675,8 +675,10 @@ def read_unbegun(job: JobHandle, index: int) -> list[str]:
     """The end of the backend's own log, for a run of which nothing else is to be read: its last native job began no attempt,
     or none has begun yet. Empty for any other run."""
     entry = job.entry()
-    if index in entry.outcomes or not entry.natives:
+    if index in entry.outcomes:
         return []
+    if not entry.natives:
+        return read_backend_log(job, None)
     status, said = judge_job(job)
     one = next(each for each in status.indices if each.index == index)
     if one.reason is not EndReason.SETUP_FAILED and job.attempts(index):

@@ -716,6 +716,21 @@ def test_logs_of_a_run_that_never_began_are_what_the_backend_kept(
     )
 
 
+def test_python_that_is_too_old_is_told_by_the_launch_and_by_explain_and_logs(run: Terminal) -> None:
+    old = run.tree / "old"
+    old.write_text('#!/bin/sh\necho "SyntaxError: invalid syntax" >&2\nexit 1\n')
+    old.chmod(0o755)
+    (run.tree / "runtime.toml").write_text(f'[targets.old]\nkind = "local"\npython = "{old}"\n')
+
+    launched = run("launch", "--on", "old", "--", "true")
+    (job,) = (path.name for path in (run.data / "jobs" / "jobs").iterdir())
+
+    assert (launched.code, "SyntaxError: invalid syntax" in launched.err) == (2, True)
+    assert "  local's own log: SyntaxError: invalid syntax" in run("explain", job).out.splitlines()
+    assert run("logs", job).out == "SyntaxError: invalid syntax\n"
+    assert run("status", job, "-o", "json").json["reason"] == "setup_failed"
+
+
 def test_job_that_its_target_did_not_take_is_no_job_that_waits_and_may_be_launched_again(run: Terminal) -> None:
     targets = run.tree / "runtime.toml"
     targets.write_text('[targets.here]\nkind = "local"\npython = "/no/such/python"\n')
