@@ -32,6 +32,7 @@ from runtime.status import (
     read_workers,
 )
 from runtime.tasks import DEFAULT_MAX_FAILURES, Task, TaskState
+from runtime.traces import find_raised
 from runtime.units import format_duration, format_time
 
 PEEKED: Final = 1_000
@@ -174,7 +175,7 @@ def _succeeded(facts: Facts, record: Record) -> Explanation:
     return Explanation(
         f"task `{record.task_id}` succeeded{again}{took}{by}, {_ago(record.ended_at, facts.now)}",
         (*_said(record), *_lives(facts), *_attempts(facts.standing.history.ended)),
-        f"runtime status {record.task_id}",
+        f"runtime logs {record.task_id}",
     )
 
 
@@ -225,6 +226,9 @@ def _failed(facts: Facts, record: Record) -> Explanation:
         )
     said = last_line(record.message)
     because = f": {_cut(said, 160)}" if said else ""
+    raised = find_raised(record.message or "") or find_raised(record.log)
+    if raised and record.reason is EndReason.APP_FAILED:
+        because = f": {raised}"
     return Explanation(
         f"{name} failed, {_budget_spent(facts, record)}{because}", tuple(evidence), _after_failure(record)
     )

@@ -26,6 +26,7 @@ from runtime.ledger import IndexStatus, JobStatus, LedgerEntry, job_folder
 from runtime.leftovers import tidy
 from runtime.pulse import Pulse, PulseWatch, describe_pulse
 from runtime.reasons import EndReason
+from runtime.traces import Raised, describe_code, find_raised
 from runtime.units import format_duration, format_size, format_time
 
 NEWEST: Final = 10
@@ -33,9 +34,11 @@ NEWEST: Final = 10
 RECENT: Final = timedelta(days=1)
 ATTEMPTS_SHOWN: Final = 20
 TOLD_LINES: Final = 3
-"""Lines of the backend's own log that an explanation has."""
+"""Lines of a log that an explanation has."""
+UNCAUGHT: Final = 1
+"""How Python exits with an exception that nobody caught."""
 TOLD_ALONE: Final = 10
-"""The same, if no attempt began."""
+"""The same of the backend's own log, if no attempt began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +97,7 @@ class AfterView:
     job: str
     when: When
     state: JobState | None
-    """None if the record root has no such job any more."""
+    """None if the record root has no such job any more, or shows it to its owner alone."""
     reason: EndReason | None
     hopeless: bool
     """It has ended, and not as is waited for."""
@@ -348,10 +351,11 @@ def read_after(job: JobHandle, entry: LedgerEntry) -> list[AfterView]:
         return []
     found = []
     for each in wanted:
-        other = ledger.read_entry(job.files, each.job)
         status = None
-        if other is not None:
+        try:
             status, _ = judge_job(JobHandle(each.job, job.target, job.launcher, job.host))
+        except RuntimeFailure:
+            pass  # it was collected since, or is somebody else's
         found.append(
             AfterView(
                 job=each.job,
@@ -368,7 +372,7 @@ def describe_after(each: AfterView) -> str:
     """`j-91c0…, which failed (app_failed)`"""
     ends = {When.OK: "", When.ANY: "the end of ", When.NOTOK: "the failure of "}
     if each.state is None:
-        return f"{ends[each.when]}`{each.job[:10]}`, which is not there any more"
+        return f"{ends[each.when]}`{each.job[:10]}`, of which nothing can be read"
     verb = "" if each.state in (JobState.SUCCEEDED, JobState.FAILED) else "is "
     verb = "was " if each.state is JobState.CANCELLED else verb
     why = f" ({each.reason})" if each.reason and each.reason.value != each.state.value else ""
@@ -589,6 +593,8 @@ class JobFacts:
     attempts: tuple[AttemptView, ...] = ()
     log: tuple[str, ...] = ()
     """Last lines of its newest attempt."""
+    raised: Raised | None = None
+    """The exception that ended it, if its log says so."""
     backend_log: tuple[str, ...] = ()
     """Last lines of what the backend kept beside the log: of what ran before the shim, and of the shim itself."""
     backend: tuple[str, tuple[str, ...], str | None] | None = None
@@ -629,7 +635,7 @@ def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str
     native, backend = _ask_why(job, entry, chosen, said)
     log: list[str] = []
     if attempts:
-        log = read_tail(job.files, f"{job_folder(job.id)}/runs/{chosen}/a{attempts[-1].attempt:04d}/rank0.log")
+        log = read_tail(job.files, f"{job_folder(job.id)}/runs/{chosen}/a{attempts[-1].attempt:04d}/rank0.log", 100)
     mark = job.files.read(f"{job_folder(job.id)}/cancel") or job.files.read(f"{job_folder(job.id)}/cancel.{chosen}")
     order = json.loads(job.files.read(f"{job_folder(job.id)}/order.json") or b"{}")
     beside = read_backend_log(job, native)
@@ -640,7 +646,8 @@ def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str
         status=status,
         index=chosen,
         attempts=tuple(tell_attempts(job, entry, chosen)),
-        log=tuple(log),
+        log=tuple(log[-TOLD_LINES:]),
+        raised=find_raised("\n".join(log)) if attempts and attempts[-1].exit_code == UNCAUGHT else None,
         backend_log=tuple(beside[-(TOLD_LINES if attempts else TOLD_ALONE) :]),
         backend=backend,
         native=native,
@@ -668,8 +675,10 @@ def read_unbegun(job: JobHandle, index: int) -> list[str]:
     """The end of the backend's own log, for a run of which nothing else is to be read: its last native job began no attempt,
     or none has begun yet. Empty for any other run."""
     entry = job.entry()
-    if index in entry.outcomes or not entry.natives:
+    if index in entry.outcomes:
         return []
+    if not entry.natives:
+        return read_backend_log(job, None)
     status, said = judge_job(job)
     one = next(each for each in status.indices if each.index == index)
     if one.reason is not EndReason.SETUP_FAILED and job.attempts(index):
@@ -773,9 +782,16 @@ def _explain_unfinished(
 ) -> JobExplanation:
     if facts.backend:
         sentence, more, hint = facts.backend
+        if counted and facts.status.state is JobState.RUNNING:
+            return JobExplanation(
+                f"{what} runs: {counted}; run {facts.index} {'is pending' if one.state is JobState.PENDING else 'runs'}: "
+                f"{sentence}",
+                (*more, *evidence),
+                hint,
+            )
         doing = " is pending" if one.state is JobState.PENDING else ""
         return JobExplanation(f"{what}{doing}: {sentence}", (*more, *evidence), hint)
-    if one.state is JobState.PENDING:
+    if one.state is JobState.PENDING and not (counted and facts.status.state is JobState.RUNNING):
         said = f": {one.message}" if one.message else ""
         return JobExplanation(f"{what} waits on `{facts.status.entry.target}`{said}", evidence, None)
     last, step = facts.attempts[-1] if facts.attempts else None, f"runtime logs -f {target}"
@@ -798,7 +814,7 @@ BY_SETUP: Final = "the setup lines "
 """How the shim's word of an attempt begins whose lines of setup failed."""
 
 _SAYINGS: Final[Mapping[EndReason, tuple[str, str]]] = {
-    EndReason.APP_FAILED: ("the command failed with exit code {code}", "runtime logs {job}{at}"),
+    EndReason.APP_FAILED: ("the command failed with exit code {code}{raised}", "runtime logs {job}{at}"),
     EndReason.OOM: (
         "the command was killed for memory",
         "ask for more: --memory SIZE, or do less at a time; then runtime launch again",
@@ -854,7 +870,8 @@ def _explain_failure(
     limit = (facts.limits or {}).get("time_limit_s")
     words = {
         "said": f": {told}" if told else "",
-        "code": one.exit_code,
+        "code": "unknown" if one.exit_code is None else describe_code(one.exit_code),
+        "raised": f": {facts.raised}" if facts.raised else "",
         "limit": f" of {format_duration(limit)}" if limit else "",
         "job": short,
         "at": at,
@@ -913,7 +930,7 @@ def _attempt_line(attempt: AttemptView) -> str:
     if attempt.reason is None:
         began = f", began {format_time(attempt.started_at)}" if attempt.started_at else ""
         return f"attempt {attempt.attempt}{where}{began}: no end is noted"
-    code = f", exit code {attempt.exit_code}" if attempt.exit_code else ""
+    code = f", exit code {describe_code(attempt.exit_code)}" if attempt.exit_code else ""
     said = f": {attempt.message}" if attempt.message else ""
     return f"attempt {attempt.attempt}{where} ended as {attempt.reason}{code}{said}"
 

@@ -1,6 +1,6 @@
 """Runs of a job once more: those that failed, by hand; and what an interruption took away.
 
-Where the launcher starts shims itself, the same job goes on as its next epoch: its order says which attempts are
+Where the launcher starts shims itself, or can submit some of a launch again, the same job goes on as its next epoch: its order says which attempts are
 forgiven, results of the runs that go again are put aside, and the shim that starts claims the later epoch. Elsewhere a
 new job of the same order is made, in whose folder the runs that need not go again have their result already. Killed at
 any step and run again, nothing runs twice.
@@ -21,7 +21,7 @@ from runtime import ledger
 from runtime.errors import NotPossible
 from runtime.jobs import JobSpec, JobState, parse_spec
 from runtime.jobview import check_index, judge_job
-from runtime.launchers.base import JobIdentity, LaunchPlan, NativePart
+from runtime.launchers.base import JobIdentity, LaunchPlan, NativePart, Resubmits
 from runtime.launchers.order import SNAPSHOT_FILE
 from runtime.launching import (
     SHIM,
@@ -71,8 +71,8 @@ def retry_job(
     """
     status, _ = judge_job(job)
     chosen = choose_runs(status, indices)
-    if getattr(job.launcher, "takes_up", False):
-        return _next_epoch(job, chosen, settings, forgive=True, progress=progress)
+    if getattr(job.launcher, "takes_up", False) or isinstance(job.launcher, Resubmits):
+        return _next_epoch(job, chosen, settings, status=status, progress=progress)
     return _as_new_job(job, status, chosen, settings, progress)
 
 
@@ -83,7 +83,7 @@ def start_anew(
     entry = job.entry()
     first = int(entry.intent.get("offset", 0))
     left = [index for index in range(first, first + entry.indices) if index not in entry.outcomes]
-    return _next_epoch(job, left, settings, forgive=False, progress=progress) if left else None
+    return _next_epoch(job, left, settings, status=None, progress=progress) if left else None
 
 
 def choose_runs(status: JobStatus, indices: Sequence[int]) -> list[int]:
@@ -114,18 +114,38 @@ def choose_runs(status: JobStatus, indices: Sequence[int]) -> list[int]:
 
 
 def _next_epoch(
-    job: JobHandle, indices: Sequence[int], settings: Settings, *, forgive: bool, progress: Callable[[str], None]
+    job: JobHandle,
+    indices: Sequence[int],
+    settings: Settings,
+    *,
+    status: JobStatus | None,
+    progress: Callable[[str], None],
 ) -> Rerun:
+    """Start these runs again, forgiven what they did before `status` was read; with None nothing is forgiven."""
+    forgive = status is not None
     _wait_until_quiet(job)
     lock = ledger.Lock(job.files, job.id, f"{owner_name()}@{socket.gethostname()}")
     lock.take(patience_s=600, tell=progress)
     try:
+        adopted = _adopt(job)
+        started = [each.native_id for each in adopted]
         entry = job.entry()
-        plan = _restore_plan(job, entry)
-        epoch = max((each.epoch for each in entry.natives), default=1) + 1
+        epoch = max((each.epoch for each in entry.natives), default=1) + (not adopted)
+        plan = _restore_plan(job, entry, indices)
+        gone_on_with = {each.part for each in adopted}
+        left = [part for part in plan.parts if part.native.get("number", 0) not in gone_on_with]
+        # Of a part that an earlier try began to submit, what is there may be the new attempts'.
+        untried = [part for part in left if not _was_tried(job, part, epoch)]
+        fresh = {index for part in untried for index in range(part.offset, part.offset + part.count)}
+        if status is not None and isinstance(job.launcher, Resubmits):
+            # The native job that could tell how these ended is asked no more.
+            for each in status.indices:
+                if each.index in fresh and each.index not in {*indices, *entry.outcomes}:
+                    ledger.record_end(job.files, job.id, each)
+        fresh &= set(indices)
         forgiven = dict(plan.order.get("forgiven", {}))
         if forgive:
-            forgiven |= {str(index): max(job.attempts(index), default=0) for index in indices}
+            forgiven |= {str(index): max(job.attempts(index), default=0) for index in sorted(fresh)}
         plan = replace(plan, order={**plan.order, "epoch": epoch, "forgiven": forgiven})
         folder = plan.folder
         bring_secrets(plan, job.files, make_context(job.target, settings))
@@ -136,17 +156,41 @@ def _next_epoch(
         if forgive:
             for name in ["cancel", "stopped", *(f"cancel.{index}" for index in indices)]:
                 job.files.remove(f"{folder}/{name}")
-            _put_aside(job, entry, indices, epoch - 1)
-        fault("forgiven")
-        lock.ensure_held()
-        native_id = job.launcher.submit(plan, plan.parts[0], job.host)
-        fault("resubmitted")
-        native = NativeJob(name=plan.parts[0].name, native_id=native_id, part=0, epoch=epoch, at=ledger.now())
-        ledger.record_native(job.files, job.id, native)
+        for part in left:
+            if forgive:
+                served = range(part.offset, part.offset + part.count)
+                _put_aside(job, entry, sorted(fresh & set(served)), epoch - 1)
+            fault("forgiven")
+            lock.ensure_held()
+            native_id = job.launcher.submit(plan, part, job.host)
+            fault("resubmitted")
+            number = part.native.get("number", 0)
+            native = NativeJob(name=part.name, native_id=native_id, part=number, epoch=epoch, at=ledger.now())
+            ledger.record_native(job.files, job.id, native)
+            progress(f"started {native_id} on {job.target.name}")
+            started.append(native_id)
     finally:
         lock.release()
-    progress(f"started {native_id} on {job.target.name}")
-    return Rerun(job=job.id, indices=tuple(indices), native_id=native_id, new=False, epoch=epoch)
+    return Rerun(job=job.id, indices=tuple(indices), native_id=started[0], new=False, epoch=epoch)
+
+
+def _adopt(job: JobHandle) -> list[NativeJob]:
+    """Note native jobs of the next epoch that have begun, and whose launcher died before it could: they are gone on with."""
+    entry = job.entry()
+    names = dict(enumerate(entry.intent.get("parts", ()))) or {0: job.id}
+    epoch = max((each.epoch for each in entry.natives), default=1) + 1
+    claims = {f"{job_folder(job.id)}/owners/{epoch}.{part}": part for part in names}
+    found = [
+        NativeJob(name=names[claims[claim]], native_id=owner.decode(), part=claims[claim], epoch=epoch, at=ledger.now())
+        for claim, owner in job.files.read_many(claims).items()
+    ]
+    for native in found:
+        ledger.record_native(job.files, job.id, native)
+    return found
+
+
+def _was_tried(job: JobHandle, part: NativePart, epoch: int) -> bool:
+    return bool(job.files.names(f"{job_folder(job.id)}/submit", f"{epoch}.{part.native.get('number', 0)}."))
 
 
 def _wait_until_quiet(job: JobHandle) -> None:
@@ -161,36 +205,40 @@ def _wait_until_quiet(job: JobHandle) -> None:
         time.sleep(0.1)
 
 
-def _restore_plan(job: JobHandle, entry: LedgerEntry) -> LaunchPlan:
+def _restore_plan(job: JobHandle, entry: LedgerEntry, indices: Sequence[int]) -> LaunchPlan:
     """What was decided at the launch, read back from the ledger: later edits of files and settings change nothing."""
     folder = job_folder(job.id)
-    read = job.files.read_many([f"{folder}/{name}" for name in ("order.json", "spec.json", "artefacts/command")])
-    missing = {f"{folder}/order.json", f"{folder}/spec.json", f"{folder}/artefacts/command"} - read.keys()
-    if missing:
-        raise NotPossible(
-            f"job `{job.id}` cannot go on: {', '.join(sorted(missing))} is gone", hint="runtime launch --again"
-        )
-    spec = _read_spec(read[f"{folder}/spec.json"], job.id)
-    words = shlex.split(read[f"{folder}/artefacts/command"].decode())
-    part = NativePart(
-        name=job.id,
-        artefact="command",
-        offset=int(entry.intent.get("offset", 0)),
-        count=entry.indices,
-        native={"words": words},
-    )
+    resubmits = isinstance(job.launcher, Resubmits)
+    names = job.files.names(f"{folder}/artefacts") if resubmits else ["command"]
+    wanted = [f"{folder}/order.json", f"{folder}/spec.json", *(f"{folder}/artefacts/{name}" for name in names)]
+    read = job.files.read_many(wanted)
+    if missing := sorted(set(wanted) - read.keys()) or ([] if names else [f"{folder}/artefacts"]):
+        raise NotPossible(f"job `{job.id}` cannot go on: {', '.join(missing)} is gone", hint="runtime launch --again")
+    artefacts = {name: read[f"{folder}/artefacts/{name}"].decode() for name in names}
+    parts, root = _restore_parts(job, entry, artefacts, indices)
     return LaunchPlan(
         job=JobIdentity(id=job.id, name=entry.name, owner=entry.owner, snapshot=entry.snapshot),
-        spec=spec,
+        spec=_read_spec(read[f"{folder}/spec.json"], job.id),
         target=job.target,
         order=json.loads(read[f"{folder}/order.json"]),
-        artefacts={"command": shlex.join(words) + "\n"},
-        parts=(part,),
+        artefacts=artefacts,
+        parts=tuple(parts),
         fidelity={},
         indices=({},) * entry.indices,
-        # As it was planned, which may begin with `~`; words of the command do.
-        root=words[1].partition(f"/{folder}/")[0],
+        root=root,
     )
+
+
+def _restore_parts(
+    job: JobHandle, entry: LedgerEntry, artefacts: Mapping[str, str], indices: Sequence[int]
+) -> tuple[list[NativePart], str]:
+    """The parts, and the record root as it was planned, which may begin with `~`."""
+    if isinstance(job.launcher, Resubmits):
+        return job.launcher.restore_parts(artefacts, entry.intent["parts"], indices), job.files.root
+    words = shlex.split(artefacts["command"])
+    first = int(entry.intent.get("offset", 0))
+    part = NativePart(name=job.id, artefact="command", offset=first, count=entry.indices, native={"words": words})
+    return [part], words[1].partition(f"/{job_folder(job.id)}/")[0]
 
 
 def _read_spec(text: bytes, job: str) -> JobSpec:

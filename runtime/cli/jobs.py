@@ -197,9 +197,16 @@ def _attempt_row(each: AttemptView, now: datetime) -> dict[str, object]:
         "STARTED": format_ago(each.started_at, now) if each.started_at else None,
         "ENDED": format_ago(each.ended_at, now) if each.ended_at else None if each.reason else "no word yet",
         "REASON": each.reason,
-        "EXIT": each.exit_code,
+        "EXIT": _code(each.exit_code),
         "MESSAGE": each.message,
     }
+
+
+def _code(code: int | None) -> str | int | None:
+    from runtime.traces import name_signal
+
+    name = name_signal(code)
+    return f"{code} {name}" if name else code
 
 
 def index_row(each: IndexStatus) -> dict[str, object]:

@@ -290,6 +290,17 @@ class KeepsOutput(Protocol):
 
 
 @runtime_checkable
+class Resubmits(Protocol):
+    """A launcher that can submit the native jobs of a launch another time, for some of their indices."""
+
+    def restore_parts(
+        self, artefacts: Mapping[str, str], names: Sequence[str], indices: Sequence[int]
+    ) -> list[NativePart]:
+        """The parts of a launch that serve these indices, cut down to them. `artefacts` are those of the launch, `names` those of
+        all its parts in order; `native["number"]` of a part is its place among them."""
+
+
+@runtime_checkable
 class RemembersStarts(Protocol):
     """A launcher whose backend starts one native job several times, and remembers how each start ended."""
 

@@ -27,7 +27,19 @@ import pytest
 from runtime import ledger
 from runtime.config import Project, Settings
 from runtime.errors import NotPossible
-from runtime.jobs import Array, Backoff, Code, CodeMode, JobSpec, JobState, Retry, SecretRef, leaf_fields, set_fields
+from runtime.jobs import (
+    Array,
+    Backoff,
+    Code,
+    CodeMode,
+    Environment,
+    JobSpec,
+    JobState,
+    Retry,
+    SecretRef,
+    leaf_fields,
+    set_fields,
+)
 from runtime.jobview import read_attempts
 from runtime.launchers.agent import MARKER
 from runtime.launchers.base import Fidelity, Keeping, Launcher, LaunchPlan, Target
@@ -393,6 +405,16 @@ class LauncherSuite:
         assert job.status(indices=True).indices[0].exit_code == 3
         assert (again.id, again.new, again.attempts()) == (job.id, False, [1])
 
+    def test_line_of_setup_that_fails_is_no_failure_of_the_command(self, bench: Bench) -> None:
+        bench.require("environment.setup")
+
+        job = bench.start("echo", "never", environment=Environment(setup=("cd /no/such/folder",)))
+        status = bench.end(job)
+
+        assert (status.state, status.reason) == (JobState.FAILED, EndReason.SETUP_FAILED)
+        assert read_attempts(job.files, job.id, 0)[-1].message.startswith("the setup lines ended with exit code ")
+        assert "/no/such/folder" in read_log(job)
+
     def test_failures_are_retried_until_the_budget_is_spent(self, bench: Bench) -> None:
         bench.require("retry.failure")
         pause = Backoff(min=timedelta(seconds=0.1), max=timedelta(seconds=0.2))
@@ -586,7 +608,7 @@ class LauncherSuite:
 
 def _refused_change(keeps: Mapping[str, Keeping]) -> tuple[str, dict[str, Any]]:
     """A field that the launcher refuses, and a spec's change that sets it alone."""
-    from runtime.jobs import Environment, EnvironmentManager, Gpus, JobResources, Outputs, Placement, Priority, Tpu
+    from runtime.jobs import EnvironmentManager, Gpus, JobResources, Outputs, Placement, Priority, Tpu
 
     changes: dict[str, dict[str, Any]] = {
         "image": {"image": "lab/image:1"},

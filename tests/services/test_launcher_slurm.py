@@ -38,6 +38,7 @@ from runtime.launchers.slurm.bundle import export_bundle
 from runtime.launchers.slurm.launcher import SlurmLauncher, SubmitRefused
 from runtime.launching import JobHandle, LaunchOptions, find_job, launch, prepare
 from runtime.reasons import EndReason
+from runtime.rerun import retry_job
 from runtime.targets import find_target
 from tests import slurm_support
 from tests.readme_support import AS_PROMISED, follow_readme
@@ -605,6 +606,84 @@ def test_shim_that_was_killed_had_begun_so_its_setup_is_not_blamed(place: Place)
     assert (status.state, status.reason) == (JobState.FAILED, EndReason.APP_FAILED)
 
 
+# once more
+
+
+def test_retry_queues_only_what_failed_as_the_same_job(place: Place) -> None:
+    place.target["max_array_size"] = 3
+    ran, mended = place.folder / "ran", place.folder / "mended"
+    job = place.launch(
+        f"echo $RUNTIME_ARRAY_INDEX >> {ran}; case $RUNTIME_ARRAY_INDEX in 6|8|13) [ -e {mended} ] ;; esac",
+        array=Array(count=9, offset=5, max_parallel=6),
+    )
+    assert dict(job.wait(timeout_s=120).counts) == {JobState.SUCCEEDED: 6, JobState.FAILED: 3}
+    natives = place.slurm.jobs(job.id)
+    place.target["partition"] = "nowhere"  # what the launch decided counts
+    mended.touch()
+
+    again = retry_job(job, place.settings)
+
+    assert (again.job, again.new, again.indices, again.epoch) == (job.id, False, (6, 8, 13), 2)
+    assert dict(job.wait(timeout_s=120).counts) == {JobState.SUCCEEDED: 9}
+    assert sorted(map(int, ran.read_text().split())) == sorted([*range(5, 14), 6, 8, 13])
+    # Three parts of three: the first and the third have failed runs, and the second one too.
+    later = [native for native in place.slurm.jobs(job.id) if native not in natives]
+    queued = place.slurm.run("squeue", "-r", "-h", "-t", "all", "-o", "%F|%K", "-j", ",".join(later)).split()
+    assert sorted(line.partition("|")[2] for line in queued) == ["0", "1", "2"]
+    assert [job.attempts(index) for index in (5, 6, 8, 13)] == [[1], [1, 2], [1, 2], [1, 2]]
+    assert told(job, 13) == ["app_failed", "succeeded"]
+    with pytest.raises(NotPossible, match="nothing of job"):
+        retry_job(job, place.settings)
+
+
+def test_retry_leaves_how_the_others_ended_and_what_only_slurm_knew_of_them(place: Place) -> None:
+    job = place.launch("[ $RUNTIME_ATTEMPT = 2 ] || sleep 60", array=Array(count=3), grace_period=timedelta(seconds=1))
+    assert wait_until(lambda: all(job.attempts(index) for index in range(3)), timeout_s=60)
+    place.slurm.run("scancel", place.slurm.jobs(job.id)[0])
+    assert job.wait(timeout_s=120).state is JobState.CANCELLED
+
+    retry_job(job, place.settings, indices=[1])
+
+    states = [JobState.CANCELLED, JobState.SUCCEEDED, JobState.CANCELLED]
+    job.wait(timeout_s=120)
+    assert [each.state for each in job.status(indices=True).indices] == states
+    retry_job(job, place.settings, indices=[0])
+    job.wait(timeout_s=120)
+    assert [each.state for each in job.status(indices=True).indices] == [JobState.SUCCEEDED, *states[1:]]
+
+
+RETRY = """
+import sys
+from runtime import ledger
+from runtime.config import load_settings
+from runtime.launching import find_job
+from runtime.rerun import retry_job
+ledger.STILL_S = 1.0
+retry_job(find_job(sys.argv[1]), load_settings())
+"""
+
+
+@pytest.mark.parametrize("point", ["reordered", "forgiven", "submitting", "resubmitted"])
+def test_retry_killed_at_any_point_and_repeated_runs_each_failed_run_once(place: Place, point: str) -> None:
+    ran, mended = place.folder / "ran", place.folder / "mended"
+    job = place.launch(f"[ -e {mended} ] && echo $RUNTIME_ARRAY_INDEX >> {ran} && sleep 2", array=Array(count=2))
+    assert job.wait(timeout_s=120).state is JobState.FAILED
+    mended.touch()
+    (place.tree / "pyproject.toml").write_text(
+        f'[tool.runtime.targets.hpc]\nkind = "slurm"\nrecords = "{place.folder}/records"\n'
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "RUNTIME_DATA_DIR": str(place.folder / "data")}
+    words = [sys.executable, "-c", RETRY, job.id]
+
+    killed = subprocess.run(words, cwd=place.tree, env={**env, "RUNTIME_LAUNCH_FAULT": point}, check=False, timeout=120)
+    again = subprocess.run(words, cwd=place.tree, env=env, check=False, timeout=120, capture_output=True, text=True)
+
+    assert (killed.returncode, again.returncode) == (-signal.SIGKILL, 0), again.stderr
+    assert dict(job.wait(timeout_s=120).counts) == {JobState.SUCCEEDED: 2}
+    assert sorted(ran.read_text().split()) == ["0", "1"]
+    assert len(place.slurm.jobs(job.id)) == 2
+
+
 # asking
 
 
@@ -644,6 +723,40 @@ def test_pending_jobs_are_explained_by_slurms_own_reason(place: Place) -> None:
         "waiting": "it waits until nodes that fit are free",
         "after": "it waits for the jobs it depends on",
     }
+
+
+def test_limit_that_can_never_be_met_is_told_and_one_that_may_be_is_waited_for(place: Place) -> None:
+    place.slurm.run("sacctmgr", "-i", "modify", "qos", "low", "set", "MaxTRESPerUser=cpu=2")
+    place.target["qos"] = "low"
+    four = JobResources(cpus=4)
+    try:
+        first = place.launch("sleep 60", resources=JobResources(cpus=2))
+        assert wait_until(lambda: runs(first), timeout_s=60)
+        never = place.launch("echo never", resources=four)
+        later = place.launch("echo later", resources=JobResources(cpus=1))
+        for job in (never, later):
+            assert wait_until(lambda job=job: "QOSMax" in job.natives()[0].raw, timeout_s=60), job.natives()
+        said = {name: explain(read_facts(job)) for name, job in (("never", never), ("later", later))}
+    finally:
+        place.slurm.run("sacctmgr", "-i", "modify", "qos", "low", "set", "MaxTRESPerUser=cpu=-1")
+
+    assert said["never"].sentence.endswith(
+        "is pending: it will never start: QOS `low` allows cpu=2 for all jobs of a user, and it asks for cpu=4"
+    )
+    assert said["never"].next_step == "cancel it and ask for less, or use another QOS: `qos` of the target"
+    assert said["later"].sentence.endswith("is pending: a limit of its QOS is reached")
+    assert said["later"].next_step == "wait until others of your jobs have ended"
+    assert "QOS `low` allows cpu=2 for all jobs of a user" in said["later"].evidence
+
+
+def test_array_that_runs_is_told_to_run_with_why_the_rest_waits(place: Place) -> None:
+    job = place.launch("sleep 60", array=Array(count=3, max_parallel=1))
+    assert wait_until(lambda: job.state() is JobState.RUNNING and job.attempts(0) != [], timeout_s=60)
+
+    assert explain(read_facts(job)).sentence == (
+        f"job `{job.id[:10]}` runs: 2 pending, 1 running of 3; run 1 is pending: "
+        "as many of its indices run as `array.max_parallel` allows"
+    )
 
 
 def test_rehearsed_preemption_requeues_and_what_only_operators_can_do_is_refused(place: Place) -> None:

@@ -596,6 +596,47 @@ def test_explain_of_a_failed_job_has_the_reason_the_log_and_the_next_step(run: T
     assert said.out.splitlines()[-1] == f"next: runtime logs {job[:10]}"
 
 
+def test_explain_of_a_python_failure_has_the_exception_with_file_and_line(run: Terminal) -> None:
+    (run.tree / "train.py").write_text("def main():\n    raise ValueError('no column')\nmain()\n")
+    job = run("launch", "--on", "local", "--", sys.executable, "train.py").out.strip()
+    run.wait(job, "failed")
+
+    assert run("explain", job).out.splitlines()[0] == (
+        f"job `{job[:10]}` failed: the command failed with exit code 1: ValueError: no column, at train.py:2, in main"
+    )
+
+
+def test_explain_and_status_name_the_signal_that_ended_a_command(run: Terminal) -> None:
+    job = run.finish("kill -SEGV $$")
+
+    said = run("explain", job).out
+    assert said.splitlines()[0] == f"job `{job[:10]}` failed: the command failed with exit code 139 (SIGSEGV)"
+    assert "ended as app_failed, exit code 139 (SIGSEGV)" in said
+    assert "139 SIGSEGV" in run("status", job).out
+    assert run("status", job, "-o", "json").json["attempts"][0]["exit_code"] == 139
+
+
+def test_explain_of_a_success_says_how_its_outputs_come_home(run: Terminal) -> None:
+    job = run.finish("true")
+
+    assert run("explain", job).out.splitlines()[-1] == f"next: runtime fetch {job[:10]}"
+
+
+def test_explain_of_a_running_array_says_that_it_runs_and_why_the_rest_waits() -> None:
+    states = [JobState.SUCCEEDED, JobState.RUNNING, JobState.PENDING, JobState.PENDING]
+    said = [NativeState(native_id=f"7_{n}", index=n, state=each, raw=each.upper()) for n, each in enumerate(states)]
+    outcome = Outcome(job=entry().id, index=0, reason=EndReason.SUCCEEDED, code=0, attempt=1)
+    status = ledger.judge(entry(indices=4, outcomes={0: outcome}), said, indices=True)
+    facts = JobFacts(status=status, index=2, native=said[2], backend=("its turn has not come", (), None))
+
+    counted = "job `j-01234567` runs: 2 pending, 1 running, 1 succeeded of 4"
+    assert explain(facts).sentence == f"{counted}; run 2 is pending: its turn has not come"
+    assert explain(replace(facts, backend=None)).sentence == counted
+    assert explain(replace(facts, one_of_many=True)).sentence == (
+        "run 2 of job `j-01234567` is pending: its turn has not come"
+    )
+
+
 def test_explain_of_an_array_counts_reasons_and_tells_the_first(run: Terminal) -> None:
     job = run.finish("exit {x}", "--grid", "x=0,5,6")
 
@@ -688,7 +729,7 @@ def test_explain_of_a_job_whose_dependency_failed_names_that_job(state: JobState
         (When.OK, JobState.CANCELLED, EndReason.CANCELLED, "`j-fedcba98`, which was cancelled"),
         (When.NOTOK, JobState.SUCCEEDED, EndReason.SUCCEEDED, "the failure of `j-fedcba98`, which succeeded"),
         (When.ANY, JobState.PENDING, None, "the end of `j-fedcba98`, which is pending"),
-        (When.OK, None, None, "`j-fedcba98`, which is not there any more"),
+        (When.OK, None, None, "`j-fedcba98`, of which nothing can be read"),
     ],
 )
 def test_what_a_job_comes_after_is_told_with_how_that_stands(
@@ -701,6 +742,26 @@ def test_what_a_job_comes_after_is_told_with_how_that_stands(
     assert (
         f"it comes after {said}" in explain(JobFacts(status=status, index=0, native=waiting, after=(other,))).evidence
     )
+
+
+def test_status_and_explain_read_the_jobs_that_a_job_comes_after_until_it_begins(
+    run: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LocalLauncher.keeps, "after", LocalLauncher.keeps["command"])  # type: ignore[arg-type]
+    failed, gone, job = run.finish("exit 3"), f"j-{'0' * 24}", ""
+    job = run.finish("true", "--after", failed, "--after", f"any:{gone}")
+    begun = run("status", job, "-o", "json").json["after"]
+    for path in (next((run.data / "jobs" / "done").glob(f"{job}.*")), run.folder(job) / "runs"):
+        path.rename(run.tree / path.name)
+
+    seen = run("status", job).out
+    said = run("explain", job).out.splitlines()
+
+    assert begun == []
+    assert f"`{failed[:10]}`, which failed (app_failed)" in seen
+    assert said[0] == f"job `{job[:10]}` never ran: it comes after `{failed[:10]}`, which failed (app_failed)"
+    assert f"  it comes after the end of `{gone[:10]}`, of which nothing can be read" in said
+    assert said[-1] == f"next: runtime explain {failed[:10]}"
 
 
 def test_explain_says_nothing_twice() -> None:
@@ -809,6 +870,21 @@ def test_logs_of_a_run_that_never_began_are_what_the_backend_kept(
     assert why[-1] == (
         f"next: mend `setup` or `python` of target `local`; runtime logs {job[:10]} shows what was printed"
     )
+
+
+def test_python_that_is_too_old_is_told_by_the_launch_and_by_explain_and_logs(run: Terminal) -> None:
+    old = run.tree / "old"
+    old.write_text('#!/bin/sh\necho "SyntaxError: invalid syntax" >&2\nexit 1\n')
+    old.chmod(0o755)
+    (run.tree / "runtime.toml").write_text(f'[targets.old]\nkind = "local"\npython = "{old}"\n')
+
+    launched = run("launch", "--on", "old", "--", "true")
+    (job,) = (path.name for path in (run.data / "jobs" / "jobs").iterdir())
+
+    assert (launched.code, "SyntaxError: invalid syntax" in launched.err) == (2, True)
+    assert "  local's own log: SyntaxError: invalid syntax" in run("explain", job).out.splitlines()
+    assert run("logs", job).out == "SyntaxError: invalid syntax\n"
+    assert run("status", job, "-o", "json").json["reason"] == "setup_failed"
 
 
 def test_job_that_its_target_did_not_take_is_no_job_that_waits_and_may_be_launched_again(run: Terminal) -> None:
@@ -973,7 +1049,9 @@ def test_explain_lists_how_attempts_ended() -> None:
     )  # fmt: skip
     facts = said_of(EndReason.PREEMPTED, attempts=(attempt,), backend_log=("shim: gone",))
 
-    assert explain(facts).evidence == ("attempt 1 on n1 ended as stopped, exit code 143: asked to stop by SIGTERM",)
+    assert explain(facts).evidence == (
+        "attempt 1 on n1 ended as stopped, exit code 143 (SIGTERM): asked to stop by SIGTERM",
+    )
 
 
 # retry

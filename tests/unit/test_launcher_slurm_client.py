@@ -17,7 +17,7 @@ import pytest
 
 from runtime.config import Project, Settings
 from runtime.jobs import Code, CodeMode, JobSpec, JobState
-from runtime.launchers.base import JobIdentity, LaunchPlan, Target
+from runtime.launchers.base import Explanation, JobIdentity, LaunchPlan, NativeState, Target
 from runtime.launchers.hosts import HostUnavailable, LocalHost
 from runtime.launchers.slurm import client as client_module
 from runtime.launchers.slurm import launcher as launcher_module
@@ -351,3 +351,51 @@ def test_wait_returns_what_is_found_and_none_after_its_time() -> None:
 
     assert client_module.wait_for(lambda: next(answers), 60) == "here"
     assert client_module.wait_for(lambda: None, 0.1) is None
+
+
+# Captured from Slurm 22.05: `scontrol -o show job` of a job that waits, cut to what is read, and what `sacctmgr` printed.
+WAITS = (
+    "JobId=9 JobName=wrap UserId=root(0) GroupId=root(0) Account=root QOS=high JobState=PENDING Reason={reason} "
+    "Dependency=(null) TimeLimit=00:10:00 TimeMin=N/A StartTime=Unknown Partition=debug NumNodes=1 NumCPUs=4 "
+    "TRES=cpu=4,mem=800M,node=1,billing=4 Socks/Node=* Power= "
+)
+
+
+def explain_waiting(cluster: Cluster, reason: str, limits: str) -> Explanation:
+    job, partition = WAITS.format(reason=reason), "PartitionName=debug QoS=N/A MaxTime=1:00:00"
+    cluster.set("scontrol", f'case "$*" in *partition*) echo "{partition}" ;; *) echo "{job}" ;; esac')
+    cluster.set("sacctmgr", f"echo '{limits}'" if limits else "exit 1")
+    waits = NativeState(native_id="9", index=None, state=JobState.PENDING, raw=f"PENDING/{reason}")
+    found = SlurmLauncher().explain(cluster.target, waits, cluster.host)
+    assert found is not None
+    return found
+
+
+def test_limits_that_a_job_exceeds_by_itself_are_never_met(cluster: Cluster) -> None:
+    found = explain_waiting(cluster, "QOSMaxWallDurationPerJobLimit", "cpu=2||cpu=3,gres/gpu=1||cpu=6|00:05:00")
+
+    assert found.sentence == "it will never start: QOS `high` allows cpu=2 for a job, and it asks for cpu=4"
+    assert found.hint == "cancel it and ask for less, or use another QOS: `qos` of the target"
+    assert found.evidence[-2:] == (
+        "QOS `high` allows cpu=3 for all jobs of a user, and it asks for cpu=4",
+        "QOS `high` allows a job 5m, and its time limit is 10m",
+    )
+
+
+def test_limits_that_others_have_used_up_are_waited_for(cluster: Cluster) -> None:
+    found = explain_waiting(cluster, "QOSGrpCpuLimit", "||||cpu=6|")
+
+    assert found.sentence == "all jobs of its QOS together have reached its limit"
+    assert found.evidence[-1] == "QOS `high` allows cpu=6 for all its jobs together"
+
+
+def test_limits_of_an_account_are_those_of_the_user_and_of_all(cluster: Cluster) -> None:
+    found = explain_waiting(cluster, "AssocMaxCpuPerJobLimit", "|cpu=8|||\nbob|cpu=1|||\nroot|cpu=2|||")
+
+    assert (
+        found.sentence == "it will never start: account `root` of `root` allows cpu=2 for a job, and it asks for cpu=4"
+    )
+
+
+def test_limits_that_nobody_tells_change_nothing(cluster: Cluster) -> None:
+    assert explain_waiting(cluster, "QOSMaxCpuPerUserLimit", "").sentence == "a limit of its QOS is reached"

@@ -408,9 +408,7 @@ def test_lines_of_the_job_run_inside_its_container_and_those_of_the_target_outsi
 
     assert outside["setup"] == ["module load apptainer", ". /lustre/opt/venv/bin/activate", "export A=1"]
     assert inside["setup"] == ["module load apptainer"]
-    assert inside["wrap"][2].endswith(
-        """sh -c 'set -e\n. /opt/venv/bin/activate\nexport A=1\nset +e\nexec "$@"' pre "$@\""""
-    )
+    assert inside["wrap"][2].endswith("""EXIT\n. /opt/venv/bin/activate\nexport A=1\nset +e\nexec "$@"' pre "$@\"""")
 
 
 def test_folders_of_a_job_are_where_the_target_has_them(tmp_path: Path) -> None:
@@ -567,3 +565,40 @@ def test_words_for_the_ends_that_a_job_waits_for() -> None:
     assert render.dependency_words([(When.NOTOK, ["1", "2"])]) == ["--dependency=afternotok:1?afternotok:2", kill]
     with pytest.raises(NotPossible, match="several native arrays"):
         render.dependency_words([(When.NOTOK, ["1", "2"]), (When.OK, ["3"])])
+
+
+def test_parts_of_a_launch_are_read_back_as_they_were_and_cut_to_some_of_their_tasks(tmp_path: Path) -> None:
+    launched = make_plan(
+        JobSpec(command=("x",), array=Array(count=10, offset=5, max_parallel=4)), tmp_path, max_array_size=4
+    )
+    names = [part.name for part in launched.parts]
+
+    parts = SlurmLauncher().restore_parts(launched.artefacts, names, [5, 6, 8, 14])
+
+    assert [part.name for part in parts] == [names[0], names[2]]
+    for part in parts:
+        before = launched.parts[part.native["number"]]
+        arrays = [[word for word in each.native["words"] if word.startswith("--array=")] for each in (before, part)]
+        assert [word for word in before.native["words"] if word not in arrays[0]] == [
+            word for word in part.native["words"] if word not in arrays[1]
+        ]
+        assert (part.native["script"], part.artefact, part.offset, part.count) == (
+            before.native["script"],
+            before.artefact,
+            before.offset,
+            before.count,
+        )
+    assert [word for part in parts for word in part.native["words"] if word.startswith("--array=")] == [
+        "--array=0-1,3%2",
+        "--array=1%1",
+    ]
+
+
+def test_single_job_and_one_for_a_sites_own_packer_are_restored_whole(tmp_path: Path) -> None:
+    for launched in (
+        make_plan(JobSpec(command=("x",)), tmp_path),
+        make_plan(JobSpec(command=("x",), array=Array(count=3)), tmp_path, ht_helper="ht_helper.sh"),
+    ):
+        (part,) = SlurmLauncher().restore_parts(launched.artefacts, [launched.parts[0].name], [0])
+
+        assert replace(part, count=launched.parts[0].count) == launched.parts[0]

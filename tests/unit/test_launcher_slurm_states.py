@@ -15,6 +15,7 @@ from runtime.jobview import AttemptView, join_starts
 from runtime.launchers.base import NativeState
 from runtime.launchers.slurm.client import is_no_answer, read_id
 from runtime.launchers.slurm.explain import PENDING, describe_nodes, explain_failed, explain_pending, find_sentence
+from runtime.launchers.slurm.limits import OF_QOS, find_exceeded, read_amounts, read_limits, read_minutes
 from runtime.launchers.slurm.states import (
     STATES,
     Layout,
@@ -354,3 +355,36 @@ def test_attempts_are_joined_with_the_starts_that_they_ran_in(skew_s: int) -> No
         "preempted", "app_failed", "preempted", "node_failed", "stopped", "stopped"
     ]  # fmt: skip
     assert [each.message for each in joined][3:5] == ["slurm says of that start: NODE_FAIL", "asked to stop by SIGTERM"]
+
+
+QOS = "cpu=2,mem=1G|gres/gpu=1|cpu=3|||00:05:00\n"
+ASKED = "cpu=4,mem=800M,node=1,billing=4,gres/gpu=2"
+
+
+def exceeded(asked: str, *, nodes: int = 1, minutes: float | None = 3) -> list[str]:
+    known = read_limits(QOS, OF_QOS, "QOS `high`")
+    return list(find_exceeded(known, read_amounts(asked), nodes, minutes))
+
+
+def test_limit_that_a_job_exceeds_by_itself_is_told_with_what_it_asks_for() -> None:
+    assert exceeded(ASKED) == [
+        "QOS `high` allows cpu=2 for a job, and it asks for cpu=4",
+        "QOS `high` allows gres/gpu=1 for a node of a job, and it asks for gres/gpu=2",
+        "QOS `high` allows cpu=3 for all jobs of a user, and it asks for cpu=4",
+    ]
+    assert exceeded("cpu=1,mem=2G") == ["QOS `high` allows mem=1G for a job, and it asks for mem=2G"]
+    assert exceeded("cpu=1", minutes=30) == ["QOS `high` allows a job 5m, and its time limit is 30m"]
+
+
+def test_limit_that_a_job_keeps_to_by_itself_may_be_met_later() -> None:
+    assert exceeded("cpu=2,mem=1024M,gres/gpu=2", nodes=2, minutes=5) == []
+    assert exceeded("cpu=1", minutes=None) == []
+    assert read_limits("||||||\nslurm says something else\n", OF_QOS, "QOS `low`") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [("5", 5), ("00:05:00", 5), ("1-12:00:00", 2160), ("2-00:00:00", 2880), ("10:30", 10.5), ("UNLIMITED", None)],
+)
+def test_times_of_slurm_are_read_as_minutes(text: str, minutes: float | None) -> None:
+    assert read_minutes(text) == minutes

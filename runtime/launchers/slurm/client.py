@@ -12,7 +12,7 @@ from typing import Final
 from runtime.errors import InfrastructureFailure
 from runtime.launchers.base import NativeStart
 from runtime.launchers.hosts import Answer, Host, LocalHost
-from runtime.launchers.slurm import states
+from runtime.launchers.slurm import limits, states
 from runtime.launchers.slurm.settings import SlurmSettings
 
 # Variables of this kind change what the commands do, and SBATCH_* beat even options in the script. What says where
@@ -160,6 +160,30 @@ class SlurmClient:
         answer = self.run("sh", "-c", f'sacctmgr -n -P show assoc user="$(id -un)" format={kind}')
         names = {name for line in answer.out.splitlines() for name in line.strip().split(",") if name}
         return sorted(names) if answer.code == 0 else []
+
+    def limits_of_qos(self, name: str) -> list[limits.Limit]:
+        """What a QOS allows; empty where nobody says."""
+        words = ("show", "qos", "where", f"name={name}", f"format={','.join(limits.OF_QOS)},{limits.WALL}")
+        return limits.read_limits(self._sacctmgr(*words), limits.OF_QOS, f"QOS `{name}`")
+
+    def limits_of_account(self, name: str, user: str) -> list[limits.Limit]:
+        """What an account allows, and this user of it; empty where nobody says."""
+        shown = ",".join(("User", *limits.OF_ACCOUNT, limits.WALL))
+        found = []
+        for line in self._sacctmgr("show", "assoc", "where", f"account={name}", f"format={shown}").splitlines():
+            who, _, rest = line.partition("|")
+            if who in ("", user):
+                whose = f"account `{name}`" + (f" of `{who}`" if who else "")
+                found += limits.read_limits(rest, limits.OF_ACCOUNT, whose)
+        return found
+
+    def _sacctmgr(self, *words: str) -> str:
+        answer = self.run("sacctmgr", "-n", "-P", *words)
+        return answer.out if answer.code == 0 else ""
+
+    def qos_of_partition(self, name: str) -> str | None:
+        match = re.search(r"\bQoS=(\S+)", self.run("scontrol", "-o", "show", "partition", name).out)
+        return match[1] if match and match[1] != "N/A" else None
 
     def configuration(self, name: str) -> str | None:
         """A value of `scontrol show config`."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from runtime.launchers.base import Explanation, NativeState
+from runtime.launchers.slurm.limits import Limit, describe_limits, find_exceeded, read_amounts, read_minutes
 from runtime.launchers.slurm.states import NO_OUTPUT_FILE
 from runtime.reasons import EndReason
 
@@ -85,8 +86,31 @@ def explain_pending(native: NativeState, shown: str, client: SlurmClient | None 
         evidence.append(f"it asks for {wanted}, of partition {fields.get('Partition', '?')}")
     if client is not None and reason in ("Resources", "Priority", "PartitionConfig", "BadConstraints"):
         evidence += describe_nodes(client.nodes(), fields.get("Partition"))
+    if client is not None and reason.startswith(("QOS", "Assoc", "Max")):
+        asked = read_amounts(fields.get("ReqTRES") or fields.get("TRES", ""))
+        known = find_limits(client, reason, fields)
+        nodes = fields.get("NumNodes", "1").partition("-")[0]
+        exceeded = list(
+            find_exceeded(known, asked, int(nodes) if nodes.isdigit() else 1, read_minutes(fields.get("TimeLimit", "")))
+        )
+        if exceeded:
+            whose = "QOS: `qos` of the target" if reason.startswith("QOS") else "`account`"
+            sentence, hint = (
+                f"it will never start: {exceeded[0]}",
+                f"cancel it and ask for less, or use another {whose}",
+            )
+        evidence += exceeded[1:] or describe_limits(known, asked)
     hint = hint.replace("ID", native.native_id) if hint else None
     return Explanation(sentence=sentence, evidence=tuple(evidence), hint=hint)
+
+
+def find_limits(client: SlurmClient, reason: str, fields: Mapping[str, str]) -> list[Limit]:
+    """The limits that a reason may mean: of the job's QOS and its partition's, or of its account."""
+    if not reason.startswith("QOS"):
+        user = fields.get("UserId", "").partition("(")[0]
+        return client.limits_of_account(fields.get("Account", ""), user)
+    names = [fields.get("QOS", ""), client.qos_of_partition(fields.get("Partition", "")) or ""]
+    return [limit for name in dict.fromkeys(filter(None, names)) for limit in client.limits_of_qos(name)]
 
 
 def describe_nodes(listed: str, partition: str | None = None) -> list[str]:

@@ -387,6 +387,8 @@ class SlurmLauncher:
         wanted = []
         for each in plan.spec.dependencies:
             if host.files.read(f"jobs/{each.job}/intent.json") is None:
+                if int(plan.order.get("epoch", 1)) > 1:
+                    continue  # it was there at the launch, and was collected since
                 raise NotPossible(
                     f"`after` names `{each.job}`, which was not launched on target `{plan.target.name}`",
                     hint="dependencies hold between jobs of one target, by their whole ids: `runtime status`",
@@ -504,6 +506,35 @@ class SlurmLauncher:
 
     def read_output(self, target: Target, native: NativeState, folder: str, host: Host) -> str:
         return "\n".join(read_tail(host.files, f"{folder}/slurm/{native.native_id}.log", 100))
+
+    # once more
+
+    def restore_parts(
+        self, artefacts: Mapping[str, str], names: Sequence[str], indices: Sequence[int]
+    ) -> list[NativePart]:
+        parts = []
+        for number, (words, artefact, script) in enumerate(render.read_shown(artefacts["sbatch.txt"])):
+            named = states.read_name(names[number])
+            layout = named[2] if named else None
+            if layout is None:
+                first, last = min(indices), max(indices)
+                served = states.Layout(first, 1, last - first + 1)
+            else:
+                served = layout
+                tasks = [task for index in indices if (task := layout.task_of(index)) is not None]
+                if not tasks:
+                    continue
+                words = render.cut_array(words, tasks)
+            parts.append(
+                NativePart(
+                    name=names[number],
+                    artefact=artefact,
+                    offset=served.offset,
+                    count=served.count,
+                    native={"number": number, "words": words, "script": script},
+                )
+            )
+        return parts
 
     # elsewhere
 

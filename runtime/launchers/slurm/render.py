@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -300,6 +300,31 @@ def show_words(parts: Sequence[NativePart]) -> str:
         words = [*part.native["words"], f"{FOLDER}/artefacts/{part.artefact}", *part.native["script"]]
         lines.append(shlex.join(word.replace(FOLDER, "FOLDER") for word in words) + "\n")
     return "".join(lines)
+
+
+def read_shown(text: str) -> list[tuple[list[str], str, list[str]]]:
+    """Of each part the words for sbatch, the artefact and the words for its script, as `show_words` wrote them."""
+    found = []
+    for line in text.splitlines():
+        words = [word.replace("FOLDER", FOLDER) for word in shlex.split(line)]
+        place = next(at for at, word in enumerate(words) if word.startswith(f"{FOLDER}/artefacts/"))
+        found.append((words[:place], words[place].rpartition("/")[2], words[place + 1 :]))
+    return found
+
+
+def cut_array(words: Sequence[str], tasks: Iterable[int]) -> list[str]:
+    """The words for sbatch, with an array of these tasks alone; as many run at a time as before."""
+    spans: list[list[int]] = []
+    for task in sorted(set(tasks)):
+        if spans and task == spans[-1][1] + 1:
+            spans[-1][1] = task
+        else:
+            spans.append([task, task])
+    chosen = ",".join(f"{first}-{last}" if last > first else str(first) for first, last in spans)
+    return [
+        "".join([f"--array={chosen}", *word.partition("%")[1:]]) if word.startswith("--array=") else word
+        for word in words
+    ]
 
 
 def script_words(part: int, piece: Slice) -> list[str]:
