@@ -540,6 +540,24 @@ def read_many_entries(files: Files, jobs: Iterable[str]) -> list[LedgerEntry]:
     return found
 
 
+def read_natives(files: Files, entries: Sequence[LedgerEntry]) -> dict[str, tuple[NativeJob, ...]]:
+    """Job → the newest native job of each part, by one read; jobs that were started anew are looked at one by one."""
+    names = {
+        f"{job_folder(entry.id)}/{native_name(1, part)}": entry.id for entry in entries for part in _parts(entry.intent)
+    }
+    marks = {f"{job_folder(entry.id)}/{EPOCH}": entry.id for entry in entries}
+    read = files.read_many([*names, *marks])
+    found: dict[str, tuple[NativeJob, ...]] = {entry.id: () for entry in entries}
+    for name, job in names.items():
+        if name in read:
+            found[job] += (_native(json.loads(read[name])),)
+    for entry in entries:
+        if f"{job_folder(entry.id)}/{EPOCH}" in read:
+            again = read_entry(files, entry.id, entry.outcomes)
+            found[entry.id] = again.natives if again else ()
+    return found
+
+
 def _read_intents(files: Files, jobs: Iterable[str]) -> dict[str, dict[str, Any]]:
     names = {f"{job_folder(job)}/intent.json": job for job in jobs}
     return {names[name]: intent for name, intent in read_objects(files, names).items()}

@@ -22,6 +22,7 @@ from runtime.errors import NotPossible
 from runtime.jobs import JobSpec, JobState, parse_spec
 from runtime.jobview import check_index, judge_job
 from runtime.launchers.base import JobIdentity, LaunchPlan, NativePart
+from runtime.launchers.hosts import Links
 from runtime.launchers.order import SNAPSHOT_FILE
 from runtime.launching import (
     SHIM,
@@ -122,6 +123,7 @@ def _next_epoch(
     try:
         entry = job.entry()
         plan = _restore_plan(job, entry)
+        _unfold(job, plan, indices)
         epoch = max((each.epoch for each in entry.natives), default=1) + 1
         forgiven = dict(plan.order.get("forgiven", {}))
         if forgive:
@@ -147,6 +149,25 @@ def _next_epoch(
         lock.release()
     progress(f"started {native_id} on {job.target.name}")
     return Rerun(job=job.id, indices=tuple(indices), native_id=native_id, new=False, epoch=epoch)
+
+
+def _unfold(job: JobHandle, plan: LaunchPlan, indices: Sequence[int]) -> None:
+    """Put the files of a job that has ended back where a shim looks for them."""
+    python, folder = str(plan.parts[0].native["words"][0]), f"{job.files.root}/{plan.folder}"
+    words = [python, "-", folder, "--unfold", *(str(index) for index in indices)]
+    done = job.host.run(words, stdin=SHIM.read_bytes(), timeout_s=600)
+    if done.code != 0:
+        raise NotPossible(
+            f"the files of job `{job.id}` cannot be put back where they were", facts=done.err.strip().splitlines()[-1:]
+        )
+    archive = plan.order.get("code", {}).get("archive")
+    if archive is None or job.files.read_from(f"{plan.folder}/{archive}", 0, 1):
+        return
+    common = ledger.snapshot_name(plan.order["code"]["sha256"])
+    if not (isinstance(job.files, Links) and job.files.link(common, f"{plan.folder}/{archive}")):
+        raise NotPossible(
+            f"the code of job `{job.id}` is gone", facts=[f"`{job.files.root}/{common}`"], hint="runtime launch --again"
+        )
 
 
 def _wait_until_quiet(job: JobHandle) -> None:
@@ -231,6 +252,8 @@ def _as_new_job(
             hint="go to the folder it was launched from",
         )
     archive = read.get(f"{folder}/{SNAPSHOT_FILE}")
+    if archive is None and entry.snapshot is not None:
+        archive = job.files.read(ledger.snapshot_name(entry.snapshot))
     snapshot = Snapshot(archive=archive, files=0, content_bytes=len(archive)) if archive is not None else None
     context = make_context(job.target, settings)
     identity = JobIdentity(id=_free_id(job, spec, entry), name=entry.name, owner=owner_name(), snapshot=entry.snapshot)

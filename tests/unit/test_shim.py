@@ -1453,10 +1453,12 @@ def test_command_that_floods_its_log_goes_on_to_its_end_and_is_not_idle(job: Mak
         found = re.findall(r"shim: +(\d+) bytes", log.read_text() if log.exists() else "")
         return int(found[0]) if found else 0
 
-    wait_for(left_out, "a full log")
-    first = left_out()
-    wait_for(lambda: left_out() > 3 * first, "more of it")
-    (tmp_path / "on").touch()
+    try:
+        wait_for(left_out, "a full log")
+        first = left_out()
+        wait_for(lambda: left_out() > 3 * first, "more of it")
+    finally:
+        (tmp_path / "on").touch()
 
     assert made.finish(running) == 0
     assert made.log().endswith("\nend\n")
