@@ -10,6 +10,7 @@
       cancel  cancel.INDEX   marks
     refused                why the backend did not take it, until a later launch finds that it does
       owners/ runs/          the shim's (docs/shim.md)
+      ended                  all small files of a job that has ended, folded into one; of a run runs/INDEX.ended
     done/ID.INDEX.REASON.CODE.ATTEMPT   outcomes in names: one listing tells the state of every job
     snapshots/HEX.tar        code, by content id; jobs have it too, by a link where there are links
 

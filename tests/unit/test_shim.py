@@ -670,12 +670,17 @@ def test_shim_on_a_gpu_that_somebody_else_fills_has_no_capacity(
 
 @pytest.mark.parametrize("ended_by", ["kill -TERM $$", "exit 143"])
 def test_command_that_hears_of_the_end_before_its_shim_is_stopped_and_has_not_failed(
-    job: MakeJob, ended_by: str
+    job: MakeJob, tmp_path: Path, ended_by: str
 ) -> None:
-    made = job(f'setsid sh -c "sleep 0.3; kill -TERM $PPID" & sleep 0.1; {ended_by}')
+    made = job(f"echo $$ >{tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; {ended_by}")
     made.constants["HEAR_S"] = 45.0
+    running = made.start("--index", "0")
+    wait_for((tmp_path / "pid").exists, "the command")
+    wait_for(lambda: not lives(tmp_path / "pid"), "its end")
 
-    assert made.run("--index", "0") == 10
+    running.terminate()
+
+    assert made.finish(running) == 10
 
     assert made.ends() == ["stopped"]
 
