@@ -37,11 +37,40 @@ def entries(root: Path) -> int:
     return sum(1 for _ in root.rglob("*"))
 
 
-@pytest.fixture(params=["local", pytest.param("ssh", marks=pytest.mark.service)])
+SBATCH = """#!/bin/bash
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --output=*) out=${1#--output=} ;;
+    --array=*) array=${1#--array=0-} ;;
+    --*) ;;
+    *) break ;;
+  esac
+  shift
+done
+last=${array%%%*}
+for n in $(seq 0 "${last:-0}"); do
+  log=${out//%A/41}; log=${log//%a/$n}; log=${log//%j/41}
+  SLURM_JOB_ID=41 SLURM_ARRAY_JOB_ID=41 SLURM_ARRAY_TASK_ID=$n setsid bash "$@" >"$log" 2>&1 </dev/null &
+done
+echo 41
+"""
+"""Starts the batch script as Slurm does, here and at once. tests/services has the same count on a real one."""
+
+
+@pytest.fixture(params=["local", "slurm", pytest.param("ssh", marks=pytest.mark.service)])
 def target(request: pytest.FixtureRequest, run: Terminal) -> tuple[str, Path]:
     """The name of a target and the folder of its record root."""
     if request.param == "local":
         return "local", run.data / "jobs"
+    if request.param == "slurm":
+        commands, records = run.tree.parent / "bin", run.tree.parent / "cluster"
+        commands.mkdir()
+        for name, script in (("sbatch", SBATCH), ("squeue", "#!/bin/sh\n")):
+            (commands / name).write_text(script)
+            (commands / name).chmod(0o755)
+        settings = f'kind = "slurm"\nrecords = "{records}"\nbin = "{commands}"\n'
+        (run.tree / "runtime.toml").write_text(f"[targets.hpc]\n{settings}")
+        return "hpc", records
     server: SshServer = request.getfixturevalue("ssh_server")
     records = run.tree.parent / "far"
     options = ", ".join(f'"{word}"' for word in server.options)
