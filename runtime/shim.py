@@ -1383,13 +1383,14 @@ class Logs(object):
         due = 0.0
         while True:
             waits = any(log.stale for log in list(self.logs.values()))
-            ready = self.poll.poll(0 if self.until else 1000 * LOG_FLUSH_S if waits else None)
-            if self.until and (time.monotonic() > self.until or not any(each in self.logs for each, _ in ready)):
+            closing = self.until  # before the look: one that began earlier may not know of the last pipe
+            ready = self.poll.poll(0 if closing else 1000 * LOG_FLUSH_S if waits else None)
+            if closing and (time.monotonic() > closing or not any(each in self.logs for each, _ in ready)):
                 return
             for source, _ in ready:
                 if source in self.logs:
                     self._take(source)
-                elif not self.until:
+                elif not closing:
                     os.read(self.wake, 4096)
             if waits and time.monotonic() >= due:
                 for log in list(self.logs.values()):

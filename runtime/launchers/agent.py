@@ -23,6 +23,8 @@ import time
 from typing import Any, Dict, List, Optional
 
 BLOCK = 1 << 20
+FOLDING_S = 10.0
+"""How long a folder may change while it is removed."""
 MARKER = "record-root"
 """File of a record root that is in use. Its first line is the root's id, which no other root bears."""
 MAKING = ("create", "link", "make_folder", "write", "write_many")
@@ -368,17 +370,31 @@ class Place(object):
         if path == self.root:
             raise ValueError("the root itself is not removed")
         if os.path.isdir(path) and not os.path.islink(path):
-            for place, folders, _ in os.walk(path):
-                for folder in folders:
-                    if not os.path.islink(os.path.join(place, folder)):
-                        os.chmod(os.path.join(place, folder), 0o700)
-            shutil.rmtree(path)
+            self._remove_tree(path)
             return
         try:
             os.unlink(path)
         except OSError as problem:
             if problem.errno not in (errno.ENOENT, errno.ENOTDIR):
                 raise
+
+    def _remove_tree(self, path: str) -> None:
+        """A shim that has just ended may still fold what is removed here."""
+        until = time.time() + FOLDING_S
+        while True:
+            try:
+                for place, folders, _ in os.walk(path):
+                    for folder in folders:
+                        if not os.path.islink(os.path.join(place, folder)):
+                            os.chmod(os.path.join(place, folder), 0o700)
+                shutil.rmtree(path)
+                return
+            except OSError as problem:
+                if not os.path.lexists(path):
+                    return
+                if problem.errno not in (errno.ENOENT, errno.ENOTEMPTY) or time.time() >= until:
+                    raise
+            time.sleep(0.02)
 
     def room(self) -> List[Optional[int]]:
         """Free bytes and free entries; None for entries where the file system does not count them."""

@@ -777,7 +777,7 @@ def test_explain_looks_again_where_the_attempt_ended_while_it_waited(
 
     def end_it(seconds: float) -> None:
         (runs / "checkpoint/end").touch()
-        wait_for((runs / "result").exists, "the result", 30)
+        wait_for(lambda: list((run.data / "jobs/done").glob(f"{job}.*")), "the result", 30)
         sleep(seconds)
 
     monkeypatch.setattr("runtime.pulse.time", SimpleNamespace(sleep=end_it, monotonic=time.monotonic))

@@ -467,6 +467,19 @@ def test_job_on_a_full_disk_ends_as_it_would_and_is_not_folded(tmp_path: Path, m
     assert sorted(path for path in job.rglob("*")) == before
 
 
+def test_folder_that_is_folded_while_it_is_removed_goes(tmp_path: Path) -> None:
+    words = [sys.executable, shim.__file__, str(tmp_path), "--fold", JOB]
+    for _ in range(10):
+        job = fill(tmp_path, runs=3)
+        folding = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+        wait_for(lambda job=job: list(job.glob("runs/*.ended")), "the beginning of the fold")  # type: ignore[misc]
+
+        LocalFiles(str(tmp_path)).remove(f"jobs/{JOB}")
+
+        folding.wait()
+        assert not job.exists()
+
+
 def test_file_that_is_new_beside_a_folded_one_of_its_name_counts(tmp_path: Path) -> None:
     job, files = fill(tmp_path, runs=1), LocalFiles(str(tmp_path))
     shim.fold_job(str(job), {"runs": {"0": {}}})

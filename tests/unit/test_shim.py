@@ -7,12 +7,14 @@ import io
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -1496,6 +1498,40 @@ def test_bytes_that_the_disk_refuses_are_counted_where_they_are_missing(
 
 def refuse(*_: object) -> int:
     raise OSError(errno.ENOSPC, "no space left on device")
+
+
+def test_last_words_of_a_command_are_in_its_log_however_soon_that_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, opened = threading.Event(), threading.Event()
+    poll, write = select.poll, os.write
+
+    class Late:
+        """A look that began before the pipe was there, and is told only when all has ended."""
+
+        def __init__(self) -> None:
+            self.poll_ = poll()
+            self.register, self.unregister = self.poll_.register, self.poll_.unregister
+
+        def poll(self, timeout: float | None) -> list[tuple[int, int]]:
+            ready = self.poll_.poll(timeout)
+            if not looked.is_set():
+                looked.set()
+                opened.wait(60)
+                return ready[:1]
+            return ready
+
+    monkeypatch.setattr(shim.select, "poll", Late)
+    logs = shim.Logs(65_536)
+    sink = logs.open(str(tmp_path / "log"))
+    assert looked.wait(60)
+    os.write(sink, b"last words\n")
+    os.close(sink)
+    monkeypatch.setattr(shim.os, "write", lambda *words: (write(*words), opened.set())[0])
+
+    logs.close()
+
+    assert (tmp_path / "log").read_text() == "last words\n"
 
 
 def test_logs_are_closed_although_something_goes_on_printing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
