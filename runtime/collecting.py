@@ -19,10 +19,11 @@ from runtime.errors import InfrastructureFailure, StoreUnavailable
 from runtime.jobs import JobState
 from runtime.jobview import ask, judge_many
 from runtime.launchers.base import Launcher, Started, Sweeps, Target
-from runtime.launchers.hosts import Files, Host
-from runtime.launching import newest_natives
+from runtime.launchers.hosts import Files, Host, find_python
+from runtime.launching import SHIM
 from runtime.ledger import JobStatus, job_folder
 from runtime.leftovers import end_processes, find_processes, find_secrets, remove_secrets
+from runtime.shim import FOLDED
 
 _TREES: Final = (
     'cd "${TMPDIR:-/tmp}/research-runtime-$(id -u)" 2>/dev/null || exit 0; '
@@ -63,13 +64,9 @@ def find_garbage(
     entries = ledger.read_many_entries(files, known)
     mine = [status for status in judge_many(entries, target, launcher, host) if owner in (None, status.entry.owner)]
     ended = _read_ends(files, mine)
-    old = [
-        status
-        for status in mine
-        if status.state.terminal
-        and now - ended[status.entry.id] >= older_than
-        and not (_lives(status, target, launcher, host) if started is None else _is_live(status.entry.id, started))
-    ]
+    old = [status for status in mine if status.state.terminal and now - ended[status.entry.id] >= older_than]
+    living = _find_living(old, target, launcher, host, started)
+    old = [status for status in old if status.entry.id not in living]
     # Processes come first: nothing would find them without the folder.
     found = list(_find_left(target, launcher, host, mine, [status for status in mine if status not in old]))
     found += [
@@ -165,11 +162,42 @@ def _is_live(job: str, started: Mapping[str, Started]) -> bool:
     return job in started and started[job].live
 
 
-def _lives(status: JobStatus, target: Target, launcher: Launcher, host: Host) -> bool:
-    """Whether a native job of it is still there, though every run has its result."""
-    entry = ledger.read_entry(host.files, status.entry.id, status.entry.outcomes)
-    natives = [each.native_id for each in newest_natives(entry)] if entry else []
-    return any(not each.state.terminal for each in ask(natives, target, launcher, host))
+def _find_living(
+    statuses: Sequence[JobStatus],
+    target: Target,
+    launcher: Launcher,
+    host: Host,
+    started: Mapping[str, Started] | None,
+) -> set[str]:
+    """Jobs of which a native job is still there, though every run has its result."""
+    if started is not None:
+        return {status.entry.id for status in statuses if _is_live(status.entry.id, started)}
+    homes = {
+        native.native_id: job
+        for job, natives in ledger.read_natives(host.files, [status.entry for status in statuses]).items()
+        for native in natives
+    }
+    living = [each.native_id for each in ask(list(homes), target, launcher, host) if not each.state.terminal]
+    return {homes.get(each) or homes[each.rpartition("_")[0]] for each in living}
+
+
+def fold(target: Target, launcher: Launcher, host: Host, *, owner: str | None) -> int:
+    """Put the small files of jobs that have ended into one file each, where no shim did so; how many jobs that were.
+
+    Jobs of earlier versions among them. Nothing is lost by it, and `runtime retry` takes them apart again.
+    """
+    if isinstance(launcher, Sweeps):
+        return 0  # its pods alone see the record root, and fold it themselves
+    entries = ledger.read_many_entries(host.files, ledger.list_jobs(host.files))
+    statuses = [each for each in judge_many(entries, target, launcher, host) if owner in (None, each.entry.owner)]
+    ended = [each for each in statuses if each.state.terminal and len(each.entry.outcomes) >= each.entry.indices]
+    jobs = sorted({each.entry.id for each in ended} - _find_living(ended, target, launcher, host, None))
+    python = find_python(target.settings, host)
+    done = 0
+    for first in range(0, len(jobs), 1000):
+        words = [python, "-", host.files.root, "--fold", *jobs[first : first + 1000]]
+        done += len(host.run(words, stdin=SHIM.read_bytes(), timeout_s=3600).out.split())
+    return done
 
 
 def _read_ends(files: Files, statuses: Iterable[JobStatus]) -> dict[str, datetime]:
@@ -256,6 +284,7 @@ def remove(garbage: Garbage, target: Target, launcher: Launcher, host: Host, *, 
     for name in files.names(folder):
         if name not in ("intent.json", ledger.REMOVING):
             files.remove(f"{folder}/{name}")
+    files.remove(f"{folder}/{FOLDED}")
     # Before the folder: a mark that stayed behind would be taken for the end of the same job launched anew.
     for name in files.names("done", f"{garbage.name}."):
         files.remove(f"done/{name}")

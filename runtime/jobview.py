@@ -26,6 +26,7 @@ from runtime.ledger import IndexStatus, JobStatus, LedgerEntry, job_folder
 from runtime.leftovers import tidy
 from runtime.pulse import Pulse, PulseWatch, describe_pulse
 from runtime.reasons import EndReason
+from runtime.shim import FOLDED
 from runtime.traces import Raised, describe_code, find_raised
 from runtime.units import format_duration, format_size, format_time
 
@@ -317,6 +318,9 @@ def read_job(job: JobHandle, *, index: int | None = None, failed_only: bool = Fa
     if failed_only:
         indices = [each for each in status.indices if each.state is JobState.FAILED]
     folder = f"{job.files.root}/{job_folder(job.id)}"
+    run = "INDEX" if chosen is None else chosen
+    folded = status.state.terminal and bool(job.files.read_from(f"{job_folder(job.id)}/{FOLDED}", 0, 1))
+    log = f"{run}.aATTEMPT.rankRANK.log" if folded else f"{run}/aATTEMPT/rankRANK.log"
     return JobView(
         job=job.id,
         name=entry.name,
@@ -337,8 +341,8 @@ def read_job(job: JobHandle, *, index: int | None = None, failed_only: bool = Fa
         attempts=tuple(tell_attempts(job, entry, chosen)) if chosen is not None else (),
         indices=tuple(indices),
         records=folder,
-        logs=f"{folder}/runs/{'INDEX' if chosen is None else chosen}/aATTEMPT/rankRANK.log",
-        outputs=f"{folder}/runs/{'INDEX' if chosen is None else chosen}/output/aATTEMPT",
+        logs=f"{folder}/runs/{log}",
+        outputs=f"{folder}/runs/{run}/output/aATTEMPT",
         after=tuple(read_after(job, entry)),
         problem=silent[0].message if silent else None,
     )

@@ -692,7 +692,7 @@ def _intent(prepared: Prepared, git: GitState | None) -> dict[str, Any]:
         "indices": len(plan.indices),
         "offset": _offset(plan),
         "parts": [part.name for part in plan.parts],
-        "secrets": bool(plan.order.get("secrets")),
+        "secrets": any(path.startswith("secrets/") for path in plan.order.get("secrets", {}).values()),
         **({"after": list(plan.spec.after)} if plan.spec.after else {}),
         **({"commit": git.commit, "branch": git.branch, "diff": git.diff[:1_000_000]} if git else {}),
     }

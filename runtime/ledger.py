@@ -10,6 +10,7 @@
       cancel  cancel.INDEX   marks
     refused                why the backend did not take it, until a later launch finds that it does
       owners/ runs/          the shim's (docs/shim.md)
+      ended                  all small files of a job that has ended, folded into one; of a run runs/INDEX.ended
     done/ID.INDEX.REASON.CODE.ATTEMPT   outcomes in names: one listing tells the state of every job
     snapshots/HEX.tar        code, by content id; jobs have it too, by a link where there are links
 
@@ -565,6 +566,24 @@ def read_many_entries(files: Files, jobs: Iterable[str]) -> list[LedgerEntry]:
             found += [entry] if entry else []
         else:
             found.append(_entry(job, intent, (), mine))
+    return found
+
+
+def read_natives(files: Files, entries: Sequence[LedgerEntry]) -> dict[str, tuple[NativeJob, ...]]:
+    """Job → the newest native job of each part, by one read; jobs that were started anew are looked at one by one."""
+    names = {
+        f"{job_folder(entry.id)}/{native_name(1, part)}": entry.id for entry in entries for part in _parts(entry.intent)
+    }
+    marks = {f"{job_folder(entry.id)}/{EPOCH}": entry.id for entry in entries}
+    read = files.read_many([*names, *marks])
+    found: dict[str, tuple[NativeJob, ...]] = {entry.id: () for entry in entries}
+    for name, job in names.items():
+        if name in read:
+            found[job] += (_native(json.loads(read[name])),)
+    for entry in entries:
+        if f"{job_folder(entry.id)}/{EPOCH}" in read:
+            again = read_entry(files, entry.id, entry.outcomes)
+            found[entry.id] = again.natives if again else ()
     return found
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 LITTLE_SPACE: Final = 2 * 1024**3
 FEW_FILES: Final = 1000
-"""A job takes some 33 entries, and an array 11 for each run."""
+"""A job that runs takes some 25 entries, and each run of an array 10, until they have ended."""
 CLEAN_UP: Final = timedelta(minutes=1)
 """Added to how long a probe may take, before a backend that can ends it by itself."""
 SKEW_S: Final = 30.0

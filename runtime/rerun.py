@@ -22,6 +22,7 @@ from runtime.errors import NotPossible
 from runtime.jobs import JobSpec, JobState, parse_spec
 from runtime.jobview import check_index, judge_job
 from runtime.launchers.base import JobIdentity, LaunchPlan, NativePart, Resubmits
+from runtime.launchers.hosts import Links, find_python
 from runtime.launchers.order import SNAPSHOT_FILE
 from runtime.launching import (
     SHIM,
@@ -137,6 +138,7 @@ def _next_epoch(
         # Of a part that an earlier try began to submit, what is there may be the new attempts'.
         untried = [part for part in left if not _was_tried(job, part, epoch)]
         fresh = {index for part in untried for index in range(part.offset, part.offset + part.count)}
+        _unfold(job, plan, sorted(fresh & set(indices)))
         if status is not None and isinstance(job.launcher, Resubmits):
             # The native job that could tell how these ended is asked no more.
             for each in status.indices:
@@ -191,6 +193,27 @@ def _adopt(job: JobHandle) -> list[NativeJob]:
 
 def _was_tried(job: JobHandle, part: NativePart, epoch: int) -> bool:
     return bool(job.files.names(f"{job_folder(job.id)}/submit", f"{epoch}.{part.native.get('number', 0)}."))
+
+
+def _unfold(job: JobHandle, plan: LaunchPlan, indices: Sequence[int]) -> None:
+    """Put the files of a job that has ended back where a shim looks for them."""
+    if not indices:
+        return
+    words = [find_python(job.target.settings, job.host), "-", f"{job.files.root}/{plan.folder}", "--unfold"]
+    words += [str(index) for index in indices]
+    done = job.host.run(words, stdin=SHIM.read_bytes(), timeout_s=600)
+    if done.code != 0:
+        raise NotPossible(
+            f"the files of job `{job.id}` cannot be put back where they were", facts=done.err.strip().splitlines()[-1:]
+        )
+    archive = plan.order.get("code", {}).get("archive")
+    if archive is None or job.files.read_from(f"{plan.folder}/{archive}", 0, 1):
+        return
+    common = ledger.snapshot_name(plan.order["code"]["sha256"])
+    if not (isinstance(job.files, Links) and job.files.link(common, f"{plan.folder}/{archive}")):
+        raise NotPossible(
+            f"the code of job `{job.id}` is gone", facts=[f"`{job.files.root}/{common}`"], hint="runtime launch --again"
+        )
 
 
 def _wait_until_quiet(job: JobHandle) -> None:
@@ -279,6 +302,8 @@ def _as_new_job(
             hint="go to the folder it was launched from",
         )
     archive = read.get(f"{folder}/{SNAPSHOT_FILE}")
+    if archive is None and entry.snapshot is not None:
+        archive = job.files.read(ledger.snapshot_name(entry.snapshot))
     snapshot = Snapshot(archive=archive, files=0, content_bytes=len(archive)) if archive is not None else None
     context = make_context(job.target, settings)
     identity = JobIdentity(id=_free_id(job, spec, entry), name=entry.name, owner=owner_name(), snapshot=entry.snapshot)

@@ -258,6 +258,206 @@ def make_common_folder(path, within=None):
             pass  # another user was first
 
 
+# what has ended, in few files: quotas of shared file systems count entries
+
+FOLDED = "ended"
+"""File with what a job's folder held, by name; `runs/INDEX.ended` that of one run of an array."""
+FOLD_BYTES = 1 << 16
+"""Longer logs stay files of their own, `runs/INDEX.aATTEMPT.rankRANK.log`, as does the newest of the first rank."""
+OF_NO_USE = ("beat", "processes.json", "shim.py", "memory")
+LAUNCH_S = 10.0
+"""How long a job that has ended waits for the launch that still writes down that it began."""
+
+
+def fold(job, start=""):
+    """Put the small files of a job's folder, or those below `start`, into one; what the command wrote itself stays.
+
+    A result is never missing meanwhile, and one that is cut off is gone on with by the next call.
+    """
+    kept, beside = {}, []
+    many = not start and len(list_runs(job)) > 1
+    for place, folders, names in os.walk(os.path.join(job, start) if start else job):
+        parts = [] if place == job else os.path.relpath(place, job).split(os.sep)
+        folders[:] = [each for each in folders if not _is_apart(parts + [each], many)]
+        for name in names:
+            path, long = os.path.join(place, name), "/".join(parts + [name])
+            if name in OF_NO_USE or long in (FOLDED, SNAPSHOT) or name.endswith("." + FOLDED):
+                continue
+            size = os.path.getsize(path) if os.path.isfile(path) else 0
+            if name.endswith(".log") and (size > FOLD_BYTES or (size and name == "rank0.log" and _is_newest(place))):
+                beside += [long] if len(parts) == 3 else []
+            elif os.path.isfile(path) and not os.path.islink(path):
+                with io.open(path, "rb") as opened:
+                    kept[long] = opened.read()
+    _write_folded(_folded(job, start), kept, beside)
+    there = read_header(_folded(job, start))[0]
+    for name in there:
+        path = os.path.join(job, name)
+        if there[name] is None:
+            _move(path, _beside(job, name))
+        elif name in kept and read_folded(job, name) == kept[name]:  # one that was folded before may be another now
+            os.unlink(path)
+    _remove_empty(job, start, many)
+
+
+def list_runs(job):
+    """Indices that have anything in the job's folder."""
+    return sorted({name.partition(".")[0] for name in list_names(os.path.join(job, "runs"))})
+
+
+def _is_newest(attempt):
+    run, name = os.path.split(attempt)
+    numbers = [int(each[1:]) for each in list_names(run) if each[:1] == "a" and each[1:].isdigit()]
+    return name[:1] == "a" and int(name[1:]) >= max(numbers)
+
+
+def _folded(job, start):
+    return os.path.join(job, start + "." + FOLDED if start else FOLDED)
+
+
+def _beside(job, name):
+    runs, index, rest = name.split("/", 2)
+    return os.path.join(job, runs, "%s.%s" % (index, rest.replace("/", ".")))
+
+
+def _is_apart(parts, many):
+    """What the command wrote, secrets, and of an array its runs, which are folded one by one."""
+    if parts in (["secrets"], ["runs"] if many else None):
+        return True
+    return len(parts) == 3 and parts[0] == "runs" and parts[2] in ("output", "checkpoint")
+
+
+def _write_folded(path, kept, beside):
+    places: Dict[str, Any] = dict.fromkeys(beside)
+    size = 0
+    for name in sorted(kept):
+        places[name] = [size, len(kept[name])]
+        size += len(kept[name])
+    temporary = "%s.%d.%s" % (path, os.getpid(), token())
+    try:
+        with io.open(temporary, "wb") as opened:
+            os.fchmod(opened.fileno(), 0o600)
+            opened.write(json.dumps(places, sort_keys=True).encode("utf-8") + b"\n")
+            for name in sorted(kept):
+                opened.write(kept[name])
+            opened.flush()
+            os.fsync(opened.fileno())
+        os.link(temporary, path)
+    except OSError as problem:
+        if problem.errno != errno.EEXIST:  # another was first, or an earlier call was cut off
+            raise
+    finally:
+        os.unlink(temporary)
+
+
+def read_header(path):
+    """Name → where it lies in a folded file and how long it is, None for one beside; and where the first begins."""
+    try:
+        with io.open(path, "rb") as opened:
+            line = opened.readline()
+        return json.loads(line.decode("utf-8")), len(line)
+    except (IOError, OSError, ValueError):
+        return {}, 0
+
+
+def read_folded(job, name):
+    """The bytes of a small file of a job or run that has been folded, None where there is none."""
+    run = "/".join(name.split("/")[:2])
+    for path in [_folded(job, "")] + ([_folded(job, run)] if name.startswith("runs/") else []):
+        places, begin = read_header(path)
+        if places.get(name):
+            with io.open(path, "rb") as opened:
+                opened.seek(begin + places[name][0])
+                return opened.read(places[name][1])
+    return None
+
+
+def unfold(job, start=""):
+    """The other way round, for a job that goes on."""
+    path = _folded(job, start)
+    places, begin = read_header(path)
+    for name in sorted(places):
+        place = os.path.join(job, name)
+        make_folder(os.path.dirname(place), within=job)
+        if places[name] is None:
+            _move(_beside(job, name), place)
+        elif not os.path.exists(place):
+            with io.open(path, "rb") as opened:
+                opened.seek(begin + places[name][0])
+                content = opened.read(places[name][1])
+            temporary = "%s.%s" % (place, token())
+            with io.open(temporary, "wb") as opened:
+                os.fchmod(opened.fileno(), 0o600)
+                opened.write(content)
+                opened.flush()
+                os.fsync(opened.fileno())
+            os.rename(temporary, place)
+    if places:
+        os.unlink(path)
+
+
+def _move(path, to):
+    try:
+        os.rename(path, to)
+    except OSError as problem:
+        if problem.errno != errno.ENOENT:
+            raise
+
+
+def _remove_empty(job, start, many):
+    """Files of no use now, and folders that nothing was put into; those that the command made itself stay."""
+    for place, _, names in os.walk(os.path.join(job, start) if start else job, topdown=False):
+        parts = [] if place == job else os.path.relpath(place, job).split(os.sep)
+        if (many and parts[:1] == ["runs"]) or len(parts) > (4 if parts[2:3] == ["output"] else 3):
+            continue
+        for name in names if len(parts) in (0, 3) and parts[2:3] not in (["output"], ["checkpoint"]) else ():
+            if name in OF_NO_USE:
+                os.unlink(os.path.join(place, name))
+        try:
+            if parts:
+                os.rmdir(place)
+        except OSError:
+            continue  # something is in it
+
+
+def fold_job(job, order):
+    """Fold a job whose runs all have their results."""
+    if os.path.isdir(os.path.join(job, "secrets")):
+        return
+    if len(list_runs(job)) > 1:
+        for index in [name for name in list_names(os.path.join(job, "runs")) if name.isdigit()]:
+            fold(job, "runs/" + index)
+    fold(job)
+    content = (order.get("code") or {}).get("sha256")
+    archive = os.path.join(job, SNAPSHOT)
+    common = os.path.join(os.path.dirname(os.path.dirname(job)), "snapshots", "%s.tar" % content)
+    if os.path.exists(archive) and os.path.exists(common) and os.path.samefile(archive, common):
+        os.unlink(archive)
+
+
+def close_job(order, record):
+    """Fold the job once every run has its result. That is for quotas: what goes wrong here is nobody's failure."""
+    if not order.get("fold") or not isinstance(record, FolderRecord):
+        return
+    try:
+        names = set(list_names(os.path.join(record.folder, "runs")))
+        if len(order["runs"]) == 1:
+            ended = all(record.read("runs/%s/result" % index) for index in order["runs"])
+        else:
+            ended = all("%s.%s" % (index, FOLDED) in names for index in order["runs"])
+        until = time.monotonic() + LAUNCH_S
+        while ended and time.monotonic() < until and _is_being_launched(record.folder):
+            time.sleep(0.02)
+        if ended and not _is_being_launched(record.folder):
+            fold_job(record.folder, order)
+    except (IOError, OSError) as problem:
+        say("cannot fold the job: %s" % problem)
+
+
+def _is_being_launched(job):
+    return any(name.startswith("lock.") for name in list_names(job))
+
+
 def list_names(path):
     try:
         return sorted(os.listdir(path))
@@ -284,7 +484,8 @@ class FolderRecord(object):
         except (IOError, OSError) as problem:
             if problem.errno in PASSING:
                 raise
-            return None
+            folded = read_folded(self.folder, name)
+            return None if folded is None else folded.decode("utf-8")
 
     def write(self, name, text, give_up=None):
         write_patiently(self._put(write_whole), self._path(name), text, give_up)
@@ -292,6 +493,9 @@ class FolderRecord(object):
     def create(self, name, text, give_up=None):
         """Raises `Taken` if it is there already."""
         write_patiently(self._put(create_whole), self._path(name), text, give_up)
+        if name.endswith("/result") and read_folded(self.folder, name) is not None:
+            os.unlink(self._path(name))  # it was folded a moment ago
+            raise Taken(name)
 
     def _put(self, write, make=make_folder):
         def put(path, text):
@@ -1186,13 +1390,14 @@ class Logs(object):
         due = 0.0
         while True:
             waits = any(log.stale for log in list(self.logs.values()))
-            ready = self.poll.poll(0 if self.until else 1000 * LOG_FLUSH_S if waits else None)
-            if self.until and (time.monotonic() > self.until or not any(each in self.logs for each, _ in ready)):
+            closing = self.until  # before the look: one that began earlier may not know of the last pipe
+            ready = self.poll.poll(0 if closing else 1000 * LOG_FLUSH_S if waits else None)
+            if closing and (time.monotonic() > closing or not any(each in self.logs for each, _ in ready)):
                 return
             for source, _ in ready:
                 if source in self.logs:
                     self._take(source)
-                elif not self.until:
+                elif not closing:
                     os.read(self.wake, 4096)
             if waits and time.monotonic() >= due:
                 for log in list(self.logs.values()):
@@ -2381,6 +2586,11 @@ def settle(order, run, result):
     stops = order.get("on_task_failure") == "stop"
     if stops and result["reason"] not in ("succeeded", "cancelled", "sibling_failed"):
         run.halt()
+    if order.get("fold") and len(order["runs"]) > 1 and isinstance(run.record, FolderRecord):
+        try:
+            fold(run.job, run.name)
+        except (IOError, OSError) as problem:
+            say("cannot fold run %d: %s" % (run.index, problem))
     return _exit_code(result["reason"])
 
 
@@ -2701,10 +2911,20 @@ def main(words):
     parser.add_argument("--scratch", help="folder on this machine for trees; the system's temporary one by default")
     parser.add_argument("--prepare", action="store_true", help="make the job's environment and run nothing")
     parser.add_argument("--clear", action="store_true", help="end what killed shims of the job left running here")
+    parser.add_argument(
+        "--fold", nargs="+", metavar="JOB", help="put what has ended into few files; FOLDER is the root"
+    )
+    parser.add_argument("--unfold", nargs="+", metavar="INDEX", help="the other way round, for a job that goes on")
     parser.add_argument("--rank-of", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     folder = os.path.abspath(options.folder)
     os.environ["RUNTIME_SHIM_BEGAN"] = repr(BEGAN)
+    if options.fold:
+        return fold_all(folder, options.fold)
+    if options.unfold:
+        for start in [""] + ["runs/" + index for index in options.unfold]:
+            unfold(folder, start)
+        return DONE
     asked = Asked()
     adopt_orphans()
     if options.scratch:
@@ -2717,9 +2937,24 @@ def main(words):
     return follow(FolderRecord(folder), options, asked)
 
 
+def fold_all(root, jobs):
+    """Fold jobs that have ended; prints the ids of those that were not folded before."""
+    for name in jobs:
+        job = os.path.join(root, "jobs", name)
+        try:
+            if os.path.exists(os.path.join(job, "intent.json")) and not _is_being_launched(job):
+                fold_job(job, load_order(job))
+                sys.stdout.write(name + "\n")
+        except (Refused, IOError, OSError, ValueError) as problem:
+            say("cannot fold %s: %s" % (name, problem))
+    return DONE
+
+
 def follow(record, options, asked):
     """Do what the order in the record's folder says; returns an exit code."""
     folder = record.folder
+    if options.clear and read_header(_folded(folder, ""))[0]:
+        return DONE  # it has ended, and its shims left nothing
     try:
         order = load_order(folder)
         if options.prepare:
@@ -2749,6 +2984,7 @@ def follow(record, options, asked):
     if order.get("pack") and options.index is None:
         code = pack(order, record, indices, options, asked)
         forget_secrets(order, folder)
+        close_job(order, record)
         return code
     if (order.get("limits") or {}).get("cpus"):
         keep_to_cpus(math.ceil(order["limits"]["cpus"]))
@@ -2758,6 +2994,7 @@ def follow(record, options, asked):
         if asked.stop:
             break
     forget_secrets(order, folder)
+    close_job(order, record)
     code = worst(codes)
     return LOST if code == AGAIN and asked.stop and order.get("retries") == "backend" else code
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from runtime.cli.main import main
+from runtime.launchers import order
 from tests.shim_support import processes_with, wait_for
 
 
@@ -36,6 +37,12 @@ def as_somebody_else(root: Path, *, hidden: str, shown: str = "") -> Iterator[No
         yield
     finally:
         os.seteuid(0)
+
+
+def launch_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs of this machine that are launched from now on leave their files as versions did that knew of no folding."""
+    make = order.make_order
+    monkeypatch.setattr("runtime.launchers.processes.make_order", lambda *a, **k: {**make(*a, **k), "fold": False})
 
 
 @dataclass

@@ -187,6 +187,6 @@ def processes_with(text: str) -> list[int]:
 def lives(said: Path) -> bool:
     """Whether the process whose id this file holds runs."""
     try:
-        return Path(f"/proc/{said.read_text()}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{said.read_text().strip()}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False

@@ -44,7 +44,7 @@ def gc(
       runtime gc --older-than 7d --yes
       runtime gc --on hpc --older-than 90d
     """
-    from runtime.collecting import find_garbage, remove
+    from runtime.collecting import find_garbage, fold, remove
     from runtime.config import load_settings
     from runtime.launchers.registry import get_launcher
     from runtime.launchers.roots import open_target
@@ -71,6 +71,8 @@ def gc(
                 kept.append(each)
             elif each.kind == "job":
                 forget_job(each.name, settings)
+        if folded := 0 if dry_run else fold(target, launcher, host, owner=None if others else me):
+            note(f"{format_count(folded)} ended jobs are in fewer files now")
     finally:
         host.close()
     done, gone = "would go" if dry_run else "removed", [each for each in found if each not in kept]

@@ -23,6 +23,8 @@ import time
 from typing import Any, Dict, List, Optional
 
 BLOCK = 1 << 20
+FOLDING_S = 10.0
+"""How long a folder may change while it is removed."""
 MARKER = "record-root"
 """File of a record root that is in use. Its first line is the root's id, which no other root bears."""
 MAKING = ("create", "link", "make_folder", "write", "write_many")
@@ -108,13 +110,75 @@ class Place(object):
         return path
 
     def read(self, name: str) -> Optional[bytes]:
+        return self._read(name, 0, None)
+
+    def _read(self, name: str, offset: int, limit: Optional[int]) -> Optional[bytes]:
+        """The bytes of a file or of a folded one, None where there is neither or it is a folder."""
+        for _ in range(2):  # one that is being unfolded may go from the one place before it is found at the other
+            try:
+                with io.open(self.path(name), "rb") as opened:
+                    opened.seek(offset)
+                    return opened.read(-1 if limit is None else limit)
+            except (IOError, OSError) as problem:
+                if problem.errno == errno.EISDIR:
+                    return None
+                if problem.errno not in (errno.ENOENT, errno.ENOTDIR):
+                    raise
+            folded = self._read_folded(name, offset, limit)
+            if folded is not None:
+                return folded
+        return None
+
+    # Shims put the small files of what has ended into one (`fold` of shim.py); here they are where they were.
+
+    def _folded(self, name: str) -> Dict[str, Any]:
+        """Name in the folder of a job → file that it lies in, where it begins there and how long it is; of the folded
+        files that `name` may be in. A length of None is that of the whole file."""
+        parts = os.path.relpath(self.path(name), self.root).split(os.sep)
+        if parts[0] != "jobs" or len(parts) < 2:
+            return {}
+        job = os.path.join(self.root, *parts[:2])
+        files = [os.path.join(job, "ended")]
+        if parts[2:3] == ["runs"] and len(parts) > 3:
+            files.append(os.path.join(job, "runs", parts[3] + ".ended"))
+        found = {}  # type: Dict[str, Any]
+        for path in files:
+            try:
+                with io.open(path, "rb") as opened:
+                    line = opened.readline()
+                places = json.loads(line.decode("utf-8"))
+            except ValueError:
+                continue  # damaged
+            except (IOError, OSError) as problem:
+                if problem.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
+                    raise
+                continue
+            for each, place in places.items():
+                if place is None:
+                    found[each] = [os.path.join(job, "runs", each[len("runs/") :].replace("/", ".")), 0, None]
+                else:
+                    found[each] = [path, len(line) + place[0], place[1]]
+        return found
+
+    def _find_folded(self, name: str) -> Any:
+        return self._folded(name).get("/".join(name.split("/")[2:]))
+
+    def _read_folded(self, name: str, offset: int, limit: Optional[int]) -> Optional[bytes]:
+        found = self._find_folded(name)
+        if found is None:
+            return None
+        path, begin, size = found
+        length = limit if size is None else max(0, size - offset)
+        if limit is not None and length is not None:
+            length = min(length, limit)
         try:
-            with io.open(self.path(name), "rb") as opened:
-                return opened.read()
+            with io.open(path, "rb") as opened:
+                opened.seek(begin + offset)
+                return opened.read(-1 if length is None else length)
         except (IOError, OSError) as problem:
-            if problem.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
-                return None
-            raise
+            if problem.errno != errno.ENOENT:
+                raise
+            return None
 
     def read_many(self, names: List[str]) -> Dict[str, bytes]:
         """Those that are there and that we may read: what lies in another user's job is none of ours."""
@@ -131,14 +195,7 @@ class Place(object):
         return found
 
     def read_from(self, name: str, offset: int, limit: int) -> bytes:
-        try:
-            with io.open(self.path(name), "rb") as opened:
-                opened.seek(offset)
-                return opened.read(limit)
-        except (IOError, OSError) as problem:
-            if problem.errno in (errno.ENOENT, errno.ENOTDIR):
-                return b""
-            raise
+        return self._read(name, offset, limit) or b""
 
     def create(self, name: str, data: bytes, mode: int, lasting: bool) -> bool:
         return self._put([[name, data, mode, True]], lasting)[0]
@@ -192,9 +249,12 @@ class Place(object):
                         raise
 
     def _place(self, temporary: str, path: str, once: bool) -> bool:
+        name = os.path.relpath(path, self.root)
         if not once:
             os.rename(temporary, path)
             return True
+        if self._find_folded(name) is not None:
+            return False
         try:
             os.link(temporary, path)
         except OSError as problem:
@@ -202,6 +262,9 @@ class Place(object):
             if problem.errno != errno.EEXIST:
                 raise
             return os.stat(temporary).st_nlink > 1
+        if self._find_folded(name) is not None:
+            os.unlink(path)  # it was folded a moment ago
+            return False
         return True
 
     def _write_beside(self, files: List[Any], beside: List[str], lasting: bool) -> None:
@@ -267,11 +330,19 @@ class Place(object):
 
     def names(self, folder: str, prefix: str) -> List[str]:
         try:
-            return sorted(name for name in os.listdir(self.path(folder)) if name.startswith(prefix))
+            found = set(os.listdir(self.path(folder)))
         except OSError as problem:
-            if problem.errno in (errno.ENOENT, errno.ENOTDIR):
-                return []
-            raise
+            if problem.errno not in (errno.ENOENT, errno.ENOTDIR):
+                raise
+            found = set()
+        parts = [part for part in folder.split("/") if part]
+        if parts[:1] == ["jobs"] and len(parts) > 1:
+            above = "".join(part + "/" for part in parts[2:])
+            found |= {each[len(above) :].split("/")[0] for each in self._folded(folder) if each.startswith(above)}
+            if parts[2:] == ["runs"]:
+                found = {name.partition(".")[0] if name.endswith((".ended", ".log")) else name for name in found}
+            found -= {"ended"} if len(parts) == 2 else set()
+        return sorted(name for name in found if name.startswith(prefix))
 
     def tree(self, folder: str) -> List[Any]:
         top = self.path(folder)
@@ -286,6 +357,12 @@ class Place(object):
                     continue
                 if stat.S_ISREG(status.st_mode):  # whoever reads a pipe waits for ever
                     found.append([os.path.relpath(path, top), status.st_size])
+        parts = [part for part in folder.split("/") if part]
+        above = "".join(part + "/" for part in parts[2:])
+        there = {each[0] for each in found}
+        for name, (path, _, size) in self._folded(folder).items() if len(parts) > 2 else ():
+            if name.startswith(above) and name[len(above) :] not in there:
+                found.append([name[len(above) :], os.path.getsize(path) if size is None else size])
         return sorted(found)
 
     def remove(self, name: str) -> None:
@@ -293,17 +370,31 @@ class Place(object):
         if path == self.root:
             raise ValueError("the root itself is not removed")
         if os.path.isdir(path) and not os.path.islink(path):
-            for place, folders, _ in os.walk(path):
-                for folder in folders:
-                    if not os.path.islink(os.path.join(place, folder)):
-                        os.chmod(os.path.join(place, folder), 0o700)
-            shutil.rmtree(path)
+            self._remove_tree(path)
             return
         try:
             os.unlink(path)
         except OSError as problem:
             if problem.errno not in (errno.ENOENT, errno.ENOTDIR):
                 raise
+
+    def _remove_tree(self, path: str) -> None:
+        """A shim that has just ended may still fold what is removed here."""
+        until = time.time() + FOLDING_S
+        while True:
+            try:
+                for place, folders, _ in os.walk(path):
+                    for folder in folders:
+                        if not os.path.islink(os.path.join(place, folder)):
+                            os.chmod(os.path.join(place, folder), 0o700)
+                shutil.rmtree(path)
+                return
+            except OSError as problem:
+                if not os.path.lexists(path):
+                    return
+                if problem.errno not in (errno.ENOENT, errno.ENOTEMPTY) or time.time() >= until:
+                    raise
+            time.sleep(0.02)
 
     def room(self) -> List[Optional[int]]:
         """Free bytes and free entries; None for entries where the file system does not count them."""

@@ -574,6 +574,12 @@ class SshFiles:
         return Room(*self._host.ask("room"))
 
 
+def find_python(settings: Mapping[str, Any], host: Host) -> str:
+    """The Python that runs programs of ours on the machine that `host` reaches, by the settings of its target."""
+    own = sys.executable if isinstance(host, LocalHost) else "python3"
+    return str(settings.get("login_python") or settings.get("python") or own)
+
+
 def read_tail(files: Files, name: str, lines: int = 3) -> list[str]:
     """The last lines of a file that say anything."""
     folder, _, own = name.rpartition("/")

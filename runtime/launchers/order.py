@@ -56,6 +56,7 @@ def make_order(
             "backoff_s": [spec.retry.backoff.min.total_seconds(), spec.retry.backoff.max.total_seconds()],
         },
         "retries": retries,
+        "fold": True,
         **backend,
     }
     if spec.shell:

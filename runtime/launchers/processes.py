@@ -10,8 +10,10 @@ import secrets
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from runtime import shim
 from runtime.errors import InvalidValue, NotPossible
 from runtime.jobs import BuildOn, CodeMode, EnvironmentManager, JobSpec, JobState, expand_array, leaf_fields, set_fields
 from runtime.launchers.base import (
@@ -304,7 +306,9 @@ def clear_processes(folder: str, host: Host) -> list[str]:
     if command is None:
         return []
     place = f"{host.files.root}/{folder}"
-    done = host.run([shlex.split(command.decode())[0], f"{place}/shim.py", place, "--clear"])
+    # Ours, for that of the job goes with its end, and may be of an earlier version.
+    program = Path(shim.__file__).read_bytes()
+    done = host.run([shlex.split(command.decode())[0], "-", place, "--clear"], stdin=program)
     said = done.err.strip().splitlines()[-1:]
     return [] if done.code == 0 else [f"what its shim started on `{host.name}`: {''.join(said)}"]
 

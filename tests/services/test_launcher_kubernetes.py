@@ -461,7 +461,7 @@ def test_evicted_pod_is_a_preemption_that_the_record_counts_and_no_failure(lab: 
 
         assert ended(job, timeout_s=120) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
         assert job.attempts() == [1, 2]
-        names = [path.name for path in (lab.claim_folder / "runtime/jobs" / job.id / "runs/0/a0001").iterdir()]
+        names = job.files.names(f"jobs/{job.id}/runs/0/a0001")
         assert "end.stopped.143" in names
         # Kubernetes counts no failure that it caused, and that is how the shim knows what the end was.
         assert (failures_before(job, 0, 1), failures_before(job, 0, 2)) == (0, 0)

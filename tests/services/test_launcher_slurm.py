@@ -118,8 +118,9 @@ def printed(job: JobHandle, index: int = 0, rank: int = 0) -> str:
 def ends(place: Place, job: JobHandle, index: int = 0) -> list[str]:
     """How each attempt of an index ended; `-` where it left no word, or none was needed."""
     found = []
-    for folder in sorted((place.folder / "records" / "jobs" / job.id / "runs" / str(index)).glob("a0*")):
-        notes = [path.name.removeprefix("end.").rpartition(".")[0] for path in folder.glob("end.*")]
+    for attempt in job.attempts(index):
+        names = job.files.names(f"jobs/{job.id}/runs/{index}/a{attempt:04d}", "end.")
+        notes = [name.removeprefix("end.").rpartition(".")[0] for name in names]
         found.append(notes[0] if notes else "-")
     return found
 
@@ -231,11 +232,24 @@ def test_two_hundred_small_runs_are_packed_on_four_nodes_and_each_runs_once(plac
 
     assert dict(status.counts) == {JobState.SUCCEEDED: 200}
     assert wait_until(lambda: len(elements(place, job)) == 4, timeout_s=60), elements(place, job)
-    runs = place.folder / "records" / "jobs" / job.id / "runs"
-    said = [(runs / str(index) / "a0001" / "rank0.log").read_text().split() for index in range(200)]
+    said = [printed(job, index).split() for index in range(200)]
     assert [int(index) for index, _ in said] == list(range(200))
     assert {node for _, node in said} == {"n1", "n2", "n3", "n4"}
-    assert [path.name for path in runs.glob("*/a0002")] == []
+    assert {tuple(job.attempts(index)) for index in range(200)} == {(1,)}
+
+
+@pytest.mark.parametrize("array", [None, Array(count=8)], ids=["single", "array"])
+def test_job_that_has_ended_takes_few_entries(place: Place, array: Array | None) -> None:
+    """As many as a job launched by `runtime launch` may take on any target: see tests/unit/test_folding.py."""
+    assert place.launch("echo first").wait(timeout_s=60).state is JobState.SUCCEEDED
+    records = place.folder / "records"
+    assert wait_until(lambda: not place.slurm.run("squeue", "-h", "-o", "%F"), timeout_s=60)
+    before = sum(1 for _ in records.rglob("*"))
+
+    assert place.launch("echo hello", array=array).wait(timeout_s=60).state is JobState.SUCCEEDED
+
+    assert wait_until(lambda: not place.slurm.run("squeue", "-h", "-o", "%F"), timeout_s=60)
+    assert sum(1 for _ in records.rglob("*")) - before <= 8 + (3 * 8 if array else 0)
 
 
 def test_packed_runs_as_steps_run_at_once_with_cpus_of_their_own(place: Place) -> None:

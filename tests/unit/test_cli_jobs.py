@@ -31,7 +31,7 @@ from runtime.launchers.local.launcher import LocalLauncher
 from runtime.launching import owner_name
 from runtime.ledger import LedgerEntry, NativeJob, Outcome
 from runtime.reasons import EndReason
-from tests.jobs_support import Terminal, as_somebody_else, open_terminal
+from tests.jobs_support import Terminal, as_somebody_else, launch_as_before, open_terminal
 from tests.shim_support import DAEMON, lives, processes_with, wait_for
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -560,7 +560,8 @@ def test_job_that_only_its_owner_may_look_into_disturbs_nobody_else(run: Termina
     assert (cleared.code, theirs in cleared.out) == (0, False)
 
 
-def test_files_that_a_crash_left_empty_disturb_no_other_job(run: Terminal) -> None:
+def test_files_that_a_crash_left_empty_disturb_no_other_job(run: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch_as_before(monkeypatch)
     broken, mine = run.finish("false", "--name", "broken"), run.finish("true", "--name", "mine")
     intent = (run.folder(broken) / "intent.json").read_bytes()
     for name in ("intent.json", "runs/0/result", "runs/0/a0001/start.json"):
@@ -975,7 +976,7 @@ def test_explain_looks_again_where_the_attempt_ended_while_it_waited(
 
     def end_it(seconds: float) -> None:
         (runs / "checkpoint/end").touch()
-        wait_for((runs / "result").exists, "the result", 30)
+        wait_for(lambda: list((run.data / "jobs/done").glob(f"{job}.*")), "the result", 30)
         sleep(seconds)
 
     monkeypatch.setattr("runtime.pulse.time", SimpleNamespace(sleep=end_it, monotonic=time.monotonic))
@@ -1235,8 +1236,7 @@ def test_gc_without_an_answer_removes_nothing(run: Terminal) -> None:
 def test_gc_that_was_interrupted_is_gone_on_with(run: Terminal) -> None:
     job = run.finish("true")
     (run.folder(job) / "removing").write_text(owner_name())
-    for name in ("launched", "intent.json", "order.json"):
-        (run.folder(job) / name).unlink()
+    (run.folder(job) / "ended").unlink()
 
     assert run("gc", "--yes").out.split("\t")[1] == job
 

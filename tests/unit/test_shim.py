@@ -7,12 +7,14 @@ import io
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -719,12 +721,17 @@ def test_shim_on_a_gpu_that_somebody_else_fills_has_no_capacity(
 
 @pytest.mark.parametrize("ended_by", ["kill -TERM $$", "exit 143"])
 def test_command_that_hears_of_the_end_before_its_shim_is_stopped_and_has_not_failed(
-    job: MakeJob, ended_by: str
+    job: MakeJob, tmp_path: Path, ended_by: str
 ) -> None:
-    made = job(f'setsid sh -c "sleep 0.3; kill -TERM $PPID" & sleep 0.1; {ended_by}')
+    made = job(f"echo $$ >{tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; {ended_by}")
     made.constants["HEAR_S"] = 45.0
+    running = made.start("--index", "0")
+    wait_for((tmp_path / "pid").exists, "the command")
+    wait_for(lambda: not lives(tmp_path / "pid"), "its end")
 
-    assert made.run("--index", "0") == 10
+    running.terminate()
+
+    assert made.finish(running) == 10
 
     assert made.ends() == ["stopped"]
 
@@ -1502,10 +1509,12 @@ def test_command_that_floods_its_log_goes_on_to_its_end_and_is_not_idle(job: Mak
         found = re.findall(r"shim: +(\d+) bytes", log.read_text() if log.exists() else "")
         return int(found[0]) if found else 0
 
-    wait_for(left_out, "a full log")
-    first = left_out()
-    wait_for(lambda: left_out() > 3 * first, "more of it")
-    (tmp_path / "on").touch()
+    try:
+        wait_for(left_out, "a full log")
+        first = left_out()
+        wait_for(lambda: left_out() > 3 * first, "more of it")
+    finally:
+        (tmp_path / "on").touch()
 
     assert made.finish(running) == 0
     assert made.log().endswith("\nend\n")
@@ -1538,6 +1547,40 @@ def test_bytes_that_the_disk_refuses_are_counted_where_they_are_missing(
 
 def refuse(*_: object) -> int:
     raise OSError(errno.ENOSPC, "no space left on device")
+
+
+def test_last_words_of_a_command_are_in_its_log_however_soon_that_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, opened = threading.Event(), threading.Event()
+    poll, write = select.poll, os.write
+
+    class Late:
+        """A look that began before the pipe was there, and is told only when all has ended."""
+
+        def __init__(self) -> None:
+            self.poll_ = poll()
+            self.register, self.unregister = self.poll_.register, self.poll_.unregister
+
+        def poll(self, timeout: float | None) -> list[tuple[int, int]]:
+            ready = self.poll_.poll(timeout)
+            if not looked.is_set():
+                looked.set()
+                opened.wait(60)
+                return ready[:1]
+            return ready
+
+    monkeypatch.setattr(shim.select, "poll", Late)
+    logs = shim.Logs(65_536)
+    sink = logs.open(str(tmp_path / "log"))
+    assert looked.wait(60)
+    os.write(sink, b"last words\n")
+    os.close(sink)
+    monkeypatch.setattr(shim.os, "write", lambda *words: (write(*words), opened.set())[0])
+
+    logs.close()
+
+    assert (tmp_path / "log").read_text() == "last words\n"
 
 
 def test_logs_are_closed_although_something_goes_on_printing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,6 +150,24 @@ def test_log_comes_in_chunks_while_the_command_runs_and_reads_as_one(job: MakeJo
     assert ("rank0.log", 11) in made.files.tree(f"{RUN}/a0001")
 
 
+def test_log_that_outgrows_its_limit_is_no_longer_in_the_bucket(job: MakeJob) -> None:
+    flood = "yes & while [ ! -e go ]; do sleep 0.1; done; kill $!; wait; echo end"
+    made = job(flood, log_bytes=65_536)
+    started = made.start()
+    try:
+        wait_for(lambda: b"are left out here" in (made.files.read(f"{RUN}/a0001/rank0.log") or b""), "a full log")
+    finally:
+        for work in (made.root / "scratch").rglob("work"):
+            (work / "go").write_text("")
+
+    assert made.finish(started) == 0
+
+    log = made.files.read(f"{RUN}/a0001/rank0.log") or b""
+    assert len(log) <= 65_536
+    assert log.endswith(b"\nend\n")
+    assert log.count(b"are left out here") == 1
+
+
 def test_mark_in_the_bucket_cancels_a_run(job: MakeJob) -> None:
     made = job("sleep 600")
     started = made.start()

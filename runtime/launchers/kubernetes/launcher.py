@@ -411,6 +411,8 @@ def _order(
     if spec.resources.gpus and place.check_gpus:
         count = spec.resources.gpus.count
         backend["gpu_check"] = {"count": max(1, int(count)), "share": min(1.0, count)}
+    # A pod that Kubernetes makes once more begins with the shim of the job's folder, which goes when that is folded.
+    backend["fold"] = False
     order = make_order(spec, job, indices, context, retries="backend", environ=context.environ, **backend)
     if spec.code.mode is CodeMode.IMAGE:
         order["code"] = {"path": "."}

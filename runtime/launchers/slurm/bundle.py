@@ -36,7 +36,8 @@ def export_bundle(plan: LaunchPlan, folder: Path, snapshot: bytes | None = None)
     files: dict[str, tuple[bytes, int]] = {
         "submit.sh": (render_submit(plan).encode(), 0o755),
         f"{run}/shim.py": (SHIM.read_bytes(), 0o700),
-        f"{run}/order.json": (_json(plan.order), 0o600),
+        # What is brought home is read file by file.
+        f"{run}/order.json": (_json({**plan.order, "fold": False}), 0o600),
         f"{run}/spec.json": (_json(spec_fields(plan.spec)), 0o600),
         f"{run}/bundle.json": (_json(_description(plan)), 0o600),
     }
