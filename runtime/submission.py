@@ -8,9 +8,11 @@ stopped: what a manifest lists is not listed a second time.
 
 from __future__ import annotations
 
+import functools
 import getpass
 import json
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,12 +40,12 @@ from runtime.errors import (
 from runtime.existing import ExistingOutputs
 from runtime.identify import FindsTasks
 from runtime.idset import IdSet, task_key
+from runtime.kept_stacks import KeptStack, borrow_stack
 from runtime.queues.base import InvalidMessage, MakesTopics, Queue, QueueTraits
 from runtime.records.base import ManifestPart, Record, RecordStore
 from runtime.records.coverage import own_key, read_keys
 from runtime.records.orders import FIRST_OWN_NUMBER
 from runtime.records.totals import Tally, open_tasks
-from runtime.stacks import OpenStack, open_stack
 from runtime.submitted_code import import_root, take_code
 from runtime.tasks import (
     DEFAULT_EXPERIMENT,
@@ -276,12 +278,18 @@ class TaskOptions:
 def submitter() -> str:
     """`user@host` of this process."""
     try:
-        user = getpass.getuser()
+        user = _user(os.geteuid(), *map(os.environ.get, ("LOGNAME", "USER", "LNAME", "USERNAME")))
     except (OSError, KeyError):
         # A container's user may have no name.
         user = "unknown"
     # An environment variable may hold any bytes.
     return f"{user}@{socket.gethostname()}".encode(errors="replace").decode()
+
+
+@functools.lru_cache(16)
+def _user(*_: object) -> str:
+    """The user's name, looked up again when what it follows from is another."""
+    return getpass.getuser()
 
 
 def function_entry(
@@ -438,10 +446,12 @@ def submit(
         submitted_at=now,
     )
     with ExitStack() as undo:
-        target, opened = _open_target(queue, stack, undo)
-        code = take_code(
-            snapshot, target.records, opened.settings if opened else load_settings(), start=_module_folder(work)
-        )
+        target, kept = _open_target(queue, stack, undo)
+        opened = kept.stack if kept else None
+        if kept is not None:
+            code = kept.code.take(snapshot, target.records, kept.stack.settings, start=_module_folder(work))
+        else:
+            code = take_code(snapshot, target.records, load_settings(), start=_module_folder(work))
         options = replace(options, snapshot=code.snapshot, folder=code.folder)
         tasks = make_tasks(work, options, args=args, kwargs=kwargs)
         done = submit_tasks(
@@ -694,6 +704,8 @@ _Sender: TypeAlias = _Direct | _ThroughManifest
 
 def _kept_code(records: RecordStore, experiment: str, tasks: Mapping[str, Task]) -> str | None:
     """The code that one of `tasks` was submitted with before, if it is another than now's."""
+    if not tasks:
+        return None
     with suppress(RuntimeFailure):  # All is submitted: a store that fails now leaves this unsaid.
         for stored in _stored(records, experiment, tasks):
             if stored.snapshot != tasks[stored.id].snapshot:
@@ -767,11 +779,11 @@ def _read_resources(value: Resources | Mapping[str, Any] | None) -> Resources:
     return value if isinstance(value, Resources) else parse_resources(value)
 
 
-def _open_target(queue: str | Queue | None, stack: str | None, undo: ExitStack) -> tuple[Queue, OpenStack | None]:
+def _open_target(queue: str | Queue | None, stack: str | None, undo: ExitStack) -> tuple[Queue, KeptStack | None]:
     if queue is not None and not isinstance(queue, str):
         return queue, None
-    opened = undo.enter_context(open_stack(stack, queue=queue))
-    return opened.queue(), opened
+    kept = undo.enter_context(borrow_stack(stack, queue=queue))
+    return kept.stack.queue(), kept
 
 
 # waiting
