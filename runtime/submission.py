@@ -123,8 +123,8 @@ class Submission:
     """What a task that was known runs, where that is another code than was submitted now: a content id, or `OWN_CODE`."""
     tasks: tuple[tuple[str, int], ...] | None = None
     """Id and generation of each distinct task that was not skipped; None beyond `NAMED_TASKS`."""
-    opened: Queue | None = field(default=None, repr=False, compare=False)
-    """The queue object that the caller passed in, for `wait`."""
+    asked: Queue | str | None = field(default=None, repr=False, compare=False)
+    """The queue as the caller named or passed it, for `wait`."""
 
     @property
     def ids(self) -> tuple[str, ...] | None:
@@ -431,40 +431,73 @@ def submit(
     with.
     """
     now = datetime.now(UTC)
-    options = TaskOptions(
-        experiment=check_experiment(experiment or _experiment_of(work)),
-        key=key,
-        timeout=_span(timeout, "timeout"),
-        max_failures=max_failures,
-        expires_at=None if expires is None else moment_after(now, expires, "expires"),
-        not_before=None if delay is None else moment_after(now, delay, "delay"),
-        priority=priority,
-        resources=_read_resources(resources),
-        # The letters of one text would be a list as well.
-        outputs=outputs if isinstance(outputs, str) else tuple(outputs),  # type: ignore[arg-type]
-        submitted_by=submitter(),
-        submitted_at=now,
-    )
+    experiment = check_experiment(experiment or _experiment_of(work))
+    terms: dict[str, Any] = {
+        "timeout": _span(timeout, "timeout"),
+        "expires_at": None if expires is None else moment_after(now, expires, "expires"),
+        "not_before": None if delay is None else moment_after(now, delay, "delay"),
+        "resources": _read_resources(resources),
+    }
     with ExitStack() as undo:
         target, kept = _open_target(queue, stack, undo)
         opened = kept.stack if kept else None
+        start = _module_folder(work)
         if kept is not None:
-            code = kept.code.take(snapshot, target.records, kept.stack.settings, start=_module_folder(work))
+            code = kept.code.take(snapshot, target.records, kept.stack.settings, start=start)
         else:
-            code = take_code(snapshot, target.records, load_settings(), start=_module_folder(work))
-        options = replace(options, snapshot=code.snapshot, folder=code.folder)
-        tasks = make_tasks(work, options, args=args, kwargs=kwargs)
-        done = submit_tasks(
-            tasks, target, experiment=options.experiment, skip_existing=skip_existing, progress=progress
+            code = take_code(snapshot, target.records, load_settings(), start=start)
+        options = TaskOptions(
+            experiment=experiment,
+            key=key,
+            max_failures=max_failures,
+            priority=priority,
+            # The letters of one text would be a list as well.
+            outputs=outputs if isinstance(outputs, str) else tuple(outputs),  # type: ignore[arg-type]
+            snapshot=code.snapshot,
+            folder=code.folder,
+            submitted_by=submitter(),
+            submitted_at=now,
+            **terms,
         )
+        if target.records.holds_tasks and not skip_existing and _is_one(work):
+            done = _submit_one(_make_task(work, options, args, kwargs), target)
+            if progress:
+                progress(1)
+        else:
+            tasks = make_tasks(work, options, args=args, kwargs=kwargs)
+            done = submit_tasks(tasks, target, experiment=experiment, skip_existing=skip_existing, progress=progress)
         if done.new:
             _say_skew(target.records)
-        return replace(
-            done,
+        return Submission(
+            experiment=experiment,
+            queue=target.name,
             stack=opened.name if opened else None,
-            opened=None if opened else target,
+            new=done.new,
+            known=done.known,
+            same=done.same,
+            skipped=done.skipped,
+            resumed=done.resumed,
             snapshot=code.snapshot,
+            kept_code=done.kept_code,
+            tasks=done.tasks,
+            asked=queue,
         )
+
+
+def _submit_one(task: Task, queue: Queue) -> Submission:
+    """As `submit_tasks`, of one task into a queue whose file holds the tasks: what most calls of a program are."""
+    if task.priority:
+        check_priority(task.priority, queue.name, queue.traits)
+    result = queue.put([task])
+    looked_at = {task.id: task} if result.known and task.snapshot is not None else {}
+    return Submission(
+        experiment=task.experiment,
+        queue=queue.name,
+        new=result.new,
+        known=result.known,
+        kept_code=_kept_code(queue.records, task.experiment, looked_at),
+        tasks=((task.id, task.generation),),
+    )
 
 
 def _say_skew(records: RecordStore) -> None:
@@ -809,7 +842,7 @@ def wait(
     submission = what if isinstance(what, Submission) else None
     with ExitStack() as undo:
         if submission is not None:
-            queue = queue or submission.opened or submission.queue
+            queue = queue or submission.asked or submission.queue
             stack = stack or submission.stack
         target, _ = _open_target(queue, stack, undo)
         if submission is not None and submission.tasks is not None:
