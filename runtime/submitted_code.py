@@ -117,7 +117,10 @@ class CodeInHand:
 
         folder = self._code.taken_from
         assert folder is not None
-        files = survey(folder, _rules(settings, records))
+        try:
+            files = survey(folder, _rules(settings, records))
+        except NotPossible:
+            return  # The look that follows says so, with the way out.
         self._watch = TreeWatch.open(folder, [each.name for each in files])
         self._used = False
         if self._watch is None:
