@@ -13,15 +13,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 from runtime.config import files_looked_at
 from runtime.queues.sqlite import SqliteQueue
 from runtime.stacks import OpenStack, open_stack
-from runtime.submitted_code import CodeInHand
+from runtime.submitted_code import CodeInHand, SubmittedCode, take_code
 
 MOST: Final = 4
-"""Kept at a time; of more, the one that was not used for longest is closed."""
+"""Stacks that are kept at a time, and folders of code for each; the earliest gives way to another."""
 SETTLED_NS: Final = 2_000_000_000
 """A settings file that was written shortly before it was read may change again and look the same."""
 _VARIABLES: Final = (
@@ -37,38 +38,47 @@ class KeptStack:
 
     def __init__(self, stack: OpenStack) -> None:
         self.stack = stack
-        self.code = CodeInHand()
+        self.queue = stack.queue()
+        self._codes: dict[tuple[Path | bool | None, Path | None], CodeInHand] = {}
         self._files = [(path, _stamp(path)) for path in files_looked_at(stack.settings)]
-        self._read_ns = time.time_ns()
-
-    @property
-    def may_be_kept(self) -> bool:
-        """Not a stack whose contract may change without us, or whose clients have threads that no fork survives."""
-        queue = self.stack.queue()
-        settled = self._read_ns - SETTLED_NS
-        return (
-            self.stack.found.source == "built-in"
-            and isinstance(queue, SqliteQueue)
+        settled = time.time_ns() - SETTLED_NS
+        self.may_be_kept = (
+            # The contract of another may change without us, and its clients have threads that no fork survives.
+            stack.found.source == "built-in"
+            and isinstance(self.queue, SqliteQueue)
             and all(stamp is None or stamp[0] < settled for _, stamp in self._files)
         )
 
     @property
     def is_current(self) -> bool:
-        queue = self.stack.queue()
-        return (
-            isinstance(queue, SqliteQueue)
-            and queue.is_same
-            and all(_stamp(path) == stamp for path, stamp in self._files)
-        )
+        same = isinstance(self.queue, SqliteQueue) and self.queue.is_same
+        return same and all(_stamp(path) == stamp for path, stamp in self._files)
+
+    def take_code(self, wanted: str | Path | bool | None, start: Path | None) -> SubmittedCode:
+        """As `runtime.submitted_code.take_code`, from what is in hand where nothing has changed since."""
+        records, settings = self.queue.records, self.stack.settings
+        if not self.may_be_kept or isinstance(wanted, str) or wanted is False:
+            return take_code(wanted, records, settings, start=start)
+        code = self._codes.get((wanted, start))
+        if code is None:
+            if len(self._codes) >= MOST:
+                self._codes.pop(next(iter(self._codes))).close()
+            code = self._codes[wanted, start] = CodeInHand(wanted, start)
+        return code.take(records, settings)
 
     def close(self) -> None:
         _all.discard(self)
-        self.code.close()
+        self._close_codes()
         self.stack.close()
 
     def abandon(self) -> None:
-        self.code.close()
+        self._close_codes()
         self.stack.abandon()
+
+    def _close_codes(self) -> None:
+        for code in self._codes.values():
+            code.close()
+        self._codes.clear()
 
 
 _kept: dict[_Key, KeptStack] = {}
@@ -88,7 +98,12 @@ def borrow_stack(name: str | None = None, *, queue: str | None = None) -> Iterat
         kept.close()
         kept = None
     if kept is None:
-        kept = KeptStack(open_stack(name, queue=queue))
+        stack = open_stack(name, queue=queue)
+        try:
+            kept = KeptStack(stack)
+        except BaseException:
+            stack.close()
+            raise
         _all.add(kept)
     try:
         yield kept

@@ -443,7 +443,7 @@ def submit(
         opened = kept.stack if kept else None
         start = _module_folder(work)
         if kept is not None:
-            code = kept.code.take(snapshot, target.records, kept.stack.settings, start=start)
+            code = kept.take_code(snapshot, start)
         else:
             code = take_code(snapshot, target.records, load_settings(), start=start)
         options = TaskOptions(
@@ -816,7 +816,7 @@ def _open_target(queue: str | Queue | None, stack: str | None, undo: ExitStack) 
     if queue is not None and not isinstance(queue, str):
         return queue, None
     kept = undo.enter_context(borrow_stack(stack, queue=queue))
-    return kept.stack.queue(), kept
+    return kept.queue, kept
 
 
 # waiting

@@ -66,57 +66,46 @@ def take_code(
 
 
 class CodeInHand:
-    """The code that calls one after the other submit: looked at for each, and looked through only when something changed.
+    """The code that calls for the same folder submit one after the other: looked at for each, and looked through only when something changed.
 
     The first calls look through the tree, as `take_code`. From then on the tree is watched, and a call that comes before
     anything has changed in it, less than `LOOK_EVERY_S` after it was last looked through, submits what the last one did.
     """
 
-    def __init__(self) -> None:
-        self._asked: tuple[object, ...] | None = None
-        self._code = SubmittedCode()
+    def __init__(self, wanted: Path | bool | None, start: Path | None) -> None:
+        """Both as for `take_code`."""
+        self._wanted, self._start = wanted, start
+        self._code: SubmittedCode | None = None
         self._looked_at = 0.0
         self._watch: TreeWatch | None = None
         self._used = False
         self._plain = self._plain_left = 1
-        """Calls that look for themselves before a tree is watched again; more of them where that did not pay."""
+        """Calls that look for themselves before the tree is watched again; more of them if that did not pay."""
 
-    def take(
-        self,
-        wanted: str | Path | bool | None,
-        records: RecordStore,
-        settings: Settings,
-        *,
-        start: Path | None = None,
-    ) -> SubmittedCode:
+    def take(self, records: RecordStore, settings: Settings) -> SubmittedCode:
         """As `take_code`, for a stack and a working directory that are the same at each call."""
-        if isinstance(wanted, str) or wanted is False:
-            return take_code(wanted, records, settings)
         now = time.monotonic()
-        asked = (wanted, start)
-        quiet = self._watch is not None and asked == self._asked and self._watch.is_quiet()
-        if quiet and now - self._looked_at < LOOK_EVERY_S:
+        quiet = self._watch is not None and self._watch.is_quiet()
+        if quiet and self._code is not None and now - self._looked_at < LOOK_EVERY_S:
             self._used = True
             return self._code
         if self._watch is not None and not quiet:
             self.close()
             self._plain = self._plain_left = 1 if self._used else min(2 * self._plain, MOST_PLAIN)
-        elif self._watch is None and asked == self._asked and self._code.taken_from is not None:
+        elif self._watch is None and self._code is not None and self._code.taken_from is not None:
             self._plain_left -= 1
             if self._plain_left < 0:
-                self._open_watch(records, settings)
-        code = take_code(wanted, records, settings, start=start)
-        if self._watch is not None and code.taken_from != self._code.taken_from:
+                self._open_watch(self._code.taken_from, records, settings)
+        code = take_code(self._wanted, records, settings, start=self._start)
+        if self._code is not None and code.taken_from != self._code.taken_from:
             self.close()
-        self._asked, self._code, self._looked_at = asked, code, now
+        self._code, self._looked_at = code, now
         return code
 
-    def _open_watch(self, records: RecordStore, settings: Settings) -> None:
+    def _open_watch(self, folder: Path, records: RecordStore, settings: Settings) -> None:
         from runtime.snapshot import survey
         from runtime.tree_watch import TreeWatch
 
-        folder = self._code.taken_from
-        assert folder is not None
         try:
             files = survey(folder, _rules(settings, records))
         except NotPossible:

@@ -298,14 +298,14 @@ def test_all_is_closed_at_exit_without_a_word(project: Path) -> None:
 def hot(project: Path, code: CodeInHand, stack: OpenStack) -> None:
     """Until a call takes what the last one took."""
     for _ in range(4):
-        code.take(None, stack.records, stack.settings)
+        code.take(stack.records, stack.settings)
     assert code._watch is not None
 
 
 @pytest.fixture
 def code(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CodeInHand]:
     monkeypatch.setattr(submitted_code, "LOOK_EVERY_S", 3600.0)
-    code = CodeInHand()
+    code = CodeInHand(None, None)
     yield code
     code.close()
 
@@ -375,11 +375,11 @@ def test_every_change_is_seen_by_the_next_call(
     if repository:
         in_git(project)
     hot(project, code, stack)
-    before = code.take(None, stack.records, stack.settings)
+    before = code.take(stack.records, stack.settings)
 
     CHANGES[kind](project)
 
-    after = code.take(None, stack.records, stack.settings)
+    after = code.take(stack.records, stack.settings)
     assert after == take_code(None, stack.records, stack.settings)
     assert after != before
 
@@ -388,11 +388,11 @@ def test_ignored_file_that_git_begins_to_track_is_seen(project: Path, code: Code
     in_git(project)
     (project / "run.log").write_text("1")
     hot(project, code, stack)
-    before = code.take(None, stack.records, stack.settings)
+    before = code.take(stack.records, stack.settings)
 
     git(project, "add", "-f", "run.log")
 
-    assert code.take(None, stack.records, stack.settings) != before
+    assert code.take(stack.records, stack.settings) != before
 
 
 def test_what_is_ignored_costs_no_look(project: Path, code: CodeInHand, stack: OpenStack, looks: list[object]) -> None:
@@ -406,7 +406,7 @@ def test_what_is_ignored_costs_no_look(project: Path, code: CodeInHand, stack: O
             log.write(f"{number}\n")
             log.flush()
             (project / "ignored" / f"{number}").write_text("1")
-            code.take(None, stack.records, stack.settings)
+            code.take(stack.records, stack.settings)
 
     assert looks == []
 
@@ -435,7 +435,7 @@ def test_any_changes_in_any_order_are_seen(project: Path, code: CodeInHand, stac
         for _ in range(chance.randrange(3)):
             change()
         for _ in range(chance.randrange(1, 4)):
-            assert code.take(None, stack.records, stack.settings) == take_code(None, stack.records, stack.settings)
+            assert code.take(stack.records, stack.settings) == take_code(None, stack.records, stack.settings)
 
 
 def test_each_task_brings_the_file_that_was_written_for_it(project: Path) -> None:
@@ -464,12 +464,12 @@ def test_what_no_notice_tells_of_is_seen_when_the_tree_is_looked_through_again(
     elsewhere = project.parent / "same-file"
     os.link(project / "main.py", elsewhere)
     hot(project, code, stack)
-    before = code.take(None, stack.records, stack.settings)
+    before = code.take(stack.records, stack.settings)
 
     elsewhere.write_text("# by another name\n")
     monkeypatch.setattr(submitted_code, "LOOK_EVERY_S", 0.0)
 
-    after = code.take(None, stack.records, stack.settings)
+    after = code.take(stack.records, stack.settings)
     assert after != before
     assert after == take_code(None, stack.records, stack.settings)
 
@@ -480,20 +480,30 @@ def test_without_notices_every_call_looks(
     monkeypatch.setattr(TreeWatch, "open", lambda *_: None)
 
     for _ in range(6):
-        code.take(None, stack.records, stack.settings)
+        code.take(stack.records, stack.settings)
 
     assert len(looks) == 6
 
 
-def test_another_folder_or_function_has_code_of_its_own(project: Path, code: CodeInHand, stack: OpenStack) -> None:
+def test_each_folder_that_is_asked_for_in_turns_is_in_hand(
+    project: Path, looks: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submitted_code, "LOOK_EVERY_S", 3600.0)
     other = project.parent / "library"
     other.mkdir()
     (other / "lib.py").write_text("1")
-    hot(project, code, stack)
+    asked: tuple[Path | bool | None, ...] = (None, other, False)
+    with borrow_stack() as kept:
+        for _ in range(4):
+            found = [kept.take_code(wanted, None) for wanted in asked]
+        looks.clear()
+        assert [kept.take_code(wanted, None) for wanted in asked] == found
+        assert looks == []
+        (other / "lib.py").write_text("2")
+        again = [kept.take_code(wanted, None) for wanted in asked]
 
-    for wanted in (None, other, None, other, other, other, False, None):
-        found = code.take(wanted, stack.records, stack.settings)
-        assert found == take_code(wanted, stack.records, load_settings())
+    assert again == [take_code(wanted, kept.queue.records, load_settings()) for wanted in asked]
+    assert [one == two for one, two in zip(found, again, strict=True)] == [True, False, True]
 
 
 def test_watch_tells_of_more_notices_than_the_kernel_keeps(project: Path) -> None:
