@@ -30,7 +30,8 @@ _VARIABLES: Final = (
     *("RUNTIME_SNAPSHOT_ID", "RUNTIME_SNAPSHOT_DIR", "RUNTIME_GOOGLE_API"),
     *("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HOME"),
 )
-_Key = tuple[str | None, ...]
+_RAW: Final = tuple(map(os.fsencode, _VARIABLES))
+_Key = tuple[str | bytes | None, ...]
 
 
 class KeptStack:
@@ -91,7 +92,7 @@ _of_the_parent: list[KeptStack] = []
 @contextmanager
 def borrow_stack(name: str | None = None, *, queue: str | None = None) -> Iterator[KeptStack]:
     """`open_stack`, kept open for the next call where that is safe."""
-    key = (name, queue, os.getcwd(), *map(os.environ.get, _VARIABLES))  # noqa: PTH109 - each call asks
+    key = (name, queue, os.getcwd(), *map(os.environb.get, _RAW))  # noqa: PTH109 - each call asks
     with _lock:
         kept = _kept.pop(key, None)
     if kept is not None and not kept.is_current:

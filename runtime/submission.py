@@ -278,7 +278,7 @@ class TaskOptions:
 def submitter() -> str:
     """`user@host` of this process."""
     try:
-        user = _user(os.geteuid(), *map(os.environ.get, ("LOGNAME", "USER", "LNAME", "USERNAME")))
+        user = _user(os.geteuid(), *map(os.environb.get, (b"LOGNAME", b"USER", b"LNAME", b"USERNAME")))
     except (OSError, KeyError):
         # A container's user may have no name.
         user = "unknown"
