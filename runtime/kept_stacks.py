@@ -1,4 +1,4 @@
-"""Stacks that this process keeps open from one call to the next: opening one costs fifty times what a task costs.
+"""Stacks that this process keeps open from one call to the next: opening one costs many times what a task costs.
 
 Kept are stacks whose tasks lie in a file of this machine. One is lent to a single call at a time, so that threads never
 share one, and is lent again only while it would be opened just so: the same working directory, variables and settings
