@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import random
 import statistics
 import subprocess
@@ -92,24 +93,41 @@ def faults(board: Board, indices: range) -> Numbers:
     return {"lost": board.lost(indices), "repeated": board.repeated(indices)}
 
 
-def enqueue(folder: Path, services: Mapping[str, Any], *, peer: str, n: int, single: bool = True) -> Numbers:
-    """Put tasks without anybody to run them: one by one, or in the peer's bulk."""
+def enqueue(
+    folder: Path,
+    services: Mapping[str, Any],
+    *,
+    peer: str,
+    n: int,
+    single: bool = True,
+    options: Mapping[str, Any] | None = None,
+) -> Numbers:
+    """Put tasks without anybody to run them: one by one, or in the peer's bulk; CPU is the caller's and its broker's."""
     place = new_place(folder, 1, services)
-    one = open_peer(peer, place, {})
+    one = open_peer(peer, place, options or {})
     one.prepare()
     try:
         if single:
-            one.put("noop", 0)
-            began = time.perf_counter()
-            for index in range(1, n + 1):
+            for index in range(3):
                 one.put("noop", index)
         else:
-            one.put_many("noop", range(1))
-            began = time.perf_counter()
-            one.put_many("noop", range(1, n + 1))
-        return {"rate": n / (time.perf_counter() - began)}
+            one.put_many("noop", range(3))
+        began, cpu = time.perf_counter(), _own_cpu() + cpu_seconds(one.brokers())
+        if single:
+            for index in range(3, n + 3):
+                one.put("noop", index)
+        else:
+            one.put_many("noop", range(3, n + 3))
+        spent = _own_cpu() + cpu_seconds(one.brokers()) - cpu
+        return {"rate": n / (time.perf_counter() - began), "cpu_us": spent / n * 1e6}
     finally:
         one.stop()
+
+
+def _own_cpu() -> float:
+    """Of this process and the children it has waited for."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def enqueue_made(folder: Path, services: Mapping[str, Any], *, n: int) -> Numbers:

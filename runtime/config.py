@@ -110,6 +110,17 @@ def load_project(folder: Path | None = None) -> Project:
     return Project(root=start)
 
 
+def files_looked_at(settings: Settings) -> list[str]:
+    """Every file that settings like these are read from, or would be if it were there."""
+    start = Path.cwd().absolute()
+    found = [str(settings.default_stack_file)]
+    for each in (start, *start.parents):
+        found += [str(each / "runtime.toml"), str(each / "pyproject.toml")]
+        if settings.project.file is not None and settings.project.root == each:
+            break
+    return found
+
+
 def _user_folder(env: Mapping[str, str], variable: str, fallback: str) -> Path:
     base = env.get(variable)
     # The XDG specification has relative paths ignored.

@@ -14,6 +14,7 @@ _SEGMENTS: Final = 1 << _SEGMENT_BITS
 _SMALLEST: Final = 8
 # Between full and just grown a key costs 10 to 12 bytes.
 _FULLEST: Final = 0.8
+_EMPTY: Final = array("Q", bytes(8 * _SMALLEST))
 _GROWTH: Final = 1.2
 
 
@@ -35,7 +36,7 @@ class IdSet:
     __slots__ = ("_counts", "_limits", "_tables", "count")
 
     def __init__(self) -> None:
-        self._tables = [array("Q", bytes(8 * _SMALLEST)) for _ in range(_SEGMENTS)]
+        self._tables = [_EMPTY] * _SEGMENTS  # Each gets one of its own with its first key.
         self._counts = [0] * _SEGMENTS
         self._limits = [int(_SMALLEST * _FULLEST)] * _SEGMENTS
         self.count = 0
@@ -63,6 +64,8 @@ class IdSet:
             if found == key:
                 return False
             slot = slot + 1 if slot + 1 < size else 0
+        if table is _EMPTY:
+            table = self._tables[segment] = _EMPTY[:]
         table[slot] = key
         self.count += 1
         self._counts[segment] += 1

@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from runtime.embedded import TABLES, EmbeddedFile, check_layout, look_at_file, make_tables
+from runtime.embedded import TABLES, EmbeddedFile, check_layout, explain_sqlite, look_at_file, make_tables
 from runtime.errors import InvalidTask, NotPossible, StoreBroken
 from runtime.queues.base import DEFAULT_QUEUE
 from runtime.queues.presence import Presence
@@ -80,7 +80,10 @@ def recover(path: Path, *, now: datetime | None = None) -> Recovered | None:
         for left in path.parent.glob(f".{path.name}.recovering-*"):
             shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.recovering-", dir=path.parent) as scratch:
-            return _recover(path, Path(scratch), now or datetime.now(UTC))
+            try:
+                return _recover(path, Path(scratch), now or datetime.now(UTC))
+            except sqlite3.DatabaseError as problem:
+                raise explain_sqlite(path, problem) from problem
 
 
 def _recover(path: Path, scratch: Path, now: datetime) -> Recovered | None:
@@ -232,7 +235,8 @@ def _bring_over(source: Path, new: sqlite3.Connection, found: _Found) -> None:
             width = len(new.execute(f"PRAGMA table_info({table})").fetchall())
             insert = f"INSERT OR IGNORE INTO {table} VALUES({', '.join('?' * width)})"
             for row in _rows(old, table, found):
-                with suppress(sqlite3.Error):  # A row that no such table can hold was damaged.
+                # A row that no such table can hold was damaged; any other refusal is about the new file.
+                with suppress(sqlite3.IntegrityError):
                     new.execute(insert, row)
         with suppress(sqlite3.Error):
             for (identity,) in old.execute("SELECT id FROM tasks INDEXED BY sqlite_autoindex_tasks_1"):

@@ -79,10 +79,15 @@ class DeadLetter:
 def read_dead(
     records: RecordStore, experiment: str | None = None, *, reasons: Iterable[EndReason] = ()
 ) -> Iterator[Mark]:
-    """The open failed marks, in the store's order; leases nothing."""
+    """The open failed marks, in the store's order, as they are needed; leases nothing.
+
+    A task comes once, though it may fail again while its mark is dealt with.
+    """
     wanted = frozenset(reasons)
+    last = None
     for mark in records.marks(experiment, TaskState.FAILED):
-        if not purged(mark) and (not wanted or mark.reason in wanted):
+        again, last = mark.task_id == last, mark.task_id
+        if not again and not purged(mark) and (not wanted or mark.reason in wanted):
             yield mark
 
 

@@ -615,6 +615,12 @@ class OpenStack:
         for store in stores.values():
             store.close()
 
+    def abandon(self) -> None:
+        """Let go of an embedded queue in a forked child, where it is the parent's."""
+        for queue in self._queues.values():
+            if hasattr(queue, "abandon"):
+                queue.abandon()
+
     def __enter__(self) -> OpenStack:
         return self
 

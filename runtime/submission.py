@@ -8,9 +8,11 @@ stopped: what a manifest lists is not listed a second time.
 
 from __future__ import annotations
 
+import functools
 import getpass
 import json
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,12 +40,12 @@ from runtime.errors import (
 from runtime.existing import ExistingOutputs
 from runtime.identify import FindsTasks
 from runtime.idset import IdSet, task_key
+from runtime.kept_stacks import KeptStack, borrow_stack
 from runtime.queues.base import InvalidMessage, MakesTopics, Queue, QueueTraits
 from runtime.records.base import ManifestPart, Record, RecordStore
 from runtime.records.coverage import own_key, read_keys
 from runtime.records.orders import FIRST_OWN_NUMBER
 from runtime.records.totals import Tally, open_tasks
-from runtime.stacks import OpenStack, open_stack
 from runtime.submitted_code import import_root, take_code
 from runtime.tasks import (
     DEFAULT_EXPERIMENT,
@@ -125,8 +127,8 @@ class Submission:
     """What a task that was known runs, where that is another code than was submitted now: a content id, or `OWN_CODE`."""
     tasks: tuple[tuple[str, int], ...] | None = None
     """Id and generation of each distinct task that was not skipped; None beyond `NAMED_TASKS`."""
-    opened: Queue | None = field(default=None, repr=False, compare=False)
-    """The queue object that the caller passed in, for `wait`."""
+    asked: Queue | str | None = field(default=None, repr=False, compare=False)
+    """The queue as the caller named or passed it, for `wait`."""
 
     @property
     def ids(self) -> tuple[str, ...] | None:
@@ -280,12 +282,18 @@ class TaskOptions:
 def submitter() -> str:
     """`user@host` of this process."""
     try:
-        user = getpass.getuser()
+        user = _user(os.geteuid(), *map(os.environb.get, (b"LOGNAME", b"USER", b"LNAME", b"USERNAME")))
     except (OSError, KeyError):
         # A container's user may have no name.
         user = "unknown"
     # An environment variable may hold any bytes.
     return f"{user}@{socket.gethostname()}".encode(errors="replace").decode()
+
+
+@functools.lru_cache(16)
+def _user(*_: object) -> str:
+    """The user's name, looked up again when what it follows from is another."""
+    return getpass.getuser()
 
 
 def function_entry(
@@ -427,38 +435,73 @@ def submit(
     with.
     """
     now = datetime.now(UTC)
-    options = TaskOptions(
-        experiment=check_experiment(experiment or _experiment_of(work)),
-        key=key,
-        timeout=_span(timeout, "timeout"),
-        max_failures=max_failures,
-        expires_at=None if expires is None else moment_after(now, expires, "expires"),
-        not_before=None if delay is None else moment_after(now, delay, "delay"),
-        priority=priority,
-        resources=_read_resources(resources),
-        # The letters of one text would be a list as well.
-        outputs=outputs if isinstance(outputs, str) else tuple(outputs),  # type: ignore[arg-type]
-        submitted_by=submitter(),
-        submitted_at=now,
-    )
+    experiment = check_experiment(experiment or _experiment_of(work))
+    terms: dict[str, Any] = {
+        "timeout": _span(timeout, "timeout"),
+        "expires_at": None if expires is None else moment_after(now, expires, "expires"),
+        "not_before": None if delay is None else moment_after(now, delay, "delay"),
+        "resources": _read_resources(resources),
+    }
     with ExitStack() as undo:
-        target, opened = _open_target(queue, stack, undo)
-        code = take_code(
-            snapshot, target.records, opened.settings if opened else load_settings(), start=_module_folder(work)
+        target, kept = _open_target(queue, stack, undo)
+        opened = kept.stack if kept else None
+        start = _module_folder(work)
+        if kept is not None:
+            code = kept.take_code(snapshot, start)
+        else:
+            code = take_code(snapshot, target.records, load_settings(), start=start)
+        options = TaskOptions(
+            experiment=experiment,
+            key=key,
+            max_failures=max_failures,
+            priority=priority,
+            # The letters of one text would be a list as well.
+            outputs=outputs if isinstance(outputs, str) else tuple(outputs),  # type: ignore[arg-type]
+            snapshot=code.snapshot,
+            folder=code.folder,
+            submitted_by=submitter(),
+            submitted_at=now,
+            **terms,
         )
-        options = replace(options, snapshot=code.snapshot, folder=code.folder)
-        tasks = make_tasks(work, options, args=args, kwargs=kwargs)
-        done = submit_tasks(
-            tasks, target, experiment=options.experiment, skip_existing=skip_existing, progress=progress
-        )
+        if target.records.holds_tasks and not skip_existing and _is_one(work):
+            done = _submit_one(_make_task(work, options, args, kwargs), target)
+            if progress:
+                progress(1)
+        else:
+            tasks = make_tasks(work, options, args=args, kwargs=kwargs)
+            done = submit_tasks(tasks, target, experiment=experiment, skip_existing=skip_existing, progress=progress)
         if done.new:
             _say_skew(target.records)
-        return replace(
-            done,
+        return Submission(
+            experiment=experiment,
+            queue=target.name,
             stack=opened.name if opened else None,
-            opened=None if opened else target,
+            new=done.new,
+            known=done.known,
+            same=done.same,
+            skipped=done.skipped,
+            resumed=done.resumed,
             snapshot=code.snapshot,
+            kept_code=done.kept_code,
+            tasks=done.tasks,
+            asked=queue,
         )
+
+
+def _submit_one(task: Task, queue: Queue) -> Submission:
+    """As `submit_tasks`, of one task into a queue whose file holds the tasks: what most calls of a program are."""
+    if task.priority:
+        check_priority(task.priority, queue.name, queue.traits)
+    result = queue.put([task])
+    looked_at = {task.id: task} if result.known and task.snapshot is not None else {}
+    return Submission(
+        experiment=task.experiment,
+        queue=queue.name,
+        new=result.new,
+        known=result.known,
+        kept_code=_kept_code(queue.records, task.experiment, looked_at),
+        tasks=((task.id, task.generation),),
+    )
 
 
 def _say_skew(records: RecordStore) -> None:
@@ -707,6 +750,8 @@ _Sender: TypeAlias = _Direct | _ThroughManifest
 def _kept(records: RecordStore, experiment: str, tasks: Mapping[str, Task]) -> tuple[str | None, int]:
     """The code that one of `tasks` was submitted with before, if it is another than now's, and how many had other content."""
     code, others = None, 0
+    if not tasks:
+        return code, others
     with suppress(RuntimeFailure):  # All is submitted: a store that fails now leaves this unsaid.
         for stored in _stored(records, experiment, tasks):
             now = tasks[stored.id]
@@ -787,11 +832,11 @@ def _read_resources(value: Resources | Mapping[str, Any] | None) -> Resources:
     return value if isinstance(value, Resources) else parse_resources(value)
 
 
-def _open_target(queue: str | Queue | None, stack: str | None, undo: ExitStack) -> tuple[Queue, OpenStack | None]:
+def _open_target(queue: str | Queue | None, stack: str | None, undo: ExitStack) -> tuple[Queue, KeptStack | None]:
     if queue is not None and not isinstance(queue, str):
         return queue, None
-    opened = undo.enter_context(open_stack(stack, queue=queue))
-    return opened.queue(), opened
+    kept = undo.enter_context(borrow_stack(stack, queue=queue))
+    return kept.queue, kept
 
 
 # waiting
@@ -817,7 +862,7 @@ def wait(
     submission = what if isinstance(what, Submission) else None
     with ExitStack() as undo:
         if submission is not None:
-            queue = queue or submission.opened or submission.queue
+            queue = queue or submission.asked or submission.queue
             stack = stack or submission.stack
         target, _ = _open_target(queue, stack, undo)
         if submission is not None and submission.tasks is not None:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import sysconfig
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from runtime.config import Settings, load_project
 from runtime.errors import NotPossible
 
 if TYPE_CHECKING:
     from runtime.records.base import RecordStore
+    from runtime.snapshot import SnapshotRules
+    from runtime.tree_watch import TreeWatch
+
+LOOK_EVERY_S: Final = 1.0
+"""How long a tree in which no change was noticed counts as unchanged: the kernel does not notice every kind of change."""
+MOST_PLAIN: Final = 64
 
 WITHOUT = "`--no-snapshot` (in Python `snapshot=False`) submits without the code, and workers run their own"
 
@@ -43,19 +51,80 @@ def take_code(
         return SubmittedCode(snapshot=wanted)
     if wanted is False or (wanted is None and not settings.project.snapshot):
         return SubmittedCode()
-    from runtime.snapshot import SnapshotRules, take_snapshot
+    from runtime.snapshot import take_snapshot
 
     here = Path.cwd()
     if not isinstance(wanted, Path) and (inherited := _inherit(here, records)) is not None:
         return inherited
     folder = wanted.absolute() if isinstance(wanted, Path) else find_code_folder(start or here)
-    rules = SnapshotRules(left_out=_ours(settings, records))
     try:
-        identity = take_snapshot(folder, records, rules=rules, cache_dir=settings.cache_dir)
+        identity = take_snapshot(folder, records, rules=_rules(settings, records), cache_dir=settings.cache_dir)
     except NotPossible as problem:
         problem.hint = f"{problem.hint}; {WITHOUT}" if problem.hint else WITHOUT
         raise
     return SubmittedCode(snapshot=identity, folder=_place_in(folder, here), taken_from=folder)
+
+
+class CodeInHand:
+    """The code that calls for the same folder submit one after the other: looked at for each, and looked through only when something changed.
+
+    The first calls look through the tree, as `take_code`. From then on the tree is watched, and a call that comes before
+    anything has changed in it, less than `LOOK_EVERY_S` after it was last looked through, submits what the last one did.
+    """
+
+    def __init__(self, wanted: Path | bool | None, start: Path | None) -> None:
+        """Both as for `take_code`."""
+        self._wanted, self._start = wanted, start
+        self._code: SubmittedCode | None = None
+        self._looked_at = 0.0
+        self._watch: TreeWatch | None = None
+        self._used = False
+        self._plain = self._plain_left = 1
+        """Calls that look for themselves before the tree is watched again; more of them if that did not pay."""
+
+    def take(self, records: RecordStore, settings: Settings) -> SubmittedCode:
+        """As `take_code`, for a stack and a working directory that are the same at each call."""
+        now = time.monotonic()
+        quiet = self._watch is not None and self._watch.is_quiet()
+        if quiet and self._code is not None and now - self._looked_at < LOOK_EVERY_S:
+            self._used = True
+            return self._code
+        if self._watch is not None and not quiet:
+            self.close()
+            self._plain = self._plain_left = 1 if self._used else min(2 * self._plain, MOST_PLAIN)
+        elif self._watch is None and self._code is not None and self._code.taken_from is not None:
+            self._plain_left -= 1
+            if self._plain_left < 0:
+                self._open_watch(self._code.taken_from, records, settings)
+        code = take_code(self._wanted, records, settings, start=self._start)
+        if self._code is not None and code.taken_from != self._code.taken_from:
+            self.close()
+        self._code, self._looked_at = code, now
+        return code
+
+    def _open_watch(self, folder: Path, records: RecordStore, settings: Settings) -> None:
+        from runtime.snapshot import survey
+        from runtime.tree_watch import TreeWatch
+
+        try:
+            files = survey(folder, _rules(settings, records))
+        except NotPossible:
+            return  # The look that follows says so, with the way out.
+        self._watch = TreeWatch.open(folder, [each.name for each in files])
+        self._used = False
+        if self._watch is None:
+            self._plain = self._plain_left = MOST_PLAIN
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+
+def _rules(settings: Settings, records: RecordStore | None) -> SnapshotRules:
+    from runtime.snapshot import SnapshotRules
+
+    return SnapshotRules(left_out=_ours(settings, records))
 
 
 def _inherit(here: Path, records: RecordStore | None) -> SubmittedCode | None:
@@ -94,8 +163,11 @@ def import_root(function: Callable[..., Any]) -> Path | None:
     """The folder from which the module of a function is imported; None for one that is installed, or has no file."""
     name = getattr(function, "__module__", None) or ""
     file = getattr(sys.modules.get(name), "__file__", None)
-    if not file:
-        return None
+    return _import_root(name, file) if file else None
+
+
+@functools.lru_cache(1_000)
+def _import_root(name: str, file: str) -> Path | None:
     path = Path(file).resolve()
     installed = [Path(place).resolve() for place in set(sysconfig.get_paths().values())]
     if any(path.is_relative_to(place) for place in installed if place.name != "include"):

@@ -1292,7 +1292,7 @@ class Worker:
             times = max(stuck.times for stuck in self._stuck.values())
             self._stuck_at = time.monotonic() + min(30.0, backoff(times).total_seconds())
         if handed.problem is not None:
-            self._say.trouble("recording", handed.problem)
+            self._trouble("recording", handed.problem)
         if handed.again:
             assert handed.problem is not None
             self._hand_again(_outgoing(handed.again, announced), handed.problem)

@@ -1,49 +1,73 @@
-"""Ourselves, through the commands and calls a user has: `runtime worker` on the local stack, and the queue's `put`."""
+"""Ourselves, through the commands and calls that users have: `runtime worker` on the local stack, and `runtime.submit`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+import importlib
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from benchmarks import bodies
 from benchmarks.peers.base import ProcessPeer
-from benchmarks.processes import executable
+from benchmarks.processes import environment, executable
 
 EXPERIMENT: Final = "benchmark"
-BULK: Final = 1000
-"""Tasks per call where many are put."""
+CARRIED: Final = "carried_bodies"
+"""The module of the tasks that bring their code: a copy of `benchmarks.bodies` in a project of its own."""
 
 
 class Ours(ProcessPeer):
-    """Options: `reuse` (warm children, the default), `look_ahead`, `durability`, `lease`, `max_tasks`."""
+    """Options: `reuse` (warm children, the default), `look_ahead`, `durability`, `lease`, `max_tasks`; `code` has tasks
+    bring the code of a small project, which is what `runtime.submit` does by default."""
 
-    _queue: Any = None
+    _bodies: Any = bodies
     salt = ""
     """Tells tasks apart that differ in nothing else."""
     children_run_tasks = True
 
-    @property
-    def file(self) -> Path:
-        return self.place.folder / "local.db"
-
     def prepare(self) -> None:
-        from runtime.queues.base import DEFAULT_QUEUE
-        from runtime.queues.sqlite import open_sqlite
+        os.environ.update(environment(self.variables()))
+        project = self.place.folder / "project"
+        project.mkdir(exist_ok=True)
+        os.chdir(project)
+        if self.options.get("code"):
+            shutil.copy(str(bodies.__file__), project / f"{CARRIED}.py")
+            sys.path.insert(0, str(project))
+            self._bodies = importlib.import_module(CARRIED)
 
-        self._queue, _ = open_sqlite(self.file, queue=self.options.get("queue", DEFAULT_QUEUE))
+    @property
+    def _how(self) -> dict[str, Any]:
+        return {
+            "experiment": EXPERIMENT,
+            "queue": self.options.get("queue"),
+            "snapshot": None if self.options.get("code") else False,
+        }
 
     def put(self, body: str, index: int) -> None:
-        self._queue.put([make_task(body, index, salt=self.salt)])
+        import runtime
+
+        runtime.submit(getattr(self._bodies, body), args=[index], key=self._key(index), **self._how)
 
     def put_many(self, body: str, indices: range) -> None:
-        for begin in range(indices.start, indices.stop, BULK):
-            part = range(begin, min(begin + BULK, indices.stop))
-            self._queue.put([make_task(body, index, salt=self.salt) for index in part])
+        import runtime
+
+        runtime.submit(self._lines(body, indices), **self._how)
+
+    def _lines(self, body: str, indices: range) -> Iterator[dict[str, Any]]:
+        for index in indices:
+            line = {"function": f"{self._bodies.__name__}:{body}", "args": [index]}
+            yield line if not self.salt else {**line, "key": self._key(index)}
+
+    def _key(self, index: int) -> str | None:
+        return f"{self.salt}{index}" if self.salt else None
 
     def put_alone(self, tasks: Sequence[Any]) -> None:
-        """Tasks that are made already, in calls of `BULK`."""
-        for begin in range(0, len(tasks), BULK):
-            self._queue.put(tasks[begin : begin + BULK])
+        """Tasks that are made already."""
+        import runtime
+
+        runtime.submit(tasks, **self._how)
 
     def command(self, workers: int) -> Sequence[Sequence[str]]:
         return [[executable("runtime"), "worker", *worker_options(self.options)] for _ in range(workers)]
@@ -56,12 +80,6 @@ class Ours(ProcessPeer):
             "XDG_CACHE_HOME": str(self.place.folder),
         }
 
-    def stop(self) -> None:
-        ProcessPeer.stop(self)
-        if self._queue is not None:
-            self._queue.close()
-            self._queue = None
-
 
 def worker_options(options: Any) -> list[str]:
     words = ["--slots", str(options.get("slots", 1))]
@@ -73,13 +91,12 @@ def worker_options(options: Any) -> list[str]:
     return words
 
 
-def make_task(body: str, index: int, *arguments: Any, salt: str = "") -> Any:
-    """As `runtime.submit` makes it: identified by its experiment and its entry, or by a key that is salted."""
+def make_task(body: str, index: int, *arguments: Any) -> Any:
+    """As `runtime.submit` makes it: identified by its experiment and its entry."""
     from runtime.tasks import FunctionEntry, Task, task_id
 
     entry = FunctionEntry(f"benchmarks.bodies:{body}", (index, *arguments))
-    key = f"{salt}{index}" if salt else None
-    return Task(id=task_id(EXPERIMENT, key=key, entry=entry), entry=entry, experiment=EXPERIMENT, key=key)
+    return Task(id=task_id(EXPERIMENT, entry=entry), entry=entry, experiment=EXPERIMENT)
 
 
 PEER = Ours

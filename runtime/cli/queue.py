@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption, new_app
-from runtime.cli.retry import Counted
+from runtime.cli.retry import Counted, confirmed
 from runtime.cli.show import Output, confirm, format_count, note, note_skew, print_json, print_list, progress
 from runtime.errors import NotPossible, RequestRefused
 from runtime.identify import Kind, identify, recall_last
@@ -54,6 +54,7 @@ LimitOption = Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, h
 
 
 INTERRUPTED: Final = 130
+MALFORMED_SHOWN: Final = 10
 
 # queues
 
@@ -379,13 +380,9 @@ def dead_redrive(
         "REFUSED": lambda one: one.refused,
     }
     with open_stack(stack) as opened:
-        marks = _select(opened, what or [], all_, parse_reasons(reason or ()))
-        malformed = [mark for mark in marks if mark.task is None]
-        for mark in malformed[:10]:
-            note(f"cannot run `{mark.task_id}`, which could not be parsed: {(mark.raw or '').strip()[:300]}")
-        if marks:
-            confirm(f"run {format_count(len(marks) - len(malformed))} dead letters again", yes=yes)
-        counted = Counted(redrive_marks(opened, marks, now=datetime.now(UTC)))
+        select = _selector(opened, what or [], all_, parse_reasons(reason or ()))
+        marks = confirmed(select, lambda count: f"run {format_count(count)} dead letters again", yes=yes)
+        counted = Counted(redrive_marks(opened, _note_malformed(marks), now=datetime.now(UTC)))
         print_list(counted, columns, output)
     return counted.finish(strict=False)
 
@@ -407,38 +404,48 @@ def dead_purge(
       runtime queue dead purge --all
     """
     with open_stack(stack) as opened:
-        marks = _select(opened, what or [], all_, parse_reasons(reason or ()))
-        if not marks:
-            note("no dead letters there")
-            return
-        confirm(f"throw away {format_count(len(marks))} dead letters of stack `{opened.name}`", yes=yes)
+        select = _selector(opened, what or [], all_, parse_reasons(reason or ()))
+        stack_name = opened.name
+        marks = confirmed(
+            select, lambda count: f"throw away {format_count(count)} dead letters of stack `{stack_name}`", yes=yes
+        )
         purged = purge_dead(opened.records, marks)
-    note(f"{format_count(purged)} thrown away")
+    note(f"{format_count(purged)} thrown away" if purged else "no dead letters there")
 
 
-def _select(opened: OpenStack, what: list[str], all_: bool, reasons: frozenset[EndReason]) -> list[Mark]:
+def _note_malformed(marks: Iterable[Mark]) -> Iterator[Mark]:
+    """Pass them on, and say of the first few that could not be parsed what they are."""
+    shown = 0
+    for mark in marks:
+        if mark.task is None and shown < MALFORMED_SHOWN:
+            shown += 1
+            note(f"cannot run `{mark.task_id}`, which could not be parsed: {(mark.raw or '').strip()[:300]}")
+        yield mark
+
+
+def _selector(
+    opened: OpenStack, what: list[str], all_: bool, reasons: frozenset[EndReason]
+) -> Callable[[], Iterator[Mark]]:
+    """What reads the dead letters that were asked for, each time it is called."""
     if bool(what) == all_:
         raise RequestRefused(
             "which dead letters: tasks, experiments, or `--all`, one of the two",
             hint="`runtime queue dead list` shows them",
         )
-    return list(_read_dead(opened, [], reasons)) if all_ else list(_chosen(opened, what, reasons))
+    return lambda: _read_dead(opened, [], reasons) if all_ else _chosen(opened, what, reasons)
 
 
 def _chosen(opened: OpenStack, what: list[str], reasons: frozenset[EndReason]) -> Iterator[Mark]:
     last = recall_last(opened.settings.data_dir, opened.name)
-    for text in what:
-        found = identify(text, opened.records, last=last)
-        if found.kind is Kind.EXPERIMENT:
-            yield from read_dead(opened.records, found.name, reasons=reasons)
-            continue
-        mark = find_dead(opened.records, found.name) if found.kind is Kind.TASK else None
-        if mark is None:
-            raise NotPossible(
-                f"{found.kind} `{found.name}` is no dead letter",
-                hint=f"runtime explain {found.name}",
-            )
-        if not reasons or mark.reason in reasons:
+    found = [identify(text, opened.records, last=last) for text in what]
+    marks = {each.name: find_dead(opened.records, each.name) for each in found if each.kind is Kind.TASK}
+    for each in found:
+        if each.kind is not Kind.EXPERIMENT and marks.get(each.name) is None:
+            raise NotPossible(f"{each.kind} `{each.name}` is no dead letter", hint=f"runtime explain {each.name}")
+    for each in found:
+        if each.kind is Kind.EXPERIMENT:
+            yield from read_dead(opened.records, each.name, reasons=reasons)
+        elif (mark := marks[each.name]) is not None and (not reasons or mark.reason in reasons):
             yield mark
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand
@@ -18,7 +19,10 @@ from runtime.redrive import Redriven, parse_reasons, read_dead, redrive
 from runtime.redrive import retry as retry_task
 from runtime.stacks import open_stack
 
+T = TypeVar("T")
+
 REFUSED = 2
+REFUSED_SHOWN = 10
 
 COLUMNS = {
     "TASK": lambda one: one.task,
@@ -92,9 +96,11 @@ def retry(
         now = datetime.now(UTC)
         if failed:
             experiment = get_experiment(failed, opened.records, last=last)
-            marks = list(read_dead(opened.records, experiment, reasons=reasons))
-            if marks:
-                confirm(f"run {format_count(len(marks))} failed tasks of `{experiment}` again", yes=yes)
+            marks = confirmed(
+                lambda: read_dead(opened.records, experiment, reasons=reasons),
+                lambda count: f"run {format_count(count)} failed tasks of `{experiment}` again",
+                yes=yes,
+            )
             results: Iterable[Redriven] = redrive(opened, marks, now=now)
         else:
             ids = [get_task_id(text, opened.records, last=last) for text in tasks or ()]
@@ -102,6 +108,15 @@ def retry(
         counted = Counted(results)
         print_list(counted, COLUMNS, output)
     return counted.finish(strict=not failed)
+
+
+def confirmed(read: Callable[[], Iterator[T]], question: Callable[[int], str], *, yes: bool) -> Iterator[T]:
+    """What is read, once the person has agreed to so many. It is counted first and then read again, so none is kept."""
+    if yes:
+        return read()
+    if count := sum(1 for _ in read()):
+        confirm(question(count), yes=False)
+    return itertools.islice(read(), count)
 
 
 class JobCommand(TyperCommand):
@@ -158,8 +173,8 @@ class Counted:
 
     def __init__(self, results: Iterable[Redriven]) -> None:
         self._results = results
-        self.done = self.already = 0
-        self.refused: list[Redriven] = []
+        self.done = self.already = self.refused = 0
+        self._shown: list[Redriven] = []
 
     def __iter__(self) -> Iterator[Redriven]:
         for one in self._results:
@@ -168,7 +183,9 @@ class Counted:
             elif one.already:
                 self.already += 1
             else:
-                self.refused.append(one)
+                self.refused += 1
+                if len(self._shown) < REFUSED_SHOWN:
+                    self._shown.append(one)
             yield one
 
     def finish(self, *, strict: bool) -> int:
@@ -178,12 +195,12 @@ class Counted:
         if self.refused and not self.done and not self.already:
             raise NotPossible(
                 "nothing was queued again",
-                facts=[f"`{one.task}`: {one.refused}" for one in self.refused[:10]],
-                hint=f"runtime explain {self.refused[0].task}",
+                facts=[f"`{one.task}`: {one.refused}" for one in self._shown],
+                hint=f"runtime explain {self._shown[0].task}",
             )
         if not self.done and not self.already:
             note("nothing there waits to be tried again")
             return 0
-        refused = f", {format_count(len(self.refused))} refused" if self.refused else ""
+        refused = f", {format_count(self.refused)} refused" if self.refused else ""
         note(f"{format_count(self.done)} queued again{refused}; `runtime status` shows them")
         return REFUSED if self.refused and strict else 0

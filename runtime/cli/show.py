@@ -7,6 +7,7 @@ no header, so that `cut`, `awk` and `while read` take it as it is. With `-o json
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import sys
@@ -44,6 +45,7 @@ __all__ = [
     "progress",
 ]
 
+TABLE_ROWS = 500
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
 
 
@@ -102,8 +104,15 @@ def print_list(
     if output is Output.JSON:
         print_json(iter(rows))
     elif is_terminal():
-        cells = [[format_cell(cell(row)) for cell in columns.values()] for row in rows]
-        sys.stdout.write(render_table(list(columns), cells, _terminal_width()))
+        # Aligned for as many as are looked at together; the rest of a long list comes as it is known.
+        waiting = iter(rows)
+        header = True
+        while part := [
+            [format_cell(cell(row)) for cell in columns.values()] for row in itertools.islice(waiting, TABLE_ROWS)
+        ]:
+            table = render_table(list(columns), part, _terminal_width())
+            sys.stdout.write(table if header else table.partition("\n")[2])
+            header = False
     else:
         for row in rows:
             sys.stdout.write("\t".join(format_cell(cell(row)) for cell in columns.values()) + "\n")

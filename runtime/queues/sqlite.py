@@ -748,6 +748,16 @@ class SqliteQueue:
         if self._still(connection, seq, record.generation) and (was := take_out(connection, seq)):
             count(connection, experiment, **{was.value: -1, record.state.value: 1})
 
+    @property
+    def is_same(self) -> bool:
+        """Whether its file is still the one at its path."""
+        return self._file.is_same
+
+    def abandon(self) -> None:
+        """Let go of it in a forked child."""
+        self._bells.close()
+        self._file.abandon()
+
     def close(self) -> None:
         if self._vigil is not None:
             self._vigil.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 _COLUMNS: Final = "rid, state, token, reason, worker, started, ended, attempts, message, code, value, log, rest"
 _INSERT: Final = f"INSERT INTO records({_COLUMNS}) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_PURGED: Final = "purged/"
+MARKS_AT_ONCE: Final = 500
 _REST: Final = ("exit_code", "value_url", "log_url", "outputs_url")
 
 
@@ -267,33 +270,46 @@ class SqliteRecords(BlobRecords):
         return next(self._marks(where, [task_id, generation, state.value], 1), None)
 
     def _marks(self, where: str, values: Sequence[object], limit: int | None) -> Iterator[Mark]:
+        """A page at a time; what is remembered of all of them is a number each."""
+        tables = "records r JOIN tasks t ON t.seq=(r.rid >> 20) JOIN experiments e ON e.id=t.experiment"
+        # A task whose next generation was put is in another table now and its mark is closed.
+        closed = f"r.state<>'succeeded' AND (r.rid & 1048575)=t.generation{where}"
         with self.file.reading() as connection:
             rows = connection.execute(
-                "SELECT r.rid, r.state, r.reason, r.message, r.ended, e.name, t.id, t.body FROM records r "
-                "JOIN tasks t ON t.seq=(r.rid >> 20) JOIN experiments e ON e.id=t.experiment "
-                # A task whose next generation was put is in another table now and its mark is closed.
-                f"WHERE r.state<>'succeeded' AND (r.rid & 1048575)=t.generation{where} ORDER BY r.ended DESC LIMIT ?",
+                f"SELECT r.rid FROM {tables} WHERE {closed} ORDER BY r.ended DESC LIMIT ?",
                 (*values, -1 if limit is None else limit),
-            ).fetchall()
-        thrown_away = set(self.blobs.list_keys(_purged_key("", None))) if rows else set()
-        for rid, ended_as, reason, message, ended, name, task_id, body in rows:
-            generation = split_record_id(rid)[1]
-            task = self._read_task(task_id, generation, body)
-            gone = _purged_key(task_id, generation) in thrown_away
-            try:
-                yield Mark(
-                    task_id=task_id,
-                    generation=generation,
-                    experiment=name,
-                    state=TaskState(ended_as),
-                    marked_at=_time(ended),
-                    reason=EndReason(reason),
-                    message=_read_text(message),
-                    task=None if gone else task,
-                    raw=raw_text(body) if task is None and not gone else None,
-                )
-            except (ValueError, TypeError, OverflowError) as problem:
-                self._report(f"records/{rid}", f"the record of `{task_id}` cannot be read: {problem}")
+            )
+            numbers = array("q", (row[0] for row in rows))
+        for start in range(0, len(numbers), MARKS_AT_ONCE):
+            page = numbers[start : start + MARKS_AT_ONCE]
+            with self.file.reading() as connection:
+                found = connection.execute(
+                    "SELECT r.rid, r.state, r.reason, r.message, r.ended, e.name, t.id, t.body, "
+                    f"EXISTS(SELECT 1 FROM objects o WHERE o.key='{_PURGED}' || t.id || '.g' || t.generation) "
+                    f"FROM {tables} WHERE {closed} AND r.rid IN ({','.join('?' * len(page))}) ORDER BY r.ended DESC",
+                    (*values, *page),
+                ).fetchall()
+            for row in found:
+                yield from self._mark_of(row)
+
+    def _mark_of(self, row: tuple[Any, ...]) -> Iterator[Mark]:
+        rid, ended_as, reason, message, ended, name, task_id, body, gone = row
+        generation = split_record_id(rid)[1]
+        task = self._read_task(task_id, generation, body)
+        try:
+            yield Mark(
+                task_id=task_id,
+                generation=generation,
+                experiment=name,
+                state=TaskState(ended_as),
+                marked_at=_time(ended),
+                reason=EndReason(reason),
+                message=_read_text(message),
+                task=None if gone else task,
+                raw=raw_text(body) if task is None and not gone else None,
+            )
+        except (ValueError, TypeError, OverflowError) as problem:
+            self._report(f"records/{rid}", f"the record of `{task_id}` cannot be read: {problem}")
 
     def _read_task(self, task_id: str, generation: int, body: Any) -> Task | None:
         """None for one that cannot be decoded, which is said once."""
@@ -389,9 +405,9 @@ def raw_text(body: Any) -> str:
     return body.decode(errors="replace") if isinstance(body, bytes) else str(body)
 
 
-def _purged_key(task_id: str, generation: int | None) -> str:
-    """Where it stands that a dead letter was purged; without a task and generation what all such keys begin with."""
-    return "purged/" if generation is None else f"purged/{task_id}.g{generation}"
+def _purged_key(task_id: str, generation: int) -> str:
+    """Where it stands that a dead letter was purged."""
+    return f"{_PURGED}{task_id}.g{generation}"
 
 
 def _read(connection: sqlite3.Connection, where: str, values: Sequence[object]) -> list[Record]:

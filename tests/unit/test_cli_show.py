@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -55,6 +56,23 @@ COLUMNS: dict[str, Any] = {
     "ATTEMPTS": lambda row: row.attempts,
     "WAITED": lambda row: row.waited,
 }
+
+
+def test_long_list_on_a_terminal_is_printed_as_it_comes_under_one_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = watch(monkeypatch, "stdout")
+    monkeypatch.setattr(show, "TABLE_ROWS", 2)
+    printed = []
+
+    def rows() -> Iterator[Row]:
+        for number in range(5):
+            printed.append(len(screen.getvalue().splitlines()))
+            yield Row(f"t-{number}", State.QUEUED, 1, timedelta(0))
+
+    print_list(rows(), COLUMNS)
+
+    lines = screen.getvalue().splitlines()
+    assert printed == [0, 0, 3, 3, 5]
+    assert [line.split()[0] for line in lines[1:]] == [f"t-{number}" for number in range(5)]
 
 
 def test_list_on_a_terminal_is_an_aligned_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 import runtime.recovery
 from runtime.cli.main import main
-from runtime.embedded import EmbeddedFile
+from runtime.embedded import EmbeddedFile, make_tables
 from runtime.errors import NotPossible, StoreBroken, StoreUnavailable
 from runtime.queues.sqlite import open_sqlite
 from runtime.recovery import Recovered, recover
@@ -276,6 +276,30 @@ def test_recovery_killed_at_any_step_is_complete_after_it_is_run_again(
         if done:
             return
     pytest.fail("it never came to its end")
+
+
+@pytest.mark.parametrize("pages", [20, 30])
+def test_recovery_without_room_changes_nothing_and_is_run_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch, pages: int
+) -> None:
+    fill(path)
+    before = states_of_all(path)
+    WHOLE["no first page"](path)
+    damaged = digest(path)
+
+    def make_few(connection: sqlite3.Connection) -> None:
+        make_tables(connection)
+        connection.execute(f"PRAGMA max_page_count={pages}")
+
+    with monkeypatch.context() as full:
+        full.setattr(runtime.recovery, "make_tables", make_few)
+        with pytest.raises(StoreUnavailable, match="full") as refused:
+            recover(path, now=NOW)
+    assert refused.value.hint == "free some space on its disk"
+    assert digest(path) == damaged
+
+    assert recovered(path).tasks == TASKS
+    assert states(path) == before
 
 
 def test_whole_file_is_left_alone(path: Path) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from runtime.cancel import cancel_experiment, cancel_task
+from runtime.cli.main import main
 from runtime.errors import InvalidValue
 from runtime.reasons import EndReason
 from runtime.records.base import Mark, Record
 from runtime.records.coverage import Coverage
+from runtime.records.sqlite import SqliteRecords
 from runtime.redrive import (
     begin_again,
     dead_letter,
@@ -454,3 +456,98 @@ def test_find_dead_of_a_task_that_succeeded_is_none(bench: Bench) -> None:
     bench.succeed()
 
     assert find_dead(bench.records, task.id) is None
+
+
+@pytest.mark.parametrize(
+    "words", [["retry", "--failed", "sample"], ["queue", "dead", "redrive", "--all"]], ids=" ".join
+)
+@pytest.mark.parametrize("asked", [False, True], ids=["yes", "asked"])
+def test_what_failed_is_read_one_batch_ahead_of_what_is_queued_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], asked: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from runtime.cli import queue as queue_command
+    from runtime.cli import retry as retry_command
+    from runtime.cli import show
+
+    monkeypatch.setattr("runtime.redrive.BATCH", 2)
+    monkeypatch.setenv("RUNTIME_DATA_DIR", str(tmp_path))
+    bench = Bench.sqlite(tmp_path, "local.db")
+    bench.put(*(sample_task(str(number)) for number in range(9)))
+    for _ in range(9):
+        bench.fail()
+    bench.close()
+    reads = [0]
+
+    def counted(*args: Any, **more: Any) -> Iterator[Mark]:
+        reads.append(0)
+        for mark in read_dead(*args, **more):
+            reads[-1] += 1
+            yield mark
+
+    ahead: list[int] = []
+
+    def print_rows(rows: Any, *_: object) -> None:
+        ahead.extend(reads[-1] - number for number, _ in enumerate(rows))
+
+    for command in (retry_command, queue_command):
+        monkeypatch.setattr(command, "read_dead", counted)
+        monkeypatch.setattr(command, "print_list", print_rows)
+    questions: list[str] = []
+
+    def agree(question: str, *, yes: bool) -> None:
+        questions.append(question)
+
+    monkeypatch.setattr(retry_command, "confirm", agree)
+
+    assert main([*words, *([] if asked else ["--yes"])]) == 0
+
+    assert "9 queued again" in capsys.readouterr().err
+    assert len(ahead) == 9
+    assert max(ahead) <= 2
+    assert [show.format_count(9) in question for question in questions] == [True] * asked
+    assert len(reads) == 2 + asked
+
+
+def test_marks_of_an_embedded_file_are_read_a_page_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.records.sqlite.MARKS_AT_ONCE", 3)
+    bench = Bench.sqlite(tmp_path)
+    bench.put(*(sample_task(str(number)) for number in range(10)))
+    for number in range(10):
+        bench.fail(message=str(number))
+        bench.clock.advance(seconds=1)
+    decoded: list[str] = []
+    read_task = SqliteRecords._read_task
+
+    def counted(self: SqliteRecords, task_id: str, generation: int, body: object) -> Task | None:
+        decoded.append(task_id)
+        return read_task(self, task_id, generation, body)
+
+    monkeypatch.setattr(SqliteRecords, "_read_task", counted)
+    statements: list[str] = []
+    assert isinstance(bench.records, SqliteRecords)
+    with bench.records.file.reading() as connection:
+        connection.set_trace_callback(statements.append)
+
+    marks = read_dead(bench.records, "sample")
+    first = next(marks)
+
+    assert (first.message, len(decoded)) == ("9", 1)
+    assert sum("t.body" in statement for statement in statements) == 1
+    assert [mark.message for mark in marks] == [str(number) for number in reversed(range(9))]
+    assert sum("t.body" in statement for statement in statements) == 4
+    bench.close()
+
+
+def test_task_that_fails_again_while_the_others_are_redriven_is_redriven_once(bench: Bench) -> None:
+    bench.put(*(sample_task(str(number)) for number in range(5)))
+    for _ in range(5):
+        bench.fail()
+    seen = []
+
+    for mark in read_dead(bench.records, "sample"):
+        seen.append(mark.task_id)
+        [again] = redrive(bench, [mark], now=bench.now)
+        assert again.done
+        bench.fail(message="again")
+
+    assert len(seen) == len(set(seen)) == 5

@@ -1,0 +1,164 @@
+"""Stacks that this process keeps open from one call to the next: opening one costs many times what a task costs.
+
+Kept are stacks whose tasks lie in a file of this machine. One is lent to a single call at a time, so that threads never
+share one, and is lent again only while it would be opened just so: the same working directory, variables and settings
+files, and the same file at its path. A forked child keeps nothing of its parent's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from runtime.config import files_looked_at
+from runtime.queues.sqlite import SqliteQueue
+from runtime.stacks import OpenStack, open_stack
+from runtime.submitted_code import CodeInHand, SubmittedCode, take_code
+
+MOST: Final = 4
+"""Stacks that are kept at a time, and folders of code for each; the earliest gives way to another."""
+SETTLED_NS: Final = 2_000_000_000
+"""A settings file that was written shortly before it was read may change again and look the same."""
+_VARIABLES: Final = (
+    *("RUNTIME_STACK", "RUNTIME_OUTPUTS", "RUNTIME_QUEUE", "RUNTIME_DATA_DIR", "RUNTIME_DURABILITY"),
+    *("RUNTIME_SNAPSHOT_ID", "RUNTIME_SNAPSHOT_DIR", "RUNTIME_GOOGLE_API"),
+    *("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HOME"),
+)
+_RAW: Final = tuple(map(os.fsencode, _VARIABLES))
+_Key = tuple[str | bytes | None, ...]
+
+
+class KeptStack:
+    """An open stack, with the code that calls submit through it."""
+
+    def __init__(self, stack: OpenStack) -> None:
+        self.stack = stack
+        self.queue = stack.queue()
+        self._codes: dict[tuple[Path | bool | None, Path | None], CodeInHand] = {}
+        self._files = [(path, _stamp(path)) for path in files_looked_at(stack.settings)]
+        settled = time.time_ns() - SETTLED_NS
+        self.may_be_kept = (
+            # The contract of another may change without us, and its clients have threads that no fork survives.
+            stack.found.source == "built-in"
+            and isinstance(self.queue, SqliteQueue)
+            and all(stamp is None or stamp[0] < settled for _, stamp in self._files)
+        )
+
+    @property
+    def is_current(self) -> bool:
+        same = isinstance(self.queue, SqliteQueue) and self.queue.is_same
+        return same and all(_stamp(path) == stamp for path, stamp in self._files)
+
+    def take_code(self, wanted: str | Path | bool | None, start: Path | None) -> SubmittedCode:
+        """As `runtime.submitted_code.take_code`, from what is in hand where nothing has changed since."""
+        records, settings = self.queue.records, self.stack.settings
+        if not self.may_be_kept or isinstance(wanted, str) or wanted is False:
+            return take_code(wanted, records, settings, start=start)
+        code = self._codes.get((wanted, start))
+        if code is None:
+            if len(self._codes) >= MOST:
+                self._codes.pop(next(iter(self._codes))).close()
+            code = self._codes[wanted, start] = CodeInHand(wanted, start)
+        return code.take(records, settings)
+
+    def close(self) -> None:
+        _all.discard(self)
+        self._close_codes()
+        self.stack.close()
+
+    def abandon(self) -> None:
+        self._close_codes()
+        self.stack.abandon()
+
+    def _close_codes(self) -> None:
+        for code in self._codes.values():
+            code.close()
+        self._codes.clear()
+
+
+_kept: dict[_Key, KeptStack] = {}
+_all: set[KeptStack] = set()
+_lock = threading.Lock()
+_of_the_parent: list[KeptStack] = []
+"""Never closed: closing a connection of SQLite in a forked child touches files that the parent uses."""
+
+
+@contextmanager
+def borrow_stack(name: str | None = None, *, queue: str | None = None) -> Iterator[KeptStack]:
+    """`open_stack`, kept open for the next call where that is safe."""
+    key = (name, queue, os.getcwd(), *map(os.environb.get, _RAW))  # noqa: PTH109 - each call asks
+    with _lock:
+        kept = _kept.pop(key, None)
+    if kept is not None and not kept.is_current:
+        kept.close()
+        kept = None
+    if kept is None:
+        stack = open_stack(name, queue=queue)
+        try:
+            kept = KeptStack(stack)
+        except BaseException:
+            stack.close()
+            raise
+        _all.add(kept)
+    try:
+        yield kept
+    except BaseException:
+        kept.close()
+        raise
+    _give_back(key, kept)
+
+
+def _give_back(key: _Key, kept: KeptStack) -> None:
+    if kept not in _all:
+        return  # In a child that was forked meanwhile.
+    surplus: list[KeptStack] = []
+    if kept.may_be_kept:
+        with _lock:
+            if (other := _kept.pop(key, None)) is not None:
+                surplus.append(other)
+            _kept[key] = kept
+            while len(_kept) > MOST:
+                surplus.append(_kept.pop(next(iter(_kept))))
+    else:
+        surplus.append(kept)
+    for each in surplus:
+        each.close()
+
+
+def close_kept() -> None:
+    """Close what is kept; at the exit of the process, and before its files are removed."""
+    with _lock:
+        found = list(_kept.values())
+        _kept.clear()
+    for each in found:
+        each.close()
+
+
+def _forget_parents() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _of_the_parent.extend(_all)
+    for each in _all:
+        each.abandon()
+    _all.clear()
+    _kept.clear()
+
+
+def _stamp(path: str) -> tuple[int, int, int, int] | None:
+    if not os.access(path, os.F_OK):
+        return None
+    try:
+        status = os.stat(path)  # noqa: PTH116 - each call asks
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
+
+
+atexit.register(close_kept)
+os.register_at_fork(after_in_child=_forget_parents)
