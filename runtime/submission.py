@@ -479,6 +479,8 @@ def submit(
             new=done.new,
             known=done.known,
             same=done.same,
+            known_other=done.known_other,
+            same_other=done.same_other,
             skipped=done.skipped,
             resumed=done.resumed,
             snapshot=code.snapshot,
@@ -493,13 +495,14 @@ def _submit_one(task: Task, queue: Queue) -> Submission:
     if task.priority:
         check_priority(task.priority, queue.name, queue.traits)
     result = queue.put([task])
-    looked_at = {task.id: task} if result.known and task.snapshot is not None else {}
+    kept_code, known_other = _kept(queue.records, task.experiment, {task.id: task} if result.known else {})
     return Submission(
         experiment=task.experiment,
         queue=queue.name,
         new=result.new,
         known=result.known,
-        kept_code=_kept_code(queue.records, task.experiment, looked_at),
+        known_other=known_other,
+        kept_code=kept_code,
         tasks=((task.id, task.generation),),
     )
 
