@@ -1409,11 +1409,11 @@ class Worker:
             assert problem is not None
             self._orders_tried += 1
             if self._control is not None:
-                self._say.trouble("reading the orders", problem)
+                self._trouble("reading the orders", problem)
                 return
             self._due.control = now + min(30.0, backoff(self._orders_tried).total_seconds())
             if explain_briefly(problem) != explain_briefly(self._orders_refused):
-                self._say.trouble(_NO_ORDERS, problem)
+                self._trouble(_NO_ORDERS, problem)
             self._orders_refused = problem
             return
         if self._control is None:
