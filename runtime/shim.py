@@ -265,6 +265,8 @@ FOLDED = "ended"
 FOLD_BYTES = 1 << 16
 """Longer logs stay files of their own, `runs/INDEX.aATTEMPT.rankRANK.log`, as does the newest of the first rank."""
 OF_NO_USE = ("beat", "processes.json", "shim.py", "memory")
+LOCK_DEAD_S = 86400.0
+"""A launch lock that nobody has written for this long is nobody's, however far apart two machines' clocks are."""
 LAUNCH_S = 10.0
 """How long a job that has ended waits for the launch that still writes down that it began."""
 
@@ -282,6 +284,8 @@ def fold(job, start=""):
         for name in names:
             path, long = os.path.join(place, name), "/".join(parts + [name])
             if name in OF_NO_USE or long in (FOLDED, SNAPSHOT) or name.endswith("." + FOLDED):
+                continue
+            if not parts and name.startswith("lock."):
                 continue
             size = os.path.getsize(path) if os.path.isfile(path) else 0
             if name.endswith(".log") and (size > FOLD_BYTES or (size and name == "rank0.log" and _is_newest(place))):
@@ -421,11 +425,22 @@ def _remove_empty(job, start, many):
 
 
 def fold_job(job, order):
-    """Fold a job whose runs all have their results."""
-    if os.path.isdir(os.path.join(job, "secrets")):
+    """Fold a job whose runs all have their results; not while anybody launches it, who would take it apart meanwhile."""
+    lock = None if os.path.isdir(os.path.join(job, "secrets")) else take_lock(job)
+    if lock is None:
         return
+    try:
+        _fold_held(job, order, lock)
+    finally:
+        os.unlink(lock)
+
+
+def _fold_held(job, order, lock):
     if len(list_runs(job)) > 1:
-        for index in [name for name in list_names(os.path.join(job, "runs")) if name.isdigit()]:
+        runs = [name for name in list_names(os.path.join(job, "runs")) if name.isdigit()]
+        for count, index in enumerate(runs):
+            if count % 50 == 0:
+                _write_lock(lock, os.O_TRUNC, count)  # launchers take over one that stands still
             fold(job, "runs/" + index)
     fold(job)
     content = (order.get("code") or {}).get("sha256")
@@ -448,14 +463,50 @@ def close_job(order, record):
         until = time.monotonic() + LAUNCH_S
         while ended and time.monotonic() < until and _is_being_launched(record.folder):
             time.sleep(0.02)
-        if ended and not _is_being_launched(record.folder):
+        if ended:
             fold_job(record.folder, order)
     except (IOError, OSError) as problem:
         say("cannot fold the job: %s" % problem)
 
 
 def _is_being_launched(job):
-    return any(name.startswith("lock.") for name in list_names(job))
+    return any(_is_held(os.path.join(job, name)) for name in _list_locks(job))
+
+
+def take_lock(job):
+    """Hold the launch lock of a job, as launchers do; the path of our file, None where somebody else has it."""
+    if _is_being_launched(job):
+        return None
+    number = max([0] + [int(name[5:]) for name in _list_locks(job)]) + 1
+    path = os.path.join(job, "lock.%d" % number)
+    try:
+        _write_lock(path, os.O_CREAT | os.O_EXCL, 0)
+    except OSError as problem:
+        if problem.errno == errno.EEXIST:
+            return None
+        raise
+    return path
+
+
+def _write_lock(path, flags, count):
+    opened = os.open(path, os.O_WRONLY | flags, 0o600)
+    try:
+        said = {"owner": "a shim on %s, which folds the job" % HOST, "count": count}
+        os.write(opened, json.dumps(said, sort_keys=True).encode("utf-8"))
+    finally:
+        os.close(opened)
+
+
+def _list_locks(job):
+    return [name for name in list_names(job) if name.startswith("lock.") and name[5:].isdigit()]
+
+
+def _is_held(lock):
+    """Not by a launcher or shim that died long ago: one that lives writes its lock every few seconds."""
+    try:
+        return time.time() - os.stat(lock).st_mtime < LOCK_DEAD_S
+    except OSError:
+        return False
 
 
 def list_names(path):

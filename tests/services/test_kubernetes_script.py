@@ -130,8 +130,8 @@ def test_kubernetes_whose_owner_is_killed_stops_by_itself() -> None:
     owner.wait()
 
     assert all_up
-    assert wait_until(lambda: not folder.exists(), timeout_s=20)
-    assert pids_of(folder) == []
+    assert wait_until(lambda: not folder.exists(), timeout_s=60)
+    assert wait_until(lambda: pids_of(folder) == [], timeout_s=60)
 
 
 def pids_of(folder: Path) -> list[int]:

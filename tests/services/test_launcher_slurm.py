@@ -592,7 +592,7 @@ def test_job_that_ends_before_its_command_is_set_up_wrongly_and_slurms_own_log_s
     assert (status.state, status.reason) == (JobState.FAILED, EndReason.SETUP_FAILED)
     # Accounting, which knows exit codes, hears of them later than the queue.
     ended = f"it ended with exit code {code} before its command began"
-    assert wait_until(lambda: read_facts(job).status.indices[1].message == ended, timeout_s=60)
+    assert wait_until(lambda: all(each.message == ended for each in read_facts(job).status.indices), timeout_s=60)
     found = explain(read_facts(job))
     assert found.sentence.endswith(f"run 0: it could not be prepared: {ended}")
     assert any(said in line for line in found.evidence if line.startswith("slurm's own log: ")), found.evidence

@@ -754,7 +754,8 @@ def test_missing_topic_and_subscription_are_named_with_what_makes_them(
     with pytest.raises(QueueUnavailable) as put:
         queue.put([sample_task()])
     with pytest.raises(QueueUnavailable) as lease:
-        queue.lease(1, worker="w-1", ttl=TTL)
+        # The first look does not wait for the service's answer for long.
+        wait_until(lambda: bool(queue.lease(1, worker="w-1", ttl=TTL)))
     queue.close()
 
     assert settings.topic in put.value.message

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime import shim
+from runtime import ledger, shim
+from runtime.errors import NotPossible
 from runtime.launchers.hosts import Files, LocalFiles, LocalHost, SshHost
 from tests.jobs_support import Terminal, launch_as_before, open_terminal
 from tests.shim_support import JOB, find_pythons, make_job, processes_with, wait_for
@@ -356,6 +357,44 @@ def test_everything_is_read_where_it_was_after_it_was_folded_and_after_it_was_un
     assert not list(job.rglob("*ended"))
 
 
+def test_folding_leaves_a_job_alone_that_somebody_launches(tmp_path: Path) -> None:
+    job = fill(tmp_path, runs=1)
+    before = sorted(job.rglob("*"))
+    launching = ledger.Lock(LocalFiles(str(tmp_path)), job.name, "somebody")
+    launching.take(patience_s=0)
+
+    shim.fold_job(str(job), {"runs": {"0": {}}})
+
+    launching.ensure_held()
+    launching.release()
+    assert sorted(job.rglob("*")) == before
+
+
+def test_lock_that_is_taken_while_a_job_is_folded_is_not_folded_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = fill(tmp_path, runs=1)
+    files = LocalFiles(str(tmp_path))
+    launching = ledger.Lock(files, job.name, "somebody")
+    held: list[bool] = []
+
+    def fold(*words: object) -> None:
+        with pytest.raises(NotPossible, match="being launched by another"):
+            launching.take(patience_s=0)
+        (job / "lock.7").write_bytes(b"{}")  # of one that took over from a shim that stood still
+        real(*words)
+        held.append((job / "lock.7").exists())
+
+    real = shim.fold
+    monkeypatch.setattr(shim, "fold", fold)
+
+    shim.fold_job(str(job), {"runs": {"0": {}}})
+
+    assert held == [True]
+    assert (job / shim.FOLDED).exists()
+    assert not (job / "lock.1").exists()
+
+
 STEPS = ("unlink", "link", "rename", "rmdir", "fsync", "mkdir")
 
 
@@ -407,6 +446,8 @@ def test_folding_that_is_cut_off_at_any_step_hides_nothing_and_is_gone_on_with(
         }
         assert seen == {key: whole[key] for key in seen}, cut
         assert {key for key in whole if key.startswith("read")} <= seen.keys(), cut
+        for lock in job.glob("lock.*"):
+            os.utime(lock, (0, 0))  # days later
         act(job)
         again = own_folders_aside(look(LocalFiles(str(root))))
         assert {key: again.get(key) for key in whole if key.startswith("read")} == {
