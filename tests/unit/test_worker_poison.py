@@ -141,7 +141,7 @@ def poisoned(problem: Callable[[], Exception]) -> Callable[[str, tuple[Any, ...]
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.retry.FIRST_DELAY", timedelta(seconds=0.02))
-    monkeypatch.setattr(runtime.worker, "backoff", lambda times: timedelta(seconds=0.02))
+    monkeypatch.setattr(runtime.worker, "backoff", lambda times: timedelta(seconds=0.01 * 2**times))
 
 
 @KINDS
