@@ -945,7 +945,7 @@ class Attempt(object):
         log = os.open(os.path.join(self.folder, "ranks.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             self.children.append(
-                subprocess.Popen(
+                Command(
                     words, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                 )
             )
@@ -1085,7 +1085,7 @@ class Attempt(object):
             )
         log = self.logs.open(self._log(rank))
         try:
-            return subprocess.Popen(
+            return Command(
                 words,
                 cwd=folder,
                 env=environment,
@@ -1760,6 +1760,25 @@ def reap_orphans():
 
 KNOWN: Set[int] = set()
 """Children of ours in sessions of their own that this process waits for by itself."""
+
+
+class Command(subprocess.Popen):
+    """A child in a session of its own whose exit code is taken here alone: Popen takes one that is gone for a success."""
+
+    def __init__(self, words, **more):
+        subprocess.Popen.__init__(self, words, **more)
+        KNOWN.add(self.pid)
+
+    def poll(self):
+        return self._known(subprocess.Popen.poll(self))
+
+    def wait(self, timeout=None):
+        return self._known(subprocess.Popen.wait(self, timeout))
+
+    def _known(self, code):
+        if code is not None:
+            KNOWN.discard(self.pid)
+        return code
 
 
 def end_orphans():

@@ -748,6 +748,7 @@ def test_what_a_job_comes_after_is_told_with_how_that_stands(
 def test_status_and_explain_read_the_jobs_that_a_job_comes_after_until_it_begins(
     run: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    launch_as_before(monkeypatch)
     monkeypatch.setitem(LocalLauncher.keeps, "after", LocalLauncher.keeps["command"])  # type: ignore[arg-type]
     failed, gone, job = run.finish("exit 3"), f"j-{'0' * 24}", ""
     job = run.finish("true", "--after", failed, "--after", f"any:{gone}")
@@ -853,6 +854,7 @@ def test_native_job_that_failed_while_no_attempt_was_open_could_not_be_set_up(
 def test_logs_of_a_run_that_never_began_are_what_the_backend_kept(
     run: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    launch_as_before(monkeypatch)
     job = run.finish("true")
     outcome = next((run.data / "jobs" / "done").glob(f"{job}.*"))
     for path in (outcome, run.folder(job) / "runs"):

@@ -372,7 +372,7 @@ def test_retries_go_on_after_launch_and_all_that_it_started_were_killed(run: Ter
 
     (folder,) = jobs.glob("j-*")
     (folder / "runs/0/checkpoint/fail").touch()
-    wait_for((folder / "runs/0/result").exists, "the result", 60)
+    run.wait(folder.name)
 
     assert (follows, launched.returncode) == (True, -signal.SIGKILL)
     said = run("status", folder.name, "-o", "json").json

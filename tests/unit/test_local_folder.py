@@ -22,7 +22,7 @@ from runtime.launchers.hosts import LocalFiles
 from runtime.local_folder import Became, LocalFolder, NameRefused, check_name
 from runtime.outputs import parse_outputs
 from tests.fakes.gcs import GcsServer
-from tests.jobs_support import Terminal, open_terminal
+from tests.jobs_support import Terminal, launch_as_before, open_terminal
 
 
 def content(data: bytes) -> Callable[[BinaryIO], None]:
@@ -311,6 +311,7 @@ def test_fetch_over_ssh_from_a_machine_that_names_files_outside_is_refused_and_s
 def test_fetch_without_a_folder_refuses_the_name_that_the_other_side_gives_the_job(
     run: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    launch_as_before(monkeypatch)
     job = run.finish("echo good > $RUNTIME_OUTPUT_DIR/a")
     intent = run.folder(job) / "intent.json"
     intent.write_text(json.dumps({**json.loads(intent.read_text()), "name": "../../../evil"}))

@@ -2089,3 +2089,24 @@ def needed_python(path: Path) -> tuple[int, ...]:
     )
     line = next(line for line in done.stdout.splitlines() if line.startswith("Minimum required versions:"))
     return tuple(int(number) for number in line.rpartition(" ")[2].split("."))
+
+
+REAPED_EARLY = """
+import os, signal, subprocess, sys, time
+sys.path.insert(0, os.path.dirname(sys.argv[1]))
+import shim
+shim.adopt_orphans()
+child = shim.Command(["/bin/sh", "-c", "exit 5"], start_new_session=True)
+os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+shim.reap_orphans()
+print(child.pid in shim.KNOWN, child.wait(), child.pid in shim.KNOWN)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="orphans fall to nobody here")
+def test_command_that_ends_while_orphans_are_taken_keeps_its_exit_code() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", REAPED_EARLY, shim.__file__], capture_output=True, text=True, check=False, timeout=60
+    )
+
+    assert done.stdout == "True 5 False\n", done.stderr
