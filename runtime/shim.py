@@ -1762,7 +1762,7 @@ KNOWN: Set[int] = set()
 """Children of ours in sessions of their own that this process waits for by itself."""
 
 
-class Command(subprocess.Popen):
+class Command(subprocess.Popen):  # type: ignore[type-arg]
     """A child in a session of its own whose exit code is taken here alone: Popen takes one that is gone for a success."""
 
     def __init__(self, words, **more):
