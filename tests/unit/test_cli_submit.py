@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -395,8 +396,12 @@ def test_wait_says_nothing_of_reasons_once_all_has_ended(
 
 
 def test_interrupted_wait_detaches(run: Run, queue: SqliteQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(_: float) -> None:
-        raise KeyboardInterrupt
+    sleep = time.sleep
+
+    def interrupt(seconds: float) -> None:
+        if waiting(queue):
+            raise KeyboardInterrupt
+        sleep(seconds)  # Not the wait's: submitting waits for programs, too.
 
     monkeypatch.setattr(submit_module.time, "sleep", interrupt)
 
