@@ -147,7 +147,7 @@ def test_suspects_run_one_at_a_time_until_one_has_succeeded(bench: Bench, queue:
         return [name for name in names if has_begun(bench, name)]
 
     with bench.running(slots=3):
-        # Each waits a while after its loss, and chance decides whose wait is over first.
+        # Their histories are read side by side, and chance decides which of them is there first.
         assert wait_until(lambda: bool(begun()), timeout_s=60)
         other = bench.function("give", 1)
         queue.put([other])  # Others start beside it as they come.
