@@ -194,8 +194,8 @@ def _sbatch(*words: str) -> None:
     subprocess.run(["sbatch", "--parsable", "--hold", *words, "--wrap=true"], check=True, stdout=subprocess.DEVNULL)
 
 
-def _clear() -> None:
-    subprocess.run(["scancel", "--state=PENDING", "--user", str(os.getuid())], check=True)
+def _clear(env: Mapping[str, str] | None = None) -> None:
+    subprocess.run(["scancel", "--state=PENDING", "--user", str(os.getuid())], env=env, check=True)
 
 
 def slurm_array(folder: Path, services: Mapping[str, Any], *, n: int, repeats: int = 3) -> dict[str, float]:
@@ -227,6 +227,31 @@ def slurm_array(folder: Path, services: Mapping[str, Any], *, n: int, repeats: i
                 times[name].append((time.perf_counter() - began) * 1000)
             _clear()
     return {f"{name}_ms": statistics.median(found) for name, found in times.items()}
+
+
+def slurm_cold(folder: Path, services: Mapping[str, Any], *, repeats: int = 7) -> dict[str, float]:
+    """One command as a job: the whole command `runtime launch`, and a whole script that does it with submitit, in turns;
+    milliseconds from start to end and of CPU of all that they start, medians."""
+    tree = make_tree(folder / "tree", files=10, config=_HPC.format(records=folder / "records"))
+    folders = {"RUNTIME_DATA_DIR": str(folder / "data"), "XDG_CACHE_HOME": str(folder / "cache")}
+    environ = environment({**folders, "SLURM_CONF": services["slurm"]})
+    script = Path(__file__).parent / "limits" / "launch_submitit.py"
+    launch = [executable("runtime"), "launch", "--on", "hpc", "--", "true"]
+    commands = {
+        "ours": lambda turn: [*launch, str(turn)],
+        "submitit": lambda turn: [sys.executable, str(script), str(folder / "submitit"), "true", str(turn)],
+    }
+    found: dict[str, list[float]] = {f"{name}_{what}": [] for name in commands for what in ("ms", "cpu_ms")}
+    for turn in range(repeats + 1):
+        for name, words in commands.items():
+            before, began = _cpu(), time.perf_counter()
+            _quiet(words(turn), cwd=tree, env=environ)
+            span = time.perf_counter() - began
+            if turn:
+                found[f"{name}_ms"].append(span * 1000)
+                found[f"{name}_cpu_ms"].append((_cpu() - before) * 1000)
+    _clear(environ)
+    return {name: statistics.median(times) for name, times in found.items()}
 
 
 def slurm_singles(folder: Path, services: Mapping[str, Any], *, n: int) -> dict[str, float]:

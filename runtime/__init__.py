@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # A worker's guardian, and so each of its children, does without `typing`.
 if TYPE_CHECKING:
+    from typing import Any
+
     from runtime.context import current_attempt
     from runtime.errors import RuntimeFailure
     from runtime.jobs import JobSpec

@@ -18,7 +18,6 @@ import errno
 import fcntl
 import importlib
 import json
-import json.scanner
 import os
 import resource
 import signal
@@ -205,6 +204,7 @@ class Child:
         self.checked_at = time.monotonic()
         self.stdout, self.stderr = sys.stdout, sys.stderr
         self.in_user_code = False
+        self.ran_user_code = False
         self.stop_signalled = False
         self.context: Attempt | None = None
         self.looks_at_stop = False
@@ -302,6 +302,7 @@ class Child:
         value = ""
         fresh = functions = False
         self.command_rss_bytes = 0
+        self.ran_user_code = False
         try:
             if unprepared is not None:
                 raise _Failed("setup_failed", unprepared)
@@ -319,7 +320,9 @@ class Child:
             details = {"outcome": "app_failed", "message": str(stopped.args[0] if stopped.args else "stopped")}
         except BaseException as problem:
             self._show(problem, problem.__traceback__)
-            details = {"outcome": "setup_failed", "message": describe(problem)}
+            # `setup_failed` says that nothing of the user's has run, and that the same attempt may begin again.
+            outcome = "app_failed" if self.ran_user_code else "setup_failed"
+            details = {"outcome": outcome, "message": describe(problem)}
         if os.getpid() != self.pid:
             # A process that the attempt forked has come back out of the user's code: it is no attempt.
             flush()
@@ -361,15 +364,15 @@ class Child:
             if imported:
                 details["imported"] = imported
             try:
-                text = json.dumps(details).encode()
+                text = _encode(details).encode()
             except (TypeError, ValueError, RecursionError) as problem:
                 # User code has put what is no number among its metrics.
                 details = {"outcome": "app_failed", "message": f"its metrics cannot be recorded: {problem}"}
-                text, value = json.dumps(details).encode(), ""
+                text, value = _encode(details).encode(), ""
             payload = DETAIL_HEADER.pack(len(text)) + text + value.encode("utf-8", "surrogatepass")
             if len(payload) > MOST_FRAME_BYTES:
                 message = f"it reported {len(payload) >> 20} MiB; the most is {MOST_FRAME_BYTES >> 20} MiB"
-                text = json.dumps({"outcome": "app_failed", "message": message}).encode()
+                text = _encode({"outcome": "app_failed", "message": message}).encode()
                 payload = DETAIL_HEADER.pack(len(text)) + text
         self.context, self.looks_at_stop = None, False
         self.metrics = {}
@@ -472,8 +475,8 @@ class Child:
             self.base_environ.pop(name, None)
 
     def _set_extra_environment(self, text: str) -> None:
-        new: dict[str, str] = json.loads(text) if text else {}
-        old: dict[str, str] = json.loads(self.env_text) if self.env_text else {}
+        new: dict[str, str] = parse_object(text) if text else {}
+        old: dict[str, str] = parse_object(self.env_text) if self.env_text else {}
         for name in old.keys() - new.keys():
             self._set_variable(self.environ, os.fsencode(name), self.inherited.get(os.fsencode(name), b""))
         for name, value in new.items():
@@ -614,7 +617,7 @@ class Child:
         message = dict(self.progress_said)
         if self.metrics:
             message["metrics"] = self.metrics
-        self.progress_text = json.dumps(message).encode()
+        self.progress_text = _encode(message).encode()
         now = time.monotonic()
         if now - self.progress_sent_at >= 0.5:
             self.progress_sent_at = now
@@ -644,7 +647,7 @@ class Child:
     def _run_python(self, body: dict[str, Any], *, fresh: bool) -> str:
         """Call the function or workflow and return its value as JSON text; empty for None."""
         self.functions_run += 1
-        self.in_user_code = True
+        self.in_user_code = self.ran_user_code = True
         try:
             if self.is_asked_to_stop():
                 raise Stopped("stopped before it began")
@@ -706,6 +709,7 @@ class Child:
             pid = spawn(argv, environ)
         except (OSError, ValueError) as problem:
             raise explain_spawn(argv, problem) from None
+        self.ran_user_code = True
         COMMAND_PID.pack_into(self.page, self.cell + COMMAND_PID_AT, pid)
         if self.is_asked_to_stop():
             # Whoever sends the signal may have looked for the command before its pid was there.
@@ -764,7 +768,11 @@ class _Misnamed(Exception):
     """An entry that names nothing that can be called."""
 
 
-_scan = json.scanner.make_scanner(json.JSONDecoder())  # type: ignore[arg-type]
+# Our own, made before any user code runs: in a warm process that may replace what `json` offers.
+_decoder = json.JSONDecoder()
+_scan = _decoder.raw_decode
+_encode = json.JSONEncoder().encode
+_encode_value = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 def import_folders(tree: str) -> list[str]:
@@ -774,7 +782,7 @@ def import_folders(tree: str) -> list[str]:
 
 def parse_object(text: str) -> dict[str, Any]:
     """A JSON object, at half the cost where the text begins with it."""
-    parsed: dict[str, Any] = _scan(text, 0)[0] if text.startswith("{") else json.loads(text)
+    parsed: dict[str, Any] = _scan(text)[0] if text.startswith("{") else _decoder.decode(text)
     return parsed
 
 
@@ -838,7 +846,7 @@ def encode_value(value: object, *, strict: bool) -> str:
     """JSON text of what was returned. Otherwise raises `_Failed`, or, where not strict, says so in the log."""
     problem: str | None
     try:
-        text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+        text = _encode_value(value)
         if len(text) <= MOST_VALUE_BYTES:
             return text
         problem = f"which is {len(text) >> 20} MiB of JSON; the most is {MOST_VALUE_BYTES >> 20} MiB"
@@ -861,8 +869,14 @@ def explain_exit(code: object) -> _Failed:
         return _Failed("succeeded", "")
     if isinstance(code, int):
         return _Failed("app_failed", f"exited with code {code}", exit_code=code)
-    print_error(str(code))
-    return _Failed("app_failed", str(code)[:4000], exit_code=1)
+    try:
+        text = str(code)
+    except Exception:
+        text = ""
+    if not text.strip():
+        return _Failed("app_failed", "exited with code 1", exit_code=1)
+    print_error(text)
+    return _Failed("app_failed", text[:4000], exit_code=1)
 
 
 def explain_status(code: int) -> None:

@@ -7,7 +7,6 @@ submitted to it; the embedded file records them all in the same breath.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Protocol, runtime_checkable
 
@@ -16,6 +15,7 @@ from runtime.identify import FindsTasks, Identity, Kind
 from runtime.records.orders import Order, OrderKind, person
 from runtime.status import Stack, queue_of, read_standing
 from runtime.tasks import TaskState, stand_in
+from runtime.values import dataclass, replace
 from runtime.verdict import cancelled_record, mark_of
 
 

@@ -6,7 +6,7 @@ Nothing is decided by comparing wall times of two machines; that they differ by 
 
 from __future__ import annotations
 
-import socket
+import os
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -49,7 +49,7 @@ def boot_id() -> str:
 
 def machine_id(boot: str | None = None) -> str:
     """Host name and boot: two losses on machines that differ in both were on different hosts, containers or not."""
-    return f"{socket.gethostname()}/{boot or boot_id()}"
+    return f"{os.uname().nodename}/{boot or boot_id()}"
 
 
 def describe_skew(skew: timedelta | None, whose: str) -> str | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -24,6 +23,7 @@ from runtime.launching import SHIM
 from runtime.ledger import JobStatus, job_folder
 from runtime.leftovers import end_processes, find_processes, find_secrets, remove_secrets
 from runtime.shim import FOLDED
+from runtime.values import dataclass
 
 _TREES: Final = (
     'cd "${TMPDIR:-/tmp}/research-runtime-$(id -u)" 2>/dev/null || exit 0; '
@@ -275,6 +275,11 @@ def remove(garbage: Garbage, target: Target, launcher: Launcher, host: Host, *, 
     if garbage.kind == "native":
         return []
     files, folder = host.files, job_folder(garbage.name)
+    # A killed shim may have left a tree, which only the folder knows.
+    begun = {int(name) for name in files.names(f"{folder}/runs") if name.isdigit()}
+    silent = begun - set(ledger.read_outcomes(files, garbage.name).get(garbage.name, {}))
+    if silent and (left := end_processes(garbage.name, target, launcher, host)):
+        return left
     try:
         ledger.leave_mark(files, garbage.name, ledger.REMOVING, owner.encode())
     except StoreUnavailable:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 from runtime.errors import InvalidValue, NotPossible, RequestRefused, UnknownName
+from runtime.values import dataclass, field, fields
 
 APP: Final = "research-runtime"
 DEFAULT_STACK_FILE: Final = "default-stack"

@@ -22,7 +22,6 @@ import termios
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -32,6 +31,7 @@ from runtime.errors import InfrastructureFailure, explain_json
 from runtime.processes import OomWatch
 from runtime.reasons import EndReason
 from runtime.units import format_duration, format_size
+from runtime.values import dataclass, field
 
 LOG_TAIL_BYTES: Final = 64 * 1024
 UNDRAINED_BYTES: Final = 4 * 1024 * 1024
@@ -48,10 +48,12 @@ GUARDIAN_WAIT_S: Final = 0.5
 GUARDIAN_LONGEST_WAIT_S: Final = 30.0
 PING_EVERY_S: Final = 3.0
 SILENCES: Final = 20
-"""A guardian that has left this many pings unanswered is killed. Pings are counted, not seconds, because this process
-may have been stopped together with it."""
+"""A guardian that has left this many pings unanswered is killed, and so is a child that has neither begun its order nor
+exited by then. Pings are counted, not seconds, because this process may have been stopped together with it."""
 SILENCES_WHEN_STOPPED: Final = 2
-"""The same for a guardian that the process table shows as stopped."""
+"""The same for a process that the process table shows as stopped."""
+SPARED: Final = 1000
+"""Tasks of which we remember that an attempt of theirs was put down to its process."""
 SEND_PATIENCE_S: Final = 5
 
 
@@ -170,9 +172,9 @@ class _Child:
     """A process that serves orders, as the worker sees it."""
 
     __slots__ = (
-        "asked", "bound", "buffer", "cell", "code", "done", "dropped", "held", "kill_at", "log_bytes",
-        "log_fd", "memory_peak", "name", "orders", "out", "pid", "progress", "progressed", "result", "retired", "slot",
-        "sock", "sock_open", "starved_at", "swept", "tail", "undrained",
+        "asked", "bound", "buffer", "cell", "code", "done", "dropped", "held", "kill_at", "log_bytes", "log_fd",
+        "memory_peak", "name", "orders", "out", "overdue", "overdue_at", "pid", "progress", "progressed", "result",
+        "retired", "slot", "sock", "sock_open", "swept", "tail", "undrained",
     )  # fmt: skip
 
     def __init__(self, name: str, slot: _Slot, cell: int, sock: socket.socket, log_fd: int) -> None:
@@ -192,8 +194,8 @@ class _Child:
         self.result: Ended | None = None
         """Complete but for the child's own end."""
         self.retired = self.held = self.swept = False
-        self.starved_at = -1
-        """How many orders had ended when it was last seen waiting for one that had been sent."""
+        self.overdue, self.overdue_at = 0, -1
+        """Pings since it should have begun its next order, or exited; and how many orders had ended then."""
         self.reset()
 
     def reset(self) -> None:
@@ -228,7 +230,11 @@ class Crew:
     """All the slots of one worker."""
 
     def __init__(
-        self, *, selector: selectors.BaseSelector, slots: int, settings: CrewSettings = CrewSettings()
+        self,
+        *,
+        selector: selectors.BaseSelector,
+        slots: int,
+        settings: CrewSettings = CrewSettings(),  # noqa: B008 (it is frozen)
     ) -> None:
         self._selector, self.settings = selector, settings
         self._slots = [_Slot(index) for index in range(slots)]
@@ -259,6 +265,8 @@ class Crew:
         self._env_text = ""
         self._removals: set[str] = set()
         self._learned: set[str] = set()
+        self._spared: deque[str] = deque(maxlen=SPARED)
+        """Tasks with an attempt that failed by what others had done to its process."""
         self._closed = False
 
     def start(self) -> None:
@@ -497,22 +505,31 @@ class Crew:
         if child is None or not child.orders:
             return
         self._read_results(child)
-        if self._begun(child)[0] - child.done >= len(child.orders) or self._page is None:
-            return
+        if self._begun(child)[0] - child.done < len(child.orders) and self._page is not None:
+            self._replace(child)
+
+    def _replace(self, child: _Child) -> None:
+        """Let a child go once what it has begun is over; the rest of its orders is for the next one."""
+        kept = self._hold(child)
+        while len(child.orders) > kept:
+            child.slot.pending.appendleft(child.orders.pop())
+        if not child.orders:
+            self._retire(child)
+
+    def _hold(self, child: _Child) -> int:
+        """Have a child begin nothing further; returns how many of its orders have begun and not ended."""
+        assert self._page is not None
         child.held = True
         self._page[child.cell + attempt.HOLD_AT] = 1
         # The child counts before it looks at HOLD. Leaving the interpreter for the kernel once puts our write before
         # the reading of its count.
         time.sleep(0)
-        kept = self._begun(child)[0] - child.done
-        while len(child.orders) > kept:
-            slot.pending.appendleft(child.orders.pop())
-        if not child.orders:
-            self._retire(child)
+        return self._begun(child)[0] - child.done
 
     def _retire(self, child: _Child) -> None:
         """Let a child go that runs nothing: it exits at the end of its orders."""
         child.held = True
+        self._awake_by(self._ping_at)
         try:
             child.sock.shutdown(socket.SHUT_WR)
         except OSError:
@@ -622,6 +639,7 @@ class Crew:
 
     def _stop_reading(self, child: _Child) -> None:
         child.sock_open = False
+        self._awake_by(self._ping_at)
         self._selector.unregister(child.sock)
 
     def _reject(self, child: _Child) -> None:
@@ -653,7 +671,10 @@ class Crew:
         result = Ended(order.token, child.slot.index, _SUCCEEDED, started, ended)
         result.max_rss_bytes = peak or None
         if flags & attempt.DETAILED:
-            self._learn(_fill_in(result, payload))
+            imported = _fill_in(result, payload)
+            self._learn(imported or ())
+            if imported is None or result.reason is EndReason.SETUP_FAILED:
+                self._distrust(child, order, result, began=imported is None)
         if result.reason is not _SUCCEEDED:
             self._judge_sigkill(result)
         if result.reason is not _SUCCEEDED and child.asked:
@@ -671,6 +692,18 @@ class Crew:
         self._ended.append(result)
         if flags & attempt.WAITS:
             self._write(child, _pack_order(attempt.MAGIC, 0, attempt.GO_ON))
+
+    def _distrust(self, child: _Child, order: Order, result: Ended, *, began: bool) -> None:
+        """Replace a child that failed at what it does around user code; what ran in it before may have caused that.
+
+        So if anything has, this end spends no failure, once for each task. After that it is the task's own.
+        """
+        self._replace(child)
+        if child.done == 1 or child.asked or order.task_id in self._spared:
+            return
+        self._spared.append(order.task_id)
+        result.reason, result.not_started = EndReason.PREEMPTED, not began
+        result.message = f"other attempts in its process may have caused this: {result.message}"
 
     def _learn(self, imported: Sequence[str]) -> None:
         """Have the guardian load what fresh attempts of ours load."""
@@ -793,7 +826,8 @@ class Crew:
             else:
                 self._awake_by(self._start_at)
             return
-        if not self._removals and not any(child.orders or not child.pid for child in self._children.values()):
+        awaited = [child for child in self._children.values() if _is_awaited(child)]
+        if not self._removals and not awaited:
             self._silences = 0
             return
         if now >= self._ping_at:
@@ -805,6 +839,8 @@ class Crew:
             self._silences += 1
             self._ping_at = now + PING_EVERY_S
             self._tell("ping")
+            for child in awaited:
+                self._watch_overdue(child)
         self._awake_by(self._ping_at)
 
     def _stop_guardian(self) -> None:
@@ -830,6 +866,7 @@ class Crew:
     def _tell(self, message: str, fds: Sequence[int] = ()) -> None:
         if self._socket is None:
             return
+        self._awake_by(self._ping_at)
         data = f"{message}\0".encode("utf-8", "surrogateescape")
         try:
             if fds:
@@ -1123,7 +1160,6 @@ class Crew:
         order = child.orders[0]
         assert self._page is not None
         if begun <= child.done:
-            self._watch_starving(child)
             if any(waiting.timeout_s is not None for waiting in child.orders):
                 self._awake_by(now + 0.05)
             return
@@ -1152,14 +1188,29 @@ class Crew:
             if waiting.timeout_s is not None and waiting is not order:
                 self._awake_by(now + waiting.timeout_s)
 
-    def _watch_starving(self, child: _Child) -> None:
-        """Replace a child that waits for an order it was sent: user code has read that from the socket."""
+    def _watch_overdue(self, child: _Child) -> None:
+        """Kill a child that neither begins its next order nor exits, as it should; what it has not begun is not lost.
+
+        User code has stopped it, keeps its interpreter busy from a thread, or has read its order from the socket.
+        """
         assert self._page is not None
-        if child.out or not self._page[child.cell + attempt.WAITS_AT] or _has_unread(child.sock):
+        begun = self._begun(child)[0]
+        runs = begun > child.done and bool(child.orders)
+        stopped = child.pid != 0 and not runs and processes.is_stopped(child.pid)
+        # A child that has run nothing yet may be slow, on a machine that swaps or with much code to lay out.
+        if runs or not (stopped or begun):
+            child.overdue = 0
             return
-        if child.starved_at == child.done:
-            self._recall(child.slot)
-        child.starved_at = child.done
+        if child.overdue_at != child.done:
+            child.overdue, child.overdue_at = 0, child.done
+        waits = child.orders and self._page[child.cell + attempt.WAITS_AT]
+        robbed = waits and not child.out and not _has_unread(child.sock)
+        if child.overdue < (SILENCES_WHEN_STOPPED if stopped or robbed else SILENCES):
+            child.overdue += 1
+            return
+        child.overdue = 0
+        if not child.orders or self._hold(child) <= 0:
+            self._tell(f"kill {child.name}")
 
     def _watch_memory(self, now: float) -> None:
         watched = [
@@ -1236,8 +1287,16 @@ def _describe_code(code: int) -> str:
     return f"code {code}" if code >= 0 else f"signal {-code} ({attempt.signal_name(-code)})"
 
 
-def _fill_in(result: Ended, payload: bytes) -> Sequence[str]:
-    """The child's details and value; returns what it imported. Details that cannot be read are the attempt's failure."""
+def _is_awaited(child: _Child) -> bool:
+    """Whether it is to begin, end or exit, or yet to be forked: all but a child that waits for its next order."""
+    return bool(child.orders or child.result or child.held or not child.sock_open or not child.pid)
+
+
+def _fill_in(result: Ended, payload: bytes) -> Sequence[str] | None:
+    """The child's details and value; returns what it imported.
+
+    Details that cannot be read are the attempt's failure; then it returns None.
+    """
     try:
         (length,) = attempt.DETAIL_HEADER.unpack_from(payload)
         split = attempt.DETAIL_HEADER.size + length
@@ -1253,7 +1312,7 @@ def _fill_in(result: Ended, payload: bytes) -> Sequence[str]:
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError, RecursionError, struct.error) as problem:
         result.reason, result.value = EndReason.APP_FAILED, ""
         result.message = f"what it reported cannot be read: {explain_json(problem)}"
-        return ()
+        return None
 
 
 def _number(value: Any) -> int | None:

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import partial
@@ -36,6 +35,7 @@ from runtime.outputs import (
 )
 from runtime.stacks import FoundStack, NothingThere, find_stack, is_location, read_stack
 from runtime.units import format_duration, format_size
+from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.config import Settings

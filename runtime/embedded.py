@@ -18,7 +18,7 @@ import sqlite3
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final, Literal
@@ -95,7 +95,10 @@ class EmbeddedFile:
         self._mutex = threading.RLock()
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
+        self._is_durable = True
+        """Whether the writer's commits wait for the disk now."""
         self._lock_fd = -1
+        self._name = str(path)
         self._opened: tuple[int, int] | None = None
         """Device and inode of the file that the connections are of."""
         refuse_network_filesystem(path)
@@ -121,10 +124,7 @@ class EmbeddedFile:
             try:
                 self._ensure_same()
                 connection = self._writer or self._open_writer()
-                usual = self.durability == "full"
-                other = durable is not None and durable is not usual
-                if other:
-                    connection.execute("PRAGMA synchronous=FULL" if durable else "PRAGMA synchronous=NORMAL")
+                self._make_durable(connection, self.durability == "full" if durable is None else durable)
                 connection.execute("BEGIN IMMEDIATE")
                 try:
                     yield connection
@@ -133,12 +133,25 @@ class EmbeddedFile:
                     if connection.in_transaction:
                         connection.execute("ROLLBACK")
                     raise
-                finally:
-                    if other:
-                        connection.execute("PRAGMA synchronous=FULL" if usual else "PRAGMA synchronous=NORMAL")
             except sqlite3.DatabaseError as problem:
                 if type(problem) not in _THE_FILE:
                     raise  # Something about what was to be written.
+                raise self._explain(problem) from problem
+            finally:
+                fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+
+    def execute(self, statement: str, values: Sequence[object]) -> None:
+        """Run one statement as a write transaction of its own, with an fsync; it needs less than `transaction`."""
+        with self._mutex:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+            try:
+                self._ensure_same()
+                connection = self._writer or self._open_writer()
+                self._make_durable(connection, True)
+                connection.execute(statement, values)
+            except sqlite3.DatabaseError as problem:
+                if type(problem) not in _THE_FILE:
+                    raise
                 raise self._explain(problem) from problem
             finally:
                 fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
@@ -194,10 +207,22 @@ class EmbeddedFile:
             os.close(self._lock_fd)  # The parent's lock stays while the parent has it open.
             self._lock_fd = -1
 
+    def expect(self, *, durable: bool) -> None:
+        """Say what the next transaction will be, at a moment when nobody waits: to change that is a statement."""
+        with self._mutex:
+            if self._writer is not None:
+                self._make_durable(self._writer, durable)
+
+    def _make_durable(self, connection: sqlite3.Connection, durable: bool) -> None:
+        """Have the transactions that follow wait for the disk, or not."""
+        if durable is not self._is_durable:
+            connection.execute("PRAGMA synchronous=FULL" if durable else "PRAGMA synchronous=NORMAL")
+            self._is_durable = durable
+
     @property
     def is_same(self) -> bool:
         """Whether the path still leads to the file that is open, if one is."""
-        return self._opened is None or _identity(self.path) == self._opened
+        return self._opened is None or _identity(self._name) == self._opened
 
     def _ensure_same(self) -> None:
         if not self.is_same:
@@ -215,13 +240,13 @@ class EmbeddedFile:
             connection.text_factory = _as_text
             check_layout(self.path, connection)
             connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute(f"PRAGMA synchronous={'FULL' if self.durability == 'full' else 'NORMAL'}")
+            connection.execute("PRAGMA synchronous=FULL")
             if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
                 make_tables(connection)
         except BaseException:
             connection.close()
             raise
-        self._writer, self._opened = connection, _identity(self.path)
+        self._writer, self._opened = connection, _identity(self._name)
         return connection
 
     def _open_reader(self) -> sqlite3.Connection:
@@ -338,7 +363,7 @@ def make_tables(connection: sqlite3.Connection) -> None:
     connection.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def _identity(path: str) -> tuple[int, int] | None:
     try:
         status = os.stat(path)  # noqa: PTH116 - once for each transaction
     except OSError:

@@ -22,7 +22,6 @@ RuntimeFailure                      what the command line prints; `exit_code`, `
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -67,6 +66,8 @@ class UnknownName(RequestRefused):
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, where: str = "", hint: str | None = None) -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
+        import difflib
+
         nearest = difflib.get_close_matches(name, self.known, n=1)
         shown = ", ".join(self.known[:20]) + (f", and {len(self.known) - 20} more" if len(self.known) > 20 else "")
         super().__init__(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -34,6 +33,7 @@ from runtime.status import (
 from runtime.tasks import DEFAULT_MAX_FAILURES, Task, TaskState
 from runtime.traces import find_raised
 from runtime.units import format_duration, format_time
+from runtime.values import dataclass, replace
 
 PEEKED: Final = 1_000
 """How far into a queue a task's position is looked for."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from runtime.errors import NotPossible
 from runtime.jobview import check_index, first_index
 from runtime.ledger import job_folder
 from runtime.local_folder import Became, LocalFolder, check_name
+from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.launchers.hosts import Files

@@ -7,13 +7,16 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from runtime.errors import InvalidValue, RequestRefused
 from runtime.tasks import CommandEntry, WorkflowEntry
+from runtime.values import dataclass
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(-?\d+))?")
+MOST_VALUES = 1_000_000
+"""Of one option; they are held in memory."""
+MOST_COMBINATIONS = 100_000_000
 ALLOWED = "NAME=VALUE,VALUE…, NAME=START:END (END left out), NAME=START:END:STEP or NAME=[JSON array]"
 
 
@@ -53,6 +56,12 @@ def parse_grid(options: Sequence[str]) -> Grid:
             raise RequestRefused(
                 f"grid `{name}` is given twice", hint=f"put all its values into one: --grid {name}=A,B"
             )
+    count = math.prod(len(axis.values) for axis in axes)
+    if count > MOST_COMBINATIONS:
+        raise RequestRefused(
+            f"the grid has {count:,} combinations, and {MOST_COMBINATIONS:,} at most are taken",
+            hint="fewer or shorter axes, or a few submissions",
+        )
     return Grid(axes)
 
 
@@ -105,6 +114,8 @@ def _piece_values(option: str, piece: str) -> Sequence[str]:
         numbers = range(start, end, step) if step else range(0)
         if not numbers:
             raise InvalidValue("grid", option, f"a range that is not empty; `{piece}` holds no number")
+        if numbers[MOST_VALUES:]:
+            raise InvalidValue("grid", option, f"a range of {MOST_VALUES:,} numbers at most")
         return [str(number) for number in numbers]
     if not piece:
         raise InvalidValue("grid", option, f'{ALLOWED}; an empty value is written as [""]')

@@ -7,7 +7,6 @@ ever. What is refused for a reason of its own is recorded as failed with that re
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 
 from runtime.errors import InfrastructureFailure, explain_briefly
@@ -15,6 +14,7 @@ from runtime.queues.base import Lease, Queue, Release, Settled, Settlement
 from runtime.reasons import EndReason
 from runtime.records.base import Record
 from runtime.tasks import TaskState
+from runtime.values import dataclass, field
 from runtime.verdict import mark_of
 
 

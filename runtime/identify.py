@@ -7,9 +7,7 @@ only one begins with them.
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -18,8 +16,7 @@ from typing import Final, Protocol, runtime_checkable
 from runtime.errors import InfrastructureFailure, InvalidTask, NotPossible, RequestRefused, UnknownName
 from runtime.records.base import ExperimentSeen, RecordStore, StoredTask
 from runtime.tasks import Task, decode_task, experiment_digest
-
-log = logging.getLogger(__name__)
+from runtime.values import dataclass
 
 SHORTEST_PREFIX: Final = 4
 LAST: Final = "last"
@@ -224,7 +221,9 @@ def _manifest_lines(records: RecordStore, task_id: str) -> Iterator[str]:
 
 @functools.cache
 def _say_once(problem: str) -> None:
-    log.warning("%s; passed over", problem)
+    import logging  # only when there is something to say: loading it takes as long as all of this module
+
+    logging.getLogger(__name__).warning("%s; passed over", problem)
 
 
 def _choose(text: str, kind: Kind, names: Sequence[str], *, known: Sequence[str]) -> Identity:

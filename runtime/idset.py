@@ -12,10 +12,10 @@ _OUR_ID: Final = re.compile(r"t-([0-9a-f]{16})[0-9a-f]{8}")
 _SEGMENT_BITS: Final = 6
 _SEGMENTS: Final = 1 << _SEGMENT_BITS
 _SMALLEST: Final = 8
-# Between full and just grown a key costs 10 to 12 bytes.
+# Between full and just grown a key costs 10 to 15 bytes.
 _FULLEST: Final = 0.8
 _EMPTY: Final = array("Q", bytes(8 * _SMALLEST))
-_GROWTH: Final = 1.2
+_GROWTH: Final = 1.5
 
 
 def task_key(task_id: str, generation: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from runtime import ledger
@@ -15,6 +14,7 @@ from runtime.launching import make_context, remember_job
 from runtime.ledger import NativeJob, job_folder
 from runtime.targets import find_target
 from runtime.units import format_time
+from runtime.values import dataclass, replace
 
 if TYPE_CHECKING:
     from runtime.config import Settings

@@ -6,16 +6,13 @@ wrong with a file at once; `encode_spec` is canonical, so equal specs have equal
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-import functools
 import hashlib
 import itertools
 import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -23,12 +20,14 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
 from runtime.errors import NotPossible, RequestRefused
-from runtime.reading import Problem, Size, describe, json_schema, read_record
+from runtime.reading import Problem, Size, describe, json_schema, read_record, type_hints
 from runtime.units import format_duration, format_size, parse_size
+from runtime.values import MISSING, dataclass, field, fields, is_dataclass
 
 SPEC_SCHEMA: Final = 1
 ID_LETTERS: Final = 24
 MAX_INDICES: Final = 100_000
+MAX_RANKS: Final = 100_000
 MAX_CODE: Final = Size(100 * 1024 * 1024)
 LOG_LIMIT: Final = Size(1024**3)
 LEAST_LOG: Final = Size(64 * 1024)
@@ -503,8 +502,12 @@ def _check_spec(spec: JobSpec) -> None:
         if looks_secret(name) and spec.env[name] is not None:
             raise ValueError(f"has a value for `env.{name}`, which looks like a secret: name it in `secrets` instead")
     for amount in ("nodes", "tasks_per_node"):
-        if getattr(spec, amount) < 1:
-            raise ValueError(f"has `{amount}` {getattr(spec, amount)}, expected 1 or more")
+        if not 1 <= getattr(spec, amount) <= MAX_RANKS:
+            raise ValueError(f"has `{amount}` {getattr(spec, amount)}, expected 1 to {MAX_RANKS}")
+    if spec.nodes * spec.tasks_per_node > MAX_RANKS:
+        raise ValueError(
+            f"has `nodes` {spec.nodes} and `tasks_per_node` {spec.tasks_per_node}, expected at most {MAX_RANKS} ranks"
+        )
     for span in ("time_limit", "start_deadline", "idle_timeout"):
         value = getattr(spec, span)
         if value is not None and value <= timedelta(0):
@@ -687,7 +690,7 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, Size):
         return int(value)
-    if dataclasses.is_dataclass(value):
+    if is_dataclass(value):
         return dict(_set_fields(value))
     if isinstance(value, timedelta):
         return value.total_seconds()
@@ -701,12 +704,12 @@ def _plain(value: Any) -> Any:
 
 
 def _set_fields(value: Any) -> Iterator[tuple[str, Any]]:
-    for each in dataclasses.fields(value):
+    for each in fields(value):
         found = getattr(value, each.name)
-        default = each.default if each.default is not dataclasses.MISSING else None
-        if each.default_factory is not dataclasses.MISSING:
+        default = each.default if each.default is not MISSING else None
+        if each.default_factory is not MISSING:
             default = each.default_factory()
-        required = each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
+        required = each.default is MISSING and each.default_factory is MISSING
         if not required and found == default:
             continue
         if each.type in ("float", "float | None"):
@@ -727,22 +730,13 @@ def set_fields(spec: JobSpec) -> list[str]:
 def _dotted(values: Mapping[str, Any], kind: type, prefix: str) -> Iterator[str]:
     import typing
 
-    hints = _type_hints(kind)
+    hints = type_hints(kind)
     for name, value in values.items():
-        inner = next(
-            (each for each in (hints[name], *typing.get_args(hints[name])) if dataclasses.is_dataclass(each)), None
-        )
+        inner = next((each for each in (hints[name], *typing.get_args(hints[name])) if is_dataclass(each)), None)
         if isinstance(value, Mapping) and value and isinstance(inner, type) and inner is not Range:
             yield from _dotted(value, inner, f"{prefix}{name}.")
         else:
             yield prefix + name
-
-
-@functools.cache
-def _type_hints(kind: type) -> dict[str, Any]:
-    import typing
-
-    return typing.get_type_hints(kind)
 
 
 def leaf_fields(kind: type = JobSpec, prefix: str = "") -> list[str]:
@@ -750,8 +744,8 @@ def leaf_fields(kind: type = JobSpec, prefix: str = "") -> list[str]:
     import typing
 
     found: list[str] = []
-    for name, hint in _type_hints(kind).items():
-        inner = next((each for each in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(each)), None)
+    for name, hint in type_hints(kind).items():
+        inner = next((each for each in (hint, *typing.get_args(hint)) if is_dataclass(each)), None)
         if isinstance(inner, type) and inner is not Range and typing.get_origin(hint) is not tuple:
             found += leaf_fields(inner, f"{prefix}{name}.")
         else:

@@ -10,7 +10,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -29,6 +28,7 @@ from runtime.reasons import EndReason
 from runtime.shim import FOLDED
 from runtime.traces import Raised, describe_code, find_raised
 from runtime.units import format_duration, format_size, format_time
+from runtime.values import dataclass, replace
 
 NEWEST: Final = 10
 """Jobs that an overview shows whatever became of them."""
@@ -89,6 +89,8 @@ class AttemptView:
     """None while it runs, or where it left no word and none began after it."""
     exit_code: int | None
     message: str
+    restarts: int | None = None
+    """How often the backend had started its native job before; None where the backend does not count them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +222,8 @@ def judge_many(
     found = []
     for entry in entries:
         current = replace(entry, outcomes=again.get(entry.id, {})) if entry.id in suspect else entry
-        found.append(ledger.judge(current, ledger.name_unbegun(host.files, current, said.get(entry.id, []))))
+        natives = ledger.name_unbegun(host.files, current, said.get(entry.id, []))
+        found.append(ledger.judge(current, natives, begun=ledger.find_begun(host.files, current, natives)))
     return found
 
 
@@ -304,7 +307,7 @@ def judge_job(
     if natives and (len(said) < len(natives) or any(each.state.terminal for each in said)):
         entry = replace(entry, outcomes=ledger.read_outcomes(job.files, job.id).get(job.id, {}))
     said = ledger.name_unbegun(job.files, entry, said)
-    return ledger.judge(entry, said, indices=True), said
+    return ledger.judge(entry, said, begun=ledger.find_begun(job.files, entry, said), indices=True), said
 
 
 def read_job(job: JobHandle, *, index: int | None = None, failed_only: bool = False) -> JobView:
@@ -452,6 +455,7 @@ def read_attempts(files: Files, job: str, index: int) -> list[AttemptView]:
                 reason=end.get("reason"),
                 exit_code=end.get("code"),
                 message=end.get("message", ""),
+                restarts=start.get("restarts"),
             )
         )
     return found
@@ -491,7 +495,7 @@ def join_starts(attempts: Sequence[AttemptView], starts: Sequence[NativeStart], 
 
 
 def _start_of(attempt: AttemptView, starts: Sequence[NativeStart]) -> NativeStart | None:
-    """The start that an attempt ran in: the one whose time is nearest to its own, for two clocks are compared."""
+    """The start that an attempt ran in: by its number, or the one whose time is nearest, for two clocks are compared."""
     began, ended = attempt.started_at, attempt.ended_at
     if began is None:
         return None
@@ -503,9 +507,11 @@ def _start_of(attempt: AttemptView, starts: Sequence[NativeStart]) -> NativeStar
     def difference(start: NativeStart) -> timedelta:
         return distance(start) + (abs(ended - start.ended_at) if ended and start.ended_at else timedelta(0))
 
-    mine = [start for start in starts if start.native_id == attempt.native and distance(start) <= NEAR]
+    mine = [start for start in starts if start.native_id == attempt.native]
+    if attempt.restarts is not None:
+        mine = mine[attempt.restarts : attempt.restarts + 1]
     # Of two that touch it is the later: an attempt begins after its start.
-    return min(reversed(mine), key=difference, default=None)
+    return min((start for start in reversed(mine) if distance(start) <= NEAR), key=difference, default=None)
 
 
 def _at(note: Mapping[str, Any]) -> datetime | None:
@@ -704,7 +710,7 @@ def _may_live(status: JobStatus, index: int, attempts: Sequence[AttemptView]) ->
 def _telling_index(status: JobStatus) -> int:
     for state in (JobState.FAILED, JobState.UNKNOWN, JobState.PENDING, JobState.RUNNING):
         for each in status.indices:
-            if each.state is state:
+            if each.state is state and each.message != ledger.ITS_TURN:
                 return each.index
     return first_index(status.entry)
 

@@ -2,7 +2,8 @@
 
 Kept are stacks whose tasks lie in a file of this machine. One is lent to a single call at a time, so that threads never
 share one, and is lent again only while it would be opened just so: the same working directory, variables and settings
-files, and the same file at its path. A forked child keeps nothing of its parent's.
+files, and the same file at its path. From the third look on these files are watched, and looked at when the kernel says
+that something changed, or once a second. A forked child keeps nothing of its parent's.
 """
 
 from __future__ import annotations
@@ -11,26 +12,30 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from runtime.config import files_looked_at
 from runtime.queues.sqlite import SqliteQueue
 from runtime.stacks import OpenStack, open_stack
-from runtime.submitted_code import CodeInHand, SubmittedCode, take_code
+from runtime.submitted_code import LOOK_EVERY_S, CodeInHand, SubmittedCode, take_code
+from runtime.tree_watch import TreeWatch
 
 MOST: Final = 4
 """Stacks that are kept at a time, and folders of code for each; the earliest gives way to another."""
 SETTLED_NS: Final = 2_000_000_000
 """A settings file that was written shortly before it was read may change again and look the same."""
+PLAIN_LOOKS: Final = 3
+"""Before the settings files are watched: that takes as long as many looks, and a process may submit twice in all."""
 _VARIABLES: Final = (
     *("RUNTIME_STACK", "RUNTIME_OUTPUTS", "RUNTIME_QUEUE", "RUNTIME_DATA_DIR", "RUNTIME_DURABILITY"),
     *("RUNTIME_SNAPSHOT_ID", "RUNTIME_SNAPSHOT_DIR", "RUNTIME_GOOGLE_API"),
     *("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HOME"),
 )
 _RAW: Final = tuple(map(os.fsencode, _VARIABLES))
+look_up_variable: Final[Callable[[bytes], bytes | None]] = getattr(os.environb, "_data", os.environb).get
+"""`os.environb.get`, which takes five times as long, of the dictionary behind it: each call looks up twenty."""
 _Key = tuple[str | bytes | None, ...]
 
 
@@ -41,19 +46,36 @@ class KeptStack:
         self.stack = stack
         self.queue = stack.queue()
         self._codes: dict[tuple[Path | bool | None, Path | None], CodeInHand] = {}
-        self._files = [(path, _stamp(path)) for path in files_looked_at(stack.settings)]
+        stamps = {path: _stamp(path) for path in files_looked_at(stack.settings)}
+        self._stamps = stamps
+        self._watch: TreeWatch | None = None
+        """Of the settings files and the queue's: they are looked at when it noticed a change, and every `LOOK_EVERY_S`."""
+        self._looked_at = 0.0
+        self._looks = 0
+        """How often that was without a watch."""
         settled = time.time_ns() - SETTLED_NS
         self.may_be_kept = (
             # The contract of another may change without us, and its clients have threads that no fork survives.
             stack.found.source == "built-in"
             and isinstance(self.queue, SqliteQueue)
-            and all(stamp is None or stamp[0] < settled for _, stamp in self._files)
+            and all(stamp is None or stamp[0] < settled for stamp in stamps.values())
         )
 
     @property
     def is_current(self) -> bool:
-        same = isinstance(self.queue, SqliteQueue) and self.queue.is_same
-        return same and all(_stamp(path) == stamp for path, stamp in self._files)
+        now = time.monotonic()
+        quiet = self._watch is not None and self._watch.is_quiet()
+        if quiet and now - self._looked_at < LOOK_EVERY_S:
+            return True
+        if not isinstance(self.queue, SqliteQueue):
+            return False
+        if not quiet:
+            self._close_watch()
+            self._looks += 1
+            if self._looks == PLAIN_LOOKS:
+                self._watch = TreeWatch.of_files(self._stamps, [str(self.queue.path)])
+        self._looked_at = now
+        return self.queue.is_same and all(_stamp(path) == stamp for path, stamp in self._stamps.items())
 
     def take_code(self, wanted: str | Path | bool | None, start: Path | None) -> SubmittedCode:
         """As `runtime.submitted_code.take_code`, from what is in hand where nothing has changed since."""
@@ -69,17 +91,23 @@ class KeptStack:
 
     def close(self) -> None:
         _all.discard(self)
-        self._close_codes()
+        self._close_watches()
         self.stack.close()
 
     def abandon(self) -> None:
-        self._close_codes()
+        self._close_watches()
         self.stack.abandon()
 
-    def _close_codes(self) -> None:
+    def _close_watches(self) -> None:
         for code in self._codes.values():
             code.close()
         self._codes.clear()
+        self._close_watch()
+
+    def _close_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch, self._looks = None, 0
 
 
 _kept: dict[_Key, KeptStack] = {}
@@ -89,29 +117,40 @@ _of_the_parent: list[KeptStack] = []
 """Never closed: closing a connection of SQLite in a forked child touches files that the parent uses."""
 
 
-@contextmanager
-def borrow_stack(name: str | None = None, *, queue: str | None = None) -> Iterator[KeptStack]:
+class borrow_stack:  # noqa: N801 - a context manager, read as a call
     """`open_stack`, kept open for the next call where that is safe."""
-    key = (name, queue, os.getcwd(), *map(os.environb.get, _RAW))  # noqa: PTH109 - each call asks
-    with _lock:
-        kept = _kept.pop(key, None)
-    if kept is not None and not kept.is_current:
-        kept.close()
-        kept = None
-    if kept is None:
-        stack = open_stack(name, queue=queue)
-        try:
-            kept = KeptStack(stack)
-        except BaseException:
-            stack.close()
-            raise
-        _all.add(kept)
+
+    __slots__ = ("_asked", "_kept", "_key")
+
+    def __init__(self, name: str | None = None, *, queue: str | None = None) -> None:
+        self._asked = name, queue
+
+    def __enter__(self) -> KeptStack:
+        self._key = (*self._asked, os.getcwd(), *map(look_up_variable, _RAW))  # noqa: PTH109 - each call asks
+        with _lock:
+            kept = _kept.pop(self._key, None)
+        if kept is not None and not kept.is_current:
+            kept.close()
+            kept = None
+        self._kept = kept or _open(*self._asked)
+        return self._kept
+
+    def __exit__(self, kind: object, problem: object, trace: object) -> None:
+        if kind is not None:
+            self._kept.close()
+        else:
+            _give_back(self._key, self._kept)
+
+
+def _open(name: str | None, queue: str | None) -> KeptStack:
+    stack = open_stack(name, queue=queue)
     try:
-        yield kept
+        kept = KeptStack(stack)
     except BaseException:
-        kept.close()
+        stack.close()
         raise
-    _give_back(key, kept)
+    _all.add(kept)
+    return kept
 
 
 def _give_back(key: _Key, kept: KeptStack) -> None:
@@ -120,9 +159,8 @@ def _give_back(key: _Key, kept: KeptStack) -> None:
     surplus: list[KeptStack] = []
     if kept.may_be_kept:
         with _lock:
-            if (other := _kept.pop(key, None)) is not None:
-                surplus.append(other)
-            _kept[key] = kept
+            if _kept.setdefault(key, kept) is not kept:
+                surplus.append(kept)
             while len(_kept) > MOST:
                 surplus.append(_kept.pop(next(iter(_kept))))
     else:

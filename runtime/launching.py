@@ -12,18 +12,15 @@ import functools
 import getpass
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from runtime import ledger
 from runtime.errors import InfrastructureFailure, NotPossible, RequestRefused, UnknownName
-from runtime.joblog import LogReader, read_limit
 from runtime.jobs import (
     CodeMode,
     JobSpec,
@@ -49,7 +46,6 @@ from runtime.launchers.base import (
     Sweeps,
     Target,
 )
-from runtime.launchers.bucket_files import look_again_s
 from runtime.launchers.hosts import Files, FileToWrite, Host, Links
 from runtime.launchers.order import SNAPSHOT_FILE
 from runtime.launchers.registry import get_launcher
@@ -60,6 +56,7 @@ from runtime.secret_values import check_sources, read_values
 from runtime.snapshot import GitState, Snapshot, SnapshotRules, make_snapshot, read_git_state
 from runtime.targets import apply_defaults, choose_target, find_target, list_targets, named_here
 from runtime.units import format_time
+from runtime.values import MISSING, dataclass, fields, replace
 
 if TYPE_CHECKING:
     from runtime.config import Settings
@@ -150,7 +147,8 @@ class JobHandle:
         if any(each.state.terminal for each in natives) or len(natives) < len(newest_natives(entry)):
             # A result that was committed while we asked counts: it was there before the native job went.
             entry = replace(entry, outcomes=ledger.read_outcomes(self.files, self.id).get(self.id, {}))
-        return ledger.judge(entry, ledger.name_unbegun(self.files, entry, natives), indices=indices)
+        natives = ledger.name_unbegun(self.files, entry, natives)
+        return ledger.judge(entry, natives, begun=ledger.find_begun(self.files, entry, natives), indices=indices)
 
     def state(self) -> JobState:
         return self.status().state
@@ -194,6 +192,9 @@ class JobHandle:
         """What an index printed, the first by default, of every attempt in turn or of one; `follow` goes on until the
         job has ended, and `tell` hears at each look where it stands."""
         index = self._first() if index is None else index
+        from runtime.joblog import LogReader, read_limit
+        from runtime.launchers.bucket_files import look_again_s
+
         limit, readers = read_limit(self.files, self.id), dict[int, LogReader]()
         at = attempt or 1
         while True:
@@ -376,11 +377,9 @@ def _drop_refused(spec: JobSpec, target: Target, launcher: Launcher, ignore: Seq
 
 def _without(value: Any, path: Sequence[str]) -> Any:
     """The dataclass with one leaf at its default; an object that is nothing without it goes as a whole."""
-    import dataclasses
-
     first, *rest = path
-    field = next(each for each in dataclasses.fields(value) if each.name == first)
-    default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+    field = next(each for each in fields(value) if each.name == first)
+    default = field.default_factory() if field.default_factory is not MISSING else field.default
     if rest and default is not None:
         default = _without(getattr(value, first), rest)
     return replace(value, **{first: default})
@@ -502,7 +501,7 @@ def _carry_out(prepared: Prepared, options: LaunchOptions, host: Host, progress:
         for name in (ledger.REFUSED, ledger.REMOVING):
             host.files.remove(f"{plan.folder}/{name}")
     remember_job(plan.job.id, plan.target.name, prepared.context.settings)
-    lock = ledger.Lock(host.files, plan.job.id, f"{plan.job.owner}@{socket.gethostname()}")
+    lock = ledger.Lock(host.files, plan.job.id, f"{plan.job.owner}@{os.uname().nodename}")
     lock.take(patience_s=600, tell=progress)
     try:
         if host.files.read(f"{plan.folder}/launched") is not None:
@@ -683,7 +682,7 @@ def _intent(prepared: Prepared, git: GitState | None) -> dict[str, Any]:
     return {
         "name": plan.job.name,
         "owner": plan.job.owner,
-        "from": socket.gethostname(),
+        "from": os.uname().nodename,
         "target": plan.target.name,
         "kind": plan.target.kind,
         "at": format_time(ledger.now()),

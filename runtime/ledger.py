@@ -22,13 +22,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import re
-import secrets
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -38,6 +37,7 @@ from runtime.launchers.base import NativeState
 from runtime.launchers.hosts import AccessDenied, Files, Links
 from runtime.reasons import EndReason
 from runtime.units import format_time, parse_time
+from runtime.values import dataclass, field, replace
 
 BEAT_S: Final = 1.0
 STILL_S: Final = 10.0
@@ -121,6 +121,8 @@ class JobStatus:
 
 # marks and names
 
+ITS_TURN: Final = "other runs of the job go first"
+"""Message of a run that waits for a slot of its own job."""
 EPOCH: Final = "epoch"
 """File in the run folder of a job that was started anew: the number of its newest epoch."""
 
@@ -340,7 +342,7 @@ class Lock:
 
     def __init__(self, files: Files, job: str, owner: str) -> None:
         self._files, self._folder, self._owner = files, job_folder(job), owner
-        self._token = secrets.token_hex(8)
+        self._token = os.urandom(8).hex()
         self._number = 0
         self._count = 0
         self._stop = threading.Event()
@@ -421,10 +423,17 @@ class Lock:
 # the verdict: a pure function of the evidence
 
 
-def judge(entry: LedgerEntry, natives: Sequence[NativeState], *, indices: bool = False) -> JobStatus:
+def judge(
+    entry: LedgerEntry,
+    natives: Sequence[NativeState],
+    *,
+    begun: frozenset[int] | None = None,
+    indices: bool = False,
+) -> JobStatus:
     """Where a job stands. In this order counts: a committed result, our cancel mark, the native state.
 
-    A native job that is gone without a word and left no result is `lost`; one that nobody submitted is `pending`.
+    A native job that is gone without a word and left no result is `lost`; one that nobody submitted is `pending`, as is a
+    run that is not among those that have `begun`.
     """
     by_index: dict[int | None, NativeState] = {}
     for each in natives:
@@ -432,7 +441,7 @@ def judge(entry: LedgerEntry, natives: Sequence[NativeState], *, indices: bool =
         if known is None or known.state.terminal:
             by_index[each.index] = each  # of several native jobs the one that lives counts
     offset = int(entry.intent.get("offset", 0))
-    statuses = [_judge_index(entry, index, by_index) for index in range(offset, offset + entry.indices)]
+    statuses = [_judge_index(entry, index, by_index, begun) for index in range(offset, offset + entry.indices)]
     counts = Counter(each.state for each in statuses)
     state = _overall(counts)
     failed = next((each for each in statuses if each.state is JobState.FAILED), None)
@@ -468,13 +477,24 @@ def name_unbegun(files: Files, entry: LedgerEntry, natives: Sequence[NativeState
     return named
 
 
+def find_begun(files: Files, entry: LedgerEntry, natives: Sequence[NativeState]) -> frozenset[int] | None:
+    """Indices that have begun an attempt, for a native job that runs many in turn; None if the backend speaks of each."""
+    if entry.indices == 1 or not any(each.index is None and each.state is JobState.RUNNING for each in natives):
+        return None
+    # Beside the folder of a run that has ended may lie what it was folded into; without any, the whole job is folded.
+    names = {name.partition(".")[0] for name in files.names(f"{job_folder(entry.id)}/runs")}
+    return frozenset(int(name) for name in names if name.isdigit()) or None
+
+
 def _is_open(files: Files, run: str) -> bool:
     """Whether the last attempt of a run left no word of its end."""
     attempts = [name for name in files.names(run, "a") if name[1:].isdigit()]
     return bool(attempts) and not files.names(f"{run}/{max(attempts)}", "end.")
 
 
-def _judge_index(entry: LedgerEntry, index: int, natives: Mapping[int | None, NativeState]) -> IndexStatus:
+def _judge_index(
+    entry: LedgerEntry, index: int, natives: Mapping[int | None, NativeState], begun: frozenset[int] | None
+) -> IndexStatus:
     outcome = entry.outcomes.get(index)
     if outcome is not None:
         return IndexStatus(
@@ -496,6 +516,11 @@ def _judge_index(entry: LedgerEntry, index: int, natives: Mapping[int | None, Na
             # A launch that was cut off: what it started last may be there, and goes by no number yet.
             return IndexStatus(index=index, state=JobState.PENDING, message="not submitted yet")
         return IndexStatus(index=index, state=JobState.FAILED, reason=EndReason.LOST, message="gone without a result")
+    if native.index is None and begun is not None and index not in begun and native.state is JobState.RUNNING:
+        # The shim looks for the mark before it begins a run.
+        if cancelled:
+            return IndexStatus(index=index, state=JobState.CANCELLED, reason=EndReason.CANCELLED)
+        return IndexStatus(index=index, state=JobState.PENDING, message=ITS_TURN)
     if not native.state.terminal:
         waits_for = native.reason if native.state is JobState.PENDING else None
         return IndexStatus(index=index, state=native.state, reason=waits_for, message=native.message)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +15,7 @@ from runtime.errors import NotPossible, UnknownName
 from runtime.records.base import RecordStore
 from runtime.status import Standing, read_standing
 from runtime.tasks import TaskState
+from runtime.values import dataclass
 
 LOCAL_POLL_S: Final = 0.5
 REMOTE_POLL_S: Final = 5.0

@@ -12,13 +12,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from runtime.errors import InvalidValue
 from runtime.units import parse_time
+from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from email.message import Message

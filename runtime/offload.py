@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, TypeAlias, TypeVar
 
-if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+from runtime.threads import Lane, Threads
 
+A = TypeVar("A")
 T = TypeVar("T")
 
-THREADS: Final = 8
+THREADS: Final = 48
+"""Each is started when it is needed. So many because with a store that does not answer all calls of two lanes may hang,
+and leases are renewed all the same."""
+
+Outcome: TypeAlias = tuple[A, T | None, Exception | None]
+"""What was asked, what came of it, and what was raised instead."""
 
 
 class Offload:
@@ -21,37 +27,55 @@ class Offload:
     def __init__(self, *, inline: bool) -> None:
         self.fd: int | None = None
         """Turns readable when results wait for `collect`; None inline."""
-        self._pool: ThreadPoolExecutor | None = None
-        self._done: deque[tuple[Callable[[Any, Exception | None], None], Any, Exception | None]] = deque()
+        self._threads: Threads | None = None
+        self._done: deque[Callable[[], None]] = deque()
+        """What hands the results over, on the loop's thread."""
+        self._lanes: list[Callable[[], None]] = []
+        """As above, for what came of each kind of calls since."""
+        self._rung = False
+        """`fd` is readable already."""
         if not inline:
-            from concurrent.futures import ThreadPoolExecutor
-
-            self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="runtime-io")
+            self._threads = Threads(THREADS, "runtime-io")
             self.fd, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def call(self, work: Callable[[], T], then: Callable[[T | None, Exception | None], None]) -> None:
         """Make the call; `then` gets its result, or None and what it raised, on the loop's thread."""
-        if self._pool is None:
-            try:
-                result = work()
-            except Exception as problem:
-                then(None, problem)
-            else:
-                then(result, None)
-            return
-        self._pool.submit(self._work, work, then)
+        if self._threads is None:
+            then(*_try(work))
+        else:
+            self._threads.start(lambda: self._hand_over(partial(then, *_try(work))))
 
-    def _work(self, work: Callable[[], Any], then: Callable[[Any, Exception | None], None]) -> None:
-        outcome: tuple[Callable[[Any, Exception | None], None], Any, Exception | None]
-        try:
-            outcome = (then, work(), None)
-        except Exception as problem:
-            outcome = (then, None, problem)
-        self._done.append(outcome)
-        try:
-            os.write(self._wake, b"!")
-        except BlockingIOError:
-            pass  # The pipe is full of wake-ups already.
+    def lane(
+        self, work: Callable[[A], T], then: Callable[[Sequence[Outcome[A, T]]], None], *, at_once: int
+    ) -> Callable[[Sequence[A]], None]:
+        """What makes the call for each item it is given; `then` gets what is done, several at a time."""
+        if self._threads is None:
+            return lambda items: then([(item, *_try(partial(work, item))) for item in items])
+        gathered: deque[Outcome[A, T]] = deque()
+
+        def make(item: A) -> None:
+            gathered.append((item, *_try(partial(work, item))))
+
+        def hand_over() -> None:
+            lane.add(())  # in case that it hangs; other calls end every second, and lead here
+            if outcomes := [gathered.popleft() for _ in range(len(gathered))]:
+                then(outcomes)
+
+        lane = Lane(self._threads, make, at_once, self._ring)
+        self._lanes.append(hand_over)
+        return lane.add
+
+    def _hand_over(self, step: Callable[[], None]) -> None:
+        self._done.append(step)
+        self._ring()
+
+    def _ring(self) -> None:
+        if not self._rung:
+            self._rung = True
+            try:
+                os.write(self._wake, b"!")
+            except BlockingIOError:
+                pass  # The pipe is full of wake-ups already.
 
     def collect(self) -> None:
         """Hand over the results that wait."""
@@ -60,14 +84,24 @@ class Offload:
             os.read(self.fd, 4096)
         except BlockingIOError:
             pass
-        while self._done:
-            then, result, problem = self._done.popleft()
-            then(result, problem)
+        # Before anything is taken: what comes from here on wakes the loop again.
+        self._rung = False
+        for _ in range(len(self._done)):
+            self._done.popleft()()
+        for hand_over in self._lanes:
+            hand_over()
 
     def close(self) -> None:
         """Wait for calls under way and hand over their results."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True)
+        if self._threads is not None:
+            self._threads.close()
             self.collect()
             os.close(self.fd)  # type: ignore[arg-type]
             os.close(self._wake)
+
+
+def _try(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    try:
+        return work(), None
+    except Exception as problem:
+        return None, problem

@@ -17,12 +17,12 @@ import re
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from datetime import datetime
 from typing import Any, Final, TypeAlias, TypeVar
 
 from runtime.errors import InvalidContract, NotPossible, RequestRefused
 from runtime.units import format_time, parse_time
+from runtime.values import MISSING, dataclass, field, fields, is_dataclass
 
 SCHEMA: Final = 1
 NEEDS_RUNTIME: Final = "0.1"

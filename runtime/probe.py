@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -30,6 +29,7 @@ from runtime.launching import JobHandle, LaunchOptions, Prepared, carry_out, for
 from runtime.ledger import job_folder
 from runtime.targets import find_target
 from runtime.units import format_duration
+from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.config import Settings

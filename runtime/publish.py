@@ -11,7 +11,6 @@ import secrets
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -31,6 +30,7 @@ from runtime.outputs import (
 )
 from runtime.stacks import FoundStack, NothingThere, is_location, read_location
 from runtime.units import parse_time
+from runtime.values import dataclass
 
 WRITE_PATIENCE: Final = timedelta(seconds=60)
 

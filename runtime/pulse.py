@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from runtime.launchers.hosts import Files
 from runtime.shim import BEAT_S
 from runtime.units import format_duration
+from runtime.values import dataclass
 
 STILL_S: Final = 1.3 * BEAT_S
 """How long a counter is looked at until it is said to stand still."""

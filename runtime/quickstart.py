@@ -20,7 +20,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
@@ -36,6 +35,7 @@ from runtime.records.base import Record, RecordStore
 from runtime.stacks import LOCAL, OpenStack, open_stack
 from runtime.submission import Submission, submit, wait
 from runtime.tasks import TaskState
+from runtime.values import dataclass, field, replace
 
 EXPERIMENT: Final = "curation"
 SHARDS: Final = 32

@@ -7,7 +7,6 @@ part of the JSON Schema. Keys that no field has are refused with the nearest one
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import functools
 import json
@@ -15,13 +14,13 @@ import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, TypeVar, cast
 
 from runtime.errors import InvalidValue
 from runtime.units import format_duration, parse_duration, parse_size
+from runtime.values import MISSING, dataclass, fields, is_dataclass
 
 T = TypeVar("T")
 
@@ -94,7 +93,8 @@ def join(path: str, key: str) -> str:
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
+def type_hints(kind: type) -> dict[str, Any]:
+    """Of the fields, by name; evaluated once."""
     return typing.get_type_hints(kind)
 
 
@@ -115,7 +115,7 @@ def _read(kind: Any, value: object, path: str, problems: list[Problem]) -> Any:
             return kind.read(value)
         except ValueError as problem:
             return _wrong(path, value, str(problem), problems)
-    if dataclasses.is_dataclass(kind):
+    if is_dataclass(kind):
         return _read_dataclass(cast(type, kind), value, path, problems)
     if issubclass(kind, StrEnum):
         chosen = _read_choice(tuple(member.value for member in kind), value, path, problems)
@@ -126,14 +126,14 @@ def _read(kind: Any, value: object, path: str, problems: list[Problem]) -> Any:
 def _read_dataclass(kind: type, value: object, path: str, problems: list[Problem]) -> Any:
     if not isinstance(value, Mapping):
         return _wrong(path, value, "an object", problems)
-    fields = {each.name: each for each in dataclasses.fields(kind) if each.init}
-    hints, values, before = _hints(kind), {}, len(problems)
+    known = {each.name: each for each in fields(kind) if each.init}
+    hints, values, before = type_hints(kind), {}, len(problems)
     problems += [
-        Problem(path=join(path, str(key)), message="is no field here", hint=suggest(str(key), list(fields)))
+        Problem(path=join(path, str(key)), message="is no field here", hint=suggest(str(key), list(known)))
         for key in value
-        if key not in fields
+        if key not in known
     ]
-    for name, each in fields.items():
+    for name, each in known.items():
         if name in value:
             values[name] = _read(hints[name], value[name], join(path, name), problems)
         elif each.default is MISSING and each.default_factory is MISSING:
@@ -251,7 +251,7 @@ def _schema(kind: Any) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": _schema(typing.get_args(kind)[1])}
     if hasattr(kind, "SCHEMA"):
         return dict(kind.SCHEMA)
-    if dataclasses.is_dataclass(kind):
+    if is_dataclass(kind):
         return _record_schema(cast(type, kind))
     if issubclass(kind, StrEnum):
         return {"enum": [member.value for member in kind]}
@@ -268,9 +268,9 @@ _SCHEMAS: dict[Any, Mapping[str, Any]] = {
 
 
 def _record_schema(kind: type) -> dict[str, Any]:
-    hints, notes = _hints(kind), field_notes(kind)
+    hints, notes = type_hints(kind), field_notes(kind)
     properties, required = {}, []
-    for each in dataclasses.fields(kind):
+    for each in fields(kind):
         properties[each.name] = _schema(hints[each.name]) | (
             {"description": notes[each.name]} if each.name in notes else {}
         )

@@ -19,7 +19,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +28,7 @@ from runtime.errors import InvalidTask, NotPossible, StoreBroken
 from runtime.queues.base import DEFAULT_QUEUE
 from runtime.queues.presence import Presence
 from runtime.tasks import TERMINAL_STATES, decode_stored
+from runtime.values import dataclass
 
 PATIENCE_S: Final = 10.0
 """How long the file's lock is waited for; others hold it for one transaction."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final, TypeAlias, TypeVar
 
@@ -19,6 +18,7 @@ from runtime.reasons import EndReason
 from runtime.records.base import Mark, Record, RecordStore
 from runtime.status import Stack, Standing, last_line, purged, queue_of, read_standing
 from runtime.tasks import Task, TaskState, next_generation
+from runtime.values import dataclass, replace
 
 BATCH: Final = 500
 """Published at once, then their marks are closed."""

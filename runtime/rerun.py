@@ -13,7 +13,6 @@ import shlex
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,6 +38,7 @@ from runtime.launching import (
 from runtime.ledger import JobStatus, LedgerEntry, NativeJob, job_folder
 from runtime.snapshot import Snapshot
 from runtime.units import format_time
+from runtime.values import dataclass, replace
 
 if TYPE_CHECKING:
     from runtime.config import Settings

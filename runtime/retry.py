@@ -12,13 +12,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, TypeAlias
 
 from runtime.reasons import Budget, EndReason
 from runtime.records.base import EndedNote
 from runtime.tasks import Task
+from runtime.values import dataclass
 
 PREEMPTION_BUDGET: Final = 100
 LOSSES_TO_SUSPECT: Final = 2

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 OLDER_VERSIONS: Final = 20
 """How many versions below a disabled one are tried, as on the head of a cluster."""
+MOST_BYTES: Final = 1 << 20
+"""Of a secret in a file; what is longer was not meant, and some files have no end."""
 _OF_STACK: Final = "secret-manager"
 
 
@@ -66,12 +68,18 @@ def _read_here(ref: SecretRef, context: PlanContext) -> bytes:
             )
         return os.fsencode(context.environ[rest])
     try:
-        value = Path(rest).expanduser().read_bytes()
+        with Path(rest).expanduser().open("rb") as opened:
+            value = opened.read(MOST_BYTES + 1)
     except (OSError, RuntimeError) as problem:  # RuntimeError: `~` of somebody who is not known
         why = getattr(problem, "strerror", None) or str(problem)
         raise NotPossible(
             f"cannot read the secret `{ref.name}` from `{rest}`: {why.lower()}", hint="check the path after file://"
         ) from None
+    if len(value) > MOST_BYTES:
+        raise NotPossible(
+            f"cannot read the secret `{ref.name}` from `{rest}`: it is longer than {MOST_BYTES:,} bytes",
+            hint="check the path after file://",
+        )
     return value[:-2] if value.endswith(b"\r\n") else value.removesuffix(b"\n")
 
 

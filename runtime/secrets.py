@@ -11,7 +11,6 @@ import functools
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from runtime.errors import InfrastructureFailure, InvalidContract, RequestRefused, UnknownName
 from runtime.outputs import SecretOutput, StackOutputs, need_output
 from runtime.units import parse_time
+from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.google_api import GoogleApi

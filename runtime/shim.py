@@ -27,6 +27,7 @@ import select
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tarfile
@@ -55,6 +56,11 @@ SETUP_FAILED = "setup_failed"
 TELL_SETUP = """trap 'echo "the setup lines ended with exit code $?${BASH_COMMAND:+, at: $BASH_COMMAND}" """
 TELL_SETUP += """>"${RUNTIME_PREEMPTED_NOTE%/*}/""" + SETUP_FAILED + """"' EXIT"""
 """Line of shell before the setup lines. A shell that gets to the command becomes it, and leaves nothing."""
+NAME_SETUP = 'runtime_setup="${RUNTIME_PREEMPTED_NOTE%/*}/setup.$RUNTIME_RANK"'
+"""Line of shell that names the file which the shim writes for a rank with setup lines; they may change the variables."""
+END_SETUP = 'true 2>/dev/null >|"$runtime_setup"'
+"""Line of shell right before the command, which empties that file. Emptying takes no room on a full disk, and `true` is
+no special builtin, whose redirection would end the shell where it fails."""
 BRIEF_S = 600.0
 """Attempts that gave way to a notice sooner than this came to a machine that was going already."""
 LOST_IN_A_ROW = 3
@@ -695,8 +701,8 @@ class Run(object):
     def attempt_folder(self, attempt):
         return os.path.join(self.folder, "a%04d" % attempt)
 
-    def claim(self, native):
-        """Begin the next attempt: its number, which nobody else gets."""
+    def claim(self, native, scratch=None):
+        """Begin the next attempt: its number, which nobody else gets. `scratch` is the folder that it will make here."""
         start = {
             "native": native,
             "host": HOST,
@@ -706,8 +712,12 @@ class Run(object):
             "at": time.time(),
             "python": "%d.%d.%d" % sys.version_info[:3],
         }
+        if scratch:
+            start["scratch"] = scratch
         if pod_failures() is not None:
             start["failures"] = pod_failures()
+        if "SLURM_JOB_ID" in os.environ:
+            start["restarts"] = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
         known = self.attempts()
         attempt = known[-1][0] + 1 if known else 1
         while True:
@@ -718,12 +728,14 @@ class Run(object):
                 attempt += 1
 
     def clear(self):
-        """End what attempts left running here whose shim died, and note those that a restart of this machine ended."""
-        rebooted, dead = [], set()
+        """End what attempts left running here whose shim died, with their trees, and note those that a restart of this
+        machine ended."""
+        rebooted, dead, trees = [], set(), []
         for attempt, ended in self.attempts():
             start = None if ended else self.started(attempt)
             if not start or start.get("host") != HOST or not start.get("boot") or is_alive(start):
                 continue
+            trees.append(start.get("scratch"))
             if start["boot"] != boot_id():
                 rebooted.append(attempt)
                 continue
@@ -738,11 +750,26 @@ class Run(object):
                     _kill_group(group["pid"], signal.SIGKILL)
         if dead:
             end_marked(os.path.basename(self.job), self.index, dead)
+        for tree in trees:
+            self._remove_scratch(tree)
         for attempt in rebooted:  # last, for a full disk may refuse it; the next start finds them again
             try:
                 self.end(attempt, "node_failed", 1, {"message": "%s was started anew" % HOST}, lambda: True)
             except (IOError, OSError) as problem:
                 say("cannot note how attempt %d ended: %s" % (attempt, problem))
+
+    def _remove_scratch(self, path):
+        """Remove what a note says an attempt made here, if it is such a folder, and ours."""
+        if not path or not os.path.basename(path).startswith(scratch_prefix(os.path.basename(self.job), self.index)):
+            return
+        try:
+            found = os.lstat(path)
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
+                say("removes %s, which a killed shim left" % path)
+                _remove(path)
+        except OSError as problem:
+            if problem.errno != errno.ENOENT:
+                say("cannot remove %s: %s" % (path, problem.strerror))
 
     def started(self, attempt):
         """Who began an attempt, None where that is not known."""
@@ -889,6 +916,8 @@ class Attempt(object):
         self.checkpoints = self._checkpoint_folder()
         self.had = _newest(self.checkpoints)
         self.children = []
+        self.has_setup = False
+        self.setups = {}
         self.logs = Logs(order.get("log_bytes", LOG_BYTES))
         self.signalled = False
         self.address = "127.0.0.1"
@@ -906,6 +935,7 @@ class Attempt(object):
             raise
         finally:
             self.logs.close()
+            self._forget_setups()
 
     def _go(self):
         if self.order.get("launch_ranks"):
@@ -965,10 +995,11 @@ class Attempt(object):
         except (SetupFailed, OSError) as problem:
             write_whole(os.path.join(self.folder, SETUP_FAILED), str(problem))
             return 1
-        child = self.children[0]
+        child, stopped = self.children[0], False
         while child.poll() is None:
             if self.asked.stop or os.path.exists(os.path.join(self.folder, "stop")):
                 self._end_all(self.order["grace_s"])
+                stopped = True
                 break
             if not self.signalled and os.path.exists(os.path.join(self.folder, "ask")):
                 self.signalled = True
@@ -979,7 +1010,14 @@ class Attempt(object):
         code = child.wait()
         end_orphans()
         self.logs.close()
-        return code if code >= 0 else 128 - code
+        if self.setups and not stopped:
+            self._hear([code])
+        failure = None if stopped or self.asked.stop or self.signalled else self._find_unreached([(rank, code)])
+        self._forget_setups()
+        if failure is not None:
+            write_whole(os.path.join(self.folder, SETUP_FAILED), failure)
+            return _shell_code(code) or 1
+        return _shell_code(code)
 
     # before
 
@@ -994,11 +1032,13 @@ class Attempt(object):
         words = list(work["command"])
         if self.order.get("shell"):
             words = ["/bin/sh", "-c", words[0]]
-        words = list(self.order.get("wrap") or []) + words
+        before = list(self.order.get("wrap") or [])
+        self.has_setup = any(END_SETUP in word for word in before)
         if self.order.get("setup"):
-            lines = "\n".join(["set -e", TELL_SETUP] + list(self.order["setup"]) + ["set +e", 'exec "$@"'])
-            words = [shutil.which("bash") or "/bin/sh", "-c", lines, "setup"] + words
-        return words, environment, folder
+            script = setup_script(self.order["setup"], last=not self.has_setup)
+            before = [shutil.which("bash") or "/bin/sh", "-c", script, "setup"] + before
+            self.has_setup = True
+        return before + words, environment, folder
 
     def _tree(self):
         """The folder that the command starts in, its own tree if the order has code."""
@@ -1083,6 +1123,8 @@ class Attempt(object):
                 JAX_NUM_PROCESSES=str(ranks),
                 JAX_PROCESS_ID=str(rank),
             )
+        if self.has_setup:
+            self._expect_setup(rank)
         log = self.logs.open(self._log(rank))
         try:
             return Command(
@@ -1097,6 +1139,41 @@ class Attempt(object):
             )
         finally:
             os.close(log)
+
+    def _expect_setup(self, rank):
+        """Write the file that the setup lines of a rank empty at their end."""
+        path = os.path.join(self.folder, "setup.%d" % rank)
+        try:
+            with io.open(path, "w", encoding="utf-8") as opened:
+                opened.write("not at its command yet\n")
+            self.setups[rank] = path
+        except (IOError, OSError):
+            pass  # a full disk: only the trap of the shell says then that the lines ended it
+
+    def _setup_failure(self, ended):
+        """How the setup lines kept a command from running, None if they did not. `ended` are ranks and their exit codes."""
+        try:
+            with io.open(os.path.join(self.folder, SETUP_FAILED), encoding="utf-8", errors="replace") as opened:
+                return opened.read(2000).strip()
+        except (IOError, OSError):
+            return self._find_unreached(ended)
+
+    def _find_unreached(self, ended):
+        """As `_setup_failure`, of ranks of this machine whose shell left no word of it."""
+        for rank, code in ended:
+            try:
+                if rank in self.setups and os.stat(self.setups[rank]).st_size:
+                    return "the setup lines ended with exit code %d, before the command" % _shell_code(code)
+            except OSError:
+                continue
+        return None
+
+    def _forget_setups(self):
+        for path in self.setups.values():
+            try:
+                os.unlink(path)
+            except OSError:
+                pass
 
     def _log(self, rank):
         return os.path.join(self.folder, "rank%d.log" % rank)
@@ -1234,13 +1311,14 @@ class Attempt(object):
         if self.asked.stop:
             return self._stop(0.0)
         first = next((code for code in codes if code), 0)
-        code = first if first >= 0 else 128 - first
-        try:
-            with io.open(os.path.join(self.folder, SETUP_FAILED), encoding="utf-8", errors="replace") as opened:
-                # A setup that ends well by itself has kept the command from running all the same.
-                return "setup_failed", code or 1, {"message": opened.read(2000).strip()}
-        except (IOError, OSError):
-            pass
+        code = _shell_code(first)
+        checkpoint = self.order.get("checkpoint") if self.signalled else None
+        died_of = code - 128 if first < 0 or self.leads else 0  # shims of ranks say it as shells do
+        asked = died_of == getattr(signal, "SIG%s" % (checkpoint or {}).get("signal"), None)
+        failure = self._setup_failure([(rank, each) for rank, each in enumerate(codes) if each is not None])
+        if failure is not None and not asked:
+            # A setup that ends well by itself has kept the command from running all the same.
+            return "setup_failed", code or 1, {"message": failure}
         if not first:
             return "succeeded", 0, {}
         if code == TEMPORARY_FAILURE and os.path.exists(os.path.join(self.folder, PREEMPTED_NOTE)):
@@ -1255,12 +1333,10 @@ class Attempt(object):
             return "final_failure", code, {}
         if code == 137 and (ran_out_of_memory() or self.run.record.has(self.run.attempt_name(self.number) + "/oom")):
             return "oom", code, {}
-        checkpoint = self.order.get("checkpoint") if self.signalled else None
-        died_of = code - 128 if first < 0 or self.leads else 0  # shims of ranks say it as shells do
         if checkpoint and self.deadline and time.time() >= self.deadline - checkpoint["lead_s"]:
             if died_of in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGTERM):
                 return self._timed_out()
-        elif checkpoint and died_of == getattr(signal, "SIG" + checkpoint["signal"]):
+        elif asked:
             # The backend warned of an end that is not the time limit's: a preemption.
             return "stopped", code, {"message": "ended by the signal that asked it for a checkpoint"}
         return "app_failed", code, {"rank": codes.index(first)} if len(codes) > 1 else {}
@@ -1310,6 +1386,17 @@ class Attempt(object):
     def _has_new_checkpoint(self):
         newest = _newest(self.checkpoints)
         return newest is not None and newest != self.had
+
+
+def setup_script(lines: List[str], last: bool = True) -> str:
+    """Shell that becomes the words after it once the setup lines are through; `last` unless more such lines follow."""
+    script = ["set -e", TELL_SETUP, NAME_SETUP] + list(lines) + ["set +e"]
+    return "\n".join(script + [END_SETUP] * last + ['exec "$@"'])
+
+
+def _shell_code(code):
+    """The exit code as shells say it."""
+    return code if code >= 0 else 128 - code
 
 
 # what is printed
@@ -2263,20 +2350,29 @@ def find_environment(made, job, tree, build):
     if not build:
         raise SetupFailed("the environment of %s was to be made at the launch, and %s is not there" % (lock, place))
     make_folder(root, within=job)
-    _wait_for_builder(place)
-    if not os.path.isdir(place):
-        _build_environment(made, lock, place)
+    builds = _wait_for_builder(place)
+    try:
+        # Whoever built it may have been done just before we could.
+        if not os.path.isdir(place):
+            _build_environment(made, lock, place)
+    finally:
+        if builds:
+            try:
+                os.unlink(place + ".builder")
+            except OSError:
+                pass
     return os.path.realpath(place)
 
 
 def _wait_for_builder(place):
-    """Return when there is nothing to wait for; who made the same at once loses nothing but time."""
+    """Return when there is nothing to wait for, and whether it is ours to build; who made the same at once loses
+    nothing but time."""
     until = time.time() + BUILD_PATIENCE_S
     me = {"host": socket.gethostname(), "boot": boot_id(), "pid": os.getpid(), "start": started_at(os.getpid())}
     while not os.path.isdir(place) and time.time() < until:
         try:
             create_whole(place + ".builder", json.dumps(me))
-            return
+            return True
         except Taken:
             pass
         try:
@@ -2284,8 +2380,9 @@ def _wait_for_builder(place):
         except (IOError, OSError, ValueError):
             continue
         if other["host"] == me["host"] and not is_alive(other):
-            return
+            return True
         time.sleep(LOOK_S)
+    return not os.path.isdir(place)
 
 
 def _build_environment(made, lock, place):
@@ -2324,11 +2421,6 @@ def _build_environment(made, lock, place):
     except SetupFailed:
         _remove(home)
         raise
-    finally:
-        try:
-            os.unlink(place + ".builder")
-        except OSError:
-            pass
 
 
 def enter_environment(made, place, tree, environment):
@@ -2547,7 +2639,7 @@ def rank_number():
 def serve_rank(order, folder, options, asked):
     """One rank of an attempt whose ranks a starter of the backend runs; returns an exit code."""
     leader = os.environ.get("RUNTIME_LEADER") or "127.0.0.1"
-    scratch = tempfile.mkdtemp(prefix="job-%s-%d-" % (order["job"][:10], options.index), dir=options.scratch)
+    scratch = tempfile.mkdtemp(prefix=scratch_prefix(order["job"], options.index), dir=options.scratch)
     try:
         run = Run(FolderRecord(folder), options.index)
         return Attempt(order, run, options.rank_of, scratch, asked, {}).run_rank(rank_number(), leader)
@@ -2603,12 +2695,13 @@ def _serve(order, run, options, asked, binding, give_up):
             if asked.stop:
                 return AGAIN
             continue
-        number = run.claim(options.native)
+        scratch = name_scratch(order["job"], run.index, options)
+        number = run.claim(options.native, scratch)
         fault("claimed")
         if problem:
             reason, code, details = "setup_failed", 1, {"message": str(problem)}
         else:
-            reason, code, details = attempt_once(order, run, number, options, asked, binding, gpus)
+            reason, code, details = attempt_once(order, run, number, scratch, asked, binding, gpus)
         fault("ended")
         if reason != "succeeded" and run.cancelled():
             reason, code, details = "cancelled", 1, {}  # whatever stopped the command before we saw the mark
@@ -2633,9 +2726,19 @@ def _serve(order, run, options, asked, binding, give_up):
             return again
 
 
-def attempt_once(order, run, number, options, asked, binding, gpus):
+def scratch_prefix(job, index):
+    return "job-%s-%s-" % (job[:10], index)
+
+
+def name_scratch(job, index, options):
+    """A folder of this machine that nobody has yet. It is written down before it is made, for a shim may be killed."""
+    parent = os.path.abspath(options.scratch or tempfile.gettempdir())
+    return os.path.join(parent, scratch_prefix(job, index) + token())
+
+
+def attempt_once(order, run, number, scratch, asked, binding, gpus):
     """Returns (reason, exit code, details) of one attempt; what it needed of the machine is given back."""
-    scratch = tempfile.mkdtemp(prefix="job-%s-%d-" % (order["job"][:10], run.index), dir=options.scratch)
+    os.mkdir(scratch, 0o700)
     try:
         if gpus:
             binding = dict(binding, **gpus.variables())
@@ -3026,13 +3129,13 @@ def follow(record, options, asked):
     if options.clear and read_header(_folded(folder, ""))[0]:
         return DONE  # it has ended, and its shims left nothing
     try:
-        order = load_order(folder)
-        if options.prepare:
-            return prepare(order, folder, options)
         if options.clear:
             for name in list_names(os.path.join(folder, "runs")):
                 Run(record, name).clear()
             return DONE
+        order = load_order(folder)
+        if options.prepare:
+            return prepare(order, folder, options)
         if options.rank_of:
             return serve_rank(order, folder, options, asked)
         part = order.get("part", 0) if options.part is None else options.part

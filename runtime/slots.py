@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from math import floor
 from pathlib import Path
 from typing import Final, Literal
@@ -17,7 +16,9 @@ from typing import Final, Literal
 from runtime.errors import InvalidValue, NotPossible
 from runtime.tasks import NO_RESOURCES, Resources
 from runtime.units import format_size
+from runtime.values import dataclass
 
+MOST_SLOTS: Final = 4_096
 _ROUNDING: Final = 1e-9
 """Thirds and tenths do not add up exactly."""
 
@@ -60,8 +61,8 @@ def plan_slots(machine: Machine, slots: int | Literal["auto"], gpus_per_slot: fl
     means nothing, `NotPossible` for GPUs that are not there.
     """
     _check_gpus_per_slot(gpus_per_slot)
-    if slots != "auto" and slots < 1:
-        raise InvalidValue("number of slots", slots, "1 or more, or auto")
+    if slots != "auto" and not 1 <= slots <= MOST_SLOTS:
+        raise InvalidValue("number of slots", slots, f"1 to {MOST_SLOTS:,}, or auto")
     if gpus_per_slot:
         room = _room_on_gpus(machine, gpus_per_slot)
         count = room if slots == "auto" else slots

@@ -15,13 +15,13 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from runtime.errors import InvalidValue, NotPossible, StoreUnsafe
 from runtime.snapshot_cache import Seen, SnapshotCache
 from runtime.units import format_size
+from runtime.values import dataclass, field
 
 if TYPE_CHECKING:
     from runtime.records.base import RecordStore

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -46,6 +44,7 @@ from runtime.outputs import (
 )
 from runtime.queues.base import DEFAULT_QUEUE
 from runtime.units import format_duration, format_time, parse_time
+from runtime.values import dataclass, field
 
 if TYPE_CHECKING:
     import subprocess
@@ -507,7 +506,7 @@ def _remember(found: FoundStack, settings: Settings, name: str | None = None) ->
         "read_at": format_time(found.read_at),
         OUTPUT_NAME: dict(found.fields) or outputs_fields(found.outputs),
     }
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 
@@ -31,6 +30,7 @@ from runtime.records.orders import Control
 from runtime.records.totals import FEW, FEW_OF_ONE, Tally
 from runtime.tasks import DEFAULT_EXPERIMENT, Task, TaskState, describe_entry, experiment_digest
 from runtime.units import format_duration
+from runtime.values import dataclass, field, replace
 
 LIVE_FOR: Final = timedelta(seconds=90)
 """A worker reports every 30 s; after three reports missed it is silent."""

@@ -17,10 +17,10 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Final, TypeAlias
 
 from runtime.clock import describe_skew
@@ -40,7 +40,7 @@ from runtime.errors import (
 from runtime.existing import ExistingOutputs
 from runtime.identify import FindsTasks
 from runtime.idset import IdSet, task_key
-from runtime.kept_stacks import KeptStack, borrow_stack
+from runtime.kept_stacks import KeptStack, borrow_stack, look_up_variable
 from runtime.queues.base import InvalidMessage, MakesTopics, Queue, QueueTraits
 from runtime.records.base import ManifestPart, Record, RecordStore
 from runtime.records.coverage import own_key, read_keys
@@ -66,6 +66,8 @@ from runtime.tasks import (
     check_texts,
     decode_task,
     encode_task,
+    is_plain,
+    make_task,
     next_generation,
     parse_resources,
     parse_task,
@@ -73,6 +75,7 @@ from runtime.tasks import (
     task_id,
 )
 from runtime.units import parse_duration
+from runtime.values import dataclass, field, replace
 from runtime.verdict import malformed
 
 log = logging.getLogger(__name__)
@@ -260,40 +263,28 @@ class TaskOptions:
 
     def make_task(self, entry: Entry, *, key: str | None = None, outputs: tuple[str, ...] | None = None) -> Task:
         key = self.key if key is None else key
-        return Task(
-            id=task_id(self.experiment, key=key, entry=entry),
-            entry=entry,
-            experiment=self.experiment,
-            resources=self.resources,
-            timeout=self.timeout,
-            not_before=self.not_before,
-            expires_at=self.expires_at,
-            max_failures=self.max_failures,
-            outputs=self.outputs if outputs is None else outputs,
-            snapshot=self.snapshot,
-            folder=self.folder,
-            key=key,
-            priority=self.priority,
-            submitted_by=self.submitted_by,
-            submitted_at=self.submitted_at,
-        )
+        identity = task_id(self.experiment, key=key, entry=entry)
+        return make_task(self, identity, entry, key=key, outputs=self.outputs if outputs is None else outputs)
 
 
 def submitter() -> str:
     """`user@host` of this process."""
+    return _submitter(os.geteuid(), socket.gethostname(), *map(look_up_variable, _USER_VARIABLES))
+
+
+_USER_VARIABLES: Final = b"LOGNAME", b"USER", b"LNAME", b"USERNAME"
+
+
+@functools.lru_cache(16)
+def _submitter(_: int, host: str, *__: bytes | None) -> str:
+    """Looked up again when what the user's name follows from is another."""
     try:
-        user = _user(os.geteuid(), *map(os.environb.get, (b"LOGNAME", b"USER", b"LNAME", b"USERNAME")))
+        user = getpass.getuser()
     except (OSError, KeyError):
         # A container's user may have no name.
         user = "unknown"
     # An environment variable may hold any bytes.
-    return f"{user}@{socket.gethostname()}".encode(errors="replace").decode()
-
-
-@functools.lru_cache(16)
-def _user(*_: object) -> str:
-    """The user's name, looked up again when what it follows from is another."""
-    return getpass.getuser()
+    return f"{user}@{host}".encode(errors="replace").decode()
 
 
 def function_entry(
@@ -320,15 +311,17 @@ def function_entry(
             f"function `{shown}` cannot be submitted: {reason}",
             hint="move it to the top level of a module that workers can import, and submit it from there",
         )
-    try:
-        canonical_json([list(args), dict(kwargs or {})])
-    except (TypeError, ValueError) as problem:
-        raise RequestRefused(
-            f"arguments of function `{shown}` cannot be submitted: {problem}",
-            facts=["a task is JSON: text, numbers, true, false, null, lists and dictionaries"],
-            hint="pass a path or an id, and load the rest in the function",
-        ) from None
-    return FunctionEntry(shown, tuple(args), dict(kwargs or {}))
+    entry = FunctionEntry(shown, tuple(args), dict(kwargs or {}))
+    if kwargs or not all(map(is_plain, args)):
+        try:
+            canonical_json([entry.args, entry.kwargs])
+        except (TypeError, ValueError) as problem:
+            raise RequestRefused(
+                f"arguments of function `{shown}` cannot be submitted: {problem}",
+                facts=["a task is JSON: text, numbers, true, false, null, lists and dictionaries"],
+                hint="pass a path or an id, and load the rest in the function",
+            ) from None
+    return entry
 
 
 def make_tasks(
@@ -350,15 +343,16 @@ def make_tasks(
         raise InvalidTask(
             "work", f"is {type(work).__name__}, expected a task, a function, a workflow or a list of them"
         )
+    defaults = options.defaults()
     for number, each in enumerate(work, start=1):
         try:
-            yield _make_task(each, options, (), None)
+            yield _make_task(each, options, (), None, defaults)
         except InvalidTask as problem:
             raise InvalidTask(problem.field, problem.problem, line=number, hint=problem.hint) from None
 
 
 def _is_one(work: object) -> bool:
-    return isinstance(work, Task | Mapping) or callable(work) or _is_triple(work)
+    return callable(work) or isinstance(work, Task | Mapping) or _is_triple(work)
 
 
 def _is_triple(work: object) -> bool:
@@ -370,15 +364,29 @@ def _is_triple(work: object) -> bool:
     )
 
 
-def _make_task(work: Any, options: TaskOptions, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Task:
+def _make_task(
+    work: Any,
+    options: TaskOptions,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    defaults: TaskDefaults | None = None,
+) -> Task:
+    """`defaults` are those of `options`, where they are at hand."""
     if isinstance(work, Task):
         if work.experiment != options.experiment:
             raise InvalidTask("experiment", f"is {work.experiment!r}, and this submission is of `{options.experiment}`")
-        stamped = work if work.submitted_at else replace(work, submitted_at=options.submitted_at)
-        stamped = stamped if work.submitted_by else replace(stamped, submitted_by=options.submitted_by)
-        return stamped if work.snapshot else replace(stamped, snapshot=options.snapshot, folder=options.folder)
-    if isinstance(work, Mapping):
-        task = parse_task(dict(work), defaults=options.defaults())
+        if work.submitted_at and work.submitted_by and work.snapshot:
+            return work
+        return replace(
+            work,
+            submitted_at=work.submitted_at or options.submitted_at,
+            submitted_by=work.submitted_by or options.submitted_by,
+            snapshot=work.snapshot or options.snapshot,
+            folder=work.folder if work.snapshot else options.folder,
+        )
+    if type(work) is dict or isinstance(work, Mapping):
+        fields = work if type(work) is dict else dict(work)
+        task = parse_task(fields, defaults=defaults or options.defaults())
         if task.experiment != options.experiment:
             raise InvalidTask("experiment", f"is {task.experiment!r}, and this submission is of `{options.experiment}`")
         if options.key is not None and task.key is None and "id" not in work:
@@ -436,66 +444,65 @@ def submit(
     """
     now = datetime.now(UTC)
     experiment = check_experiment(experiment or _experiment_of(work))
-    terms: dict[str, Any] = {
-        "timeout": _span(timeout, "timeout"),
-        "expires_at": None if expires is None else moment_after(now, expires, "expires"),
-        "not_before": None if delay is None else moment_after(now, delay, "delay"),
-        "resources": _read_resources(resources),
-    }
-    with ExitStack() as undo:
-        target, kept = _open_target(queue, stack, undo)
-        opened = kept.stack if kept else None
+    timeout = _span(timeout, "timeout")
+    expires_at = None if expires is None else moment_after(now, expires, "expires")
+    not_before = None if delay is None else moment_after(now, delay, "delay")
+    resources = _read_resources(resources)
+    with _open_target(queue, stack) as opened:
+        kept, target = (opened, opened.queue) if isinstance(opened, KeptStack) else (None, opened)
         start = _module_folder(work)
         if kept is not None:
             code = kept.take_code(snapshot, start)
         else:
             code = take_code(snapshot, target.records, load_settings(), start=start)
-        options = TaskOptions(
-            experiment=experiment,
-            key=key,
-            max_failures=max_failures,
-            priority=priority,
+        terms: dict[str, Any] = {
+            "experiment": experiment,
+            "key": key,
+            "timeout": timeout,
+            "max_failures": max_failures,
+            "expires_at": expires_at,
+            "not_before": not_before,
+            "priority": priority,
+            "resources": resources,
             # The letters of one text would be a list as well.
-            outputs=outputs if isinstance(outputs, str) else tuple(outputs),  # type: ignore[arg-type]
-            snapshot=code.snapshot,
-            folder=code.folder,
-            submitted_by=submitter(),
-            submitted_at=now,
-            **terms,
-        )
+            "outputs": outputs if isinstance(outputs, str) else tuple(outputs),
+            "snapshot": code.snapshot,
+            "folder": code.folder,
+            "submitted_by": submitter(),
+            "submitted_at": now,
+        }
+        said: dict[str, Any] = {
+            "stack": kept.stack.name if kept else None,
+            "snapshot": code.snapshot,
+            "asked": queue,
+        }
         if target.records.holds_tasks and not skip_existing and _is_one(work):
-            done = _submit_one(_make_task(work, options, args, kwargs), target)
+            done = _submit_one(_make_one(work, terms, args, kwargs), target, said)
             if progress:
                 progress(1)
         else:
-            tasks = make_tasks(work, options, args=args, kwargs=kwargs)
-            done = submit_tasks(tasks, target, experiment=experiment, skip_existing=skip_existing, progress=progress)
+            tasks = make_tasks(work, TaskOptions(**terms), args=args, kwargs=kwargs)
+            sent = submit_tasks(tasks, target, experiment=experiment, skip_existing=skip_existing, progress=progress)
+            done = replace(sent, **said)
         if done.new:
             _say_skew(target.records)
-        return Submission(
-            experiment=experiment,
-            queue=target.name,
-            stack=opened.name if opened else None,
-            new=done.new,
-            known=done.known,
-            same=done.same,
-            known_other=done.known_other,
-            same_other=done.same_other,
-            skipped=done.skipped,
-            resumed=done.resumed,
-            snapshot=code.snapshot,
-            kept_code=done.kept_code,
-            tasks=done.tasks,
-            asked=queue,
-        )
+        return done
 
 
-def _submit_one(task: Task, queue: Queue) -> Submission:
+def _make_one(work: Any, terms: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Task:
+    """The task of `work` that has these terms, which `TaskOptions` takes too."""
+    if not isinstance(work, FunctionType):
+        return _make_task(work, TaskOptions(**terms), args, kwargs)
+    entry = function_entry(work, args, kwargs)
+    return Task(id=task_id(terms["experiment"], key=terms["key"], entry=entry), entry=entry, **terms)
+
+
+def _submit_one(task: Task, queue: Queue, said: Mapping[str, Any]) -> Submission:
     """As `submit_tasks`, of one task into a queue whose file holds the tasks: what most calls of a program are."""
     if task.priority:
         check_priority(task.priority, queue.name, queue.traits)
     result = queue.put([task])
-    kept_code, known_other = _kept(queue.records, task.experiment, {task.id: task} if result.known else {})
+    kept_code, known_other = _kept(queue.records, task.experiment, {task.id: task}) if result.known else (None, 0)
     return Submission(
         experiment=task.experiment,
         queue=queue.name,
@@ -504,6 +511,7 @@ def _submit_one(task: Task, queue: Queue) -> Submission:
         known_other=known_other,
         kept_code=kept_code,
         tasks=((task.id, task.generation),),
+        **said,
     )
 
 
@@ -569,7 +577,7 @@ class _Counted:
         self.looked_at: dict[str, Task] = {}
         """Some of those that may be known, by id, to tell what code and content they have."""
         self.first: dict[int, Task] = {}
-        """The first distinct tasks of the input, to tell what repeats them."""
+        """The first distinct tasks of the input by key, to tell what repeats them."""
         self.advance = progress
 
     def look_at(self, tasks: Sequence[Task]) -> None:
@@ -594,24 +602,24 @@ class _Counted:
 
 def _admitted(tasks: Iterable[Task], queue: Queue, known: IdSet, counted: _Counted) -> Iterator[Task]:
     """Each task that is neither known nor an earlier one of the input, checked against what the queue can do."""
-    seen = IdSet()
+    seen, first = IdSet(), counted.first
     for task in tasks:
         if task.priority:
             check_priority(task.priority, queue.name, queue.traits)
         key = task_key(task.id, task.generation)
-        if key in known:
+        if known.count and key in known:
             counted.known += 1
             counted.look_at([task])
-        elif seen.add(key):
-            if len(counted.first) < PART_TASKS:
-                counted.first[key] = task
-            counted.name(task)
+        elif key not in first and (len(first) < PART_TASKS or seen.add(key)):
+            if len(first) < PART_TASKS:
+                first[key] = task
+            if counted.named is not None:
+                counted.name(task)
             yield task
             continue
         else:
             counted.same += 1
-            first = counted.first.get(key)
-            counted.same_other += first is not None and _content(first) != _content(task)
+            counted.same_other += key in first and _content(first[key]) != _content(task)
         counted.name(task)
         counted.advance(1)
 
@@ -809,6 +817,8 @@ def _experiment_of(work: object) -> str:
 
 def _module_folder(work: object) -> Path | None:
     """Where the code of a function lies, so that it goes with it though it is not the working directory's."""
+    if isinstance(work, FunctionType):
+        return import_root(work)
     if isinstance(work, list | tuple) and work and not _is_triple(work):
         return _module_folder(work[0])
     return import_root(work) if callable(work) and not isinstance(work, Task | Mapping) else None
@@ -835,11 +845,10 @@ def _read_resources(value: Resources | Mapping[str, Any] | None) -> Resources:
     return value if isinstance(value, Resources) else parse_resources(value)
 
 
-def _open_target(queue: str | Queue | None, stack: str | None, undo: ExitStack) -> tuple[Queue, KeptStack | None]:
-    if queue is not None and not isinstance(queue, str):
-        return queue, None
-    kept = undo.enter_context(borrow_stack(stack, queue=queue))
-    return kept.queue, kept
+def _open_target(queue: str | Queue | None, stack: str | None) -> AbstractContextManager[KeptStack | Queue]:
+    if queue is None or isinstance(queue, str):
+        return borrow_stack(stack, queue=queue)
+    return nullcontext(queue)
 
 
 # waiting
@@ -863,11 +872,11 @@ def wait(
     span = _span(timeout, "timeout")
     deadline = None if span is None else time.monotonic() + span.total_seconds()
     submission = what if isinstance(what, Submission) else None
-    with ExitStack() as undo:
-        if submission is not None:
-            queue = queue or submission.asked or submission.queue
-            stack = stack or submission.stack
-        target, _ = _open_target(queue, stack, undo)
+    if submission is not None:
+        queue = queue or submission.asked or submission.queue
+        stack = stack or submission.stack
+    with _open_target(queue, stack) as opened:
+        target = opened.queue if isinstance(opened, KeptStack) else opened
         if submission is not None and submission.tasks is not None:
             look: _Look = _ByTask(target.records, submission.experiment, submission.tasks)
         else:

@@ -8,12 +8,12 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from runtime.config import Settings, load_project
 from runtime.errors import NotPossible
+from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.records.base import RecordStore

@@ -10,7 +10,6 @@ defaults = { time_limit = "12h", resources = { cpus = 4 } }
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +18,7 @@ from runtime.errors import InvalidValue, NotPossible, UnknownName
 from runtime.jobs import JobSpec, parse_spec, spec_fields
 from runtime.launchers.base import Target
 from runtime.launchers.registry import get_launcher, list_kinds
+from runtime.values import replace
 
 LOCAL: Final = "local"
 _OURS: Final = ("kind", "records", "stack", "defaults")
@@ -57,7 +57,7 @@ def read_target(name: str, settings: Settings) -> Target:
     where = f"targets.{name}"
     if not isinstance(written, Mapping):
         raise InvalidValue(where, written, "a table")
-    kind = written.get("kind", name if name in list_kinds() else None)
+    kind = written["kind"] if "kind" in written else name if name in list_kinds() else None
     if kind is None:
         raise InvalidValue(f"{where}.kind", None, f"one of {', '.join(list_kinds())}")
     for key, expected in (("kind", str), ("records", str), ("stack", str), ("defaults", Mapping)):

@@ -10,12 +10,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import json.scanner
+import json.encoder
 import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from types import MappingProxyType
@@ -23,6 +22,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from runtime.errors import InvalidTask, InvalidValue
 from runtime.units import format_time, parse_size, parse_time
+from runtime.values import dataclass, field, replace
 
 SCHEMA: Final = 1
 DEFAULT_EXPERIMENT: Final = "default"
@@ -135,6 +135,29 @@ class Task:
         check_task(self)
 
 
+def make_task(
+    terms: Terms, identity: str, entry: Entry, *, key: str | None = None, outputs: tuple[str, ...] = ()
+) -> Task:
+    """The first generation of a task that has those terms."""
+    return Task(
+        id=identity,
+        entry=entry,
+        experiment=terms.experiment,
+        resources=terms.resources,
+        timeout=terms.timeout,
+        not_before=terms.not_before,
+        expires_at=terms.expires_at,
+        max_failures=terms.max_failures,
+        outputs=outputs,
+        snapshot=terms.snapshot,
+        folder=terms.folder,
+        key=key,
+        priority=terms.priority,
+        submitted_by=terms.submitted_by,
+        submitted_at=terms.submitted_at,
+    )
+
+
 def new_token() -> str:
     """The random name of one attempt."""
     return os.urandom(8).hex()
@@ -151,8 +174,11 @@ def task_id(experiment: str, *, key: str | None = None, entry: Entry | None = No
     if key is None and entry is None:
         raise ValueError("a task id needs a key or an entry")
     try:
-        basis = {"key": key} if entry is None or key is not None else {"entry": entry_fields(entry)}
-        digest = hashlib.sha256(f"{experiment}\0{canonical_json(basis)}".encode()).hexdigest()
+        if entry is None or key is not None:
+            basis = canonical_json({"key": key})
+        else:
+            basis = f'{{"entry":{_canonical_entry(entry)}}}'
+        digest = hashlib.sha256(f"{experiment}\0{basis}".encode()).hexdigest()
     except (TypeError, ValueError, RecursionError) as problem:
         # What the check says of it is more exact.
         check_text("key", key) if key is not None else check_entry(entry)
@@ -160,27 +186,57 @@ def task_id(experiment: str, *, key: str | None = None, entry: Entry | None = No
     return f"t-{digest[:16]}{experiment_digest(experiment)}"
 
 
-_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+def _make_encoder(*, sort_keys: bool) -> Callable[[object], str]:
+    """`JSONEncoder.encode` at a third of its cost, most of which is that it makes the encoder in C again each time."""
+    whole = json.JSONEncoder(sort_keys=sort_keys, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    make: Any = json.encoder.c_make_encoder  # type: ignore[attr-defined]
+    if make is None:
+        return whole.encode
+    markers, indent, skip_keys, allow_nan = None, None, False, False
+    quote = json.encoder.encode_basestring
+    spell = make(markers, whole.default, quote, indent, ":", ",", sort_keys, skip_keys, allow_nan)
+
+    def encode(value: object) -> str:
+        try:
+            return "".join(spell(value, 0))
+        except RecursionError:
+            return whole.encode(value)  # Says it if the value holds itself, for which markers would be needed above.
+
+    return encode
 
 
-def canonical_json(value: object) -> str:
-    """The one spelling of a JSON value that hashes are taken of."""
-    return _CANONICAL.encode(value)
+canonical_json: Final = _make_encoder(sort_keys=True)
+"""The one spelling of a JSON value that hashes are taken of."""
+
+
+_to_json: Final = _make_encoder(sort_keys=False)
+_quote: Final = functools.lru_cache(maxsize=256)(_to_json)
+"""For text that many tasks have in common."""
+
+
+def _canonical_entry(entry: Entry) -> str:
+    """`canonical_json(entry_fields(entry))`; of a function's fields the order is known."""
+    if not isinstance(entry, FunctionEntry):
+        return canonical_json(entry_fields(entry))
+    args = f'"args":{canonical_json(entry.args)},' if entry.args else ""
+    kwargs = f',"kwargs":{canonical_json(dict(entry.kwargs))}' if entry.kwargs else ""
+    return f'{{{args}"function":{_quote(entry.function)}{kwargs}}}'
 
 
 def entry_fields(entry: Entry) -> dict[str, Any]:
+    # The commonest first, and without subpatterns, which cost more than what is read here.
     match entry:
-        case WorkflowEntry(project, workflow, args):
-            return {"project": project, "workflow": workflow, "args": list(args)}
-        case CommandEntry(command):
-            return {"command": list(command)}
-        case FunctionEntry(function, args, kwargs):
-            fields: dict[str, Any] = {"function": function}
-            if args:
-                fields["args"] = list(args)
-            if kwargs:
-                fields["kwargs"] = dict(kwargs)
+        case FunctionEntry():
+            fields: dict[str, Any] = {"function": entry.function}
+            if entry.args:
+                fields["args"] = list(entry.args)
+            if entry.kwargs:
+                fields["kwargs"] = dict(entry.kwargs)
             return fields
+        case CommandEntry():
+            return {"command": list(entry.command)}
+        case WorkflowEntry():
+            return {"project": entry.project, "workflow": entry.workflow, "args": list(entry.args)}
 
 
 def describe_entry(entry: Entry, *, width: int = 72) -> str:
@@ -239,11 +295,42 @@ def task_fields(task: Task) -> dict[str, Any]:
     return fields
 
 
-_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
 def encode_task(task: Task) -> str:
-    return _ENCODER.encode(task_fields(task))
+    """The JSON of `task_fields(task)`."""
+    entry = task.entry
+    if not isinstance(entry, FunctionEntry) or not _is_usual(task):
+        return _to_json(task_fields(task))
+    # Most tasks, at half the cost: a text that has been spelled for the task before is not spelled again.
+    args = f',"args":{_to_json(entry.args)}' if entry.args else ""
+    kwargs = f',"kwargs":{_to_json(dict(entry.kwargs))}' if entry.kwargs else ""
+    at = "" if task.submitted_at is None else f',"submitted_at":"{format_time(task.submitted_at)}"'
+    return (
+        f'{{"schema":{SCHEMA},"id":"{task.id}","experiment":{_quote(task.experiment)},'
+        f'"function":{_quote(entry.function)}{args}{kwargs}'
+        f"{_spell_code(task.snapshot, task.folder, task.submitted_by)}{at}}}"
+    )
+
+
+def _is_usual(task: Task) -> bool:
+    """Whether it says no more than what it runs, its code, and when and by whom it was submitted."""
+    return (
+        task.max_failures == DEFAULT_MAX_FAILURES
+        and task.key is None
+        and task.generation == 1
+        and task.timeout is None
+        and task.resources is NO_RESOURCES
+        and task.not_before is None
+        and task.expires_at is None
+        and not task.outputs
+        and not task.priority
+        and not task.extra
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _spell_code(snapshot: str | None, folder: str | None, submitted_by: str | None) -> str:
+    fields = {"snapshot": snapshot, "folder": folder, "submitted_by": submitted_by}
+    return "".join(f',"{name}":{_to_json(text)}' for name, text in fields.items() if text is not None)
 
 
 # checking: what every task holds to, whichever way it was made
@@ -335,16 +422,16 @@ def check_entry(entry: Entry | None) -> None:
         module, _, name = entry.function.partition(":")
         if not module or not name:
             raise InvalidTask("function", f"is {_shown(entry.function)}, expected module:name")
-        if not isinstance(entry.args, tuple | list):
+        if type(entry.args) is not tuple and not isinstance(entry.args, tuple | list):
             raise InvalidTask("args", f"is {_kind(entry.args)}, expected an array")
-        if not isinstance(entry.kwargs, dict | Mapping):
+        if type(entry.kwargs) is not dict and not isinstance(entry.kwargs, Mapping):
             raise InvalidTask("kwargs", f"is {_kind(entry.kwargs)}, expected an object")
-        for index, value in enumerate(entry.args):
-            if not _is_plain(value):
+        if not all(map(is_plain, entry.args)):
+            for index, value in enumerate(entry.args):
                 _check_json(f"args[{index}]", value)
         for word, value in entry.kwargs.items():
             check_text("kwargs", word)
-            if not _is_plain(value):
+            if not is_plain(value):
                 _check_json(f"kwargs.{word}", value)
     elif isinstance(entry, CommandEntry):
         check_texts("command", entry.command)
@@ -396,7 +483,7 @@ def check_text(name: str, value: object) -> None:
 
 
 def check_texts(name: str, values: object) -> None:
-    if not isinstance(values, tuple | list):
+    if type(values) is not tuple and not isinstance(values, tuple | list):
         raise InvalidTask(name, f"is {_kind(values)}, expected an array of strings")
     try:
         if "".join(values).isascii():
@@ -420,7 +507,7 @@ def _check_encodable(name: str, text: str) -> None:
         ) from None
 
 
-def _is_plain(value: object) -> bool:
+def is_plain(value: object) -> bool:
     """Whether it surely is JSON, and cheaply so."""
     kind = type(value)
     if kind is str:
@@ -434,7 +521,7 @@ def _is_plain(value: object) -> bool:
 
 def _check_json(name: str, value: object) -> None:
     try:
-        text = _ENCODER.encode(value)
+        text = _to_json(value)
     except (TypeError, ValueError, RecursionError) as problem:
         raise InvalidTask(name, f"is no JSON: {problem}") from None
     _check_encodable(name, text)
@@ -664,6 +751,8 @@ def _parse(fields: object, defaults: TaskDefaults, fallback_key: str | None) -> 
         elif name not in _ENTRY_FIELDS:
             extra = {} if extra is None else extra
             extra[name] = value
+    if not values and extra is None and fallback_key is None:
+        return make_task(defaults, task_id(defaults.experiment, entry=entry), entry)
     experiment = values.get("experiment", defaults.experiment)
     check_experiment_field(experiment)
     key = values.get("key")
@@ -694,13 +783,13 @@ def _parse(fields: object, defaults: TaskDefaults, fallback_key: str | None) -> 
     )
 
 
-_scan = json.scanner.make_scanner(json.JSONDecoder())  # type: ignore[arg-type]
+_scan = json.JSONDecoder().raw_decode
 
 
 def _decode(data: str | bytes) -> Any:
     """As `json.loads`, at half the cost where there is nothing around the JSON."""
     if isinstance(data, str) and data.startswith("{"):
-        value, end = _scan(data, 0)
+        value, end = _scan(data)
         if end == len(data):
             return value
     return json.loads(data)
@@ -719,6 +808,7 @@ _PLAIN_WORKFLOW: Final = _PLAIN | {"project", "workflow", "args"}
 _EXAMPLE = '{"project": "p", "workflow": "w", "args": []}'
 
 
+_OF_OTHERS: Final = frozenset({"workflow", "command", "project"})
 _STRANGERS = {
     "workflow": ("kwargs",),
     "command": ("project", "args", "kwargs"),
@@ -728,6 +818,8 @@ _STRANGERS = {
 
 
 def _parse_entry(fields: dict[str, Any]) -> Entry:
+    if "function" in fields and _OF_OTHERS.isdisjoint(fields):
+        return _parse_function(fields)
     kinds = [name for name in ("workflow", "command", "function") if name in fields]
     if len(kinds) != 1:
         found = " and ".join(f"`{kind}`" for kind in kinds) or "none of them"
@@ -736,15 +828,20 @@ def _parse_entry(fields: dict[str, Any]) -> Entry:
         if fields.get(name) is not None:
             raise InvalidTask(name, f"does not go with `{kinds[0]}`")
     args = fields.get("args")
-    args = () if args is None else _read_list("args", args)
     match kinds[0]:
         case "workflow":
+            args = () if args is None else _read_list("args", args)
             return WorkflowEntry(fields.get("project"), fields["workflow"], args)  # type: ignore[arg-type]
         case "command":
             return CommandEntry(_read_list("command", fields["command"]))
         case _:
-            kwargs = fields.get("kwargs")
-            return FunctionEntry(fields["function"], args, {} if kwargs is None else kwargs)
+            return _parse_function(fields)
+
+
+def _parse_function(fields: dict[str, Any]) -> FunctionEntry:
+    args, kwargs = fields.get("args"), fields.get("kwargs")
+    args = () if args is None else _read_list("args", args)
+    return FunctionEntry(fields["function"], args, {} if kwargs is None else kwargs)
 
 
 # reading: from what JSON has to what a field holds

@@ -1,4 +1,4 @@
-"""Tells at once whether anything changed in a tree since it was last looked through, from the kernel's own notices.
+"""Tells at once whether anything changed in a tree, or of some files, since it was last looked at, from the kernel's own notices.
 
 The kernel notes a change before the call that makes it returns, so whatever this machine changed before `is_quiet` is
 known there. Not noted are writes through a mapping, through a hard link from elsewhere, and by another machine on a
@@ -9,28 +9,34 @@ after a while.
 from __future__ import annotations
 
 import os
+import select
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 _MODIFY, _ATTRIB, _CLOSE_WRITE, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x2, 0x4, 0x8, 0x40, 0x80, 0x100, 0x200
-_SELF, _ONLYDIR = 0x400 | 0x800, 0x01000000
+_SELF, _ONLYDIR, _ADD = 0x400 | 0x800, 0x01000000, 0x20000000
 _CONTENT: Final = _MODIFY | _ATTRIB | _CLOSE_WRITE
 _WANTED: Final = _CONTENT | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _SELF | _ONLYDIR
+_PLACES: Final = _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _ATTRIB | _SELF | _ONLYDIR
 _EVENT: Final = struct.Struct("iIII")
 MOST_FOLDERS: Final = 4_000
 """A user may have 8,192 watches on older systems."""
 
 
 class TreeWatch:
-    """From `open`; `close` it, or `abandon` it in a forked child."""
+    """From `open` or `of_files`; `close` it, or `abandon` it in a forked child."""
 
-    def __init__(self, fd: int, listed: dict[int, set[bytes]]) -> None:
+    def __init__(self, fd: int, listed: dict[int, set[bytes]], *, only_listed: bool) -> None:
         self._fd = fd
         self._listed = listed
         """By watch: the names of files that are in the tree."""
+        self._only_listed = only_listed
+        """Whether other names may come and go as well; otherwise only their content may change."""
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLIN)
 
     @classmethod
     def open(cls, root: Path, names: Iterable[str]) -> TreeWatch | None:
@@ -46,7 +52,33 @@ class TreeWatch:
                 folder = folder.rpartition("/")[0]
                 folders.setdefault(folder, set())
         folders |= {folder: set() for folder in _find_empty(root, folders)}
-        if not sys.platform.startswith("linux") or len(folders) > MOST_FOLDERS:
+        watches = {f"{root}/{folder}": (_WANTED, files) for folder, files in folders.items()}
+        if (root / ".git").is_dir():
+            # What git calls tracked may change without any of the files.
+            watches[f"{root}/.git"] = _MOVED_TO | _ONLYDIR, {b"index"}
+        return cls._open(watches, only_listed=False)
+
+    @classmethod
+    def of_files(cls, paths: Iterable[str], places: Iterable[str] = ()) -> TreeWatch | None:
+        """Watch files, present or not, with or without their folder; None where that is not possible. Look at them after this.
+
+        Of `places` it is not the content that counts but which file is there. Not noted is that a folder further up was
+        replaced.
+        """
+        watches: dict[str, tuple[int, set[bytes]]] = {}
+        for path, content in [*((path, _WANTED) for path in paths), *((path, 0) for path in places)]:
+            for folder, name in {os.path.split(path), os.path.split(os.path.realpath(path))}:
+                while not os.path.isdir(folder):  # noqa: PTH112 - text is split
+                    folder, name = os.path.split(folder)
+                mask, names = watches.get(folder, (_PLACES, set()))
+                mask |= content if os.path.lexists(f"{folder}/{name}") else 0
+                watches[folder] = mask, names | {os.fsencode(name)}
+        return cls._open(watches, only_listed=True)
+
+    @classmethod
+    def _open(cls, watches: Mapping[str, tuple[int, set[bytes]]], *, only_listed: bool) -> TreeWatch | None:
+        """Watch folders, each for the notices of its mask."""
+        if not sys.platform.startswith("linux") or len(watches) > MOST_FOLDERS:
             return None
         import ctypes
 
@@ -55,27 +87,21 @@ class TreeWatch:
         if fd < 0:
             return None
         listed: dict[int, set[bytes]] = {}
-        for folder, files in folders.items():
-            watch = libc.inotify_add_watch(fd, os.fsencode(root / folder), _WANTED)
+        for folder, (mask, files) in watches.items():
+            watch = libc.inotify_add_watch(fd, os.fsencode(folder), mask | _ADD)
             if watch < 0:
                 os.close(fd)
                 return None
-            listed[watch] = files
-        # What git calls tracked may change without any of the files.
-        git = libc.inotify_add_watch(fd, os.fsencode(root / ".git"), _MOVED_TO | _ONLYDIR)
-        if git >= 0:
-            listed[git] = {b"index"}
-        return cls(fd, listed)
+            listed[watch] = listed.get(watch, set()) | files  # One folder may have two names.
+        return cls(fd, listed, only_listed=only_listed)
 
     def is_quiet(self) -> bool:
         """Whether nothing has changed since the last call, or since `open`."""
         quiet = True
-        while True:
-            try:
-                data = os.read(self._fd, 65536)
-            except BlockingIOError:
-                return quiet
-            quiet = quiet and not self._concerns(data)
+        # Asked before it is read: that there is nothing to read is an exception, which takes four times as long.
+        while self._poll.poll(0):
+            quiet = not self._concerns(os.read(self._fd, 65536)) and quiet
+        return quiet
 
     def _concerns(self, data: bytes) -> bool:
         at = 0
@@ -84,7 +110,8 @@ class TreeWatch:
             name = data[at + _EVENT.size : at + _EVENT.size + length].rstrip(b"\0")
             at += _EVENT.size + length
             # A file that is not listed is ignored, and goes on to be while only its content changes.
-            if not (mask & _CONTENT and name) or name in self._listed.get(watch, ()):
+            ignorable = name and (self._only_listed or mask & _CONTENT)
+            if not ignorable or name in self._listed.get(watch, ()):
                 return True
         return False
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TypeAlias
 
@@ -13,6 +12,7 @@ from runtime.reasons import Budget, EndReason
 from runtime.records.base import EndedNote, History, Mark, Record
 from runtime.retry import Again, GiveUp, decide
 from runtime.tasks import Task, TaskState, new_token
+from runtime.values import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -32,10 +32,10 @@ from runtime.errors import InfrastructureFailure, RequestRefused, StoreBroken, e
 from runtime.handover import Handed, Outgoing, failed_instead, hand_over, may_pass
 from runtime.heartbeat import Heartbeat
 from runtime.metrics import NoMetrics, WorkerMetrics, open_metrics
-from runtime.offload import Offload
+from runtime.offload import Offload, Outcome
 from runtime.queues.base import DEFAULT_LEASE, Lease, Outlook, Queue, Release, Settled, Settlement
 from runtime.reasons import EndReason
-from runtime.records.base import EndedNote, History, Record, StartedMark, WorkerSeen
+from runtime.records.base import EndedNote, History, Record, StartedMark, WorkerSeen, calls_at_once
 from runtime.records.coverage import Coverage
 from runtime.records.orders import Control
 from runtime.reporting import Reporter
@@ -46,6 +46,7 @@ from runtime.slots import Slot, fits, plan_slots, read_machine
 from runtime.tasks import CommandEntry, FunctionEntry, TaskState, encode_task
 from runtime.trees import Trees
 from runtime.units import format_size
+from runtime.values import dataclass, field, replace
 from runtime.verdict import (
     Drop,
     Settle,
@@ -77,6 +78,18 @@ REFUSALS: Final = 2
 """A record that its store refused alone so often is refused for a reason of its own, whatever the store calls it."""
 STUCK_AT_MOST: Final = 3
 """With so many that are stuck it is the store, and nothing more is begun until it takes one."""
+LINGER_S: Final = 0.0005
+"""A pause of the loop before it looks what has ended, so that it goes round once for many and not for each."""
+LINGER_BELOW_S: Final = 0.001
+"""Only for tasks that are quicker than this,"""
+LINGER_WITH: Final = 8
+"""and while each slot has more orders than this, so that none becomes idle meanwhile."""
+SETTLES_AT_ONCE: Final = 2
+"""What ends while this many calls to settle are under way waits for the next, which takes all of it together."""
+SETTLING_HANGS_S: Final = 1.0
+"""When the last of them has taken this long, one more may begin,"""
+SETTLES_AT_MOST: Final = 8
+"""up to this many."""
 LONGEST_PAUSE_S: Final = 60.0
 """Between two tasks of a worker that has succeeded before, while one task after the other fails."""
 LONGEST_LOOK_AHEAD: Final = 128
@@ -211,6 +224,8 @@ class Worker:
         self._heartbeat = Heartbeat(self.options.lease, self._clock)
         self._attempts: dict[str, _Attempt] = {}
         """All that is held, by token."""
+        self._unknown: list[_Attempt] = []
+        """What is to be read of their past first."""
         self._ready: deque[_Attempt] = deque()
         """Prepared and not given to a slot."""
         self._apart: deque[_Attempt] = deque()
@@ -224,6 +239,8 @@ class Worker:
         self._announcing = [0] * len(self._slots)
         """By slot: attempts that start as soon as the store knows."""
         self._settlements: list[Settlement] = []
+        self._to_say: dict[str, Callable[[], None]] = {}
+        """By token: what is said of an end once it is recorded."""
         self._releases: list[Release] = []
         self._awaited: dict[str, list[_Attempt]] = {}
         """By snapshot: attempts that wait until it is here."""
@@ -239,6 +256,10 @@ class Worker:
         """By task: how often the service refused what comes before its start, and what had been settled at the first."""
         self._retry_at = 0.0
         self._retries = 0
+        self._settling = 0
+        """Calls under way that settle."""
+        self._settling_since = 0.0
+        """When the last of them began."""
         self._busy_io = 0
         self._leasing = False
         self._claiming = 0
@@ -279,6 +300,9 @@ class Worker:
         self._running: list[str] = []
         local = not queue.traits.remote and (self.records.holds_tasks or self.records.url.startswith("memory:"))
         self._offload = Offload(inline=local)
+        at_once = calls_at_once(self.records)
+        self._past = self._offload.lane(self._look_back, self._looked, at_once=at_once)
+        self._word = self._offload.lane(self._announce, self._announced, at_once=at_once)
         self._count: WorkerMetrics = NoMetrics()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._local = local
@@ -341,6 +365,7 @@ class Worker:
     def _loop(self) -> None:
         selector, crew = self._selector, self._crew
         drained = hurried = False
+        ended: list[Ended] = []
         while True:
             now = time.monotonic()
             if self._stopping is not None and not drained:
@@ -349,8 +374,10 @@ class Worker:
             if drained and self._signals > 1 and not hurried:
                 hurried = True
                 self._kill_at = 0.0
-            ended: list[Ended] = []
             self._watch_bell()
+            if self._may_linger(ended):
+                time.sleep(LINGER_S)
+            ended = []
             for key, _ in selector.select(self._patience(now)):
                 if crew.owns(key):
                     ended += crew.ready(key)
@@ -380,10 +407,22 @@ class Worker:
             self._duties(now)
             if self._stopping is None:
                 self._fetch(now)
+                if self._unknown:
+                    self._look_into()
                 self._dispatch(now)
             elif self._finished(now):
                 return
             self._note_running()
+
+    def _may_linger(self, ended: Sequence[Ended]) -> bool:
+        """Whether quick tasks end one after the other, and more will have soon. The embedded file's commits take longer."""
+        return (
+            not self._local
+            and self._stopping is None
+            and bool(ended)
+            and self._mean_s < LINGER_BELOW_S
+            and all(self._on_slot(slot.index) > LINGER_WITH for slot in self._slots)
+        )
 
     def _patience(self, now: float) -> float:
         """Seconds the loop may sleep."""
@@ -392,8 +431,10 @@ class Worker:
         deadline = self._crew.next_deadline()
         if deadline is not None:
             until = min(until, deadline)
-        if self._settlements or self._releases:
+        if self._releases:
             until = min(until, self._retry_at)
+        if self._settlements:
+            until = min(until, self._settle_at())
         if self._stuck:
             until = min(until, self._stuck_at)
         if self._attempts:
@@ -513,7 +554,8 @@ class Worker:
         self._busy_at = now
         self._taken += len(leases)
         began, attempts, ready = self._heartbeat.began, self._attempts, self._ready
-        plain = self._local and self.options.accept == frozenset(ENTRY_KINDS) and not self._has_cancels()
+        plain = self.options.accept == frozenset(ENTRY_KINDS) and not self._has_cancels()
+        line = ready if self.queue.traits.tracks_holders else self._unknown
         for lease in leases:
             attempt = _Attempt(lease, taken_at=now)
             attempts[lease.token] = attempt
@@ -521,7 +563,7 @@ class Worker:
             if self._stopping is not None:
                 self._give_back(attempt)  # Asked for before.
             elif plain and not lease.tries and not lease.suspect and self._plain(lease):
-                ready.append(attempt)
+                line.append(attempt)
             else:
                 self._prepare(attempt)
 
@@ -547,16 +589,15 @@ class Worker:
             return
         settlement = self._refuse(lease, now)
         if settlement is not None:
-            self._say.unstarted(settlement.record, None if lease.invalid else lease.task)
-            self._end(attempt, settlement)
+            say = partial(self._say.unstarted, settlement.record, None if lease.invalid else lease.task)
+            self._end(attempt, settlement, say)
             return
         why = self._cannot_hold(lease)
         if why is not None:
             self._decline(attempt, why, now)
             return
         if lease.tries or lease.suspect or not self.queue.traits.tracks_holders:
-            self._busy_io += 1
-            self._offload.call(lambda: self._look_back(lease), lambda found, bad: self._looked(attempt, found, bad))
+            self._unknown.append(attempt)
         else:
             self._set_up(attempt)
 
@@ -637,16 +678,22 @@ class Worker:
         self._drop(attempt)
         self._releases.append(Release(attempt.lease, now + backoff(times)))
 
-    def _look_back(self, lease: Lease) -> tuple[Record | None, History]:
+    def _look_into(self) -> None:
+        """Read what is on file of all that came in this round."""
+        unknown, self._unknown = self._unknown, []
+        self._busy_io += len(unknown)
+        self._past(unknown)
+
+    def _look_back(self, attempt: _Attempt) -> tuple[Record | None, History]:
         """What the store knows of earlier deliveries. Runs off the loop where the store is remote."""
-        task = lease.task
+        lease, task = attempt.lease, attempt.lease.task
         history = self.records.history(task.id, task.generation)
         if self.queue.traits.tracks_holders:
             record = self.records.find(task.id, task.generation) if not self.records.holds_tasks else None
             return record, replace(history, open=())
-        record = None
-        if history.ended or history.open or lease.suspect:
-            record = self.records.find(task.id, task.generation)
+        if not (history.ended or history.open or lease.suspect):
+            return None, history
+        record = self.records.find(task.id, task.generation)
         if record is None:
             now = self._clock.now()
             for mark in history.open:
@@ -665,14 +712,21 @@ class Worker:
                 history = replace(history, ended=(*history.ended, note))
         return record, replace(history, open=())
 
-    def _looked(
-        self, attempt: _Attempt, found: tuple[Record | None, History] | None, problem: Exception | None
-    ) -> None:
-        self._busy_io -= 1
-        lease = attempt.lease
-        if lease.token not in self._attempts:
-            return
+    def _looked(self, outcomes: Sequence[Outcome[_Attempt, tuple[Record | None, History]]]) -> None:
+        self._busy_io -= len(outcomes)
         now = self._clock.now()
+        for attempt, found, problem in outcomes:
+            if attempt.lease.token in self._attempts:
+                self._go_by_past(attempt, found, problem, now)
+
+    def _go_by_past(
+        self,
+        attempt: _Attempt,
+        found: tuple[Record | None, History] | None,
+        problem: Exception | None,
+        now: datetime,
+    ) -> None:
+        lease = attempt.lease
         if problem is not None and self._is_its_own(lease.task.id, problem):
             self._fail_unstarted(attempt, problem)
             return
@@ -686,6 +740,9 @@ class Worker:
             # Delivered again after it ended: settling it with the record that stands only ends the delivery.
             self._end(attempt, Settlement(lease, record))
             return
+        if not attempt.history.ended:
+            self._set_up(attempt)
+            return
         buried = judge_history(lease.task, attempt.history, now=now)
         if isinstance(buried, Again):
             # A worker that vanished could not say so itself.
@@ -696,9 +753,7 @@ class Worker:
         else:
             attempts = len(attempt.history.ended)
             settlement = unstarted(lease, buried.reason, buried.message, worker=self.name, now=now, attempts=attempts)
-            self._failed += 1
-            self._say.buried(lease.task, buried)
-            self._end(attempt, settlement)
+            self._end(attempt, settlement, partial(self._say.buried, lease.task, buried))
             return
         self._set_up(attempt)
 
@@ -772,6 +827,8 @@ class Worker:
                 queued = self._on_slot(slot.index)
                 if queued >= depth or crew.room(slot.index) <= self._announcing[slot.index]:
                     break
+                if queued > depth // 2 and not self.queue.traits.tracks_holders:
+                    break  # The store is told of many together.
                 batch = [self._ready.popleft()]
                 most = min(depth - queued, crew.room(slot.index) - self._announcing[slot.index])
                 while self._ready and len(batch) < most and self._pipelines(self._ready[0]):
@@ -825,51 +882,39 @@ class Worker:
         for attempt in batch:
             attempt.slot, attempt.sent, attempt.announced = slot.index, True, True
         self._announcing[slot.index] += len(batch)
-        self._busy_io += 1
-        self._offload.call(
-            lambda: self._announce(batch), lambda problems, _: self._announced(batch, slot, problems or {})
-        )
+        self._busy_io += len(batch)
+        self._word(batch)
 
-    def _announce(self, batch: Sequence[_Attempt]) -> dict[str, Exception]:
-        """By token, why it could not be announced."""
-        problems: dict[str, Exception] = {}
-        for attempt in batch:
-            lease = attempt.lease
-            alone = len(self._slots) == 1 or attempt.apart
-            mark = StartedMark(lease.token, self.name, self._clock.now(), alone, self._machine)
-            try:
-                self.records.note_started(lease.task, mark)
-            except Exception as problem:
-                problems[lease.token] = problem
-        return problems
+    def _announce(self, attempt: _Attempt) -> None:
+        lease, alone = attempt.lease, len(self._slots) == 1 or attempt.apart
+        mark = StartedMark(lease.token, self.name, self._clock.now(), alone, self._machine)
+        self.records.note_started(lease.task, mark)
 
-    def _announced(self, batch: Sequence[_Attempt], slot: Slot, problems: Mapping[str, Exception]) -> None:
-        self._busy_io -= 1
-        self._announcing[slot.index] -= len(batch)
-        going = []
-        for attempt in batch:
+    def _announced(self, outcomes: Sequence[Outcome[_Attempt, None]]) -> None:
+        self._busy_io -= len(outcomes)
+        going: dict[int, list[_Attempt]] = {}
+        now = self._clock.now()
+        for attempt, _, problem in outcomes:
             lease = attempt.lease
+            self._announcing[attempt.slot] -= 1
             if lease.token not in self._attempts:
                 continue
-            problem = problems.get(lease.token)
-            refusal = self._refuse(lease, self._clock.now())
+            refusal = self._refuse(lease, now)
             if refusal is not None:
-                self._say.unstarted(refusal.record, lease.task)
-                self._end(attempt, refusal)
+                self._end(attempt, refusal, partial(self._say.unstarted, refusal.record, lease.task))
             elif problem is not None and self._is_its_own(lease.task.id, problem):
                 self._fail_unstarted(attempt, problem)
             elif problem is None and self._stopping is None and attempt.stop_reason is None:
-                going.append(attempt)
-                continue
+                going.setdefault(attempt.slot, []).append(attempt)
             else:
                 # Others come first then, which shows whether it is this one that is refused.
                 self._give_back(attempt, backoff(4) if problem is not None else timedelta())
-        away = [problem for problem in problems.values() if isinstance(problem, InfrastructureFailure)]
+        away = [problem for _, _, problem in outcomes if isinstance(problem, InfrastructureFailure)]
         if away:
             self._say.trouble("saying what starts", away[0])
             self._pause_until = max(self._pause_until, time.monotonic() + backoff(2).total_seconds())
-        if going:
-            self._send(going, slot)
+        for slot, batch in going.items():
+            self._send(batch, self._slots[slot])
 
     def _is_its_own(self, task_id: str, problem: Exception) -> bool:
         """Whether a refusal before its start is about the task: others are taken, and this one again and again is not."""
@@ -889,9 +934,7 @@ class Worker:
         settlement = failed_instead(
             Release(lease), problem, "it could not be started", worker=self.name, now=self._clock.now()
         )
-        self._failed += 1
-        self._say.unrecorded(settlement.record, lease.task)
-        self._end(attempt, settlement)
+        self._end(attempt, settlement, partial(self._say.unrecorded, settlement.record, lease.task))
 
     def _on_slot(self, slot: int) -> int:
         """Orders that the slot has or is about to get."""
@@ -1019,13 +1062,14 @@ class Worker:
             log_url=self._finish_log(attempt, end),
             jitter=random.random,
         )
-        self._say.ended(lease.task, end, verdict)
-        if isinstance(verdict, Drop):
+        say = partial(self._say.ended, lease.task, end, verdict)
+        if isinstance(verdict, Settle):
+            self._end(attempt, verdict.settlement, say)
+        elif isinstance(verdict, Drop):
+            say()
             self._drop(attempt)
-        elif isinstance(verdict, Settle):
-            self._failed += 1
-            self._end(attempt, verdict.settlement)
         else:
+            say()
             self._count.task_released(end.reason)
             self._released += 1
             self._drop(attempt)
@@ -1098,10 +1142,8 @@ class Worker:
             self._conclude(end, time.monotonic())
 
     def _succeed(self, attempt: _Attempt, end: Ended, record: Record) -> None:
-        self._succeeded += 1
         self._failed_tasks.clear()
-        self._say.succeeded(attempt.lease.task, end)
-        self._end(attempt, Settlement(attempt.lease, record))
+        self._end(attempt, Settlement(attempt.lease, record), partial(self._say.succeeded, attempt.lease.task, end))
 
     def _with_results(self, record: Record, attempt: _Attempt, end: Ended, value: object) -> Record:
         return replace(
@@ -1151,9 +1193,12 @@ class Worker:
         self._pause_until = now + wait
         self._say.paused(failed, most, wait, stays=bool(self._succeeded))
 
-    def _end(self, attempt: _Attempt, settlement: Settlement) -> None:
+    def _end(self, attempt: _Attempt, settlement: Settlement, say: Callable[[], None] | None = None) -> None:
+        """Hand its end over; `say` is called when it is recorded, which may take a while or come second."""
         self._drop(attempt)
         self._settlements.append(settlement)
+        if say is not None:
+            self._to_say[settlement.lease.token] = say
 
     def _postpone(self, attempt: _Attempt, until: datetime) -> None:
         """It may not run yet: what it waits for has nothing to do with this worker."""
@@ -1193,12 +1238,13 @@ class Worker:
                 lambda: self._release(releases, retractions),
                 lambda _, problem: self._given_back(Outgoing(releases=releases, retractions=retractions), problem),
             )
-        settlements, self._settlements = self._settlements, []
-        if settlements:
+        if self._settlements and now >= self._settle_at():
+            settlements, self._settlements = self._settlements, []
             room = 0
             if self._stopping is None and now >= self._pause_until and not self._leasing:
                 room = max(0, self._room())
             faults.reach("worker.before_commit")
+            self._settling, self._settling_since = self._settling + 1, now
             self._busy_io += 1
             self._claiming += room
             self._offload.call(
@@ -1206,10 +1252,19 @@ class Worker:
                 lambda settled, problem: self._settled(settlements, room, settled, problem),
             )
 
+    def _settle_at(self) -> float:
+        """When what has ended is settled next."""
+        if self._settling < SETTLES_AT_ONCE:
+            return self._retry_at
+        if self._settling < SETTLES_AT_MOST:
+            return max(self._retry_at, self._settling_since + SETTLING_HANGS_S)
+        return float("inf")
+
     def _settled(
         self, settlements: list[Settlement], claimed: int, settled: Settled | None, problem: Exception | None
     ) -> None:
         self._claiming -= claimed
+        self._settling -= 1
         self._busy_io -= 1
         if settled is None:
             assert problem is not None
@@ -1272,12 +1327,10 @@ class Worker:
         for settlement, settled in handed.settled:
             self._count_settled([settlement], settled)
         for refused, instead, settled in handed.replaced:
-            counted = refused.record.state if isinstance(refused, Settlement) else None
-            self._succeeded -= counted is TaskState.SUCCEEDED
-            self._failed += counted is None or counted is TaskState.SUCCEEDED
-            self._say.unrecorded(instead.record, instead.lease.task)
+            self._to_say[refused.lease.token] = partial(self._say.unrecorded, instead.record, instead.lease.task)
             self._count_settled([instead], settled)
         for lease, refusal in handed.dropped:
+            self._to_say.pop(lease.token, None)
             self._say.trouble(f"recording how `{lease.task.id}` ended", refusal)
         announced = {lease.token for lease in outgoing.retractions}
         before = self._stuck
@@ -1309,14 +1362,25 @@ class Worker:
 
     def _count_settled(self, settlements: Sequence[Settlement], settled: Settled) -> None:
         self._handed += len(settlements)
-        refused = {id(one.lease) for one in settled.refused}
-        for one in settled.refused:
-            self._say.refused(one)
+        refused = {id(one.lease): one for one in settled.refused}
         counters = self._counters
         for settlement in settlements:
             record = settlement.record
+            say = self._to_say.pop(settlement.lease.token, None)
+            second = refused.get(id(settlement.lease))
+            if second is not None:
+                # An attempt that was stopped for a cancel ended as that says, whoever has written it.
+                stands = second.record is not None and second.record.state is record.state is TaskState.CANCELLED
+                if stands and say is not None:
+                    say()
+                else:
+                    self._say.refused(second)
             # A record that was found counts for the worker that committed it.
-            if id(settlement.lease) not in refused and record.token == settlement.lease.token:
+            elif record.token == settlement.lease.token:
+                if say is not None:
+                    say()
+                self._succeeded += record.state is TaskState.SUCCEEDED
+                self._failed += record.state is TaskState.FAILED
                 self._count.task_recorded(record.state)
                 counts = counters.get(record.experiment)
                 if counts is None:
@@ -1438,8 +1502,7 @@ class Worker:
             elif self._leave_line(attempt):
                 settlement = self._refuse(attempt.lease, self._clock.now())
                 if settlement is not None:
-                    self._say.unstarted(settlement.record, attempt.lease.task)
-                    self._end(attempt, settlement)
+                    self._end(attempt, settlement, partial(self._say.unstarted, settlement.record, attempt.lease.task))
 
     def _report_in(self, *, left: bool = False) -> None:
         now = self._clock.now()

@@ -18,7 +18,8 @@ from tests.services_support import wait_until
 
 SHIM = Path(__file__).parents[1] / "runtime" / "shim.py"
 CALL = "sys.exit(shim.main(sys.argv[1:]))"
-JOB = "j-0123456789abcdef01234567"
+JOB = f"j-{os.urandom(12).hex()}"
+"""This process's own: a shim ends what is left of its job anywhere on the machine, so tests side by side must not share one."""
 
 
 def find_pythons() -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -19,6 +18,7 @@ from runtime.identify import Kind, identify, recall_last
 from runtime.records.totals import Tally, open_tasks
 from runtime.stacks import open_stack
 from runtime.tasks import TaskState
+from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.jobs import JobState

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +14,7 @@ from runtime.config import load_settings
 from runtime.errors import NotPossible, UnknownName
 from runtime.stacks import find_stack
 from runtime.units import parse_duration
+from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.clusters.reaper import Reaper, ReapPlan

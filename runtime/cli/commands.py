@@ -170,16 +170,20 @@ def load_command(name: str) -> _click.Command:
 
 def run(args: Sequence[str]) -> int:
     """Parse `args`, run the command they name and return its exit code. Errors are raised for `main` to print."""
-    root = _build_root()
     if instruction := os.environ.get("_RUNTIME_COMPLETE"):
         from typer._completion_classes import completion_init
         from typer.completion import shell_complete
 
         completion_init()
-        return shell_complete(root, {}, "runtime", "_RUNTIME_COMPLETE", instruction)
+        return shell_complete(_build_root(), {}, "runtime", "_RUNTIME_COMPLETE", instruction)
+    # A command that is named first needs nothing of the root, which is built for its help and for what is misspelt.
+    named = args[:1] and args[0] in COMMANDS
+    command, path, rest = (
+        (load_command(args[0]), f"runtime {args[0]}", args[1:]) if named else (_build_root(), "runtime", args)
+    )
     try:
-        with root.make_context("runtime", list(args)) as ctx:
-            returned = root.invoke(ctx)
+        with command.make_context(path, list(rest)) as ctx:
+            returned = command.invoke(ctx)
     except typer.Exit as done:
         return done.exit_code
     return returned if isinstance(returned, int) else 0

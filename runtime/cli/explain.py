@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +16,7 @@ from runtime.explain import explain as explain_task
 from runtime.identify import Identity, Kind, identify, recall_last
 from runtime.stacks import open_stack
 from runtime.status import read_experiment, read_worker
+from runtime.values import replace
 
 if TYPE_CHECKING:
     from runtime.stacks import OpenStack

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,6 +27,7 @@ from runtime.images.build import (
 from runtime.images.push import Pushed, ensure_all_pushed, find_targets, head_images, list_stored, plan_push
 from runtime.images.push import push as push_image
 from runtime.images.tools import Tool, build_command, find_tool
+from runtime.values import replace
 
 if TYPE_CHECKING:
     from runtime.images.push import Target

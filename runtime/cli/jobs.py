@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from runtime.cli.show import cut_lines, format_ago, format_cell, format_count, is_terminal, note, paint, render_table
-from runtime.identify import LAST, newest_job
 
 if TYPE_CHECKING:
     from runtime.jobs import JobState
@@ -46,9 +45,10 @@ def open_job(text: str, on: str | None = None) -> JobHandle:
 
 
 def _last_job(text: str) -> str | None:
-    if text != LAST:
+    if text != "last":
         return None
     from runtime.config import load_settings
+    from runtime.identify import newest_job
 
     return newest_job(load_settings().data_dir)
 

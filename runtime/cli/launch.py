@@ -209,13 +209,12 @@ def _dry_run(spec: JobSpec, names: Sequence[str], settings: Settings, options: L
 def _export(
     spec: JobSpec, names: Sequence[str], settings: Settings, options: LaunchOptions, folder: Path, output: Output
 ) -> int:
-    from dataclasses import replace
-
     from runtime.errors import NotPossible
     from runtime.launchers.base import Exports
     from runtime.launchers.registry import get_launcher
     from runtime.launching import prepare
     from runtime.targets import choose_target
+    from runtime.values import replace
 
     target = choose_target(spec, names, settings)[0]
     launcher = get_launcher(target.kind)
@@ -241,7 +240,6 @@ def build_spec(
     assignments: Sequence[str],
 ) -> JobSpec:
     """The spec of a file with the flags over it; of the flags alone where there is no file."""
-    from runtime.grid import parse_grid
     from runtime.jobs import parse_spec, read_spec_file
 
     written: dict[str, Any] = read_spec_file(_readable(file)) if file else {}
@@ -259,6 +257,8 @@ def build_spec(
             raise InvalidValue("secret", text, "NAME=SOURCE, such as HF_TOKEN=env://HF_TOKEN")
         written["secrets"] = [*written.get("secrets", []), {"name": variable, "source": source}]
     if grid:
+        from runtime.grid import parse_grid
+
         _put(written, "array.params", {axis.name: list(axis.values) for axis in parse_grid(grid).axes})
     for text in assignments:
         path, given, value = text.partition("=")
@@ -350,14 +350,11 @@ def _plan_fields(plan: LaunchPlan) -> dict[str, Any]:
 
 
 def _tell(job: JobHandle, *, follow: bool, output: Output) -> int:
-    from runtime.jobs import JobState
-    from runtime.jobview import first_index, follow_all
-
-    entry = job.entry()
     if not job.new:
         note(f"the same was launched before: job {job.id} on {job.target.name}; `--again` starts a new one")
     if not follow:
         if output is Output.JSON:
+            entry = job.entry()
             print_json(
                 {"job": job.id, "name": entry.name, "target": job.target.name, "new": job.new, "runs": entry.indices}
             )
@@ -365,7 +362,10 @@ def _tell(job: JobHandle, *, follow: bool, output: Output) -> int:
             print(job.id)
         note(f"`runtime status {job.id[:10]}` shows it, `runtime logs -f {job.id[:10]}` what it prints")
         return 0
-    tell = stuck_teller(job.id)
+    from runtime.jobs import JobState
+    from runtime.jobview import first_index, follow_all
+
+    entry, tell = job.entry(), stuck_teller(job.id)
     try:
         if entry.indices > 1:
             write_bytes(b"[%d] %s\n" % (run, line) for run, line in follow_all(job, tell=tell))

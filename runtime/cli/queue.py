@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -21,6 +19,7 @@ from runtime.redrive import redrive as redrive_marks
 from runtime.stacks import open_stack
 from runtime.status import read_queue, read_workers
 from runtime.tasks import describe_entry, task_fields
+from runtime.values import dataclass, fields
 
 if TYPE_CHECKING:
     from runtime.reasons import EndReason
@@ -50,7 +49,8 @@ ReasonOption = Annotated[
 ExperimentOption = Annotated[
     list[str] | None, typer.Option("--experiment", metavar="NAME", help="Only of this experiment.", show_default=False)
 ]
-LimitOption = Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="At most so many.")]
+MOST_SHOWN: Final = 1_000_000
+LimitOption = Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=MOST_SHOWN, help="At most so many.")]
 
 
 INTERRUPTED: Final = 130
@@ -463,5 +463,5 @@ def _experiment_name(opened: OpenStack, text: str) -> str:
 
 def _fields(letter: DeadLetter) -> dict[str, object]:
     """The letter with its task in the wire format."""
-    values = {field.name: getattr(letter, field.name) for field in dataclasses.fields(letter)}
+    values = {field.name: getattr(letter, field.name) for field in fields(letter)}
     return {**values, "entry": task_fields(letter.entry) if letter.entry else None}

@@ -6,7 +6,6 @@ no header, so that `cut`, `awk` and `while read` take it as it is. With `-o json
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import os
@@ -21,6 +20,7 @@ from pathlib import PurePath
 from typing import IO, TYPE_CHECKING, Any, Final, Protocol
 
 from runtime.units import format_duration, format_size, format_time
+from runtime.values import fields, is_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -174,8 +174,8 @@ def confirm(question: str, *, yes: bool) -> None:
 
 def encode(value: object) -> object:
     """JSON for what the standard encoder does not know; for `json.dumps(default=encode)`."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, datetime):
         return format_time(value)
     if isinstance(value, timedelta):

@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union
@@ -48,6 +47,7 @@ from runtime.status import (
     read_worker,
 )
 from runtime.tasks import TaskState
+from runtime.values import dataclass, fields, replace
 
 if TYPE_CHECKING:
     from runtime.config import Settings

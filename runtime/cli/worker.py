@@ -44,7 +44,7 @@ def build_parser() -> Parser:
     add("--once", action="store_true", help="run one task and leave; leaves empty-handed after --idle-timeout (10s)")
     add(
         "--max-consecutive-failures",
-        type=int,
+        type=_from_zero,
         default=3,
         metavar="N",
         help="leave with code 1 when N distinct tasks in a row failed and none succeeded before; 0 never does (3)",
@@ -57,7 +57,7 @@ def build_parser() -> Parser:
     add("--metrics-port", type=int, metavar="PORT", help="serve Prometheus metrics; 0 picks a port")
     add("--metrics-host", default="0.0.0.0", metavar="HOST", help="address to serve them on (all)")
     add("--durability", choices=["full", "normal"], help="normal: a power cut may undo the last settlements (full)")
-    add("--look-ahead", type=int, metavar="N", help="tasks to hold beyond the slots (default: a second's worth)")
+    add("--look-ahead", type=_from_zero, metavar="N", help="tasks to hold beyond the slots (default: a second's worth)")
     add("--log-format", choices=["auto", "human", "json"], default="auto", help="lines on stderr (auto)")
     return parser
 
@@ -106,6 +106,12 @@ def _whole(text: str) -> int:
     if number < 1:
         raise InvalidValue("number of tasks", text, "1 or more")
     return number
+
+
+def _from_zero(text: str) -> int:
+    if not text.isdecimal():
+        raise InvalidValue("number", text, "a whole number from 0")
+    return int(text)
 
 
 def _slots(text: str) -> int | Literal["auto"]:

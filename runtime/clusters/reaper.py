@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from runtime.errors import InfrastructureFailure
 from runtime.google_api import GoogleRefused
 from runtime.units import format_duration
+from runtime.values import dataclass, field
 
 if TYPE_CHECKING:
     from runtime.google_api import GoogleApi

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Final, TypeVar
@@ -15,6 +14,7 @@ from runtime.images.registry import Manifest, Registry, login_hint
 from runtime.images.source import LATEST, Source, source_of_labels
 from runtime.images.tools import Command, LocalImage, Tool, find_image, push_commands, run_quietly
 from runtime.outputs import StackOutputs
+from runtime.values import dataclass
 
 DEFAULT_REGISTRY: Final = "images"
 KNOWN_NAMES: Final = ("worker", "worker-cuda", "cluster")

@@ -12,7 +12,6 @@ import hashlib
 import io
 import json
 import os
-import random
 import re
 import select
 import shutil
@@ -41,9 +40,8 @@ class StrangeRoot(Exception):
 
 
 def new_marker() -> bytes:
-    return b"r-%024x\nJobs keep their records in this folder, which is known by this file.\n" % (
-        random.SystemRandom().getrandbits(96)
-    )
+    text = "r-%s\nJobs keep their records in this folder, which is known by this file.\n"
+    return (text % os.urandom(12).hex()).encode()
 
 
 def read_marker(content: bytes) -> str:
@@ -274,7 +272,7 @@ class Place(object):
             for name, data, mode, _ in files:
                 path = self.path(name)
                 self._make_parents(path)
-                temporary = "%s.%d.%08x" % (path, os.getpid(), random.SystemRandom().getrandbits(32))
+                temporary = "%s.%d.%s" % (path, os.getpid(), os.urandom(4).hex())
                 opened.append(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
                 beside.append(temporary)
                 if mode & 0o077:

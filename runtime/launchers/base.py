@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -19,6 +18,7 @@ from runtime.errors import InvalidValue
 from runtime.jobs import JobSpec, JobState
 from runtime.launchers.hosts import Host
 from runtime.reasons import EndReason
+from runtime.values import dataclass, field
 
 
 class Fidelity(StrEnum):

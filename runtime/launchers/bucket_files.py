@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, BinaryIO, Concatenate, Final, ParamSpec, TypeVar
 
 from runtime.errors import InvalidValue
@@ -14,6 +13,8 @@ from runtime.launchers.base import Target
 from runtime.launchers.hosts import Room
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from runtime.launchers.hosts import Files, FileToWrite, RootWatch
     from runtime.records.bucket import BucketBlobs
 
@@ -177,6 +178,8 @@ class BucketFiles:
     def _ask_for_marker(self) -> None:
         if self._watch is None or self._looking is not None:
             return
+        from concurrent.futures import ThreadPoolExecutor
+
         pool = ThreadPoolExecutor(1)
         self._looking = pool.submit(self._blobs.get, MARKER)
         pool.shutdown(wait=False)
@@ -217,5 +220,7 @@ class BucketFiles:
         wanted: list[Any] = list(keys)
         if len(wanted) < 2:
             return [do(key) for key in wanted]
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(min(len(wanted), self._blobs.parallel)) as pool:
             return list(pool.map(do, wanted))

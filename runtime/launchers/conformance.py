@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -59,6 +58,7 @@ from runtime.launching import (
 )
 from runtime.reasons import EndReason
 from runtime.targets import find_target
+from runtime.values import dataclass, field, replace
 
 NAME: Final = "here"
 """The target of the suite."""

@@ -10,20 +10,18 @@ import errno
 import functools
 import json
 import os
-import secrets
 import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Final, Protocol, TypeVar, runtime_checkable
 
 from runtime.errors import InfrastructureFailure, NotPossible, StoreUnavailable
 from runtime.launchers import agent
+from runtime.values import dataclass
 
 T = TypeVar("T")
 
@@ -382,7 +380,7 @@ class SshHost:
                 self._errors.close()
 
     def _connect(self) -> subprocess.Popen[bytes]:
-        self._mark = f"=={secrets.token_hex(12)}=="
+        self._mark = f"=={os.urandom(12).hex()}=="
         source = Path(agent.__file__).read_bytes()
         program = "import sys; n = int(sys.stdin.buffer.readline()); exec(sys.stdin.buffer.read(n).decode())"
         words = [
@@ -396,6 +394,8 @@ class SshHost:
             "-c",
             shlex.quote(program),
         ]
+        import tempfile
+
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the connection
         try:
             process = subprocess.Popen(

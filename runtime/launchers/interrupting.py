@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from runtime.errors import NotPossible
 from runtime.launchers.base import Fidelity, Keeping
 from runtime.launchers.hosts import Host
+from runtime.values import dataclass
 
 PROCESS_INTERRUPTS: Final[Mapping[str, Keeping]] = {
     "preempt": Keeping(fidelity=Fidelity.CLIENT, how="TERM to the shim, which this command then starts anew"),
@@ -27,7 +27,13 @@ _JOB: Final = re.compile(r"j-[0-9a-f]{24}")
 class Process:
     pid: int
     parent: int
+    state: str
+    """As `ps` says it, such as `S` or `T+`."""
     line: str
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.state.startswith("T")
 
     @property
     def is_shim(self) -> bool:
@@ -36,43 +42,48 @@ class Process:
 
 def interrupt_processes(native_id: str, index: int | None, how: str, host: Host) -> None:
     """Interrupt the job that a native id stands for, or one run of it. Raises `NotPossible` if nothing of it runs."""
-    processes = _list_processes(host)
+    processes = list_processes(host)
     shims = [each for each in processes if each.is_shim and native_id in each.line]
     if not shims:
         raise NotPossible(f"nothing of `{native_id}` runs on `{host.name}`", hint="`runtime status` shows what does")
     top, runs = _split(shims)
-    served = _served(_job_of(top.line), [top, *runs], index, host)
+    served = _served(job_of(top.line), [top, *runs], index, host)
     chosen = _choose(top, runs, index, served)
     if how == "preempt":
-        _kill(host, "TERM", chosen if index is not None else [top])
+        signal_processes(host, "TERM", chosen if index is not None else [top])
     elif how == "timeout":
-        _kill(host, "ALRM", chosen)
+        signal_processes(host, "ALRM", chosen)
     elif how == "node-loss":
         # The shim first: it would take the death of its command for an end of the attempt.
         roots = chosen if index is not None else [top]
-        job = _job_of(top.line)
-        _kill(host, "KILL", [*roots, *_below(roots, processes), *_marked(job, index, processes, host)])
+        job = job_of(top.line)
+        signal_processes(host, "KILL", [*roots, *_below(roots, processes), *_marked(job, index, processes, host)])
     elif how == "oom":
-        _note_memory(_job_of(top.line), chosen, served, host)
-        _kill(host, "KILL", [each for each in _below(chosen, processes) if not each.is_shim])
+        _note_memory(job_of(top.line), chosen, served, host)
+        signal_processes(host, "KILL", [each for each in _below(chosen, processes) if not each.is_shim])
     else:
         raise NotPossible(f"`{how}` cannot be provoked here", hint=f"one of {', '.join(PROCESS_INTERRUPTS)}")
 
 
 def stop_processes(native_ids: Sequence[str], host: Host) -> None:
     """TERM to the shims of these native jobs; already gone is success."""
-    shims = [each for each in _list_processes(host) if each.is_shim and any(one in each.line for one in native_ids)]
+    shims = list_shims(native_ids, host)
     pids = {each.pid for each in shims}
-    _kill(host, "TERM", [each for each in shims if each.parent not in pids])
+    signal_processes(host, "TERM", [each for each in shims if each.parent not in pids])
 
 
-def _list_processes(host: Host) -> list[Process]:
+def list_processes(host: Host) -> list[Process]:
     found = []
-    for line in host.run(["ps", "-ww", "-A", "-o", "pid=,ppid=,args="]).out.splitlines():
-        words = line.split(None, 2)
-        if len(words) == 3 and words[0].isdigit() and words[1].isdigit():
-            found.append(Process(int(words[0]), int(words[1]), words[2]))
+    for line in host.run(["ps", "-ww", "-A", "-o", "pid=,ppid=,stat=,args="]).out.splitlines():
+        words = line.split(None, 3)
+        if len(words) == 4 and words[0].isdigit() and words[1].isdigit():
+            found.append(Process(int(words[0]), int(words[1]), words[2], words[3]))
     return found
+
+
+def list_shims(native_ids: Sequence[str], host: Host) -> list[Process]:
+    """The shims of these native jobs, with the copies that each made of itself."""
+    return [each for each in list_processes(host) if each.is_shim and any(one in each.line for one in native_ids)]
 
 
 def _split(shims: Sequence[Process]) -> tuple[Process, list[Process]]:
@@ -140,14 +151,16 @@ def _note_memory(job: str, chosen: Sequence[Process], served: Mapping[int, int],
             host.files.write(f"{run}/{host.files.names(run, 'a')[-1]}/oom", b"")
 
 
-def _job_of(line: str) -> str:
+def job_of(line: str) -> str:
+    """The job that a shim's command line names. Raises `NotPossible` if it names none."""
     found = _JOB.search(line)
     if found is None:
         raise NotPossible("the shim's command line names no job", hint="look at it with `ps`")
     return found[0]
 
 
-def _kill(host: Host, name: str, processes: Sequence[Process]) -> None:
+def signal_processes(host: Host, name: str, processes: Sequence[Process]) -> None:
+    """Send them a signal; those that are gone are left out."""
     if processes:
         pids = list(dict.fromkeys(str(each.pid) for each in processes))
         host.run(["sh", "-c", 'kill -s "$0" "$@" 2>/dev/null || true', name, *pids])

@@ -6,15 +6,15 @@ and the boot id tells a reboot from a death.
 
 from __future__ import annotations
 
-import secrets
+import json
+import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from runtime import shim
-from runtime.errors import InvalidValue, NotPossible
+from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible
 from runtime.jobs import BuildOn, CodeMode, EnvironmentManager, JobSpec, JobState, expand_array, leaf_fields, set_fields
 from runtime.launchers.base import (
     Fidelity,
@@ -28,14 +28,25 @@ from runtime.launchers.base import (
     check_record_folder,
 )
 from runtime.launchers.hosts import Host, HostUnavailable
+from runtime.launchers.interrupting import Process, job_of, list_shims, signal_processes
 from runtime.launchers.order import environment_order, make_order
 from runtime.launchers.spec_files import read_array_file
+from runtime.ledger import job_folder
 from runtime.reasons import EndReason
 
+MOST_RANKS: Final = 256
+"""Ranks of a run on one machine: the shim starts them at once, and holds two files open for each."""
 START_S: Final = 30.0
 """How long a shim may take to claim its job."""
 APPEAR_S: Final = 5.0
 """One that is in no listing of processes after so long has ended."""
+LOOK_S: Final = 0.1
+LOOK_MOST_S: Final = 2.0
+"""Pause between two looks at shims that are to end: the first, and the longest, since each lists all processes."""
+GRACE_S: Final = 60.0
+"""Of a shim whose order cannot be read."""
+WAKE_S: Final = 10.0
+"""How long beyond its grace a shim that was stopped may take to end."""
 
 _BOOT: Final = "cat /proc/sys/kernel/random/boot_id 2>/dev/null || sysctl -n kern.bootsessionuuid"
 _LIST: Final = f"({_BOOT}) | head -n 1; ps -ww -A -o args= | grep -F -e '--native' || true"
@@ -96,6 +107,12 @@ def plan_processes(
     slots: int | None,
 ) -> LaunchPlan:
     """The plan of a job that is one shim process; an array shares out `slots` at a time, the machine's CPUs if None."""
+    if (ranks := spec.nodes * spec.tasks_per_node) > MOST_RANKS:
+        raise NotPossible(
+            f"target `{target.name}` is one machine, and {ranks} ranks are more than the {MOST_RANKS} that run on one",
+            facts=[f"`nodes` is {spec.nodes}, `tasks_per_node` is {spec.tasks_per_node}"],
+            hint="fewer of `--nodes` or `--tasks-per-node`, or a target of several machines; `--seeds N` runs N times in turn",
+        )
     indices = expand_array(spec.array, read_array_file(spec.array, context.base))
     offset = spec.array.offset if spec.array else 0
     backend: dict[str, Any] = {}
@@ -215,7 +232,7 @@ def spawn_shim(plan: LaunchPlan, part: NativePart, host: Host, *, before: Sequen
     boot, running = _look(host)
     if (serving := _find_shim(folder, running)) is not None:
         return serving
-    native = f"{secrets.token_hex(8)}@{boot}"
+    native = f"{os.urandom(8).hex()}@{boot}"
     host.spawn(
         [*before, *(native if word == "TOKEN" else word for word in words)], folder=folder, log=f"{folder}/shim.log"
     )
@@ -289,15 +306,58 @@ def process_states(native_ids: Sequence[str], host: Host) -> list[NativeState]:
     return found
 
 
+def cancel_processes(native_ids: Sequence[str], indices: Sequence[int] | None, host: Host) -> list[str]:
+    """End the shims of these native jobs; what is left over, in words. Of single runs they see the marks themselves."""
+    if indices is None:
+        return end_processes(native_ids, host)
+    wake_processes(native_ids, host)
+    return []
+
+
+def wake_processes(native_ids: Sequence[str], host: Host) -> list[Process]:
+    """Let stopped shims of these native jobs go on, so that they find our cancel mark. Returns all their shims."""
+    shims = list_shims(native_ids, host)
+    signal_processes(host, "CONT", [each for each in shims if each.is_stopped])
+    return shims
+
+
 def end_processes(native_ids: Sequence[str], host: Host, *, patience_s: float = 150) -> list[str]:
-    """Wait for shims that found our cancel mark; what is still there after `patience_s` is left over."""
-    until = time.monotonic() + patience_s
-    while True:
-        text = "\n".join(_look(host)[1])
-        left = [native for native in native_ids if native in text]
-        if not left or time.monotonic() >= until:
-            return [f"the shim {native} on `{host.name}` still runs" for native in left]
-        time.sleep(0.1)
+    """Wait for shims that found our cancel mark; what is still there after `patience_s` is left over, in words.
+
+    Stopped ones are woken at every look. If that took longer than a shim's grace, something stops them again and again: they
+    are killed, and `clear_processes` ends what they ran.
+    """
+    until, pause = time.monotonic() + patience_s, LOOK_S
+    kill_at: float | None = None
+    while shims := wake_processes(native_ids, host):
+        now = time.monotonic()
+        if kill_at is not None and now >= kill_at:
+            signal_processes(host, "KILL", shims)
+        elif kill_at is None and (stopped := [each for each in shims if each.is_stopped]):
+            kill_at = now + _read_grace_s(stopped[0], host) + WAKE_S
+            until = max(until, kill_at + WAKE_S)
+        if now >= until:
+            left = [native for native in native_ids if any(native in each.line for each in shims)]
+            return [_say_left(native, shims, host) for native in left]
+        time.sleep(pause)
+        pause = min(LOOK_MOST_S, pause * 1.2)
+    return []
+
+
+def _read_grace_s(shim: Process, host: Host) -> float:
+    try:
+        order = host.files.read(f"{job_folder(job_of(shim.line))}/order.json")
+    except InfrastructureFailure:
+        order = None
+    return float(json.loads(order)["grace_s"]) if order else GRACE_S
+
+
+def _say_left(native: str, shims: Sequence[Process], host: Host) -> str:
+    pids = " ".join(str(each.pid) for each in shims if native in each.line)
+    return (
+        f"the shim {native} on `{host.name}` still runs; run the same `runtime cancel` again, "
+        f"and if that does not help, `kill -9 {pids}` there"
+    )
 
 
 def clear_processes(folder: str, host: Host) -> list[str]:
@@ -307,6 +367,8 @@ def clear_processes(folder: str, host: Host) -> list[str]:
         return []
     place = f"{host.files.root}/{folder}"
     # Ours, for that of the job goes with its end, and may be of an earlier version.
+    from runtime import shim
+
     program = Path(shim.__file__).read_bytes()
     done = host.run([shlex.split(command.decode())[0], "-", place, "--clear"], stdin=program)
     said = done.err.strip().splitlines()[-1:]

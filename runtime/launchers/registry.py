@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.metadata
 import sys
 from typing import TYPE_CHECKING, Final, cast
 
 from runtime.errors import MissingExtra, UnknownName
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from runtime.launchers.base import Launcher
 
 ENTRY_POINTS: Final = "research_runtime.launchers"
@@ -44,12 +45,12 @@ def get_launcher(kind: str) -> Launcher:
     return cast("Launcher", made())
 
 
-def _entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
+def _entry_points() -> tuple[EntryPoint, ...]:
     return _entry_points_on(tuple(sys.path))
 
 
 @functools.cache
-def _entry_points_on(path: tuple[str, ...]) -> tuple[importlib.metadata.EntryPoint, ...]:
+def _entry_points_on(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     """Looked up once for each import path: it reads a file of every package that is installed."""
     from importlib.metadata import entry_points
 

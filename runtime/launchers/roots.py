@@ -8,6 +8,7 @@ processes learn at once.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,7 +39,7 @@ class KnownRoot:
 
     def __init__(self, target: str, address: str, data_dir: Path, *, new: bool = False) -> None:
         self._target, self._address = target, address
-        self._folder = data_dir / FOLDER / hashlib.sha256(address.encode()).hexdigest()[:24]
+        self._folder = data_dir / FOLDER / hashlib.sha256(os.fsencode(address)).hexdigest()[:24]
         self._remembered = _names(self._folder)
         self.known: Sequence[str] = [] if new else self._remembered
 
@@ -47,7 +48,7 @@ class KnownRoot:
             self._remembered = [*self._remembered, identity]
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
-                (self._folder / identity).write_text(f"{self._address}\n", encoding="utf-8")
+                (self._folder / identity).write_bytes(os.fsencode(f"{self._address}\n"))
             except OSError:
                 pass  # As with `launched`: a data folder that cannot be written stops nobody.
         self.known = [identity]

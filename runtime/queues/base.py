@@ -6,12 +6,12 @@ A queue delivers; the record store that it settles into is the truth. Delivery m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Protocol, runtime_checkable
 
 from runtime.records.base import EndedNote, Mark, Record, RecordStore
 from runtime.tasks import Task
+from runtime.values import dataclass, field
 
 DEFAULT_QUEUE: Final = "default"
 DEFAULT_LEASE: Final = timedelta(seconds=30)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from runtime.clock import Clock, SystemClock, machine_id
@@ -32,6 +31,7 @@ from runtime.reasons import EndReason
 from runtime.records.base import EndedNote, RecordStore
 from runtime.records.orders import pause_order, resume_order
 from runtime.tasks import Task, TaskState, new_token
+from runtime.values import dataclass, replace
 
 _ALWAYS = datetime.min.replace(tzinfo=UTC)
 

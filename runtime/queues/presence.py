@@ -12,9 +12,10 @@ import mmap
 import os
 import select
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from runtime.values import dataclass
 
 TOKEN_CHARS: Final = 16
 
@@ -158,7 +159,7 @@ class Vigil:
     def hush(self) -> bool:
         """Empty the bell; True if somebody died."""
         self._presence.hush()
-        if self._poll is None:
+        if self._poll is None or not self._lives:
             return False
         ended = {fd for fd, _ in self._poll.poll(0)}
         gone = [worker for worker, fd in self._lives.items() if fd in ended]
@@ -201,33 +202,43 @@ class Bells:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._name = str(folder)
         self._seen_at = -1
         self._fds: dict[str, int] = {}
 
     def ring(self) -> None:
+        # Those that are known first: nobody waits for a look that rarely finds another.
+        self._ring(list(self._fds))
+        if self._seen_at < 0 and not os.access(self._name, os.F_OK):
+            return  # No worker has been here yet.
         try:
-            changed = self._folder.stat().st_mtime_ns
+            changed = os.stat(self._name).st_mtime_ns  # noqa: PTH116 - once for each put
         except FileNotFoundError:
             return
         if changed != self._seen_at:
-            self._look(changed)
-        for name, fd in list(self._fds.items()):
+            self._ring(self._look(changed))
+
+    def _ring(self, names: Iterable[str]) -> None:
+        for name in names:
             try:
-                os.write(fd, b"!")
+                os.write(self._fds[name], b"!")
             except BlockingIOError:
                 pass  # Full: it will wake as it is.
             except BrokenPipeError:
                 os.close(self._fds.pop(name))
 
-    def _look(self, changed: int) -> None:
+    def _look(self, changed: int) -> list[str]:
+        """Learn which bells there are now; returns the new ones."""
         names = {path.name for path in self._folder.glob("*.bell")}
         for name in self._fds.keys() - names:
             os.close(self._fds.pop(name))
-        for name in names - self._fds.keys():
+        new = names - self._fds.keys()
+        for name in new:
             # Refused where nobody reads: a worker that died without leaving.
             with contextlib.suppress(OSError):
                 self._fds[name] = os.open(self._folder / name, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._seen_at = changed
+        return [name for name in new if name in self._fds]
 
     def close(self) -> None:
         for fd in self._fds.values():

@@ -55,9 +55,10 @@ from runtime.queues.pubsub_message import (
     write_message,
 )
 from runtime.queues.purge import purging
-from runtime.records.base import RecordStore
+from runtime.records.base import RecordStore, calls_at_once
 from runtime.records.orders import pause_order, resume_order
 from runtime.tasks import Task, TaskState
+from runtime.threads import Threads
 from runtime.units import format_time
 from runtime.verdict import malformed
 
@@ -72,7 +73,6 @@ PUT_PATIENCE_S: Final = 60.0
 RELEASE_PATIENCE_S: Final = 15.0
 """Within the grace that a preempted machine gives."""
 PUBLISHES_AT_ONCE: Final = 4
-STORE_CALLS_AT_ONCE: Final = 16
 DRAIN_EVERY_S: Final = 5.0
 PURGE_MARGIN: Final = timedelta(minutes=1)
 """What was published this shortly before a purge is left to the workers: a redrive, which publishes first and then
@@ -114,7 +114,8 @@ class PubSubQueue:
         self._opened: PubSubClient | None = client
         self._opening = threading.Lock()
         self._intake = Intake(settings, records, self._client, queue=name, clock=self._clock, patience=patience)
-        self._stores: ThreadPoolExecutor | None = None
+        self._at_once = calls_at_once(records)
+        self._stores = Threads(2 * self._at_once, "pubsub-store")
         self._published = False
         self._drained_at = float("-inf")
         self._drain: threading.Thread | None = None
@@ -254,11 +255,7 @@ class PubSubQueue:
         return self._intake.give_back(copies, patience_s=RELEASE_PATIENCE_S)
 
     def _each(self, act: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        if len(items) < 2:
-            return [act(item) for item in items]
-        if self._stores is None:
-            self._stores = ThreadPoolExecutor(STORE_CALLS_AT_ONCE, thread_name_prefix="pubsub-store")
-        return list(self._stores.map(act, items))
+        return self._stores.each(act, items, at_once=self._at_once)
 
     # upkeep
 
@@ -409,8 +406,7 @@ class PubSubQueue:
         self._intake.close()
         if self._drain is not None:
             self._drain.join(timeout=5)
-        if self._stores is not None:
-            self._stores.shutdown(wait=False, cancel_futures=True)
+        self._stores.close(wait=False)
         if self._opened is not None:
             self._opened.close()
 

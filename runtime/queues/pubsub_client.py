@@ -13,13 +13,13 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple, TypeVar
 
 from runtime.errors import InvalidContract, MissingExtra, NotPossible, QueueUnavailable
 from runtime.outputs import PubSubQueueOutput
 from runtime.units import format_duration
+from runtime.values import dataclass
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

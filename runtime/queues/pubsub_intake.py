@@ -15,7 +15,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from typing import Final
@@ -35,9 +34,10 @@ from runtime.queues.pubsub_client import (
     insist,
 )
 from runtime.queues.pubsub_message import Delivery, Holding, judge, read_message, split_requests, write_copy
-from runtime.records.base import RecordStore
+from runtime.records.base import RecordStore, calls_at_once
 from runtime.records.orders import Control
 from runtime.tasks import new_token
+from runtime.threads import Threads
 from runtime.units import format_duration
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ CLOSE_WAIT_S: Final = 1.3
 FIRST_WAIT_S: Final = 0.1
 """How long the first `take` of a hungry worker waits for its own pull, so that a filled queue is not called empty."""
 LOOK_AHEAD_S: Final = 0.25
-MAX_LOOK_AHEAD: Final = 200
+MAX_LOOK_AHEAD: Final = 1000
 UNCLAIMED_S: Final = 3.0
 """What was looked ahead and not taken for so long goes back."""
 MAX_LATER: Final = 10_000
@@ -92,7 +92,7 @@ class Intake:
         self._stop = threading.Event()
         self._chores = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._finders: ThreadPoolExecutor | None = None
+        self._finders = Threads(calls_at_once(records), "pubsub-find")
         self._bell: tuple[int, int] | None = None
 
         self._held: dict[tuple[str, int], Delivery] = {}
@@ -169,7 +169,8 @@ class Intake:
             delivery.since = now
             taken.append(delivery)
         self._wanted = n - len(taken)
-        self._changed.notify_all()
+        if self._shortfall():
+            self._changed.notify_all()
         return taken
 
     def _given_up(self) -> bool:
@@ -227,7 +228,8 @@ class Intake:
         with self._acks_changed:
             self._acks += ack_ids
             self._acks_changed.notify()
-        self._start()
+        if not self._threads:
+            self._start()
 
     def drop(self, deliveries: Iterable[Delivery]) -> None:
         """Let them come back by themselves, when their deadlines have passed."""
@@ -470,11 +472,7 @@ class Intake:
                 log.exception("cannot look for the record of `%s`", delivery.task.id)
                 return False
 
-        if len(deliveries) < 2 or not self._records.url.startswith(("gs:", "s3:")):
-            return [find(delivery) for delivery in deliveries]
-        if self._finders is None:
-            self._finders = ThreadPoolExecutor(16, thread_name_prefix="pubsub-find")
-        return list(self._finders.map(find, deliveries))
+        return self._finders.each(find, deliveries, at_once=calls_at_once(self._records))
 
     def _keep_for_later(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
         """Keep what is due later, as far as there is room; those for which there is none."""
@@ -705,8 +703,7 @@ class Intake:
             waiting = [one for one in waiting if one.holding is Holding.HELD]
             self.drop(self.give_back([(one, write_copy(one, not_before=one.task.not_before)) for one in waiting]))
             self._flush_acks(RETURN_PATIENCE_S)
-        if self._finders is not None:
-            self._finders.shutdown(wait=False, cancel_futures=True)
+        self._finders.close(wait=False)
         if self._bell is not None:
             for end in self._bell:
                 os.close(end)

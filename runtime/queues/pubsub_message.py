@@ -7,7 +7,6 @@ number of tries, where a large payload lies) is in attributes, so that giving a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import Enum, auto
 from typing import Final
@@ -32,6 +31,7 @@ from runtime.tasks import (
     task_id,
 )
 from runtime.units import format_time, parse_time
+from runtime.values import dataclass, field, replace
 
 INLINE_BYTES: Final = 1024 * 1024
 """Larger bodies go to the record store and the message refers to them.

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
@@ -22,6 +21,7 @@ from runtime.reasons import EndReason
 from runtime.records.base import ManifestPart, Record, RecordStore
 from runtime.records.orders import Order, OrderKind, person
 from runtime.tasks import Task, TaskState, new_token, read_line
+from runtime.values import dataclass, replace
 from runtime.verdict import mark_of
 
 log = logging.getLogger(__name__)

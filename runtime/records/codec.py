@@ -15,7 +15,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
@@ -25,6 +24,7 @@ from runtime.records.base import EndedNote, ExperimentSeen, Mark, Record, Starte
 from runtime.records.orders import Control, Covered, OldControl, Order, OrderKind, ReadOrder, control_of
 from runtime.tasks import TaskState, parse_task, task_fields
 from runtime.units import format_time, parse_time
+from runtime.values import replace
 
 SCHEMA: Final = 1
 MERGED: Final = "merged"

@@ -9,15 +9,12 @@ from __future__ import annotations
 import errno
 import hashlib
 import itertools
-import logging
 import os
 import re
-import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Lock
@@ -44,6 +41,7 @@ from runtime.records.blobs import BlobInfo, Blobs
 from runtime.records.coverage import read_keys
 from runtime.records.orders import Control, Order, OrderLog, ReadOrder, merge
 from runtime.tasks import Task, TaskState, experiment_digest, new_token
+from runtime.values import replace
 
 # Executors and URLs load a good deal that a worker on the embedded file never uses.
 if TYPE_CHECKING:
@@ -83,7 +81,6 @@ _ORDER: Final = re.compile(r"((?:merged-)?[0-9a-f]{16})\.json")
 MERGED: Final = "merged-"
 """Begins the id of an order that stands in place of several."""
 
-log = logging.getLogger(__name__)
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -105,7 +102,8 @@ class BlobRecords(RecordStore):
         """Keys of what cannot be decoded, each said once."""
         self._counters: dict[tuple[str, str], str] = {}
         """By experiment and worker the name of the last report."""
-        self._start_of_counting = secrets.token_hex(4)
+        self._start_of_counting = os.urandom(4).hex()
+        self._outputs: str | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._lock = Lock()
         self._order_logs: dict[str, OrderLog] = {}
@@ -227,7 +225,9 @@ class BlobRecords(RecordStore):
         ended: list[EndedNote] = []
         started: list[StartedMark] = []
         closed: set[str] = set()
-        found = _matched(self.blobs.list_keys(f"attempts/{task_id}/g{generation}/"), _ATTEMPT)
+        found = list(_matched(self.blobs.list_keys(f"attempts/{task_id}/g{generation}/"), _ATTEMPT))
+        if not found:
+            return History()
         for key, data in self._read_all(each[0] for each in found):
             token = key.rpartition("/")[2].partition(".")[0]
             if key.endswith(".ended.json"):
@@ -688,7 +688,10 @@ class BlobRecords(RecordStore):
         return self._address(_log_key(task_id, token))
 
     def outputs_url(self, task_id: str, token: str) -> str:
-        return self._address(f"outputs/{task_id}/{token}")
+        # On the path of every task, so the place that all of them share is looked up once.
+        if self._outputs is None:
+            self._outputs = self._address("outputs/").rstrip("/")
+        return f"{self._outputs}/{task_id}/{token}"
 
     def checkpoints_path(self, task_id: str) -> str | None:
         path = self.blobs.path(f"checkpoints/{task_id}")
@@ -719,7 +722,7 @@ class BlobRecords(RecordStore):
 
     def close(self) -> None:
         with self._lock:
-            pool, self._pool = self._pool, None
+            pool, self._pool, self._outputs = self._pool, None, None
         if pool is not None:
             pool.shutdown(cancel_futures=True)
         self.blobs.close()
@@ -805,7 +808,9 @@ class BlobRecords(RecordStore):
     def _report(self, key: str, problem: str) -> None:
         if key not in self._reported and len(self._reported) < REPORTED:
             self._reported.add(key)
-            log.warning("%s; passed over", problem)
+            import logging  # only when there is something to say: loading it takes as long as all of this module
+
+            logging.getLogger(__name__).warning("%s; passed over", problem)
 
     def _read_all(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
         """In order; what is gone meanwhile is passed over."""

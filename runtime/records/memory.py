@@ -58,12 +58,8 @@ class MemoryBlobs:
             first = bisect.bisect_left(self._keys, prefix)
             if after is not None:
                 first = max(first, bisect.bisect_right(self._keys, after))
-            found = []
-            for key in self._keys[first:]:
-                if not key.startswith(prefix):
-                    break
-                found.append(key)
-        return iter(found)
+            last = bisect.bisect_left(self._keys, f"{prefix}\U0010ffff", first)
+            return iter(self._keys[first:last])
 
     def list_blobs(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
         for key in self.list_keys(prefix, after=after):

@@ -11,7 +11,6 @@ import json
 import sqlite3
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -36,6 +35,7 @@ from runtime.records.codec import decode_ended, encode_ended, encode_order, enco
 from runtime.records.keyed import BlobRecords, order_key
 from runtime.records.orders import Control, Order, control_of, merge
 from runtime.tasks import TERMINAL_STATES, Task, TaskState, decode_stored, new_token
+from runtime.values import replace
 
 if TYPE_CHECKING:
     from runtime.records.folder import FolderBlobs

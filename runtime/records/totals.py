@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from runtime.records.base import RecordStore, Totals
 from runtime.tasks import TaskState
+from runtime.values import dataclass
 
 SHARE: Final = 10
 """Recounts take at most one second in so many."""

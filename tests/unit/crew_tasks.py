@@ -374,3 +374,46 @@ def large(size):
 def note(path):
     with Path(path).open("a") as file:
         file.write(json.dumps([time.time(), os.environ["RUNTIME_TASK_ID"]]) + "\n")
+
+
+def stop_guardian(signum=signal.SIGSTOP):
+    """And go on without it."""
+    os.kill(os.getppid(), signum)
+    return "done"
+
+
+def never_leave(how):
+    """What its process does once the attempt has ended: it is stopped, or waits for ever."""
+    os._exit = lambda code: os.kill(os.getpid(), signal.SIGSTOP) if how == "stopped" else time.sleep(600)
+
+
+def read_no_more():
+    """What its process does with the descriptor that orders come by."""
+    read = os.read
+    os.read = lambda fd, size: time.sleep(600) if fd == 3 else read(fd, size)
+
+
+def spoil_json():
+    json.dumps = json.loads = lambda *args, **kwargs: "garbage"
+
+
+def spoil_folders():
+    def refuse(path):
+        raise OSError(24, "Too many open files")
+
+    os.chdir = refuse
+
+
+def spoil_reports():
+    from runtime import attempt
+
+    attempt.DETAIL_HEADER = attempt.STOP
+
+
+class Untold:
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+def leave_untold():
+    sys.exit(Untold())

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -343,6 +344,43 @@ def test_cancel_of_an_array_asks_first_and_of_one_run_does_not(run: Terminal) ->
     assert run("status", job, "-o", "json").json["totals"]["cancelled"] == 2
 
 
+def test_runs_that_wait_for_a_slot_are_pending_and_once_cancelled_stay_so(run: Terminal) -> None:
+    (run.tree / "runtime.toml").write_text('[targets.two]\nkind = "local"\nslots = 2\n')
+    job = run("launch", "--on", "two", "--seeds", "8", "--", "sh", "-c", "sleep 60").out.strip()
+    wait_for((run.folder(job) / "runs/1/a0001").exists, "the second run")
+
+    before = run("status", job, "-o", "json").json
+    overview = run("status", "--on", "two", "-o", "json").json["jobs"]
+    why = run("explain", job, "--index", "5", "-o", "json").json
+    run("cancel", job, "--index", "7")
+    after = run("status", job, "-o", "json").json
+
+    assert (before["state"], before["totals"]["running"], before["totals"]["pending"]) == ("running", 2, 6)
+    assert [each["totals"]["pending"] for each in overview] == [6]
+    assert "other runs of the job go first" in json.dumps(why)
+    counted = [after["totals"][name] for name in ("running", "pending", "cancelled")]
+    assert counted == [2, 5, 1]
+    assert run("cancel", job, "--yes").code == 0
+
+
+def test_run_that_was_cancelled_before_it_began_is_so_while_others_are_retried(run: Terminal) -> None:
+    (run.tree / "runtime.toml").write_text('[targets.one]\nkind = "local"\nslots = 1\n')
+    again = run.tree.parent / "again"
+    script = f"[ -e {again} ] && exec sleep 60; touch {again}; sleep 600"
+    job = run("launch", "--on", "one", "--seeds", "3", "--", "sh", "-c", script).out.strip()
+    wait_for(again.exists, "the first run")
+    run("cancel", job, "--index", "2")
+    kill_shim(run, job)
+    run.wait(job, "failed")
+
+    assert run("retry", job, "--index", "0", "--yes").code == 0
+    wait_for((run.folder(job) / "runs/0/a0002").exists, "the second attempt")
+
+    states = {each["index"]: each["state"] for each in run("status", job, "-o", "json").json["indices"]}
+    assert states[2] == "cancelled"
+    assert run("cancel", job, "--yes").code == 0
+
+
 def test_cancel_that_leaves_something_says_what_with_exit_code_3(
     run: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,6 +394,30 @@ def test_cancel_that_leaves_something_says_what_with_exit_code_3(
         f"{job}\tcancelled\t1 left over\n",
         "left over: the shim still runs\n",
     )
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["kill -STOP $PPID; sleep 600", "trap '' TERM; while :; do kill -STOP $PPID; sleep 0.01; done"],
+    ids=["once", "over and over"],
+)
+def test_cancel_ends_a_job_whose_command_stops_its_shim(
+    run: Terminal, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    monkeypatch.setattr("runtime.launchers.processes.WAKE_S", 0.5)
+    job = run.launch(script, "--set", "grace_period=0s")
+    wait_for(lambda: is_stopped(run, job), "the stop of the shim")
+
+    said = run("cancel", job)
+
+    assert (said.code, said.out) == (0, f"{job}\tcancelled\tnothing of it is left\n")
+    assert processes_with(job) == []
+    assert run("status", job, "-o", "json").json["state"] == "cancelled"
+
+
+def is_stopped(run: Terminal, job: str) -> bool:
+    shims = processes_with(f"{run.folder(job)}/shim.py")
+    return any(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T" for pid in shims)
 
 
 def test_cancel_ends_what_a_killed_shim_left_running(run: Terminal) -> None:
@@ -472,6 +534,22 @@ def test_daemon_of_a_killed_shim_is_ended_by_whoever_looks(run: Terminal, verb: 
 
     assert (done.code, before) == (0, True)
     assert not lives(said)
+
+
+@pytest.mark.parametrize("verb", [["cancel", "JOB"], ["gc", "--older-than", "0s", "--yes"]], ids=" ".join)
+def test_tree_of_a_killed_shim_is_removed(run: Terminal, monkeypatch: pytest.MonkeyPatch, verb: list[str]) -> None:
+    (run.tree.parent / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("TMPDIR", str(run.tree.parent / "tmp"))
+    job = run.launch("kill -9 $PPID")
+    run.wait(job, "failed")
+    monkeypatch.delenv("TMPDIR")
+    before = list((run.tree.parent / "tmp").glob("job-*/tree/main.py"))
+
+    done = run(*(job if word == "JOB" else word for word in verb))
+
+    assert (done.code, len(before)) == (0, 1)
+    assert list((run.tree.parent / "tmp").glob("job-*")) == []
 
 
 def test_daemon_of_a_job_that_lives_is_left_alone(run: Terminal) -> None:

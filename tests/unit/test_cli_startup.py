@@ -6,16 +6,19 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+import runtime
 from runtime import __version__
 from runtime.cli.commands import COMMANDS, load_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+PACKAGE = Path(runtime.__file__).parent
 HEAVY = {
     "beaker", "boto3", "botocore", "google", "jsonargparse", "kubernetes", "obstore", "pulumi", "pydantic", "ray", "rich",
 }  # fmt: skip
@@ -82,6 +85,45 @@ def test_version_is_printed() -> None:
     done = run_cli("--version")
 
     assert (done.returncode, done.stdout, done.stderr) == (0, f"runtime {__version__}\n", "")
+
+
+ENDING = """
+import atexit, sys, threading, time
+from runtime.cli import main as entry
+def work(args):
+    threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+    atexit.register(print, "exit function")
+    print("command")
+    return 3
+entry._dispatch = work
+sys.exit(entry.main())
+"""
+
+
+def test_command_ends_after_its_threads_and_exit_functions_with_its_code() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=60, check=False)
+
+    assert (done.returncode, done.stderr) == (3, "")
+    assert done.stdout.splitlines() == ["command", "thread", "exit function"]
+
+
+CARELESS = """
+def write(path: str) -> None:
+    global file
+    file = open(path, "w")
+    file.write("all of it")
+
+workflows = {"write": write}
+"""
+
+
+def test_file_that_a_workflow_leaves_open_is_written(tmp_path: Path) -> None:
+    (tmp_path / "careless.py").write_text(CARELESS)
+
+    done = run_cli("run", "careless", "write", f"--path={tmp_path}/out.txt", PYTHONPATH=f"{tmp_path}:{PACKAGE.parent}")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "out.txt").read_text() == "all of it"
 
 
 def test_help_reads_as_reviewed(golden: Callable[[str, str], None]) -> None:

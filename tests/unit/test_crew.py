@@ -192,6 +192,8 @@ def test_large_argument_and_value_pass(bench: Bench) -> None:
         (("interrupt",), EndReason.APP_FAILED, "KeyboardInterrupt", b"KeyboardInterrupt"),
         (("leave", 3), EndReason.APP_FAILED, "exited with code 3", b""),
         (("leave", "out of luck"), EndReason.APP_FAILED, "out of luck", b"out of luck"),
+        (("leave", ""), EndReason.APP_FAILED, "exited with code 1", b""),
+        (("leave_untold",), EndReason.APP_FAILED, "exited with code 1", b""),
         (("leave", 0), EndReason.SUCCEEDED, None, b""),
         (("leave", None), EndReason.SUCCEEDED, None, b""),
         (("exhaust",), EndReason.OOM, "MemoryError", b"MemoryError"),
@@ -1158,6 +1160,25 @@ def test_guardian_that_reads_nothing_does_not_stop_the_loop(
     bench.step_until(lambda: not list(tmp_path.glob("tree-*")))
 
 
+@pytest.mark.usefixtures("quick_guardians")
+def test_end_of_an_attempt_is_told_though_the_guardian_was_stopped_before_it(bench: Bench) -> None:
+    assert bench.run("stop_guardian").reason is EndReason.SUCCEEDED
+    assert bench.run("echo", 1).reason is EndReason.SUCCEEDED
+
+
+@pytest.mark.usefixtures("quick_guardians")
+def test_tree_is_removed_though_the_guardian_is_stopped_and_nothing_runs(bench: Bench, tmp_path: Path) -> None:
+    bench.run("nothing")
+    # Nothing is awaited any more but that the child has been idle for ten minutes.
+    bench.step_until(lambda: (bench.crew.next_deadline() or float("inf")) > time.monotonic() + 100)
+    (tmp_path / "tree").mkdir()
+    os.kill(bench.crew.pids()[0], signal.SIGSTOP)
+
+    bench.crew.discard(str(tmp_path / "tree"))
+
+    bench.step_until(lambda: not (tmp_path / "tree").exists())
+
+
 def test_guardian_that_was_stopped_together_with_this_process_is_not_ended(bench: Bench) -> None:
     order = bench.start("wait_for", bench.path("go"))
     guardian = bench.crew.pids()[0]
@@ -1181,6 +1202,134 @@ def test_close_ends_a_guardian_that_is_stopped(bench: Bench) -> None:
     os.kill(pids[0], signal.SIGSTOP)
     bench.crew.close()
     assert not [pid for pid in pids if is_alive(pid)]
+
+
+# children that do not go on
+
+
+@pytest.mark.usefixtures("quick_guardians")
+def test_order_for_a_child_that_was_stopped_while_it_waited_runs_in_another(bench: Bench) -> None:
+    bench.step_until(lambda: len(bench.crew.pids()) == 2)
+    stopped = bench.crew.pids()[1]
+    os.kill(stopped, signal.SIGSTOP)
+
+    assert bench.run("own_pid").value != str(stopped)
+    assert not is_alive(stopped)
+
+
+@pytest.mark.usefixtures("quick_guardians")
+def test_orders_for_a_warm_child_that_was_stopped_between_two_run_in_another_in_order(warm: Bench) -> None:
+    stopped = int(warm.run("own_pid").value)
+    os.kill(stopped, signal.SIGSTOP)
+    orders = [warm.order("own_pid") for _ in range(3)]
+    warm.crew.send(0, orders)
+
+    ended = warm.wait(*orders)
+
+    assert {one.reason for one in ended} == {EndReason.SUCCEEDED}
+    assert str(stopped) not in {one.value for one in ended}
+    assert [one.started_at for one in ended] == sorted(one.started_at for one in ended)
+
+
+@pytest.mark.usefixtures("quick_guardians")
+def test_child_that_was_stopped_while_idle_is_let_go_and_its_slot_goes_on(make: Callable[..., Bench]) -> None:
+    bench = make(slots=2, reuse=True, standby_idle_s=0.1)
+    order = bench.order("own_pid")
+    bench.crew.send(1, [order])
+    stopped = int(bench.wait(order)[0].value)
+    os.kill(stopped, signal.SIGSTOP)
+
+    bench.step_until(lambda: not is_alive(stopped))
+    bench.crew.send(1, [again := bench.order("nothing")])
+
+    assert bench.wait(again)[0].reason is EndReason.SUCCEEDED
+
+
+@pytest.mark.usefixtures("quick_guardians")
+@pytest.mark.parametrize("how", ["stopped", "waiting"])
+def test_end_of_an_attempt_is_told_though_its_process_does_not_leave(fresh: Bench, how: str) -> None:
+    assert fresh.run("never_leave", how).reason is EndReason.SUCCEEDED
+    assert fresh.run("echo", 1).reason is EndReason.SUCCEEDED
+
+
+@pytest.mark.usefixtures("quick_guardians")
+def test_order_for_a_warm_child_that_reads_no_more_runs_in_another(warm: Bench) -> None:
+    warm.run("read_no_more")
+    orders = [warm.order("echo", n, timeout_s=60.0) for n in range(2)]
+    warm.crew.send(0, orders)
+
+    assert {one.reason for one in warm.wait(*orders)} == {EndReason.SUCCEEDED}
+
+
+STOPS_ITS_CHILDREN = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from runtime import attempt
+attempt.Child.serve = lambda self, cell: os.kill(os.getpid(), signal.SIGSTOP)
+from runtime.guardian import main
+main(int(sys.argv[2]))
+"""
+
+
+@pytest.mark.usefixtures("quick_guardians")
+def test_order_whose_children_are_stopped_again_and_again_is_setup_failed(
+    fresh: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.crew._GUARDIAN", STOPS_ITS_CHILDREN)
+    os.kill(fresh.crew.pids()[0], signal.SIGKILL)
+
+    ended = fresh.run("nothing")
+
+    assert ended.reason is EndReason.SETUP_FAILED
+    assert (ended.message or "").startswith("its process died 3 times before it could begin")
+
+
+# processes that an attempt has spoilt for others
+
+
+def test_functions_replaced_in_json_do_not_reach_the_reports_of_a_warm_child(warm: Bench) -> None:
+    warm.run("spoil_json")
+    pid = warm.run("own_pid")
+
+    assert warm.run("echo", 1, env={"EXTRA": "1"}).value == '{"args":[1],"kwargs":{}}'
+    assert warm.run("fail").message == "ValueError: boom"
+    assert warm.run("own_pid").value == pid.value
+
+
+def test_attempt_that_finds_its_process_spoilt_before_it_begins_is_not_started_and_then_runs(warm: Bench) -> None:
+    warm.run("spoil_folders")
+    order = warm.order("echo", 1)
+    warm.crew.send(0, [order, behind := warm.order("echo", 2)])
+
+    refused, other = warm.wait(order, behind)
+    warm.crew.send(0, [order])
+
+    assert (refused.reason, refused.not_started) == (EndReason.PREEMPTED, True)
+    assert "cannot enter folder" in (refused.message or "")
+    assert other.reason is EndReason.SUCCEEDED or other.not_started
+    assert warm.wait(order)[0].reason is EndReason.SUCCEEDED
+
+
+def test_attempt_whose_report_another_has_spoilt_is_preempted_and_the_child_replaced(warm: Bench) -> None:
+    warm.run("spoil_reports")
+
+    ended = warm.run("echo", 1, task_id="t-victim")
+
+    assert (ended.reason, ended.not_started, ended.value) == (EndReason.PREEMPTED, False, "")
+    assert "what it reported cannot be read" in (ended.message or "")
+    assert warm.run("echo", 1, task_id="t-victim").reason is EndReason.SUCCEEDED
+
+
+def test_unreadable_report_is_put_down_to_the_process_once_and_then_to_the_task(warm: Bench) -> None:
+    ends = []
+    for _ in range(2):
+        warm.run("nothing")
+        ends.append(warm.run("broken_details", task_id="t-own").reason)
+
+    assert ends == [EndReason.PREEMPTED, EndReason.APP_FAILED]
+
+
+# death of the worker
 
 
 WORKER = """

@@ -410,6 +410,7 @@ def spoil(path: Path, statement: str, *values: object) -> None:
 
 SPOILT: dict[str, tuple[str, Callable[[], tuple[object, ...]]]] = {
     "body": ("UPDATE tasks SET body=? WHERE id=?", lambda: ("{", WAITING.id)),
+    "body that was cut off": ("UPDATE tasks SET body=? WHERE id=?", lambda: ('{"function":', WAITING.id)),
     "body of a newer release": ("UPDATE tasks SET body=? WHERE id=?", lambda: ('{"schema":2}', WAITING.id)),
     "body that is no UTF-8": ("UPDATE tasks SET body=CAST(? AS TEXT) WHERE id=?", lambda: (b"\xff\xfe", WAITING.id)),
     "body of a dead letter": ("UPDATE tasks SET body=? WHERE id=?", lambda: ("{", BROKEN.id)),

@@ -38,6 +38,14 @@ def test_unreadable_grid_is_refused(option: str) -> None:
         parse_grid([option])
 
 
+@pytest.mark.parametrize(
+    "options", [["seed=0:99999999999999"], ["seed=0:1000001"], [f"{n}=0:1000" for n in "abcdefgh"]]
+)
+def test_grid_of_more_than_anybody_runs_is_refused_before_it_is_made(options: list[str]) -> None:
+    with pytest.raises((InvalidValue, RequestRefused)):
+        parse_grid(options)
+
+
 def test_name_given_twice_is_refused() -> None:
     with pytest.raises(RequestRefused, match="given twice"):
         parse_grid(["a=1", "a=2"])

@@ -17,7 +17,7 @@ import pytest
 
 from runtime import kept_stacks, submitted_code
 from runtime.config import load_settings
-from runtime.errors import InvalidTask
+from runtime.errors import InvalidTask, UnknownName
 from runtime.kept_stacks import borrow_stack, close_kept
 from runtime.queues.sqlite import open_sqlite
 from runtime.snapshot import fetch_snapshot
@@ -146,11 +146,112 @@ def test_settled_settings_file_is_read_once(project: Path, opened: list[OpenStac
         kept_stacks.SETTLED_NS = kept_stacks_settled  # type: ignore[misc]
 
 
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings files are watched from the second look on, however new they are, and looked at again for notices only."""
+    monkeypatch.setattr(kept_stacks, "SETTLED_NS", -(10**18))
+    monkeypatch.setattr(kept_stacks, "PLAIN_LOOKS", 1)
+    monkeypatch.setattr(kept_stacks, "LOOK_EVERY_S", 3600.0)
+
+
+def write_settings(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("other\n" if path.name == "default-stack" else 'queue = "other"\n')
+
+
+def move_settings(path: Path) -> None:
+    beside = path.parent / "made"
+    write_settings(beside)
+    beside.rename(path)
+
+
+@pytest.mark.parametrize("write", [write_settings, move_settings])
+@pytest.mark.parametrize("above", [".", ".."])
+def test_settings_file_that_appears_is_noticed(
+    project: Path, watched: None, opened: list[OpenStack], above: str, write: Callable[[Path], None]
+) -> None:
+    for number in range(5):
+        assert put(number).queue == "default"
+    (project / "unlisted").write_text("1")
+    assert put(5).queue == "default"
+    assert len(opened) == 1
+
+    write(project / above / "runtime.toml")
+
+    assert put(6).queue == "other"
+
+
+def test_settings_folder_that_appears_is_noticed(
+    project: Path, watched: None, opened: list[OpenStack], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(project.parent / "not" / "yet"))
+    for number in range(4):
+        put(number)
+    (project.parent / "not").mkdir()
+    put(4)
+    assert len(opened) == 1
+
+    write_settings(project.parent / "not" / "yet" / "research-runtime" / "default-stack")
+
+    with pytest.raises(UnknownName):
+        put(5)
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_settings_file_that_changes_is_noticed(
+    project: Path, watched: None, opened: list[OpenStack], linked: bool
+) -> None:
+    file = project / "runtime.toml"
+    if linked:
+        file.symlink_to(project.parent / "elsewhere.toml")
+    file.write_text('queue = "first"\n')
+    for number in range(5):
+        assert put(number).queue == "first"
+    assert len(opened) == 1
+
+    file.write_text('queue = "second"\n')
+
+    assert put(6).queue == "second"
+
+
+def test_settings_are_looked_at_no_more_while_nothing_is_noticed_and_again_after_a_while(
+    project: Path, watched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, elsewhere = project / "runtime.toml", project.parent / "same-file"
+    file.write_text('queue = "first"\n')
+    os.link(file, elsewhere)
+    for number in range(5):
+        put(number)
+    looks: list[str] = []
+    monkeypatch.setattr(kept_stacks, "_stamp", lambda path, real=kept_stacks._stamp: looks.append(path) or real(path))
+    put(6)
+    assert looks == []
+
+    elsewhere.write_text('queue = "second"\n')
+    assert put(7).queue == "first"
+    monkeypatch.setattr(kept_stacks, "LOOK_EVERY_S", 0.0)
+
+    assert put(8).queue == "second"
+
+
+def test_settings_are_looked_at_by_each_call_where_they_cannot_be_watched(
+    project: Path, watched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TreeWatch, "of_files", lambda *_: None)
+    for number in range(5):
+        put(number)
+
+    write_settings(project / "runtime.toml")
+
+    assert put(6).queue == "other"
+
+
+@pytest.mark.parametrize("calls", [2, 8], ids=["looked at", "watched"])
 @pytest.mark.parametrize("how", ["removed", "replaced", "folder removed"])
-def test_file_that_was_removed_or_replaced_is_opened_again(project: Path, how: str) -> None:
+def test_file_that_was_removed_or_replaced_is_opened_again(project: Path, how: str, calls: int) -> None:
     data = project.parent / "data"
-    put(1)
-    put(2)
+    for _ in range(calls):
+        put(1)
     if how == "folder removed":
         shutil.rmtree(data)
     else:

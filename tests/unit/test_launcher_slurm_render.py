@@ -45,6 +45,7 @@ from runtime.launchers.slurm.bundle import export_bundle
 from runtime.launchers.slurm.launcher import KEEPS, SlurmLauncher
 from runtime.launchers.slurm.settings import SlurmSettings, read_settings
 from runtime.launching import make_context
+from runtime.shim import END_SETUP
 
 JOB = "j-0123456789abcdef01234567"
 IMAGE = "registry.example.org/lab/train@sha256:" + "0" * 64
@@ -408,7 +409,8 @@ def test_lines_of_the_job_run_inside_its_container_and_those_of_the_target_outsi
 
     assert outside["setup"] == ["module load apptainer", ". /lustre/opt/venv/bin/activate", "export A=1"]
     assert inside["setup"] == ["module load apptainer"]
-    assert inside["wrap"][2].endswith("""EXIT\n. /opt/venv/bin/activate\nexport A=1\nset +e\nexec "$@"' pre "$@\"""")
+    lines = f"""\n. /opt/venv/bin/activate\nexport A=1\nset +e\n{END_SETUP}\nexec "$@"' pre "$@\""""
+    assert inside["wrap"][2].endswith(lines)
 
 
 def test_folders_of_a_job_are_where_the_target_has_them(tmp_path: Path) -> None:

@@ -357,6 +357,28 @@ def test_attempts_are_joined_with_the_starts_that_they_ran_in(skew_s: int) -> No
     assert [each.message for each in joined][3:5] == ["slurm says of that start: NODE_FAIL", "asked to stop by SIGTERM"]
 
 
+def test_attempt_that_knows_its_start_is_joined_with_it_though_another_is_nearer() -> None:
+    """A node that was busy: the attempt began long after its start, and ended when the next was about to come."""
+
+    def attempt(number: int, restarts: int | None, began: float) -> AttemptView:
+        return AttemptView(
+            index=1, attempt=number, native="1", host="n1", started_at=datetime.fromtimestamp(began, UTC),
+            ended_at=datetime.fromtimestamp(began + 0.5, UTC), reason="stopped", exit_code=143, message="",
+            restarts=restarts,
+        )  # fmt: skip
+
+    starts = parse_starts("1_1|PREEMPTED|1000|1001\n1_1|NODE_FAIL|1008|1009\n1_1|COMPLETED|1020|1021\n")
+
+    def told(*restarts: int | None) -> list[str]:
+        attempts = [attempt(1, restarts[0], 1007), attempt(2, restarts[1], 1008)]
+        return [str(each.reason) for each in join_starts(attempts, starts, "slurm")]
+
+    assert told(0, 1) == ["preempted", "node_failed"]
+    assert told(None, None) == ["stopped", "node_failed"]
+    # Accounting that lost its rows says nothing of this start, rather than something of another.
+    assert told(7, 1) == ["stopped", "node_failed"]
+
+
 QOS = "cpu=2,mem=1G|gres/gpu=1|cpu=3|||00:05:00\n"
 ASKED = "cpu=4,mem=800M,node=1,billing=4,gres/gpu=2"
 

@@ -30,7 +30,7 @@ from runtime.jobs import (
     SecretRef,
 )
 from runtime.launchers.base import Fidelity, JobIdentity, LaunchPlan, PlanContext, Target
-from runtime.launchers.hosts import Answer, HostUnavailable, LocalFiles
+from runtime.launchers.hosts import Answer, FileToWrite, HostUnavailable, LocalFiles
 from runtime.launchers.local.launcher import LocalLauncher
 from runtime.launchers.processes import end_processes, process_states, spawn_shim
 from runtime.launchers.ssh.launcher import SshLauncher
@@ -129,6 +129,18 @@ def test_plan_of_a_job_with_cpus_and_memory_has_them_as_limits(
     }
 
 
+def test_plan_of_more_ranks_than_one_machine_starts_is_refused(tmp_path: Path) -> None:
+    def plan(nodes: int) -> LaunchPlan:
+        spec = JobSpec(command=("true",), nodes=nodes, tasks_per_node=16)
+        return SshLauncher().plan(spec, BOX, JOB, make_context(tmp_path))
+
+    with pytest.raises(NotPossible) as refused:
+        plan(17)
+
+    assert refused.value.message.startswith("target `box` is one machine, and 272 ranks are more than the 256 ")
+    assert plan(16).order["nodes"] == 16
+
+
 def test_plan_of_an_environment_without_a_tree_is_refused(tmp_path: Path) -> None:
     spec = JobSpec(
         command=("true",),
@@ -172,12 +184,59 @@ def test_states_follow_from_one_listing_and_the_start_of_the_machine(tmp_path: P
     ]
 
 
-def test_processes_that_do_not_end_are_said(tmp_path: Path) -> None:
-    host = ScriptedHost(tmp_path, "01234567\nshim.py --native aaaa@01234567\n")
+def test_processes_that_do_not_end_are_said_with_what_to_do(tmp_path: Path) -> None:
+    host = ScriptedHost(tmp_path, "71 1 S python3 shim.py --native aaaa@01234567\n")
 
-    left = end_processes(["aaaa@01234567", "bbbb@01234567"], host, patience_s=0.2)
+    left = end_processes(["aaaa@01234567", "bbbb@01234567"], host, patience_s=0)
 
-    assert left == ["the shim aaaa@01234567 on `gpu1` still runs"]
+    said = "run the same `runtime cancel` again, and if that does not help, `kill -9 71` there"
+    assert left == [f"the shim aaaa@01234567 on `gpu1` still runs; {said}"]
+
+
+class StoppingHost(ScriptedHost):
+    """A machine with a shim and its copy, which go once they are killed, or once they are woken often enough."""
+
+    def __init__(self, root: Path, *, state: str, wakes: int) -> None:
+        line = f"{{}} {{}} {state} python3 shim.py /r/jobs/{JOB.id} --native aaaa@01234567\n"
+        super().__init__(root, line.format(71, 1) + line.format(72, 71))
+        self.files.write_many([FileToWrite(f"jobs/{JOB.id}/order.json", b'{"grace_s": 0.0}')])
+        self.sent: list[list[str]] = []
+        self.wakes = wakes
+
+    def run(self, words: Sequence[str], **more: Any) -> Answer:
+        if words[0] == "sh":
+            self.sent.append(list(words[3:]))
+            if "KILL" in words or self.sent.count(["CONT", "71", "72"]) == self.wakes:
+                self.listing = ""
+        return super().run(words)
+
+
+@pytest.mark.parametrize(
+    ("state", "wakes", "slack", "sent"),
+    [
+        ("T", 1, 10.0, [["CONT", "71", "72"]]),
+        ("T+", 2, 10.0, [["CONT", "71", "72"]] * 2),
+        # Whatever is woken is stopped again.
+        ("T", -1, 0.0, [["CONT", "71", "72"], ["CONT", "71", "72"], ["KILL", "71", "72"]]),
+    ],
+)
+def test_stopped_shims_are_woken_and_killed_once_their_grace_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, wakes: int, slack: float, sent: list[list[str]]
+) -> None:
+    monkeypatch.setattr("runtime.launchers.processes.WAKE_S", slack)
+    host = StoppingHost(tmp_path, state=state, wakes=wakes)
+
+    left = end_processes(["aaaa@01234567"], host)
+
+    assert (left, host.sent) == ([], sent)
+
+
+def test_cancel_of_one_run_wakes_a_stopped_shim(tmp_path: Path) -> None:
+    host = StoppingHost(tmp_path, state="T", wakes=1)
+
+    assert LocalLauncher().cancel(BOX, ["aaaa@01234567"], [3], host) == []
+
+    assert host.sent == [["CONT", "71", "72"]]
 
 
 def test_shim_that_does_not_start_is_said_with_its_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

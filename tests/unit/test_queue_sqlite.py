@@ -20,7 +20,7 @@ import pytest
 
 import runtime.embedded
 from runtime.clock import machine_id
-from runtime.embedded import EmbeddedFile, refuse_network_filesystem
+from runtime.embedded import Durability, EmbeddedFile, refuse_network_filesystem
 from runtime.errors import NotPossible, StoreUnavailable
 from runtime.queues.base import Lease, Release
 from runtime.queues.sqlite import SWEEP_EVERY_S, SqliteQueue, open_sqlite
@@ -279,6 +279,147 @@ def test_put_rings_the_doorbell_of_a_waiting_worker(path: Path) -> None:
     putting.put([sample_task("later")])  # A bell that nobody hears any more is no error.
 
 
+def test_put_rings_every_worker_that_has_come_by_then_and_none_that_has_left(path: Path) -> None:
+    putting, _ = open_sqlite(path)
+    waiting: list[SqliteQueue] = []
+    for number in range(4):
+        queue, _ = open_sqlite(path)
+        queue.join(f"w-{number}")
+        waiting.append(queue)
+        putting.put([sample_task(f"{number}")])
+        for each in waiting:
+            bell = each.doorbell()
+            assert bell is not None
+            assert select.select([bell], [], [], 0)[0] == [bell]
+            each.hush()
+        if number == 2:
+            waiting.pop(0).close()
+    for each in (putting, *waiting):
+        each.close()
+
+
+def test_worker_that_was_rung_for_nothing_leases_nothing_and_writes_nothing(path: Path) -> None:
+    clock = FakeClock()
+    queue, _ = open_sqlite(path)
+    waiting, _ = open_sqlite(path, clock=clock)
+    waiting.join("w-waiting")
+    queue.put(tasks(1))
+    [lease] = waiting.lease(1, worker="w-waiting", ttl=TTL)
+    before = Path(f"{path}-wal").stat().st_size
+
+    for _ in range(2):
+        waiting.hush()
+        assert waiting.lease(1, worker="w-waiting", ttl=TTL) == []
+        clock.advance(seconds=TTL.total_seconds() / 2)
+    assert Path(f"{path}-wal").stat().st_size == before
+    queue.pause()
+    waiting.release([give_back(lease)])
+    waiting.hush()
+    assert waiting.lease(1, worker="w-waiting", ttl=TTL) == []
+    queue.resume()
+    assert len(waiting.lease(1, worker="w-waiting", ttl=TTL)) == 1
+    queue.close()
+    waiting.close()
+
+
+def test_worker_that_was_rung_takes_a_delayed_task_once_it_is_due(path: Path) -> None:
+    clock = FakeClock()
+    queue, _ = open_sqlite(path, clock=clock)
+    queue.put([sample_task("first")])
+    assert len(queue.lease(1, worker="w-a", ttl=TTL)) == 1
+    queue.put([sample_task("later", not_before=clock.now() + timedelta(minutes=1))])
+    queue.hush()
+    assert queue.lease(1, worker="w-a", ttl=TTL) == []
+
+    clock.advance(minutes=2)
+
+    queue.hush()
+    assert [lease.task.key for lease in queue.lease(1, worker="w-a", ttl=TTL)] == ["later"]
+    queue.close()
+
+
+def test_claims_in_a_row_move_the_deadline_on_before_a_tenth_of_it_is_gone(path: Path) -> None:
+    clock = FakeClock()
+    queue, _ = open_sqlite(path, clock=clock)
+    queue.put(tasks(10))
+    length, left = TTL.total_seconds(), []
+    for _ in range(10):
+        clock.advance(seconds=length / 15)
+        assert len(queue.lease(1, worker="w-a", ttl=TTL)) == 1
+        connection = sqlite3.connect(path)
+        left.append(connection.execute("SELECT deadline FROM holders").fetchone()[0] - clock.boottime())
+        connection.close()
+
+    assert min(left) >= 0.9 * length
+    assert max(left) <= length
+    longer = TTL * 2
+    assert len(queue.lease(1, worker="w-a", ttl=longer)) == 0
+    queue.close()
+
+
+def test_lease_by_a_holder_that_was_swept_away_holds_again(path: Path) -> None:
+    queue, _ = open_sqlite(path)
+    queue.put(tasks(2))
+    queue.lease(1, worker="w-a", ttl=TTL)
+    connection = sqlite3.connect(path)
+    connection.execute("DELETE FROM holders")
+    connection.commit()
+
+    [lease] = queue.lease(1, worker="w-a", ttl=TTL)
+
+    assert connection.execute(
+        "SELECT h.worker FROM leases l JOIN holders h ON h.id=l.holder WHERE l.token=?", (lease.token,)
+    ).fetchall() == [("w-a",)]
+    connection.close()
+    queue.close()
+
+
+@pytest.mark.parametrize("durability", ["full", "normal"])
+def test_put_waits_for_the_disk_whatever_came_before_it_and_a_lease_never_does(
+    path: Path, durability: Durability
+) -> None:
+    queue, _ = open_sqlite(path, durability=durability)
+    waits: list[tuple[str, int]] = []
+
+    def done(what: str) -> None:
+        assert queue._file._writer is not None
+        waits.append((what, queue._file._writer.execute("PRAGMA synchronous").fetchone()[0]))
+
+    for number in range(4):
+        queue.put([sample_task(f"{number}")])
+        done("put")
+        [lease] = queue.lease(1, worker="w-a", ttl=TTL)
+        done("lease")
+        if number % 2:
+            queue.settle([succeeded(lease)])
+            done("settle")
+            assert queue.lease(1, worker="w-a", ttl=TTL) == []
+
+    settle = ("settle", 2 if durability == "full" else 1)
+    pair = [("put", 2), ("lease", 1)]
+    assert waits == [*pair, *pair, settle, *pair, *pair, settle]
+    queue.close()
+
+
+def test_single_puts_are_known_by_id_and_leave_no_more_than_tasks_in_the_file(path: Path) -> None:
+    queue, _ = open_sqlite(path)
+    other, _ = open_sqlite(path)
+    one = [sample_task(f"{number}", priority=number) for number in range(6)]
+    found = [queue.put([task]) for task in one]
+    found += [other.put([task]) for task in one]
+    found += [queue.put([next_generation(one[0])]), queue.put([one[0]]), other.put([sample_task("new")])]
+
+    assert [(result.new, result.known) for result in found] == [(1, 0)] * 6 + [(0, 1)] * 6 + [(1, 0), (0, 1), (1, 0)]
+    assert [task.key for task in queue.peek(10)] == ["5", "4", "3", "2", "1", "0", "new"]
+    check_counters(path)
+    connection = sqlite3.connect(path)
+    kinds = connection.execute("SELECT DISTINCT type FROM sqlite_master ORDER BY type").fetchall()
+    assert kinds == [("index",), ("table",)]
+    connection.close()
+    queue.close()
+    other.close()
+
+
 def test_death_of_a_watched_worker_rings_at_once_and_asks_for_upkeep(path: Path) -> None:
     watching, _ = open_sqlite(path)
     watching.put(tasks(1))
@@ -484,6 +625,27 @@ def test_full_file_is_explained_and_nothing_is_lost(path: Path) -> None:
     assert queue.settle([succeeded(lease)]).refused == []
     assert queue.put(large).new == 20
     assert records.totals("sample").counts[TaskState.QUEUED] == 21
+    check_counters(path)
+
+
+def test_file_that_fills_up_by_single_puts_keeps_those_that_returned(path: Path) -> None:
+    queue, records = open_sqlite(path)
+    for task in tasks(3):
+        queue.put([task])
+    assert queue._file._writer is not None
+    pages = queue._file._writer.execute("PRAGMA page_count").fetchone()[0]
+    queue._file._writer.execute(f"PRAGMA max_page_count={pages + 5}")
+    large = [sample_task(f"large-{n}", extra={"pad": "x" * 4000}) for n in range(20)]
+    kept: list[int] = []
+    with pytest.raises(StoreUnavailable) as full:
+        kept.extend(queue.put([task]).new for task in large)
+    assert full.value.hint is not None
+    assert 0 < len(kept) < 20
+    check_counters(path)
+    assert records.totals("sample").counts[TaskState.QUEUED] == 3 + len(kept)
+
+    queue._file._writer.execute("PRAGMA max_page_count=1000000")
+    assert [queue.put([task]).new for task in large] == [0] * len(kept) + [1] * (20 - len(kept))
     check_counters(path)
 
 

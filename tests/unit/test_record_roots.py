@@ -14,6 +14,7 @@ import pytest
 
 from runtime.launchers.agent import MARKER
 from runtime.launchers.conformance import read_log
+from runtime.launchers.roots import KnownRoot
 from runtime.launching import find_job
 from tests.jobs_support import Terminal, open_terminal
 from tests.shim_support import processes_with, wait_for
@@ -147,6 +148,14 @@ def test_job_that_is_remembered_and_gone_from_a_root_that_answers_is_unknown_as_
     shutil.rmtree(run.folder(job))
 
     assert run("status", job).code == 2
+
+
+def test_root_whose_name_is_no_utf8_is_known_as_any_other(tmp_path: Path) -> None:
+    address = os.fsdecode(b"/scratch/caf\xe9")
+    KnownRoot("hpc", address, tmp_path).saw("r-1")
+
+    assert list(KnownRoot("hpc", address, tmp_path).known) == ["r-1"]
+    assert list(KnownRoot("hpc", "/scratch/caf", tmp_path).known) == []
 
 
 def test_root_of_another_user_is_known_from_its_first_use_on(run: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -311,6 +311,7 @@ def test_value_that_no_variable_can_carry_is_refused_and_not_said(
         ("env://MISSING", "secret `A` is to come from the variable `MISSING`, which is not set here"),
         ("file:///no/such/key", "cannot read the secret `A` from `/no/such/key`: no such file or directory"),
         ("file:///", "cannot read the secret `A` from `/`: is a directory"),
+        ("file:///dev/zero", "cannot read the secret `A` from `/dev/zero`: it is longer than 1,048,576 bytes"),
         ("kubernetes://s/k", "secret `A` is to come from `kubernetes://s/k`, which this target cannot read"),
     ],
 )

@@ -186,6 +186,87 @@ def test_shim_whose_setup_fails_blames_the_line_and_not_the_command(
     assert "never" not in made.log()
 
 
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        (["exec true"], 1),
+        (["exec bash"], 1),
+        (["set -n"], 1),
+        (["trap 'echo bye' EXIT", "exit 0"], 1),
+        (["set -e; trap : EXIT; false"], 1),
+        (["kill -9 $$"], 137),
+    ],
+)
+def test_shim_whose_setup_never_comes_to_the_command_has_not_run_it(job: MakeJob, lines: list[str], code: int) -> None:
+    made = job("echo never", setup=lines, retry={"on_exit": {"137": "succeed"}})
+
+    assert made.run() == 1
+
+    assert made.results() == {0: ("setup_failed", code, 1)}
+    note = json.loads((made.folder / "runs/0/result").read_text())
+    assert "the setup lines ended with exit code" in note["message"]
+    assert "never" not in made.log()
+
+
+@pytest.mark.parametrize("lines", [["unset RUNTIME_RANK RUNTIME_PREEMPTED_NOTE"], ["set -Cu"], ["trap : EXIT DEBUG"]])
+def test_shim_whose_setup_comes_to_the_command_runs_it_and_leaves_no_mark(job: MakeJob, lines: list[str]) -> None:
+    made = job("exit 3", setup=lines, tasks_per_node=2)
+
+    assert made.run() == 1
+
+    assert made.results() == {0: ("app_failed", 3, 1)}
+    assert list((made.folder / "runs/0/a0001").glob("setup*")) == []
+
+
+@pytest.mark.parametrize("line", ["echo 'open", "if true; then", "echo $(", "{ true"])
+def test_setup_line_that_is_not_closed_is_told_of_without_the_lines_around_it(job: MakeJob, line: str) -> None:
+    made = job("echo never", setup=["echo fine", line])
+
+    assert made.run() == 1
+
+    assert made.results()[0][0] == "setup_failed"
+    assert "never" not in made.log()
+    assert all(word not in made.log() for word in ("exec", "set +e", "trap", "runtime_setup"))
+
+
+def test_setup_lines_may_go_over_several_of_them_and_see_the_command(job: MakeJob) -> None:
+    made = job(["echo", "ran"], setup=["if true; then", "  echo for $1", "fi"])
+
+    assert made.run() == 0
+
+    assert made.log() == "for echo\nran\n"
+
+
+def test_lines_inside_of_a_wrapper_are_setup_lines_too(job: MakeJob) -> None:
+    inside = ["sh", "-c", shim.setup_script(["exec true"]), "pre"]
+    made = job("echo never", setup=["true"], wrap=inside)
+
+    assert made.run() == 1
+
+    assert made.results() == {0: ("setup_failed", 1, 1)}
+
+
+def test_rank_that_a_starter_runs_and_whose_setup_never_comes_to_the_command_ends_as_setup_failed(job: MakeJob) -> None:
+    made = job(
+        "sleep 60",
+        nodes=2,
+        setup=['[ "$RANK" = 0 ] || exec true'],
+        launch_ranks=["sh", "-c", 'SLURM_PROCID=0 "$@" & SLURM_PROCID=1 "$@"; code=$?; kill $!; exit $code', "starter"],
+    )
+
+    assert made.run() == 1
+
+    assert made.results() == {0: ("setup_failed", 1, 1)}
+
+
+def test_shim_whose_disk_takes_no_mark_of_setup_lines_believes_the_command(job: MakeJob) -> None:
+    made = job("true", setup=["true"])
+    (made.folder / "runs/0/a0001").mkdir(parents=True)
+    (made.folder / "runs/0/a0002/setup.0").mkdir(parents=True)  # no file can be written there
+
+    assert made.run() == 0
+
+
 def test_shim_with_setup_lines_and_a_command_that_is_not_there_ends_as_setup_failed(job: MakeJob) -> None:
     made = job(["no-such-command"], setup=["true"])
 
@@ -1459,7 +1540,8 @@ def test_shim_that_was_killed_holds_its_gpu_while_its_command_lives(job: MakeJob
     (made.folder / "cancel").touch()
 
     assert (made.finish(again), other.finish(waits)) == (1, 0)
-    assert early == [] or not lives
+    assert early == []
+    assert lives
     assert processes_with(str(made.folder)) == []
 
 
@@ -1923,6 +2005,45 @@ def test_shim_clears_and_runs_nothing(job: MakeJob) -> None:
     assert (made.ends(), made.results()) == (["-"], {})
 
 
+@pytest.mark.parametrize("words", [["--clear"], []], ids=["cleared", "started again"])
+def test_tree_of_a_killed_shim_goes_with_what_it_left_running(job: MakeJob, words: list[str]) -> None:
+    made = job("[ $RUNTIME_ATTEMPT = 2 ] || sleep 600")
+    running = made.start()
+    wait_for((made.folder / "runs/0/a0001/processes.json").exists, "the list of its processes")
+    running.kill()
+    made.finish(running)
+    assert len(made.left_over()) == 1
+
+    assert made.run(*words) == 0
+
+    assert made.left_over() == []
+
+
+def test_shim_killed_before_it_made_its_tree_disturbs_no_later_one(job: MakeJob) -> None:
+    made = job("true")
+    made.finish(made.start(RUNTIME_SHIM_FAULT="claimed"))
+
+    assert made.run() == 0
+
+    assert (made.ends(), made.left_over()) == (["-", "-"], [])
+
+
+def test_shim_removes_no_folder_but_one_that_attempts_make(job: MakeJob, tmp_path: Path) -> None:
+    made = job("true")
+    noted = {1: tmp_path / "other", 2: tmp_path / f"job-{JOB[:10]}-1-ab", 3: tmp_path / f"job-{JOB[:10]}-0-link"}
+    noted[1].mkdir()
+    noted[2].mkdir()
+    noted[3].symlink_to(noted[1])
+    for attempt, path in noted.items():
+        start = {"host": socket.gethostname(), "boot": shim.boot_id(), "pid": 1, "start": "0", "scratch": str(path)}
+        (made.folder / f"runs/0/a{attempt:04d}").mkdir(parents=True)
+        (made.folder / f"runs/0/a{attempt:04d}/start.json").write_text(json.dumps(start))
+
+    assert made.run("--clear") == 0
+
+    assert all(path.exists() for path in noted.values())
+
+
 def test_shim_after_a_restart_of_the_machine_counts_a_failed_node(job: MakeJob) -> None:
     made = job("true", retry={"preemption": 0})
     folder = made.folder / "runs" / "0" / "a0001"
@@ -1991,6 +2112,26 @@ def test_shim_makes_an_environment_once_for_all_runs_and_enters_it(
     home = link.resolve()
     assert made.log(2) == f"tool of {home}\n{home}\nenvironment.yml\nmodule.py\n"
     assert sorted(path.name for path in (tmp_path / "environments").iterdir()) == sorted([link.name, home.name])
+
+
+def test_environment_that_is_there_just_before_it_could_be_made_leaves_no_mark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, environments = tmp_path / "jobs" / "j-1", tmp_path / "environments"
+    job.mkdir(parents=True)
+    (tmp_path / "environment.yml").write_text("dependencies: [numpy]\n")
+    create = shim.create_whole
+
+    def create_after_it_is_made(path: str, text: str) -> None:
+        Path(path.removesuffix(".builder")).mkdir()
+        create(path, text)
+
+    monkeypatch.setattr(shim, "create_whole", create_after_it_is_made)
+    made = {"manager": "conda", "lock": "environment.yml"}
+
+    place = shim.find_environment(made, str(job), str(tmp_path), True)
+
+    assert [str(path) for path in environments.iterdir()] == [place]
 
 
 def test_shim_whose_environment_cannot_be_made_says_what_the_manager_said(

@@ -115,8 +115,8 @@ def test_senseless_gpus_per_slot_is_refused(gpus_per_slot: float) -> None:
         plan_slots(FOUR_GPUS, "auto", gpus_per_slot)
 
 
-@pytest.mark.parametrize("slots", [0, -2])
-def test_no_slots_are_refused(slots: int) -> None:
+@pytest.mark.parametrize("slots", [0, -2, 4_097, 10**9])
+def test_number_of_slots_that_makes_no_sense_is_refused(slots: int) -> None:
     with pytest.raises(InvalidValue):
         plan_slots(NO_GPUS, slots)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 
 import pytest
 from hypothesis import given
@@ -13,19 +14,23 @@ from hypothesis import strategies as st
 from runtime.errors import InvalidTask
 from runtime.tasks import (
     CommandEntry,
+    Entry,
     FunctionEntry,
     Resources,
     Task,
     TaskDefaults,
     TaskState,
     WorkflowEntry,
+    canonical_json,
     decode_stored,
     decode_task,
     describe_entry,
     encode_task,
+    entry_fields,
     experiment_digest,
     next_generation,
     parse_task,
+    task_fields,
     task_id,
 )
 from runtime.testing import sample_task
@@ -74,6 +79,47 @@ def tasks(draw: st.DrawFn) -> Task:
 def test_task_survives_the_wire_whole(task: Task) -> None:
     assert decode_task(encode_task(task)) == task
     assert decode_stored(encode_task(task)) == task
+
+
+def dump(value: object, *, sort_keys: bool = False) -> str:
+    return json.dumps(value, sort_keys=sort_keys, separators=(",", ":"), ensure_ascii=False)
+
+
+@st.composite
+def usual_tasks(draw: st.DrawFn) -> Task:
+    """Such as `submit` makes of a function and its arguments."""
+    entry = draw(ENTRIES)
+    return Task(
+        id=task_id("exp", entry=entry),
+        entry=entry,
+        experiment="exp",
+        snapshot=draw(st.none() | TEXT),
+        folder=draw(st.none() | st.just("a/b")),
+        submitted_by=draw(st.none() | TEXT),
+        submitted_at=draw(st.none() | TIMES),
+    )
+
+
+@given(tasks() | usual_tasks())
+def test_wire_format_is_the_json_of_the_fields(task: Task) -> None:
+    assert encode_task(task) == dump(task_fields(task))
+    assert decode_stored(encode_task(task)) == task
+
+
+@given(ENTRIES)
+def test_id_is_that_of_the_canonical_entry(entry: Entry) -> None:
+    text = f"exp\0{dump({'entry': entry_fields(entry)}, sort_keys=True)}"
+    assert task_id("exp", entry=entry) == f"t-{sha256(text.encode()).hexdigest()[:16]}{experiment_digest('exp')}"
+
+
+def test_value_that_holds_itself_is_no_json() -> None:
+    endless: list[object] = []
+    endless.append(endless)
+    with pytest.raises(ValueError, match="Circular"):
+        canonical_json(endless)
+    with pytest.raises(InvalidTask) as refused:
+        task_id("exp", entry=FunctionEntry("m:f", (endless,)))
+    assert refused.value.field == "args[0]"
 
 
 def test_bare_form_is_a_task_of_the_default_experiment() -> None:
@@ -131,6 +177,14 @@ def test_malformed_task_is_refused_with_the_field(line: str, field: str) -> None
     with pytest.raises(InvalidTask) as refused:
         decode_task(line, line=4)
     assert (refused.value.field, refused.value.line) == (field, 4)
+
+
+def test_text_that_was_cut_off_is_refused_wherever_that_was() -> None:
+    whole = encode_task(sample_task("1", timeout=timedelta(seconds=1.5), resources=Resources(gpus=1)))
+    for end in range(len(whole)):
+        for read in (decode_task, decode_stored):
+            with pytest.raises(InvalidTask):
+                read(whole[:end])
 
 
 def test_argument_that_is_no_utf8_is_refused() -> None:

@@ -45,6 +45,17 @@ def end_on_signal(name):
     wait(name)
 
 
+def stop_guardian(value):
+    os.kill(os.getppid(), signal.SIGSTOP)
+    return value
+
+
+def spoil_reports():
+    from runtime import attempt
+
+    attempt.DETAIL_HEADER = attempt.STOP
+
+
 def daemon_then_stop_guardian(name):
     if os.fork() == 0:
         os.setsid()
@@ -92,6 +103,29 @@ def test_tasks_that_end_their_guardian_are_dead_letters_and_every_good_one_is_do
         record = bench.record(task)
         assert (record.state, record.reason) == (TaskState.FAILED, EndReason.LOST)
         assert {note.reason for note in bench.notes(task)} == {EndReason.LOST}
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("warm", [False, True])
+def test_task_that_stops_its_guardian_and_returns_has_succeeded_and_the_worker_leaves(bench: Bench, warm: bool) -> None:
+    task = bench.function("stop_guardian", "done")
+    bench.put(task)
+
+    result = bench.run(reuse_process=warm)
+
+    assert (result.exit_code, result.succeeded) == (0, 1)
+    assert bench.record(task).value == "done"
+
+
+@pytest.mark.usefixtures("quick")
+def test_tasks_behind_one_that_spoils_the_reports_of_its_process_spend_no_failure(bench: Bench) -> None:
+    good = [bench.function("give", n, max_failures=1) for n in range(20)]
+    bench.put(*good[:10], bench.function("spoil_reports"), *good[10:])
+
+    result = bench.run(reuse_process=True, idle_timeout=timedelta(seconds=2))
+
+    assert (result.exit_code, result.succeeded, result.failed) == (0, 21, 0), bench.log.getvalue()
+    assert [bench.record(task).value for task in good] == list(range(20))
 
 
 @pytest.mark.usefixtures("quick")

@@ -224,6 +224,34 @@ def test_store_that_refuses_everything_for_a_while_loses_no_result_and_nothing_m
     assert len((bench.code / "order").read_text().split()) == 20
 
 
+@pytest.mark.usefixtures("quick")
+def test_an_end_is_said_and_counted_once_it_is_recorded(bench: Bench) -> None:
+    good, bad = bench.function("give", 1), bench.function("fail", "b", max_failures=0)
+    bench.put(good, bad)
+    allowed = threading.Event()
+    tries: list[int] = []
+
+    def refuse(name: str, args: tuple[Any, ...]) -> None:
+        if name == "settle" and not allowed.is_set():
+            tries.append(len(args[0]))
+            raise StoreUnavailable("the disk is full")
+
+    def said() -> list[str]:
+        return [event["task"] for kind in ("attempt_succeeded", "attempt_ended") for event in bench.events(kind)]
+
+    with bench.running(over=lambda queue: Picky(queue, refuse), slots=2, reuse_process=True) as running:
+        assert wait_until(lambda: 2 in tries, timeout_s=60)
+        early = said()
+        allowed.set()
+        assert wait_until(lambda: len(said()) == 2, timeout_s=60)
+        running.worker.stop()
+        result = running.join()
+
+    assert early == []
+    assert said() == [good.id, bad.id]
+    assert (result.succeeded, result.failed) == (1, 1)
+
+
 @KINDS
 @PROBLEMS
 @pytest.mark.usefixtures("quick")
@@ -438,9 +466,9 @@ class Turns(Reporter):
         return [json.loads(line) for line in self._stream.getvalue().splitlines()]  # type: ignore[attr-defined]
 
 
-def serve(queue: Any, turns: Turns, *, until: Callable[[], bool]) -> None:
+def serve(queue: Any, turns: Turns, *, until: Callable[[], bool], **options: Any) -> None:
     """Run a worker in a thread until the condition holds."""
-    worker = Worker(queue, WorkerOptions(grace=timedelta(seconds=0.1)), reporter=turns)
+    worker = Worker(queue, WorkerOptions(grace=timedelta(seconds=0.1), **options), reporter=turns)
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:
@@ -504,6 +532,63 @@ def test_loop_sleeps_while_a_remote_lease_does_not_answer(bench: Bench) -> None:
 
     assert calls["lease"][0] < calls["tend"][2]
     assert calls["tend"][2] - calls["tend"][0] <= 2 * TURNS_AT_MOST
+
+
+def test_loop_sleeps_while_settling_hangs_and_then_settles_together_what_ended(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime.worker, "SETTLING_HANGS_S", 1000.0)
+    turns, calls = Turns(), Calls()
+    settled: list[int] = []
+    answer = threading.Event()
+
+    def refuse(name: str, args: tuple[Any, ...]) -> None:
+        calls[name].append(turns.count)
+        if name == "settle":
+            settled.append(len(args[0]))
+            answer.wait(60)
+
+    queue, _ = open_pair_with_folder(bench)
+    remote = replace(queue.traits, remote=True)
+    queue.put([bench.function("note", f"{number}") for number in range(12)])
+    hung: list[tuple[int, ...]] = []
+
+    def all_settled() -> bool:
+        order = bench.code / "order"
+        if not hung and order.exists() and len(order.read_text().splitlines()) == 12 and len(calls["tend"]) >= 3:
+            hung.append(tuple(settled))
+            answer.set()
+        return sum(settled) == 12
+
+    serve(Picky(queue, refuse, traits=remote), turns, until=all_settled, look_ahead=20)
+
+    assert len(hung[0]) == 2
+    assert len(settled) <= 5
+    assert calls["tend"][2] - calls["tend"][0] <= 2 * TURNS_AT_MOST
+
+
+def test_what_ends_while_two_calls_to_settle_hang_is_settled_all_the_same(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime.worker, "SETTLING_HANGS_S", 0.05)
+    queue, records = open_pair_with_folder(bench)
+    tasks = [bench.function("give", number) for number in range(6)]
+    queue.put(tasks)
+    hung: list[set[str]] = []
+    answer = threading.Event()
+
+    def refuse(name: str, args: tuple[Any, ...]) -> None:
+        if name == "settle" and len(hung) < 2:
+            hung.append({one.lease.task.id for one in args[0]})
+            answer.wait(60)
+
+    def others_settled() -> bool:
+        if len(hung) == 2 and all(records.find(task.id, 1) for task in tasks if task.id not in set().union(*hung)):
+            answer.set()
+        return answer.is_set()
+
+    remote = replace(queue.traits, remote=True)
+    serve(Picky(queue, refuse, traits=remote), Turns(), until=others_settled, look_ahead=9)
 
 
 def test_loop_sleeps_after_a_second_signal_while_its_store_is_away(bench: Bench) -> None:

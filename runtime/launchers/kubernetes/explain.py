@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from runtime.jobs import JobState
@@ -13,6 +12,7 @@ from runtime.launchers.base import Explanation, NativeState
 from runtime.launchers.kubernetes.render import JOB
 from runtime.launchers.kubernetes.states import CONTAINER, PodView, has_ended, left_result, read_pod
 from runtime.reasons import EndReason
+from runtime.values import replace
 
 Object = Mapping[str, Any]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from runtime.errors import InvalidValue, NotPossible, UnknownName
@@ -12,6 +11,7 @@ from runtime.jobs import looks_secret
 from runtime.launchers.base import PlanContext, Target
 from runtime.launchers.bucket_files import check_bucket, is_bucket
 from runtime.outputs import KubernetesOutput, NamespaceOutput, StackOutputs
+from runtime.values import dataclass, field
 
 MOUNT: Final = "/runtime-records"
 """Where pods see the claim of the record root; of one in a bucket what they have of it themselves."""

@@ -11,7 +11,6 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -21,6 +20,7 @@ from runtime.launchers.kubernetes.render import FILES, MANAGED, MANAGED_BY, SLOT
 from runtime.launchers.kubernetes.states import is_unfinished
 from runtime.ledger import now
 from runtime.units import parse_time
+from runtime.values import dataclass
 
 TABLE: Final = "research-runtime/slots"
 PATIENCE: Final = timedelta(minutes=15)

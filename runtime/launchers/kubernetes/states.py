@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from runtime.jobs import JobState
 from runtime.launchers.base import NativeState
 from runtime.reasons import EndReason
 from runtime.units import parse_time
+from runtime.values import dataclass
 
 Object = Mapping[str, Any]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import ClassVar, Final
 
 from runtime.errors import UnknownName
@@ -25,14 +24,15 @@ from runtime.launchers.interrupting import PROCESS_INTERRUPTS, interrupt_process
 from runtime.launchers.processes import (
     PROCESS_KEEPS,
     PROCESS_SETTINGS,
+    cancel_processes,
     check_process_settings,
     clear_processes,
-    end_processes,
     find_left,
     plan_processes,
     process_states,
     spawn_shim,
 )
+from runtime.values import replace
 
 SETTINGS: Final = PROCESS_SETTINGS
 
@@ -75,8 +75,7 @@ class LocalLauncher:
         return process_states(native_ids, host)
 
     def cancel(self, target: Target, native_ids: Sequence[str], indices: Sequence[int] | None, host: Host) -> list[str]:
-        # The shims look for the mark that cancels an index or all of them.
-        return [] if indices is not None else end_processes(native_ids, host)
+        return cancel_processes(native_ids, indices, host)
 
     def stop(self, target: Target, native_ids: Sequence[str], host: Host) -> None:
         stop_processes(native_ids, host)

@@ -8,7 +8,6 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -44,6 +43,7 @@ from runtime.launchers.slurm.explain import describe_nodes, explain_failed, expl
 from runtime.launchers.slurm.settings import Profile, SlurmSettings, read_settings
 from runtime.launchers.slurm.states import Row
 from runtime.launchers.spec_files import read_array_file
+from runtime.values import replace
 
 ANSWER_S: Final = 180.0
 """How long sbatch is waited for. It tries again by itself where the controller is busy."""

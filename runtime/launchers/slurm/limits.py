@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from runtime.units import format_duration
+from runtime.values import dataclass, field
 
 OF_QOS: Final[Mapping[str, str]] = {
     "MaxTRESPerJob": "a job",

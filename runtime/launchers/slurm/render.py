@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ from runtime.launchers.base import NativePart
 from runtime.launchers.slurm.settings import Profile, SlurmSettings
 from runtime.launchers.slurm.states import Layout
 from runtime.units import format_duration
+from runtime.values import dataclass
 
 SLACK: Final = timedelta(minutes=1)
 """Slurm counts minutes and looks twice in each: the shim's clock has to be the first to end."""
@@ -379,9 +379,9 @@ def container_words(
         ]
     )
     if profile.pre or setup:
-        from runtime.shim import TELL_SETUP
+        from runtime.shim import setup_script
 
-        inside = "\n".join(["set -e", TELL_SETUP, *profile.pre, *setup, "set +e", 'exec "$@"'])
+        inside = setup_script([*profile.pre, *setup])
         line += f" sh -c {shlex.quote(inside)} pre"
     return ["sh", "-c", f'{_pass_variables(environ, settings)}exec {line} "$@"', "container"]
 

@@ -12,7 +12,6 @@ partition = "a100"
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -20,6 +19,7 @@ from runtime.errors import InvalidValue, NotPossible, UnknownName
 from runtime.jobs import JobSpec, Priority
 from runtime.launchers.base import Target
 from runtime.units import parse_duration
+from runtime.values import dataclass, field, fields, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
 from runtime.jobs import JobState
 from runtime.launchers.base import NativeStart, NativeState
 from runtime.reasons import EndReason
+from runtime.values import dataclass
 
 SQUEUE_FORMAT: Final = "%F|%K|%j|%T|%N|%S|%r"
 SACCT_FORMAT: Final = "JobID,JobName,State,ExitCode,NodeList,Start,Reason"
