@@ -325,14 +325,18 @@ class SqliteQueue:
         """Mark and commit in the store first; what came second is refused and its lease left alone."""
         won = []
         for settlement in settlements:
-            if settlement.record.state is not TaskState.SUCCEEDED and not self._holds(settlement.lease):
+            record = settlement.record
+            if record.state is not TaskState.SUCCEEDED and not self._holds(settlement.lease):
                 # A lease that passed on may still commit success; it buries nothing.
-                settled.refused.append(Refused(settlement.lease))
+                first = self.records.find(record.task_id, record.generation)
+                if first is None or first.token != record.token:
+                    holder = self._holder_now(settlement.lease) if first is None else first.worker
+                    settled.refused.append(Refused(settlement.lease, holder, first))
                 continue
             try:
                 if settlement.mark is not None:
                     self.records.mark(settlement.mark)
-                self.records.commit(settlement.record)
+                self.records.commit(record)
                 won.append(settlement)
             except RecordExists as existing:
                 mark = settlement.mark
@@ -386,6 +390,10 @@ class SqliteQueue:
                     "SELECT 1 FROM leases WHERE seq=? AND token=?", (lease.handle.seq, lease.token)
                 ).fetchone()
             )
+
+    def _holder_now(self, lease: Lease) -> str | None:
+        with self._file.reading() as connection:
+            return self._holder_of(connection, lease.handle.seq)
 
     def _still(self, connection: sqlite3.Connection, seq: int, generation: int) -> bool:
         row = connection.execute("SELECT generation FROM tasks WHERE seq=?", (seq,)).fetchone()

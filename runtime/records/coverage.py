@@ -59,7 +59,8 @@ class Coverage:
     def covers(self, control: Control, task: Task, published_at: datetime | None = None) -> bool | None:
         """Whether `control` covers the task; None if `read` has to be called first.
 
-        `published_at` is when the queue's service took in the message of a foreign producer, by the service's clock.
+        `published_at` is when the queue's service took in the message of a foreign producer, by the service's clock,
+        which tells whole milliseconds: what was taken in within the order's own is covered.
         """
         if (task.id, task.generation) in control.tasks:
             return True

@@ -138,6 +138,15 @@ def test_settle_after_another_recorded_is_refused_and_the_first_stands(pair: Pai
     assert pair.nothing(queue)
 
 
+def test_settle_of_what_was_ended_meanwhile_is_refused_with_the_record_that_stands(pair: Pair, queue: Queue) -> None:
+    pair.submit(queue, tasks(1))
+    lease = pair.one(queue)
+    assert queue.purge() == 1
+    settled = queue.settle([failed(lease)])
+    assert [one.record.state for one in settled.refused if one.record] == [TaskState.CANCELLED]
+    assert list(pair.records.marks("sample", TaskState.FAILED)) == []
+
+
 def test_settle_failure_marks_a_dead_letter_that_is_not_leased(pair: Pair, queue: Queue) -> None:
     queue.put(tasks(2))
     lease, other = pair.lease(queue, 2)

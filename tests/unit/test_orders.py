@@ -108,8 +108,10 @@ def test_purge_with_a_worker_beside_it_stops_what_runs_and_loses_nothing(
         assert wait_until(lambda: records.find(after.id, 1) is not None, timeout_s=60)
     queue.close()
 
-    assert purged == 6
+    assert purged in (5, 6), "the worker counts what runs, if it is the first to record it"
     assert [bench.record(task, records=records).state for task in (runs, *wait)] == [TaskState.CANCELLED] * 6
+    counts = open_records(records.url).totals("sample").counts
+    assert (counts[TaskState.CANCELLED], counts[TaskState.SUCCEEDED], sum(counts.values())) == (6, 1, 7)
     assert bench.record(after, records=records).state is TaskState.SUCCEEDED
 
 
