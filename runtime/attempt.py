@@ -354,7 +354,8 @@ class Child:
         peak = self.command_rss_bytes or (max_rss_bytes() if fresh or self.functions_run == 1 else 0)
         payload = b""
         imported = [name for name in self.not_loaded if name in sys.modules] if fresh else ()
-        if details is not None or value or self.metrics or self.progressed or imported:
+        has_outputs = os.path.isdir(self.output_dir)
+        if details is not None or value or self.metrics or self.progressed or imported or has_outputs:
             flags |= DETAILED
             details = details or {"outcome": "succeeded"}
             if self.metrics:
@@ -363,6 +364,8 @@ class Child:
                 details["progressed"] = True
             if imported:
                 details["imported"] = imported
+            if has_outputs:
+                details["outputs"] = True
             try:
                 text = _encode(details).encode()
             except (TypeError, ValueError, RecursionError) as problem:

@@ -14,7 +14,7 @@ import json.encoder
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from types import MappingProxyType
@@ -158,9 +158,20 @@ def make_task(
     )
 
 
+TOKEN_CHARS: Final = 16
+
+
 def new_token() -> str:
     """The random name of one attempt."""
-    return os.urandom(8).hex()
+    return os.urandom(TOKEN_CHARS // 2).hex()
+
+
+def new_tokens() -> Iterator[str]:
+    """As many as are wanted, with one call of the system's generator for many; not to be shared with a forked child."""
+    while True:
+        pool = os.urandom(TOKEN_CHARS // 2 * 256).hex()
+        for start in range(0, len(pool), TOKEN_CHARS):
+            yield pool[start : start + TOKEN_CHARS]
 
 
 @functools.lru_cache(maxsize=64)

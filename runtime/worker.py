@@ -1123,7 +1123,7 @@ class Worker:
         )
         if end.value or end.log_bytes or end.metrics or end.exit_code is not None:
             record = self._with_results(record, attempt, end, value)
-        if os.path.isdir(attempt.output_dir):  # noqa: PTH112 (on the path of every task)
+        if end.has_outputs:
             self._busy_io += 1
             self._offload.call(
                 lambda: self.records.keep_outputs(task.id, lease.token, Path(attempt.output_dir)),

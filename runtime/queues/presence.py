@@ -13,11 +13,9 @@ import os
 import select
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final
 
+from runtime.tasks import TOKEN_CHARS
 from runtime.values import dataclass
-
-TOKEN_CHARS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from runtime.queues.pubsub_client import (
 from runtime.queues.pubsub_message import Delivery, Holding, judge, read_message, split_requests, write_copy
 from runtime.records.base import RecordStore, calls_at_once
 from runtime.records.orders import Control
-from runtime.tasks import new_token
+from runtime.tasks import new_tokens
 from runtime.threads import Threads
 from runtime.units import format_duration
 
@@ -52,6 +52,8 @@ CLOSE_WAIT_S: Final = 1.3
 """How long closing waits for the pull that is under way, which ends an emulator's in good order."""
 FIRST_WAIT_S: Final = 0.1
 """How long the first `take` of a hungry worker waits for its own pull, so that a filled queue is not called empty."""
+FIRST_ANSWER_S: Final = 5.0
+"""What waits at the service is on its way after this time; a pull that finds nothing waits much longer."""
 LOOK_AHEAD_S: Final = 0.25
 MAX_LOOK_AHEAD: Final = 1000
 UNCLAIMED_S: Final = 3.0
@@ -105,6 +107,7 @@ class Intake:
         self._later: list[tuple[float, int, Delivery]] = []
         self._later_bytes = 0
         self._order = itertools.count()
+        self._tokens = new_tokens()
 
         self._wanted = 0
         """Asked for and not had."""
@@ -117,6 +120,8 @@ class Intake:
         self._control = Control()
         self._control_read = float("-inf")
 
+        self._asked_at: float | None = None
+        """When the first pull was sent, by the boot clock."""
         self._reached = False
         self._problem: InfrastructureFailure | None = None
         self._failing_since = 0.0
@@ -165,7 +170,7 @@ class Intake:
                 self._let_go(delivery)
                 continue
             delivery.holding = Holding.LEASED
-            delivery.token = new_token()
+            delivery.token = next(self._tokens)
             delivery.since = now
             taken.append(delivery)
         self._wanted = n - len(taken)
@@ -265,7 +270,13 @@ class Intake:
 
     def is_cut_off(self) -> bool:
         """Whether what is there cannot be known at the moment."""
-        return self._problem is not None
+        if self._problem is not None:
+            return True
+        if self._reached or not self._threads:
+            return False
+        # To load the client and to connect may take longer than a worker is willing to be idle.
+        asked_at = self._asked_at
+        return asked_at is None or self._clock.boottime() - asked_at < FIRST_ANSWER_S
 
     def read_control(self, *, fresh: bool = False) -> Control:
         """At most ten seconds old; an old one where the store cannot be reached."""
@@ -324,6 +335,7 @@ class Intake:
             try:
                 client = self._client()
                 wait_s = EMULATOR_PULL_WAIT_S if client.emulator else PULL_WAIT_S
+                self._asked_at = self._asked_at or self._clock.boottime()
                 received = client.pull(self._settings.subscription, n, wait_s=wait_s)
                 self._reached = True
                 if received:

@@ -7,9 +7,8 @@ the leases back. Which of them had really begun stands in the same file, in memo
 
 from __future__ import annotations
 
-import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -42,12 +41,12 @@ from runtime.queues.base import (
     Waiting,
     ignore_progress,
 )
-from runtime.queues.presence import TOKEN_CHARS, Bells, Presence, Running, Vigil
+from runtime.queues.presence import Bells, Presence, Running, Vigil
 from runtime.reasons import EndReason
 from runtime.records.base import EndedNote, Record, RecordStore
 from runtime.records.orders import Control, Order, pause_order, person, resume_order
 from runtime.records.sqlite import SqliteRecords, encode_note, insert_record, raw_text
-from runtime.tasks import Task, TaskState, decode_stored, encode_task, stand_in
+from runtime.tasks import Task, TaskState, decode_stored, encode_task, new_tokens, stand_in
 from runtime.values import replace
 
 _SUSPECT, _ALONE = 1, 2
@@ -111,7 +110,7 @@ class SqliteQueue:
         self._vigil: Vigil | None = None
         self._sweep_at = 0.0
         self._holder: int | None = None
-        self._tokens = _tokens()
+        self._tokens = new_tokens()
         self._look_for_due_at = 0.0
         self._lease_s = DEFAULT_LEASE.total_seconds()
 
@@ -861,11 +860,3 @@ def _insert_note(connection: sqlite3.Connection, seq: int, generation: int, note
         "INSERT OR IGNORE INTO notes(token, seq, generation, ended, note) VALUES(?, ?, ?, ?, ?)",
         (note.token, seq, generation, note.ended_at.timestamp(), encode_note(note)),
     )
-
-
-def _tokens() -> Iterator[str]:
-    """Random attempt tokens, many to one call of the system's generator."""
-    while True:
-        pool = os.urandom(TOKEN_CHARS // 2 * 256).hex()
-        for start in range(0, len(pool), TOKEN_CHARS):
-            yield pool[start : start + TOKEN_CHARS]

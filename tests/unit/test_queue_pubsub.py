@@ -536,6 +536,20 @@ def test_outage_is_survived_for_the_patience_and_then_said(service: FakeService,
     queue.close()
 
 
+def test_worker_whose_first_pull_has_not_been_answered_is_told_that_there_may_be_work(
+    service: FakeService, queue: PubSubQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = queue.outlook().suspect_leases
+
+    assert queue.lease(1, worker="w-1", ttl=TTL) == []
+    unanswered = queue.outlook().suspect_leases
+    assert eventually(lambda: service.pulled)
+    monkeypatch.setattr(pubsub_intake, "FIRST_ANSWER_S", 0.05)
+
+    assert (before, unanswered) == (False, True)
+    assert eventually(lambda: not queue.outlook().suspect_leases)
+
+
 def test_cut_off_worker_is_told_that_there_may_be_work(service: FakeService, queue: PubSubQueue) -> None:
     queue.put([sample_task()])
     lease(queue)
