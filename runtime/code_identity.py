@@ -6,7 +6,6 @@ where the task's module is installed on the worker, that package; else the folde
 
 from __future__ import annotations
 
-import hashlib
 import importlib.machinery
 import importlib.util
 import itertools
@@ -147,6 +146,8 @@ def digest_sources(place: Path) -> str | None:
     paths = [place] if place.is_file() else list(itertools.islice(_find_sources(folder), _MOST_FILES + 1))
     if not paths or len(paths) > _MOST_FILES:
         return None
+    import hashlib
+
     digest = hashlib.sha256()
     for path in sorted(paths):
         try:

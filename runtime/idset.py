@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from array import array
 from typing import Final
@@ -26,6 +25,8 @@ def task_key(task_id: str, generation: int) -> int:
     matched = _OUR_ID.fullmatch(task_id) if generation == 1 else None
     if matched:
         return int(matched[1], 16) or 1
+    import hashlib
+
     digest = hashlib.blake2b(f"{task_id}/{generation}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") or 1
 

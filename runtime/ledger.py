@@ -555,12 +555,9 @@ def _overall(counts: Mapping[JobState, int]) -> JobState:
     return JobState.SUCCEEDED
 
 
-_JOB: Final = re.compile(r"j-[0-9a-f]+")
-
-
 def list_jobs(files: Files) -> list[str]:
     """Ids of every job in the record root; what is named otherwise is none of ours."""
-    return [name for name in files.names("jobs") if _JOB.fullmatch(name)]
+    return [name for name in files.names("jobs") if re.fullmatch("j-[0-9a-f]+", name)]
 
 
 def now() -> datetime:

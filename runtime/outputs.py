@@ -11,7 +11,6 @@ from, and when. So whoever reads contracts reads published ones too.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import re
 import types
@@ -34,7 +33,6 @@ PUBLISHED: Final = "published"
 """The key that a published copy has more."""
 _HIDDEN: Final = "[secret]"
 """What `pulumi stack output` prints in the place of a secret value."""
-_STACK: Final = re.compile(r"[\w.-]+(/[\w.-]+){0,2}", re.ASCII)
 _MARKED: Final = "4dabf18193072939515e22adb298388d"
 """The key by which Pulumi marks an object that holds a secret, encrypted or plain."""
 _DEEPEST: Final = 64
@@ -244,6 +242,8 @@ def encode_fields(contract: Mapping[str, Any]) -> str:
 
 def contract_digest(contract: Mapping[str, Any]) -> str:
     """Of a contract's content: the same for a published copy and what it was made from."""
+    import hashlib
+
     bare = {key: value for key, value in contract.items() if key != PUBLISHED}
     return f"sha256:{hashlib.sha256(encode_fields(bare).encode(errors='surrogatepass')).hexdigest()}"
 
@@ -321,7 +321,9 @@ def parse_outputs(value: object, *, source: str | None = None) -> StackOutputs:
     try:
         outputs = typing.cast(StackOutputs, _read_record(StackOutputs, value, ""))
         # Files of this machine are named after it, and a published contract is another's word.
-        if not _STACK.fullmatch(outputs.stack) or {".", ".."} & set(outputs.stack.split("/")):
+        if not re.fullmatch(r"[\w.-]+(/[\w.-]+){0,2}", outputs.stack, re.ASCII) or {".", ".."} & set(
+            outputs.stack.split("/")
+        ):
             raise _WrongType("stack", f"is {outputs.stack!a}, expected letters, digits and -_. as Pulumi has them")
         return outputs
     except _WrongType as problem:

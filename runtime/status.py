@@ -646,8 +646,8 @@ def _experiment(
 
 def _count_active(experiment: str, live: Sequence[WorkerStatus]) -> int:
     """Tasks of the experiment that are run now; one whose id another producer chose may be of any."""
-    digest = experiment_digest(experiment)
-    running = (task for worker in live for task in worker.running)
+    running = [task for worker in live for task in worker.running]
+    digest = experiment_digest(experiment) if running else ""
     return sum(task.endswith(digest) or _OUR_ID.fullmatch(task) is None for task in running)
 
 

@@ -8,7 +8,6 @@ know are kept in `extra` and passed on.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import json.encoder
 import math
@@ -174,10 +173,17 @@ def new_tokens() -> Iterator[str]:
             yield pool[start : start + TOKEN_CHARS]
 
 
+def hex_digest(data: bytes) -> str:
+    """SHA-256 of `data`."""
+    import hashlib  # It loads OpenSSL, a thirtieth of `runtime status`, which has nothing to hash.
+
+    return hashlib.sha256(data).hexdigest()
+
+
 @functools.lru_cache(maxsize=64)
 def experiment_digest(experiment: str) -> str:
     """The eight hex digits that end the id of every task of an experiment."""
-    return hashlib.sha256(experiment.encode()).hexdigest()[:8]
+    return hex_digest(experiment.encode())[:8]
 
 
 def task_id(experiment: str, *, key: str | None = None, entry: Entry | None = None) -> str:
@@ -189,7 +195,7 @@ def task_id(experiment: str, *, key: str | None = None, entry: Entry | None = No
             basis = canonical_json({"key": key})
         else:
             basis = f'{{"entry":{_canonical_entry(entry)}}}'
-        digest = hashlib.sha256(f"{experiment}\0{basis}".encode()).hexdigest()
+        digest = hex_digest(f"{experiment}\0{basis}".encode())
     except (TypeError, ValueError, RecursionError) as problem:
         # What the check says of it is more exact.
         check_text("key", key) if key is not None else check_entry(entry)

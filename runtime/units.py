@@ -9,9 +9,9 @@ from datetime import UTC, datetime, timedelta
 
 from runtime.errors import InvalidValue
 
-_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
-_MILLIS = re.compile(r"(\d+(?:\.\d+)?)ms")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]i?)?B?")
+_DURATION = r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?"
+_MILLIS = r"(\d+(?:\.\d+)?)ms"
+_SIZE = r"(\d+(?:\.\d+)?)\s*([KMGTP]i?)?B?"
 _SCALE: dict[str | None, int] = {
     None: 1,
     **{f"{letter}i": 1024**power for power, letter in enumerate("KMGTP", 1)},
@@ -22,14 +22,14 @@ _SCALE: dict[str | None, int] = {
 def parse_duration(text: str, *, field: str = "duration") -> timedelta:
     """`90s`, `1h30m`, `2d`, `250ms`, or a bare number of seconds."""
     stripped = text.strip()
-    if (millis := _MILLIS.fullmatch(stripped)) and float(millis[1]) < 1e12:
+    if (millis := re.fullmatch(_MILLIS, stripped)) and float(millis[1]) < 1e12:
         return timedelta(milliseconds=float(millis[1]))
     try:
         seconds = float(stripped)
         if 0 <= seconds < 1e9:
             return timedelta(seconds=seconds)
     except ValueError:
-        matched = _DURATION.fullmatch(stripped) if stripped else None
+        matched = re.fullmatch(_DURATION, stripped) if stripped else None
         if matched and any(matched.groups()):
             days, hours, minutes, seconds = (float(part or 0) for part in matched.groups())
             total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
@@ -40,7 +40,7 @@ def parse_duration(text: str, *, field: str = "duration") -> timedelta:
 
 def parse_size(text: str, *, field: str = "size") -> int:
     """Bytes of `16GiB` (1024-based), `500MB` (1000-based) or a bare number of bytes."""
-    matched = _SIZE.fullmatch(text.strip())
+    matched = re.fullmatch(_SIZE, text.strip())
     size = float(matched[1]) * _SCALE[matched[2]] if matched else math.inf
     if not math.isfinite(size):
         raise InvalidValue(field, text, "such as 512MiB, 16GiB or 2TB")

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 LISTED: Final = 20
 BAR: Final = 24
-_ID = re.compile(r"j-[0-9a-f]*")
 _STYLES: Final[Mapping[str, str]] = {"running": "cyan", "succeeded": "green", "failed": "red", "unknown": "yellow"}
 
 OnOption = Annotated[
@@ -34,7 +33,7 @@ OthersOption = Annotated[bool, typer.Option("--others", help="Also where the job
 
 def is_job(text: str | None) -> bool:
     """Whether it is written as a job's id, or the beginning of one, is; `last` where the newest of yours is a job."""
-    return text is not None and (_ID.fullmatch(text) is not None or _last_job(text) is not None)
+    return text is not None and (re.fullmatch("j-[0-9a-f]*", text) is not None or _last_job(text) is not None)
 
 
 def open_job(text: str, on: str | None = None) -> JobHandle:

@@ -7,7 +7,6 @@ no header, so that `cut`, `awk` and `while read` take it as it is. With `-o json
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import sys
 import time
@@ -304,6 +303,8 @@ def _write_array(items: Iterator[object]) -> None:
 
 def _json(value: object, indent: int | None = None) -> str:
     """JSON as every program reads it: what Python calls NaN and Infinity is null."""
+    import json
+
     try:
         return json.dumps(value, default=encode, indent=indent, ensure_ascii=False, allow_nan=False)
     except ValueError:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from runtime.config import Settings
 from runtime.errors import InvalidValue
@@ -57,12 +57,9 @@ class Target:
     stack: str | None = None
 
 
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-
-
 def check_record_folder(target: Target) -> None:
     """Raise `InvalidValue` where the record root is a URL; of launchers that keep records in a folder."""
-    if target.records is not None and _URL.match(target.records):
+    if target.records is not None and re.match("[A-Za-z][A-Za-z0-9+.-]+:/", target.records):
         raise InvalidValue(
             f"targets.{target.name}.records",
             target.records,

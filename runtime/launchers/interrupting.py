@@ -20,7 +20,6 @@ PROCESS_INTERRUPTS: Final[Mapping[str, Keeping]] = {
     "node-loss": Keeping(fidelity=Fidelity.NATIVE, how="KILL to the shim and everything below it at once"),
     "oom": Keeping(fidelity=Fidelity.SHIM, how="KILL to the command, and a note that memory was the reason"),
 }
-_JOB: Final = re.compile(r"j-[0-9a-f]{24}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +152,7 @@ def _note_memory(job: str, chosen: Sequence[Process], served: Mapping[int, int],
 
 def job_of(line: str) -> str:
     """The job that a shim's command line names. Raises `NotPossible` if it names none."""
-    found = _JOB.search(line)
+    found = re.search("j-[0-9a-f]{24}", line)
     if found is None:
         raise NotPossible("the shim's command line names no job", hint="look at it with `ps`")
     return found[0]

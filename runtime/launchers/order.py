@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -112,6 +113,16 @@ def environment_order(spec: JobSpec, build_on: BuildOn) -> dict[str, Any]:
         "extras": list(wanted.extras),
         "build_on": (wanted.build_on or build_on).value,
     }
+
+
+def activation_lines(spec: JobSpec) -> list[str]:
+    """Lines of shell that enter the environment which the spec names."""
+    name = spec.environment.name
+    if name is None:
+        return []
+    if spec.environment.manager is EnvironmentManager.CONDA:
+        return ['eval "$(conda shell.posix hook)"', f"conda activate {shlex.quote(name)}"]
+    return [f". {shlex.quote(name)}/bin/activate"]
 
 
 _LOCKS: Final = {EnvironmentManager.UV: "uv.lock", EnvironmentManager.CONDA: "environment.yml"}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible
-from runtime.jobs import BuildOn, CodeMode, EnvironmentManager, JobSpec, JobState, expand_array, leaf_fields, set_fields
+from runtime.jobs import BuildOn, CodeMode, JobSpec, JobState, expand_array, leaf_fields, set_fields
 from runtime.launchers.base import (
     Fidelity,
     JobIdentity,
@@ -29,7 +29,7 @@ from runtime.launchers.base import (
 )
 from runtime.launchers.hosts import Host, HostUnavailable
 from runtime.launchers.interrupting import Process, job_of, list_shims, signal_processes
-from runtime.launchers.order import environment_order, make_order
+from runtime.launchers.order import activation_lines, environment_order, make_order
 from runtime.launchers.spec_files import read_array_file
 from runtime.ledger import job_folder
 from runtime.reasons import EndReason
@@ -163,16 +163,6 @@ def _limits(spec: JobSpec) -> dict[str, float]:
     if spec.resources.memory and spec.resources.memory.high:
         limits["memory_bytes"] = spec.resources.memory.high
     return limits
-
-
-def activation_lines(spec: JobSpec) -> list[str]:
-    """Lines of shell that enter the environment which the spec names."""
-    name = spec.environment.name
-    if name is None:
-        return []
-    if spec.environment.manager is EnvironmentManager.CONDA:
-        return ['eval "$(conda shell.posix hook)"', f"conda activate {shlex.quote(name)}"]
-    return [f". {shlex.quote(name)}/bin/activate"]
 
 
 PROCESS_SETTINGS: Final = ("python", "setup", "slots", "scratch", "gpus")

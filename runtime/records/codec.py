@@ -11,7 +11,6 @@ per 1,000 names, counts states exactly and no record needs to be read: docs/deci
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from runtime.errors import InvalidRecord, InvalidTask, InvalidValue, NotPossible
 from runtime.reasons import EndReason
 from runtime.records.base import EndedNote, ExperimentSeen, Mark, Record, StartedMark, WorkerSeen
 from runtime.records.orders import Control, Covered, OldControl, Order, OrderKind, ReadOrder, control_of
-from runtime.tasks import TaskState, parse_task, task_fields
+from runtime.tasks import TaskState, hex_digest, parse_task, task_fields
 from runtime.units import format_time, parse_time
 from runtime.values import replace
 
@@ -407,7 +406,7 @@ def decode_old_control(data: bytes, where: str = "control") -> Control:
             cancelled_tasks=frozenset(fields.get("cancelled_tasks", ())),
         )
         # Named by its content: once it is resumed, it would take another change to pause again.
-        pause = f"control-{hashlib.sha256(data).hexdigest()[:16]}"
+        pause = f"control-{hex_digest(data)[:16]}"
         return Control(
             pauses=frozenset({pause}) if fields.get("paused", False) else frozenset(),
             old=None if old == OldControl() else old,

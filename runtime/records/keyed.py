@@ -7,7 +7,6 @@ locks: what must happen once is one create-only write, and all else may be writt
 from __future__ import annotations
 
 import errno
-import hashlib
 import itertools
 import os
 import re
@@ -40,7 +39,7 @@ from runtime.records.base import (
 from runtime.records.blobs import BlobInfo, Blobs
 from runtime.records.coverage import read_keys
 from runtime.records.orders import Control, Order, OrderLog, ReadOrder, merge
-from runtime.tasks import Task, TaskState, experiment_digest, new_token
+from runtime.tasks import Task, TaskState, experiment_digest, hex_digest, new_token
 from runtime.values import replace
 
 # Executors and URLs load a good deal that a worker on the embedded file never uses.
@@ -69,13 +68,14 @@ _OUR_ID: Final = re.compile(r"t-[0-9a-f]{24}")
 _COUNTED: Final = (TaskState.SUCCEEDED, TaskState.FAILED, TaskState.CANCELLED, TaskState.EXPIRED)
 
 # What listings take for ours, in whole: people, editors and copying tools leave other names beside it.
-_RECORD: Final = re.compile(r"records/[0-9a-f]{8}/[0-9a-f]/([\w+@=%-]+)\.g(\d+)\.json", re.ASCII)
-_MARK: Final = re.compile(r"marks/[0-9a-f]{8}/([\w+@=%-]+)\.g(\d+)\.(failed|cancelled|expired)\.json", re.ASCII)
-_ATTEMPT: Final = re.compile(r"attempts/[\w+@=%-]+/g\d+/[\w-]+\.(ended|started)\.json", re.ASCII)
-_EXPERIMENT: Final = re.compile(r"experiments/([0-9a-f]{8})-[\w.~+@=%-]*\.json", re.ASCII)
-_PART: Final = re.compile(r"manifests/[0-9a-f]{8}/((\d+)-(\d+)-[0-9a-f]+)\.(jsonl|sent)", re.ASCII)
+# Text is compiled when a folder or a bucket is listed: the local stack loads this module too.
+_RECORD: Final = r"records/[0-9a-f]{8}/[0-9a-f]/([\w+@=%-]+)\.g(\d+)\.json"
+_MARK: Final = r"marks/[0-9a-f]{8}/([\w+@=%-]+)\.g(\d+)\.(failed|cancelled|expired)\.json"
+_ATTEMPT: Final = r"attempts/[\w+@=%-]+/g\d+/[\w-]+\.(ended|started)\.json"
+_EXPERIMENT: Final = r"experiments/([0-9a-f]{8})-[\w.~+@=%-]*\.json"
+_PART: Final = r"manifests/[0-9a-f]{8}/((\d+)-(\d+)-[0-9a-f]+)\.(jsonl|sent)"
+_COUNTER: Final = r"counters/[0-9a-f]{8}/([\w.~+@=%-]+)/(\d{13})-s(\d+)-f(\d+)-c(\d+)-x(\d+)"
 _WORKER: Final = re.compile(r"workers/[\w.~+@=%-]+\.json", re.ASCII)
-_COUNTER: Final = re.compile(r"counters/[0-9a-f]{8}/([\w.~+@=%-]+)/(\d{13})-s(\d+)-f(\d+)-c(\d+)-x(\d+)", re.ASCII)
 _BLOB: Final = re.compile(r"[a-z]+/[0-9a-f]{64}")
 _ORDER: Final = re.compile(r"((?:merged-)?[0-9a-f]{16})\.json")
 MERGED: Final = "merged-"
@@ -180,7 +180,7 @@ class BlobRecords(RecordStore):
         places = [(f"records/{home}/{shard}/{prefix}", _RECORD) for home in homes for shard in shards]
         places += [(f"marks/{home}/{prefix}", _MARK) for home in homes]
 
-        def ids_under(place: tuple[str, re.Pattern[str]]) -> list[str]:
+        def ids_under(place: tuple[str, str]) -> list[str]:
             ids = (found[1] for found in _matched(self.blobs.list_keys(place[0]), place[1]))
             return list(itertools.islice((task_id for task_id, _ in itertools.groupby(ids)), limit))
 
@@ -348,7 +348,7 @@ class BlobRecords(RecordStore):
         if any("\n" in line for line in lines):
             raise ValueError("a manifest line holds a line break")
         data = "".join(f"{line}\n" for line in lines).encode()
-        name = f"{index:05}-{len(lines)}-{hashlib.sha256(data).hexdigest()[:16]}"
+        name = f"{index:05}-{len(lines)}-{hex_digest(data)[:16]}"
         digest = experiment_digest(experiment)
         self._see_experiment(experiment)
         # The index is claimed first: two submitters of different tasks must not both get it.
@@ -376,7 +376,7 @@ class BlobRecords(RecordStore):
         data = self.blobs.get(key)
         if data is None:
             raise StoreUnavailable(f"manifest part `{self._address(key)}` is gone", retryable=False)
-        if not part.name.endswith(hashlib.sha256(data).hexdigest()[:16]):
+        if not part.name.endswith(hex_digest(data)[:16]):
             raise codec.damaged(self._address(key), "its digest is not the one in its name")
         return data.decode(errors="replace").split("\n")[:-1]
 
@@ -386,7 +386,7 @@ class BlobRecords(RecordStore):
     # payloads and values
 
     def put_blob(self, data: bytes, *, prefix: str = "payloads") -> str:
-        key = f"{prefix}/{hashlib.sha256(data).hexdigest()}"
+        key = f"{prefix}/{hex_digest(data)}"
         self.blobs.create(key, data)
         return self._address(key)
 
@@ -405,7 +405,7 @@ class BlobRecords(RecordStore):
                 hint="was it removed, or written to another store?",
                 retryable=False,
             )
-        if hashlib.sha256(data).hexdigest() != key.rpartition("/")[2]:
+        if hex_digest(data) != key.rpartition("/")[2]:
             raise codec.damaged(reference, "its content is not what its name says")
         return data
 
@@ -512,7 +512,7 @@ class BlobRecords(RecordStore):
             readable = {identity: order for identity, order in orders.items() if order.readable}
             said = self._without_ended(merge(order.control for order in readable.values()), now)
             data = codec.encode_merged(said, readable)
-            self.blobs.create(order_key(queue, f"{MERGED}{hashlib.sha256(data).hexdigest()[:16]}.json"), data)
+            self.blobs.create(order_key(queue, f"{MERGED}{hex_digest(data)[:16]}.json"), data)
 
     def _without_ended(self, control: Control, now: datetime) -> Control:
         """Without what the records say by now: single tasks that ended, and old orders for experiments that did."""
@@ -642,8 +642,9 @@ class BlobRecords(RecordStore):
         """Id, newest recorded generation and its state for each task, told from names and sizes alone."""
         current, newest = "", 0
         state = TaskState.SUCCEEDED
+        match = re.compile(_RECORD, re.ASCII).fullmatch
         for info in self.blobs.list_blobs(prefix):
-            found = _RECORD.fullmatch(info.key)
+            found = match(info.key)
             if found is None:
                 continue
             if found[1] != current:
@@ -848,9 +849,9 @@ class BlobRecords(RecordStore):
             return self._pool
 
 
-def _matched(keys: Iterable[str], shape: re.Pattern[str]) -> Iterator[re.Match[str]]:
+def _matched(keys: Iterable[str], shape: str) -> Iterator[re.Match[str]]:
     """The keys of that shape; what people left beside them is passed over."""
-    return filter(None, map(shape.fullmatch, keys))
+    return filter(None, map(re.compile(shape, re.ASCII).fullmatch, keys))
 
 
 def _newest_of_each(marks: Iterable[re.Match[str]]) -> Iterator[list[re.Match[str]]]:

@@ -43,6 +43,18 @@ def loaded_by(code: str) -> set[str]:
     return set(json.loads(done.stderr))
 
 
+def in_folder(folder: Path, *args: str) -> str:
+    """Code that runs a command there, with no other place of its own."""
+    return f"""
+import contextlib, io, os
+os.chdir({str(folder)!r})
+os.environ.update(RUNTIME_DATA_DIR={str(folder)!r}, XDG_CACHE_HOME={str(folder)!r}, XDG_CONFIG_HOME={str(folder)!r})
+from runtime.cli.main import main
+with contextlib.redirect_stderr(io.StringIO()):
+    assert main({list(args)!r}) == 0
+"""
+
+
 def heavy_of(modules: set[str]) -> set[str]:
     return {module.partition(".")[0] for module in modules} & HEAVY
 
@@ -63,6 +75,32 @@ def test_help_loads_no_command_and_no_cloud_library() -> None:
 
     assert heavy_of(modules) == set()
     assert modules & {module for module, _ in COMMANDS.values()} == set()
+
+
+def test_status_of_an_empty_folder_loads_no_openssl(tmp_path: Path) -> None:
+    modules = loaded_by(in_folder(tmp_path, "status"))
+
+    assert modules & {"_hashlib", "hashlib", "yaml", "runtime.jobs"} == set()
+
+
+def test_launch_on_slurm_loads_no_other_launcher(tmp_path: Path) -> None:
+    (tmp_path / "runtime.toml").write_text("[targets.hpc]\nkind = 'slurm'\nrecords = '/scratch/runtime'\n")
+    modules = loaded_by(in_folder(tmp_path, "launch", "--on", "hpc", "--code", "none", "--dry-run", "true"))
+
+    launchers = {module for module in modules if module.startswith("runtime.launchers.")}
+    assert "runtime.launchers.slurm.launcher" in launchers
+    assert launchers & {f"runtime.launchers.{name}" for name in ("interrupting", "processes", "local", "ssh")} == set()
+    assert (
+        modules & {"asyncio", "concurrent.futures", "importlib.metadata", "runtime.tasks", "sqlite3", "yaml"} == set()
+    )
+
+
+def test_command_is_built_of_annotations_that_were_evaluated_before() -> None:
+    from runtime.cli.launch import launch
+
+    load_command("launch")
+
+    assert [name for name, kind in launch.__annotations__.items() if isinstance(kind, str)] == []
 
 
 def test_version_loads_no_typer() -> None:

@@ -27,8 +27,7 @@ from runtime.launchers.base import (
     check_record_folder,
 )
 from runtime.launchers.hosts import Host, LocalFiles, LocalHost, SshHost, read_tail
-from runtime.launchers.order import environment_order, make_order
-from runtime.launchers.processes import activation_lines
+from runtime.launchers.order import activation_lines, environment_order, make_order
 from runtime.launchers.slurm import render, states
 from runtime.launchers.slurm.client import (
     NOT_ASKED,
