@@ -143,7 +143,7 @@ class _Init:
 
 def _compile_init(cls: Any, *, frozen: bool) -> Callable[..., None]:
     scope: dict[str, Any] = {"_MISSING": _MISSING, "__name__": cls.__module__}
-    taken, lines = [], []
+    taken, assigned, each_set = [], [], []
     # Python has those that go by their position first.
     for each in sorted(_fields(cls), key=lambda each: each.kw_only):
         name = value = each.name
@@ -158,9 +158,17 @@ def _compile_init(cls: Any, *, frozen: bool) -> Callable[..., None]:
             taken.append(f"{name}=_default_{name}")
         else:
             taken.append(name)
+        assigned.append(f"self.{name} = {value}")
         # The slot's own setter: a frozen class refuses assignments, and `object.__setattr__` takes twice as long.
         scope[f"_set_{name}"] = getattr(cls, name).__set__
-        lines.append(f" _set_{name}(self, {value})\n" if frozen else f" self.{name} = {value}\n")
+        each_set.append(f"_set_{name}(self, {value})")
+    lines = [f" {line}\n" for line in (each_set if frozen else assigned)]
+    if frozen and len(each_set) >= _MANY:
+        # Assignments take a twentieth of that, so the value is of an open class meanwhile; but not one of a class that
+        # derives from this one, which may have a `__dict__` that the open class has not.
+        scope |= {"_own": cls, "_open": _make_open(cls), "_set_class": _set_class}
+        quick = ["_set_class(self, _open)", *assigned, "self.__class__ = _own"]
+        lines = [" if type(self) is _own:\n", *(f"  {line}\n" for line in quick), " else:\n", *(f" {line}" for line in lines)]
     if hasattr(cls, "__post_init__"):
         lines.append(" self.__post_init__()\n")
     exec(f"def __init__(self, {', '.join(taken)}):\n{''.join(lines) or ' pass'}", scope)
@@ -168,6 +176,17 @@ def _compile_init(cls: Any, *, frozen: bool) -> Callable[..., None]:
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__annotations__ = {each.name: each.type for each in _fields(cls)} | {"return": None}
     return init
+
+
+_MANY: Final = 6
+"""Fields, from which on two changes of class cost less than their setters."""
+_set_class: Final = object.__dict__["__class__"].__set__
+
+
+def _make_open(cls: type) -> type:
+    """A class with the same slots that takes assignments."""
+    ways = {name: getattr(object, name) for name in ("__setattr__", "__delattr__")}
+    return type(cls)(cls.__name__, cls.__bases__, {"__slots__": cls.__dict__["__slots__"], **ways})
 
 
 def _repr(self: Any) -> str:
