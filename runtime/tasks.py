@@ -430,10 +430,10 @@ def _check_folder(folder: object) -> None:
 
 def check_entry(entry: Entry | None) -> None:
     if isinstance(entry, FunctionEntry):
-        if isinstance(entry.function, str):
-            _check_function(entry.function)
-        else:
-            check_text("function", entry.function)
+        check_text("function", entry.function)
+        module, _, name = entry.function.partition(":")
+        if not module or not name:
+            raise InvalidTask("function", f"is {_shown(entry.function)}, expected module:name")
         if type(entry.args) is not tuple and not isinstance(entry.args, tuple | list):
             raise InvalidTask("args", f"is {_kind(entry.args)}, expected an array")
         if type(entry.kwargs) is not dict and not isinstance(entry.kwargs, Mapping):
@@ -455,14 +455,6 @@ def check_entry(entry: Entry | None) -> None:
         check_texts("args", entry.args)
     else:
         raise InvalidTask("entry", f"is {_shown(entry)}, expected a workflow, a command or a function")
-
-
-@functools.lru_cache(maxsize=256)
-def _check_function(name: str) -> None:
-    check_text("function", name)
-    module, _, rest = name.partition(":")
-    if not module or not rest:
-        raise InvalidTask("function", f"is {_shown(name)}, expected module:name")
 
 
 _match_id = re.compile(r"t-[A-Za-z0-9]{1,62}").fullmatch

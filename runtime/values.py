@@ -143,7 +143,8 @@ class _Init:
 
 def _compile_init(cls: Any, *, frozen: bool) -> Callable[..., None]:
     scope: dict[str, Any] = {"_MISSING": _MISSING, "__name__": cls.__module__}
-    taken, assigned, each_set = [], [], []
+    taken: list[str] = []
+    values: dict[str, str] = {}
     # Python has those that go by their position first.
     for each in sorted(_fields(cls), key=lambda each: each.kw_only):
         name = value = each.name
@@ -158,28 +159,31 @@ def _compile_init(cls: Any, *, frozen: bool) -> Callable[..., None]:
             taken.append(f"{name}=_default_{name}")
         else:
             taken.append(name)
-        assigned.append(f"self.{name} = {value}")
+        values[name] = value
+    lines = [f"self.{name} = {value}" for name, value in values.items()]
+    if frozen and len(values) < _MANY:
         # The slot's own setter: a frozen class refuses assignments, and `object.__setattr__` takes twice as long.
-        scope[f"_set_{name}"] = getattr(cls, name).__set__
-        each_set.append(f"_set_{name}(self, {value})")
-    lines = [f" {line}\n" for line in (each_set if frozen else assigned)]
-    if frozen and len(each_set) >= _MANY:
-        # Assignments take a twentieth of that, so the value is of an open class meanwhile; but not one of a class that
-        # derives from this one, which may have a `__dict__` that the open class has not.
-        scope |= {"_own": cls, "_open": _make_open(cls), "_set_class": _set_class}
-        quick = ["_set_class(self, _open)", *assigned, "self.__class__ = _own"]
-        lines = [" if type(self) is _own:\n", *(f"  {line}\n" for line in quick), " else:\n", *(f" {line}" for line in lines)]
+        scope |= {f"_set_{name}": getattr(cls, name).__set__ for name in values}
+        lines = [f"_set_{name}(self, {value})" for name, value in values.items()]
+    elif frozen:
+        # An assignment takes a twentieth of that, so the value is of an open class meanwhile. A value of a class that
+        # derives from this one cannot be: it may have a `__dict__`, which no value of the open class has.
+        scope |= {"_own": cls, "_open": _make_open(cls), "_set_class": _set_class, "_set_state": _set_state}
+        state = ", ".join(values[each.name] for each in _fields(cls))
+        quickly = ["_set_class(self, _open)", *lines, "self.__class__ = _own"]
+        lines = [f"if type(self) is not _own: _set_state(self, [{state}])", "else:", *(f" {line}" for line in quickly)]
     if hasattr(cls, "__post_init__"):
-        lines.append(" self.__post_init__()\n")
-    exec(f"def __init__(self, {', '.join(taken)}):\n{''.join(lines) or ' pass'}", scope)
+        lines.append("self.__post_init__()")
+    body = "\n ".join(lines or ["pass"])
+    exec(f"def __init__(self, {', '.join(taken)}):\n {body}\n", scope)
     init: Callable[..., None] = scope["__init__"]
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__annotations__ = {each.name: each.type for each in _fields(cls)} | {"return": None}
     return init
 
 
-_MANY: Final = 6
-"""Fields, from which on two changes of class cost less than their setters."""
+_MANY: Final = 10
+"""Fields. With fewer, making an open class (0.3 million instructions) pays for nobody but who makes very many values."""
 _set_class: Final = object.__dict__["__class__"].__set__
 
 
