@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -111,8 +110,8 @@ class KeptStack:
 
 
 _kept: dict[_Key, KeptStack] = {}
+"""Without a lock: of two threads only one gets what `pop` takes out, and only one puts in what `setdefault` returns."""
 _all: set[KeptStack] = set()
-_lock = threading.Lock()
 _of_the_parent: list[KeptStack] = []
 """Never closed: closing a connection of SQLite in a forked child touches files that the parent uses."""
 
@@ -122,13 +121,12 @@ class borrow_stack:  # noqa: N801 - a context manager, read as a call
 
     __slots__ = ("_asked", "_kept", "_key")
 
-    def __init__(self, name: str | None = None, *, queue: str | None = None) -> None:
+    def __init__(self, name: str | None = None, queue: str | None = None) -> None:
         self._asked = name, queue
 
     def __enter__(self) -> KeptStack:
         self._key = (*self._asked, os.getcwd(), *map(look_up_variable, _RAW))  # noqa: PTH109 - each call asks
-        with _lock:
-            kept = _kept.pop(self._key, None)
+        kept = _kept.pop(self._key, None)
         if kept is not None and not kept.is_current:
             kept.close()
             kept = None
@@ -156,31 +154,24 @@ def _open(name: str | None, queue: str | None) -> KeptStack:
 def _give_back(key: _Key, kept: KeptStack) -> None:
     if kept not in _all:
         return  # In a child that was forked meanwhile.
-    surplus: list[KeptStack] = []
-    if kept.may_be_kept:
-        with _lock:
-            if _kept.setdefault(key, kept) is not kept:
-                surplus.append(kept)
-            while len(_kept) > MOST:
-                surplus.append(_kept.pop(next(iter(_kept))))
-    else:
-        surplus.append(kept)
-    for each in surplus:
-        each.close()
+    if not kept.may_be_kept or _kept.setdefault(key, kept) is not kept:
+        kept.close()
+    elif len(_kept) > MOST:
+        _close_these(list(_kept)[:-MOST])
+
+
+def _close_these(keys: list[_Key]) -> None:
+    for key in keys:
+        if (kept := _kept.pop(key, None)) is not None:  # Another thread may have borrowed it meanwhile.
+            kept.close()
 
 
 def close_kept() -> None:
     """Close what is kept; at the exit of the process, and before its files are removed."""
-    with _lock:
-        found = list(_kept.values())
-        _kept.clear()
-    for each in found:
-        each.close()
+    _close_these(list(_kept))
 
 
 def _forget_parents() -> None:
-    global _lock
-    _lock = threading.Lock()
     _of_the_parent.extend(_all)
     for each in _all:
         each.abandon()

@@ -269,14 +269,14 @@ class TaskOptions:
 
 def submitter() -> str:
     """`user@host` of this process."""
-    return _submitter(os.geteuid(), socket.gethostname(), *map(look_up_variable, _USER_VARIABLES))
-
-
-_USER_VARIABLES: Final = b"LOGNAME", b"USER", b"LNAME", b"USERNAME"
+    # The variables that `getpass` takes a name from, in its order.
+    find = look_up_variable
+    name = find(b"LOGNAME") or find(b"USER") or find(b"LNAME") or find(b"USERNAME")
+    return _submitter(name or os.geteuid(), socket.gethostname())
 
 
 @functools.lru_cache(16)
-def _submitter(_: int, host: str, *__: bytes | None) -> str:
+def _submitter(_: bytes | int, host: str) -> str:
     """Looked up again when what the user's name follows from is another."""
     try:
         user = getpass.getuser()
@@ -847,7 +847,7 @@ def _read_resources(value: Resources | Mapping[str, Any] | None) -> Resources:
 
 def _open_target(queue: str | Queue | None, stack: str | None) -> AbstractContextManager[KeptStack | Queue]:
     if queue is None or isinstance(queue, str):
-        return borrow_stack(stack, queue=queue)
+        return borrow_stack(stack, queue)
     return nullcontext(queue)
 
 

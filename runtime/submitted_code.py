@@ -38,6 +38,9 @@ class SubmittedCode:
     """The folder whose snapshot it is; None where a content id was given."""
 
 
+_NO_CODE: Final = SubmittedCode()
+
+
 def take_code(
     wanted: str | Path | bool | None, records: RecordStore | None, settings: Settings, *, start: Path | None = None
 ) -> SubmittedCode:
@@ -50,7 +53,7 @@ def take_code(
     if isinstance(wanted, str):
         return SubmittedCode(snapshot=wanted)
     if wanted is False or (wanted is None and not settings.project.snapshot):
-        return SubmittedCode()
+        return _NO_CODE
     from runtime.snapshot import take_snapshot
 
     here = Path.cwd()

@@ -320,11 +320,10 @@ def encode_task(task: Task) -> str:
     # Most tasks, at half the cost: a text that has been spelled for the task before is not spelled again.
     args = f',"args":{_to_json(entry.args)}' if entry.args else ""
     kwargs = f',"kwargs":{_to_json(dict(entry.kwargs))}' if entry.kwargs else ""
-    at = "" if task.submitted_at is None else f',"submitted_at":"{format_time(task.submitted_at)}"'
     return (
         f'{{"schema":{SCHEMA},"id":"{task.id}","experiment":{_quote(task.experiment)},'
         f'"function":{_quote(entry.function)}{args}{kwargs}'
-        f"{_spell_code(task.snapshot, task.folder, task.submitted_by)}{at}}}"
+        f"{_spell_code(task.snapshot, task.folder, task.submitted_by)}{_spell_time(task.submitted_at)}}}"
     )
 
 
@@ -348,6 +347,19 @@ def _is_usual(task: Task) -> bool:
 def _spell_code(snapshot: str | None, folder: str | None, submitted_by: str | None) -> str:
     fields = {"snapshot": snapshot, "folder": folder, "submitted_by": submitted_by}
     return "".join(f',"{name}":{_to_json(text)}' for name, text in fields.items() if text is not None)
+
+
+_spelled: tuple[datetime | None, str] = (None, "")
+"""The last time that was, and how: tasks that are submitted together have the same."""
+
+
+def _spell_time(submitted_at: datetime | None) -> str:
+    global _spelled
+    last, text = _spelled
+    if submitted_at is not last:
+        text = "" if submitted_at is None else f',"submitted_at":"{format_time(submitted_at)}"'
+        _spelled = submitted_at, text
+    return text
 
 
 # checking: what every task holds to, whichever way it was made

@@ -206,7 +206,8 @@ class Bells:
 
     def ring(self) -> None:
         # Those that are known first: nobody waits for a look that rarely finds another.
-        self._ring(list(self._fds))
+        if self._fds:
+            self._ring(list(self._fds))
         if self._seen_at < 0 and not os.access(self._name, os.F_OK):
             return  # No worker has been here yet.
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from hashlib import sha256
 
 import pytest
@@ -34,6 +34,7 @@ from runtime.tasks import (
     task_id,
 )
 from runtime.testing import sample_task
+from runtime.units import format_time
 
 TEXT = st.text(min_size=1, max_size=30)
 JSON = st.recursive(
@@ -110,6 +111,25 @@ def test_wire_format_is_the_json_of_the_fields(task: Task) -> None:
 def test_id_is_that_of_the_canonical_entry(entry: Entry) -> None:
     text = f"exp\0{dump({'entry': entry_fields(entry)}, sort_keys=True)}"
     assert task_id("exp", entry=entry) == f"t-{sha256(text.encode()).hexdigest()[:16]}{experiment_digest('exp')}"
+
+
+@given(st.datetimes(timezones=st.sampled_from([UTC, timezone(timedelta(hours=5, minutes=30))])))
+def test_time_is_spelled_in_utc_with_milliseconds(at: datetime) -> None:
+    try:
+        expected = at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except OverflowError:
+        return
+    assert format_time(at) == expected
+
+
+def test_tasks_of_different_times_are_spelled_with_their_own() -> None:
+    times = [datetime(2026, 1, 31, 12, 0, second, tzinfo=UTC) for second in (1, 1, 2)]
+    made = [sample_task(submitted_at=at) for at in (*times, None, times[0])]
+
+    assert [json.loads(encode_task(task)).get("submitted_at") for task in made] == [
+        *("2026-01-31T12:00:01.000Z", "2026-01-31T12:00:01.000Z", "2026-01-31T12:00:02.000Z", None),
+        "2026-01-31T12:00:01.000Z",
+    ]
 
 
 def test_value_that_holds_itself_is_no_json() -> None:

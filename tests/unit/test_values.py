@@ -258,6 +258,43 @@ def test_first_value_of_a_derived_class_leaves_its_base_as_it_is() -> None:
     assert (Plain().a, Derived(1, 2).b, Base(3).a, Derived(4, 5).a) == (5, 2, 3, 4)
 
 
+@pytest.mark.parametrize("kind", ["itself", "derived", "plain", "with a dict"])
+def test_frozen_value_of_many_fields_is_of_its_own_class_and_refuses_changes(kind: str) -> None:
+    @values.dataclass(frozen=True, slots=True)
+    class Many:
+        a: int
+        b: int
+        c: int
+        d: int
+        e: int
+        f: int
+        g: int
+        h: int
+        i: int = 9
+        j: list[int] = values.field(default_factory=list)
+
+    @values.dataclass(frozen=True, slots=True)
+    class Derived(Many):
+        k: int = 7
+
+    class Plain(Many):
+        __slots__ = ()
+
+    class WithDict(Many):
+        pass
+
+    cls = {"itself": Many, "derived": Derived, "plain": Plain, "with a dict": WithDict}[kind]
+    value = cls(1, 2, 3, 4, 5, 6, 7, 8)
+
+    assert type(value) is cls
+    assert [getattr(value, each.name) for each in values.fields(value)][:10] == [1, 2, 3, 4, 5, 6, 7, 8, 9, []]
+    assert value == values.replace(cls(0, 2, 3, 4, 5, 6, 7, 8), a=1)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        value.a = 2  # type: ignore[misc]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        del value.a
+
+
 def test_abstract_class_and_protocol_stay_what_they_are() -> None:
     class Named(Protocol):
         name: str
