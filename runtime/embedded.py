@@ -225,7 +225,7 @@ class EmbeddedFile:
         return self._opened is None or _identity(self._name) == self._opened
 
     def _ensure_same(self) -> None:
-        if self._opened is not None and _identity(self._name) != self._opened:
+        if not self.is_same:
             raise StoreBroken(
                 f"the task file `{self.path}` was replaced or removed while it was open",
                 facts=["nothing was written"],
