@@ -354,8 +354,7 @@ class Child:
         peak = self.command_rss_bytes or (max_rss_bytes() if fresh or self.functions_run == 1 else 0)
         payload = b""
         imported = [name for name in self.not_loaded if name in sys.modules] if fresh else ()
-        has_outputs = os.path.isdir(self.output_dir)
-        if details is not None or value or self.metrics or self.progressed or imported or has_outputs:
+        if details is not None or value or self.metrics or self.progressed or imported:
             flags |= DETAILED
             details = details or {"outcome": "succeeded"}
             if self.metrics:
@@ -364,8 +363,6 @@ class Child:
                 details["progressed"] = True
             if imported:
                 details["imported"] = imported
-            if has_outputs:
-                details["outputs"] = True
             try:
                 text = _encode(details).encode()
             except (TypeError, ValueError, RecursionError) as problem:
@@ -588,7 +585,7 @@ class Child:
         return f"{self.fields[8]}/{self.fields[0]}" if self.fields[8] else ""
 
     def make_output(self) -> str:
-        if self.output_dir and not self.made_output:
+        if self.output_dir:
             self.made_output = True
             scratch.make_folder(self.output_dir)
         return self.output_dir

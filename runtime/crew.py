@@ -105,8 +105,6 @@ class Ended:
     metrics: Mapping[str, float] = field(default_factory=dict)
     progressed: bool = False
     """It reported progress, or left a new file in its checkpoint folder."""
-    has_outputs: bool = False
-    """Its output folder was made, by the attempt or for it."""
     log: bytes = b""
     """The last 64 KiB of standard output and error."""
     log_bytes: int = 0
@@ -1310,7 +1308,6 @@ def _fill_in(result: Ended, payload: bytes) -> Sequence[str] | None:
         result.signal = _number(details.get("signal"))
         result.metrics = _numbers(details.get("metrics"))
         result.progressed = bool(details.get("progressed"))
-        result.has_outputs = bool(details.get("outputs"))
         return [str(name) for name in details.get("imported") or ()]
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError, RecursionError, struct.error) as problem:
         result.reason, result.value = EndReason.APP_FAILED, ""

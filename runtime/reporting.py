@@ -283,6 +283,11 @@ class Reporter:
             next_step = "recorded elsewhere"
         self._line("lost", "lease_lost", text, **_facts(task), next=next_step)
 
+    def left_out(self, task: Task, what: str | None) -> None:
+        """It succeeds without some of its outputs."""
+        if what is not None:
+            self._line("trouble", "outputs_left_out", f"{_describe(task)} {what}", **_facts(task), problem=what)
+
     def refused(self, refused: Refused) -> None:
         """A result that came second; nothing was written."""
         task, record = refused.lease.task, refused.record

@@ -156,6 +156,8 @@ def remove_empty(path: str, *, parents: int = 0) -> None:
     for _ in range(parents + 1):
         try:
             os.rmdir(path)
+        except FileNotFoundError:
+            pass  # Somebody else has, and may have left its parent.
         except OSError:
             return
         path = os.path.dirname(path)

@@ -35,7 +35,7 @@ from runtime.metrics import NoMetrics, WorkerMetrics, open_metrics
 from runtime.offload import Offload, Outcome
 from runtime.queues.base import DEFAULT_LEASE, Lease, Outlook, Queue, Release, Settled, Settlement
 from runtime.reasons import EndReason
-from runtime.records.base import EndedNote, History, Record, StartedMark, WorkerSeen, calls_at_once
+from runtime.records.base import EndedNote, History, KeptOutputs, Record, StartedMark, WorkerSeen, calls_at_once
 from runtime.records.coverage import Coverage
 from runtime.records.orders import Control
 from runtime.reporting import Reporter
@@ -988,6 +988,11 @@ class Worker:
         url = self.records.outputs_url(task_id, token)
         return url if "://" not in url else f"{self._scratch.path}/{token}.outputs"
 
+    def _discard_outputs(self, attempt: _Attempt) -> None:
+        """Of an attempt that has ended: what belongs in a bucket lies there, or nowhere."""
+        if attempt.output_dir.startswith(self._scratch.path) and os.path.lexists(attempt.output_dir):
+            self._crew.discard(attempt.output_dir)
+
     def _note_running(self, starting: tuple[int, str] | None = None) -> None:
         running = []
         for slot in self._slots:
@@ -1036,6 +1041,7 @@ class Worker:
         if end.reason is EndReason.SUCCEEDED:
             self._conclude_success(attempt, end, value)
             return
+        self._discard_outputs(attempt)
         log = end.log.decode(errors="surrogateescape")
         note = EndedNote(
             token=lease.token,
@@ -1123,20 +1129,25 @@ class Worker:
         )
         if end.value or end.log_bytes or end.metrics or end.exit_code is not None:
             record = self._with_results(record, attempt, end, value)
-        if end.has_outputs:
+        # Not the attempt's own word for it: what ran in its process before may have changed what `os` says there.
+        if os.path.lexists(attempt.output_dir):  # on the path of every task
             self._busy_io += 1
             self._offload.call(
                 lambda: self.records.keep_outputs(task.id, lease.token, Path(attempt.output_dir)),
-                lambda url, problem: self._kept(attempt, end, record, url, problem),
+                lambda kept, problem: self._kept(attempt, end, record, kept, problem),
             )
             return
         self._succeed(attempt, end, record)
 
-    def _kept(self, attempt: _Attempt, end: Ended, record: Record, url: str | None, problem: Exception | None) -> None:
+    def _kept(
+        self, attempt: _Attempt, end: Ended, record: Record, kept: KeptOutputs | None, problem: Exception | None
+    ) -> None:
         """Its outputs are durable, so it may be recorded; or they are not, and it has failed."""
         self._busy_io -= 1
-        if problem is None:
-            self._succeed(attempt, end, replace(record, outputs_url=url))
+        if kept is not None:
+            self._discard_outputs(attempt)
+            self._say.left_out(attempt.lease.task, kept.left_out)
+            self._succeed(attempt, end, replace(record, outputs_url=kept.url, message=kept.left_out))
         elif attempt.lease.token in self._attempts:
             end.reason, end.message = EndReason.SETUP_FAILED, f"its outputs could not be kept: {problem}"
             self._conclude(end, time.monotonic())

@@ -499,7 +499,7 @@ def _task_lines(seen: TaskStatus, now: datetime) -> list[str]:
         ("submitted", f"{format_ago(seen.submitted_at, now)}{by}" if seen.submitted_at else None),
         ("worker", seen.worker),
         ("ended", f"{format_ago(seen.ended_at, now)}: {seen.reason}" if seen.ended_at else None),
-        ("error", last_line(seen.message) if seen.state is not TaskState.SUCCEEDED else None),
+        ("note" if seen.state is TaskState.SUCCEEDED else "error", last_line(seen.message)),
         ("exit code", str(seen.exit_code) if seen.exit_code else None),
         ("attempts", f"{seen.attempts} ended" if seen.attempts else None),
         ("metrics", ", ".join(f"{name} {value:g}" for name, value in seen.metrics.items())),

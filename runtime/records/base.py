@@ -36,7 +36,8 @@ class Record:
     ended_at: datetime
     started_at: datetime | None = None
     message: str | None = None
-    """A readable sentence for what did not succeed; its last line is what status shows."""
+    """A readable sentence for what did not succeed, or what was left out of its outputs; its last line is what status
+    shows."""
     worker: str | None = None
     attempts: int = 1
     """Attempts of this generation that ended, this one included."""
@@ -192,6 +193,14 @@ class StoredTask:
     experiment: str
 
 
+@dataclass(frozen=True, slots=True)
+class KeptOutputs:
+    url: str | None = None
+    """A folder's path or a bucket's URL; None if nothing was kept."""
+    left_out: str | None = None
+    """What could not be kept and why, for people to read."""
+
+
 class RecordStore(Protocol):
     """Where the truth lies. Every method may be called again after any failure.
 
@@ -314,8 +323,8 @@ class RecordStore(Protocol):
     def checkpoints_path(self, task_id: str) -> str | None:
         """The folder that all attempts of a task share; None where the store has no folders."""
 
-    def keep_outputs(self, task_id: str, token: str, folder: Path) -> str | None:
-        """Make what an attempt left in `folder` durable; returns where it lies, or None if that is nothing."""
+    def keep_outputs(self, task_id: str, token: str, folder: Path) -> KeptOutputs:
+        """Make what an attempt left in `folder` durable; returns where it lies, and what of it cannot be kept."""
 
     def append_log(self, task_id: str, token: str, data: bytes) -> str:
         """Add to an attempt's long log and return its URL."""

@@ -6,7 +6,6 @@ locks: what must happen once is one create-only write, and all else may be writt
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import re
@@ -28,6 +27,7 @@ from runtime.records.base import (
     EndedNote,
     ExperimentSeen,
     History,
+    KeptOutputs,
     ManifestPart,
     Mark,
     Record,
@@ -698,20 +698,23 @@ class BlobRecords(RecordStore):
         path = self.blobs.path(f"checkpoints/{task_id}")
         return None if path is None else str(path)
 
-    def keep_outputs(self, task_id: str, token: str, folder: Path) -> str | None:
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        if not files:
-            return None
+    def keep_outputs(self, task_id: str, token: str, folder: Path) -> KeptOutputs:
+        from runtime.records import kept_outputs
+
         key = f"outputs/{task_id}/{token}"
+        found = kept_outputs.find_outputs(folder)
         if self.blobs.path(key) is not None:
-            for path in (*files, *(path for path in folder.rglob("*") if path.is_dir()), folder, *folder.parents[:2]):
-                _sync(path)
-        else:
-            uploads = self._in_parallel(
-                lambda path: self.blobs.upload(f"{key}/{path.relative_to(folder)}", path), files
-            )
-            deque(uploads, maxlen=0)
-        return self._address(key)
+            # What lies there stays there, whatever it is.
+            if not (found.files or found.others):
+                found.remove_empty()
+                return KeptOutputs()
+            found.sync()
+            return KeptOutputs(self._address(key))
+        odd = {name: why for name in found.files if (why := kept_outputs.why_no_object(name))}
+        names = [name for name in found.files if name not in odd]
+        deque(self._in_parallel(lambda name: self.blobs.upload(f"{key}/{name}", found.files[name]), names), maxlen=0)
+        left_out = kept_outputs.tell_left_out(found.others | odd)
+        return KeptOutputs(self._address(key) if names else None, left_out)
 
     def append_log(self, task_id: str, token: str, data: bytes) -> str:
         key = _log_key(task_id, token)
@@ -933,15 +936,3 @@ def _end_of(text: str, limit_bytes: int) -> str:
     tail = data[-limit_bytes:]
     start = next((at for at in range(4) if tail[at] & 0xC0 != 0x80), 0)
     return tail[start:].decode(errors="surrogatepass")
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as problem:
-        # Some network file systems cannot sync a folder.
-        if problem.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF):
-            raise
-    finally:
-        os.close(descriptor)

@@ -252,7 +252,11 @@ def open_pair_with_folder(bench: Bench) -> tuple[Queue, RecordStore]:
     from runtime.records import open_records
 
     (bench.folder / "records").mkdir(exist_ok=True)
-    records = open_records(f"file:{bench.folder / 'records'}")
+    return open_pair_with_records(bench, open_records(f"file:{bench.folder / 'records'}"))
+
+
+def open_pair_with_records(bench: Bench, records: RecordStore) -> tuple[Queue, RecordStore]:
+    """The embedded queue with its records elsewhere."""
     return SqliteQueue(EmbeddedFile(bench.path), records), records
 
 

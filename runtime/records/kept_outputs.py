@@ -1,0 +1,117 @@
+"""What an attempt left in its output folder: what of it can be kept, and what cannot and why."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from runtime.values import dataclass, field
+
+_SAID: Final = 5
+"""So many of what was left out are named."""
+_NOT_OPENED: Final = (errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT)
+_NOT_SYNCED: Final = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
+"""Some network file systems cannot sync a folder."""
+
+
+@dataclass(slots=True)
+class FoundOutputs:
+    """What lies in an output folder, or in its place. Links to folders are not followed."""
+
+    root: Path
+    folders: list[Path] = field(default_factory=list)
+    """All of them, the root first."""
+    files: dict[str, Path] = field(default_factory=dict)
+    """Files that can be read, and links to such, by their path from the root."""
+    others: dict[str, str] = field(default_factory=dict)
+    """Why the rest is none, by its path from the root."""
+
+    def take(self, path: Path, name: str) -> None:
+        if why := _why_no_output(path):
+            self.others[name] = why
+        else:
+            self.files[name] = path
+
+    def sync(self) -> None:
+        """Make what stays where it lies durable; what we may not open is left as it is."""
+        for path in (*self.files.values(), *reversed(self.folders or [self.root]), *self.root.parents[:2]):
+            _sync(path)
+
+    def remove_empty(self) -> None:
+        for folder in (*reversed(self.folders), self.root.parent):
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def find_outputs(root: Path) -> FoundOutputs:
+    found = FoundOutputs(root)
+    if not root.is_dir():
+        found.take(root, root.name)
+        return found
+
+    def refuse(problem: OSError) -> None:
+        found.others[os.path.relpath(problem.filename, root)] = f"cannot be read: {problem.strerror}"
+
+    for name, folders, files in os.walk(root, onerror=refuse):
+        folder = Path(name)
+        found.folders.append(folder)
+        for path in (folder / each for each in sorted((*files, *folders))):
+            if path.name in files or path.is_symlink():
+                found.take(path, os.path.relpath(path, root))
+    return found
+
+
+def _why_no_output(path: Path) -> str | None:
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            return "is a link to a folder" if stat.S_ISDIR(mode) else "is no regular file"
+        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    except FileNotFoundError:
+        return "is a link to nothing"
+    except OSError as problem:
+        return f"cannot be read: {problem.strerror}"
+    return None
+
+
+def why_no_object(name: str) -> str | None:
+    """Why no object of a bucket can have this name; None if one can."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return "has a name that is no UTF-8"
+    return "has a control character in its name" if any(ord(char) < 32 or ord(char) == 127 for char in name) else None
+
+
+def tell_left_out(others: dict[str, str]) -> str | None:
+    """One sentence for people; None if there are none."""
+    if not others:
+        return None
+    told = [f"`{_printable(name)}` {why}" for name, why in list(others.items())[:_SAID]]
+    more = f", and {len(others) - _SAID:,} more" if len(others) > _SAID else ""
+    return f"left out of its outputs: {'; '.join(told)}{more}"
+
+
+def _printable(name: str) -> str:
+    shown = name if name.isprintable() else ascii(name)[1:-1]
+    return shown if len(shown) <= 200 else f"{shown[:100]}…{shown[-100:]}"
+
+
+def _sync(path: Path) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as problem:
+        if problem.errno in _NOT_OPENED:
+            return
+        raise
+    try:
+        os.fsync(descriptor)
+    except OSError as problem:
+        if problem.errno not in _NOT_SYNCED:
+            raise
+    finally:
+        os.close(descriptor)
