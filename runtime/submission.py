@@ -42,7 +42,8 @@ from runtime.identify import FindsTasks
 from runtime.idset import IdSet, task_key
 from runtime.kept_stacks import KeptStack, borrow_stack, look_up_variable
 from runtime.queues.base import InvalidMessage, MakesTopics, Queue, QueueTraits
-from runtime.records.base import ManifestPart, Record, RecordStore
+from runtime.records.base import ManifestPart, Record, RecordStore, calls_at_once
+from runtime.records.codec import read_value
 from runtime.records.coverage import own_key, read_keys
 from runtime.records.orders import FIRST_OWN_NUMBER
 from runtime.records.totals import Tally, open_tasks
@@ -153,6 +154,9 @@ class Waited:
     """In the order of submission; only where they were waited for task by task."""
     complete: bool = True
     """False if the time was up first."""
+    asked: Queue | str | None = field(default=None, repr=False, compare=False)
+    """The queue that was waited for, as it was named or passed, and its stack: large values are read from its records."""
+    stack: str | None = field(default=None, repr=False, compare=False)
 
     @property
     def failed(self) -> int:
@@ -164,8 +168,9 @@ class Waited:
     def values(self, *, none_for_failed: bool = False) -> list[Any]:
         """What the tasks returned, in the order of submission.
 
-        Raises `WorkFailed` if one did not succeed, unless `none_for_failed` asks for None in its place; `NotPossible`
-        if one has not ended yet, and beyond `NAMED_TASKS`.
+        Large ones are read from the record store now. Raises `WorkFailed` if one did not succeed, unless
+        `none_for_failed` asks for None in its place; `NotPossible` if one has not ended yet, and beyond `NAMED_TASKS`;
+        `StoreUnavailable` if the store has one no more or does not answer.
         """
         total = sum(self.totals.values())
         if not self.complete:
@@ -178,7 +183,8 @@ class Waited:
             raise NotPossible(
                 "only what was waited for task by task has its values at hand",
                 facts=[f"{total} tasks, up to {NAMED_TASKS} are waited for that way"],
-                hint="read them from the stack's records: open_stack().records.records(experiment)",
+                hint="read them from the stack's records: open_stack().records.records(experiment), where a value over "
+                "64 KiB is `get_blob(record.value_url)`, as JSON",
             )
         failed = [record for record in self.records if record.state is not TaskState.SUCCEEDED]
         if failed and not none_for_failed:
@@ -195,7 +201,12 @@ class Waited:
                     facts=[record.unreadable],
                     hint="leave it out: the other values are in `records`",
                 )
-        return [record.value for record in self.records]
+        if all(record.value_url is None for record in self.records):
+            return [record.value for record in self.records]
+        with _open_target(self.asked, self.stack) as opened:
+            store = (opened.queue if isinstance(opened, KeptStack) else opened).records
+            with ThreadPoolExecutor(calls_at_once(store), thread_name_prefix="values") as pool:
+                return list(pool.map(lambda record: read_value(record, store), self.records))
 
 
 def _how_it_ended(record: Record) -> str:
@@ -884,7 +895,7 @@ def wait(
             if submission is None:
                 _ensure_known(name, target.records)
             look = _ByExperiment(target.records, name)
-        return _poll(look, deadline, poll.total_seconds(), progress)
+        return replace(_poll(look, deadline, poll.total_seconds(), progress), asked=queue, stack=stack)
 
 
 def _ensure_known(experiment: str, records: RecordStore) -> None:

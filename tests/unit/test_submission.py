@@ -18,7 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime import submission as submit_module
+from runtime.embedded import EmbeddedFile
 from runtime.errors import (
+    InfrastructureFailure,
     InvalidTask,
     NotPossible,
     PartTaken,
@@ -30,9 +32,10 @@ from runtime.errors import (
 from runtime.idset import IdSet, task_key
 from runtime.queues.base import PutResult, Queue, QueueTraits
 from runtime.queues.memory import MemoryQueue
-from runtime.queues.sqlite import open_sqlite
+from runtime.queues.sqlite import SqliteQueue, open_sqlite
 from runtime.reasons import EndReason
-from runtime.records.base import ManifestPart, Record, WorkerSeen
+from runtime.records.base import INLINE_BYTES, ManifestPart, Record, WorkerSeen
+from runtime.records.folder import FolderRecords
 from runtime.records.memory import MemoryRecords
 from runtime.submission import Submission, make_tasks, repair, submit, submit_tasks, wait
 from runtime.tasks import (
@@ -746,6 +749,47 @@ def test_values_of_what_failed_raise_with_its_reason_unless_asked_not_to(tmp_pat
     assert waited.values(none_for_failed=True) == [None, 3]
     queue.close()
     records.close()
+
+
+LARGE = "x" * (INLINE_BYTES + 1)
+
+
+def queue_with_folder(path: Path) -> Queue:
+    """A queue that settles into `records` beside it."""
+    (path / "records").mkdir()
+    return SqliteQueue(EmbeddedFile(path / "q.db"), FolderRecords(path / "records"))
+
+
+def test_values_too_large_for_a_record_are_read_from_the_store(tmp_path: Path) -> None:
+    queue = queue_with_folder(tmp_path)
+    done = submit([("p", "w", [str(n)]) for n in range(3)], queue=queue, snapshot=False)
+    for value in (LARGE, None, {"rows": [LARGE]}):
+        finish(queue, TaskState.SUCCEEDED, value=value)
+
+    waited = wait(done)
+
+    assert waited.values() == [LARGE, None, {"rows": [LARGE]}]
+    queue.close()
+
+
+@pytest.mark.parametrize("how", ["removed", "damaged"])
+def test_large_value_that_cannot_be_read_is_an_error_and_never_none(tmp_path: Path, how: str) -> None:
+    queue = queue_with_folder(tmp_path)
+    done = submit(("p", "w"), queue=queue, snapshot=False)
+    finish(queue, TaskState.SUCCEEDED, value=LARGE)
+    (value,) = (tmp_path / "records" / "values").iterdir()
+    if how == "removed":
+        value.unlink()
+    else:
+        value.chmod(0o600)
+        value.write_text('"another"')
+
+    waited = wait(done)
+
+    with pytest.raises(InfrastructureFailure) as raised:
+        waited.values()
+    assert value.name in raised.value.message
+    queue.close()
 
 
 def test_values_before_the_end_are_refused_as_what_they_are(tmp_path: Path) -> None:
