@@ -112,8 +112,6 @@ class KeptStack:
 _kept: dict[_Key, KeptStack] = {}
 """Without a lock: of two threads only one gets what `pop` takes out, and only one puts in what `setdefault` returns."""
 _all: set[KeptStack] = set()
-_of_the_parent: list[KeptStack] = []
-"""Never closed: closing a connection of SQLite in a forked child touches files that the parent uses."""
 
 
 class borrow_stack:  # noqa: N801 - a context manager, read as a call
@@ -172,7 +170,6 @@ def close_kept() -> None:
 
 
 def _forget_parents() -> None:
-    _of_the_parent.extend(_all)
     for each in _all:
         each.abandon()
     _all.clear()
