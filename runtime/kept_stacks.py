@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from runtime.config import files_looked_at
+from runtime.config import files_looked_at, no_working_folder
 from runtime.queues.sqlite import SqliteQueue
 from runtime.stacks import OpenStack, open_stack
 from runtime.submitted_code import LOOK_EVERY_S, CodeInHand, SubmittedCode, take_code
@@ -123,7 +123,11 @@ class borrow_stack:  # noqa: N801 - a context manager, read as a call
         self._asked = name, queue
 
     def __enter__(self) -> KeptStack:
-        self._key = (*self._asked, os.getcwd(), *map(look_up_variable, _RAW))  # noqa: PTH109 - each call asks
+        try:
+            here = os.getcwd()  # noqa: PTH109 - each call asks
+        except OSError as problem:
+            raise no_working_folder(problem) from problem
+        self._key = (*self._asked, here, *map(look_up_variable, _RAW))
         kept = _kept.pop(self._key, None)
         if kept is not None and not kept.is_current:
             kept.close()
