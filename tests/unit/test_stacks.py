@@ -564,6 +564,16 @@ def test_unreadable_queue_url_is_refused(settings: Settings, url: str) -> None:
         opened.queue()
 
 
+def test_parameters_of_a_sqlite_url_are_refused_and_nothing_is_made(settings: Settings, tmp_path: Path) -> None:
+    url = f"sqlite:{tmp_path}/q1.db?records=file:{tmp_path}/records"
+
+    with open_stack(settings=settings, queue=url) as opened, pytest.raises(InvalidValue) as refused:
+        opened.queue()
+
+    assert "no parameters" in (refused.value.hint or "")
+    assert not list(tmp_path.glob("q1.db*"))
+
+
 def test_unknown_queue_lists_those_of_the_stack(settings: Settings, tmp_path: Path) -> None:
     configured = contract_settings(settings, tmp_path, replace(DEV, queues={"default": PUBSUB}))
 
