@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, NoneType
 from typing import Any, Final, TypeAlias
 
 from runtime.clock import describe_skew
@@ -36,6 +36,7 @@ from runtime.errors import (
     RuntimeFailure,
     UnknownName,
     WorkFailed,
+    explain_json,
 )
 from runtime.existing import ExistingOutputs
 from runtime.identify import FindsTasks
@@ -326,9 +327,9 @@ def function_entry(
     if kwargs or not all(map(is_plain, args)):
         try:
             canonical_json([entry.args, entry.kwargs])
-        except (TypeError, ValueError) as problem:
+        except (TypeError, ValueError, RecursionError) as problem:
             raise RequestRefused(
-                f"arguments of function `{shown}` cannot be submitted: {problem}",
+                f"arguments of function `{shown}` cannot be submitted: {explain_json(problem)}",
                 facts=["a task is JSON: text, numbers, true, false, null, lists and dictionaries"],
                 hint="pass a path or an id, and load the rest in the function",
             ) from None
@@ -454,6 +455,15 @@ def submit(
     with.
     """
     now = datetime.now(UTC)
+    _check_arguments(
+        args=args,
+        kwargs=kwargs,
+        experiment=experiment,
+        resources=resources,
+        outputs=outputs,
+        snapshot=snapshot,
+        progress=progress,
+    )
     experiment = check_experiment(experiment or _experiment_of(work))
     timeout = _span(timeout, "timeout")
     expires_at = None if expires is None else moment_after(now, expires, "expires")
@@ -850,6 +860,39 @@ def moment_after(now: datetime, value: timedelta | float | str, name: str) -> da
         raise InvalidValue(name, value, "a time before the year 10000") from None
 
 
+_ARGUMENTS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
+    "args": ((tuple, list), "a list of arguments"),
+    "kwargs": ((NoneType, dict, Mapping), "a dictionary of arguments by their names"),
+    "experiment": ((NoneType, str), "a name, which is text"),
+    "resources": (
+        (NoneType, Resources, Mapping),
+        'a dictionary such as {"cpus": 2, "memory": "16GiB"}, or `Resources`',
+    ),
+    "outputs": ((tuple, list, str), "a list of paths and URLs"),
+    "snapshot": (
+        (NoneType, str, Path, bool),
+        "the content id of a snapshot as text, a folder as `Path`, True or False",
+    ),
+    "progress": ((NoneType, FunctionType, Callable), "a function of a number of tasks"),
+    "queue": ((str,), "the name or URL of a queue, which is text, or an open queue"),
+    "stack": ((str,), "the name of a stack, which is text"),
+}
+"""What each argument may be, and how that is said. What is more exact is checked of the task that comes of them."""
+
+
+def _check_arguments(**given: object) -> None:
+    for name, value in given.items():
+        if isinstance(value, _ARGUMENTS[name][0]):
+            continue
+        if name in ("args", "outputs") and isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
+            continue  # Such as a range; of a text it would be the letters.
+        try:
+            shown = repr(value)
+        except (RecursionError, ValueError):
+            shown = type(value).__name__
+        raise InvalidValue(name, shown if len(shown) <= 60 else f"{shown[:59]}…", _ARGUMENTS[name][1])
+
+
 def _read_resources(value: Resources | Mapping[str, Any] | None) -> Resources:
     if value is None:
         return NO_RESOURCES
@@ -857,8 +900,12 @@ def _read_resources(value: Resources | Mapping[str, Any] | None) -> Resources:
 
 
 def _open_target(queue: str | Queue | None, stack: str | None) -> AbstractContextManager[KeptStack | Queue]:
+    if stack is not None:
+        _check_arguments(stack=stack)
     if queue is None or isinstance(queue, str):
         return borrow_stack(stack, queue)
+    if not hasattr(queue, "records"):
+        _check_arguments(queue=queue)
     return nullcontext(queue)
 
 

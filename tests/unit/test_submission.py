@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,6 +23,7 @@ from runtime.embedded import EmbeddedFile
 from runtime.errors import (
     InfrastructureFailure,
     InvalidTask,
+    InvalidValue,
     NotPossible,
     PartTaken,
     QueueUnavailable,
@@ -653,6 +655,59 @@ def test_submit_and_wait_open_the_configured_stack(tmp_path: Path, monkeypatch: 
     queue.close()
     records.close()
     assert wait(done, timeout=10).values() == [3]
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"queue": 5}, {"queue": b"x"}, {"queue": Path("/x")}, {"stack": 5}, {"stack": b"x"}, {"experiment": 5},
+        {"experiment": b"x"}, {"kwargs": "x"}, {"kwargs": [1]}, {"args": "abc"}, {"args": 5}, {"args": {"a": 1}},
+        {"resources": 5}, {"snapshot": 5}, {"snapshot": b"x"}, {"progress": 5}, {"outputs": 5}, {"outputs": None}, {"args": None},
+        {"kwargs": nested(2_000)},
+    ],
+    ids=lambda given: "-".join([*given, type(next(iter(given.values()))).__name__]),
+)  # fmt: skip
+def test_argument_of_another_kind_is_refused_by_name_and_nothing_is_submitted(
+    given: dict[str, Any], tmp_path: Path
+) -> None:
+    queue, records = open_sqlite(tmp_path / "q.db")
+
+    with pytest.raises(InvalidValue) as refused:
+        submit(importable, **{"queue": queue, "snapshot": False, **given})
+
+    assert refused.value.field in given
+    assert queue.depth().total == 0
+    queue.close()
+    records.close()
+
+
+def test_wait_for_a_queue_that_is_none_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="queue"):
+        wait("sample", queue=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("depth", range(850, 1_010, 10))
+@pytest.mark.parametrize("how", ["args", "kwargs", "wire"])
+def test_arguments_nested_however_deep_are_submitted_or_refused(depth: int, how: str, tmp_path: Path) -> None:
+    queue, records = open_sqlite(tmp_path / "q.db")
+    works: dict[str, tuple[Any, dict[str, Any]]] = {
+        "args": (importable, {"args": [nested(depth)]}),
+        "kwargs": (importable, {"kwargs": {"number": nested(depth)}}),
+        "wire": ({"function": "m:f", "args": [nested(depth)]}, {}),
+    }
+    work, more = works[how]
+
+    with suppress(RequestRefused):
+        submit(work, queue=queue, snapshot=False, **more)
+    queue.close()
+    records.close()
 
 
 # waiting
