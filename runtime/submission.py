@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import FunctionType, NoneType
+from types import FunctionType
 from typing import Any, Final, TypeAlias
 
 from runtime.clock import describe_skew
@@ -455,15 +455,20 @@ def submit(
     with.
     """
     now = datetime.now(UTC)
-    _check_arguments(
-        args=args,
-        kwargs=kwargs,
-        experiment=experiment,
-        resources=resources,
-        outputs=outputs,
-        snapshot=snapshot,
-        progress=progress,
-    )
+    if type(args) not in _LISTS:
+        _check_argument("args", args)
+    if type(outputs) not in _LISTS:
+        _check_argument("outputs", outputs)
+    if kwargs is not None:
+        _check_argument("kwargs", kwargs)
+    if experiment is not None:
+        _check_argument("experiment", experiment)
+    if resources is not None:
+        _check_argument("resources", resources)
+    if snapshot is not None:
+        _check_argument("snapshot", snapshot)
+    if progress is not None:
+        _check_argument("progress", progress)
     experiment = check_experiment(experiment or _experiment_of(work))
     timeout = _span(timeout, "timeout")
     expires_at = None if expires is None else moment_after(now, expires, "expires")
@@ -860,37 +865,38 @@ def moment_after(now: datetime, value: timedelta | float | str, name: str) -> da
         raise InvalidValue(name, value, "a time before the year 10000") from None
 
 
+_LISTS: Final = (tuple, list)
 _ARGUMENTS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "args": ((tuple, list), "a list of arguments"),
-    "kwargs": ((NoneType, dict, Mapping), "a dictionary of arguments by their names"),
-    "experiment": ((NoneType, str), "a name, which is text"),
+    "kwargs": ((dict, Mapping), "a dictionary of arguments by their names"),
+    "experiment": ((str,), "a name, which is text"),
     "resources": (
-        (NoneType, Resources, Mapping),
+        (Resources, Mapping),
         'a dictionary such as {"cpus": 2, "memory": "16GiB"}, or `Resources`',
     ),
     "outputs": ((tuple, list, str), "a list of paths and URLs"),
     "snapshot": (
-        (NoneType, str, Path, bool),
+        (str, Path, bool),
         "the content id of a snapshot as text, a folder as `Path`, True or False",
     ),
-    "progress": ((NoneType, FunctionType, Callable), "a function of a number of tasks"),
+    "progress": ((FunctionType, Callable), "a function of a number of tasks"),
     "queue": ((str,), "the name or URL of a queue, which is text, or an open queue"),
     "stack": ((str,), "the name of a stack, which is text"),
 }
 """What each argument may be, and how that is said. What is more exact is checked of the task that comes of them."""
 
 
-def _check_arguments(**given: object) -> None:
-    for name, value in given.items():
-        if isinstance(value, _ARGUMENTS[name][0]):
-            continue
-        if name in ("args", "outputs") and isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
-            continue  # Such as a range; of a text it would be the letters.
-        try:
-            shown = repr(value)
-        except (RecursionError, ValueError):
-            shown = type(value).__name__
-        raise InvalidValue(name, shown if len(shown) <= 60 else f"{shown[:59]}…", _ARGUMENTS[name][1])
+def _check_argument(name: str, value: object) -> None:
+    kinds, allowed = _ARGUMENTS[name]
+    if isinstance(value, kinds):
+        return
+    if name in ("args", "outputs") and isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
+        return  # Such as a range; of a text it would be the letters.
+    try:
+        shown = repr(value)
+    except (RecursionError, ValueError):
+        shown = type(value).__name__
+    raise InvalidValue(name, shown if len(shown) <= 60 else f"{shown[:59]}…", allowed)
 
 
 def _read_resources(value: Resources | Mapping[str, Any] | None) -> Resources:
@@ -901,11 +907,11 @@ def _read_resources(value: Resources | Mapping[str, Any] | None) -> Resources:
 
 def _open_target(queue: str | Queue | None, stack: str | None) -> AbstractContextManager[KeptStack | Queue]:
     if stack is not None:
-        _check_arguments(stack=stack)
+        _check_argument("stack", stack)
     if queue is None or isinstance(queue, str):
         return borrow_stack(stack, queue)
     if not hasattr(queue, "records"):
-        _check_arguments(queue=queue)
+        _check_argument("queue", queue)
     return nullcontext(queue)
 
 
