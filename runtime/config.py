@@ -99,9 +99,26 @@ def check_durability(value: str) -> Durability:
     return cast(Durability, value)
 
 
+def working_folder() -> Path:
+    """The working directory. Raises `NotPossible` if it was removed."""
+    try:
+        return Path.cwd()
+    except OSError as problem:
+        raise no_working_folder(problem) from problem
+
+
+def no_working_folder(problem: OSError) -> NotPossible:
+    """What it means that the system does not say what the working directory is."""
+    return NotPossible(
+        f"the working directory cannot be used: {(problem.strerror or str(problem)).lower()}",
+        facts=[f"the shell came into it as `{os.environ['PWD']}`"] if os.environ.get("PWD") else [],
+        hint="it was removed, or moved away: `cd` into a folder that exists, and do it again",
+    )
+
+
 def load_project(folder: Path | None = None) -> Project:
     """The nearest project file at or above `folder`, or the defaults where there is none."""
-    start = (folder or Path.cwd()).absolute()
+    start = folder.absolute() if folder is not None else working_folder()
     for each in (start, *start.parents):
         for name in ("runtime.toml", "pyproject.toml"):
             table = _read_table(each / name)
@@ -112,7 +129,7 @@ def load_project(folder: Path | None = None) -> Project:
 
 def files_looked_at(settings: Settings) -> list[str]:
     """Every file that settings like these are read from, or would be if it were there."""
-    start = Path.cwd().absolute()
+    start = working_folder()
     found = [str(settings.default_stack_file)]
     for each in (start, *start.parents):
         found += [str(each / "runtime.toml"), str(each / "pyproject.toml")]

@@ -18,8 +18,9 @@ import sqlite3
 import stat
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final, Literal
 
@@ -95,6 +96,9 @@ class EmbeddedFile:
         self._mutex = threading.RLock()
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
+        self._readings = 0
+        """How many calls read from it now."""
+        self._temporary: tuple[str, ...] = ()
         self._is_durable = True
         """Whether the writer's commits wait for the disk now."""
         self._lock_fd = -1
@@ -112,6 +116,8 @@ class EmbeddedFile:
                 hint="set RUNTIME_DATA_DIR to a folder you can write",
                 retryable=False,
             ) from problem
+        with _forking:
+            _files.add(self)
 
     @contextmanager
     def transaction(self, *, durable: bool | None = None) -> Iterator[sqlite3.Connection]:
@@ -160,11 +166,14 @@ class EmbeddedFile:
     def reading(self) -> Iterator[sqlite3.Connection]:
         """A read-only connection; each statement sees one committed state."""
         with self._mutex:
+            self._readings += 1
             try:
                 self._ensure_same()
                 yield self._reader or self._open_reader()
             except sqlite3.DatabaseError as problem:
                 raise self._explain(problem) from problem
+            finally:
+                self._readings -= 1
 
     @contextmanager
     def locked(self, *, patience_s: float) -> Iterator[None]:
@@ -191,21 +200,36 @@ class EmbeddedFile:
             if self._lock_fd < 0:
                 return
             try:
-                opened = [each for each in (self._reader, self._writer) if each is not None]
-                if opened:
-                    fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
-                for connection in opened:
-                    connection.close()
-                self._reader = self._writer = None
+                self._close_connections()
             finally:
                 os.close(self._lock_fd)
                 self._lock_fd = -1
 
+    def _close_connections(self) -> None:
+        opened = [each for each in (self._reader, self._writer) if each is not None]
+        if not opened:
+            return
+        fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+        try:
+            for connection in opened:
+                connection.close()
+            self._reader = self._writer = None
+        finally:
+            # Closing the descriptor would not do: a child that was forked meanwhile has it too, and the lock with it.
+            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+
     def abandon(self) -> None:
-        """Let go of it in a forked child: the connections are the parent's, and so is a lock that it may hold."""
+        """Let go of it in a forked child, which has no connection of it."""
         if self._lock_fd >= 0:
-            os.close(self._lock_fd)  # The parent's lock stays while the parent has it open.
+            os.close(self._lock_fd)
             self._lock_fd = -1
+
+    def add_temporary(self, statements: Sequence[str]) -> None:
+        """Make views and triggers that belong to a connection, in this one and in each that takes its place."""
+        with self.transaction() as connection:
+            for statement in statements:
+                connection.execute(statement)
+            self._temporary += tuple(statements)
 
     def expect(self, *, durable: bool) -> None:
         """Say what the next transaction will be, at a moment when nobody waits: to change that is a statement."""
@@ -234,6 +258,13 @@ class EmbeddedFile:
 
     def _open_writer(self) -> sqlite3.Connection:
         # Called with the lock held.
+        if _identity(self._name) in _in_use_at_fork:
+            raise NotPossible(
+                f"the task file `{self.path}` was in use when this process was forked",
+                facts=["SQLite would take the locks of the parent process for its own"],
+                hint="fork outside of a transaction or a listing, or start processes by `spawn`:"
+                ' multiprocessing.get_context("spawn")',
+            )
         look_at_file(self.path)
         connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=10)
         try:
@@ -243,10 +274,12 @@ class EmbeddedFile:
             connection.execute("PRAGMA synchronous=FULL")
             if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
                 make_tables(connection)
+            for statement in self._temporary:
+                connection.execute(statement)
         except BaseException:
             connection.close()
             raise
-        self._writer, self._opened = connection, _identity(self._name)
+        self._writer, self._opened, self._is_durable = connection, _identity(self._name), True
         return connection
 
     def _open_reader(self) -> sqlite3.Connection:
@@ -270,6 +303,71 @@ class EmbeddedFile:
 
     def _explain(self, problem: sqlite3.DatabaseError) -> InfrastructureFailure:
         return explain_sqlite(self.path, problem)
+
+
+# Forks. SQLite keeps account of a process's locks in its memory, which a fork copies and the locks it does not. A child that
+# had the parent's connections would hang in a lock that a thread of the parent held inside SQLite, find the file locked for
+# ever, or write to a log that the parent removes with its last connection: https://www.sqlite.org/howtocorrupt.html#_carrying_an_open_database_connection_across_a_fork_
+# So a process forks only while none of its threads is at a task file, and with all connections closed; both sides open
+# them again at their next call.
+
+FORK_PATIENCE_S: Final = 10.0
+"""How long a fork waits for other threads to end what they do with a task file."""
+
+_forking = threading.RLock()
+_files: weakref.WeakSet[EmbeddedFile] = weakref.WeakSet()
+_waited_for: list[EmbeddedFile] = []
+"""Those whose mutex the thread that forks now has."""
+_in_use_at_fork: set[tuple[int, int]] = set()
+"""In a child: device and inode of the files that the parent's connections were at work on."""
+_of_the_parent: list[sqlite3.Connection | None] = []
+"""Never closed: that touches files that the parent uses."""
+
+
+def _before_fork() -> None:
+    _forking.acquire()
+    until = time.monotonic() + FORK_PATIENCE_S
+    files = list(_files)
+    for file in files:
+        if file._mutex.acquire(timeout=max(0.0, until - time.monotonic())):
+            _waited_for.append(file)  # noqa: PERF401 - one that is acquired is listed at once
+    # Where this thread itself is in the middle of something, to wait for a lock might be to wait for itself.
+    if len(_waited_for) == len(files) and not any(map(_is_at_work, _waited_for)):
+        for file in _waited_for:
+            with suppress(OSError, sqlite3.Error):
+                file._close_connections()
+
+
+def _is_at_work(file: EmbeddedFile) -> bool:
+    return file._readings > 0 or (file._writer is not None and file._writer.in_transaction)
+
+
+def _after_fork_in_parent() -> None:
+    while _waited_for:
+        _waited_for.pop()._mutex.release()
+    _forking.release()
+
+
+def _after_fork_in_child() -> None:
+    global _forking
+    _forking = threading.RLock()  # Threads that are not here may wait for the parent's.
+    for file in list(_files):
+        file._mutex = threading.RLock()
+        file._readings = 0
+        if (file._reader or file._writer or file not in _waited_for) and (identity := _identity(file._name)):
+            _in_use_at_fork.add(identity)
+            _of_the_parent.extend((file._reader, file._writer))
+            file._reader = file._writer = None
+        if file._lock_fd >= 0:
+            # A lock belongs to what was opened, which parent and child share until the child opens its own.
+            with suppress(OSError):
+                own = os.open(f"{file._name}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                os.close(file._lock_fd)
+                file._lock_fd = own
+    _waited_for.clear()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 def explain_sqlite(path: Path, problem: sqlite3.DatabaseError) -> InfrastructureFailure:

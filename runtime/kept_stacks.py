@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from runtime.config import files_looked_at
+from runtime.config import files_looked_at, no_working_folder
 from runtime.queues.sqlite import SqliteQueue
 from runtime.stacks import OpenStack, open_stack
 from runtime.submitted_code import LOOK_EVERY_S, CodeInHand, SubmittedCode, take_code
@@ -112,8 +112,6 @@ class KeptStack:
 _kept: dict[_Key, KeptStack] = {}
 """Without a lock: of two threads only one gets what `pop` takes out, and only one puts in what `setdefault` returns."""
 _all: set[KeptStack] = set()
-_of_the_parent: list[KeptStack] = []
-"""Never closed: closing a connection of SQLite in a forked child touches files that the parent uses."""
 
 
 class borrow_stack:  # noqa: N801 - a context manager, read as a call
@@ -125,7 +123,11 @@ class borrow_stack:  # noqa: N801 - a context manager, read as a call
         self._asked = name, queue
 
     def __enter__(self) -> KeptStack:
-        self._key = (*self._asked, os.getcwd(), *map(look_up_variable, _RAW))  # noqa: PTH109 - each call asks
+        try:
+            here = os.getcwd()  # noqa: PTH109 - each call asks
+        except OSError as problem:
+            raise no_working_folder(problem) from problem
+        self._key = (*self._asked, here, *map(look_up_variable, _RAW))
         kept = _kept.pop(self._key, None)
         if kept is not None and not kept.is_current:
             kept.close()
@@ -172,7 +174,6 @@ def close_kept() -> None:
 
 
 def _forget_parents() -> None:
-    _of_the_parent.extend(_all)
     for each in _all:
         each.abandon()
     _all.clear()

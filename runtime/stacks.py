@@ -658,8 +658,13 @@ class OpenStack:
         kind, _, rest = url.partition(":")
         if kind == "sqlite":
             path, _, name = rest.partition("#")
-            if not path:
-                raise InvalidValue("queue", url, "sqlite:/path/to/file.db, or sqlite:/path/to/file.db#name")
+            if not path or "?" in path:
+                raise InvalidValue(
+                    "queue",
+                    url,
+                    "sqlite:/path/to/file.db, or sqlite:/path/to/file.db#name",
+                    hint="it takes no parameters: the records lie in the same file" if path else None,
+                )
             return self._open_sqlite(Path(path).expanduser(), name or DEFAULT_QUEUE)
         from urllib.parse import parse_qsl
 

@@ -36,13 +36,15 @@ from runtime.errors import (
     RuntimeFailure,
     UnknownName,
     WorkFailed,
+    explain_json,
 )
 from runtime.existing import ExistingOutputs
 from runtime.identify import FindsTasks
 from runtime.idset import IdSet, task_key
 from runtime.kept_stacks import KeptStack, borrow_stack, look_up_variable
 from runtime.queues.base import InvalidMessage, MakesTopics, Queue, QueueTraits
-from runtime.records.base import ManifestPart, Record, RecordStore
+from runtime.records.base import ManifestPart, Record, RecordStore, calls_at_once
+from runtime.records.codec import read_value
 from runtime.records.coverage import own_key, read_keys
 from runtime.records.orders import FIRST_OWN_NUMBER
 from runtime.records.totals import Tally, open_tasks
@@ -153,6 +155,9 @@ class Waited:
     """In the order of submission; only where they were waited for task by task."""
     complete: bool = True
     """False if the time was up first."""
+    asked: Queue | str | None = field(default=None, repr=False, compare=False)
+    """The queue that was waited for, as it was named or passed, and its stack: large values are read from its records."""
+    stack: str | None = field(default=None, repr=False, compare=False)
 
     @property
     def failed(self) -> int:
@@ -164,8 +169,9 @@ class Waited:
     def values(self, *, none_for_failed: bool = False) -> list[Any]:
         """What the tasks returned, in the order of submission.
 
-        Raises `WorkFailed` if one did not succeed, unless `none_for_failed` asks for None in its place; `NotPossible`
-        if one has not ended yet, and beyond `NAMED_TASKS`.
+        Large ones are read from the record store now. Raises `WorkFailed` if one did not succeed, unless
+        `none_for_failed` asks for None in its place; `NotPossible` if one has not ended yet, and beyond `NAMED_TASKS`;
+        `StoreUnavailable` if the store has one no more or does not answer.
         """
         total = sum(self.totals.values())
         if not self.complete:
@@ -178,7 +184,8 @@ class Waited:
             raise NotPossible(
                 "only what was waited for task by task has its values at hand",
                 facts=[f"{total} tasks, up to {NAMED_TASKS} are waited for that way"],
-                hint="read them from the stack's records: open_stack().records.records(experiment)",
+                hint="read them from the stack's records: open_stack().records.records(experiment), where a value over "
+                "64 KiB is `get_blob(record.value_url)`, as JSON",
             )
         failed = [record for record in self.records if record.state is not TaskState.SUCCEEDED]
         if failed and not none_for_failed:
@@ -195,7 +202,12 @@ class Waited:
                     facts=[record.unreadable],
                     hint="leave it out: the other values are in `records`",
                 )
-        return [record.value for record in self.records]
+        if all(record.value_url is None for record in self.records):
+            return [record.value for record in self.records]
+        with _open_target(self.asked, self.stack) as opened:
+            store = (opened.queue if isinstance(opened, KeptStack) else opened).records
+            with ThreadPoolExecutor(calls_at_once(store), thread_name_prefix="values") as pool:
+                return list(pool.map(lambda record: read_value(record, store), self.records))
 
 
 def _how_it_ended(record: Record) -> str:
@@ -315,9 +327,9 @@ def function_entry(
     if kwargs or not all(map(is_plain, args)):
         try:
             canonical_json([entry.args, entry.kwargs])
-        except (TypeError, ValueError) as problem:
+        except (TypeError, ValueError, RecursionError) as problem:
             raise RequestRefused(
-                f"arguments of function `{shown}` cannot be submitted: {problem}",
+                f"arguments of function `{shown}` cannot be submitted: {explain_json(problem)}",
                 facts=["a task is JSON: text, numbers, true, false, null, lists and dictionaries"],
                 hint="pass a path or an id, and load the rest in the function",
             ) from None
@@ -443,6 +455,20 @@ def submit(
     with.
     """
     now = datetime.now(UTC)
+    if type(args) not in _LISTS:
+        _check_argument("args", args)
+    if type(outputs) not in _LISTS:
+        _check_argument("outputs", outputs)
+    if kwargs is not None:
+        _check_argument("kwargs", kwargs)
+    if experiment is not None:
+        _check_argument("experiment", experiment)
+    if resources is not None:
+        _check_argument("resources", resources)
+    if snapshot is not None:
+        _check_argument("snapshot", snapshot)
+    if progress is not None:
+        _check_argument("progress", progress)
     experiment = check_experiment(experiment or _experiment_of(work))
     timeout = _span(timeout, "timeout")
     expires_at = None if expires is None else moment_after(now, expires, "expires")
@@ -839,6 +865,40 @@ def moment_after(now: datetime, value: timedelta | float | str, name: str) -> da
         raise InvalidValue(name, value, "a time before the year 10000") from None
 
 
+_LISTS: Final = (tuple, list)
+_ARGUMENTS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
+    "args": ((tuple, list), "a list of arguments"),
+    "kwargs": ((dict, Mapping), "a dictionary of arguments by their names"),
+    "experiment": ((str,), "a name, which is text"),
+    "resources": (
+        (Resources, Mapping),
+        'a dictionary such as {"cpus": 2, "memory": "16GiB"}, or `Resources`',
+    ),
+    "outputs": ((tuple, list, str), "a list of paths and URLs"),
+    "snapshot": (
+        (str, Path, bool),
+        "the content id of a snapshot as text, a folder as `Path`, True or False",
+    ),
+    "progress": ((FunctionType, Callable), "a function of a number of tasks"),
+    "queue": ((str,), "the name or URL of a queue, which is text, or an open queue"),
+    "stack": ((str,), "the name of a stack, which is text"),
+}
+"""What each argument may be, and how that is said. What is more exact is checked of the task that comes of them."""
+
+
+def _check_argument(name: str, value: object) -> None:
+    kinds, allowed = _ARGUMENTS[name]
+    if isinstance(value, kinds):
+        return
+    if name in ("args", "outputs") and isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
+        return  # Such as a range; of a text it would be the letters.
+    try:
+        shown = repr(value)
+    except (RecursionError, ValueError):
+        shown = type(value).__name__
+    raise InvalidValue(name, shown if len(shown) <= 60 else f"{shown[:59]}…", allowed)
+
+
 def _read_resources(value: Resources | Mapping[str, Any] | None) -> Resources:
     if value is None:
         return NO_RESOURCES
@@ -846,8 +906,12 @@ def _read_resources(value: Resources | Mapping[str, Any] | None) -> Resources:
 
 
 def _open_target(queue: str | Queue | None, stack: str | None) -> AbstractContextManager[KeptStack | Queue]:
+    if stack is not None:
+        _check_argument("stack", stack)
     if queue is None or isinstance(queue, str):
         return borrow_stack(stack, queue)
+    if not hasattr(queue, "records"):
+        _check_argument("queue", queue)
     return nullcontext(queue)
 
 
@@ -884,7 +948,7 @@ def wait(
             if submission is None:
                 _ensure_known(name, target.records)
             look = _ByExperiment(target.records, name)
-        return _poll(look, deadline, poll.total_seconds(), progress)
+        return replace(_poll(look, deadline, poll.total_seconds(), progress), asked=queue, stack=stack)
 
 
 def _ensure_known(experiment: str, records: RecordStore) -> None:

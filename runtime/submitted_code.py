@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from runtime.config import Settings, load_project
+from runtime.config import Settings, load_project, working_folder
 from runtime.errors import NotPossible
 from runtime.values import dataclass
 
@@ -56,7 +56,7 @@ def take_code(
         return _NO_CODE
     from runtime.snapshot import take_snapshot
 
-    here = Path.cwd()
+    here = working_folder()
     if not isinstance(wanted, Path) and (inherited := _inherit(here, records)) is not None:
         return inherited
     folder = wanted.absolute() if isinstance(wanted, Path) else find_code_folder(start or here)

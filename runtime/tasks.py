@@ -19,7 +19,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, Protocol, TypeAlias
 
-from runtime.errors import InvalidTask, InvalidValue
+from runtime.errors import InvalidTask, InvalidValue, explain_json
 from runtime.units import format_time, parse_size, parse_time
 from runtime.values import dataclass, field, replace
 
@@ -199,7 +199,7 @@ def task_id(experiment: str, *, key: str | None = None, entry: Entry | None = No
     except (TypeError, ValueError, RecursionError) as problem:
         # What the check says of it is more exact.
         check_text("key", key) if key is not None else check_entry(entry)
-        raise InvalidTask("entry", f"is no JSON: {problem}") from None
+        raise InvalidTask("entry", f"is no JSON: {explain_json(problem)}") from None
     return f"t-{digest[:16]}{experiment_digest(experiment)}"
 
 
@@ -552,7 +552,7 @@ def _check_json(name: str, value: object) -> None:
     try:
         text = _to_json(value)
     except (TypeError, ValueError, RecursionError) as problem:
-        raise InvalidTask(name, f"is no JSON: {problem}") from None
+        raise InvalidTask(name, f"is no JSON: {explain_json(problem)}") from None
     _check_encodable(name, text)
 
 

@@ -10,6 +10,7 @@ import itertools
 import logging
 import os
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,8 @@ MAX_DEADLINE_S: Final = 600
 START_PATIENCE_S: Final = 10.0
 """For an emulator that is just starting."""
 
+_RESOURCE_ID: Final = r"[A-Za-z][A-Za-z0-9._~+%-]{2,254}"
+"""https://cloud.google.com/pubsub/docs/pubsub-basics#resource_names"""
 _CALL_TIMEOUT_S: Final = 20.0
 _SERVICE_URL: Final = "https://pubsub.googleapis.com/"
 
@@ -55,12 +58,14 @@ def check_names(settings: PubSubQueueOutput) -> None:
         name: str | None = getattr(settings, field)
         if name is None:
             continue
-        parts = name.split("/")
-        if len(parts) != 4 or parts[0] != "projects" or parts[2] != kind or not all(parts):
+        if not re.fullmatch(rf"projects/[^/\s]+/{kind}/(?!goog){_RESOURCE_ID}", name, re.ASCII):
             raise InvalidContract(
                 f"`{name}` is no `{field}` of a Pub/Sub queue",
-                facts=[f"expected: projects/PROJECT/{kind}/NAME"],
-                hint="run `pulumi up` for the stack, or correct the published contract",
+                facts=[
+                    f"expected: projects/PROJECT/{kind}/NAME",
+                    "a NAME has 3 to 255 letters, digits and -._~+%, begins with a letter, and not with `goog`",
+                ],
+                hint="correct the queue's URL; for a queue of a stack run `pulumi up`, or correct the published contract",
             )
 
 
@@ -380,6 +385,13 @@ def explain_problem(problem: Exception, what: str, resource: str, emulator: str 
             f"{cannot}: not permitted",
             facts=[fact, "needed: roles/pubsub.publisher on the topic, roles/pubsub.subscriber on the subscription"],
             hint="run `gcloud auth application-default login`, or give this identity those roles",
+            retryable=False,
+        )
+    if isinstance(problem, api.InvalidArgument):
+        return PubSubUnavailable(
+            f"{cannot}: the service does not take what it is asked",
+            facts=[fact],
+            hint="is that the name of a topic or subscription? the queue's URL or the stack's contract has it",
             retryable=False,
         )
     again = isinstance(

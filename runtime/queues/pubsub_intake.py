@@ -374,7 +374,8 @@ class Intake:
             if first:
                 self._failing_since = self._clock.boottime()
             self._changed.notify_all()
-        if first:
+            given_up = self._given_up()
+        if first and not given_up:  # What is given up is raised to the worker, which says it.
             log.warning(
                 "%s; attempts go on, and the queue is asked again for up to %s",
                 "; ".join((problem.message, *problem.facts)),

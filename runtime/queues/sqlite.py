@@ -161,9 +161,7 @@ class SqliteQueue:
         ):
             return None
         if not self._has_view:
-            with self._file.transaction() as connection:
-                for statement in _PUT_VIEW:
-                    connection.execute(statement)
+            self._file.add_temporary(_PUT_VIEW)
             self._has_view = True
         row = (task.id, experiment, queue, -task.priority, encode_task(task))
         try:

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 
 from runtime.errors import InvalidRecord, InvalidTask, InvalidValue, NotPossible, StoreUnsafe, explain_json
 from runtime.reasons import EndReason
-from runtime.records.base import EndedNote, ExperimentSeen, Mark, Record, StartedMark, WorkerSeen
+from runtime.records.base import EndedNote, ExperimentSeen, Mark, Record, RecordStore, StartedMark, WorkerSeen
 from runtime.records.orders import Control, Covered, OldControl, Order, OrderKind, ReadOrder, control_of
 from runtime.tasks import TaskState, hex_digest, parse_task, task_fields
 from runtime.units import format_time, parse_time
@@ -199,6 +199,22 @@ def _record_of(fields: Mapping[str, Any], where: str) -> Record:
             metrics=_take(fields, "metrics", dict, {}),
             code=_take(fields, "code", str),
         )
+
+
+def read_value(record: Record, records: RecordStore) -> Any:
+    """What the task returned, wherever the store keeps it; None only if it returned nothing, or None.
+
+    Raises `StoreUnavailable` if the store has it no more or does not answer, and `StoreUnsafe` if it is damaged.
+    """
+    if record.unreadable:
+        raise damaged(f"the value of task {record.task_id}", record.unreadable)
+    if record.value_url is None:
+        return record.value
+    data = records.get_blob(record.value_url)
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as problem:
+        raise damaged(record.value_url, explain_json(problem)) from None
 
 
 def encode_ended(note: EndedNote) -> bytes:

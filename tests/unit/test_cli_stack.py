@@ -18,7 +18,9 @@ DEV = StackOutputs(
     stack="dev",
     region="us-west4",
     records=RecordsOutput(url="gs://p-records"),
-    queues={"default": PubSubQueueOutput(topic="projects/p/topics/t", subscription="projects/p/subscriptions/s")},
+    queues={
+        "default": PubSubQueueOutput(topic="projects/p/topics/tasks", subscription="projects/p/subscriptions/tasks")
+    },
 )
 
 Run = Callable[..., tuple[int, str, str]]
@@ -63,7 +65,7 @@ def test_pulled_stack_is_listed_shown_and_used(run: Run, tmp_path: Path) -> None
         ["stack", "dev"],
         ["region", "us-west4"],
         ["records", "gs://p-records"],
-        ["queue", "default: pubsub, projects/p/subscriptions/s"],
+        ["queue", "default: pubsub, projects/p/subscriptions/tasks"],
     ]
 
 

@@ -306,7 +306,9 @@ def test_priority_is_refused_on_a_queue_that_keeps_none(run: Run, tmp_path: Path
     outputs = StackOutputs(
         stack="dev",
         records=RecordsOutput(url=f"file:{tmp_path}/records"),
-        queues={"default": PubSubQueueOutput(topic="projects/p/topics/t", subscription="projects/p/subscriptions/s")},
+        queues={
+            "default": PubSubQueueOutput(topic="projects/p/topics/tasks", subscription="projects/p/subscriptions/tasks")
+        },
     )
     (tmp_path / "dev.json").write_text(encode_outputs(outputs))
     with pytest.MonkeyPatch.context() as patch:

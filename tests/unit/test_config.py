@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from runtime.cli.main import _run
 from runtime.config import Project, Settings, load_project, load_settings, remember_stack
-from runtime.errors import InvalidValue, RequestRefused, UnknownName
+from runtime.errors import InvalidValue, NotPossible, RequestRefused, UnknownName
+from runtime.submission import submit
 
 
 def settings_of(folder: Path, **environ: str) -> Settings:
@@ -106,3 +108,38 @@ def test_durability_is_full_or_normal(tmp_path: Path) -> None:
     assert settings_of(tmp_path, RUNTIME_DURABILITY="normal").durability == "normal"
     with pytest.raises(InvalidValue):
         settings_of(tmp_path, RUNTIME_DURABILITY="fast")
+
+
+@pytest.fixture
+def removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, which is no more."""
+    folder = tmp_path / "removed"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PWD", str(folder))
+    folder.rmdir()
+    return folder
+
+
+def test_working_directory_that_was_removed_is_told_with_its_name_and_what_to_do(removed: Path) -> None:
+    with pytest.raises(NotPossible) as raised:
+        load_settings()
+
+    assert raised.value.message == "the working directory cannot be used: no such file or directory"
+    assert str(removed) in raised.value.facts[0]
+    assert "cd" in (raised.value.hint or "")
+
+
+def test_submit_from_a_working_directory_that_was_removed_is_refused(removed: Path) -> None:
+    with pytest.raises(NotPossible, match="the working directory"):
+        submit(("p", "w"))
+
+
+@pytest.mark.parametrize("command", ["status", "queue stats", "worker", "submit -- true", "launch -- true", "doctor"])
+def test_commands_in_a_working_directory_that_was_removed_say_so(
+    command: str, removed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["runtime", *command.split()])
+
+    assert _run(command.split()) == 2
+    assert capsys.readouterr().err.startswith("error: the working directory cannot be used")

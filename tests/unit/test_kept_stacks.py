@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,13 +20,14 @@ import pytest
 
 from runtime import kept_stacks, submitted_code
 from runtime.config import load_settings
-from runtime.errors import InvalidTask, UnknownName
+from runtime.errors import InvalidTask, NotPossible, UnknownName
 from runtime.kept_stacks import borrow_stack, close_kept
 from runtime.queues.sqlite import open_sqlite
 from runtime.snapshot import fetch_snapshot
 from runtime.stacks import OpenStack
 from runtime.submission import Submission, submit, wait
 from runtime.submitted_code import CodeInHand, take_code
+from runtime.testing import sample_task
 from runtime.tree_watch import TreeWatch
 
 WORDS = ("p", "w")
@@ -381,6 +385,123 @@ def test_lock_of_a_parent_that_was_killed_is_not_kept_by_its_child(project: Path
     finally:
         os.kill(child, 9)
         started.stdout.close()
+
+
+def in_child(work: Callable[[], None]) -> int:
+    """Fork, have the child do the work, and return its process id; it ends with 1 if that raises, and if it hangs."""
+    if child := os.fork():
+        return child
+    signal.alarm(60)
+    status = 1
+    try:
+        work()
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def ended_well(child: int) -> bool:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_child_that_was_forked_while_another_thread_submitted_submits(project: Path) -> None:
+    put(0)
+    inside = threading.Event()
+
+    def hold() -> None:
+        with borrow_stack() as kept, kept.queue._file.transaction():  # type: ignore[union-attr]
+            inside.set()
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    inside.wait()
+    child = in_child(lambda: [put(number) for number in (1, 2)] and None)
+
+    assert ended_well(child)
+    thread.join()
+    put(3)
+    assert numbers(project.parent / "data" / "local.db") == [0, 1, 2, 3]
+
+
+def test_children_of_a_process_whose_threads_submit_all_submit(project: Path) -> None:
+    over = threading.Event()
+
+    def work(first: int) -> None:
+        for number in itertools.count(first, 10):
+            put(number)
+            if over.is_set():
+                return
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in (1, 2, 3)]
+    [thread.start() for thread in threads]
+    try:
+        assert all(ended_well(in_child(lambda n=n: put(n) and None)) for n in range(0, 100, 10))
+    finally:
+        over.set()
+        [thread.join() for thread in threads]
+    assert set(range(0, 100, 10)) < set(numbers(project.parent / "data" / "local.db"))
+
+
+def test_what_a_child_submits_stays_though_its_parent_closes_the_file(project: Path) -> None:
+    """SQLite would remove the log that the child writes to: it took the parent's locks for the child's own."""
+    put(0)
+    closed, go = os.pipe()
+
+    def work() -> None:
+        put(1)
+        os.read(closed, 1)
+        put(2)
+
+    child = in_child(work)
+    close_kept()
+    os.write(go, b"!")
+
+    assert ended_well(child)
+    assert numbers(project.parent / "data" / "local.db") == [0, 1, 2]
+
+
+def test_queue_that_is_open_when_a_process_forks_serves_parent_and_child(tmp_path: Path) -> None:
+    queue, records = open_sqlite(tmp_path / "own.db")
+    [queue.put([sample_task(str(number))]) for number in (1, 2, 3)]
+    closed, go = os.pipe()
+
+    def work() -> None:
+        queue.put([sample_task("child")])
+        os.read(closed, 1)
+        [queue.put([sample_task(f"child-{number}")]) for number in (1, 2, 3)]
+
+    child = in_child(work)
+    queue.put([sample_task("parent")])
+    queue.close()
+    records.close()
+    other, others_records = open_sqlite(tmp_path / "own.db")
+    with other._file.locked(patience_s=30):
+        pass
+    os.write(go, b"!")
+
+    assert ended_well(child)
+    assert other.depth().ready == 8
+    other.close()
+    others_records.close()
+
+
+def test_child_that_was_forked_inside_a_listing_is_told_and_does_not_hang(tmp_path: Path) -> None:
+    queue, records = open_sqlite(tmp_path / "own.db")
+    queue.put([sample_task("1")])
+
+    def work() -> None:
+        with pytest.raises(NotPossible, match="when this process was forked"):
+            queue.put([sample_task("2")])
+
+    with queue._file.reading() as connection:
+        child = in_child(work)
+        assert connection.execute("SELECT count(*) FROM tasks").fetchone() == (1,)
+
+    assert ended_well(child)
+    queue.put([sample_task("3")])
+    queue.close()
+    records.close()
 
 
 def test_all_is_closed_at_exit_without_a_word(project: Path) -> None:

@@ -37,7 +37,9 @@ OLD, NEW = Commit("a" * 40, NOW - timedelta(days=2)), Commit("b" * 40, NOW - tim
 DEV = StackOutputs(
     stack="dev",
     records=RecordsOutput(url="gs://lab"),
-    queues={"default": PubSubQueueOutput(topic="projects/p/topics/t", subscription="projects/p/subscriptions/s")},
+    queues={
+        "default": PubSubQueueOutput(topic="projects/p/topics/tasks", subscription="projects/p/subscriptions/tasks")
+    },
     published_url="gs://lab/contract/v1.json",
 )
 

@@ -39,7 +39,9 @@ from tests.fakes.faults import FaultyServer, Request, Response
 from tests.services_support import wait_until
 
 TTL = timedelta(seconds=30)
-SETTINGS = PubSubQueueOutput(topic="projects/p/topics/t", subscription="projects/p/subscriptions/s", ack_deadline_s=60)
+SETTINGS = PubSubQueueOutput(
+    topic="projects/p/topics/tasks", subscription="projects/p/subscriptions/tasks", ack_deadline_s=60
+)
 WELL = AckReply(frozenset(), frozenset())
 
 
@@ -715,7 +717,7 @@ def test_insist_gives_up_at_once_on_what_will_not_pass_and_on_a_missing_topic_ne
     calls = 0
     refused = PubSubUnavailable("no", retryable=False)
     missing = PubSubUnavailable("no", retryable=False)
-    missing.missing = "projects/p/topics/t"
+    missing.missing = "projects/p/topics/tasks"
 
     def call(problem: PubSubUnavailable) -> None:
         nonlocal calls
@@ -745,7 +747,7 @@ def test_insist_ends_when_told_to_stop() -> None:
 
 
 def test_dead_letters_of_the_service_are_filed_or_queued_again(service: FakeService, records: FlakyRecords) -> None:
-    settings = replace(SETTINGS, dead_letter_subscription="projects/p/subscriptions/d")
+    settings = replace(SETTINGS, dead_letter_subscription="projects/p/subscriptions/dead")
     queue = PubSubQueue(settings, records, client=service)  # type: ignore[arg-type]
     queue.put([sample_task()])
     [original] = service.published
@@ -858,7 +860,7 @@ def test_dead_letter_that_cannot_be_filed_keeps_no_other_from_coming_back(
     def refuse(mark: Mark) -> None:
         raise TypeError("not this one")
 
-    settings = replace(SETTINGS, dead_letter_subscription="projects/p/subscriptions/d")
+    settings = replace(SETTINGS, dead_letter_subscription="projects/p/subscriptions/dead")
     queue = PubSubQueue(settings, records, client=service)  # type: ignore[arg-type]
     monkeypatch.setattr(records, "mark", refuse)
     queue.put([sample_task()])

@@ -261,7 +261,7 @@ def test_requests_are_capped_by_bytes_on_the_wire() -> None:
     assert sum(len(batch) for batch in batches) == 120
     for batch in batches:
         request = types.PublishRequest(
-            topic="projects/p/topics/t",
+            topic="projects/p/topics/tasks",
             messages=[{"data": one.data, "attributes": dict(one.attributes)} for one in batch],
         )
         assert types.PublishRequest.pb(request).ByteSize() <= MAX_REQUEST_BYTES
@@ -351,34 +351,55 @@ def test_recorded_wins_over_all_else() -> None:
 def test_each_error_of_the_service_says_whether_again_may_help(name: str, retryable: bool) -> None:
     from google.api_core import exceptions
 
-    error = explain_problem(getattr(exceptions, name)("said"), "pull from", "projects/p/subscriptions/s", None)
+    error = explain_problem(getattr(exceptions, name)("said"), "pull from", "projects/p/subscriptions/tasks", None)
 
     assert error.retryable is retryable
-    assert "`projects/p/subscriptions/s`" in error.message
+    assert "`projects/p/subscriptions/tasks`" in error.message
     assert "said" in error.facts[0]
 
 
 def test_missing_subscription_names_the_command_that_makes_it() -> None:
     from google.api_core import exceptions
 
-    name = "projects/p/subscriptions/s"
+    name = "projects/p/subscriptions/tasks"
     real = explain_problem(exceptions.NotFound("x"), "pull from", name, None)
     emulated = explain_problem(exceptions.NotFound("x"), "pull from", name, "127.0.0.1:1")
 
     assert (real.missing, emulated.missing) == (name, name)
-    assert "gcloud pubsub subscriptions create s --topic TOPIC --project p" in (real.hint or "")
+    assert "gcloud pubsub subscriptions create tasks --topic TOPIC --project p" in (real.hint or "")
     assert "pulumi up" in (real.hint or "")
     assert "runtime queue repair" in (emulated.hint or "")
 
 
 @pytest.mark.parametrize("field", ["topic", "subscription", "dead_letter_topic", "dead_letter_subscription"])
 def test_name_that_cannot_be_one_is_refused(field: str) -> None:
-    names = {"topic": "projects/p/topics/t", "subscription": "projects/p/subscriptions/s", field: "projects/p/x/t"}
+    names = {
+        "topic": "projects/p/topics/tasks",
+        "subscription": "projects/p/subscriptions/tasks",
+        field: "projects/p/x/t",
+    }
 
     with pytest.raises(InvalidContract) as refused:
         check_names(PubSubQueueOutput(**names))
 
     assert f"`{field}`" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "name", ["ab", "1ab", "-ab", "a b c", "googol", "a" * 256, "abc?x", "abc\n", "abc/d", "tâche", "abc#d", ""]
+)
+def test_name_that_the_service_would_refuse_is_refused_before_it_is_asked(name: str) -> None:
+    with pytest.raises(InvalidContract) as refused:
+        check_names(PubSubQueueOutput(topic="projects/p/topics/tasks", subscription=f"projects/p/subscriptions/{name}"))
+
+    assert "3 to 255 letters" in refused.value.facts[1]
+
+
+@pytest.mark.parametrize("name", ["abc", "a" * 255, "a.b_c-d~e+f%25", "Tasks9"])
+def test_name_that_the_service_takes_is_taken(name: str) -> None:
+    check_names(
+        PubSubQueueOutput(topic=f"projects/my.org:lab-1/topics/{name}", subscription=f"projects/p/subscriptions/{name}")
+    )
 
 
 def test_deadlines_keep_to_what_the_service_takes() -> None:

@@ -44,7 +44,7 @@ from runtime.stacks import (
 from runtime.testing import sample_task
 
 DEV = StackOutputs(stack="dev", region="us-west4")
-PUBSUB = PubSubQueueOutput(topic="projects/p/topics/t", subscription="projects/p/subscriptions/s")
+PUBSUB = PubSubQueueOutput(topic="projects/p/topics/tasks", subscription="projects/p/subscriptions/tasks")
 
 
 class FakePulumi:
@@ -544,7 +544,7 @@ def test_pubsub_queue_without_records_is_refused_with_the_command_that_mends_it(
 
 def test_pubsub_queue_by_url_needs_a_place_for_records(settings: Settings, tmp_path: Path) -> None:
     (tmp_path / "records").mkdir()
-    url = "pubsub:projects/p/subscriptions/s?topic=t"
+    url = "pubsub:projects/p/subscriptions/tasks?topic=tasks"
 
     with open_stack(settings=settings, queue=url) as opened, pytest.raises(NotPossible) as refused:
         opened.queue()
@@ -552,16 +552,31 @@ def test_pubsub_queue_by_url_needs_a_place_for_records(settings: Settings, tmp_p
 
     with open_stack(settings=settings, queue=f"{url}&records=file:{tmp_path}/records") as opened:
         assert opened.records is opened.queue().records
-        assert opened.queue().name == "s"
+        assert opened.queue().name == "tasks"
 
 
 @pytest.mark.parametrize(
     "url",
-    ["pubsub:s", "pubsub:projects/p/subscriptions/s", "pubsub:projects/p/subscriptions/s?topic=t&x=1", "sqlite:"],
+    [
+        "pubsub:s",
+        "pubsub:projects/p/subscriptions/tasks",
+        "pubsub:projects/p/subscriptions/tasks?topic=tasks&x=1",
+        "sqlite:",
+    ],
 )
 def test_unreadable_queue_url_is_refused(settings: Settings, url: str) -> None:
     with open_stack(settings=settings, queue=url) as opened, pytest.raises(InvalidValue):
         opened.queue()
+
+
+def test_parameters_of_a_sqlite_url_are_refused_and_nothing_is_made(settings: Settings, tmp_path: Path) -> None:
+    url = f"sqlite:{tmp_path}/q1.db?records=file:{tmp_path}/records"
+
+    with open_stack(settings=settings, queue=url) as opened, pytest.raises(InvalidValue) as refused:
+        opened.queue()
+
+    assert "no parameters" in (refused.value.hint or "")
+    assert not list(tmp_path.glob("q1.db*"))
 
 
 def test_unknown_queue_lists_those_of_the_stack(settings: Settings, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,8 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime import submission as submit_module
+from runtime.embedded import EmbeddedFile
 from runtime.errors import (
+    InfrastructureFailure,
     InvalidTask,
+    InvalidValue,
     NotPossible,
     PartTaken,
     QueueUnavailable,
@@ -30,9 +34,10 @@ from runtime.errors import (
 from runtime.idset import IdSet, task_key
 from runtime.queues.base import PutResult, Queue, QueueTraits
 from runtime.queues.memory import MemoryQueue
-from runtime.queues.sqlite import open_sqlite
+from runtime.queues.sqlite import SqliteQueue, open_sqlite
 from runtime.reasons import EndReason
-from runtime.records.base import ManifestPart, Record, WorkerSeen
+from runtime.records.base import INLINE_BYTES, ManifestPart, Record, WorkerSeen
+from runtime.records.folder import FolderRecords
 from runtime.records.memory import MemoryRecords
 from runtime.submission import Submission, make_tasks, repair, submit, submit_tasks, wait
 from runtime.tasks import (
@@ -652,6 +657,59 @@ def test_submit_and_wait_open_the_configured_stack(tmp_path: Path, monkeypatch: 
     assert wait(done, timeout=10).values() == [3]
 
 
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"queue": 5}, {"queue": b"x"}, {"queue": Path("/x")}, {"stack": 5}, {"stack": b"x"}, {"experiment": 5},
+        {"experiment": b"x"}, {"kwargs": "x"}, {"kwargs": [1]}, {"args": "abc"}, {"args": 5}, {"args": {"a": 1}},
+        {"resources": 5}, {"snapshot": 5}, {"snapshot": b"x"}, {"progress": 5}, {"outputs": 5}, {"outputs": None}, {"args": None},
+        {"kwargs": nested(2_000)},
+    ],
+    ids=lambda given: "-".join([*given, type(next(iter(given.values()))).__name__]),
+)  # fmt: skip
+def test_argument_of_another_kind_is_refused_by_name_and_nothing_is_submitted(
+    given: dict[str, Any], tmp_path: Path
+) -> None:
+    queue, records = open_sqlite(tmp_path / "q.db")
+
+    with pytest.raises(InvalidValue) as refused:
+        submit(importable, **{"queue": queue, "snapshot": False, **given})
+
+    assert refused.value.field in given
+    assert queue.depth().total == 0
+    queue.close()
+    records.close()
+
+
+def test_wait_for_a_queue_that_is_none_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="queue"):
+        wait("sample", queue=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("depth", range(850, 1_010, 10))
+@pytest.mark.parametrize("how", ["args", "kwargs", "wire"])
+def test_arguments_nested_however_deep_are_submitted_or_refused(depth: int, how: str, tmp_path: Path) -> None:
+    queue, records = open_sqlite(tmp_path / "q.db")
+    works: dict[str, tuple[Any, dict[str, Any]]] = {
+        "args": (importable, {"args": [nested(depth)]}),
+        "kwargs": (importable, {"kwargs": {"number": nested(depth)}}),
+        "wire": ({"function": "m:f", "args": [nested(depth)]}, {}),
+    }
+    work, more = works[how]
+
+    with suppress(RequestRefused):
+        submit(work, queue=queue, snapshot=False, **more)
+    queue.close()
+    records.close()
+
+
 # waiting
 
 
@@ -746,6 +804,47 @@ def test_values_of_what_failed_raise_with_its_reason_unless_asked_not_to(tmp_pat
     assert waited.values(none_for_failed=True) == [None, 3]
     queue.close()
     records.close()
+
+
+LARGE = "x" * (INLINE_BYTES + 1)
+
+
+def queue_with_folder(path: Path) -> Queue:
+    """A queue that settles into `records` beside it."""
+    (path / "records").mkdir()
+    return SqliteQueue(EmbeddedFile(path / "q.db"), FolderRecords(path / "records"))
+
+
+def test_values_too_large_for_a_record_are_read_from_the_store(tmp_path: Path) -> None:
+    queue = queue_with_folder(tmp_path)
+    done = submit([("p", "w", [str(n)]) for n in range(3)], queue=queue, snapshot=False)
+    for value in (LARGE, None, {"rows": [LARGE]}):
+        finish(queue, TaskState.SUCCEEDED, value=value)
+
+    waited = wait(done)
+
+    assert waited.values() == [LARGE, None, {"rows": [LARGE]}]
+    queue.close()
+
+
+@pytest.mark.parametrize("how", ["removed", "damaged"])
+def test_large_value_that_cannot_be_read_is_an_error_and_never_none(tmp_path: Path, how: str) -> None:
+    queue = queue_with_folder(tmp_path)
+    done = submit(("p", "w"), queue=queue, snapshot=False)
+    finish(queue, TaskState.SUCCEEDED, value=LARGE)
+    (value,) = (tmp_path / "records" / "values").iterdir()
+    if how == "removed":
+        value.unlink()
+    else:
+        value.chmod(0o600)
+        value.write_text('"another"')
+
+    waited = wait(done)
+
+    with pytest.raises(InfrastructureFailure) as raised:
+        waited.values()
+    assert value.name in raised.value.message
+    queue.close()
 
 
 def test_values_before_the_end_are_refused_as_what_they_are(tmp_path: Path) -> None:
