@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ import pytest
 
 from runtime.cli.main import main
 from runtime.launchers import order
-from tests.shim_support import processes_with, wait_for
+from tests.shim_support import processes_with, signal_all, wait_for
 
 
 @contextmanager
@@ -105,8 +104,4 @@ def open_terminal(
     try:
         yield Terminal(tree, tmp_path / "data", capsys)
     finally:
-        for pid in processes_with(str(tmp_path)):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        signal_all(processes_with(str(tmp_path)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -9,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,24 @@ def processes_with(text: str) -> list[int]:
         except OSError:
             continue
     return [pid for pid in found if pid != os.getpid()]
+
+
+def shims_with(text: str) -> list[int]:
+    """Those of them that are shims by their command line."""
+    found = []
+    for pid in processes_with(text):
+        with contextlib.suppress(OSError):
+            line = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if b"shim.py" in line and text.encode() in line:
+                found.append(pid)
+    return found
+
+
+def signal_all(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
+    """What is gone by now is passed over: processes end by themselves, and each other."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def lives(said: Path) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +27,7 @@ from runtime.launching import JobHandle, LaunchOptions, launch
 from runtime.reasons import EndReason
 from runtime.rerun import retry_job
 from runtime.targets import find_target
-from tests.shim_support import find_pythons, processes_with, wait_for
+from tests.shim_support import find_pythons, processes_with, signal_all, wait_for
 from tests.ssh_support import SshServer
 
 PYTHONS = find_pythons()
@@ -77,11 +75,7 @@ def make_far(ssh_server: SshServer, tmp_path: Path) -> Iterator[type[Far]]:
     yield Here
     for each in made:
         each.close()
-    for pid in processes_with(str(tmp_path)):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    signal_all(processes_with(str(tmp_path)))
 
 
 def read_log(job: JobHandle, index: int = 0) -> str:
@@ -230,8 +224,7 @@ def test_machine_that_was_started_anew_is_said_and_launching_again_goes_on_once(
     command = ("sh", "-c", "echo $RUNTIME_ATTEMPT; [ $RUNTIME_ATTEMPT = 2 ] || sleep 600")
     job = far.start(*command)
     wait_for(lambda: job.attempts() == [1], "the attempt")
-    for pid in processes_with(job.id):
-        os.kill(pid, signal.SIGKILL)
+    signal_all(processes_with(job.id))
     ssh_server.add_command("cat", 'case "$1" in */boot_id) echo 01234567-89ab;; *) exec /bin/cat "$@";; esac')
 
     gone = job.wait(timeout_s=60)

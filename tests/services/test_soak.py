@@ -22,6 +22,7 @@ from tests.fakes.faults import Fault
 from tests.fakes.gcs import GcsServer
 from tests.services.failure_support import EXPERIMENT, WorkerProcess, Yard, call
 from tests.services_support import PubsubEmulator
+from tests.shim_support import signal_all
 
 pytestmark = [pytest.mark.service, pytest.mark.slow]
 
@@ -178,8 +179,7 @@ class Chaos:
                 worker.kill()
                 self._workers[index] = self.yard.start(*self.OPTIONS[index])
             case "kill guardian":
-                for pid in guardians(worker.pid):
-                    os.kill(pid, signal.SIGKILL)
+                signal_all(guardians(worker.pid))
             case "kill submitter":
                 self._submitter.kill()
                 self._submitter.wait()

@@ -33,7 +33,7 @@ from runtime.launching import owner_name
 from runtime.ledger import LedgerEntry, NativeJob, Outcome
 from runtime.reasons import EndReason
 from tests.jobs_support import Terminal, as_somebody_else, launch_as_before, open_terminal
-from tests.shim_support import DAEMON, lives, processes_with, wait_for
+from tests.shim_support import DAEMON, lives, processes_with, shims_with, signal_all, wait_for
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -423,8 +423,7 @@ def is_stopped(run: Terminal, job: str) -> bool:
 def test_cancel_ends_what_a_killed_shim_left_running(run: Terminal) -> None:
     job = run.launch("echo $$; sleep 600")
     wait_for((run.folder(job) / "runs/0/a0001/processes.json").exists, "the command")
-    for pid in processes_with(f"{run.folder(job)}/shim.py"):
-        os.kill(pid, signal.SIGKILL)
+    signal_all(processes_with(f"{run.folder(job)}/shim.py"))
     run.wait(job, "failed")
     left = json.loads((run.folder(job) / "runs/0/a0001/processes.json").read_text())[0]["pid"]
     assert Path(f"/proc/{left}").exists()
@@ -510,8 +509,7 @@ def test_line_of_megabytes_is_cut_on_a_terminal() -> None:
 
 
 def kill_shim(run: Terminal, job: str) -> None:
-    for pid in processes_with(f"{run.folder(job)}/shim.py"):
-        os.kill(pid, signal.SIGKILL)
+    signal_all(processes_with(f"{run.folder(job)}/shim.py"))
 
 
 def launch_daemon(run: Terminal, *words: str) -> tuple[str, Path]:
@@ -1008,9 +1006,8 @@ def test_explain_of_a_running_job_waits_for_a_sign_of_life_and_says_what_it_saw(
     job = run.launch("sleep 600")
     beat = run.folder(job) / "runs/0/a0001/beat"
     wait_for(beat.exists, "the first sign of life", 30)
-    stopped = [pid for pid in processes_with(job) if "shim.py" in Path(f"/proc/{pid}/cmdline").read_text()]
-    for pid in stopped:
-        os.kill(pid, signal.SIGSTOP)
+    stopped = shims_with(job)
+    signal_all(stopped, signal.SIGSTOP)
     counter = beat.read_text()
 
     still = run("explain", job)
@@ -1068,14 +1065,12 @@ def test_explain_looks_again_where_the_attempt_ended_while_it_waited(
 def test_shim_that_lives_moves_its_counter_and_one_that_is_stopped_does_not(run: Terminal) -> None:
     job = run.launch("sleep 600")
     wait_for((run.folder(job) / "runs/0/a0001/beat").exists, "the first sign of life", 30)
-    shims = [pid for pid in processes_with(job) if "shim.py" in Path(f"/proc/{pid}/cmdline").read_text()]
+    shims = shims_with(job)
 
     lives = run("explain", job, "-o", "json")
-    for pid in shims:
-        os.kill(pid, signal.SIGSTOP)
+    signal_all(shims, signal.SIGSTOP)
     still = run("explain", job, "-o", "json")
-    for pid in shims:
-        os.kill(pid, signal.SIGCONT)
+    signal_all(shims, signal.SIGCONT)
     again = run("explain", job, "-o", "json")
 
     said = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from runtime import shim
 from runtime.errors import StoreUnavailable
 from runtime.launchers.hosts import LocalFiles
 from tests.jobs_support import Terminal, open_terminal
-from tests.shim_support import JOB, make_job, processes_with, wait_for
+from tests.shim_support import JOB, make_job, processes_with, signal_all, wait_for
 
 FULL = OSError(errno.ENOSPC, "no space left on device")
 FILLS = {
@@ -47,8 +46,7 @@ def small(run: Terminal) -> Iterator[Terminal]:
     try:
         yield run
     finally:
-        for pid in processes_with(str(root)):
-            os.kill(pid, signal.SIGKILL)
+        signal_all(processes_with(str(root)))
         subprocess.run(["umount", "--lazy", str(root)], check=True)
 
 
@@ -285,8 +283,7 @@ def test_ranks_are_ended_at_their_time_limit_whatever_can_be_written(
         serve(tmp_path, script, not_asked(), nodes=2, launch_ranks=starter, checkpoint={"signal": "USR1", "lead_s": 5})
 
     left = processes_with(str(tmp_path))
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)  # what a real starter, whose daemons know what is its own, would have ended
+    signal_all(left)  # what a real starter, whose daemons know what is its own, would have ended
     assert ((tmp_path / "told").exists(), bool(left)) == ((False, False) if spare else (True, True))
 
 

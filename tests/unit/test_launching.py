@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import signal
@@ -25,7 +24,7 @@ from runtime.launchers.hosts import LocalFiles
 from runtime.launching import FieldsRefused, JobHandle, LaunchOptions, find_job, launch, owner_name
 from runtime.reasons import EndReason
 from runtime.snapshot import make_snapshot
-from tests.shim_support import processes_with, wait_for
+from tests.shim_support import processes_with, shims_with, signal_all, wait_for
 
 FAULTS = ["unlocked", "locked", "written", "submitted", "launched"]
 
@@ -65,8 +64,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(autouse=True)
 def _nothing_left_behind(tmp_path: Path) -> Iterator[None]:
     yield
-    for pid in processes_with(str(tmp_path)):
-        os.kill(pid, signal.SIGKILL)
+    signal_all(processes_with(str(tmp_path)))
 
 
 def start(settings: Settings, *command: str, again: bool = False, **changes: object) -> JobHandle:
@@ -292,9 +290,7 @@ def test_worker_of_a_fleet_that_is_cancelled_at_once_with_its_signal_is_cancelle
 
     # As backends do that signal all processes of a job: the worker first, then its shim.
     (settings.data_dir / "jobs/jobs" / job.id / "cancel").write_text("{}")
-    for pid in sorted(processes_with(f"RUNTIME_JOB_ID={job.id}")):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
+    signal_all(sorted(processes_with(f"RUNTIME_JOB_ID={job.id}")), signal.SIGTERM)
 
     assert job.wait(timeout_s=60).state is JobState.CANCELLED
 
@@ -305,8 +301,8 @@ def test_worker_of_a_fleet_whose_every_process_is_told_to_stop_has_not_succeeded
     job = worker_of_a_fleet(settings, tmp_path / "notice")
     mine = processes_with(f"RUNTIME_JOB_ID={job.id}")
 
-    for pid in [*mine, *(pid for pid in processes_with(f"jobs/{job.id}/shim.py") if pid not in mine)]:
-        os.kill(pid, signal.SIGTERM)
+    shims = [pid for pid in processes_with(f"jobs/{job.id}/shim.py") if pid not in mine]
+    signal_all([*mine, *shims], signal.SIGTERM)
     wait_for(lambda: job.status().state.terminal, "the end")
 
     assert [each.reason for each in read_attempts(job.files, job.id, 0)] == ["stopped"]
@@ -363,9 +359,7 @@ def test_fetch_by_hand_leaves_a_file_that_differs(settings: Settings, tree: Path
 def test_status_of_a_shim_that_was_killed_is_lost(settings: Settings, tree: Path) -> None:
     job = start(settings, "sleep", "60")
     wait_for(lambda: job.attempts() == [1], "the attempt")
-    for pid in processes_with("shim.py"):
-        if str(settings.data_dir) in Path(f"/proc/{pid}/cmdline").read_text():
-            os.kill(pid, signal.SIGKILL)
+    signal_all(shims_with(str(settings.data_dir)))
 
     status = job.wait(timeout_s=60)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shim_support import processes_with, wait_for
+from tests.shim_support import processes_with, signal_all, wait_for
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "slurm"
 
@@ -27,8 +27,7 @@ def lab() -> Iterator[Path]:
     dead.wait()
     (folder / "run" / "slurmctld.pid").write_text(f"{dead.pid}\n")
     yield folder
-    for pid in processes_with(str(folder)):
-        os.kill(pid, 9)
+    signal_all(processes_with(str(folder)))
     shutil.rmtree(folder)
 
 
