@@ -284,7 +284,9 @@ def test_ranks_are_ended_at_their_time_limit_whatever_can_be_written(
 
     left = processes_with(str(tmp_path))
     signal_all(left)  # what a real starter, whose daemons know what is its own, would have ended
-    assert ((tmp_path / "told").exists(), bool(left)) == ((False, False) if spare else (True, True))
+    assert (tmp_path / "told").exists() is not spare
+    # Told, the starter kills the shims of the ranks, which may or may not have ended their commands by then.
+    assert not (spare and left)
 
 
 def test_failed_run_stops_the_others_of_its_array_on_a_full_disk(tmp_path: Path, disk: Disk) -> None:
