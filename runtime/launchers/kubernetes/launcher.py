@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, cast
 
 from runtime import shim
 from runtime.errors import InfrastructureFailure, NotPossible
-from runtime.jobs import CodeMode, EnvironmentManager, JobSpec, expand_array, set_fields
+from runtime.jobs import CodeMode, JobSpec, expand_array, set_fields
 from runtime.launchers.base import (
     Explanation,
     JobIdentity,
@@ -55,7 +55,7 @@ from runtime.launchers.kubernetes.states import (
     read_states,
 )
 from runtime.launchers.kubernetes.sweep import END_S, MANAGED_JOBS, grace_of, list_started, sweep, wait_until_gone
-from runtime.launchers.order import make_order
+from runtime.launchers.order import activation_lines, make_order
 from runtime.launchers.spec_files import read_array_file
 from runtime.reasons import EndReason
 
@@ -405,7 +405,7 @@ def _drop_waiting(plan: LaunchPlan, cluster: Cluster, place: Place, refused: Not
 def _order(
     spec: JobSpec, job: JobIdentity, indices: Sequence[Mapping[str, Any]], context: PlanContext, place: Place
 ) -> dict[str, Any]:
-    setup = [*place.setup, *_activate(spec)]
+    setup = [*place.setup, *activation_lines(spec)]
     backend: dict[str, Any] = {"setup": setup} if setup else {}
     backend["told"] = TOLD
     if spec.resources.gpus and place.check_gpus:
@@ -422,17 +422,6 @@ def _order(
         # With a bucket the Job brings them, beside its shim.
         order["secrets"] = {name: f"{SECRETS_MOUNT}/{name}" for name in kept} if place.bucket else kept
     return order
-
-
-def _activate(spec: JobSpec) -> list[str]:
-    import shlex
-
-    name = spec.environment.name
-    if name is None:
-        return []
-    if spec.environment.manager is EnvironmentManager.CONDA:
-        return ['eval "$(conda shell.posix hook)"', f"conda activate {shlex.quote(name)}"]
-    return [f". {shlex.quote(name)}/bin/activate"]
 
 
 def _share_out(spec: JobSpec, place: Place, count: int) -> list[Share]:
