@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,14 +71,8 @@ def test_check_stack_finds_nothing_wrong(stack: str) -> None:
     assert report.contract is not None
 
 
-def test_check_all_prints_a_line_for_each_stack_and_takes_less_than_five_seconds(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for each in STACKS:
-        recorded(each)
-    began = time.process_time()
+def test_check_all_prints_a_line_for_each_stack(capsys: pytest.CaptureFixture[str]) -> None:
     assert check(["--all", "--folder", str(ROOT)]) == 0
-    assert time.process_time() - began < 5
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines[: len(STACKS)]] == [[each, "ok"] for each in STACKS]
 

@@ -1447,14 +1447,12 @@ def test_status_of_a_thousand_jobs_is_one_listing_and_one_question(tmp_path: Pat
     put_jobs(tmp_path, 1000)
     files, launcher, host = Counting(str(tmp_path)), Asked(), LocalHost(str(tmp_path))
     host.files = files
-    began = time.process_time()
 
     seen = read_target(Target(name="local", kind="local"), launcher, host, now=NOW)
 
     assert launcher.questions == [666]
     assert sorted(files.asked) == ["names", "names", "read_many", "read_many"]
     assert (sum(each.state is JobState.RUNNING for each in seen.jobs), len(seen.jobs), seen.left_out) == (666, 670, 330)
-    assert time.process_time() - began < 5
 
 
 def test_entries_of_many_jobs_equal_those_read_one_by_one(tmp_path: Path) -> None:

@@ -935,21 +935,23 @@ def test_hundreds_of_fresh_attempts_leave_no_descriptor_and_no_zombie(fresh: Ben
         fresh.run(entry)
     guardian = fresh.crew.pids()[0]
 
+    def is_settled() -> bool:
+        return len(fresh.crew.pids()) == 3 and all(fresh.crew.pids())  # the guardian, and two children of the slot
+
     def count_descriptors() -> tuple[int, int]:
         return len(list(Path("/proc/self/fd").iterdir())), len(list(Path(f"/proc/{guardian}/fd").iterdir()))
 
+    fresh.step_until(is_settled)
     # The guardian closes its ends of a child's descriptors a moment after it says that it has forked.
-    before = min(count_descriptors() for _ in range(20) if fresh.step(0.01) == [])
+    mine, of_guardian = (max(counts) for counts in zip(*(count_descriptors() for _ in range(20)), strict=True))
     orders = [fresh.order("nothing") for _ in range(300)] + [fresh.order(["true"]) for _ in range(200)]
     for start in range(0, len(orders), 50):
         fresh.crew.send(0, orders[start : start + 50])
         ended = fresh.wait(*orders[start : start + 50])
         assert {one.reason for one in ended} == {EndReason.SUCCEEDED}
-    assert fresh.step_until(lambda: fresh.crew.pids()[2:] and all(fresh.crew.pids()))
-    wait_until(lambda: count_descriptors() == before)
+    fresh.step_until(lambda: is_settled() and count_descriptors()[0] <= mine and count_descriptors()[1] <= of_guardian)
     table = processes.read_table()
     assert [process for process in table.values() if process.ppid == guardian and process.dead] == []
-    assert len(fresh.crew.pids()) == 3  # the guardian, and two children of the slot
 
 
 def test_close_ends_running_attempts_as_preempted(bench: Bench) -> None:
