@@ -225,6 +225,14 @@ def shims_with(text: str) -> list[int]:
     return found
 
 
+def is_running(pid: int) -> bool:
+    """Whether there is this process and it has not ended: who is to take its exit code may let it wait."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):  # the latter where it goes while it is read
+        return False
+
+
 def signal_all(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
     """What is gone by now is passed over: processes end by themselves, and each other."""
     for pid in pids:
@@ -234,7 +242,4 @@ def signal_all(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
 
 def lives(said: Path) -> bool:
     """Whether the process whose id this file holds runs."""
-    try:
-        return Path(f"/proc/{said.read_text().strip()}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # it went, the latter while it was read
-        return False
+    return said.exists() and is_running(int(said.read_text()))
