@@ -57,10 +57,10 @@ class BucketJob(ShimJob):
         return BucketFiles(self.url)
 
     def start(self, *words: str, **environ: Any) -> subprocess.Popen[str]:
-        for path in self.root.rglob("*"):
-            name = path.relative_to(self.root).as_posix()
-            if path.is_file() and name.startswith(("jobs/", "done/")):
-                self.files.write(name, path.read_bytes())
+        for part in ("jobs", "done"):  # and none that an earlier shim may be at work in
+            for path in (self.root / part).rglob("*"):
+                if path.is_file():
+                    self.files.write(path.relative_to(self.root).as_posix(), path.read_bytes())
         self.starts += 1
         own = self.root / f"machine-{self.starts}" / "jobs" / JOB
         names = ("STORAGE_EMULATOR_HOST", "AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
