@@ -669,10 +669,13 @@ class Run(object):
                 found.append((int(name[1:]), self.ended(int(name[1:]))))
         return sorted(found, key=lambda each: each[0])
 
-    def counted(self, order):
-        """How the attempts ended that budgets count: those before a retry by hand are forgiven."""
+    def counted(self, order, last=None):
+        """How the attempts ended that budgets count: those before a retry by hand are forgiven.
+
+        Up to `last` where one is named: later ones are a twin's, and it says itself how they end.
+        """
         forgiven = (order.get("forgiven") or {}).get(str(self.index), 0)
-        known = [each for each in self.attempts() if each[0] > forgiven]
+        known = [each for each in self.attempts() if forgiven < each[0] <= (last or each[0])]
         if pod_failures() is None:
             return [note for _, note in known]
         found = []
@@ -2716,7 +2719,7 @@ def _serve(order, run, options, asked, binding, give_up):
             return AGAIN  # the next start is told whether the backend took the machine away, and decides
         if reason == "final_failure":
             return settle(order, run, run.commit(named, code, number, details, give_up))
-        what, then = decide(run.counted(order), order["retry"])
+        what, then = decide(run.counted(order, number), order["retry"])
         if what == "final":
             return settle(order, run, run.commit(then, code, number, details, give_up))
         if asked.stop:

@@ -19,6 +19,19 @@ from tests.services_support import wait_until
 
 SHIM = Path(__file__).parents[1] / "runtime" / "shim.py"
 CALL = "sys.exit(shim.main(sys.argv[1:]))"
+CLOCK = """
+import time
+clock, ahead = time.time, 0
+def read():
+    global ahead
+    if os.path.exists({path!r}):
+        ahead = os.path.getsize({path!r})
+    return clock() + ahead
+time.time = read
+"""
+"""A clock that is as many seconds ahead as a file has bytes."""
+PATIENCE_S = 240.0
+"""How long a test waits for what is sure to come, on a machine that is busy with others."""
 JOB = f"j-{os.urandom(12).hex()}"
 """This process's own: a shim ends what is left of its job anywhere on the machine, so tests side by side must not share one."""
 
@@ -60,6 +73,8 @@ class ShimJob:
     constants: dict[str, float | str] = field(default_factory=dict)
     """Constants of the shim that are others in this job, where its own would have a test hurry or wait, or look at all
     of this machine."""
+    clock: Path | None = None
+    """A file, `$CLOCK` of the command, that gets a byte for each second that shall have passed for the shim."""
 
     @property
     def folder(self) -> Path:
@@ -75,17 +90,30 @@ class ShimJob:
         scratch = self.root / "scratch"
         scratch.mkdir(exist_ok=True)
         program = [str(SHIM)]
-        if self.constants:
+        if self.constants or self.clock:
             lines = "".join(f"shim.{name} = {value!r}\n" for name, value in self.constants.items())
-            program = ["-c", f"import sys\nsys.path.insert(0, {str(SHIM.parent)!r})\nimport shim\n{lines}{CALL}"]
+            lines += CLOCK.format(path=str(self.clock)) if self.clock else ""
+            program = ["-c", f"import os, sys\nsys.path.insert(0, {str(SHIM.parent)!r})\nimport shim\n{lines}{CALL}"]
         return subprocess.Popen(
             [self.python, *program, str(folder or self.folder), "--scratch", str(scratch), *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={"PATH": os.environ["PATH"], "TMPDIR": str(scratch), **self.environ, **environ},
+            env={
+                "PATH": os.environ["PATH"],
+                "TMPDIR": str(scratch),
+                "CLOCK": str(self.clock),
+                **self.environ,
+                **environ,
+            },
         )
+
+    def pass_time(self, seconds: int) -> None:
+        """As `printf %99s >> $CLOCK` does in a command."""
+        assert self.clock is not None
+        with self.clock.open("ab") as opened:
+            opened.write(bytes(seconds))
 
     def run(self, *words: str, **environ: str) -> int:
         return self.finish(self.start(*words, **environ))
@@ -93,7 +121,7 @@ class ShimJob:
     def finish(self, started: subprocess.Popen[str]) -> int:
         """Wait for a shim that was started; its exit code."""
         try:
-            self.stdout, self.stderr = started.communicate(timeout=60)
+            self.stdout, self.stderr = started.communicate(timeout=PATIENCE_S)
         finally:
             started.kill()
         return started.returncode
@@ -156,7 +184,7 @@ def add_snapshot(job: ShimJob, archive: bytes, **code: Any) -> None:
     job.write()
 
 
-def wait_for(condition: Callable[[], object], what: str, seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], object], what: str, seconds: float = PATIENCE_S) -> None:
     assert wait_until(lambda: bool(condition()), timeout_s=seconds), f"{what} did not come within {seconds} s"
 
 
@@ -197,6 +225,14 @@ def shims_with(text: str) -> list[int]:
     return found
 
 
+def is_running(pid: int) -> bool:
+    """Whether there is this process and it has not ended: who is to take its exit code may let it wait."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):  # the latter where it goes while it is read
+        return False
+
+
 def signal_all(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
     """What is gone by now is passed over: processes end by themselves, and each other."""
     for pid in pids:
@@ -206,7 +242,4 @@ def signal_all(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
 
 def lives(said: Path) -> bool:
     """Whether the process whose id this file holds runs."""
-    try:
-        return Path(f"/proc/{said.read_text().strip()}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    return said.exists() and is_running(int(said.read_text()))

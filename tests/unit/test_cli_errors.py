@@ -26,6 +26,7 @@ from runtime.errors import (
     UnknownName,
     WorkFailed,
 )
+from tests.shim_support import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -227,7 +228,7 @@ def test_reader_that_leaves_early_ends_us_quietly() -> None:
             [sys.executable, "-m", "runtime", "completion", "bash"],
             stdout=pipe,
             stderr=subprocess.PIPE,
-            timeout=60,
+            timeout=PATIENCE_S,
             check=False,
         )
 
@@ -238,7 +239,11 @@ def test_reader_that_leaves_early_ends_us_quietly() -> None:
 def test_full_disk_under_stdout_is_said_once() -> None:
     with open("/dev/full", "wb") as full:  # noqa: PTH123
         done = subprocess.run(
-            [sys.executable, "-m", "runtime", "--version"], stdout=full, stderr=subprocess.PIPE, timeout=60, check=False
+            [sys.executable, "-m", "runtime", "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=PATIENCE_S,
+            check=False,
         )
 
     assert (done.returncode, done.stderr) == (3, b"error: the machine refused: no space left on device\n")
@@ -246,7 +251,7 @@ def test_full_disk_under_stdout_is_said_once() -> None:
 
 def test_closed_stdout_is_no_failure() -> None:
     done = subprocess.run(
-        ["sh", "-c", f"{sys.executable} -m runtime --version >&-"], capture_output=True, timeout=60, check=False
+        ["sh", "-c", f"{sys.executable} -m runtime --version >&-"], capture_output=True, timeout=PATIENCE_S, check=False
     )
 
     assert (done.returncode, done.stderr) == (0, b"")
@@ -257,7 +262,7 @@ def test_name_that_is_no_utf8_is_printed_as_json_escape() -> None:
         "from runtime.cli.main import _prepare_streams; from runtime.cli.show import print_json\n_prepare_streams()\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code + "print_json(['\\udcff'])"], capture_output=True, timeout=60, check=True
+        [sys.executable, "-c", code + "print_json(['\\udcff'])"], capture_output=True, timeout=PATIENCE_S, check=True
     )
 
     assert json.loads(done.stdout) == ["\udcff"]

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,8 +31,17 @@ from runtime.launchers.local.launcher import LocalLauncher
 from runtime.launching import owner_name
 from runtime.ledger import LedgerEntry, NativeJob, Outcome
 from runtime.reasons import EndReason
-from tests.jobs_support import Terminal, as_somebody_else, launch_as_before, open_terminal
-from tests.shim_support import DAEMON, lives, processes_with, shims_with, signal_all, wait_for
+from tests.jobs_support import Terminal, Typed, as_somebody_else, launch_as_before, open_terminal
+from tests.shim_support import (
+    DAEMON,
+    PATIENCE_S,
+    is_running,
+    lives,
+    processes_with,
+    shims_with,
+    signal_all,
+    wait_for,
+)
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -49,7 +57,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 def test_overview_has_the_jobs_of_this_machine_and_says_once_what_failed_since(run: Terminal) -> None:
     failed = run.finish("exit 3", "--name", "bad")
-    running = run.launch("sleep 60", "--name", "long")
+    running = run.launch("sleep 600", "--name", "long")
     run.wait(running, "running")
 
     first, second = run("status"), run("status")
@@ -133,7 +141,7 @@ def test_overview_while_this_machine_does_not_answer_says_so_on_stderr_alone(
     def fail(*_: object) -> None:
         raise InfrastructureFailure("no process can be seen")
 
-    job = run.launch("sleep 60")
+    job = run.launch("sleep 600")
     monkeypatch.setattr(LocalLauncher, "states", fail)
 
     said = run("status")
@@ -228,7 +236,7 @@ def test_last_is_the_newest_of_ones_jobs_and_experiments(run: Terminal) -> None:
 
 def test_last_does_not_mean_a_job_that_was_removed(run: Terminal) -> None:
     job = run.finish("true")
-    wait_for(lambda: not processes_with(job), "the shim's end", 10)
+    wait_for(lambda: not processes_with(job), "the shim's end")
 
     assert run("gc", "--older-than", "0s", "--yes").code == 0
 
@@ -302,7 +310,7 @@ def test_logs_followed_over_an_array_name_the_run_of_each_line(run: Terminal) ->
 
 
 def test_logs_followed_and_interrupted_leave_the_job_alone(run: Terminal) -> None:
-    job = run.launch("echo here; sleep 60")
+    job = run.launch("echo here; sleep 600")
     words = [sys.executable, "-m", "runtime", "logs", "-f", job]
     following = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert following.stdout is not None
@@ -310,7 +318,7 @@ def test_logs_followed_and_interrupted_leave_the_job_alone(run: Terminal) -> Non
 
     following.send_signal(signal.SIGINT)
 
-    assert "detached, the job goes on" in following.communicate(timeout=20)[1]
+    assert "detached, the job goes on" in following.communicate(timeout=PATIENCE_S)[1]
     assert following.returncode == 130
     assert run("status", job, "-o", "json").json["state"] == "running"
 
@@ -323,7 +331,7 @@ def test_logs_of_a_task_take_no_rank(run: Terminal) -> None:
 
 
 def test_cancel_ends_the_job_and_says_that_nothing_is_left(run: Terminal) -> None:
-    job = run.launch("sleep 71 & sleep 72")
+    job = run.launch("sleep 671 & sleep 672")
     run.wait(job, "running")
 
     said = run("cancel", job)
@@ -334,7 +342,7 @@ def test_cancel_ends_the_job_and_says_that_nothing_is_left(run: Terminal) -> Non
 
 
 def test_cancel_of_an_array_asks_first_and_of_one_run_does_not(run: Terminal) -> None:
-    job = run.launch("sleep 60", "--seeds", "2")
+    job = run.launch("sleep 600", "--seeds", "2")
     run.wait(job, "running")
 
     assert run("cancel", job).code == 2
@@ -346,8 +354,9 @@ def test_cancel_of_an_array_asks_first_and_of_one_run_does_not(run: Terminal) ->
 
 def test_runs_that_wait_for_a_slot_are_pending_and_once_cancelled_stay_so(run: Terminal) -> None:
     (run.tree / "runtime.toml").write_text('[targets.two]\nkind = "local"\nslots = 2\n')
-    job = run("launch", "--on", "two", "--seeds", "8", "--", "sh", "-c", "sleep 60").out.strip()
-    wait_for((run.folder(job) / "runs/1/a0001").exists, "the second run")
+    job = run("launch", "--on", "two", "--seeds", "8", "--", "sh", "-c", "sleep 600").out.strip()
+    for begun in ("0", "1"):
+        wait_for((run.folder(job) / "runs" / begun / "a0001").exists, f"run {begun}")
 
     before = run("status", job, "-o", "json").json
     overview = run("status", "--on", "two", "-o", "json").json["jobs"]
@@ -366,7 +375,7 @@ def test_runs_that_wait_for_a_slot_are_pending_and_once_cancelled_stay_so(run: T
 def test_run_that_was_cancelled_before_it_began_is_so_while_others_are_retried(run: Terminal) -> None:
     (run.tree / "runtime.toml").write_text('[targets.one]\nkind = "local"\nslots = 1\n')
     again = run.tree.parent / "again"
-    script = f"[ -e {again} ] && exec sleep 60; touch {again}; sleep 600"
+    script = f"[ -e {again} ] && exec sleep 600; touch {again}; sleep 600"
     job = run("launch", "--on", "one", "--seeds", "3", "--", "sh", "-c", script).out.strip()
     wait_for(again.exists, "the first run")
     run("cancel", job, "--index", "2")
@@ -384,7 +393,7 @@ def test_run_that_was_cancelled_before_it_began_is_so_while_others_are_retried(r
 def test_cancel_that_leaves_something_says_what_with_exit_code_3(
     run: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = run.launch("sleep 60")
+    job = run.launch("sleep 600")
     monkeypatch.setattr(LocalLauncher, "cancel", lambda *_: ["the shim still runs"])
 
     said = run("cancel", job)
@@ -416,22 +425,22 @@ def test_cancel_ends_a_job_whose_command_stops_its_shim(
 
 
 def is_stopped(run: Terminal, job: str) -> bool:
-    shims = processes_with(f"{run.folder(job)}/shim.py")
-    return any(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T" for pid in shims)
+    table = shim.list_processes()
+    return any(table[pid][2] == "T" for pid in processes_with(f"{run.folder(job)}/shim.py") if pid in table)
 
 
 def test_cancel_ends_what_a_killed_shim_left_running(run: Terminal) -> None:
-    job = run.launch("echo $$; sleep 600")
+    # Silent, for the pipe of what it prints goes with its shim.
+    job = run.launch("sleep 600")
     wait_for((run.folder(job) / "runs/0/a0001/processes.json").exists, "the command")
-    signal_all(processes_with(f"{run.folder(job)}/shim.py"))
-    run.wait(job, "failed")
+    kill_shim(run, job)
     left = json.loads((run.folder(job) / "runs/0/a0001/processes.json").read_text())[0]["pid"]
-    assert Path(f"/proc/{left}").exists()
+    before = is_running(left)
 
     said = run("cancel", job)
 
     assert (said.code, said.out) == (0, f"{job}\tcancelled\tnothing of it is left\n")
-    wait_for(lambda: not Path(f"/proc/{left}").exists(), "the end of the command")
+    assert (before, is_running(left)) == (True, False)
     assert run("status", job, "-o", "json").json["state"] == "cancelled"
     assert run("cancel", job).out == f"{job}\tcancelled\tit had been cancelled before\n"
 
@@ -509,7 +518,14 @@ def test_line_of_megabytes_is_cut_on_a_terminal() -> None:
 
 
 def kill_shim(run: Terminal, job: str) -> None:
-    signal_all(processes_with(f"{run.folder(job)}/shim.py"))
+    """Returns when it has ended, with its copies, of which it may make another until then."""
+
+    def end() -> bool:
+        shims = processes_with(f"{run.folder(job)}/shim.py")
+        signal_all(shims)
+        return not shims
+
+    wait_for(end, "the end of the shim")
 
 
 def launch_daemon(run: Terminal, *words: str) -> tuple[str, Path]:
@@ -525,7 +541,6 @@ def launch_daemon(run: Terminal, *words: str) -> tuple[str, Path]:
 def test_daemon_of_a_killed_shim_is_ended_by_whoever_looks(run: Terminal, verb: list[str]) -> None:
     job, said = launch_daemon(run)
     kill_shim(run, job)
-    wait_for(lambda: not processes_with(f"{run.folder(job)}/shim.py"), "the end of the shim")
     before = lives(said)
 
     done = run(*(job if word == "JOB" else word for word in verb))
@@ -540,7 +555,8 @@ def test_tree_of_a_killed_shim_is_removed(run: Terminal, monkeypatch: pytest.Mon
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setenv("TMPDIR", str(run.tree.parent / "tmp"))
     job = run.launch("kill -9 $PPID")
-    run.wait(job, "failed")
+    # Whoever looks while anything of it runs removes the tree with that.
+    wait_for(lambda: not processes_with(str(run.folder(job))), "the end of all of it")
     monkeypatch.delenv("TMPDIR")
     before = list((run.tree.parent / "tmp").glob("job-*/tree/main.py"))
 
@@ -579,7 +595,6 @@ def test_secrets_of_a_killed_shim_go_once_the_job_has_ended(
         held.write_text("canary-4711")
     else:
         kill_shim(run, job)
-        wait_for(lambda: not processes_with(f"{run.folder(job)}/shim.py"), "the end of the shim")
 
     assert run(*(job if word == "JOB" else word for word in verb)).code == 0
 
@@ -606,7 +621,7 @@ def test_lost_job_whose_secrets_went_reads_them_again_when_it_is_launched_again(
 
 
 def test_job_of_another_is_acted_on_only_where_that_is_meant(run: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = run.launch("sleep 60")
+    job = run.launch("sleep 600")
     intent = run.folder(job) / "intent.json"
     intent.write_text(intent.read_text().replace(f'"owner": "{owner_name()}"', '"owner": "ada"'))
 
@@ -655,7 +670,7 @@ def test_files_that_a_crash_left_empty_disturb_no_other_job(run: Terminal, monke
 
 
 def test_cancel_of_a_run_that_nothing_holds_cannot_release_it(run: Terminal) -> None:
-    job = run.launch("sleep 60", "--seeds", "2")
+    job = run.launch("sleep 600", "--seeds", "2")
 
     assert run("cancel", job, "--index", "1", "--release").code == 2
 
@@ -1005,14 +1020,14 @@ def test_explain_of_a_running_job_waits_for_a_sign_of_life_and_says_what_it_saw(
     monkeypatch.setattr("runtime.pulse.STILL_S", 0.3)
     job = run.launch("sleep 600")
     beat = run.folder(job) / "runs/0/a0001/beat"
-    wait_for(beat.exists, "the first sign of life", 30)
+    wait_for(beat.exists, "the first sign of life")
     stopped = shims_with(job)
     signal_all(stopped, signal.SIGSTOP)
     counter = beat.read_text()
 
     still = run("explain", job)
     waits: list[float] = []
-    monkeypatch.setattr("runtime.pulse.STILL_S", 30.0)
+    monkeypatch.setattr("runtime.pulse.STILL_S", PATIENCE_S)
 
     def move(seconds: float) -> None:
         waits.append(seconds)
@@ -1047,13 +1062,14 @@ def test_explain_looks_again_where_the_attempt_ended_while_it_waited(
     monkeypatch.setattr("runtime.pulse.STILL_S", 0.5)
     job = run.launch("until [ -e $RUNTIME_CHECKPOINT_DIR/end ]; do sleep 0.05; done; exit 4")
     runs = run.folder(job) / "runs/0"
-    wait_for((runs / "a0001/beat").exists, "the first sign of life", 30)
+    wait_for((runs / "a0001/beat").exists, "the first sign of life")
 
     sleep = time.sleep
 
     def end_it(seconds: float) -> None:
         (runs / "checkpoint/end").touch()
-        wait_for(lambda: list((run.data / "jobs/done").glob(f"{job}.*")), "the result", 30)
+        wait_for(lambda: list((run.data / "jobs/done").glob(f"{job}.*")), "the result")
+        wait_for(lambda: not (runs / "a0001/beat").exists(), "the end of the counter, which may have moved")
         sleep(seconds)
 
     monkeypatch.setattr("runtime.pulse.time", SimpleNamespace(sleep=end_it, monotonic=time.monotonic))
@@ -1062,16 +1078,24 @@ def test_explain_looks_again_where_the_attempt_ended_while_it_waited(
 
 
 @pytest.mark.slow
-def test_shim_that_lives_moves_its_counter_and_one_that_is_stopped_does_not(run: Terminal) -> None:
+def test_shim_that_lives_moves_its_counter_and_one_that_is_stopped_does_not(
+    run: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = run.launch("sleep 600")
-    wait_for((run.folder(job) / "runs/0/a0001/beat").exists, "the first sign of life", 30)
+    wait_for((run.folder(job) / "runs/0/a0001/beat").exists, "the first sign of life")
     shims = shims_with(job)
 
-    lives = run("explain", job, "-o", "json")
+    def explain_patiently() -> Typed:
+        """A shim that lives may come to it late."""
+        with monkeypatch.context() as patience:
+            patience.setattr("runtime.pulse.STILL_S", PATIENCE_S)
+            return run("explain", job, "-o", "json")
+
+    lives = explain_patiently()
     signal_all(shims, signal.SIGSTOP)
     still = run("explain", job, "-o", "json")
     signal_all(shims, signal.SIGCONT)
-    again = run("explain", job, "-o", "json")
+    again = explain_patiently()
 
     said = [
         [line.split(":")[0] for line in each.json["evidence"] if "counter" in line] for each in (lives, still, again)
@@ -1080,7 +1104,7 @@ def test_shim_that_lives_moves_its_counter_and_one_that_is_stopped_does_not(run:
         ["the shim of attempt 1 lives"],
         ["no sign of life of attempt 1"],
         ["the shim of attempt 1 lives"],
-    ]
+    ], again.out
 
 
 def test_explain_of_a_launch_that_was_interrupted_says_to_repeat_it() -> None:
@@ -1151,7 +1175,7 @@ def test_retry_of_a_job_runs_only_what_failed_once_more(run: Terminal) -> None:
 
 
 def test_retry_of_a_running_job_is_refused(run: Terminal) -> None:
-    job = run.launch("sleep 60")
+    job = run.launch("sleep 600")
 
     said = run("retry", job)
 
@@ -1160,7 +1184,7 @@ def test_retry_of_a_running_job_is_refused(run: Terminal) -> None:
 
 
 def test_retry_of_a_cancelled_job_takes_the_mark_away(run: Terminal) -> None:
-    job = run.launch("[ -e " + str(run.tree / "go") + " ] || sleep 60")
+    job = run.launch("[ -e " + str(run.tree / "go") + " ] || sleep 600")
     run.wait(job, "running")
     run("cancel", job)
     (run.tree / "go").touch()
@@ -1186,18 +1210,19 @@ def test_retry_killed_at_any_step_and_repeated_runs_once(run: Terminal, point: s
     job = run.finish("echo ran >> " + str(run.tree / "ran") + "; exit 1")
     words = [sys.executable, "-m", "runtime", "retry", job]
     killed = subprocess.run(
-        words, env={**os.environ, "RUNTIME_LAUNCH_FAULT": point}, capture_output=True, check=False, timeout=60
+        words, env={**os.environ, "RUNTIME_LAUNCH_FAULT": point}, capture_output=True, check=False, timeout=PATIENCE_S
     )
     assert killed.returncode == -signal.SIGKILL
     if point == "resubmitted":
-        run.wait(job)
+        # That it was submitted is not noted yet, so until then it counts as lost.
+        wait_for(lambda: list((run.data / "jobs/done").glob(f"{job}.*.2")), "the result of the second attempt")
         assert len((run.tree / "ran").read_text().split()) == 2
         return
 
     # As `-m runtime`, and it sees within a second that the holder of the lock is dead.
     program = "import sys; from runtime import ledger; from runtime.cli.main import main; ledger.STILL_S = 1.0; "
     words[1:3] = ["-c", f"{program}sys.exit(main(sys.argv[1:]))"]
-    again = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    again = subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
 
     assert again.returncode == 0, again.stderr
     run.wait(job)
@@ -1273,7 +1298,7 @@ def test_files_that_differ_are_named() -> None:
 
 def test_gc_removes_what_has_ended_and_nothing_that_runs(run: Terminal) -> None:
     done = run.finish("true", "--name", "done")
-    running = run.launch("sleep 60", "--name", "long")
+    running = run.launch("sleep 600", "--name", "long")
     run.wait(running, "running")
 
     dry = run("gc", "--older-than", "0s", "--dry-run")
@@ -1292,7 +1317,7 @@ def test_gc_removes_what_has_ended_and_nothing_that_runs(run: Terminal) -> None:
 def test_gc_removes_code_that_no_job_uses(run: Terminal) -> None:
     run.finish("true", "--name", "old")
     (run.tree / "later.py").write_text("pass\n")
-    kept = run.launch("sleep 60", "--name", "new")
+    kept = run.launch("sleep 600", "--name", "new")
 
     gone = run("gc", "--older-than", "0s", "--yes", "-o", "json").json
 
@@ -1339,7 +1364,7 @@ def test_gc_removes_shared_trees_that_no_job_uses(run: Terminal, monkeypatch: py
 
 
 def test_interrupt_as_preemption_is_survived_by_a_next_attempt(run: Terminal) -> None:
-    job = run.launch("[ $RUNTIME_ATTEMPT = 2 ] || sleep 60")
+    job = run.launch("[ $RUNTIME_ATTEMPT = 2 ] || sleep 600")
     run.wait(job, "running")
     wait_for(lambda: run("status", job, "-o", "json").json["attempts"], "the first attempt")
 
@@ -1352,7 +1377,7 @@ def test_interrupt_as_preemption_is_survived_by_a_next_attempt(run: Terminal) ->
 
 
 def test_interrupt_as_node_loss_leaves_nothing_and_the_same_launch_takes_it_up(run: Terminal) -> None:
-    script = "[ $RUNTIME_ATTEMPT = 2 ] || { sleep 73 & sleep 74; }"
+    script = "[ $RUNTIME_ATTEMPT = 2 ] || { sleep 673 & sleep 674; }"
     job = run.launch(script)
     wait_for(lambda: run("status", job, "-o", "json").json["attempts"], "the first attempt")
 
@@ -1367,7 +1392,7 @@ def test_interrupt_as_node_loss_leaves_nothing_and_the_same_launch_takes_it_up(r
 
 def test_interrupt_as_timeout_goes_by_way_of_a_checkpoint(run: Terminal) -> None:
     script = "trap 'touch $RUNTIME_CHECKPOINT_DIR/new; exit 0' TERM; trap 'touch $RUNTIME_CHECKPOINT_DIR/c' USR1; touch $RUNTIME_OUTPUT_DIR/up; [ $RUNTIME_ATTEMPT = 2 ] || while :; do sleep 0.1; done"  # fmt: skip
-    job = run.launch(script, "--set", "checkpoint={lead: 3s}", "--set", "grace_period=3s")
+    job = run.launch(script, "--set", "checkpoint={lead: 3s}", "--set", "grace_period=120s")
     wait_for((run.folder(job) / "runs/0/output/a0001/up").exists, "the first attempt")
 
     assert run("interrupt", job, "--as", "timeout").code == 0
@@ -1378,7 +1403,7 @@ def test_interrupt_as_timeout_goes_by_way_of_a_checkpoint(run: Terminal) -> None
 
 
 def test_interrupt_of_one_run_as_oom_leaves_the_others(run: Terminal) -> None:
-    job = run.launch("[ {x} = 0 ] && sleep 2 || sleep 60", "--grid", "x=0,1", "--max-parallel", "2")
+    job = run.launch("[ {x} = 0 ] && sleep 2 || sleep 600", "--grid", "x=0,1", "--max-parallel", "2")
     wait_for((run.folder(job) / "runs/1/a0001/processes.json").exists, "the second run")
 
     assert run("interrupt", job, "--as", "oom", "--index", "1").code == 0
@@ -1391,7 +1416,7 @@ def test_interrupt_of_one_run_as_oom_leaves_the_others(run: Terminal) -> None:
 
 @pytest.mark.parametrize("words", [["--as", "fire"], ["--as", "preempt", "--index", "9"], []])
 def test_interrupt_of_what_cannot_be_is_refused(run: Terminal, words: list[str]) -> None:
-    job = run.launch("sleep 60")
+    job = run.launch("sleep 600")
 
     assert run("interrupt", job, *words).code == 2
 
@@ -1482,9 +1507,15 @@ def test_job_is_found_on_the_target_it_was_launched_on_and_silent_ones_are_passe
     assert run("status", job[:8], "--on", "local").code == 2
 
 
-def test_watch_reads_while_the_job_changes(run: Terminal) -> None:
+def test_watch_reads_while_the_job_changes(run: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     job = run.launch("until [ -e " + str(run.tree / "go") + " ]; do sleep 0.1; done")
-    threading.Timer(1.5, (run.tree / "go").touch).start()
+    sleep = time.sleep
+
+    def let_it_end(seconds: float) -> None:
+        (run.tree / "go").touch()
+        sleep(seconds)
+
+    monkeypatch.setattr("runtime.cli.status.time", SimpleNamespace(sleep=let_it_end, monotonic=time.monotonic))
 
     said = run("status", job, "--watch")
 

@@ -24,7 +24,7 @@ from runtime.launchers.hosts import HostUnavailable
 from runtime.launchers.local.launcher import LocalLauncher
 from tests.jobs_support import Terminal, open_terminal
 from tests.output_support import differences, documented
-from tests.shim_support import wait_for
+from tests.shim_support import PATIENCE_S, wait_for
 from tests.unit.test_cli_startup import run_cli
 
 ROOT = Path(__file__).parents[2]
@@ -300,7 +300,7 @@ def test_launch_reads_a_job_from_standard_input(run: Terminal) -> None:
     text = "command: [sh, -c, echo from $RUNTIME_JOB_ID]\n"
     words = [sys.executable, "-m", "runtime", "launch", "--on", "local", "-f", "-", "--follow"]
 
-    done = subprocess.run(words, input=text, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, input=text, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
     assert (done.returncode, done.stdout[:7]) == (0, "from j-")
 
@@ -343,7 +343,7 @@ def test_follow_interrupted_leaves_the_job_alone(run: Terminal) -> None:
         "--",
         "sh",
         "-c",
-        "echo on; sleep 60",
+        "echo on; sleep 600",
     ]
     following = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert following.stdout is not None
@@ -351,7 +351,7 @@ def test_follow_interrupted_leaves_the_job_alone(run: Terminal) -> None:
 
     following.send_signal(signal.SIGINT)
 
-    assert "detached, the job goes on" in following.communicate(timeout=20)[1]
+    assert "detached, the job goes on" in following.communicate(timeout=PATIENCE_S)[1]
     assert following.returncode == 130
     assert [each["state"] for each in run("status", "--on", "local", "-o", "json").json["jobs"]] == ["running"]
 
@@ -366,7 +366,7 @@ def test_retries_go_on_after_launch_and_all_that_it_started_were_killed(run: Ter
         words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     ) as launched:
         jobs = run.data / "jobs" / "jobs"
-        wait_for(lambda: bool(list(jobs.glob("j-*/runs/0/a0001/beat"))), "the first attempt", 60)
+        wait_for(lambda: bool(list(jobs.glob("j-*/runs/0/a0001/beat"))), "the first attempt")
         follows = launched.poll() is None
         os.killpg(launched.pid, signal.SIGKILL)
 
@@ -386,7 +386,7 @@ def test_launch_in_python_returns_a_handle(run: Terminal) -> None:
     job = runtime.launch(["sh", "-c", "echo x; echo y > $RUNTIME_OUTPUT_DIR/f"], "local")
 
     assert isinstance(job, runtime.JobHandle)
-    assert job.wait(timeout_s=30).state is JobState.SUCCEEDED
+    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
     assert job.state() is JobState.SUCCEEDED
     assert b"".join(job.logs()) == b"x\n"
     assert job.fetch(run.tree / "home") == [run.tree / "home" / "f"]
@@ -494,7 +494,7 @@ def test_bundle_that_was_submitted_elsewhere_is_known_after_import(
     job = said.json["job"]
     too_early = run("import", str(tmp_path / "bundle"), "--on", "hpc")
     moved = (tmp_path / "bundle").rename(tmp_path / "elsewhere")
-    subprocess.run([str(moved / "submit.sh")], check=True, capture_output=True, timeout=60)
+    subprocess.run([str(moved / "submit.sh")], check=True, capture_output=True, timeout=PATIENCE_S)
 
     first, again = (run("import", str(moved), "--on", "hpc", "-o", "json") for _ in range(2))
 

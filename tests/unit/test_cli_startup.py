@@ -14,6 +14,7 @@ import pytest
 import runtime
 from runtime import __version__
 from runtime.cli.commands import COMMANDS, load_command
+from tests.shim_support import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +32,7 @@ def run_cli(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
 
@@ -39,7 +40,9 @@ def run_cli(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def loaded_by(code: str) -> set[str]:
     """Every module that `code` leaves imported, in an interpreter of its own."""
     script = f"import sys, json\n{code}\nsys.stderr.write(json.dumps(list(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
     return set(json.loads(done.stderr))
 
 
@@ -129,9 +132,9 @@ ENDING = """
 import atexit, sys, threading, time
 from runtime.cli import main as entry
 def work(args):
-    threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
     atexit.register(print, "exit function")
     print("command")
+    threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
     return 3
 entry._dispatch = work
 sys.exit(entry.main())
@@ -139,7 +142,9 @@ sys.exit(entry.main())
 
 
 def test_command_ends_after_its_threads_and_exit_functions_with_its_code() -> None:
-    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
 
     assert (done.returncode, done.stderr) == (3, "")
     assert done.stdout.splitlines() == ["command", "thread", "exit function"]

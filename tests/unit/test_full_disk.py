@@ -18,7 +18,7 @@ from runtime import shim
 from runtime.errors import StoreUnavailable
 from runtime.launchers.hosts import LocalFiles
 from tests.jobs_support import Terminal, open_terminal
-from tests.shim_support import JOB, make_job, processes_with, signal_all, wait_for
+from tests.shim_support import JOB, PATIENCE_S, make_job, processes_with, signal_all, wait_for
 
 FULL = OSError(errno.ENOSPC, "no space left on device")
 FILLS = {
@@ -55,6 +55,7 @@ def fill(run: Terminal, what: str, *words: str) -> str:
     go, ready = run.tree.parent / "go", run.tree.parent / "ready"
     wait = f"until [ -e {go} ]; do sleep 0.05; done"
     job = run.launch(f"{wait}; {{ {FILLS[what]}; }} 2>/dev/null; touch {ready}; sleep 600", *words)
+    wait_for((run.folder(job) / "runs/0/a0001/beat").exists, "the last that its shim writes for a while")
     go.touch()
     wait_for(ready.exists, "the full disk")
     return job
@@ -106,7 +107,7 @@ def test_one_run_whose_cancel_mark_cannot_be_written_is_said_to_go_on(
     run: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = run.launch("sleep 600", "--seeds", "2", "--max-parallel", "2")
-    wait_for(lambda: len(processes_with("RUNTIME_ARRAY_INDEX=1")) > 0, "the second run")
+    wait_for((run.folder(job) / "runs/1/a0001/processes.json").exists, "the second run")
     refuse_marks(monkeypatch)
 
     done = run("cancel", job, "--index", "1")
@@ -240,7 +241,7 @@ def test_shim_that_is_told_to_stop_on_a_full_disk_leaves_nothing_running(tmp_pat
     wait_for(lambda: (made.folder / "runs/0/a0001/rank0.log").exists() and made.log() == "up\n", "the command")
 
     started.terminate()
-    _, said = started.communicate(timeout=60)
+    _, said = started.communicate(timeout=PATIENCE_S)
 
     assert started.returncode == 10
     assert "leaves no word of how index 0 ended" in said
@@ -279,8 +280,10 @@ def test_ranks_are_ended_at_their_time_limit_whatever_can_be_written(
     script = "touch $RUNTIME_OUTPUT_DIR/$RANK; exec sleep 600"
     starter = ["sh", "-c", STARTER.format(told=tmp_path / "told"), "starter"]
 
+    ranks = {"nodes": 2, "launch_ranks": starter, "checkpoint": {"signal": "USR1", "lead_s": 5}}
+
     with pytest.raises(OSError, match="no space left"):
-        serve(tmp_path, script, not_asked(), nodes=2, launch_ranks=starter, checkpoint={"signal": "USR1", "lead_s": 5})
+        serve(tmp_path, script, not_asked(), grace_s=PATIENCE_S, **ranks)
 
     left = processes_with(str(tmp_path))
     signal_all(left)  # what a real starter, whose daemons know what is its own, would have ended
@@ -315,5 +318,5 @@ def test_what_a_killed_shim_left_running_is_ended_before_notes_are_written(
 
     run.clear()
 
-    assert left.wait(60) == -signal.SIGKILL
+    assert left.wait(PATIENCE_S) == -signal.SIGKILL
     assert "cannot note how attempt 1 ended" in capsys.readouterr().err

@@ -33,7 +33,7 @@ from runtime.launchers.hosts import (
 )
 from runtime.launchers.roots import RootLost
 from tests.jobs_support import as_somebody_else
-from tests.shim_support import find_pythons, wait_for
+from tests.shim_support import PATIENCE_S, find_pythons, wait_for
 from tests.ssh_support import SshServer
 
 PYTHONS = find_pythons()
@@ -564,17 +564,21 @@ def test_end_of_a_process_is_waited_for_and_one_that_goes_on_is_left(host: Host,
     pid = host.spawn(words, folder=str(tmp_path), log=str(tmp_path / "new/log"))
     assert host.wait(pid, 0.05) is False
     gate.write_text("go\n")
-    assert host.wait(pid, 60) is True
-    assert host.wait(pid, 60) is True
+    assert host.wait(pid, PATIENCE_S) is True
+    assert host.wait(pid, PATIENCE_S) is True
     assert (tmp_path / "new/log").read_bytes() == b""
 
 
 def test_end_of_a_process_is_seen_without_a_descriptor_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("runtime.launchers.agent.os.pidfd_open")
     host = LocalHost(str(tmp_path))
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
 
-    pid = host.spawn(["sleep", "0.1"], folder=str(tmp_path), log=str(tmp_path / "log"))
-    assert (host.wait(pid, 0.0), host.wait(pid, 60)) == (False, True)
+    pid = host.spawn(["sh", "-c", f"read word <{gate}"], folder=str(tmp_path), log=str(tmp_path / "log"))
+    assert host.wait(pid, 0.0) is False
+    gate.write_text("go\n")
+    assert host.wait(pid, PATIENCE_S) is True
 
 
 def test_process_outlives_the_connection(host: Host, tmp_path: Path) -> None:

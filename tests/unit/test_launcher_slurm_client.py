@@ -26,6 +26,7 @@ from runtime.launchers.slurm.launcher import SlurmLauncher, SubmitRefused
 from runtime.launchers.slurm.settings import SlurmSettings
 from runtime.launching import make_context
 from runtime.reasons import EndReason
+from tests.shim_support import signal_all, wait_for
 
 JOB = "j-0123456789abcdef01234567"
 
@@ -70,38 +71,56 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    monkeypatch.setattr(launcher_module, "ANSWER_S", 1.0)
     monkeypatch.setattr(launcher_module, "SETTLE_S", 0.3)
     return Cluster(tmp_path)
 
 
-def test_submit_called_again_waits_for_the_sbatch_that_runs_and_starts_no_second(cluster: Cluster) -> None:
-    cluster.set("sbatch", "sleep 1.5; echo 41")
-    with pytest.raises(SlurmUnavailable):
-        cluster.submit()
+def submit_impatiently(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For an sbatch that does not answer."""
+    with monkeypatch.context() as impatient:
+        impatient.setattr(launcher_module, "ANSWER_S", 0.5)
+        with pytest.raises(SlurmUnavailable):
+            cluster.submit()
+
+
+def read_pids(cluster: Cluster) -> list[int]:
+    """What an sbatch has written to the file `pids`, which it may come to late."""
+    path = cluster.folder / "pids"
+    wait_for(lambda: path.exists() and path.read_text().endswith("\n"), "sbatch")
+    return [int(word) for word in path.read_text().split()]
+
+
+def test_submit_called_again_waits_for_the_sbatch_that_runs_and_starts_no_second(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.set("sbatch", f"until [ -e {cluster.folder}/go ]; do sleep 0.05; done; echo 41")
+    submit_impatiently(cluster, monkeypatch)
+    (cluster.folder / "go").touch()
 
     assert cluster.submit() == "41"
     assert cluster.submit() == "41"
     assert len(cluster.calls("sbatch")) == 1
 
 
-def test_submit_called_again_while_sbatch_hangs_gives_up_and_starts_no_second(cluster: Cluster) -> None:
-    cluster.set("sbatch", f"echo $$ >{cluster.folder}/pid; exec sleep 60")
+def test_submit_called_again_while_sbatch_hangs_gives_up_and_starts_no_second(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.set("sbatch", f"echo $$ >{cluster.folder}/pids; exec sleep 600")
     try:
-        for _ in range(2):
-            with pytest.raises(SlurmUnavailable):
-                cluster.submit()
+        submit_impatiently(cluster, monkeypatch)
+        read_pids(cluster)
+        submit_impatiently(cluster, monkeypatch)
         assert len(cluster.calls("sbatch")) == 1
     finally:
-        os.kill(int((cluster.folder / "pid").read_text()), 9)
+        signal_all(read_pids(cluster))
 
 
-def test_submit_after_sbatch_and_its_keeper_were_killed_looks_by_name_and_tries_again(cluster: Cluster) -> None:
-    cluster.set("sbatch", f"echo $$ $PPID >{cluster.folder}/pids; exec sleep 60")
-    with pytest.raises(SlurmUnavailable):
-        cluster.submit()
-    for pid in reversed((cluster.folder / "pids").read_text().split()):
-        os.kill(int(pid), 9)
+def test_submit_after_sbatch_and_its_keeper_were_killed_looks_by_name_and_tries_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.set("sbatch", f"echo $$ $PPID >{cluster.folder}/pids; exec sleep 600")
+    submit_impatiently(cluster, monkeypatch)
+    signal_all(reversed(read_pids(cluster)))
     cluster.set("sbatch", "echo 42")
 
     assert cluster.submit() == "42"

@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,7 +26,7 @@ from runtime.launchers.hosts import LocalFiles
 from runtime.launching import FieldsRefused, JobHandle, LaunchOptions, find_job, launch, owner_name
 from runtime.reasons import EndReason
 from runtime.snapshot import make_snapshot
-from tests.shim_support import processes_with, shims_with, signal_all, wait_for
+from tests.shim_support import PATIENCE_S, is_running, processes_with, shims_with, signal_all, wait_for
 
 FAULTS = ["unlocked", "locked", "written", "submitted", "launched"]
 
@@ -80,7 +82,7 @@ def test_launch_runs_the_tree_as_it_was_and_reports_the_end(settings: Settings, 
     job = start(settings, sys.executable, "main.py")
     (tree / "main.py").write_text("print('two')\n")
 
-    status = job.wait(timeout_s=60)
+    status = job.wait(timeout_s=PATIENCE_S)
 
     assert (status.state, status.reason) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
     assert printed(job) == "one\n"
@@ -89,7 +91,7 @@ def test_launch_runs_the_tree_as_it_was_and_reports_the_end(settings: Settings, 
 
 def test_launch_of_the_same_again_is_the_same_job_and_its_result(settings: Settings, tree: Path) -> None:
     first = start(settings, "sh", "-c", "exit 3")
-    first.wait(timeout_s=60)
+    first.wait(timeout_s=PATIENCE_S)
 
     second = start(settings, "sh", "-c", "exit 3")
 
@@ -106,7 +108,9 @@ def test_launch_of_a_changed_tree_or_again_is_another_job(settings: Settings, tr
     changed = start(settings, "true")
 
     assert len({each.id for each in (first, again, third, changed)}) == 4
-    assert [each.wait(timeout_s=60).state for each in (first, again, third, changed)] == [JobState.SUCCEEDED] * 4
+    assert [each.wait(timeout_s=PATIENCE_S).state for each in (first, again, third, changed)] == [
+        JobState.SUCCEEDED
+    ] * 4
 
 
 def test_intent_says_where_the_tree_stood_in_its_history(settings: Settings, tree: Path) -> None:
@@ -126,7 +130,7 @@ def test_intent_says_where_the_tree_stood_in_its_history(settings: Settings, tre
 
 def test_code_is_stored_once_for_all_jobs_that_run_it(settings: Settings, tree: Path) -> None:
     said: list[str] = []
-    one = launch(["sleep", "60"], "local", settings=settings, progress=said.append)
+    one = launch(["sleep", "600"], "local", settings=settings, progress=said.append)
     other = launch(["cat", "main.py"], "local", settings=settings, progress=said.append)
 
     root = settings.data_dir / "jobs"
@@ -134,7 +138,7 @@ def test_code_is_stored_once_for_all_jobs_that_run_it(settings: Settings, tree: 
     assert [line for line in said if line.startswith("sending")] == ["sending the code: 1 files"]
     assert (root / f"jobs/{one.id}/snapshot.tar").samefile(stored)
     assert stored.stem == hashlib.sha256(stored.read_bytes()).hexdigest()
-    assert other.wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert other.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
     assert one.cancel() == []
 
 
@@ -148,7 +152,7 @@ def test_code_of_another_user_under_the_same_id_is_not_relied_on(
 
     job = start(settings, "cat", "main.py")
 
-    assert job.wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
     assert printed(job) == "print('one')\n"
 
 
@@ -158,7 +162,7 @@ def test_launch_of_the_live_tree_sees_later_edits(settings: Settings, tree: Path
     (tree / "go.part").write_text("edited later\n")
     (tree / "go.part").rename(tree / "go")
 
-    assert job.wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
     assert printed(job) == "edited later\n"
 
 
@@ -171,7 +175,7 @@ def test_launch_of_an_array_gives_each_index_its_parameters_and_status(settings:
         array=Array(params={"x": (0, 1, 2)}, offset=5),
     )
 
-    status = job.wait(timeout_s=60)
+    status = job.wait(timeout_s=PATIENCE_S)
 
     assert status.state is JobState.FAILED
     assert dict(status.counts) == {JobState.SUCCEEDED: 1, JobState.FAILED: 2}
@@ -182,7 +186,7 @@ def test_launch_of_an_array_gives_each_index_its_parameters_and_status(settings:
 def test_launch_of_ranks_runs_them_together(settings: Settings, tree: Path) -> None:
     job = start(settings, "sh", "-c", "echo $RUNTIME_RANK of $RUNTIME_WORLD_SIZE", nodes=2)
 
-    assert job.wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
     assert b"".join(job.logs(rank=1)) == b"1 of 2\n"
 
 
@@ -198,7 +202,7 @@ def test_launch_retries_failures_after_the_client_is_gone(settings: Settings, tr
 
     job = find_job(done.stdout.split()[0], settings=settings)
 
-    assert job.wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
     assert job.attempts() == [1, 2]
 
 
@@ -213,7 +217,7 @@ def test_launch_with_a_field_that_cannot_be_kept_is_refused_unless_ignored(setti
 
     assert sorted(refused.value.refused) == ["account", "image"]
     assert sorted(still.value.refused) == ["account"]
-    assert job.wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
 
 
 def test_launch_of_a_secret_keeps_its_value_in_one_file_until_the_job_has_ended(
@@ -235,12 +239,12 @@ def test_launch_of_a_secret_keeps_its_value_in_one_file_until_the_job_has_ended(
     assert [(path.parent.name, path.stat().st_mode & 0o777) for path in holding()] == [("secrets", 0o600)]
     (tree / "go").touch()
 
-    assert job.wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
     wait_for(lambda: holding() == [], "the end of the secret")
 
 
 def test_cancel_ends_the_tree_and_says_that_nothing_is_left(settings: Settings, tree: Path) -> None:
-    job = start(settings, "sh", "-c", "sleep 71 & sleep 72")
+    job = start(settings, "sh", "-c", "sleep 671 & sleep 672")
     wait_for(lambda: job.attempts() == [1], "the attempt")
 
     assert job.cancel() == []
@@ -292,7 +296,7 @@ def test_worker_of_a_fleet_that_is_cancelled_at_once_with_its_signal_is_cancelle
     (settings.data_dir / "jobs/jobs" / job.id / "cancel").write_text("{}")
     signal_all(sorted(processes_with(f"RUNTIME_JOB_ID={job.id}")), signal.SIGTERM)
 
-    assert job.wait(timeout_s=60).state is JobState.CANCELLED
+    assert job.wait(timeout_s=PATIENCE_S).state is JobState.CANCELLED
 
 
 def test_worker_of_a_fleet_whose_every_process_is_told_to_stop_has_not_succeeded(
@@ -302,7 +306,10 @@ def test_worker_of_a_fleet_whose_every_process_is_told_to_stop_has_not_succeeded
     mine = processes_with(f"RUNTIME_JOB_ID={job.id}")
 
     shims = [pid for pid in processes_with(f"jobs/{job.id}/shim.py") if pid not in mine]
+    signal_all(shims, signal.SIGSTOP)  # whichever end of its worker it finds when it goes on
     signal_all([*mine, *shims], signal.SIGTERM)
+    wait_for(lambda: not any(map(is_running, mine)), "the end of the worker")
+    signal_all(shims, signal.SIGCONT)
     wait_for(lambda: job.status().state.terminal, "the end")
 
     assert [each.reason for each in read_attempts(job.files, job.id, 0)] == ["stopped"]
@@ -310,12 +317,12 @@ def test_worker_of_a_fleet_whose_every_process_is_told_to_stop_has_not_succeeded
 
 
 def test_cancel_of_one_index_leaves_the_others(settings: Settings, tree: Path) -> None:
-    job = start(settings, "sh", "-c", "[ $RUNTIME_ARRAY_INDEX = 0 ] || sleep 60", array=Array(count=2, max_parallel=2))
+    job = start(settings, "sh", "-c", "[ $RUNTIME_ARRAY_INDEX = 0 ] || sleep 600", array=Array(count=2, max_parallel=2))
     wait_for(lambda: job.attempts(1) == [1], "the second run")
 
     job.cancel(indices=[1])
 
-    assert dict(job.wait(timeout_s=60).counts) == {JobState.SUCCEEDED: 1, JobState.CANCELLED: 1}
+    assert dict(job.wait(timeout_s=PATIENCE_S).counts) == {JobState.SUCCEEDED: 1, JobState.CANCELLED: 1}
 
 
 def test_fetch_brings_the_outputs_of_the_attempt_that_counts(settings: Settings, tree: Path, tmp_path: Path) -> None:
@@ -326,7 +333,7 @@ def test_fetch_brings_the_outputs_of_the_attempt_that_counts(settings: Settings,
         "mkdir $RUNTIME_OUTPUT_DIR/a; echo $RUNTIME_ARRAY_INDEX > $RUNTIME_OUTPUT_DIR/a/n",
         array=Array(count=2),
     )
-    job.wait(timeout_s=60)
+    job.wait(timeout_s=PATIENCE_S)
 
     written = job.fetch(tmp_path / "home")
 
@@ -336,7 +343,7 @@ def test_fetch_brings_the_outputs_of_the_attempt_that_counts(settings: Settings,
 
 def test_handle_of_an_array_with_an_offset_begins_at_its_first_index(settings: Settings, tree: Path) -> None:
     with start(settings, "sh", "-c", "echo run $RUNTIME_ARRAY_INDEX", array=Array(count=2, offset=7)) as job:
-        job.wait(timeout_s=60)
+        job.wait(timeout_s=PATIENCE_S)
 
         assert (job.attempts(), b"".join(job.logs())) == ([1], b"run 7\n")
 
@@ -345,7 +352,7 @@ def test_fetch_by_hand_leaves_a_file_that_differs(settings: Settings, tree: Path
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "n").write_text("mine")
     with start(settings, "sh", "-c", "cd $RUNTIME_OUTPUT_DIR; echo theirs > n; mkfifo pipe; ln -s n link") as job:
-        job.wait(timeout_s=60)
+        job.wait(timeout_s=PATIENCE_S)
 
         with pytest.raises(FilesDiffer) as differs:
             job.fetch(tmp_path / "home")
@@ -357,11 +364,11 @@ def test_fetch_by_hand_leaves_a_file_that_differs(settings: Settings, tree: Path
 
 
 def test_status_of_a_shim_that_was_killed_is_lost(settings: Settings, tree: Path) -> None:
-    job = start(settings, "sleep", "60")
+    job = start(settings, "sleep", "600")
     wait_for(lambda: job.attempts() == [1], "the attempt")
     signal_all(shims_with(str(settings.data_dir)))
 
-    status = job.wait(timeout_s=60)
+    status = job.wait(timeout_s=PATIENCE_S)
 
     assert (status.state, status.reason) == (JobState.FAILED, EndReason.LOST)
 
@@ -404,7 +411,7 @@ def run_launch(settings: Settings, **more: str) -> subprocess.CompletedProcess[s
         text=True,
         check=False,
         env=environ(settings, **more),
-        timeout=60,
+        timeout=PATIENCE_S,
     )
 
 
@@ -418,7 +425,7 @@ def test_launch_killed_at_any_step_and_repeated_is_one_job(settings: Settings, t
     assert repeated.returncode == 0, repeated.stderr
     assert len(ledger.list_jobs(LocalFiles(str(settings.data_dir / "jobs")))) == 1
     job = find_job(repeated.stdout.split()[0], settings=settings)
-    assert job.wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
     assert printed(job) == "ran\n"
     assert job.attempts() == [1]
     assert len(job.entry().natives) == 1
@@ -429,12 +436,12 @@ def test_two_launches_at_once_are_one_job(settings: Settings, tree: Path) -> Non
         subprocess.Popen([sys.executable, "-c", LAUNCH], stdout=subprocess.PIPE, text=True, env=environ(settings))
         for _ in range(3)
     ]
-    said = [each.communicate(timeout=60)[0].split() for each in both]
+    said = [each.communicate(timeout=PATIENCE_S)[0].split() for each in both]
 
     assert len({job for job, _ in said}) == 1
     assert sorted(new for _, new in said) == ["False", "False", "True"]
     job = find_job(said[0][0], settings=settings)
-    assert job.wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
     assert job.attempts() == [1]
 
 
@@ -461,6 +468,8 @@ def test_lock_of_a_living_holder_is_waited_for_and_never_taken(tmp_path: Path, m
     monkeypatch.setattr(ledger, "BEAT_S", 0.2)
     files = LocalFiles(str(tmp_path))
     holder, other = ledger.Lock(files, "j-1", "a@b"), ledger.Lock(files, "j-1", "c@d")
+    # Seconds are counted by the beats of the holder, which stands still where all of this process does.
+    monkeypatch.setattr(ledger, "time", SimpleNamespace(sleep=time.sleep, monotonic=lambda: holder._count))
     holder.take(patience_s=1)
 
     with pytest.raises(NotPossible, match="being launched by another") as refused:

@@ -214,8 +214,8 @@ class StoppingHost(ScriptedHost):
 @pytest.mark.parametrize(
     ("state", "wakes", "slack", "sent"),
     [
-        ("T", 1, 10.0, [["CONT", "71", "72"]]),
-        ("T+", 2, 10.0, [["CONT", "71", "72"]] * 2),
+        ("T", 1, 600.0, [["CONT", "71", "72"]]),
+        ("T+", 2, 600.0, [["CONT", "71", "72"]] * 2),
         # Whatever is woken is stopped again.
         ("T", -1, 0.0, [["CONT", "71", "72"], ["CONT", "71", "72"], ["KILL", "71", "72"]]),
     ],

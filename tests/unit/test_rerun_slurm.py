@@ -19,7 +19,7 @@ from runtime.reasons import EndReason
 from runtime.rerun import retry_job
 from tests.fakes.slurm import SlurmCommands
 from tests.jobs_support import Terminal, open_terminal
-from tests.shim_support import wait_for
+from tests.shim_support import PATIENCE_S, wait_for
 
 
 class Lab:
@@ -135,8 +135,8 @@ def test_retry_killed_at_any_point_and_repeated_runs_each_failed_run_once(lab: L
     lab.mended.touch()
     words = [sys.executable, "-c", RETRY, job.id]
 
-    killed = subprocess.run(words, env={**os.environ, "RUNTIME_LAUNCH_FAULT": point}, check=False, timeout=120)
-    again = subprocess.run(words, check=False, timeout=120, capture_output=True, text=True)
+    killed = subprocess.run(words, env={**os.environ, "RUNTIME_LAUNCH_FAULT": point}, check=False, timeout=PATIENCE_S)
+    again = subprocess.run(words, check=False, timeout=PATIENCE_S, capture_output=True, text=True)
 
     assert (killed.returncode, again.returncode) == (-signal.SIGKILL, 0), again.stderr
     # An sbatch that outlived its launcher may still run tasks.

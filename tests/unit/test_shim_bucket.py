@@ -57,10 +57,10 @@ class BucketJob(ShimJob):
         return BucketFiles(self.url)
 
     def start(self, *words: str, **environ: Any) -> subprocess.Popen[str]:
-        for path in self.root.rglob("*"):
-            name = path.relative_to(self.root).as_posix()
-            if path.is_file() and name.startswith(("jobs/", "done/")):
-                self.files.write(name, path.read_bytes())
+        for part in ("jobs", "done"):  # and none that an earlier shim may be at work in
+            for path in (self.root / part).rglob("*"):
+                if path.is_file():
+                    self.files.write(path.relative_to(self.root).as_posix(), path.read_bytes())
         self.starts += 1
         own = self.root / f"machine-{self.starts}" / "jobs" / JOB
         names = ("STORAGE_EMULATOR_HOST", "AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
@@ -182,22 +182,33 @@ def test_mark_in_the_bucket_cancels_a_run(job: MakeJob) -> None:
 def test_run_that_is_killed_leaves_its_newest_whole_checkpoint_to_the_next_machine(job: MakeJob) -> None:
     script = (
         "if [ $RUNTIME_ATTEMPT = 2 ]; then cd $RUNTIME_CHECKPOINT_DIR; cat step deep/weights; exit; fi; "
-        "mkdir $RUNTIME_CHECKPOINT_DIR/deep; for n in 1 2; do echo $n > $RUNTIME_CHECKPOINT_DIR/step; "
-        "echo weights > $RUNTIME_CHECKPOINT_DIR/deep/weights; sleep 4; done; sleep 600"
+        "mkdir $RUNTIME_CHECKPOINT_DIR/deep; echo weights > $RUNTIME_CHECKPOINT_DIR/deep/weights; "
+        "echo 1 > $RUNTIME_CHECKPOINT_DIR/step; while [ ! -e go ]; do sleep 0.1; done; "
+        "echo 2 > $RUNTIME_CHECKPOINT_DIR/step; sleep 600"
     )
     made = job(script)
+
+    def kept(file: str) -> list[str]:
+        """What each checkpoint has of a file, oldest first."""
+        names = made.files.names(f"{RUN}/checkpoint", "a000")
+        lists = [json.loads(made.files.read(f"{RUN}/checkpoint/{name}") or b"{}").get("files", {}) for name in names]
+        return [each[file]["sha256"] for each in lists if each.get(file)]
+
+    def wait_for_step(content: bytes) -> None:
+        wait_for(lambda: kept("step")[-1:] == [hashlib.sha256(content).hexdigest()], f"a checkpoint with {content!r}")
+
     started = made.start()
-    wait_for(lambda: len(made.files.names(f"{RUN}/checkpoint", "a0001.")) >= 2, "two checkpoints", 60)
+    wait_for_step(b"1\n")
+    for work in (made.root / "scratch").rglob("work"):
+        (work / "go").write_text("")
+    wait_for_step(b"2\n")
     os.kill(started.pid, signal.SIGKILL)
     made.finish(started)
 
     assert made.run() == 0
 
     assert made.log(attempt=2) == "2\nweights\n"
-    (contents,) = {
-        json.loads(made.files.read(f"{RUN}/checkpoint/{name}") or b"")["files"]["deep/weights"]["sha256"]
-        for name in made.files.names(f"{RUN}/checkpoint", "a000")
-    }
+    (contents,) = set(kept("deep/weights"))
     assert contents in made.files.names(f"{RUN}/checkpoint/data")
 
 

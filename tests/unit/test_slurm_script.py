@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shim_support import processes_with, signal_all, wait_for
+from tests.shim_support import PATIENCE_S, processes_with, signal_all, wait_for
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "slurm"
 
@@ -51,13 +51,13 @@ def test_stop_ends_steps_and_their_jobs_that_no_controller_ends(lab: Path, tmp_p
     shutil.copy("/bin/sleep", tmp_path / "slurmstepd")
     of_others = subprocess.Popen([tmp_path / "slurmstepd", "600"], cwd=other)
     try:
-        wait_for(lambda: len(processes_with(str(lab))) >= 2, "the step and its job", 10)
+        wait_for(lambda: len(processes_with(str(lab))) >= 2, "the step and its job")
 
         done = stop(lab)
 
         assert (done.returncode, done.stderr) == (0, "")
-        assert step.wait(10) == -9
-        wait_for(lambda: not processes_with(str(lab)), "no process", 10)
+        assert step.wait(PATIENCE_S) == -9
+        wait_for(lambda: not processes_with(str(lab)), "no process")
         assert of_others.poll() is None
     finally:
         of_others.kill()
