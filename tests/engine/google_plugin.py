@@ -401,7 +401,7 @@ class GooglePlugin(Plugin):
 
     def _hang(self, operation: str) -> None:
         self.cloud.note_call("hang", {"in": operation})
-        self.stopping.wait(120)
+        self.stopping.wait(600)
         raise Refused("the call was cancelled before Google answered", grpc.StatusCode.CANCELLED)
 
     # values
