@@ -47,6 +47,7 @@ TOO_LITTLE_SPACE: Final = 200 * 1024**2
 STALE: Final = timedelta(days=1)
 PROBE_PATIENCE: Final = timedelta(seconds=10)
 TOOL_PATIENCE_S: Final = 10
+WEB_PATIENCE_S: Final = 5
 _AT_ONCE: Final = 16
 EXAMINED_S: Final = 5.0
 """How long a task file is looked through."""
@@ -585,7 +586,7 @@ def _ask_web(url: str) -> tuple[int | None, str]:
     import urllib.request
 
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=WEB_PATIENCE_S) as answer:
             return int(answer.status), ""
     except urllib.error.HTTPError as refused:
         refused.close()

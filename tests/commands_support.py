@@ -63,7 +63,6 @@ def _infra_options(verb: str) -> frozenset[str] | None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
     return frozenset(_SHOWN.findall(done.stdout)) | _GLOBAL if done.returncode == 0 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import shutil
 import signal
@@ -31,6 +32,8 @@ hypothesis.settings.load_profile("tests")
 GOLDEN_FOLDER = Path(__file__).parent / "golden"
 
 INSTALL_SERVICES = "make services"
+
+_homes = itertools.count()
 
 # Those that take longest come first, so that no worker is left with one of them when all others have finished.
 LONGEST = (
@@ -84,11 +87,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_settings_of_the_developer(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Tests see neither the developer's stack nor their data folder, and cannot write to it."""
+    """Tests see neither the developer's stack nor their data folder, and cannot write to it; nor what an earlier test left."""
     for name in list(os.environ):
         if name.startswith("RUNTIME_") and name != "RUNTIME_REQUIRE_SERVICES":
             monkeypatch.delenv(name)
-    home = tmp_path_factory.getbasetemp() / "home"
+    home = tmp_path_factory.getbasetemp() / f"home{next(_homes)}"
     monkeypatch.setenv("XDG_DATA_HOME", str(home / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))

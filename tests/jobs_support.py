@@ -19,8 +19,18 @@ from tests.shim_support import processes_with, signal_all, wait_for
 
 
 @contextmanager
+def folder_for_all() -> Iterator[Path]:
+    """A folder that other users may enter. pytest's own is closed to them again by each start of a pytest on this machine."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@contextmanager
 def as_somebody_else(root: Path, *, hidden: str, shown: str = "") -> Iterator[None]:
-    """Look at a record root as another user than the owner of the folder `hidden`; `shown` is that user's own."""
+    """Look at a record root as another user than the owner of the folder `hidden`; `shown` is that user's own.
+
+    The root lies in a `folder_for_all`.
+    """
     if os.geteuid() != 0:
         (root / hidden).chmod(0)
         yield

@@ -401,7 +401,7 @@ class GooglePlugin(Plugin):
 
     def _hang(self, operation: str) -> None:
         self.cloud.note_call("hang", {"in": operation})
-        self.stopping.wait(120)
+        self.stopping.wait(600)
         raise Refused("the call was cancelled before Google answered", grpc.StatusCode.CANCELLED)
 
     # values
@@ -714,7 +714,7 @@ class _Emulator:
             self._call("DELETE", id_, missing_is_fine=True)
 
     def _call(self, method: str, id_: str, body: Values | None = None, *, missing_is_fine: bool = False) -> bool:
-        connection = http.client.HTTPConnection(self._address, timeout=20)
+        connection = http.client.HTTPConnection(self._address, timeout=240)
         try:
             text = json.dumps(body) if body is not None else None
             connection.request(method, f"/v1/{id_}", text, {"Content-Type": "application/json"})

@@ -50,7 +50,7 @@ class Cloud:
         self._threads = threading.RLock()
         self._depth = 0
         self._approved: set[str] | None = None
-        self._last: tuple[tuple[int, int], World] | None = None
+        self._last: tuple[str, World] | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
     # for tests
@@ -89,7 +89,8 @@ class Cloud:
 
     def calls(self, operation: str | None = None) -> list[dict[str, Any]]:
         path = self.folder / "calls.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
+        with self._locked():
+            lines = path.read_text().splitlines() if path.exists() else []
         calls = [json.loads(line) for line in lines]
         return [each for each in calls if operation in (None, each["operation"])]
 
@@ -135,13 +136,12 @@ class Cloud:
         path = self.folder / "cloud.json"
         if not path.exists():
             return World()
-        # Each write makes another file.
-        stamp = (path.stat().st_ino, path.stat().st_mtime_ns)
-        if not shared or self._last is None or self._last[0] != stamp:
-            world = World(**json.loads(path.read_text()))
-            if not shared:
-                return world
-            self._last = (stamp, world)
+        text = path.read_text()
+        if not shared:
+            return World(**json.loads(text))
+        # To parse it takes long, and to read it does not; a file's number and times may be those of an earlier one.
+        if self._last is None or self._last[0] != text:
+            self._last = (text, World(**json.loads(text)))
         return self._last[1]
 
     def _write(self, name: str, value: Any) -> None:

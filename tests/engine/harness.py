@@ -28,7 +28,7 @@ PLUGINS = Path(__file__).parent / "plugins"
 PROJECT = "research-runtime"
 PACK = ("--policy-pack", str(ROOT / "infra" / "policy" / "pack"))
 """What the pipelines pass to `preview` and `up`."""
-PATIENCE_S = 120
+PATIENCE_S = 600
 
 REQUIRE_VARIABLE = "RUNTIME_REQUIRE_ENGINE"
 INSTALL = "https://www.pulumi.com/docs/install/"

@@ -16,6 +16,7 @@ from tests.engine.plugin import Failure, Found, plain, struct
 
 PLUGINS = Path(__file__).parent / "plugins"
 STACK = "dev"
+PATIENCE_S = 240
 
 
 class CallRefused(Exception):
@@ -56,12 +57,12 @@ class PluginClient:
         return _failures(self._call(self.stub.Check, request))
 
     def create(
-        self, type_: str, inputs: Mapping[str, Any], name: str = "it", *, preview: bool = False, timeout: float = 20
+        self, type_: str, inputs: Mapping[str, Any], name: str = "it", *, preview: bool = False
     ) -> tuple[str, dict[str, Any]]:
         request = provider_pb2.CreateRequest(
             urn=urn_of(type_, name), type=type_, name=name, properties=struct(inputs), preview=preview
         )
-        answer = self._call(self.stub.Create, request, timeout)
+        answer = self._call(self.stub.Create, request)
         return answer.id, plain(answer.properties)
 
     def read(
@@ -112,9 +113,9 @@ class PluginClient:
     def cancel(self) -> None:
         self._call(self.stub.Cancel, _empty())
 
-    def _call(self, method: Any, request: Any, timeout: float = 20) -> Any:
+    def _call(self, method: Any, request: Any) -> Any:
         try:
-            return method(request, timeout=timeout)
+            return method(request, timeout=PATIENCE_S)
         except grpc.RpcError as problem:
             raise CallRefused(problem.details(), problem.code()) from problem
 

@@ -37,12 +37,12 @@ def test_tasks_run_on_the_queue_and_records_that_the_stack_made(
     (tmp_path / "tasks.jsonl").write_text("\n".join(lines) + "\n")
 
     lab.runtime("submit", "--stack", "dev", "--from", str(tmp_path / "tasks.jsonl"), "--experiment", "journey")
-    lab.runtime("worker", "--stack", "dev", "--max-tasks", "2", "--idle-timeout", "20s")
+    lab.runtime("worker", "--stack", "dev", "--max-tasks", "2", "--idle-timeout", "240s")
     lab.runtime("stack", "publish", "--stack", "dev", "--yes")
     # Another machine, which has neither the `pulumi` command nor a passphrase.
     published = f"gs://{bucket}/contract/v1.json"
     elsewhere = {"PATH": os.defpath, "PULUMI_CONFIG_PASSPHRASE": None, "RUNTIME_OUTPUTS": published}
-    lab.runtime("worker", "--max-tasks", str(TASKS - 2), "--idle-timeout", "20s", cwd=tmp_path, **elsewhere)
+    lab.runtime("worker", "--max-tasks", str(TASKS - 2), "--idle-timeout", "240s", cwd=tmp_path, **elsewhere)
     status = lab.runtime("status", "journey", "--exact", "-o", "json", cwd=tmp_path, **elsewhere).json()
 
     assert status["totals"]["succeeded"] == TASKS

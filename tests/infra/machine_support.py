@@ -88,8 +88,9 @@ class MetadataServer:
             return 200, json.dumps({"access_token": TOKEN, "expires_in": 3000})
         if path == "instance/attributes/":
             with self._changed:
-                if query.get("wait_for_change") == ["true"] and query.get("last_etag") == [str(self._etag)]:
-                    self._changed.wait(timeout=5)
+                if query.get("wait_for_change") == ["true"]:
+                    asked = query["last_etag"]
+                    self._changed.wait_for(lambda: asked != [str(self._etag)], float(query["timeout_sec"][0]))
                 return 200, json.dumps(self.attributes)
         key = path.removeprefix("instance/attributes/")
         return (200, self.attributes[key]) if key in self.attributes else (404, "")
@@ -220,7 +221,7 @@ class Machine:
         }
 
 
-def finish(process: subprocess.Popen[str], timeout_s: float = 30) -> tuple[int, str]:
+def finish(process: subprocess.Popen[str], timeout_s: float = 240) -> tuple[int, str]:
     try:
         out, _ = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:

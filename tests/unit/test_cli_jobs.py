@@ -31,7 +31,7 @@ from runtime.launchers.local.launcher import LocalLauncher
 from runtime.launching import owner_name
 from runtime.ledger import LedgerEntry, NativeJob, Outcome
 from runtime.reasons import EndReason
-from tests.jobs_support import Terminal, Typed, as_somebody_else, launch_as_before, open_terminal
+from tests.jobs_support import Terminal, Typed, as_somebody_else, folder_for_all, launch_as_before, open_terminal
 from tests.shim_support import (
     DAEMON,
     PATIENCE_S,
@@ -635,20 +635,23 @@ def test_job_of_another_is_acted_on_only_where_that_is_meant(run: Terminal, monk
     assert run("gc", "--older-than", "0s", "--others", "--dry-run").out.split("\t")[1] == job
 
 
-def test_job_that_only_its_owner_may_look_into_disturbs_nobody_else(run: Terminal) -> None:
-    theirs, mine = run.finish("true", "--name", "theirs"), run.finish("true", "--name", "mine")
+def test_job_that_only_its_owner_may_look_into_disturbs_nobody_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with folder_for_all() as folder, open_terminal(folder, monkeypatch, capsys) as run:
+        theirs, mine = run.finish("true", "--name", "theirs"), run.finish("true", "--name", "mine")
 
-    with as_somebody_else(run.data / "jobs", hidden=f"jobs/{theirs}", shown=f"jobs/{mine}"):
-        listed = run("status", "--on", "local", "-o", "json")
-        asked = run("status", theirs)
-        cleared = run("gc", "--older-than", "0s", "--dry-run")
+        with as_somebody_else(run.data / "jobs", hidden=f"jobs/{theirs}", shown=f"jobs/{mine}"):
+            listed = run("status", "--on", "local", "-o", "json")
+            asked = run("status", theirs)
+            cleared = run("gc", "--older-than", "0s", "--dry-run")
 
-    assert [job["job"] for job in listed.json["jobs"]] == [mine]
-    assert asked.code == 2
-    assert asked.err.splitlines()[0] == (
-        f"error: job `{theirs}` is another user's, and its folder is open to nobody else"
-    )
-    assert (cleared.code, theirs in cleared.out) == (0, False)
+        assert [job["job"] for job in listed.json["jobs"]] == [mine]
+        assert asked.code == 2
+        assert asked.err.splitlines()[0] == (
+            f"error: job `{theirs}` is another user's, and its folder is open to nobody else"
+        )
+        assert (cleared.code, theirs in cleared.out) == (0, False)
 
 
 def test_files_that_a_crash_left_empty_disturb_no_other_job(run: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:

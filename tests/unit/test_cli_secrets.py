@@ -8,7 +8,6 @@ import os
 import pty
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -189,8 +188,7 @@ def test_put_in_a_terminal_asks_and_shows_nothing(google: GoogleServer, run: Run
     )
     os.close(end)
     shown = b""
-    deadline = time.monotonic() + 30
-    while b"value of `hf-token`: " not in shown and time.monotonic() < deadline:
+    while b"value of `hf-token`: " not in shown:
         shown += os.read(terminal, 1024)
     command_line = Path(f"/proc/{process.pid}/cmdline").read_bytes()
     os.write(terminal, CANARY.encode() + b"\n")
@@ -199,7 +197,7 @@ def test_put_in_a_terminal_asks_and_shows_nothing(google: GoogleServer, run: Run
             shown += chunk
     except OSError:  # The terminal is gone with its last process.
         pass
-    code = process.wait(30)
+    code = process.wait()
     os.close(terminal)
 
     assert code == 0, shown

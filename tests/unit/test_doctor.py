@@ -57,6 +57,9 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     for name in ("PUBSUB_EMULATOR_HOST", "STORAGE_EMULATOR_HOST"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(doctor.shutil, "which", lambda tool: None)
+    for patience in ("TOOL_PATIENCE_S", "WEB_PATIENCE_S", "EXAMINED_S"):
+        monkeypatch.setattr(doctor, patience, 240.0)
+    monkeypatch.setattr(doctor, "PROBE_PATIENCE", timedelta(seconds=240))
     environ = {
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
         "XDG_CONFIG_HOME": str(tmp_path / "config"),

@@ -32,7 +32,7 @@ from runtime.launchers.hosts import (
     SshHost,
 )
 from runtime.launchers.roots import RootLost
-from tests.jobs_support import as_somebody_else
+from tests.jobs_support import as_somebody_else, folder_for_all
 from tests.shim_support import PATIENCE_S, find_pythons, wait_for
 from tests.ssh_support import SshServer
 
@@ -203,15 +203,17 @@ def test_folders_below_the_root_are_for_all_who_may_write_to_the_root(files: Fil
     assert modes == {"jobs": 0o1777, "probe": 0o1777, "jobs/j-1": 0o700}
 
 
-def test_files_that_only_another_user_may_read_are_left_out_of_many_and_denied_by_name(tmp_path: Path) -> None:
-    files = LocalHost(str(tmp_path)).files
-    files.create("jobs/j-1/intent.json", b"theirs")
-    files.create("jobs/j-2/intent.json", b"mine")
+def test_files_that_only_another_user_may_read_are_left_out_of_many_and_denied_by_name() -> None:
+    with folder_for_all() as root:
+        files = LocalHost(str(root)).files
+        files.create("jobs/j-1/intent.json", b"theirs")
+        files.create("jobs/j-2/intent.json", b"mine")
 
-    with as_somebody_else(tmp_path, hidden="jobs/j-1", shown="jobs/j-2"):
-        assert files.read_many(["jobs/j-1/intent.json", "jobs/j-2/intent.json"]) == {"jobs/j-2/intent.json": b"mine"}
-        with pytest.raises(AccessDenied):
-            files.names("jobs/j-1")
+        with as_somebody_else(root, hidden="jobs/j-1", shown="jobs/j-2"):
+            both = ["jobs/j-1/intent.json", "jobs/j-2/intent.json"]
+            assert files.read_many(both) == {"jobs/j-2/intent.json": b"mine"}
+            with pytest.raises(AccessDenied):
+                files.names("jobs/j-1")
 
 
 def test_pipe_among_files_is_not_listed(files: Files) -> None:

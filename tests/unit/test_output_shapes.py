@@ -63,7 +63,7 @@ def job(bench: Bench, capsys: pytest.CaptureFixture[str]) -> str:
     assert main(["status", "--on", "local", "-o", "json"]) == 0
     found: str = json.loads(capsys.readouterr().out)["jobs"][0]["job"]
     # Its result is there a moment before its shim has gone, and what lives is no garbage.
-    assert wait_until(lambda: not processes_with(found), timeout_s=10)
+    assert wait_until(lambda: not processes_with(found))
     return found
 
 
