@@ -100,8 +100,9 @@ class Kubernetes:
         made = client.CoreV1Api(self.administrator().api).create_namespace(
             {"metadata": {"generateName": f"{prefix}-", "labels": dict(labels or {})}}
         )
-        self.wait_for_account(made.metadata.name)
-        return str(made.metadata.name)
+        name = str(made.metadata.name)
+        self.wait_for_account(name)
+        return name
 
     def wait_for_account(self, namespace: str) -> None:
         """Wait for the account of pods that name none: a controller makes it, and without it no pod is taken in."""

@@ -88,7 +88,12 @@ def pulled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def lease_all(queue: PubSubQueue, pulled: list[Any], messages: int) -> list[Lease]:
     """What is handed out until so many messages came, and for a second more."""
     leases: list[Lease] = []
-    assert wait_until(lambda: leases.extend(queue.lease(9, worker="w-1", ttl=TTL)) or len(pulled) >= messages)
+
+    def all_came() -> bool:
+        leases.extend(queue.lease(9, worker="w-1", ttl=TTL))
+        return len(pulled) >= messages
+
+    assert wait_until(all_came), f"{len(pulled)} of {messages} messages came"
     return leases + lease_soon(queue, timeout_s=1)
 
 
