@@ -100,7 +100,16 @@ class Kubernetes:
         made = client.CoreV1Api(self.administrator().api).create_namespace(
             {"metadata": {"generateName": f"{prefix}-", "labels": dict(labels or {})}}
         )
-        return str(made.metadata.name)
+        name = str(made.metadata.name)
+        self.wait_for_account(name)
+        return name
+
+    def wait_for_account(self, namespace: str) -> None:
+        """Wait for the account of pods that name none: a controller makes it, and without it no pod is taken in."""
+        core = client.CoreV1Api(self.administrator().api)
+        eventually(
+            lambda: "default" in {each.metadata.name for each in core.list_namespaced_service_account(namespace).items}
+        )
 
     def kubeconfig_with_context(self, path: Path, context: str, *, token: str | None = None) -> Path:
         """A kubeconfig, the administrator's by default, under the name that a stack gives its cluster."""
@@ -196,5 +205,5 @@ def run_script(*args: str) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 README = Path(__file__).parents[1] / "README.md"
 EXAMPLE_ID = "j-91c0"
-LIMIT_S = 180
+LIMIT_S = 400
 
 
 @dataclass(frozen=True)

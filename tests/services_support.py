@@ -6,7 +6,9 @@ Nothing here needs pytest but `require`, so the benchmarks start their services 
 from __future__ import annotations
 
 import http.client
+import itertools
 import os
+import random
 import shutil
 import signal
 import socket
@@ -73,7 +75,7 @@ class Service:
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
-    def start(self, *, timeout_s: float = 30) -> Self:
+    def start(self, *, timeout_s: float = 300) -> Self:
         """Start on the same port as before and return when it answers. Raises RuntimeError with its output if it dies."""
         # A test run that is killed must leave no JVM behind. setpriv is part of every Debian; elsewhere we do without.
         tied_to_us = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
@@ -106,12 +108,17 @@ class Service:
         self.kill()
         self.start()
 
+    def _order(self, path: str) -> None:
+        """Have it do something, which is done when this returns: one that came late would meet the next test."""
+        if _request("POST", self.port, path, timeout_s=300) is None:
+            raise RuntimeError(f"{self.name} did not answer POST {path}")
+
     def _end(self, number: signal.Signals) -> None:
         if self._process is None:
             return
         self._process.send_signal(number)
         try:
-            self._process.wait(10)
+            self._process.wait(30)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -148,7 +155,7 @@ class PubsubEmulator(Service):
 
     def reset(self) -> None:
         """Forget every topic and subscription; clients stay connected."""
-        _request("POST", self.port, "/reset")
+        self._order("/reset")
 
     def _command(self) -> list[str]:
         return ["java", *_JVM_FLAGS, "-jar", str(self.jar), "--host=127.0.0.1", f"--port={self.port}"]
@@ -180,7 +187,7 @@ class MotoServer(Service):
 
     def reset(self) -> None:
         """Forget every bucket and machine."""
-        _request("POST", self.port, "/moto-api/reset")
+        self._order("/moto-api/reset")
 
     def _command(self) -> list[str]:
         return [sys.executable, str(Path(__file__).parent / "fakes/s3.py"), "-H", "127.0.0.1", "-p", str(self.port)]
@@ -210,12 +217,33 @@ class RedisServer(Service):
             return False
 
 
+_PORTS = range(10_000, 13_000)
+"""Below those that the kernel gives to connections and to who asks for any; `scripts/kubernetes` has the next, and
+`scripts/slurm` of the tests those from 21000 on."""
+_held: list[int] = []
+
+
 def find_free_port() -> int:
-    """A TCP port of 127.0.0.1 that nothing listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    """A TCP port of 127.0.0.1 that nothing listens on, and that no other process is given here while this one lives.
+
+    Some seconds can pass until a server listens on it, and it may be down for a while later.
+    """
+    start = random.SystemRandom().randrange(len(_PORTS))
+    for port in itertools.chain(_PORTS[start:], _PORTS[:start]):
+        # A name that lives as long as this process, in the same network namespace as the port.
+        name = socket.socket(socket.AF_UNIX)
+        try:
+            name.bind(f"\0research-runtime-port-{port}")
+            with socket.socket() as probe:
+                # As servers do: a connection that was closed a moment ago is in nobody's way.
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("127.0.0.1", port))
+        except OSError:
+            name.close()
+            continue
+        _held.append(name.detach())
         return port
+    raise RuntimeError(f"no port of {_PORTS} is free")
 
 
 def wait_until(condition: Callable[[], bool], *, timeout_s: float = 30, every_s: float = 0.02) -> bool:
@@ -231,9 +259,9 @@ def wait_until(condition: Callable[[], bool], *, timeout_s: float = 30, every_s:
         time.sleep(max(every_s, 2 * (now - looked)))
 
 
-def _request(method: str, port: int, path: str) -> str | None:
+def _request(method: str, port: int, path: str, *, timeout_s: float = 5) -> str | None:
     # http.client and not urllib: a proxy of the environment must not come between us and 127.0.0.1.
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     try:
         connection.request(method, path)
         response = connection.getresponse()

@@ -57,7 +57,7 @@ class Slurm:
     def run(self, *words: str, check: bool = True) -> str:
         """What a command of Slurm prints."""
         done = subprocess.run(
-            words, capture_output=True, text=True, check=False, env={**os.environ, **self.environment}, timeout=60
+            words, capture_output=True, text=True, check=False, env={**os.environ, **self.environment}, timeout=300
         )
         if check and done.returncode != 0:
             raise RuntimeError(f"{words} ended with {done.returncode}: {done.stderr}")

@@ -440,7 +440,7 @@ class LauncherSuite:
         # The first attempt fails when it is told to, and by then nobody is left who could ask for another.
         waits = "until [ -e $RUNTIME_CHECKPOINT_DIR/fail ]; do sleep 0.2; done; exit 1"
         if is_bucket(bench.case.records):
-            waits = "sleep 10; exit 1"  # what others put into the bucket does not come to it while it runs
+            waits = "sleep 30; exit 1"  # what others put into the bucket does not come to it while it runs
         command = f"echo attempt $RUNTIME_ATTEMPT; [ $RUNTIME_ATTEMPT = 2 ] || {{ {waits}; }}"
         spec = {"command": ["sh", "-c", command], "retry": {"failure": 1, **pause}}
         with bench.launch_elsewhere(spec, follow=True) as follower:

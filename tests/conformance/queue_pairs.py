@@ -225,5 +225,5 @@ def _open(queue: str, records: RecordStore | None, folder: Path, request: pytest
             return Pair(
                 lambda: PubSubQueue(settings, store, client=PubSubClient(emulator=emulator.address)),
                 records,
-                patience_s=15.0,
+                patience_s=240.0,
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -41,33 +40,33 @@ from runtime.launchers.base import Fidelity, Keeping
 from runtime.launchers.conformance import LauncherCase, LauncherSuite, check_keeps, check_plan
 from runtime.launchers.registry import get_launcher, list_kinds
 from runtime.launching import JobHandle, read_fidelity
-from tests.shim_support import processes_with
+from tests.shim_support import processes_with, signal_all
 from tests.ssh_support import SshServer
 
 TOY = Path(__file__).parents[1] / "toy_launcher"
+PATIENCE_S = 240.0
+"""Matters only when all is lost: machines that run many tests at once are slow."""
 
 
 def kill_job(job: JobHandle) -> None:
     """The shim and all that it started die at once, as when a machine goes; the processes of one machine."""
-    for pid in processes_with(job.id):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    pids = processes_with(job.id)
+    # None of them is to see that another one is gone.
+    signal_all(pids, signal.SIGSTOP)
+    signal_all(pids)
 
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind(tmp_path: Path) -> Iterator[None]:
     yield
-    for pid in processes_with(str(tmp_path)):
-        os.kill(pid, signal.SIGKILL)
+    signal_all(processes_with(str(tmp_path)))
 
 
 @pytest.mark.slow
 class TestLocal(LauncherSuite):
     @pytest.fixture
     def case(self, tmp_path: Path) -> LauncherCase:
-        return LauncherCase(kind="local", records=str(tmp_path / "records"), break_job=kill_job)
+        return LauncherCase(kind="local", records=str(tmp_path / "records"), break_job=kill_job, patience_s=PATIENCE_S)
 
 
 @pytest.mark.slow
@@ -80,6 +79,7 @@ class TestToy(LauncherSuite):
             settings={"python": sys.executable},
             records=str(tmp_path / "records"),
             environ={"PYTHONPATH": str(TOY)},
+            patience_s=PATIENCE_S,
         )
 
 
@@ -92,6 +92,7 @@ class TestSsh(LauncherSuite):
             settings={"host": ssh_server.host, "options": ssh_server.options, "python": sys.executable},
             records=str(tmp_path / "records"),
             break_job=kill_job,
+            patience_s=PATIENCE_S,
         )
 
 

@@ -100,7 +100,7 @@ CALLS: Mapping[str, Call] = {
 }
 
 
-def reopened(place: Place, *, timeout_s: float = 30, retry_for_s: float = 60) -> RecordStore:
+def reopened(place: Place, *, timeout_s: float = 60, retry_for_s: float = 600) -> RecordStore:
     """The store as another process opens it."""
     timeout, retry_for = timedelta(seconds=timeout_s), timedelta(seconds=retry_for_s)
     blobs = BucketBlobs(place.opened[0].url, timeout=timeout, retry_for=retry_for)
@@ -185,7 +185,7 @@ def test_listing_with_a_stall_on_every_page_is_complete(place: Place) -> None:
         complete, _ = count_pages(place, CALLS[name])
         server_of(place).fail_next("LIST", [None, Fault.STORE_THEN_STALL, None, Fault.STORE_THEN_STALL])
 
-        assert (name, CALLS[name](reopened(place, timeout_s=1))) == (name, complete)
+        assert (name, CALLS[name](reopened(place, timeout_s=2))) == (name, complete)
         server_of(place).forget_faults()
 
 

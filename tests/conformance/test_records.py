@@ -262,7 +262,7 @@ def test_commit_from_many_processes_has_one_winner(place: Place, store: RecordSt
         )
         for n in range(3)
     ]
-    printed = [racer.communicate(timeout=60)[0].split("\n") for racer in racers]
+    printed = [racer.communicate(timeout=500)[0].split("\n") for racer in racers]
 
     assert [racer.returncode for racer in racers] == [0, 0, 0]
     for number, task in enumerate(tasks):
@@ -886,7 +886,7 @@ def test_orders_that_several_processes_give_at_once_are_all_kept(place: Place, s
     while any(process.poll() is None for process in processes):
         store.control("default")  # A reader beside them, while orders are put together.
         time.sleep(0.1)
-    printed = [process.communicate(timeout=60)[0] for process in processes]
+    printed = [process.communicate(timeout=500)[0] for process in processes]
 
     assert [process.returncode for process in processes] == [0] * givers
     for told in (store.control("default"), place.store().control("default")):
@@ -986,9 +986,11 @@ def orders_in(store: RecordStore) -> list[str]:
 
 
 def test_skew_of_a_store_is_none_or_next_to_nothing(store: RecordStore) -> None:
+    began = time.monotonic()
     skew = store.skew()
+    took = timedelta(seconds=time.monotonic() - began)
 
-    assert skew is None or abs(skew) < timedelta(seconds=5)
+    assert skew is None or abs(skew) < timedelta(seconds=5) + took
     assert (skew is None) == (store.holds_tasks or store.url == "memory:")
 
 

@@ -8,14 +8,15 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-LIMIT_S = 60
-"""Three times what is promised on two cores of its own; tests share theirs."""
+from tests.services_support import wait_until
+
+LIMIT_S = 500
+"""Matters only when all is lost: what is promised is of two cores of its own, and tests share theirs."""
 
 
 def start(*args: str, data: Path, **options: Any) -> subprocess.Popen[str]:
@@ -52,7 +53,7 @@ def test_quickstart_loses_a_worker_and_nothing_else(tmp_path: Path) -> None:
     assert counts["attempts"] == 34
     assert result["killed"] in err
     assert result["value"]["clusters"] >= 1
-    assert processes_in(tmp_path) == []
+    assert wait_until(lambda: not processes_in(tmp_path)), processes_in(tmp_path)
 
     # The commands that it ends with work as they are printed.
     status, explain, _ = result["next"]
@@ -87,11 +88,10 @@ def test_interrupted_quickstart_leaves_no_process(tmp_path: Path, number: signal
     for line in running.stderr:
         if "tasks submitted" in line:
             break
-    time.sleep(0.5)
-    assert processes_in(tmp_path)
+    assert wait_until(lambda: bool(processes_in(tmp_path)))
 
     running.send_signal(number)
     running.communicate(timeout=LIMIT_S)
 
     assert running.returncode == 128 + number
-    assert processes_in(tmp_path) == []
+    assert wait_until(lambda: not processes_in(tmp_path)), processes_in(tmp_path)

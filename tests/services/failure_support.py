@@ -123,11 +123,12 @@ def crash(name):
 
 
 def fill(name):
-    """Takes memory in steps, so that a limit is seen to be crossed."""
+    """Takes memory in steps, so that a limit is seen to be crossed, and no more than a machine has."""
     began(name)
     kept = []
     while True:
-        kept.append(b"x" * (8 << 20))
+        if len(kept) < 100:
+            kept.append(b"x" * (8 << 20))
         time.sleep(0.02)
 
 
@@ -255,13 +256,13 @@ class WorkerProcess:
         self.process.kill()
         self.process.wait()
 
-    def stop(self, *, timeout_s: float = 120) -> int:
+    def stop(self, *, timeout_s: float = 400) -> int:
         """SIGTERM, and its exit code."""
         if self.alive:
             self.process.terminate()
         return self.process.wait(timeout_s)
 
-    def wait(self, *, timeout_s: float = 120) -> int:
+    def wait(self, *, timeout_s: float = 400) -> int:
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -432,7 +433,7 @@ class Yard:
     def open_gate(self, name: str) -> None:
         (self.folder / "gates" / name).touch()
 
-    def cli(self, *args: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    def cli(self, *args: str, timeout_s: float = 400) -> subprocess.CompletedProcess[str]:
         """A `runtime` command."""
         return subprocess.run(
             [sys.executable, "-m", "runtime", *args],
@@ -448,12 +449,13 @@ class Yard:
     # workers
 
     def start(self, *args: str, faults: str = "", **environment: str) -> WorkerProcess:
-        """A worker that is on its way; short leases, so that what it loses comes back soon."""
+        """A worker that is on its way; short leases, so that what it loses comes back soon, and no shorter than a
+        process may have to wait for its turn."""
         env = self.environment | environment
         if faults:
             env["RUNTIME_FAULTS"] = faults
         if "--lease" not in args:
-            args = (*args, "--lease", "2s")
+            args = (*args, "--lease", "10s")
         worker = WorkerProcess(self, len(self.workers) + 1, args, env)
         self.workers.append(worker)
         return worker
@@ -474,7 +476,7 @@ class Yard:
         found = [Run(**json.loads(line)) for line in text.split("\n")[:-1]]
         return [run for run in found if name is None or run.name == name]
 
-    def wait_for(self, condition: Callable[[], bool], what: str, *, timeout_s: float = 120) -> None:
+    def wait_for(self, condition: Callable[[], bool], what: str, *, timeout_s: float = 400) -> None:
         """Gives up as soon as a worker has ended otherwise than it should."""
         if not wait_until(self._unless_broken(condition), timeout_s=timeout_s, every_s=0.05):
             pytest.fail(f"{what} did not happen within {timeout_s} s\n{self.logs()}")
@@ -490,12 +492,12 @@ class Yard:
 
         return looked
 
-    def wait_run(self, name: str, times: int = 1, *, timeout_s: float = 120) -> Run:
+    def wait_run(self, name: str, times: int = 1, *, timeout_s: float = 400) -> Run:
         """The run of that number, once it has begun."""
         self.wait_for(lambda: len(self.runs(name)) >= times, f"run {times} of {name}", timeout_s=timeout_s)
         return self.runs(name)[times - 1]
 
-    def wait_recorded(self, ids: Iterable[str] | None = None, *, timeout_s: float = 180) -> list[Record]:
+    def wait_recorded(self, ids: Iterable[str] | None = None, *, timeout_s: float = 400) -> list[Record]:
         """The records of these tasks, or of all, once each has one."""
         wanted = list(self.tasks if ids is None else ids)
         found: dict[str, Record] = {}

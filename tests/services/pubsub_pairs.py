@@ -49,7 +49,7 @@ def make_pubsub_pair(
     return PubSubQueue(settings, records, client=PubSubClient(emulator=emulator))
 
 
-def lease_soon(queue: Queue, n: int = 1, *, ttl: timedelta = TTL, timeout_s: float = 30) -> list[Lease]:
+def lease_soon(queue: Queue, n: int = 1, *, ttl: timedelta = TTL, timeout_s: float = 240) -> list[Lease]:
     """Up to `n` leases, asked for until they are there or the time is over: an empty answer proves nothing."""
     deadline = time.monotonic() + timeout_s
     leases = queue.lease(n, worker="w-1", ttl=ttl)

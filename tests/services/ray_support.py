@@ -97,9 +97,12 @@ class Autoscaler:
     """What Ray's monitor does every five seconds, one round at a time, on a file of ours."""
 
     def __init__(self, file: Path, key: Path) -> None:
+        from ray.autoscaler._private import autoscaler
         from ray.autoscaler._private.autoscaler import StandardAutoscaler
         from ray.autoscaler._private.load_metrics import LoadMetrics
 
+        # Nodes of the fake send no word of life, and Ray would start them again after half a minute of a slow test.
+        autoscaler.AUTOSCALER_HEARTBEAT_TIMEOUT_S = 3600
         self._file, self._key = file, key
         self.shell, self.gcs, self.load = Shell(), Gcs(), LoadMetrics()
         self._make = lambda: StandardAutoscaler(
@@ -123,9 +126,9 @@ class Autoscaler:
         failures = self.ray.num_failures
         self.ray.update()
         assert self.ray.num_failures == failures, "Ray's round failed; its log says why"
-        wait_until(lambda: self.ray.pending_launches.value == 0)
+        assert wait_until(lambda: self.ray.pending_launches.value == 0)
         for updater in list(self.ray.updaters.values()):
-            updater.join(timeout=30)
+            updater.join()
 
     def workers(self) -> list[str]:
         """Nodes that Ray counts."""

@@ -24,14 +24,14 @@ def test_emulator_delivers_and_a_restart_forgets(pubsub_emulator: PubsubEmulator
     with pubsub_v1.PublisherClient() as publisher, pubsub_v1.SubscriberClient() as subscriber:
         publisher.create_topic(name=topic)
         subscriber.create_subscription(name=subscription, topic=topic)
-        publisher.publish(topic, b"hello").result(timeout=10)
+        publisher.publish(topic, b"hello").result(timeout=240)
 
-        pulled = subscriber.pull(subscription=subscription, max_messages=1, timeout=10)
+        pulled = subscriber.pull(subscription=subscription, max_messages=1, timeout=240)
         pubsub_emulator.restart()
 
         assert [received.message.data for received in pulled.received_messages] == [b"hello"]
         with pytest.raises(NotFound):
-            publisher.get_topic(topic=topic, timeout=20)
+            publisher.get_topic(topic=topic, timeout=240)
 
 
 def test_emulator_is_gone_after_stop(pubsub_emulator: PubsubEmulator) -> None:

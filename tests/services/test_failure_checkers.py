@@ -119,7 +119,7 @@ def test_find_problems_of_workers_that_were_killed_allows_them_to_have_reported_
 def test_find_processes_sees_what_is_left_by_any_of_its_traces(trace: str, tmp_path: Path) -> None:
     token = os.urandom(8).hex()
     options: dict[str, Any] = {"env": {}, "cwd": "/"}
-    arguments = [sys.executable, "-c", "import time; time.sleep(60)"]
+    arguments = [sys.executable, "-c", "import time; time.sleep(600)"]
     if trace == "environment":
         options["env"] = {MARK: str(tmp_path)}
     elif trace == "command line":
@@ -178,7 +178,7 @@ def test_check_of_a_worker_that_broke_names_its_log(yard: Yard, said: str) -> No
 
 
 def test_wait_for_with_a_worker_that_left_in_error_fails_at_once(yard: Yard) -> None:
-    yard.start("--slots", "none").process.wait(30)
+    yard.start("--slots", "none").process.wait(300)
 
     with pytest.raises(pytest.fail.Exception, match=r"worker-1\.log exited with 2"):
         yard.wait_for(lambda: False, "nothing")

@@ -73,7 +73,7 @@ def test_emulator_that_stops_answering_for_a_while_costs_no_task(remote_yard: Ya
     assert yard.emulator is not None
     assert yard.emulator.pid is not None
     ids = yard.submit([call("short", f"s{n}", 0.05) for n in range(60)])
-    workers = [yard.start(), yard.start()]
+    workers = [yard.start("--lease", "2s"), yard.start("--lease", "2s")]
     yard.wait_for(lambda: len(yard.runs()) >= 5, "five runs")
 
     os.kill(yard.emulator.pid, signal.SIGSTOP)
@@ -219,7 +219,7 @@ def test_task_released_200_times_spends_no_budget(remote_yard: Yard) -> None:
     yard = remote_yard
     [task] = yard.submit([call("quick", "patient", max_failures=1)])
     for _ in range(200):
-        [lease] = lease_soon(yard.queue, timeout_s=30)
+        [lease] = lease_soon(yard.queue)
         yard.queue.release([Release(lease)])
     yard.start()
 
@@ -289,7 +289,7 @@ def test_task_cancelled_while_it_runs_ends_soon_and_is_recorded_once(yard: Yard)
     [record] = yard.wait_recorded([task])
 
     assert record.state is TaskState.CANCELLED
-    assert not Path(f"/proc/{run.pid}").exists() or wait_gone(run.pid)
+    assert wait_gone(run.pid)
     assert worker.alive
     yard.check()
 
@@ -297,7 +297,7 @@ def test_task_cancelled_while_it_runs_ends_soon_and_is_recorded_once(yard: Yard)
 def wait_gone(pid: int) -> bool:
     from tests.services_support import wait_until
 
-    return wait_until(lambda: not Path(f"/proc/{pid}").exists(), timeout_s=30)
+    return wait_until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def test_worker_that_met_an_expired_task_records_it_unstarted(yard: Yard) -> None:

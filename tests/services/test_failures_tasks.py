@@ -268,7 +268,7 @@ def test_worker_killed_while_it_fetches_the_code_its_task_runs_elsewhere(
 
         waiting = threading.Thread(target=_wait_for_reader, args=(stored,), daemon=True)
         waiting.start()
-        waiting.join(30)
+        waiting.join(300)
         assert not waiting.is_alive(), "the worker never asked for the code"
         victim.kill()
         kept.replace(stored)

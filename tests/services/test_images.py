@@ -495,7 +495,7 @@ def test_stopped_container_hands_its_task_back_and_ends_well(
     try:
         assert wait_until(flag.exists, timeout_s=60), (tmp_path / "worker.log").read_text()
         podman("stop", "--time", "60", "test-drained")
-        code = worker.wait(120)
+        code = worker.wait(600)
     finally:
         subprocess.run(["podman", "rm", "--force", "test-drained"], capture_output=True, check=False)
         worker.kill()

@@ -81,7 +81,7 @@ def test_node_that_is_stopped_with_a_running_pod_leaves_no_mount_bridge_or_cgrou
     kubernetes_node.stop()
 
     assert {"mounts", "bridge", "cgroups"} <= {kind for kind, found in traces_before.items() if found}
-    assert wait_until(lambda: not any(traces_of(folder).values()), timeout_s=10), traces_of(folder)
+    assert wait_until(lambda: not any(traces_of(folder).values())), traces_of(folder)
     kubernetes_node.start()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -88,7 +89,7 @@ def read_log(job: JobHandle, index: int = 0) -> str:
 def test_job_lies_below_the_home_where_the_target_names_no_records(make_far: type[Far], ssh_server: SshServer) -> None:
     job = make_far().start("sh", "main.sh")
 
-    assert job.wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert job.wait(timeout_s=240).state is JobState.SUCCEEDED
     assert read_log(job) == "from the tree\n"
     folder = ssh_server.home / ".local/share/research-runtime/jobs/jobs" / job.id
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -98,12 +99,12 @@ def test_job_lies_below_the_home_where_the_target_names_no_records(make_far: typ
 def test_job_below_the_home_is_retried_there(make_far: type[Far]) -> None:
     far = make_far()
     job = far.start("sh", "-c", "[ $RUNTIME_ATTEMPT = 2 ]")
-    assert job.wait(timeout_s=60).reason is EndReason.APP_FAILED
+    assert job.wait(timeout_s=240).reason is EndReason.APP_FAILED
 
     again = retry_job(job, far.settings)
 
     assert (again.job, again.new, again.epoch) == (job.id, False, 2)
-    assert job.wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert job.wait(timeout_s=240).state is JobState.SUCCEEDED
     assert job.attempts() == [1, 2]
 
 
@@ -128,7 +129,7 @@ def test_home_with_a_small_quota_is_taken_where_it_is_named(make_far: type[Far],
 
     job = make_far(records="~/jobs").start("true")
 
-    assert job.wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert job.wait(timeout_s=240).state is JobState.SUCCEEDED
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ def test_live_tree_of_that_machine_sees_later_edits(make_far: type[Far], ssh_ser
     (far.tree / "go.part").write_text("edited later\n")
     (far.tree / "go.part").rename(far.tree / "go")
 
-    assert job.wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert job.wait(timeout_s=240).state is JobState.SUCCEEDED
     assert read_log(job) == "edited later\n"
 
 
@@ -161,17 +162,22 @@ def test_live_tree_of_that_machine_sees_later_edits(make_far: type[Far], ssh_ser
 
 
 def test_only_the_shim_and_its_command_stay_and_nothing_after_the_job(
-    make_far: type[Far], ssh_server: SshServer
+    make_far: type[Far], ssh_server: SshServer, tmp_path: Path
 ) -> None:
-    job = make_far().start("sleep", "2")
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    # One process, which waits until somebody writes.
+    job = make_far().start("head", "-n", "1", str(gate))
     wait_for(lambda: job.attempts() == [1], "the attempt")
     job.close()
     ssh_server.stop()
 
     wait_for(lambda: len(processes_with(job.id)) == 2, "the shim and the command, and no more")
+    with gate.open("wb") as opened:
+        opened.write(b"go on\n")
     ssh_server.start()
 
-    assert job.wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert job.wait(timeout_s=240).state is JobState.SUCCEEDED
     wait_for(lambda: processes_with(job.id) == [], "the end of all")
 
 
@@ -184,7 +190,7 @@ def test_connection_that_is_cut_while_a_job_runs_changes_nothing(make_far: type[
     with pytest.raises(HostUnavailable):
         job.status()
 
-    assert job.wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert job.wait(timeout_s=240).state is JobState.SUCCEEDED
     assert read_log(job) == "done\n"
 
 
@@ -213,7 +219,7 @@ def test_machine_that_ends_what_its_users_leave_keeps_those_who_may_linger(
 
     job = make_far().start("true")
 
-    assert job.wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert job.wait(timeout_s=240).state is JobState.SUCCEEDED
     assert (ssh_server.home / "scope").read_text().startswith(f"--user --scope --quiet -- {OLDEST} ")
 
 
@@ -227,12 +233,12 @@ def test_machine_that_was_started_anew_is_said_and_launching_again_goes_on_once(
     signal_all(processes_with(job.id))
     ssh_server.add_command("cat", 'case "$1" in */boot_id) echo 01234567-89ab;; *) exec /bin/cat "$@";; esac')
 
-    gone = job.wait(timeout_s=60)
+    gone = job.wait(timeout_s=240)
     again = [far.start(*command) for _ in range(2)]
 
     assert (gone.state, gone.reason) == (JobState.FAILED, EndReason.NODE_FAILED)
     assert [(each.id, each.new) for each in again] == [(job.id, False)] * 2
-    assert job.wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert job.wait(timeout_s=240).state is JobState.SUCCEEDED
     assert (read_log(job), job.attempts()) == ("1\n2\n", [1, 2])
     assert [each.native_id.partition("@")[2] for each in job.entry().natives][1:] == ["01234567"]
 
@@ -251,13 +257,13 @@ def test_gpus_are_shared_out_among_all_jobs_of_the_machine(make_far: type[Far], 
         far.start("sh", "-c", script, name=name, array=Array(count=4), resources=resources) for name in ("one", "two")
     ]
 
-    assert [dict(job.wait(timeout_s=60).counts) for job in jobs] == [{JobState.SUCCEEDED: 4}] * 2
+    assert [dict(job.wait(timeout_s=240).counts) for job in jobs] == [{JobState.SUCCEEDED: 4}] * 2
 
 
 def test_gpus_that_the_machine_does_not_have_are_said(make_far: type[Far]) -> None:
     job = make_far(gpus=1).start("true", resources=JobResources(gpus=Gpus(count=2)))
 
-    status = job.wait(timeout_s=60)
+    status = job.wait(timeout_s=240)
 
     assert (status.state, status.reason) == (JobState.FAILED, EndReason.SETUP_FAILED)
 
@@ -274,7 +280,7 @@ def test_environment_is_made_of_the_lock_and_entered(
 
     job = far.start("tool", environment=Environment(manager=EnvironmentManager.CONDA, build_on=where))
 
-    assert job.wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert job.wait(timeout_s=240).state is JobState.SUCCEEDED
     assert read_log(job) == "tool\n"
 
 
@@ -334,7 +340,7 @@ def test_jump_host_is_the_users_own_setting(make_far: type[Far], ssh_server: Ssh
 
     job = make_far().start("echo", "behind a jump host")
 
-    assert job.wait(timeout_s=60).state is JobState.SUCCEEDED
+    assert job.wait(timeout_s=240).state is JobState.SUCCEEDED
     assert ssh_server.connections() >= 2
 
 

@@ -59,6 +59,7 @@ def make(kubernetes: Kubernetes, admin: Access, people: str) -> Callable[..., Ma
         objects = workspace_objects(namespace, settings, **changes)
         for each in objects:
             (as_whom or admin).apply(each)
+        kubernetes.wait_for_account(namespace)
         launcher = kubernetes.account(people, "alice")
         wait_for_right(launcher, "create", "jobs", namespace, group="batch")
         return Made(namespace, objects, launcher)

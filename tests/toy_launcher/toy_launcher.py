@@ -94,7 +94,7 @@ class ToyLauncher:
             log=f"{folder}/shim.log",
         )
         # Until it is known, `states` would leave it out, which means that it is gone.
-        until = time.monotonic() + 30
+        until = time.monotonic() + 240
         while part.name not in host.files.names("spool", part.name):
             if time.monotonic() > until:
                 raise NotPossible(f"job `{part.name}` did not start")
