@@ -58,6 +58,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The work tree that jobs are launched from."""
     folder = tmp_path / "tree"
     folder.mkdir()
+    # Equal trees make equal jobs, and a shim ends what is left of its job anywhere on the machine: of another test too.
+    (folder / "salt").write_bytes(os.urandom(12))
     (folder / "main.py").write_text("print('one')\n")
     monkeypatch.chdir(folder)
     return folder
