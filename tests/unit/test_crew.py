@@ -604,6 +604,26 @@ def test_stop_of_what_has_not_begun_reports_it_as_not_started(bench: Bench) -> N
     assert [json.loads(line)[1] for line in lines] == [others[0].task_id, others[2].task_id]
 
 
+def test_process_is_told_to_be_an_attempts_also_before_the_guardian_has_said_which_one_it_forked(bench: Bench) -> None:
+    order = bench.start(
+        [
+            "sh",
+            "-c",
+            f"sleep 300 & echo $! > {bench.path('pid')}.part; mv {bench.path('pid')}.part {bench.path('pid')}; wait",
+        ]
+    )
+    bench.step_until(Path(bench.path("pid")).exists)
+    below = int(Path(bench.path("pid")).read_text())
+    assert bench.crew.attempt_of(below) == order.token
+
+    bench.child.pid = 0
+
+    assert bench.crew.attempt_of(below) == order.token
+    assert bench.crew.attempt_of(os.getpid()) is None
+    bench.crew.kill(order.token, EndReason.CANCELLED)
+    bench.wait(order)
+
+
 def test_stop_of_unknown_token_is_passed_over(bench: Bench) -> None:
     bench.crew.ask_to_stop("gone", EndReason.CANCELLED)
     bench.crew.kill("gone", EndReason.CANCELLED)
