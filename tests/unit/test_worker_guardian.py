@@ -80,6 +80,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.retry.FIRST_DELAY", timedelta(seconds=0.02))
     monkeypatch.setattr("runtime.crew.GUARDIAN_WAIT_S", 0.01)
     monkeypatch.setattr("runtime.crew.PING_EVERY_S", 0.2)
+    # One that is stopped is noticed; one that is slow to start is not given up.
+    monkeypatch.setattr("runtime.crew.SILENCES", 1000)
 
 
 @pytest.mark.slow
