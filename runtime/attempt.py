@@ -57,13 +57,14 @@ MOST_FRAME_BYTES = 4 * MOST_VALUE_BYTES + (16 << 20)
 
 # A cell of the page that worker, guardian and children share, one for each child. Written by the child: how many
 # orders it has begun, and when the last one began on the wall and the monotonic clock; the command's pid; OVER once
-# the user's code has ended; CLOSED if it found its end of the socket gone; WAITS while it waits for a frame. Written by
-# the worker: HOLD (begin nothing further), which order is asked to stop, and why.
+# the user's code has ended; CLOSED if it found its end of the socket gone; WAITS while it waits for a frame; its own
+# pid, of which the guardian's word may come later than what it does. Written by the worker: HOLD (begin nothing
+# further), which order is asked to stop, and why.
 CELL_BYTES = 64
 BEGUN = struct.Struct("<Qdd")
-COMMAND_PID = struct.Struct("<I")
+COMMAND_PID = PID = struct.Struct("<I")
 STOP = struct.Struct("<Q")
-COMMAND_PID_AT, OVER_AT, CLOSED_AT, WAITS_AT, HOLD_AT, REASON_AT, STOP_AT = 24, 28, 29, 30, 32, 33, 40
+COMMAND_PID_AT, OVER_AT, CLOSED_AT, WAITS_AT, HOLD_AT, REASON_AT, STOP_AT, PID_AT = 24, 28, 29, 30, 32, 33, 40, 48
 STOP_REASONS = ("", "preempted", "cancelled", "timeout", "expired", "lost", "other")
 
 CONTROL_FD = 3
@@ -229,6 +230,7 @@ class Child:
     def serve(self, cell: int) -> NoReturn:
         """Be a child: called right after the fork, with output on 1 and 2 and the control socket on 3."""
         self.cell, self.pid = cell, os.getpid()
+        PID.pack_into(self.page, cell + PID_AT, self.pid)
         # Nobody needs an owner of this socket; it is the cheapest mark by which the socket can be told later.
         fcntl.fcntl(CONTROL_FD, fcntl.F_SETOWN, self.pid)
         for signum, handler in self.own_handlers:

@@ -397,7 +397,8 @@ class Crew:
 
     def attempt_of(self, pid: int) -> str | None:
         """The token of the running attempt that a process belongs to; None if it belongs to none, or is gone."""
-        born = {child.pid: child for child in self._children.values() if child.pid}
+        born = {self._pid(child): child for child in self._children.values()}
+        born.pop(0, None)
         while (child := born.get(pid)) is None:
             process = processes.find_process(pid)
             if process is None:
@@ -586,6 +587,13 @@ class Crew:
             return 0, 0.0, 0.0
         begun: tuple[int, float, float] = attempt.BEGUN.unpack_from(self._page, child.cell)
         return begun
+
+    def _pid(self, child: _Child) -> int:
+        """As the guardian has told, or before that the child itself; 0 before that."""
+        if child.pid or self._page is None:
+            return child.pid
+        (pid,) = attempt.PID.unpack_from(self._page, child.cell + attempt.PID_AT)
+        return int(pid)
 
     def _find(self, token: str) -> _Child | None:
         """The child whose current attempt this is."""
@@ -1059,7 +1067,7 @@ class Crew:
         what they had started shares their session or bears an attempt's token, unless it scrubbed both; only a process
         that adopts orphans finds that too.
         """
-        born = {child.pid for child in children if child.pid}
+        born = {pid for child in children if (pid := self._pid(child))}
         tokens = [order.token for child in children for order in child.orders]
         give_up, pause = time.monotonic() + STRAYS_PATIENCE_S, 0.001
         if guardian is not None:

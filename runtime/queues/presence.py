@@ -11,11 +11,16 @@ import fcntl
 import mmap
 import os
 import select
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Final
 
 from runtime.tasks import TOKEN_CHARS
 from runtime.values import dataclass
+
+TICK_NS: Final = 100_000_000
+"""Two changes of a folder that lie closer together may bear the same time: file systems count it in ticks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +241,8 @@ class Bells:
             # Refused where nobody reads: a worker that died without leaving.
             with contextlib.suppress(OSError):
                 self._fds[name] = os.open(self._folder / name, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._seen_at = changed
+        # Of a change that is new, the next one may not be told.
+        self._seen_at = changed if abs(time.time_ns() - changed) > TICK_NS else 0
         return [name for name in new if name in self._fds]
 
     def close(self) -> None:

@@ -63,7 +63,7 @@ def interrupt():
 
 def die(signum):
     os.kill(os.getpid(), signum)
-    time.sleep(30)
+    time.sleep(600)
 
 
 def signal_guardian(signum, path=None):
@@ -199,21 +199,21 @@ def broken_details():
     runtime.context.current_attempt().metrics["n"] = {"a": 1}
 
 
-def sleep(seconds=60.0):
+def sleep(seconds=600.0):
     time.sleep(seconds)
 
 
 def stubborn(path):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     Path(path).write_text("up")
-    time.sleep(60)
+    time.sleep(600)
 
 
 def careful(path):
     """Leaves a note in its `finally` block when it is stopped."""
     try:
         Path(f"{path}.up").write_text("up")
-        time.sleep(60)
+        time.sleep(600)
     finally:
         Path(path).write_text("left in good order")
 
@@ -290,7 +290,7 @@ def spoil():
     sys.path.insert(0, "/nowhere")
     sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.alarm(1)
+    signal.alarm(600)
 
 
 def look():

@@ -319,8 +319,22 @@ def test_priority_is_refused_on_a_queue_that_keeps_none(run: Run, tmp_path: Path
     assert "queue `default` keeps no priorities" in err
 
 
+def in_the_wait(queue: SqliteQueue, act: Callable[[], None]) -> Callable[[float], None]:
+    """In place of `time.sleep`: what happens while the command waits for its tasks."""
+    sleep = time.sleep
+
+    def instead(seconds: float) -> None:
+        if waiting(queue):
+            act()
+        else:
+            sleep(seconds)  # Not the wait's: submitting waits for programs, too.
+
+    return instead
+
+
 def test_wait_returns_with_the_work(run: Run, queue: SqliteQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submit_module.time, "sleep", lambda _: settle(queue, 5, TaskState.SUCCEEDED))
+    instead = in_the_wait(queue, lambda: settle(queue, 5, TaskState.SUCCEEDED))
+    monkeypatch.setattr(submit_module.time, "sleep", instead)
 
     code, out, err = run("--wait", "-o", "json", "--grid", "n=0:2", "p", "w")
 
@@ -332,9 +346,8 @@ def test_wait_returns_with_the_work(run: Run, queue: SqliteQueue, monkeypatch: p
 
 
 def test_wait_exits_1_and_names_what_failed(run: Run, queue: SqliteQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        submit_module.time, "sleep", lambda _: settle(queue, 1, TaskState.FAILED, "Traceback …\nValueError: boom")
-    )
+    instead = in_the_wait(queue, lambda: settle(queue, 1, TaskState.FAILED, "Traceback …\nValueError: boom"))
+    monkeypatch.setattr(submit_module.time, "sleep", instead)
 
     code, out, err = run("--wait", "p", "w")
 
@@ -351,7 +364,12 @@ def test_wait_without_a_live_worker_says_why_it_waits(
     path = tmp_path / ("data/local.db" if where == "stack" else "other.db")
     url = [] if where == "stack" else ["--queue", f"sqlite:{path}"]
 
-    def work(_: float) -> None:
+    sleep = time.sleep
+
+    def work(seconds: float) -> None:
+        if not path.exists():
+            sleep(seconds)  # Not the wait's: submitting waits for programs, too.
+            return
         queue, _ = open_sqlite(path)
         settle(queue, 5, TaskState.SUCCEEDED)
         queue.close()
@@ -398,14 +416,10 @@ def test_wait_says_nothing_of_reasons_once_all_has_ended(
 
 
 def test_interrupted_wait_detaches(run: Run, queue: SqliteQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    sleep = time.sleep
+    def interrupt() -> None:
+        raise KeyboardInterrupt
 
-    def interrupt(seconds: float) -> None:
-        if waiting(queue):
-            raise KeyboardInterrupt
-        sleep(seconds)  # Not the wait's: submitting waits for programs, too.
-
-    monkeypatch.setattr(submit_module.time, "sleep", interrupt)
+    monkeypatch.setattr(submit_module.time, "sleep", in_the_wait(queue, interrupt))
 
     code, _, err = run("--wait", "p", "w")
 
@@ -468,14 +482,14 @@ def test_submission_through_pubsub_publishes_each_task_once(
     monkeypatch.setenv("RUNTIME_OUTPUTS", str(tmp_path / "dev.json"))
     with pubsub_v1.PublisherClient() as publisher, pubsub_v1.SubscriberClient() as subscriber:
         publisher.create_topic(name=topic)
-        subscriber.create_subscription(name=subscription, topic=topic)
+        subscriber.create_subscription(request={"name": subscription, "topic": topic, "ack_deadline_seconds": 600})
 
         assert [run("--from", "t.jsonl", "-o", "json")[0] for _ in range(2)] == [0, 0]
         assert run("--", "echo", "4")[0] == 0
 
         received: list[Task] = []
         while len(received) < 4:
-            answer = subscriber.pull(subscription=subscription, max_messages=10, timeout=5)
+            answer = subscriber.pull(subscription=subscription, max_messages=10, timeout=240)
             received += [decode_task(message.message.data) for message in answer.received_messages]
             ids = [message.ack_id for message in answer.received_messages]
             subscriber.acknowledge(subscription=subscription, ack_ids=ids)

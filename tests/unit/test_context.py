@@ -67,7 +67,13 @@ def test_stand_in_takes_the_environment_contract_of_a_command(tmp_path: Path) ->
 
 
 def test_stand_in_prints_progress_to_stderr_and_not_at_every_step(tmp_path: Path) -> None:
-    code = "a = current_attempt()\nfor i in range(1, 1001): a.progress(i, 1000, 'step', loss=1 / i)\n"
+    code = (
+        "import runtime.context\n"
+        "a = current_attempt()\n"
+        "for i in range(1, 1001):\n"
+        "    a.progress(i, 1000, 'step', loss=1 / i)\n"
+        "    runtime.context._SPEAK_EVERY_S = 1e9\n"
+    )
     done = run(code, tmp_path)
     assert done.stdout == ""
     assert done.stderr.splitlines() == ["progress 1/1000 step loss=1", "progress 1000/1000 step loss=0.001"]

@@ -498,7 +498,7 @@ def test_wait_for_a_value_that_cannot_be_read_says_which(path: Path) -> None:
     spoil(path, "UPDATE records SET value=? WHERE value LIKE '%loss%'", "1" * 5000)
     queue, _ = open_sqlite(path)
 
-    seen = wait(Submission(experiment="sample", queue="default", tasks=((DONE.id, 1),)), queue=queue, timeout=5)
+    seen = wait(Submission(experiment="sample", queue="default", tasks=((DONE.id, 1),)), queue=queue, timeout=240)
 
     assert seen.complete
     with pytest.raises(NotPossible, match=DONE.id):

@@ -31,7 +31,7 @@ def collect_until(offload: Offload, done: Callable[[], bool]) -> None:
     """As the worker's loop does: sleep until there is something to collect."""
     assert offload.fd is not None
     while not done():
-        assert select.select([offload.fd], [], [], 60)[0], "nobody woke the loop"
+        assert select.select([offload.fd], [], [], 240)[0], "nobody woke the loop"
         offload.collect()
 
 
@@ -75,7 +75,7 @@ def test_slow_calls_are_made_side_by_side(threads: Threads) -> None:
     meeting = threading.Barrier(4)
 
     def call(_: int) -> int:
-        return meeting.wait(60)
+        return meeting.wait(240)
 
     assert sorted(threads.each(call, range(4), at_once=4)) == [0, 1, 2, 3]
 
@@ -85,7 +85,7 @@ def test_calls_that_were_quick_so_far_and_hang_keep_no_others(threads: Threads) 
 
     def call(number: int) -> None:
         if number < 3:
-            go_on.wait(60)
+            go_on.wait(240)
         made.append(number)
 
     lane = Lane(threads, call, 8)
@@ -108,7 +108,7 @@ def test_never_more_threads_than_allowed(threads: Threads) -> None:
 
     def call() -> None:
         running.append(threading.current_thread().name)
-        go_on.wait(60)
+        go_on.wait(240)
 
     for _ in range(20):
         threads.start(call)
@@ -152,7 +152,7 @@ def test_loop_is_woken_for_what_is_done_while_another_call_of_the_lane_hangs(off
     def then(outcomes: Sequence[Outcome[int, None]]) -> None:
         done.extend(number for number, _, _ in outcomes)
 
-    lane = offload.lane(lambda number: None if number else go_on.wait(60) and None, then, at_once=4)
+    lane = offload.lane(lambda number: None if number else go_on.wait(240) and None, then, at_once=4)
     lane(range(5))
     try:
         collect_until(offload, lambda: sorted(done) == [1, 2, 3, 4])
@@ -167,7 +167,7 @@ def test_call_is_made_while_all_of_two_lanes_hang(offload: Offload, monkeypatch:
 
     def hang(number: int) -> None:
         hanging.append(number)
-        go_on.wait(60)
+        go_on.wait(240)
 
     lanes = [offload.lane(hang, lambda _: None, at_once=16) for _ in range(2)]
     renewed: list[str | None] = []

@@ -58,7 +58,7 @@ def test_cancels_from_several_processes_at_once_all_hold(bench: WorkerBench) -> 
         subprocess.Popen([sys.executable, "-c", CANCELLER, records.url, str(start_at), *experiments[n::4]])
         for n in range(4)
     ]
-    assert [canceller.wait(120) for canceller in cancellers] == [0] * 4
+    assert [canceller.wait(240) for canceller in cancellers] == [0] * 4
 
     bench.run(queue)
 

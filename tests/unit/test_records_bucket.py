@@ -34,12 +34,13 @@ class Bucket:
     server: FaultyServer
     url: str
 
-    def blobs(self) -> BucketBlobs:
-        """With patience measured in tenths of a second."""
-        return BucketBlobs(self.url, timeout=timedelta(seconds=0.5), retry_for=timedelta(seconds=3))
+    def blobs(self, *, timeout_s: float = 60, retry_for_s: float = 240) -> BucketBlobs:
+        return BucketBlobs(self.url, timeout=timedelta(seconds=timeout_s), retry_for=timedelta(seconds=retry_for_s))
 
-    def store(self) -> BlobRecords:
-        store = BlobRecords(self.blobs())
+    def store(self, fault: Fault | None = None, *, retry_for_s: float = 240) -> BlobRecords:
+        """Which waits no longer for an answer than it has to where the fault is that none comes."""
+        hasty = fault is Fault.STORE_THEN_STALL
+        store = BlobRecords(self.blobs(timeout_s=0.5 if hasty else 60, retry_for_s=retry_for_s))
         store.put_experiment("sample", queue=None)
         self.server.requests.clear()
         return store
@@ -76,7 +77,7 @@ REFUSED = [Fault.REFUSE_503, Fault.REFUSE_429]
 
 @pytest.mark.parametrize("fault", [*STORED, *REFUSED])
 def test_commit_through_a_fault_wins_and_does_not_lose_to_itself(bucket: Bucket, fault: Fault) -> None:
-    store = bucket.store()
+    store = bucket.store(fault)
     record = sample_record(sample_task(), token="a1")
     bucket.server.fail_next("PUT", [fault])
 
@@ -88,7 +89,7 @@ def test_commit_through_a_fault_wins_and_does_not_lose_to_itself(bucket: Bucket,
 
 @pytest.mark.parametrize("fault", [*STORED, *REFUSED])
 def test_commit_through_a_fault_loses_to_an_earlier_record(bucket: Bucket, fault: Fault) -> None:
-    store = bucket.store()
+    store = bucket.store(fault)
     first = sample_record(sample_task(), token="a1")
     store.commit(first)
     bucket.server.fail_next("PUT", [fault])
@@ -149,7 +150,7 @@ def test_commit_costs_one_conditional_request(bucket: Bucket) -> None:
 @pytest.mark.parametrize("kind", ["GET", "LIST"])
 @pytest.mark.parametrize("fault", [Fault.REFUSE_503, Fault.REFUSE_429, Fault.STORE_THEN_DROP, Fault.STORE_THEN_STALL])
 def test_reads_through_a_fault_are_tried_again(bucket: Bucket, kind: str, fault: Fault) -> None:
-    store = bucket.store()
+    store = bucket.store(fault)
     record = sample_record(sample_task())
     store.commit(record)
     bucket.server.fail_next(kind, [fault])
@@ -160,7 +161,7 @@ def test_reads_through_a_fault_are_tried_again(bucket: Bucket, kind: str, fault:
 
 @pytest.mark.parametrize("fault", [*STORED, *REFUSED])
 def test_other_writes_through_a_fault_hold_once(bucket: Bucket, fault: Fault) -> None:
-    store = bucket.store()
+    store = bucket.store(fault)
     task = sample_task()
 
     bucket.server.fail_next("PUT", [fault])
@@ -182,7 +183,7 @@ def test_other_writes_through_a_fault_hold_once(bucket: Bucket, fault: Fault) ->
 
 
 def test_commit_while_the_service_is_down_fails_as_retryable_and_may_be_called_again(bucket: Bucket) -> None:
-    store = bucket.store()
+    store = bucket.store(retry_for_s=3)
     record = sample_record(sample_task())
     bucket.server.fail_next("PUT", [Fault.REFUSE_503] * 1000)
     with pytest.raises(StoreUnavailable) as down:

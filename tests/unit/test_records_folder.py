@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -349,8 +350,7 @@ else:
 )
 def test_folder_of_another_user_needs_write_access_and_says_so(mode: int, said: str) -> None:
     # Not under pytest's own folder, which only its owner may enter.
-    root = Path(f"/tmp/runtime-records-{os.getpid()}-{mode:o}")
-    root.mkdir()
+    root = Path(tempfile.mkdtemp(prefix="runtime-records-", dir="/tmp"))
     try:
         root.chmod(mode)
         FolderRecords(root).put_experiment("by-root", queue=None)

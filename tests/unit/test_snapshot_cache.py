@@ -130,6 +130,7 @@ def test_change_of_any_kind_makes_another_snapshot(taker: Taker, change: object)
 def test_file_that_changes_within_one_tick_of_the_clock_is_read_again(
     taker: Taker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(snapshot_cache, "SETTLED_NS", 3600 * 10**9)
     monkeypatch.setattr(snapshot_cache, "_fields", lambda status: (status.st_mode, status.st_size, 0, 0, 0))
     first, _ = taker.take()
     edit(taker.folder / "a.py")

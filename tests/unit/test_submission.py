@@ -506,9 +506,7 @@ print(done.new, rss() - before)
 
 @pytest.mark.slow
 def test_million_tasks_stream_in_16_bytes_each() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", MEASURE, "1000000"], capture_output=True, text=True, check=True, timeout=200
-    )
+    ran = subprocess.run([sys.executable, "-c", MEASURE, "1000000"], capture_output=True, text=True, check=True)
     new, grown = map(int, ran.stdout.split())
 
     assert new == 1_000_000
@@ -654,7 +652,7 @@ def test_submit_and_wait_open_the_configured_stack(tmp_path: Path, monkeypatch: 
     finish(queue, TaskState.SUCCEEDED, value=3)
     queue.close()
     records.close()
-    assert wait(done, timeout=10).values() == [3]
+    assert wait(done, timeout=240).values() == [3]
 
 
 def nested(depth: int) -> list[Any]:

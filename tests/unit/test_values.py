@@ -389,13 +389,17 @@ def test_check_finds_a_class_made_in_the_other_way(tmp_path: Path) -> None:
 
 def test_worker_starts_without_what_the_standard_library_makes_classes_with() -> None:
     code = "import sys, runtime.cli.worker, runtime.worker, runtime.stacks, runtime.queues.sqlite; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True
+    ).stdout
 
     assert set(loaded.split()) & {"dataclasses", "inspect"} == set()
 
 
 def test_guardian_starts_without_typing() -> None:
     code = "import sys, runtime.guardian; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True
+    ).stdout
 
     assert set(loaded.split()) & {"dataclasses", "inspect", "typing"} == set()

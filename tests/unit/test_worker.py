@@ -83,7 +83,7 @@ def test_worker_command_once_runs_one_task(bench: Bench) -> None:
     bench.put(bench.function("give", 1), bench.function("give", 2))
 
     worker = start_command(bench, "--once")
-    _, said = worker.communicate(timeout=60)
+    _, said = worker.communicate(timeout=240)
 
     assert worker.returncode == 0, said
     assert bench.records.totals(EXPERIMENT).counts[TaskState.SUCCEEDED] == 1
@@ -102,7 +102,7 @@ class LeasesLate:
     def lease(self, n: int, **options: Any) -> list[Lease]:
         leases: list[Lease] = self.queue.lease(n, **options)
         self.leased.set()
-        self.go_on.wait(60)
+        self.go_on.wait(240)
         return leases
 
 
@@ -113,7 +113,7 @@ def test_worker_that_leaves_while_leases_are_on_their_way_gives_them_back(bench:
     queue.put([task])
 
     with bench.running(over=lambda _: late) as running:
-        assert late.leased.wait(60)
+        assert late.leased.wait(240)
         running.worker.stop()
         assert wait_until(lambda: bool(bench.events("worker_draining")), timeout_s=60)
         late.go_on.set()
@@ -352,7 +352,7 @@ def test_worker_command_that_is_signalled_releases_its_task_and_exits_0(bench: B
     bench.began("slow")
 
     worker.send_signal(number)
-    _, said = worker.communicate(timeout=60)
+    _, said = worker.communicate(timeout=240)
 
     assert worker.returncode == 0, said
     assert f"received {number.name}" in said
@@ -368,7 +368,7 @@ def test_worker_command_with_a_preemption_notice_drains_and_exits_0(bench: Bench
     bench.began("slow")
 
     notice.touch()
-    _, said = worker.communicate(timeout=60)
+    _, said = worker.communicate(timeout=240)
 
     assert worker.returncode == 0, said
     assert "preemption notice" in said
@@ -384,7 +384,7 @@ def test_worker_of_a_job_that_is_signalled_says_so_by_its_exit_code(
     bench.began("slow")
 
     worker.send_signal(number)
-    _, said = worker.communicate(timeout=60)
+    _, said = worker.communicate(timeout=240)
 
     assert worker.returncode == code, said
     assert bench.records.totals(EXPERIMENT).counts[TaskState.QUEUED] == 1
@@ -403,8 +403,9 @@ def test_worker_of_a_job_with_a_preemption_notice_asks_to_be_started_again(
     worker = start_command(bench, RUNTIME_PREEMPTION_FILE=str(notice), **job)
     bench.began("slow")
 
-    notice.write_text("going at noon\n")
-    _, said = worker.communicate(timeout=60)
+    (tmp_path / "written").write_text("going at noon\n")
+    (tmp_path / "written").rename(notice)
+    _, said = worker.communicate(timeout=240)
 
     assert worker.returncode == 75, said
     assert [each.reason for each in bench.notes(task)] == [EndReason.PREEMPTED]
@@ -414,7 +415,7 @@ def test_worker_of_a_job_with_a_preemption_notice_asks_to_be_started_again(
 def test_worker_of_a_job_that_drains_itself_has_done_its_work(bench: Bench) -> None:
     worker = start_command(bench, "--idle-timeout", "0.1s", RUNTIME_JOB_ID="j-1")
 
-    _, said = worker.communicate(timeout=60)
+    _, said = worker.communicate(timeout=240)
 
     assert worker.returncode == 0, said
 
@@ -425,7 +426,7 @@ def test_task_of_a_worker_that_is_a_job_cannot_speak_for_the_job(bench: Bench, t
     note = str(tmp_path / "preempted")
     worker = start_command(bench, "--idle-timeout", "0.1s", RUNTIME_JOB_ID="j-1", RUNTIME_PREEMPTED_NOTE=note)
 
-    _, said = worker.communicate(timeout=60)
+    _, said = worker.communicate(timeout=240)
 
     assert worker.returncode == 0, said
     assert bench.record(task).log == "none\n"
@@ -602,7 +603,9 @@ def test_metrics_of_an_attempt_are_recorded_and_the_last_one_counts(bench: Bench
 # processes
 
 
-def test_worker_that_reuses_processes_runs_tasks_in_one(bench: Bench) -> None:
+def test_worker_that_reuses_processes_runs_tasks_in_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What it holds ahead would go back, and its process with it, if one of them were slow.
+    monkeypatch.setattr(runtime.worker, "LOOK_AHEAD_S", 600.0)
     tasks = [bench.function("pid", key=str(n)) for n in range(4)]
     bench.put(*tasks)
 
@@ -655,10 +658,11 @@ def test_call_that_fails_once_is_made_again_and_nothing_is_lost(
     bench: Bench, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("runtime.retry.FIRST_DELAY", timedelta(seconds=0.05))
+    monkeypatch.setattr(runtime.worker, "CONTROL_EVERY_S", 0.05)  # Leases are renewed as often.
     again, plain = bench.function("fail_first", "a"), bench.function("give", 1)
     bench.put(again, plain)
 
-    result = bench.run(StubbornQueue(bench.open_queue(), **{call: 1}), lease=timedelta(seconds=1))
+    result = bench.run(StubbornQueue(bench.open_queue(), **{call: 1}))
 
     assert result.succeeded == 2
     assert bench.record(again).attempts == 2

@@ -257,7 +257,11 @@ def test_functions_of_several_snapshots_never_meet_each_others_modules(
     assert {bench.record(task).code for task, _ in mixed} == {task.snapshot for task, _ in mixed}
 
 
-def test_warm_functions_of_one_snapshot_share_a_process_and_other_folders_do_not(bench: Bench, tmp_path: Path) -> None:
+def test_warm_functions_of_one_snapshot_share_a_process_and_other_folders_do_not(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What it holds ahead would go back, and its process with it, if one of them were slow.
+    monkeypatch.setattr("runtime.worker.LOOK_AHEAD_S", 600.0)
     source = write_all(tmp_path / "source", {f"{folder}/config.py": f"NAME = {folder!r}\n" for folder in ("a", "b")})
     write_all(source, {"work.py": "import os, config\ndef f():\n    return [config.NAME, os.getpid()]\n"})
     identity = take_snapshot(source, bench.records)
@@ -373,7 +377,7 @@ def typed(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
             env=environ,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
             check=False,
         )
 
@@ -460,7 +464,7 @@ def test_submit_from_a_home_is_refused_with_what_to_do(
             env=environ,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
             check=False,
         )
 

@@ -221,9 +221,9 @@ class Running:
 
         self._thread = threading.Thread(target=serve, name="worker")
         self._thread.start()
-        self._made.wait(20)
+        self._made.wait()
 
-    def join(self, timeout_s: float = 90) -> WorkerResult:
+    def join(self, timeout_s: float = 240) -> WorkerResult:
         self._thread.join(timeout_s)
         assert not self._thread.is_alive(), "the worker has not left"
         if self._failure is not None:
@@ -243,8 +243,8 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.syspath_prepend(opened.code)
     yield opened
     opened.close()
-    left = list((tmp_path / "tmp").glob("*/*"))
-    assert left == [], "scratch was left"
+    # A thread of the last worker may still look at what others have left.
+    assert wait_until(lambda: not list((tmp_path / "tmp").glob("*/*"))), "scratch was left"
 
 
 def open_pair_with_folder(bench: Bench) -> tuple[Queue, RecordStore]:
