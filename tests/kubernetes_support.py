@@ -20,7 +20,7 @@ from kubernetes import client, dynamic
 from kubernetes.client.exceptions import ApiException
 
 from infra.recording import Registration
-from tests.services_support import wait_until
+from tests.services_support import PATIENCE_S, wait_until
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "kubernetes"
 INSTALL = "scripts/kubernetes install && scripts/kubernetes build"
@@ -94,7 +94,7 @@ class Kubernetes:
         manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
         if self.administrator().find(manifest) is not None:
             core.delete_namespace(name)
-            eventually(lambda: self.administrator().find(manifest) is None, timeout_s=60)
+            eventually(lambda: self.administrator().find(manifest) is None)
 
     def new_namespace(self, prefix: str, labels: Mapping[str, str] | None = None) -> str:
         made = client.CoreV1Api(self.administrator().api).create_namespace(
@@ -194,7 +194,7 @@ def is_object(type_: str) -> bool:
     return re.fullmatch(r"kubernetes:[^:]+:[A-Z]\w+", type_) is not None
 
 
-def eventually(condition: Any, *, timeout_s: float = 20) -> None:
+def eventually(condition: Any, *, timeout_s: float = PATIENCE_S) -> None:
     assert wait_until(condition, timeout_s=timeout_s, every_s=0.1), "it did not come true in time"
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.services_support import wait_until
+from tests.services_support import PATIENCE_S, wait_until
 
 SHIM = Path(__file__).parents[1] / "runtime" / "shim.py"
 CALL = "sys.exit(shim.main(sys.argv[1:]))"
@@ -30,8 +30,6 @@ def read():
 time.time = read
 """
 """A clock that is as many seconds ahead as a file has bytes."""
-PATIENCE_S = 240.0
-"""How long a test waits for what is sure to come, on a machine that is busy with others."""
 JOB = f"j-{os.urandom(12).hex()}"
 """This process's own: a shim ends what is left of its job anywhere on the machine, so tests side by side must not share one."""
 

@@ -201,7 +201,7 @@ class Lab:
         process.wait()
 
     def wait_for_call(self, operation: str) -> None:
-        assert wait_until(lambda: bool(self.cloud.calls(operation)), timeout_s=60), f"no {operation} was called"
+        assert wait_until(lambda: bool(self.cloud.calls(operation))), f"no {operation} was called"
 
     # state
 

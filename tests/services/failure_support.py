@@ -235,7 +235,7 @@ class WorkerProcess:
                         found.append(event)
         return found
 
-    def said(self, text: str, *, timeout_s: float = 60) -> None:
+    def said(self, text: str, *, timeout_s: float = 400) -> None:
         """Wait for a text in its output."""
         assert wait_until(lambda: text in self.log(), timeout_s=timeout_s), f"never said {text!r}:\n{self.log()}"
 
@@ -547,7 +547,7 @@ class Yard:
         killed = any(worker.process.returncode < 0 for worker in self.workers)
         if killed:
             self._clean_up()
-        wait_until(lambda: not self.processes(), timeout_s=60, every_s=0.1)
+        wait_until(lambda: not self.processes(), every_s=0.1)
         problems = find_problems(self.look(killed=killed))
         if problems:
             pytest.fail("\n".join([*problems, self.logs()]))
@@ -555,7 +555,7 @@ class Yard:
     def _clean_up(self) -> None:
         """What a killed worker left goes away when the next one starts on its host."""
         cleaner = self.start("--idle-timeout", "never").ready()
-        wait_until(lambda: not self._others_left(cleaner.name), timeout_s=60, every_s=0.05)
+        wait_until(lambda: not self._others_left(cleaner.name), every_s=0.05)
         cleaner.stop()
 
     def _others_left(self, name: str) -> bool:

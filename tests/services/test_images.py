@@ -493,7 +493,7 @@ def test_stopped_container_hands_its_task_back_and_ends_well(
     with (tmp_path / "worker.log").open("w") as log:
         worker = subprocess.Popen([*command, "worker", "--grace", "20s"], stdout=log, stderr=log)
     try:
-        assert wait_until(flag.exists, timeout_s=60), (tmp_path / "worker.log").read_text()
+        assert wait_until(flag.exists), (tmp_path / "worker.log").read_text()
         podman("stop", "--time", "60", "test-drained")
         code = worker.wait(600)
     finally:

@@ -34,8 +34,8 @@ def test_node_runs_a_job_and_tells_its_logs_and_limits(kubernetes_node: Kubernet
     }
 
     batch.create_namespaced_job(namespace, {"metadata": {"name": "seeds"}, "spec": spec})
-    eventually(lambda: batch.read_namespaced_job("seeds", namespace).status.failed_indexes == "1", timeout_s=60)
-    eventually(lambda: batch.read_namespaced_job("seeds", namespace).status.completed_indexes == "0", timeout_s=60)
+    eventually(lambda: batch.read_namespaced_job("seeds", namespace).status.failed_indexes == "1")
+    eventually(lambda: batch.read_namespaced_job("seeds", namespace).status.completed_indexes == "0")
 
     pods = core.list_namespaced_pod(namespace, label_selector="job-name=seeds").items
     logs = sorted(core.read_namespaced_pod_log(each.metadata.name, namespace) for each in pods)
@@ -74,7 +74,7 @@ def test_node_that_is_stopped_with_a_running_pod_leaves_no_mount_bridge_or_cgrou
     namespace = kubernetes_node.new_namespace("left")
     container = {"name": "main", "resources": {"limits": {"memory": "32Mi"}}, **PAUSE}
     core.create_namespaced_pod(namespace, {"metadata": {"name": "left"}, "spec": {"containers": [container]}})
-    eventually(lambda: core.read_namespaced_pod("left", namespace).status.phase == "Running", timeout_s=60)
+    eventually(lambda: core.read_namespaced_pod("left", namespace).status.phase == "Running")
     folder = kubernetes_node.folder
     traces_before = traces_of(folder)
 
@@ -130,8 +130,8 @@ def test_kubernetes_whose_owner_is_killed_stops_by_itself() -> None:
     owner.wait()
 
     assert all_up
-    assert wait_until(lambda: not folder.exists(), timeout_s=60)
-    assert wait_until(lambda: pids_of(folder) == [], timeout_s=60)
+    assert wait_until(lambda: not folder.exists())
+    assert wait_until(lambda: pids_of(folder) == [])
 
 
 def pids_of(folder: Path) -> list[int]:

@@ -216,7 +216,7 @@ def lab(
     client.BatchV1Api(admin.api).delete_collection_namespaced_job(namespace, propagation_policy="Background")
     core, mine = client.CoreV1Api(admin.api), "research-runtime/job"
     core.delete_collection_namespaced_pod(namespace, label_selector=mine, grace_period_seconds=0)
-    assert wait_until(lambda: not core.list_namespaced_pod(namespace, label_selector=mine).items, timeout_s=60)
+    assert wait_until(lambda: not core.list_namespaced_pod(namespace, label_selector=mine).items)
 
 
 def ended(job: JobHandle, *, timeout_s: float = PATIENCE_S) -> tuple[JobState, EndReason | None]:

@@ -205,7 +205,7 @@ def test_array_above_the_submit_limit_runs_several_indices_in_turn(place: Place)
 
     assert dict(status.counts) == {JobState.SUCCEEDED: 5}
     # Accounting hears of elements some time after they have ended.
-    assert wait_until(lambda: len(elements(place, job)) == 2, timeout_s=60), elements(place, job)
+    assert wait_until(lambda: len(elements(place, job)) == 2), elements(place, job)
     assert [printed(job, index) for index in range(5)] == [f"{index}\n" for index in range(5)]
 
 
@@ -221,7 +221,7 @@ def test_packed_array_fills_the_slots_of_its_nodes_with_gpus_of_their_own(place:
 
     assert dict(status.counts) == {JobState.SUCCEEDED: 11, JobState.FAILED: 1}
     # Accounting hears of elements some time after they have ended.
-    assert wait_until(lambda: len(elements(place, job)) == 2, timeout_s=60), elements(place, job)
+    assert wait_until(lambda: len(elements(place, job)) == 2), elements(place, job)
     assert {printed(job, index) for index in range(12) if index != 7} == {"0\n", "1\n"}
     assert [len(job.attempts(index)) for index in (6, 7, 8)] == [1, 2, 1]
 
@@ -237,7 +237,7 @@ def test_two_hundred_small_runs_are_packed_on_four_nodes_and_each_runs_once(plac
     status = job.wait(timeout_s=PATIENCE_S)
 
     assert dict(status.counts) == {JobState.SUCCEEDED: 200}
-    assert wait_until(lambda: len(elements(place, job)) == 4, timeout_s=60), elements(place, job)
+    assert wait_until(lambda: len(elements(place, job)) == 4), elements(place, job)
     said = [printed(job, index).split() for index in range(200)]
     assert [int(index) for index, _ in said] == list(range(200))
     assert {node for _, node in said} == {"n1", "n2", "n3", "n4"}
@@ -249,12 +249,12 @@ def test_job_that_has_ended_takes_few_entries(place: Place, array: Array | None)
     """As many as a job launched by `runtime launch` may take on any target: see tests/unit/test_folding.py."""
     assert place.launch("echo first").wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
     records = place.folder / "records"
-    assert wait_until(lambda: not place.slurm.run("squeue", "-h", "-o", "%F"), timeout_s=60)
+    assert wait_until(lambda: not place.slurm.run("squeue", "-h", "-o", "%F"))
     before = sum(1 for _ in records.rglob("*"))
 
     assert place.launch("echo hello", array=array).wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
 
-    assert wait_until(lambda: not place.slurm.run("squeue", "-h", "-o", "%F"), timeout_s=60)
+    assert wait_until(lambda: not place.slurm.run("squeue", "-h", "-o", "%F"))
     assert sum(1 for _ in records.rglob("*")) - before <= 8 + (3 * 8 if array else 0)
 
 
@@ -412,7 +412,7 @@ def test_preempted_job_is_requeued_and_goes_on(place: Place) -> None:
         placement=Placement(nodes=("n1",)),
         grace_period=timedelta(seconds=1),
     )
-    assert wait_until(lambda: runs(job), timeout_s=60)
+    assert wait_until(lambda: runs(job))
 
     place.slurm.run("sbatch", "-p", "urgent", "-w", "n1", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 2")
     status = job.wait(timeout_s=PATIENCE_S)
@@ -420,7 +420,7 @@ def test_preempted_job_is_requeued_and_goes_on(place: Place) -> None:
     assert (status.state, ends(place, job)) == (JobState.SUCCEEDED, ["stopped", "-"])
     assert len(place.slurm.jobs(job.id)) == 1
     # Accounting hears of it later.
-    assert wait_until(lambda: told(job) == ["preempted", "succeeded"], timeout_s=60), told(job)
+    assert wait_until(lambda: told(job) == ["preempted", "succeeded"]), told(job)
 
 
 def test_each_preemption_of_a_member_of_an_array_is_told_with_its_own_attempt(place: Place) -> None:
@@ -438,7 +438,7 @@ def test_each_preemption_of_a_member_of_an_array_is_told_with_its_own_attempt(pl
 
     assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
     expected = ["preempted", "preempted", "succeeded"]
-    assert wait_until(lambda: told(job, 1) == expected, timeout_s=60), told(job, 1)
+    assert wait_until(lambda: told(job, 1) == expected), told(job, 1)
     assert told(job, 0) == ["succeeded"]
 
 
@@ -453,12 +453,12 @@ def is_usable(slurm: Slurm, node: str) -> bool:
 
 def test_job_on_a_node_that_goes_down_is_requeued_and_goes_on(place: Place) -> None:
     job = place.launch(f"[ $RUNTIME_ATTEMPT = 1 ] || exit 0; {FOREVER}", placement=Placement(nodes=("n4",)))
-    assert wait_until(lambda: runs(job), timeout_s=60)
+    assert wait_until(lambda: runs(job))
 
     place.slurm.node(4, "down")
     try:
         place.slurm.run("scontrol", "update", "nodename=n4", "state=down", "reason=test")
-        assert wait_until(lambda: job.state() is JobState.PENDING, timeout_s=60)
+        assert wait_until(lambda: job.state() is JobState.PENDING)
     finally:
         place.slurm.node(4, "up")
         assert wait_until(lambda: is_usable(place.slurm, "n4"), every_s=0.5)
@@ -466,12 +466,12 @@ def test_job_on_a_node_that_goes_down_is_requeued_and_goes_on(place: Place) -> N
 
     assert (status.state, len(job.attempts())) == (JobState.SUCCEEDED, 2)
     assert len(place.slurm.jobs(job.id)) == 1
-    assert wait_until(lambda: told(job) == ["node_failed", "succeeded"], timeout_s=60), told(job)
+    assert wait_until(lambda: told(job) == ["node_failed", "succeeded"]), told(job)
 
 
 def test_job_ended_by_scancel_is_cancelled(place: Place) -> None:
     job = place.launch(FOREVER, grace_period=timedelta(seconds=1))
-    assert wait_until(lambda: runs(job), timeout_s=60)
+    assert wait_until(lambda: runs(job))
 
     place.slurm.run("scancel", place.slurm.jobs(job.id)[0])
     status = job.wait(timeout_s=PATIENCE_S)
@@ -481,7 +481,7 @@ def test_job_ended_by_scancel_is_cancelled(place: Place) -> None:
 
 def test_cancel_of_one_index_leaves_the_others_and_of_the_job_leaves_nothing(place: Place) -> None:
     job = place.launch(FOREVER, array=Array(count=3), grace_period=timedelta(seconds=1))
-    assert wait_until(lambda: all(job.attempts(index) for index in range(3)), timeout_s=60)
+    assert wait_until(lambda: all(job.attempts(index) for index in range(3)))
 
     assert job.cancel(indices=[1]) == []
     assert [each.state for each in job.status(indices=True).indices] == [
@@ -615,7 +615,7 @@ def test_job_that_ends_before_its_command_is_set_up_wrongly_and_slurms_own_log_s
     assert (status.state, status.reason) == (JobState.FAILED, EndReason.SETUP_FAILED)
     # Accounting, which knows exit codes, hears of them later than the queue.
     ended = f"it ended with exit code {code} before its command began"
-    assert wait_until(lambda: all(each.message == ended for each in read_facts(job).status.indices), timeout_s=60)
+    assert wait_until(lambda: all(each.message == ended for each in read_facts(job).status.indices))
     found = explain(read_facts(job))
     assert found.sentence.endswith(f"run 0: it could not be prepared: {ended}")
     assert any(said in line for line in found.evidence if line.startswith("slurm's own log: ")), found.evidence
@@ -677,7 +677,7 @@ def test_retry_leaves_how_the_others_ended_and_what_only_slurm_knew_of_them(plac
     job = place.launch(
         f"[ $RUNTIME_ATTEMPT = 2 ] || {FOREVER}", array=Array(count=3), grace_period=timedelta(seconds=1)
     )
-    assert wait_until(lambda: all(job.attempts(index) for index in range(3)), timeout_s=60)
+    assert wait_until(lambda: all(job.attempts(index) for index in range(3)))
     place.slurm.run("scancel", place.slurm.jobs(job.id)[0])
     assert job.wait(timeout_s=PATIENCE_S).state is JobState.CANCELLED
 
@@ -740,7 +740,7 @@ def test_pending_jobs_are_explained_by_slurms_own_reason(place: Place) -> None:
     held = place.launch("echo held")
     place.target["flags"] = ["--exclusive", "--nodes=4"]
     blocker = place.launch(f"{FOREVER}; echo blocker", time_limit=timedelta(minutes=30))
-    assert wait_until(lambda: runs(blocker), timeout_s=60)
+    assert wait_until(lambda: runs(blocker))
     waiting = place.launch("echo waiting", time_limit=timedelta(minutes=30))
     after = place.launch("echo after", after=(blocker.id,))
 
@@ -767,11 +767,11 @@ def test_limit_that_can_never_be_met_is_told_and_one_that_may_be_is_waited_for(p
     four = JobResources(cpus=4)
     try:
         first = place.launch(FOREVER, resources=JobResources(cpus=2))
-        assert wait_until(lambda: runs(first), timeout_s=60)
+        assert wait_until(lambda: runs(first))
         never = place.launch("echo never", resources=four)
         later = place.launch("echo later", resources=JobResources(cpus=1))
         for job in (never, later):
-            assert wait_until(lambda job=job: "QOSMax" in job.natives()[0].raw, timeout_s=60), job.natives()
+            assert wait_until(lambda job=job: "QOSMax" in job.natives()[0].raw), job.natives()
         said = {name: explain(read_facts(job)) for name, job in (("never", never), ("later", later))}
     finally:
         place.slurm.run("sacctmgr", "-i", "modify", "qos", "low", "set", "MaxTRESPerUser=cpu=-1")
@@ -787,7 +787,7 @@ def test_limit_that_can_never_be_met_is_told_and_one_that_may_be_is_waited_for(p
 
 def test_array_that_runs_is_told_to_run_with_why_the_rest_waits(place: Place) -> None:
     job = place.launch(FOREVER, array=Array(count=3, max_parallel=1))
-    assert wait_until(lambda: job.state() is JobState.RUNNING and job.attempts(0) != [], timeout_s=60)
+    assert wait_until(lambda: job.state() is JobState.RUNNING and job.attempts(0) != [])
 
     said = (
         f"job `{job.id[:10]}` runs: 2 pending, 1 running of 3; run 1 is pending: "
@@ -800,7 +800,7 @@ def test_array_that_runs_is_told_to_run_with_why_the_rest_waits(place: Place) ->
 def test_rehearsed_preemption_requeues_and_what_only_operators_can_do_is_refused(place: Place) -> None:
     launcher = SlurmLauncher()
     job = place.launch(f"[ $RUNTIME_ATTEMPT = 1 ] || exit 0; {FOREVER}", grace_period=timedelta(seconds=1))
-    assert wait_until(lambda: runs(job), timeout_s=60)
+    assert wait_until(lambda: runs(job))
     native = job.entry().natives[0].native_id
 
     with pytest.raises(NotPossible):
@@ -826,7 +826,7 @@ def test_failure_where_requeue_is_forbidden_is_tried_again_in_place(place: Place
     assert (status.state, ends(place, job)) == (JobState.SUCCEEDED, ["app_failed", "-"])
     (native,) = place.slurm.jobs(job.id)
     states = ("sacct", "-D", "-X", "-n", "-P", "--format=State", "-j", native)
-    assert wait_until(lambda: place.slurm.run(*states) == "COMPLETED\n", timeout_s=60), place.slurm.run(*states)
+    assert wait_until(lambda: place.slurm.run(*states) == "COMPLETED\n"), place.slurm.run(*states)
 
 
 def test_submit_limit_is_told_and_an_array_within_it_runs(place: Place) -> None:
@@ -863,7 +863,7 @@ def test_bundle_runs_where_it_was_copied_to_and_submitted_twice_is_one_job(place
         subprocess.run([str(moved / "submit.sh")], capture_output=True, text=True, check=True).stdout for _ in range(2)
     ]
     done = moved / "records" / "done"
-    assert wait_until(lambda: done.exists() and len(list(done.iterdir())) == 2, timeout_s=60)
+    assert wait_until(lambda: done.exists() and len(list(done.iterdir())) == 2)
 
     assert both[0] == both[1] == f"{place.slurm.jobs(prepared.plan.job.id)[0]}\n"
     logs = sorted(moved.glob("records/jobs/*/runs/*/a0001/rank0.log"))
@@ -884,7 +884,7 @@ def test_rehearsed_time_out_after_a_checkpoint_is_tried_again_and_spends_nothing
         checkpoint=Checkpoint(lead=timedelta(seconds=10)),
     )
     runs = place.folder / "records" / "jobs" / job.id / "runs"
-    assert wait_until(lambda: len(list(runs.glob("*/output/a0001/up"))) == 4, timeout_s=60)
+    assert wait_until(lambda: len(list(runs.glob("*/output/a0001/up"))) == 4)
 
     for index in (0, 2):
         SlurmLauncher().interrupt(job.target, job.entry().natives[0].native_id, index, "timeout", job.host)
@@ -933,7 +933,7 @@ def test_job_that_slurm_forgot_is_known_by_its_result_and_one_without_is_lost(
     good = place.launch("exit 0")
     retried = place.launch("exit $((2 - RUNTIME_ATTEMPT))", retry=Retry(failure=1, backoff=SOON))
     broken = place.launch(FOREVER)
-    assert wait_until(lambda: runs(broken), timeout_s=60)
+    assert wait_until(lambda: runs(broken))
     # The record root takes no more words, as one that is full: the job ends without a result.
     owners = place.folder / "records" / "jobs" / broken.id / "runs"
     owners.rename(owners.with_name("moved"))

@@ -887,7 +887,7 @@ def test_order_covers_what_foreign_producers_published_before_it_and_nothing_lat
 
     look([first[1]])
     # After a seek the emulator also brings again what was acknowledged in the last minute.
-    assert wait_until(lambda: look(elsewhere.lease(3, worker="w-1", ttl=TTL)), timeout_s=60)
+    assert wait_until(lambda: look(elsewhere.lease(3, worker="w-1", ttl=TTL)))
     assert covered == {("1",): True, ("2",): True, ("3",): False}
 
 

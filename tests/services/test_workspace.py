@@ -71,7 +71,7 @@ def wait_for_right(
     access: Access, verb: str, what: str, namespace: str, *, group: str = "", given: bool = True
 ) -> None:
     """The API learns of a role or its binding a moment after they are stored or deleted."""
-    eventually(lambda: access.may(verb, what, group=group, namespace=namespace) is given, timeout_s=60)
+    eventually(lambda: access.may(verb, what, group=group, namespace=namespace) is given)
 
 
 def workspace_objects(namespace: str, settings: NamespaceSettings, **changes: Any) -> list[dict[str, Any]]:

@@ -178,8 +178,8 @@ def test_nothing_stays_with_the_worker_of_what_lies_in_a_bucket(remote: Remote) 
 
     remote.bench.open_queue = lambda: remote.open()[0]  # type: ignore[method-assign]
     with remote.bench.running():
-        assert wait_until(lambda: all(remote.records.find(task.id, 1) for task in tasks), timeout_s=60)
-        assert wait_until(lambda: not left(), timeout_s=60), left()
+        assert wait_until(lambda: all(remote.records.find(task.id, 1) for task in tasks))
+        assert wait_until(lambda: not left()), left()
 
     assert remote.kept(remote.record(good)) == {"a"}
     assert remote.record(bad).outputs_url is None

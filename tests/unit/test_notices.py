@@ -17,6 +17,7 @@ import pytest
 
 from runtime.errors import InvalidValue
 from runtime.notices import GCE_NOTICE, Notice, NoticeSettings, NoticeWatch, find_cloud, notice_settings_from
+from tests.services_support import PATIENCE_S
 
 QUICK: dict[str, Any] = {
     "every": timedelta(seconds=0.02),
@@ -122,7 +123,7 @@ def watch() -> Iterator[Callable[..., NoticeWatch]]:
             each._thread.join()
 
 
-def eventually(condition: Callable[[], object], within_s: float = 30) -> None:
+def eventually(condition: Callable[[], object], within_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "did not come true"

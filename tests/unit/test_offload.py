@@ -96,10 +96,10 @@ def test_calls_that_were_quick_so_far_and_hang_keep_no_others(threads: Threads) 
         return len(made) == 17
 
     try:
-        assert wait_until(others_made, timeout_s=60)
+        assert wait_until(others_made)
     finally:
         go_on.set()
-    assert wait_until(lambda: len(made) == 20, timeout_s=60)
+    assert wait_until(lambda: len(made) == 20)
 
 
 def test_never_more_threads_than_allowed(threads: Threads) -> None:
@@ -113,9 +113,9 @@ def test_never_more_threads_than_allowed(threads: Threads) -> None:
     for _ in range(20):
         threads.start(call)
 
-    assert wait_until(lambda: len(running) == 8, timeout_s=60)
+    assert wait_until(lambda: len(running) == 8)
     go_on.set()
-    assert wait_until(lambda: len(running) == 20, timeout_s=60)
+    assert wait_until(lambda: len(running) == 20)
     assert len(set(running)) == 8
 
 
@@ -174,7 +174,7 @@ def test_call_is_made_while_all_of_two_lanes_hang(offload: Offload, monkeypatch:
     try:
         for lane in lanes:
             lane(range(100))
-        assert wait_until(lambda: len(hanging) == 32, timeout_s=60)
+        assert wait_until(lambda: len(hanging) == 32)
         offload.call(lambda: "renewed", lambda result, _: renewed.append(result))
         collect_until(offload, lambda: renewed == ["renewed"])
     finally:

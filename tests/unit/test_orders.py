@@ -102,10 +102,10 @@ def test_purge_with_a_worker_beside_it_stops_what_runs_and_loses_nothing(
     with bench.running():
         bench.began("slow")
         purged = queue.purge()
-        assert wait_until(lambda: bool(bench.events("attempt_ended")), timeout_s=60)
+        assert wait_until(lambda: bool(bench.events("attempt_ended")))
         after = bench.function("give", "after")
         submit_tasks([after], queue, experiment="sample")
-        assert wait_until(lambda: records.find(after.id, 1) is not None, timeout_s=60)
+        assert wait_until(lambda: records.find(after.id, 1) is not None)
     queue.close()
 
     assert purged in (5, 6), "the worker counts what runs, if it is the first to record it"
@@ -126,7 +126,7 @@ def test_running_task_of_a_cancelled_experiment_stops_at_the_workers_next_look(
     with bench.running():
         bench.began("slow")
         cancel_experiment(stack_of(records, queue), "sample", now=datetime.now(UTC))
-        assert wait_until(lambda: records.find(task.id, 1) is not None, timeout_s=60)
+        assert wait_until(lambda: records.find(task.id, 1) is not None)
     queue.close()
 
     record = bench.record(task, records=records)
@@ -142,8 +142,8 @@ def test_running_task_that_is_cancelled_in_the_file_stops_however_long_its_lease
     with bench.running(lease=timedelta(hours=1)):
         bench.began("slow")
         assert bench.open_queue().purge() == 1
-        assert wait_until(lambda: bool(bench.events("lease_lost")), timeout_s=60)
-        assert wait_until(lambda: bool(bench.events("attempt_ended")), timeout_s=60)
+        assert wait_until(lambda: bool(bench.events("lease_lost")))
+        assert wait_until(lambda: bool(bench.events("attempt_ended")))
 
     assert bench.record(task).state is TaskState.CANCELLED
 

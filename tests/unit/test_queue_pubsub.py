@@ -37,7 +37,7 @@ from runtime.submission import submit_tasks
 from runtime.tasks import TaskState
 from runtime.testing import FakeClock, sample_task
 from tests.fakes.faults import FaultyServer, Request, Response
-from tests.services_support import wait_until
+from tests.services_support import PATIENCE_S, wait_until
 
 TTL = timedelta(seconds=30)
 SETTINGS = PubSubQueueOutput(
@@ -188,7 +188,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.queues.pubsub.PUT_PATIENCE_S", 0.3)
 
 
-def eventually(condition: Callable[[], object], timeout_s: float = 30) -> bool:
+def eventually(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> bool:
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:

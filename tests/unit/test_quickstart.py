@@ -36,6 +36,7 @@ from runtime.records.base import EndedNote, Record
 from runtime.records.memory import MemoryRecords
 from runtime.tasks import Task, TaskState
 from runtime.testing import sample_task
+from tests.services_support import PATIENCE_S
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 FILES = ["a.py", "b.py", "c.py"]
@@ -255,7 +256,7 @@ def fleet(tmp_path: Path) -> Iterator[ScriptFleet]:
         yield fleet
 
 
-def eventually(condition: Callable[[], object], within_s: float = 10) -> None:
+def eventually(condition: Callable[[], object], within_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "did not come true"

@@ -115,7 +115,7 @@ def test_worker_that_leaves_while_leases_are_on_their_way_gives_them_back(bench:
     with bench.running(over=lambda _: late) as running:
         assert late.leased.wait(240)
         running.worker.stop()
-        assert wait_until(lambda: bool(bench.events("worker_draining")), timeout_s=60)
+        assert wait_until(lambda: bool(bench.events("worker_draining")))
         late.go_on.set()
         result = running.join()
 
@@ -331,7 +331,7 @@ def test_attempt_whose_time_limit_passes_within_the_grace_is_released_and_spends
     with bench.running(grace=timedelta(minutes=10)) as running:
         bench.began("deaf")
         running.worker.stop()
-        assert wait_until(lambda: bool(bench.events("worker_draining")), timeout_s=60)
+        assert wait_until(lambda: bool(bench.events("worker_draining")))
         crew = running.worker._crew
         crew.settings = replace(crew.settings, stop_grace_s=0.2)
         child = crew._slots[0].child
@@ -444,9 +444,9 @@ def test_running_task_that_is_cancelled_stops_and_its_record_stands(
         bench.began("slow")
         now = datetime.now(UTC)
         bench.records.commit(cancelled_record(task, now=now, by="a test"))
-        assert wait_until(lambda: bool(bench.events("lease_lost")), timeout_s=60)
+        assert wait_until(lambda: bool(bench.events("lease_lost")))
         bench.put(bench.function("give"))
-        assert wait_until(lambda: bench.records.totals(EXPERIMENT).counts[TaskState.SUCCEEDED] == 1, timeout_s=60)
+        assert wait_until(lambda: bench.records.totals(EXPERIMENT).counts[TaskState.SUCCEEDED] == 1)
         running.worker.stop()
         result = running.join()
 
@@ -463,7 +463,7 @@ def test_running_task_of_a_cancelled_experiment_is_recorded_as_cancelled(
     with bench.running():
         bench.began("slow")
         assert bench.open_queue().cancel_open(EXPERIMENT) == 1  # type: ignore[attr-defined]
-        assert wait_until(lambda: bench.records.find(task.id, 1) is not None, timeout_s=60)
+        assert wait_until(lambda: bench.records.find(task.id, 1) is not None)
 
     assert bench.record(task).state is TaskState.CANCELLED
 
@@ -478,7 +478,7 @@ def test_paused_queue_hands_out_nothing_until_it_is_resumed(bench: Bench, monkey
         time.sleep(0.3)
         assert bench.records.find(task.id, 1) is None
         queue.resume()
-        assert wait_until(lambda: bench.records.find(task.id, 1) is not None, timeout_s=60)
+        assert wait_until(lambda: bench.records.find(task.id, 1) is not None)
     queue.close()
 
 

@@ -155,7 +155,7 @@ def test_worker_command_whose_guardian_is_stopped_leaves_on_sigterm_with_its_tas
     task = bench.function("daemon_then_stop_guardian", "a", max_failures=1)
     bench.put(task)
     worker = start_command(bench, "--grace", "1s")
-    assert wait_until((bench.code / "began").exists, timeout_s=60)
+    assert wait_until((bench.code / "began").exists)
     below = processes.find_descendants(processes.read_table(), worker.pid)
 
     worker.send_signal(signal.SIGTERM)
@@ -176,7 +176,7 @@ def test_task_of_a_worker_killed_while_its_guardian_is_stopped_runs_again_and_no
     task = bench.function("daemon_then_stop_guardian", "a")
     bench.put(task)
     worker = start_command(bench)
-    assert wait_until((bench.code / "began").exists, timeout_s=60)
+    assert wait_until((bench.code / "began").exists)
     below = processes.find_descendants(processes.read_table(), worker.pid)
     bench.let_go("a")
     worker.kill()
@@ -223,12 +223,12 @@ def guardian_of(worker: int) -> int:
 def test_attempt_gets_the_signals_that_its_worker_holds_back(bench: Bench, replaced: bool) -> None:
     task = bench.function("end_on_signal", "kind")
     worker = start_command(bench, "--grace", "60s")
-    assert wait_until(lambda: guardian_of(worker.pid), timeout_s=60)
+    assert wait_until(lambda: guardian_of(worker.pid))
     if replaced:
         # The first one was started before any signal was held back.
         first = guardian_of(worker.pid)
         os.kill(first, signal.SIGKILL)
-        assert wait_until(lambda: guardian_of(worker.pid) not in (0, first), timeout_s=60)
+        assert wait_until(lambda: guardian_of(worker.pid) not in (0, first))
     bench.put(task)
     bench.began("kind")
 

@@ -182,8 +182,8 @@ def test_task_whose_every_record_is_refused_stops_neither_the_worker_nor_the_oth
 
     bench.put(poison, good)
     with bench.running(over=lambda queue: Picky(queue, refuse)) as running:
-        assert wait_until(lambda: bench.records.find(good.id, 1) is not None, timeout_s=60)
-        assert wait_until(lambda: any(poison.id in event["what"] for event in bench.events("trouble")), timeout_s=60), (
+        assert wait_until(lambda: bench.records.find(good.id, 1) is not None)
+        assert wait_until(lambda: any(poison.id in event["what"] for event in bench.events("trouble"))), (
             bench.log.getvalue()
         )
         running.worker.stop("enough")
@@ -211,10 +211,10 @@ def test_store_that_refuses_everything_for_a_while_loses_no_result_and_nothing_m
             raise StoreUnavailable("403 Forbidden", retryable=False)
 
     with bench.running(over=lambda queue: Picky(queue, refuse), look_ahead=0) as running:
-        assert wait_until(lambda: len(tries) > 40, timeout_s=60)
+        assert wait_until(lambda: len(tries) > 40)
         begun = (bench.code / "order").read_text().split()
         allowed.set()
-        assert wait_until(lambda: bench.records.totals(EXPERIMENT).counts[TaskState.SUCCEEDED] == 20, timeout_s=60)
+        assert wait_until(lambda: bench.records.totals(EXPERIMENT).counts[TaskState.SUCCEEDED] == 20)
         running.worker.stop()
         result = running.join()
 
@@ -240,10 +240,10 @@ def test_an_end_is_said_and_counted_once_it_is_recorded(bench: Bench) -> None:
         return [event["task"] for kind in ("attempt_succeeded", "attempt_ended") for event in bench.events(kind)]
 
     with bench.running(over=lambda queue: Picky(queue, refuse), slots=2, reuse_process=True) as running:
-        assert wait_until(lambda: 2 in tries, timeout_s=60)
+        assert wait_until(lambda: 2 in tries)
         early = said()
         allowed.set()
-        assert wait_until(lambda: len(said()) == 2, timeout_s=60)
+        assert wait_until(lambda: len(said()) == 2)
         running.worker.stop()
         result = running.join()
 
@@ -337,9 +337,9 @@ def test_worker_whose_queue_cannot_say_what_is_due_waits_and_takes_what_comes(be
 
     task = bench.function("give", 1)
     with bench.running(over=lambda queue: Picky(queue, refuse)) as running:
-        assert wait_until(lambda: bool(bench.events("trouble")), timeout_s=60)
+        assert wait_until(lambda: bool(bench.events("trouble")))
         bench.put(task)
-        assert wait_until(lambda: bench.records.find(task.id, 1) is not None, timeout_s=60)
+        assert wait_until(lambda: bench.records.find(task.id, 1) is not None)
         running.worker.stop()
         assert running.join().exit_code == 0
 
@@ -358,7 +358,7 @@ def test_worker_asked_to_leave_while_its_store_is_away_leaves_after_the_grace_an
     task = bench.function("give", 1)
     bench.put(task)
     with bench.running(over=lambda queue: Picky(queue, away), grace=timedelta(seconds=0.5)) as running:
-        assert wait_until(lambda: bool(bench.events("trouble")), timeout_s=60)
+        assert wait_until(lambda: bool(bench.events("trouble")))
         running.worker.stop("SIGTERM")
         result = running.join()
 
@@ -378,9 +378,9 @@ def test_worker_asked_to_leave_records_what_its_store_takes_within_the_grace(ben
             away(name, args)
 
     with bench.running(over=lambda queue: Picky(queue, refuse), grace=timedelta(minutes=10)) as running:
-        assert wait_until(lambda: bool(bench.events("trouble")), timeout_s=60)
+        assert wait_until(lambda: bool(bench.events("trouble")))
         running.worker.stop("SIGTERM")
-        assert wait_until(lambda: bool(bench.events("worker_draining")), timeout_s=60)
+        assert wait_until(lambda: bool(bench.events("worker_draining")))
         back.set()
         running.join()
 
@@ -472,7 +472,7 @@ def serve(queue: Any, turns: Turns, *, until: Callable[[], bool], **options: Any
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:
-        assert wait_until(until, timeout_s=60)
+        assert wait_until(until)
     finally:
         worker.stop()
         worker.stop()
@@ -606,11 +606,11 @@ def test_loop_sleeps_after_a_second_signal_while_its_store_is_away(bench: Bench)
     )
     thread = threading.Thread(target=worker.run)
     thread.start()
-    assert wait_until(lambda: bool(calls["settle"]), timeout_s=60)
+    assert wait_until(lambda: bool(calls["settle"]))
     worker.stop()
     worker.stop()
     seen = len(calls["settle"])
-    assert wait_until(lambda: len(calls["settle"]) >= seen + 2, timeout_s=60)
+    assert wait_until(lambda: len(calls["settle"]) >= seen + 2)
     worker.stop()
     thread.join(240)
 
@@ -736,8 +736,8 @@ def test_worker_that_could_read_its_orders_before_goes_by_those_and_goes_on(
     bench.put(task)
     with bench.running(over=lambda queue: put_behind(queue, refuse, remote=False)) as running:
         bench.began("slow")
-        assert wait_until(lambda: len(calls["control"]) >= 3, timeout_s=60)
+        assert wait_until(lambda: len(calls["control"]) >= 3)
         bench.let_go("slow")
-        assert wait_until(lambda: bench.records.find(task.id, 1) is not None, timeout_s=60)
+        assert wait_until(lambda: bench.records.find(task.id, 1) is not None)
         running.worker.stop()
         assert running.join().exit_code == 0

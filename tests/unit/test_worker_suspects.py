@@ -78,7 +78,7 @@ def test_tasks_that_were_lost_together_run_side_by_side_again(bench: Bench, queu
             bench.began(name)  # None was let go, so all four run.
         for name in names:
             bench.let_go(name)
-        assert wait_until(lambda: all(bench.records.find(task.id, 1) for task in lost), timeout_s=60)
+        assert wait_until(lambda: all(bench.records.find(task.id, 1) for task in lost))
 
 
 def test_line_goes_on_while_a_suspect_waits_for_a_free_moment(bench: Bench, queue: Queue) -> None:
@@ -90,10 +90,10 @@ def test_line_goes_on_while_a_suspect_waits_for_a_free_moment(bench: Bench, queu
     queue.put([long, *behind])
 
     with bench.running(slots=2):
-        assert wait_until(lambda: all(bench.records.find(task.id, 1) for task in behind), timeout_s=60)
+        assert wait_until(lambda: all(bench.records.find(task.id, 1) for task in behind))
         assert bench.records.find(suspect.id, 1) is None
         bench.let_go("long")
-        assert wait_until(lambda: bench.records.find(suspect.id, 1) is not None, timeout_s=60)
+        assert wait_until(lambda: bench.records.find(suspect.id, 1) is not None)
 
     assert (bench.code / "order").read_text().split()[-1] == "suspect"
 
@@ -109,7 +109,7 @@ def test_suspect_that_has_waited_gets_the_next_slot_beside_what_runs(
 
     with bench.running(slots=2):
         bench.began("long")
-        assert wait_until(lambda: bench.records.find(suspect.id, 1) is not None, timeout_s=60)
+        assert wait_until(lambda: bench.records.find(suspect.id, 1) is not None)
         assert bench.records.find(long.id, 1) is None
         bench.let_go("long")
 
@@ -134,7 +134,7 @@ def test_suspect_that_has_waited_gets_a_slot_though_quick_tasks_never_end(
         return bench.records.find(suspect.id, 1) is not None
 
     with bench.running(slots=2, reuse_process=reuse):
-        assert wait_until(fed, timeout_s=60)
+        assert wait_until(fed)
 
 
 def test_suspects_run_one_at_a_time_until_one_has_succeeded(bench: Bench, queue: Queue) -> None:
@@ -148,17 +148,17 @@ def test_suspects_run_one_at_a_time_until_one_has_succeeded(bench: Bench, queue:
 
     with bench.running(slots=3):
         # Their histories are read side by side, and chance decides which of them is there first.
-        assert wait_until(lambda: bool(begun()), timeout_s=60)
+        assert wait_until(lambda: bool(begun()))
         other = bench.function("give", 1)
         queue.put([other])  # Others start beside it as they come.
-        assert wait_until(lambda: bench.records.find(other.id, 1) is not None, timeout_s=60)
+        assert wait_until(lambda: bench.records.find(other.id, 1) is not None)
         (first,) = begun()
         bench.let_go(first)
         for name in names:
             bench.began(name)
         for name in names:
             bench.let_go(name)
-        assert wait_until(lambda: all(bench.records.find(task.id, 1) for task in suspects), timeout_s=60)
+        assert wait_until(lambda: all(bench.records.find(task.id, 1) for task in suspects))
 
 
 def test_more_suspects_than_slots_leave_room_for_the_line(bench: Bench, queue: Queue) -> None:
@@ -168,11 +168,11 @@ def test_more_suspects_than_slots_leave_room_for_the_line(bench: Bench, queue: Q
     queue.put([long := bench.function("wait", "long"), *(behind := [bench.function("give", n) for n in range(9)])])
 
     with bench.running(slots=3):
-        assert wait_until(lambda: all(bench.records.find(task.id, 1) for task in behind), timeout_s=60)
+        assert wait_until(lambda: all(bench.records.find(task.id, 1) for task in behind))
         assert bench.records.find(long.id, 1) is None
         for name in ("long", *(f"s{n}" for n in range(9))):
             bench.let_go(name)
-        assert wait_until(lambda: bench.records.find(long.id, 1) is not None, timeout_s=60)
+        assert wait_until(lambda: bench.records.find(long.id, 1) is not None)
 
 
 def test_task_that_was_lost_waits_before_its_next_attempt_and_the_line_does_not(bench: Bench, queue: Queue) -> None:

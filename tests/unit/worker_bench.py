@@ -146,7 +146,7 @@ class Bench:
 
     def began(self, name: str) -> None:
         """Wait until a body has begun."""
-        assert wait_until((self.code / f"{name}.began").exists, timeout_s=60), self.log.getvalue()
+        assert wait_until((self.code / f"{name}.began").exists), self.log.getvalue()
 
     def let_go(self, name: str) -> None:
         (self.code / f"{name}.go").touch()
