@@ -1074,6 +1074,9 @@ class Worker:
         elif isinstance(verdict, Drop):
             say()
             self._drop(attempt)
+            if self.queue.traits.tracks_holders:
+                # Leases there are the worker's and not each for itself: one that nobody took is ours as long as we live.
+                self._releases.append(Release(lease))
         else:
             say()
             self._count.task_released(end.reason)

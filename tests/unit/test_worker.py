@@ -15,6 +15,7 @@ import pytest
 
 import runtime.worker
 from runtime.errors import StoreUnavailable
+from runtime.heartbeat import Heartbeat
 from runtime.queues.base import Lease, Queue, Release
 from runtime.reasons import EndReason
 from runtime.records.base import Record
@@ -196,6 +197,21 @@ def test_task_that_fails_once_is_tried_again_and_counts_its_attempts(
     assert (record.state, record.attempts, record.value) == (TaskState.SUCCEEDED, 2, 2)
     [note] = bench.notes(task)
     assert (note.reason, note.message) == (EndReason.APP_FAILED, "RuntimeError: once")
+
+
+def test_task_that_fails_after_its_lease_could_not_be_renewed_is_not_kept_from_everybody(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a laptop that slept: nobody has taken the task, and this worker lives on."""
+    answers = iter([False])
+    holds = Heartbeat.holds
+    monkeypatch.setattr(Heartbeat, "holds", lambda self, token: next(answers, None) is None and holds(self, token))
+    task = bench.function("fail_first", "once")
+    bench.put(task)
+
+    bench.run()
+
+    assert bench.record(task).state is TaskState.SUCCEEDED
 
 
 def test_tasks_that_fail_in_a_row_end_the_worker_with_code_1_and_are_released(
