@@ -54,8 +54,9 @@ PREEMPTED_NOTE = "preempted"
 SETUP_FAILED = "setup_failed"
 """File of an attempt's folder that says how what comes before the command went wrong."""
 TELL_SETUP = """trap 'echo "the setup lines ended with exit code $?${BASH_COMMAND:+, at: $BASH_COMMAND}" """
-TELL_SETUP += """>"${RUNTIME_PREEMPTED_NOTE%/*}/""" + SETUP_FAILED + """"' EXIT"""
-"""Line of shell before the setup lines. A shell that gets to the command becomes it, and leaves nothing."""
+TELL_SETUP += """>"${RUNTIME_PREEMPTED_NOTE%/*}/""" + SETUP_FAILED + """"' EXIT; trap 'trap - EXIT; exit 143' TERM"""
+"""Line of shell before the setup lines. A shell that gets to the command becomes it, and leaves nothing; nor does one that is
+ended from outside, as it is where another rank has failed."""
 NAME_SETUP = 'runtime_setup="${RUNTIME_PREEMPTED_NOTE%/*}/setup.$RUNTIME_RANK"'
 """Line of shell that names the file which the shim writes for a rank with setup lines; they may change the variables."""
 END_SETUP = 'true 2>/dev/null >|"$runtime_setup"'

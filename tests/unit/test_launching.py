@@ -137,7 +137,7 @@ def test_code_is_stored_once_for_all_jobs_that_run_it(settings: Settings, tree: 
 
     root = settings.data_dir / "jobs"
     [stored] = (root / "snapshots").iterdir()
-    assert [line for line in said if line.startswith("sending")] == ["sending the code: 1 files"]
+    assert [line for line in said if line.startswith("sending")] == ["sending the code: 2 files"]
     assert (root / f"jobs/{one.id}/snapshot.tar").samefile(stored)
     assert stored.stem == hashlib.sha256(stored.read_bytes()).hexdigest()
     assert other.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED

@@ -221,6 +221,17 @@ def test_shim_whose_setup_comes_to_the_command_runs_it_and_leaves_no_mark(job: M
     assert list((made.folder / "runs/0/a0001").glob("setup*")) == []
 
 
+@pytest.mark.parametrize("wait", ["sleep 600", "while :; do :; done", "read line < $RUNTIME_OUTPUT_DIR/pipe"])
+def test_setup_that_is_ended_because_another_rank_failed_has_not_failed(job: MakeJob, wait: str) -> None:
+    up = "$RUNTIME_OUTPUT_DIR/up"
+    setup = ["mkfifo $RUNTIME_OUTPUT_DIR/pipe || true", f"if [ $RUNTIME_RANK = 1 ]; then touch {up}; {wait}; fi"]
+    made = job(f"until [ -e {up} ]; do sleep 0.01; done; exit 3", setup=setup, tasks_per_node=2)
+
+    assert made.run() == 1
+
+    assert made.results() == {0: ("app_failed", 3, 1)}
+
+
 @pytest.mark.parametrize("line", ["echo 'open", "if true; then", "echo $(", "{ true"])
 def test_setup_line_that_is_not_closed_is_told_of_without_the_lines_around_it(job: MakeJob, line: str) -> None:
     made = job("echo never", setup=["echo fine", line])
