@@ -140,6 +140,13 @@ def runs(job: JobHandle) -> bool:
     return job.state() is JobState.RUNNING and job.attempts() != []
 
 
+def is_accounted(place: Place, job: JobHandle, starts: int = 1, index: int | None = None) -> bool:
+    """Whether accounting knows that a run was started so often and runs; of a start that ends before, it may never hear."""
+    member = job.entry().natives[0].native_id + ("" if index is None else f"_{index}")
+    said = place.slurm.run("sacct", "-X", "-n", "-P", "--duplicates", "--format=State", f"--jobs={member}").split("\n")
+    return (len(said) - 1, said.count("RUNNING")) == (starts, 1)
+
+
 # what runs
 
 
@@ -412,7 +419,7 @@ def test_preempted_job_is_requeued_and_goes_on(place: Place) -> None:
         placement=Placement(nodes=("n1",)),
         grace_period=timedelta(seconds=1),
     )
-    assert wait_until(lambda: runs(job))
+    assert wait_until(lambda: runs(job) and is_accounted(place, job))
 
     place.slurm.run("sbatch", "-p", "urgent", "-w", "n1", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 2")
     status = job.wait(timeout_s=PATIENCE_S)
@@ -433,12 +440,14 @@ def test_each_preemption_of_a_member_of_an_array_is_told_with_its_own_attempt(pl
     )
     for attempt in (1, 2):
         assert wait_until(lambda n=attempt: runs(job) and len(job.attempts(1)) == n, timeout_s=PATIENCE_S)
+        assert wait_until(lambda n=attempt: is_accounted(place, job, n, index=1))
         place.slurm.run("sbatch", "-p", "urgent", "-w", "n1", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1")
         assert wait_until(lambda n=attempt: len(job.attempts(1)) == n + 1, timeout_s=PATIENCE_S)
 
     assert job.wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
     expected = ["preempted", "preempted", "succeeded"]
-    assert wait_until(lambda: told(job, 1) == expected), told(job, 1)
+    starts = ["sacct", "-X", "-n", "-P", "--duplicates", "--format=JobID,State,Start,End"]
+    assert wait_until(lambda: told(job, 1) == expected), (told(job, 1), job.attempts(1), place.slurm.run(*starts))
     assert told(job, 0) == ["succeeded"]
 
 
@@ -453,7 +462,7 @@ def is_usable(slurm: Slurm, node: str) -> bool:
 
 def test_job_on_a_node_that_goes_down_is_requeued_and_goes_on(place: Place) -> None:
     job = place.launch(f"[ $RUNTIME_ATTEMPT = 1 ] || exit 0; {FOREVER}", placement=Placement(nodes=("n4",)))
-    assert wait_until(lambda: runs(job))
+    assert wait_until(lambda: runs(job) and is_accounted(place, job))
 
     place.slurm.node(4, "down")
     try:
