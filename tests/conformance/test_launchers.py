@@ -40,12 +40,11 @@ from runtime.launchers.base import Fidelity, Keeping
 from runtime.launchers.conformance import LauncherCase, LauncherSuite, check_keeps, check_plan
 from runtime.launchers.registry import get_launcher, list_kinds
 from runtime.launching import JobHandle, read_fidelity
+from tests.services_support import PATIENCE_S
 from tests.shim_support import processes_with, signal_all
 from tests.ssh_support import SshServer
 
 TOY = Path(__file__).parents[1] / "toy_launcher"
-PATIENCE_S = 240.0
-"""Matters only when all is lost: machines that run many tests at once are slow."""
 
 
 def kill_job(job: JobHandle) -> None:

@@ -26,11 +26,10 @@ from runtime.reasons import EndReason
 from runtime.records.memory import MemoryRecords
 from runtime.snapshot import take_snapshot
 from runtime.trees import Trees
+from tests.services_support import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process trees are read from /proc")
 
-PATIENCE_S = 240.0
-"""For what comes in a moment, however slow the machine."""
 _tokens = itertools.count(1)
 # As unique as real ones: processes are also found by them.
 _PREFIX = secrets.token_hex(4)
