@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import environment, executable
-from runtime.queues.sqlite import open_sqlite
-from runtime.snapshot_cache import SETTLED_NS
-from runtime.tasks import TaskState
+from runtime.queues.sqlite.queue import open_sqlite
+from runtime.snapshots.cache import SETTLED_NS
+from runtime.tasks.model import TaskState
 
 _HPC = '[targets.hpc]\nkind = "slurm"\nrecords = "{records}"\nflags = ["--hold"]\n'
 _OTHERS = (

@@ -30,9 +30,9 @@ def main() -> None:
 
 
 def run_program() -> None:
-    from infra.config import read_settings
     from infra.export import export
     from infra.program import build
+    from infra.settings.model import read_settings
 
     try:
         export(build(read_settings()))

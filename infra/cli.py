@@ -13,8 +13,8 @@ from runtime.errors import RequestRefused, RuntimeFailure, UnknownName
 PROGRAM: Final = "python -m infra"
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
-    "check": ("infra.check_command", "what a stack would make, without an engine, an account or a network"),
-    "preflight": ("infra.preflight", "whether its Google project would let it be made; reads only"),
+    "check": ("infra.check.command", "what a stack would make, without an engine, an account or a network"),
+    "preflight": ("infra.preflight.command", "whether its Google project would let it be made; reads only"),
 }
 """Verb → module with `main(args) -> int`, and a line of help."""
 

@@ -7,8 +7,8 @@ from typing import Any, cast
 import pulumi
 
 from infra.components.records import CONTRACT
-from infra.config import Role
 from infra.program import Built
+from infra.settings.model import Role
 from runtime.outputs import (
     OUTPUT_NAME,
     SCHEMA,

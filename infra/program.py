@@ -20,8 +20,8 @@ from infra.components.registry import Registry, RegistryArgs
 from infra.components.secret import Secret, SecretArgs
 from infra.components.site import Site
 from infra.components.workspace import Workspace, WorkspaceArgs
-from infra.config import KubernetesSettings, Role, Settings
 from infra.naming import Names, labels
+from infra.settings.model import KubernetesSettings, Role, Settings
 
 Members = dict[str, pulumi.Input[str]]
 

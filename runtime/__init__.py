@@ -6,14 +6,14 @@ TYPE_CHECKING = False  # A worker's guardian, and so each of its children, does 
 if TYPE_CHECKING:
     from typing import Any
 
-    from runtime.context import current_attempt
+    from runtime.client.jobs.launch import JobHandle, launch
+    from runtime.client.tasks.submit import submit, wait
     from runtime.errors import RuntimeFailure
-    from runtime.jobs import JobSpec
-    from runtime.launching import JobHandle, launch
-    from runtime.stacks import open_stack
-    from runtime.submission import submit, wait
-    from runtime.worker import WorkerOptions, run_worker
-    from runtime.workflows import workflow
+    from runtime.jobs.spec import JobSpec
+    from runtime.stack.find import open_stack
+    from runtime.tasks.workflows import workflow
+    from runtime.worker.attempts.context import current_attempt
+    from runtime.worker.worker import WorkerOptions, run_worker
 
 __version__ = "0.1.0"
 
@@ -32,17 +32,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "JobHandle": "runtime.launching",
-    "JobSpec": "runtime.jobs",
+    "JobHandle": "runtime.client.jobs.launch",
+    "JobSpec": "runtime.jobs.spec",
     "RuntimeFailure": "runtime.errors",
-    "WorkerOptions": "runtime.worker",
-    "current_attempt": "runtime.context",
-    "launch": "runtime.launching",
-    "open_stack": "runtime.stacks",
-    "run_worker": "runtime.worker",
-    "submit": "runtime.submission",
-    "wait": "runtime.submission",
-    "workflow": "runtime.workflows",
+    "WorkerOptions": "runtime.worker.worker",
+    "current_attempt": "runtime.worker.attempts.context",
+    "launch": "runtime.client.jobs.launch",
+    "open_stack": "runtime.stack.find",
+    "run_worker": "runtime.worker.worker",
+    "submit": "runtime.client.tasks.submit",
+    "wait": "runtime.client.tasks.submit",
+    "workflow": "runtime.tasks.workflows",
 }
 
 

@@ -11,13 +11,11 @@ RuntimeFailure                      what the command line prints; `exit_code`, `
 │   └── NotPossible                 a state or a backend rules it out
 │       └── PartTaken               other tasks were submitted at that place of the experiment
 ├── WorkFailed            exit 1    the work itself failed
-├── InfrastructureFailure exit 3    a service, disk or network failed; `retryable` says if again may help
-│   ├── QueueUnavailable
-│   ├── StoreUnavailable
-│   │   └── StoreBroken             a task file that is damaged, replaced or gone: again cannot help
-│   └── StoreUnsafe                 a store that broke its promise, such as create-only
-├── LeaseLost             exit 3    another holds the task now, or its record exists
-└── RecordExists          exit 3    the first commit won and it was not ours
+└── InfrastructureFailure exit 3    a service, disk or network failed; `retryable` says if again may help
+    ├── QueueUnavailable
+    ├── StoreUnavailable
+    │   └── StoreBroken             a task file that is damaged, replaced or gone: again cannot help
+    └── StoreUnsafe                 a store that broke its promise, such as create-only
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runtime.records.base import Record
+    pass
 
 
 class RuntimeFailure(Exception):
@@ -178,25 +176,3 @@ class StoreBroken(StoreUnavailable):
 
 class StoreUnsafe(InfrastructureFailure):
     pass
-
-
-class LeaseLost(RuntimeFailure):
-    """The lease is another's now. Nothing was written for it and the caller drops its result."""
-
-    def __init__(self, task_id: str, holder: str | None) -> None:
-        self.task_id, self.holder = task_id, holder
-        super().__init__(
-            f"lease on task `{task_id}` passed to " + (f"worker `{holder}`" if holder else "nobody: it is settled"),
-            facts=["result discarded, nothing written"],
-        )
-
-
-class RecordExists(RuntimeFailure):
-    """Another attempt's record was first; `record` is that one."""
-
-    def __init__(self, record: Record) -> None:
-        self.record = record
-        super().__init__(
-            f"task `{record.task_id}` already has a record: {record.state}",
-            facts=[f"generation {record.generation}, by worker `{record.worker}`", "result discarded, nothing written"],
-        )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.ssh_support import SshServer
 
 # Asserts of the suite that ships with the package say what they saw, as those of this folder do.
-pytest.register_assert_rewrite("runtime.launchers.conformance")
+pytest.register_assert_rewrite("runtime.testing.launchers")
 
 # How long an example takes says more about the machine than about us.
 hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -40,17 +40,17 @@ LONGEST = (
     "services/test_images.py",
     "services/test_launcher_kubernetes.py",
     "services/test_launcher_slurm.py",
-    "unit/test_shim.py",
+    "unit/shim/test_shim.py",
     "services/test_queue_pubsub.py",
     "services/test_failures_worker.py",
     "services/test_failures_queue.py",
     "conformance/test_launchers.py",
     "services/test_failures_tasks.py",
     "services/test_soak.py",
-    "unit/test_cli_jobs.py",
+    "unit/cli/test_cli_jobs.py",
     "infra/test_check.py",
     "infra/test_render_startup.py",
-    "unit/test_records_bucket.py",
+    "unit/records/test_records_bucket.py",
 )
 
 

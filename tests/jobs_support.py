@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from runtime.cli.main import main
-from runtime.launchers import order
+from runtime.jobs import order
 from tests.shim_support import processes_with, signal_all, wait_for
 
 
@@ -51,7 +51,7 @@ def as_somebody_else(root: Path, *, hidden: str, shown: str = "") -> Iterator[No
 def launch_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs of this machine that are launched from now on leave their files as versions did that knew of no folding."""
     make = order.make_order
-    monkeypatch.setattr("runtime.launchers.processes.make_order", lambda *a, **k: {**make(*a, **k), "fold": False})
+    monkeypatch.setattr("runtime.launchers.processes.base.make_order", lambda *a, **k: {**make(*a, **k), "fold": False})
 
 
 @dataclass

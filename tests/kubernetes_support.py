@@ -19,7 +19,7 @@ import yaml
 from kubernetes import client, dynamic
 from kubernetes.client.exceptions import ApiException
 
-from infra.recording import Registration
+from infra.check.recording import Registration
 from tests.services_support import PATIENCE_S, wait_until
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "kubernetes"

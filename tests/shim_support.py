@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.services_support import PATIENCE_S, wait_until
 
-SHIM = Path(__file__).parents[1] / "runtime" / "shim.py"
+SHIM = Path(__file__).parents[1] / "runtime" / "shim" / "shim.py"
 CALL = "sys.exit(shim.main(sys.argv[1:]))"
 CLOCK = """
 import time

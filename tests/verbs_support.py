@@ -6,21 +6,23 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from runtime.queues.base import Lease, Queue, Release, Settlement
+from runtime.queues.base import Queue
 from runtime.queues.memory import MemoryQueue
-from runtime.queues.sqlite import SqliteQueue, open_sqlite
+from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.reasons import EndReason
-from runtime.records.base import EndedNote, Record, RecordStore, StartedMark, WorkerSeen
+from runtime.records.base import RecordStore, WorkerSeen
 from runtime.records.memory import MemoryRecords
-from runtime.tasks import Task, TaskState, encode_task
+from runtime.tasks.history import EndedNote, Record, StartedMark, mark_of
+from runtime.tasks.lease import Lease, Release, Settlement
+from runtime.tasks.model import Task, TaskState
+from runtime.tasks.wire import encode_task
 from runtime.testing import FakeClock
-from runtime.verdict import mark_of
 
 TTL = timedelta(seconds=30)
 
 
 class Bench:
-    """Satisfies `runtime.status.Stack`."""
+    """Satisfies `runtime.client.tasks.status.Stack`."""
 
     name = "bench"
     default_queue = "default"

@@ -139,7 +139,7 @@ def two_processes(work: Any) -> dict[str, float]:
 def contention_ours(folder: Path, *, n: int) -> dict[str, float]:
     """The same through our queue: settle with the record and claim the next, two processes at once."""
     from benchmarks.peers.ours import make_task
-    from runtime.queues.sqlite import open_sqlite
+    from runtime.queues.sqlite.queue import open_sqlite
 
     path = folder / "local.db"
     queue, _ = open_sqlite(path)
@@ -155,11 +155,11 @@ def contention_ours(folder: Path, *, n: int) -> dict[str, float]:
 def _claims(path: Path) -> list[float]:
     from datetime import UTC, datetime, timedelta
 
-    from runtime.queues.base import Settlement
-    from runtime.queues.sqlite import open_sqlite
+    from runtime.queues.sqlite.queue import open_sqlite
     from runtime.reasons import EndReason
-    from runtime.records.base import Record
-    from runtime.tasks import TaskState
+    from runtime.tasks.history import Record
+    from runtime.tasks.lease import Settlement
+    from runtime.tasks.model import TaskState
 
     queue, _ = open_sqlite(path)
     worker = f"w-{os.getpid()}"
@@ -192,11 +192,11 @@ def drain_ours(folder: Path, *, n: int, claim: int = 1, durability: str = "full"
     from datetime import UTC, datetime, timedelta
 
     from benchmarks.peers.ours import make_task
-    from runtime.queues.base import Settlement
-    from runtime.queues.sqlite import open_sqlite
+    from runtime.queues.sqlite.queue import open_sqlite
     from runtime.reasons import EndReason
-    from runtime.records.base import Record
-    from runtime.tasks import TaskState
+    from runtime.tasks.history import Record
+    from runtime.tasks.lease import Settlement
+    from runtime.tasks.model import TaskState
 
     queue, _ = open_sqlite(folder / "local.db", durability=durability)  # type: ignore[arg-type]
     for begin in range(0, n, 1000):

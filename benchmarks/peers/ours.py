@@ -93,7 +93,7 @@ def worker_options(options: Any) -> list[str]:
 
 def make_task(body: str, index: int, *arguments: Any) -> Any:
     """As `runtime.submit` makes it: identified by its experiment and its entry."""
-    from runtime.tasks import FunctionEntry, Task, task_id
+    from runtime.tasks.model import FunctionEntry, Task, task_id
 
     entry = FunctionEntry(f"benchmarks.bodies:{body}", (index, *arguments))
     return Task(id=task_id(EXPERIMENT, entry=entry), entry=entry, experiment=EXPERIMENT)

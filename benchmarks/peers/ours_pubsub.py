@@ -67,7 +67,7 @@ class OursPubsub(ProcessPeer):
 def open_queue(topic: str, subscription: str) -> Any:
     """With records in this process's memory."""
     from runtime.outputs import PubSubQueueOutput
-    from runtime.queues.pubsub import open_pubsub
+    from runtime.queues.pubsub.queue import open_pubsub
     from runtime.records.memory import MemoryRecords
 
     return open_pubsub(PubSubQueueOutput(topic=topic, subscription=subscription), records=MemoryRecords())

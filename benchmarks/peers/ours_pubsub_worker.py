@@ -11,7 +11,7 @@ from benchmarks.peers.ours_pubsub import open_queue
 
 
 def work(topic: str, subscription: str) -> None:
-    from runtime.worker import WorkerOptions, run_worker
+    from runtime.worker.worker import WorkerOptions, run_worker
 
     run_worker(open_queue(topic, subscription), WorkerOptions(reuse_process=True))
 
@@ -19,10 +19,10 @@ def work(topic: str, subscription: str) -> None:
 def loop(topic: str, subscription: str) -> None:
     import select
 
-    from runtime.queues.base import Settlement
     from runtime.reasons import EndReason
-    from runtime.records.base import Record
-    from runtime.tasks import FunctionEntry, TaskState
+    from runtime.tasks.history import Record
+    from runtime.tasks.lease import Settlement
+    from runtime.tasks.model import FunctionEntry, TaskState
 
     queue = open_queue(topic, subscription)
     worker = f"w-{os.getpid()}"

@@ -28,7 +28,7 @@ def make_names(place: Place) -> tuple[str, str]:
 def encode(body: str, index: int) -> bytes:
     """The same bytes that ours publishes."""
     from benchmarks.peers.ours import make_task
-    from runtime.tasks import encode_task
+    from runtime.tasks.wire import encode_task
 
     return encode_task(make_task(body, index)).encode()
 

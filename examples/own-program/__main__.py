@@ -9,8 +9,8 @@ import pulumi_gcp
 from infra.components.queue import Queue, QueueArgs
 from infra.components.records import Records, RecordsArgs
 from infra.components.site import Site
-from infra.config import QueueSettings, RecordsSettings
 from infra.naming import Names, labels
+from infra.settings.model import QueueSettings, RecordsSettings
 
 config = pulumi.Config()
 project, region = config.require("project"), config.require("region")

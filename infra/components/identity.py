@@ -12,7 +12,7 @@ from pulumi_gcp import projects, serviceaccount
 
 from infra.components.apis import Apis, find_needs
 from infra.components.site import Site
-from infra.config import AccessSettings, Role, ensure_valid
+from infra.settings.model import AccessSettings, Role, ensure_valid
 
 TITLES: Final = {
     Role.WORKER: "Serves queues",

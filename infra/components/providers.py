@@ -6,8 +6,8 @@ import pulumi
 import pulumi_gcp
 import pulumi_kubernetes
 
-from infra.config import KubernetesSettings, Settings
 from infra.naming import shorten
+from infra.settings.model import KubernetesSettings, Settings
 from runtime.errors import NotPossible
 
 

@@ -11,7 +11,7 @@ from pulumi_gcp import projects, pubsub
 
 from infra.components.apis import Apis, find_needs
 from infra.components.site import Site
-from infra.config import QueueSettings, ensure_valid
+from infra.settings.model import QueueSettings, ensure_valid
 
 PUBLISHER: Final = "roles/pubsub.publisher"
 SUBSCRIBER: Final = "roles/pubsub.subscriber"

@@ -16,10 +16,10 @@ from pulumi_gcp import artifactregistry, compute, projects, secretmanager, servi
 
 from infra.components.apis import Apis
 from infra.components.site import UNREAD, Site
-from infra.config import HeadSettings, ensure_valid
 from infra.render.autoscaler import render_autoscaler
 from infra.render.cluster import HEAD_TYPE, PORTS, Cluster, SecretReference
 from infra.render.startup import head_metadata, pool_outputs
+from infra.settings.model import HeadSettings, ensure_valid
 
 HEAD_PERMISSIONS: Final = (
     "compute.instances.get",

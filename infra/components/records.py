@@ -11,7 +11,7 @@ from pulumi_gcp import storage
 
 from infra.components.apis import Apis, find_needs
 from infra.components.site import Site
-from infra.config import RecordsSettings, ensure_valid
+from infra.settings.model import RecordsSettings, ensure_valid
 
 USER: Final = "roles/storage.objectUser"
 READER: Final = "roles/storage.objectViewer"

@@ -11,7 +11,7 @@ from pulumi_gcp import secretmanager
 
 from infra.components.apis import Apis, find_needs
 from infra.components.site import Site
-from infra.config import SecretSettings, ensure_valid
+from infra.settings.model import SecretSettings, ensure_valid
 
 ACCESSOR: Final = "roles/secretmanager.secretAccessor"
 KEEPER_ROLES: Final = {"viewer": "roles/secretmanager.viewer", "manager": "roles/secretmanager.secretVersionManager"}

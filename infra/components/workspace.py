@@ -14,8 +14,8 @@ from typing import Any, Final
 import pulumi
 from pulumi_kubernetes import core, meta, networking, rbac
 
-from infra.config import ClaimSettings, NamespaceSettings, ensure_valid
-from infra.settings_rules import quantity
+from infra.settings.model import ClaimSettings, NamespaceSettings, ensure_valid
+from infra.settings.rules import quantity
 from runtime.errors import InvalidValue
 
 SERVICE_ACCOUNT: Final = "runtime-job"

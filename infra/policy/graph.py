@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from infra.recording import STACK_TYPE, Registration
+from infra.check.recording import STACK_TYPE, Registration
 
 PROVIDER_PREFIX = "pulumi:providers:"
 

@@ -30,9 +30,9 @@ from pulumi_policy import (
 )
 from pulumi_policy.proxy import UnknownValueError
 
-from infra.config import settings_from
+from infra.check.recording import UNKNOWN, Registration
 from infra.policy.rules import RULES, Bounds, Rule, apply_rule, bounds_of
-from infra.recording import UNKNOWN, Registration
+from infra.settings.model import settings_from
 from runtime.errors import RuntimeFailure
 
 PACK: Final = "research-runtime"

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from infra.config import Settings
+from infra.check.recording import Registration, Secret, Unknown
 from infra.naming import MAKER, MANAGED_BY, STACK_LABEL
 from infra.policy.graph import PROVIDER_PREFIX, Graph
-from infra.recording import Registration, Secret, Unknown
-from infra.settings_rules import quantity
+from infra.settings.model import Settings
+from infra.settings.rules import quantity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import yaml
 
-from infra.config import Capacity, PoolSettings
+from infra.machine.machine import PUBLIC_KEY_MARK
 from infra.render import units
 from infra.render.cluster import HEAD_TYPE, Cluster, chips_per_host, partial_url
-from infra.render.machine import PUBLIC_KEY_MARK
 from infra.render.startup import node_metadata
+from infra.settings.model import Capacity, PoolSettings
 from runtime.errors import InvalidValue
 
 SSH_USER: Final = "ray"

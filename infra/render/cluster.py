@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from infra.config import PoolSettings
+from infra.settings.model import PoolSettings
 from runtime.errors import InvalidValue
 
 HEAD_TYPE: Final = "ray_head"

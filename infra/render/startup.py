@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Final
 
-from infra.config import PoolSettings
 from infra.render import units
 from infra.render.cluster import PORTS, Cluster
+from infra.settings.model import PoolSettings
 from runtime.errors import InvalidValue
 from runtime.outputs import ClusterOutput, StackOutputs, encode_outputs
 
@@ -40,7 +40,7 @@ class InstalledFile:
 
 def render_machine() -> str:
     """The program that heads and nodes run; as it lies in this package."""
-    return resources.files("infra.render").joinpath("machine.py").read_text(encoding="utf-8")
+    return resources.files("infra.machine").joinpath("machine.py").read_text(encoding="utf-8")
 
 
 def render_settings(cluster: Cluster) -> str:

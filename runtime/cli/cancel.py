@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from runtime.cancel import Cancelled
-from runtime.cancel import cancel as cancel_one
 from runtime.cli.commands import OutputOption, StackOption, YesOption
-from runtime.cli.jobs import OnOption, OthersOption, is_job, open_job, short
+from runtime.cli.render.jobs import OnOption, OthersOption, is_job, open_job, short
 from runtime.cli.show import Output, confirm, format_count, note, note_skew, print_list
+from runtime.client.identify import Kind, identify, recall_last
+from runtime.client.tasks.cancel import Cancelled
+from runtime.client.tasks.cancel import cancel as cancel_one
 from runtime.errors import RequestRefused
-from runtime.identify import Kind, identify, recall_last
 from runtime.records.totals import Tally, open_tasks
-from runtime.stacks import open_stack
-from runtime.tasks import TaskState
+from runtime.stack.find import open_stack
+from runtime.tasks.model import TaskState
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
-    from runtime.jobs import JobState
+    from runtime.jobs.spec import JobState
 
 LEFT_OVER: Final = 3
 
@@ -114,14 +114,14 @@ def _cancel_jobs(
 def _cancel_job(
     text: str, indices: Sequence[int], *, release: bool, others: bool, on: str | None, yes: bool
 ) -> CancelledJob:
-    from runtime.jobs import JobState
-    from runtime.jobview import check_index, check_owner, judge_job, release_index
+    from runtime.client.jobs.status import check_index, check_owner, release_index
+    from runtime.jobs.identity import owner_name
+    from runtime.jobs.spec import JobState
     from runtime.launchers.base import Sweeps
-    from runtime.launching import owner_name
     from runtime.reasons import EndReason
 
     with open_job(text, on) as job:
-        status, _ = judge_job(job)
+        status, _ = job.look()
         check_owner(status.entry, owner_name(), others=others, verb="cancel")
         for each in indices:
             check_index(status.entry, each)

@@ -12,7 +12,7 @@ from runtime.cli.commands import OutputOption, StackOption, new_app
 from runtime.cli.show import Output, format_count, note, print_list
 from runtime.config import load_settings
 from runtime.errors import NotPossible, UnknownName
-from runtime.stacks import find_stack
+from runtime.stack.find import find_stack
 from runtime.units import parse_duration
 from runtime.values import dataclass
 
@@ -75,7 +75,7 @@ def reap(
       runtime cluster reap --cluster main -o json
     """
     from runtime.clusters.reaper import Reaper
-    from runtime.google_api import GoogleApi
+    from runtime.stack.google_api import GoogleApi
 
     bound = parse_duration(longest_creation, field="--longest-creation")
     settings = load_settings()

@@ -45,7 +45,7 @@ def phoebe(
       runtime convert phoebe multi-seed-template.yaml launch-multi-seed.py --to jobs
       runtime launch --on phoebe -f jobs/job.yaml
     """
-    from runtime.launchers.kubernetes.phoebe import convert, read_runs, render, render_lines
+    from runtime.launchers.kubernetes.convert import convert, read_runs, render, render_lines
 
     listed = read_runs(_read(runs), source=str(runs)) if runs else []
     made = convert(_load(template), listed, lines_file=LINES_FILE)
@@ -85,7 +85,7 @@ def _read(path: Path) -> str:
 def _load(path: Path) -> Any:
     import yaml
 
-    from runtime.jobs import describe_syntax
+    from runtime.jobs.spec_file import describe_syntax
 
     try:
         documents = [each for each in yaml.safe_load_all(_read(path)) if each is not None]

@@ -16,8 +16,8 @@ from runtime.errors import RequestRefused
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from runtime.doctor import Line
-    from runtime.recovery import Recovered
+    from runtime.client.doctor import Line
+    from runtime.client.recovery import Recovered
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -47,7 +47,7 @@ def doctor(
       runtime doctor --recover
       runtime doctor -o json | jq -r '.[] | select(.verdict == "fail") | .fix'
     """
-    from runtime.doctor import Verdict, examine
+    from runtime.client.doctor import Verdict, examine
 
     if recover:
         return _recover(file, stack, output)
@@ -90,8 +90,8 @@ def _print_lines(lines: Iterable[Line]) -> None:
 
 
 def _recover(file: Path | None, stack: str | None, output: Output) -> int:
-    from runtime.doctor import find_task_file
-    from runtime.recovery import recover
+    from runtime.client.doctor import find_task_file
+    from runtime.client.recovery import recover
 
     path = file or find_task_file(stack, load_settings())
     done = recover(path)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from runtime.cli.commands import OutputOption, StackOption
-from runtime.cli.jobs import OnOption, is_job, open_job, short
+from runtime.cli.render.jobs import OnOption, is_job, open_job, short
 from runtime.cli.show import Output, format_count, format_size, note, print_list, progress
 from runtime.errors import RuntimeFailure
 
 if TYPE_CHECKING:
-    from runtime.fetching import Fetched, RemoteFile
-    from runtime.launchers.hosts import Files
+    from runtime.client.fetch import Fetched, RemoteFile
+    from runtime.jobs.hosts.base import Files
 
 COLUMNS = {"FILE": lambda one: one.path, "SIZE": lambda one: format_size(one.size_bytes), "WHAT": lambda one: one.what}
 
@@ -47,7 +47,7 @@ def fetch(
       runtime fetch j-91c0 results --index 3
       runtime fetch t-3f2a results
     """
-    from runtime.fetching import list_outputs, list_task, name_folder
+    from runtime.client.fetch import list_outputs, list_task, name_folder
 
     if not is_job(what):
         task, files, listed = list_task(what, stack=stack)
@@ -62,7 +62,7 @@ def fetch(
 
 
 def _fetch(files: Files, listed: Sequence[RemoteFile], folder: Path, *, overwrite: bool, output: Output) -> int:
-    from runtime.fetching import fetch, refuse_differing
+    from runtime.client.fetch import fetch, refuse_differing
 
     done: list[Fetched] = []
     try:

@@ -9,7 +9,7 @@ import typer
 
 from runtime.cli.cancel import LEFT_OVER
 from runtime.cli.commands import OutputOption, YesOption
-from runtime.cli.jobs import OthersOption
+from runtime.cli.render.jobs import OthersOption
 from runtime.cli.show import Output, confirm, format_count, format_size, note, print_list
 from runtime.units import parse_duration
 
@@ -44,12 +44,13 @@ def gc(
       runtime gc --older-than 7d --yes
       runtime gc --on hpc --older-than 90d
     """
-    from runtime.collecting import find_garbage, fold, remove
+    from runtime.client.jobs.gc import find_garbage, fold, remove
+    from runtime.client.jobs.launch import forget_job, make_context
+    from runtime.client.jobs.roots import open_target
+    from runtime.client.jobs.targets import find_target
     from runtime.config import load_settings
+    from runtime.jobs.identity import owner_name
     from runtime.launchers.registry import get_launcher
-    from runtime.launchers.roots import open_target
-    from runtime.launching import forget_job, make_context, owner_name
-    from runtime.targets import find_target
 
     span = parse_duration(older_than, field="older-than")
     settings, now, me = load_settings(), datetime.now(UTC), owner_name()

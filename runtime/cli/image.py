@@ -205,7 +205,7 @@ def list_(
 def _targets(
     stack: str | None, registry: str | None = None, regions: list[str] | None = None
 ) -> tuple[StackOutputs, list[Target]]:
-    from runtime.stacks import find_stack
+    from runtime.stack.find import find_stack
 
     outputs = find_stack(stack).outputs
     return outputs, find_targets(outputs, registry=registry, regions=regions or ())

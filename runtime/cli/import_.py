@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from runtime.cli.commands import OutputOption
-from runtime.cli.jobs import short
+from runtime.cli.render.jobs import short
 from runtime.cli.show import Output, note, print_list
 
 COLUMNS = {
@@ -33,8 +33,8 @@ def import_(
       runtime launch --on hpc -f job.yaml --export bundle
       runtime import /scratch/ada/bundle --on hpc
     """
+    from runtime.client.jobs.bundles import import_bundle
     from runtime.config import load_settings
-    from runtime.importing import import_bundle
 
     found = import_bundle(folder, on, load_settings())
     print_list(found, COLUMNS, output)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from runtime.cli.commands import OutputOption
-from runtime.cli.jobs import IndexOption, OnOption, OthersOption, open_job, short
+from runtime.cli.render.jobs import IndexOption, OnOption, OthersOption, open_job, short
 from runtime.cli.show import Output, note, print_json
 from runtime.errors import InvalidValue, NotPossible
 
 if TYPE_CHECKING:
-    from runtime.launchers.base import NativeState
+    from runtime.jobs.plan import NativeState
 
 WAYS: Final = ("preempt", "timeout", "node-loss", "oom")
 PATIENCE_S: Final = 180.0
@@ -39,11 +39,13 @@ def interrupt(
       runtime interrupt j-91c0 --as preempt
       runtime interrupt j-91c0 --as timeout --index 3
     """
+    from runtime.client.jobs.retry import start_anew
+    from runtime.client.jobs.status import check_index, check_owner
     from runtime.config import load_settings
-    from runtime.jobview import check_index, check_owner
-    from runtime.launchers.base import Fidelity, Interrupts
-    from runtime.launching import newest_natives, owner_name
-    from runtime.rerun import start_anew
+    from runtime.jobs.identity import owner_name
+    from runtime.jobs.ledger import newest_natives
+    from runtime.jobs.plan import Fidelity
+    from runtime.launchers.base import Interrupts
 
     if as_ not in WAYS:
         raise InvalidValue("--as", as_, ", ".join(WAYS))

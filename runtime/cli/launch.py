@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from runtime.cli.commands import OutputOption
-from runtime.cli.jobs import detached, short, stuck_teller, write_bytes
+from runtime.cli.render.jobs import detached, short, stuck_teller, write_bytes
 from runtime.cli.show import Output, note, print_json
 from runtime.errors import InvalidValue, RequestRefused
 
 if TYPE_CHECKING:
+    from runtime.client.jobs.launch import JobHandle, LaunchOptions
     from runtime.config import Settings
-    from runtime.jobs import JobSpec
-    from runtime.launchers.base import LaunchPlan
-    from runtime.launching import JobHandle, LaunchOptions
-    from runtime.ledger import JobStatus
+    from runtime.jobs.ledger import JobStatus
+    from runtime.jobs.plan import LaunchPlan
+    from runtime.jobs.spec import JobSpec
 
 INTERRUPTED: Final = 130
 TIMED_OUT: Final = 124
@@ -132,12 +132,12 @@ def launch(
       runtime launch --on hpc -f job.yaml --dry-run
       runtime launch --schema > job.schema.json
     """
+    from runtime.client.jobs.launch import LaunchOptions
+    from runtime.client.jobs.launch import launch as start
     from runtime.config import load_settings
-    from runtime.launching import LaunchOptions
-    from runtime.launching import launch as start
 
     if schema:
-        from runtime.jobs import spec_schema
+        from runtime.jobs.spec import spec_schema
 
         print_json(spec_schema())
         return 0
@@ -170,8 +170,8 @@ def launch(
 
 def _whole(after: str) -> str:
     """`[WHEN:]JOB` with the whole id of the job: it is part of the id of the job that waits."""
-    from runtime.cli.jobs import open_job
-    from runtime.jobs import ID_LETTERS
+    from runtime.cli.render.jobs import open_job
+    from runtime.jobs.spec import ID_LETTERS
 
     when, given, text = after.rpartition(":")
     if len(text) == len("j-") + ID_LETTERS:
@@ -186,9 +186,9 @@ def _base(file: Path | None) -> Path | None:
 
 def _dry_run(spec: JobSpec, names: Sequence[str], settings: Settings, options: LaunchOptions, output: Output) -> int:
     """The plan of each target that accepts, and why the others refuse. Raises what the last one said if all do."""
+    from runtime.client.jobs.launch import FieldsRefused, prepare
+    from runtime.client.jobs.targets import choose_target
     from runtime.errors import NotPossible
-    from runtime.launching import FieldsRefused, prepare
-    from runtime.targets import choose_target
 
     plans: list[LaunchPlan] = []
     refusals: dict[str, RequestRefused] = {}
@@ -209,11 +209,11 @@ def _dry_run(spec: JobSpec, names: Sequence[str], settings: Settings, options: L
 def _export(
     spec: JobSpec, names: Sequence[str], settings: Settings, options: LaunchOptions, folder: Path, output: Output
 ) -> int:
+    from runtime.client.jobs.launch import prepare
+    from runtime.client.jobs.targets import choose_target
     from runtime.errors import NotPossible
     from runtime.launchers.base import Exports
     from runtime.launchers.registry import get_launcher
-    from runtime.launching import prepare
-    from runtime.targets import choose_target
     from runtime.values import replace
 
     target = choose_target(spec, names, settings)[0]
@@ -240,7 +240,8 @@ def build_spec(
     assignments: Sequence[str],
 ) -> JobSpec:
     """The spec of a file with the flags over it; of the flags alone where there is no file."""
-    from runtime.jobs import parse_spec, read_spec_file
+    from runtime.jobs.spec import parse_spec
+    from runtime.jobs.spec_file import read_spec_file
 
     written: dict[str, Any] = read_spec_file(_readable(file)) if file else {}
     if command:
@@ -257,7 +258,7 @@ def build_spec(
             raise InvalidValue("secret", text, "NAME=SOURCE, such as HF_TOKEN=env://HF_TOKEN")
         written["secrets"] = [*written.get("secrets", []), {"name": variable, "source": source}]
     if grid:
-        from runtime.grid import parse_grid
+        from runtime.tasks.grid import parse_grid
 
         _put(written, "array.params", {axis.name: list(axis.values) for axis in parse_grid(grid).axes})
     for text in assignments:
@@ -303,7 +304,7 @@ def _gpus(text: str | None) -> dict[str, Any]:
 def _read_yaml(text: str) -> Any:
     import yaml
 
-    from runtime.jobs import load_yaml
+    from runtime.jobs.spec_file import load_yaml
 
     try:
         return load_yaml(text)
@@ -331,7 +332,7 @@ def _print_plans(plans: Sequence[LaunchPlan], output: Output) -> None:
 
 
 def _plan_fields(plan: LaunchPlan) -> dict[str, Any]:
-    from runtime.jobs import spec_fields
+    from runtime.jobs.spec import spec_fields
 
     return {
         "job": plan.job.id,
@@ -362,8 +363,8 @@ def _tell(job: JobHandle, *, follow: bool, output: Output) -> int:
             print(job.id)
         note(f"`runtime status {job.id[:10]}` shows it, `runtime logs -f {job.id[:10]}` what it prints")
         return 0
-    from runtime.jobs import JobState
-    from runtime.jobview import first_index, follow_all
+    from runtime.client.jobs.status import first_index, follow_all
+    from runtime.jobs.spec import JobState
 
     entry, tell = job.entry(), stuck_teller(job.id)
     try:
@@ -393,7 +394,7 @@ def describe(status: JobStatus) -> str:
 
 
 def exit_code(status: JobStatus) -> int:
-    from runtime.jobs import JobState
+    from runtime.jobs.spec import JobState
     from runtime.reasons import EndReason
 
     if status.state is JobState.SUCCEEDED:

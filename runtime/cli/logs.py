@@ -8,13 +8,22 @@ from typing import Annotated
 import typer
 
 from runtime.cli.commands import StackOption
-from runtime.cli.jobs import IndexOption, OnOption, detached, is_job, open_job, short, stuck_teller, write_bytes
+from runtime.cli.render.jobs import (
+    IndexOption,
+    OnOption,
+    detached,
+    is_job,
+    open_job,
+    short,
+    stuck_teller,
+    write_bytes,
+)
 from runtime.cli.show import note
+from runtime.client.identify import get_task_id, recall_last
+from runtime.client.tasks.logs import AttemptLog, choose_log, find_logs, follow, read_log
+from runtime.client.tasks.status import read_standing
 from runtime.errors import InvalidValue, RequestRefused
-from runtime.identify import get_task_id, recall_last
-from runtime.logs import AttemptLog, choose_log, find_logs, follow, read_log
-from runtime.stacks import open_stack
-from runtime.status import read_standing
+from runtime.stack.find import open_stack
 
 INTERRUPTED = 130
 
@@ -75,7 +84,7 @@ def logs(
 def _job_logs(
     text: str, *, follow: bool, attempt: str | None, rank: int | None, index: int | None, on: str | None
 ) -> int:
-    from runtime.jobview import check_index, check_log, first_index, follow_all, read_unbegun
+    from runtime.client.jobs.status import check_index, check_log, first_index, follow_all, read_unbegun
 
     if attempt is not None and not attempt.isdigit():
         raise InvalidValue("attempt", attempt, "its number, such as 2: attempts of a job are counted")

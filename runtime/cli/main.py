@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def leave() -> None:
         """End without taking the interpreter apart, module by module, which takes a fifth of a short command."""
-        if "runtime.workflows" in sys.modules:
+        if "runtime.tasks.workflows" in sys.modules:
             return  # A user's own code may leave files open, which Python closes and so writes.
         for stream in (sys.stdout, sys.stderr):
             try:

@@ -12,19 +12,20 @@ import typer
 from runtime.cli.commands import OutputOption, StackOption, YesOption, new_app
 from runtime.cli.retry import Counted, confirmed
 from runtime.cli.show import Output, confirm, format_count, note, note_skew, print_json, print_list, progress
+from runtime.client.identify import Kind, identify, recall_last
+from runtime.client.tasks.redrive import DeadLetter, dead_letter, find_dead, parse_reasons, purge_dead, read_dead
+from runtime.client.tasks.redrive import redrive as redrive_marks
+from runtime.client.tasks.status import read_queue, read_workers
 from runtime.errors import NotPossible, RequestRefused
-from runtime.identify import Kind, identify, recall_last
-from runtime.redrive import DeadLetter, dead_letter, find_dead, parse_reasons, purge_dead, read_dead
-from runtime.redrive import redrive as redrive_marks
-from runtime.stacks import open_stack
-from runtime.status import read_queue, read_workers
-from runtime.tasks import describe_entry, task_fields
+from runtime.stack.find import open_stack
+from runtime.tasks.model import describe_entry
+from runtime.tasks.wire import task_fields
 from runtime.values import dataclass, fields
 
 if TYPE_CHECKING:
     from runtime.reasons import EndReason
-    from runtime.records.base import Mark
-    from runtime.stacks import OpenStack
+    from runtime.stack.find import OpenStack
+    from runtime.tasks.history import Mark
 
 app = new_app("Look after queues: pause, purge and repair them, and redrive dead letters.")
 dead = new_app("Dead letters: tasks that failed for good and wait for a person.")
@@ -259,7 +260,7 @@ def repair(
       runtime queue repair
       runtime queue repair training --experiment sweep --yes
     """
-    from runtime.submission import repair as repair_queue
+    from runtime.client.tasks.submit import repair as repair_queue
 
     with open_stack(stack, queue=queue) as opened:
         target = opened.queue()
@@ -456,7 +457,7 @@ def _read_dead(opened: OpenStack, experiments: Iterable[str], reasons: frozenset
 
 
 def _experiment_name(opened: OpenStack, text: str) -> str:
-    from runtime.identify import get_experiment
+    from runtime.client.identify import get_experiment
 
     return get_experiment(text, opened.records, last=recall_last(opened.settings.data_dir, opened.name))
 

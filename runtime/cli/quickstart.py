@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from runtime.cli.show import Progress
-    from runtime.quickstart import Audit, QuickstartResult
+    from runtime.client.quickstart import Audit, QuickstartResult
 
 _WIDTH = 110
 
@@ -50,7 +50,7 @@ def quickstart(
       runtime quickstart --path ~/src/my-project --workers 4
       runtime quickstart --no-kill -o json
     """
-    from runtime.quickstart import run_quickstart
+    from runtime.client.quickstart import run_quickstart
 
     with _Screen() as screen:
         result = run_quickstart(screen, path=path, workers=workers, kill=kill, keep=keep)

@@ -11,13 +11,13 @@ import typer
 from typer.core import TyperCommand
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption
-from runtime.cli.jobs import OnOption, OthersOption, is_job, open_job, short
+from runtime.cli.render.jobs import OnOption, OthersOption, is_job, open_job, short
 from runtime.cli.show import Output, confirm, format_count, note, print_list
+from runtime.client.identify import get_experiment, get_task_id, recall_last
+from runtime.client.tasks.redrive import Redriven, parse_reasons, read_dead, redrive
+from runtime.client.tasks.redrive import retry as retry_task
 from runtime.errors import NotPossible, RequestRefused
-from runtime.identify import get_experiment, get_task_id, recall_last
-from runtime.redrive import Redriven, parse_reasons, read_dead, redrive
-from runtime.redrive import retry as retry_task
-from runtime.stacks import open_stack
+from runtime.stack.find import open_stack
 
 T = TypeVar("T")
 
@@ -149,13 +149,13 @@ def _find_job(tasks: list[str], failed: str | None) -> str | None:
 
 
 def _retry_job(text: str, indices: list[int], *, others: bool, on: str | None, yes: bool, output: Output) -> int:
+    from runtime.client.jobs.retry import choose_runs, retry_job
+    from runtime.client.jobs.status import check_owner
     from runtime.config import load_settings
-    from runtime.jobview import check_owner, judge_job
-    from runtime.launching import owner_name
-    from runtime.rerun import choose_runs, retry_job
+    from runtime.jobs.identity import owner_name
 
     with open_job(text, on) as job:
-        status, _ = judge_job(job)
+        status, _ = job.look()
         check_owner(status.entry, owner_name(), others=others, verb="retry")
         chosen = choose_runs(status, indices)
         if len(chosen) > 1:

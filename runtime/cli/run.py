@@ -32,7 +32,7 @@ def run(
       runtime run my.project train --help          its options
     """
     from runtime.config import load_settings
-    from runtime.workflows import HelpAsked, bind_arguments, find_workflow, prepare_process
+    from runtime.tasks.workflows import HelpAsked, bind_arguments, find_workflow, prepare_process
 
     settings = load_settings().project
     name = f"{project} {workflow}"

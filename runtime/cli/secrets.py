@@ -13,14 +13,14 @@ from runtime.cli.commands import OutputOption, StackOption, new_app
 from runtime.cli.show import Output, note, print_json, print_list
 from runtime.config import load_settings
 from runtime.errors import NotPossible, RequestRefused
-from runtime.stacks import find_stack
+from runtime.stack.find import find_stack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from runtime.config import Settings
-    from runtime.google_api import GoogleApi
     from runtime.outputs import StackOutputs
+    from runtime.stack.google_api import GoogleApi
 
 app = new_app("Put the values of the stack's secrets, and see who can read them. No value is ever printed.")
 
@@ -40,7 +40,7 @@ def list_(stack: StackOption = None, output: OutputOption = Output.TEXT) -> None
       runtime secrets list
       runtime secrets list --stack marin-us-west4 -o json | jq -r '.[] | select(.newest == null) | .name'
     """
-    from runtime.secrets import list_secrets
+    from runtime.stack.secrets import list_secrets
 
     columns = {
         "SECRET": lambda seen: seen.name,
@@ -82,8 +82,8 @@ def put(
       pass show hf | runtime secrets put hf-token
       runtime secrets put deploy-key --file key.pem --disable-older
     """
-    from runtime.google_api import GoogleApi
-    from runtime.secrets import check_value, find_secret, put_secret
+    from runtime.stack.google_api import GoogleApi
+    from runtime.stack.secrets import check_value, find_secret, put_secret
 
     if ctx.args:
         raise RequestRefused(
@@ -116,7 +116,7 @@ def check(stack: StackOption = None, output: OutputOption = Output.TEXT) -> int:
       runtime secrets check
       runtime secrets check --stack marin-us-west4 -o json | jq -r '.[] | select(.problem) | .next_step'
     """
-    from runtime.secrets import list_secrets
+    from runtime.stack.secrets import list_secrets
 
     columns = {
         "SECRET": lambda seen: seen.name,
@@ -138,7 +138,7 @@ def check(stack: StackOption = None, output: OutputOption = Output.TEXT) -> int:
 
 @contextmanager
 def _open(stack: str | None) -> Iterator[tuple[StackOutputs, GoogleApi]]:
-    from runtime.google_api import GoogleApi
+    from runtime.stack.google_api import GoogleApi
 
     settings, outputs = _find(stack)
     with GoogleApi(server=settings.google_api) as api:

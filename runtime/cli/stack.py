@@ -20,10 +20,10 @@ from runtime.outputs import (
     SqliteQueueOutput,
     StackOutputs,
 )
-from runtime.stacks import LOCAL, FoundStack, ListedStack, find_stack, list_stacks, pull_stack, read_stack
+from runtime.stack.find import LOCAL, FoundStack, ListedStack, find_stack, list_stacks, pull_stack, read_stack
 
 if TYPE_CHECKING:
-    from runtime.publish import Change, Publication
+    from runtime.stack.publish import Change, Publication
 
 app = new_app("Choose the stack that commands use, and show what it offers.")
 
@@ -149,8 +149,8 @@ def publish(
       runtime stack publish --stack dev --dry-run
       runtime stack publish --stack dev --to ./contract.json --commit 4f1c2d0
     """
-    from runtime.publish import Effect, find_commit, plan_publication
-    from runtime.publish import publish as write
+    from runtime.stack.publish import Effect, find_commit, plan_publication
+    from runtime.stack.publish import publish as write
 
     settings = load_settings()
     name = stack or settings.stack
@@ -192,7 +192,7 @@ def diff(
       runtime stack diff cache:marin-us-west4 gs://lab-records/contract/v1.json
       runtime stack diff ./yesterday.json -o json | jq -r '.[].path'
     """
-    from runtime.publish import compare
+    from runtime.stack.publish import compare
 
     settings = load_settings()
     before = read_stack(old, settings=settings)

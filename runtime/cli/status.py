@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union
 import typer
 
 from runtime.cli.commands import OutputOption, StackOption
-from runtime.cli.jobs import INDEX_COLUMNS, IndexOption, OnOption, is_job, job_lines, summarise_job, target_lines
+from runtime.cli.render.jobs import (
+    INDEX_COLUMNS,
+    IndexOption,
+    OnOption,
+    is_job,
+    job_lines,
+    summarise_job,
+    target_lines,
+)
 from runtime.cli.show import (
     Output,
     format_ago,
@@ -28,11 +36,8 @@ from runtime.cli.show import (
     print_list,
     render_table,
 )
-from runtime.errors import InfrastructureFailure, RequestRefused
-from runtime.identify import Identity, Kind, identify, recall_last
-from runtime.records.totals import Tally
-from runtime.stacks import open_stack
-from runtime.status import (
+from runtime.client.identify import Identity, Kind, identify, recall_last
+from runtime.client.tasks.status import (
     FAILURES_SHOWN,
     ExperimentStatus,
     Failure,
@@ -46,13 +51,16 @@ from runtime.status import (
     read_task,
     read_worker,
 )
-from runtime.tasks import TaskState
+from runtime.errors import InfrastructureFailure, RequestRefused
+from runtime.records.totals import Tally
+from runtime.stack.find import open_stack
+from runtime.tasks.model import TaskState
 from runtime.values import dataclass, fields, replace
 
 if TYPE_CHECKING:
+    from runtime.client.jobs.status import JobView, TargetJobs
     from runtime.config import Settings
-    from runtime.jobview import JobView, TargetJobs
-    from runtime.stacks import OpenStack
+    from runtime.stack.find import OpenStack
 
 LOCAL_EVERY_S = 1.0
 REMOTE_EVERY_S = 10.0
@@ -169,9 +177,9 @@ def _job_status(
         )
     if what is None:
         return _target_status(str(on), watch=watch, failed=failed, output=output)
-    from runtime.cli.jobs import open_job
-    from runtime.jobview import SilentJob, read_job
-    from runtime.launching import TargetSilent
+    from runtime.cli.render.jobs import open_job
+    from runtime.client.jobs.launch import TargetSilent
+    from runtime.client.jobs.status import SilentJob, read_job
 
     try:
         opened = open_job(what, on)
@@ -203,7 +211,7 @@ def _job_status(
 
 def _target_status(on: str, *, watch: bool, failed: bool, output: Output) -> int:
     from runtime.config import load_settings
-    from runtime.jobs import JobState
+    from runtime.jobs.spec import JobState
 
     settings = load_settings()
 
@@ -235,11 +243,11 @@ def _silence(target: str, problem: str) -> str:
 
 def _read_jobs(name: str, settings: Settings, *, looked_at: datetime | None) -> TargetJobs:
     """The jobs of a target; one that does not answer is said in a line."""
-    from runtime.jobview import TargetJobs, read_target
+    from runtime.client.jobs.launch import make_context
+    from runtime.client.jobs.roots import open_target
+    from runtime.client.jobs.status import TargetJobs, read_target
+    from runtime.client.jobs.targets import find_target
     from runtime.launchers.registry import get_launcher
-    from runtime.launchers.roots import open_target
-    from runtime.launching import make_context
-    from runtime.targets import find_target
 
     target = find_target(name, settings)
     launcher = get_launcher(target.kind)
@@ -326,7 +334,7 @@ def is_over(seen: Seen) -> bool:
         return seen.state.terminal
     if isinstance(seen, Board | Overview | WorkerStatus):
         return False
-    from runtime.jobview import JobView
+    from runtime.client.jobs.status import JobView
 
     return isinstance(seen, JobView) and seen.state.terminal
 
@@ -399,7 +407,7 @@ def render(seen: Seen, now: datetime) -> list[str]:
         return _task_lines(seen, now)
     if isinstance(seen, WorkerStatus):
         return _worker_lines(seen, now)
-    from runtime.jobview import JobView
+    from runtime.client.jobs.status import JobView
 
     return job_lines(seen, now) if isinstance(seen, JobView) else target_lines(seen, now)
 
@@ -418,7 +426,7 @@ def summarise(seen: Seen) -> str:
     if isinstance(seen, WorkerStatus):
         return f"{seen.worker}: {seen.state}, {len(seen.running)} running, {seen.done} succeeded, {seen.failed} failed"
     if not isinstance(seen, Overview):
-        from runtime.jobview import JobView
+        from runtime.client.jobs.status import JobView
 
         return summarise_job(seen) if isinstance(seen, JobView) else "; ".join(target_lines(seen, datetime.now(UTC)))
     return f"{seen.stack}: {_by_state(seen.totals)}, {sum(worker.live for worker in seen.workers)} live workers"

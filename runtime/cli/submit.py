@@ -16,18 +16,18 @@ from runtime.cli.commands import OutputOption, StackOption, new_app
 from runtime.cli.main import INTERRUPTED
 from runtime.cli.show import Output, format_count, note, note_skew, print_json, progress
 from runtime.errors import InfrastructureFailure, InvalidTask, InvalidValue, RequestRefused
-from runtime.tasks import DEFAULT_EXPERIMENT, DEFAULT_MAX_FAILURES, TaskState
+from runtime.tasks.model import DEFAULT_EXPERIMENT, DEFAULT_MAX_FAILURES, TaskState
 from runtime.values import dataclass, replace
 
 if TYPE_CHECKING:
+    from runtime.client.tasks.code import SubmittedCode
+    from runtime.client.tasks.status import Stack
+    from runtime.client.tasks.submit import Submission, TaskOptions, Waited
     from runtime.config import Settings
-    from runtime.grid import Grid
     from runtime.queues.base import Queue
     from runtime.records.base import RecordStore
-    from runtime.status import Stack
-    from runtime.submission import Submission, TaskOptions, Waited
-    from runtime.submitted_code import SubmittedCode
-    from runtime.tasks import CommandEntry, Resources, Task, WorkflowEntry
+    from runtime.tasks.grid import Grid
+    from runtime.tasks.model import CommandEntry, Resources, Task, WorkflowEntry
 
 SHOW_PROGRESS_FROM = 2_000
 """Shorter inputs are over before a bar is read."""
@@ -147,7 +147,7 @@ def submit(
     Exit codes: 0 submitted (with --wait: all succeeded), 1 with --wait some failed, 2 refused, 3 infrastructure failed,
     130 interrupted.
     """
-    from runtime.grid import parse_grid
+    from runtime.tasks.grid import parse_grid
 
     request = _Request(
         words=tuple(words or ()),
@@ -213,13 +213,13 @@ class _Request:
                     else "write every combination as a line",
                 )
 
-        from runtime.sources import check_readable
+        from runtime.tasks.sources import check_readable
 
         check_readable(self.source)
 
     def choose_experiment(self) -> str:
-        from runtime.sources import name_experiment
-        from runtime.tasks import check_experiment
+        from runtime.tasks.model import check_experiment
+        from runtime.tasks.sources import name_experiment
 
         if self.experiment is not None:
             return check_experiment(self.experiment)
@@ -227,21 +227,21 @@ class _Request:
 
     def count(self) -> int | None:
         """How many tasks, where that can be told beforehand."""
-        from runtime.sources import count_lines
+        from runtime.tasks.sources import count_lines
 
         return len(self.grid) if self.source is None else count_lines(self.source)
 
     def make_tasks(self, options: TaskOptions) -> Iterator[Task]:
         if self.source is not None:
-            from runtime.sources import read_lines, read_tasks
+            from runtime.tasks.sources import read_lines, read_tasks
 
             return read_tasks(read_lines(self.source), options.defaults())
         entry = self.make_entry()
         return self._expand(entry, options)
 
     def make_entry(self) -> WorkflowEntry | CommandEntry:
-        from runtime.grid import check_grid
-        from runtime.tasks import CommandEntry, WorkflowEntry
+        from runtime.tasks.grid import check_grid
+        from runtime.tasks.model import CommandEntry, WorkflowEntry
 
         entry: WorkflowEntry | CommandEntry
         if self.words[0] == _COMMAND:
@@ -258,7 +258,7 @@ class _Request:
         return entry
 
     def _expand(self, entry: WorkflowEntry | CommandEntry, options: TaskOptions) -> Iterator[Task]:
-        from runtime.grid import apply_grid, replace_names
+        from runtime.tasks.grid import apply_grid, replace_names
 
         for values in self.grid:
             yield options.make_task(
@@ -304,7 +304,7 @@ def _read_options(
     resources: Resources,
     outputs: tuple[str, ...],
 ) -> TaskOptions:
-    from runtime.submission import TaskOptions, moment_after, submitter
+    from runtime.client.tasks.submit import TaskOptions, moment_after, submitter
     from runtime.units import parse_duration
 
     now = datetime.now(UTC)
@@ -336,7 +336,7 @@ def _refuse_option(problem: InvalidTask) -> RequestRefused:
 
 
 def _read_resources(text: str | None, *, cpus: float | None, memory: str | None, gpus: float | None) -> Resources:
-    from runtime.tasks import parse_resources
+    from runtime.tasks.wire import parse_resources
 
     allowed = "cpus=2,memory=16GiB,gpus=0.5"
     values: dict[str, Any] = {}
@@ -357,7 +357,7 @@ def _read_resources(text: str | None, *, cpus: float | None, memory: str | None,
 
 
 def _print_tasks(tasks: Iterator[Task], output: Output) -> int:
-    from runtime.tasks import encode_task, task_fields
+    from runtime.tasks.wire import encode_task, task_fields
 
     if output is Output.JSON:
         print_json(task_fields(task) for task in tasks)
@@ -378,7 +378,7 @@ def _take_code(wanted: Path | bool | None, records: RecordStore | None, settings
     """The code that goes with the tasks; a tree that takes long is not looked through in silence."""
     from threading import Timer
 
-    from runtime.submitted_code import take_code
+    from runtime.client.tasks.code import take_code
 
     said = Timer(SAY_AFTER_S, note, ["looking through the files of the code; `--no-snapshot` submits without it"])
     said.daemon = True
@@ -399,9 +399,9 @@ def _submit(
     wait: bool,
     output: Output,
 ) -> int:
-    from runtime.identify import remember_last
-    from runtime.stacks import open_stack
-    from runtime.submission import check_priority, submit_tasks
+    from runtime.client.identify import remember_last
+    from runtime.client.tasks.submit import check_priority, submit_tasks
+    from runtime.stack.find import open_stack
 
     with open_stack(stack, queue=queue) as opened:
         target = opened.queue()
@@ -478,7 +478,7 @@ def _say(done: Submission, request: _Request, code: SubmittedCode) -> None:
     if done.known:
         note("it was already submitted" if total == 1 else f"{_of(done.known, total)} were already submitted")
     if done.known_other:
-        from runtime.submission import NAMED_TASKS
+        from runtime.client.tasks.submit import NAMED_TASKS
 
         those = (
             "it" if total == 1 else f"{'at least ' if done.known > NAMED_TASKS else ''}{_of(done.known_other, total)}"
@@ -509,7 +509,7 @@ def _say(done: Submission, request: _Request, code: SubmittedCode) -> None:
 
 
 def _wait(done: Submission, target: Queue, opened: Stack, output: Output) -> int:
-    from runtime.submission import wait
+    from runtime.client.tasks.submit import wait
 
     name = done.tasks[0][0] if done.tasks and len(done.tasks) == 1 else done.experiment
     with ExitStack() as shown:
@@ -568,7 +568,7 @@ class Reason:
 
 
 def _why_it_waits(opened: Stack, experiment: str) -> str | None:
-    from runtime.status import read_experiment
+    from runtime.client.tasks.status import read_experiment
 
     try:
         seen = read_experiment(opened, experiment, now=datetime.now(UTC), failures=0)

@@ -13,8 +13,8 @@ from runtime.cli.show import Output, is_terminal, note, paint, print_json, print
 from runtime.units import parse_duration
 
 if TYPE_CHECKING:
-    from runtime.launchers.base import Keeping, Target
-    from runtime.probe import Step
+    from runtime.client.jobs.probe import Step
+    from runtime.jobs.plan import Keeping, Target
 
 app = new_app("Places to launch on: what they are, what they can keep, and whether they work.")
 
@@ -30,8 +30,8 @@ def list_(output: OutputOption = Output.TEXT) -> None:
       runtime targets list
       runtime targets list -o json | jq -r '.[].target'
     """
+    from runtime.client.jobs.targets import list_targets
     from runtime.config import load_settings
-    from runtime.targets import list_targets
 
     rows = [_row(target) for target in list_targets(load_settings())]
     columns = {
@@ -74,10 +74,10 @@ def show(
       runtime targets show local
       runtime targets show hpc -o json | jq .fields.time_limit
     """
+    from runtime.client.jobs.targets import find_target
     from runtime.config import load_settings
     from runtime.launchers.base import Interrupts
     from runtime.launchers.registry import get_launcher
-    from runtime.targets import find_target
 
     found = find_target(target, load_settings())
     launcher = get_launcher(found.kind)
@@ -132,8 +132,8 @@ def check(
       runtime targets check hpc --gpus 1 --wait 1h
       runtime targets check hpc --new-records
     """
+    from runtime.client.jobs.probe import Verdict, check_target
     from runtime.config import load_settings
-    from runtime.probe import Verdict, check_target
 
     failed = 0
 

@@ -14,12 +14,12 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from runtime.errors import InfrastructureFailure
-from runtime.google_api import GoogleRefused
+from runtime.stack.google_api import GoogleRefused
 from runtime.units import format_duration
 from runtime.values import dataclass, field
 
 if TYPE_CHECKING:
-    from runtime.google_api import GoogleApi
+    from runtime.stack.google_api import GoogleApi
 
 API: Final = "v2alpha1"
 CLUSTER_LABEL: Final = "ray-cluster-name"

@@ -10,27 +10,25 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
 from runtime.clock import Clock, SystemClock, machine_id
-from runtime.errors import RecordExists
 from runtime.queues.base import (
     DEFAULT_QUEUE,
     Depth,
-    Lease,
     Outlook,
     PutResult,
     QueueTraits,
     Refused,
-    Release,
     Settled,
-    Settlement,
     Waiting,
     ignore_progress,
 )
-from runtime.queues.presence import Running
 from runtime.queues.purge import open_task, purging
+from runtime.queues.sqlite.presence import Running
 from runtime.reasons import EndReason
-from runtime.records.base import EndedNote, RecordStore
+from runtime.records.base import RecordExists, RecordStore
 from runtime.records.orders import pause_order, resume_order
-from runtime.tasks import Task, TaskState, new_token
+from runtime.tasks.history import EndedNote
+from runtime.tasks.lease import Lease, Release, Settlement
+from runtime.tasks.model import Task, TaskState, new_token
 from runtime.values import dataclass, replace
 
 _ALWAYS = datetime.min.replace(tzinfo=UTC)

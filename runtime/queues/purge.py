@@ -15,14 +15,15 @@ from datetime import datetime
 from typing import Final
 
 from runtime.clock import Clock
-from runtime.errors import InfrastructureFailure, RecordExists, RuntimeFailure
-from runtime.idset import IdSet, task_key
+from runtime.errors import InfrastructureFailure, RuntimeFailure
 from runtime.reasons import EndReason
-from runtime.records.base import ManifestPart, Record, RecordStore
+from runtime.records.base import ManifestPart, RecordExists, RecordStore
 from runtime.records.orders import Order, OrderKind, person
-from runtime.tasks import Task, TaskState, new_token, read_line
+from runtime.tasks.history import Record, mark_of
+from runtime.tasks.idset import IdSet, task_key
+from runtime.tasks.model import Task, TaskState, new_token
+from runtime.tasks.wire import read_line
 from runtime.values import dataclass, replace
-from runtime.verdict import mark_of
 
 log = logging.getLogger(__name__)
 

@@ -27,11 +27,11 @@ def open_records(url: str) -> RecordStore:
     scheme, colon, rest = url.partition(":")
     match scheme if colon else "":
         case "file":
-            from runtime.records.folder import FolderRecords
+            from runtime.records.blobs.folder import FolderRecords
 
             return FolderRecords(_local_path(url, rest))
         case "gs" | "s3":
-            from runtime.records.bucket import BucketRecords
+            from runtime.records.blobs.bucket import BucketRecords
 
             return BucketRecords(url)
         case "memory":
@@ -59,7 +59,7 @@ def _local_path(url: str, rest: str) -> Path:
 
 
 def _open_sqlite(path: Path) -> RecordStore:
-    from runtime.embedded import EmbeddedFile
+    from runtime.records.embedded import EmbeddedFile
     from runtime.records.sqlite import SqliteRecords
 
     return SqliteRecords(EmbeddedFile(path))

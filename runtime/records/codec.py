@@ -19,9 +19,11 @@ from typing import Any, Final, TypeVar
 
 from runtime.errors import InvalidRecord, InvalidTask, InvalidValue, NotPossible, StoreUnsafe, explain_json
 from runtime.reasons import EndReason
-from runtime.records.base import EndedNote, ExperimentSeen, Mark, Record, RecordStore, StartedMark, WorkerSeen
+from runtime.records.base import ExperimentSeen, RecordStore, WorkerSeen
 from runtime.records.orders import Control, Covered, OldControl, Order, OrderKind, ReadOrder, control_of
-from runtime.tasks import TaskState, hex_digest, parse_task, task_fields
+from runtime.tasks.history import EndedNote, Mark, Record, StartedMark
+from runtime.tasks.model import TaskState, hex_digest
+from runtime.tasks.wire import parse_task, task_fields
 from runtime.units import format_time, parse_time
 from runtime.values import replace
 

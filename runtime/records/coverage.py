@@ -11,10 +11,10 @@ from threading import Lock
 from typing import Final
 
 from runtime.errors import InfrastructureFailure
-from runtime.idset import IdSet, task_key
 from runtime.records.base import ManifestPart, RecordStore
 from runtime.records.orders import FIRST_OWN_NUMBER, Control
-from runtime.tasks import Task
+from runtime.tasks.idset import IdSet, task_key
+from runtime.tasks.model import Task
 
 _OUR_LINE: Final = re.compile(r'\{"schema":1,"id":"t-([0-9a-f]{16})[0-9a-f]{8}"')
 

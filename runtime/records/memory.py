@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 from threading import Lock
 
 from runtime.clock import Clock
-from runtime.records.blobs import BlobInfo
-from runtime.records.keyed import BlobRecords
+from runtime.records.blobs.base import BlobInfo
+from runtime.records.store import BlobRecords
 
 
 class MemoryBlobs:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from threading import Lock
 from typing import Final
 
-from runtime.tasks import Task
+from runtime.tasks.model import Task
 from runtime.values import dataclass, field
 
 FIRST_OWN_NUMBER: Final = 1 << 32

@@ -16,29 +16,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from runtime.clock import Clock, SystemClock
-from runtime.embedded import EmbeddedFile, count, record_id, split_record_id, take_out
-from runtime.errors import InvalidTask, NotPossible, RecordExists, StoreUnavailable, explain_json
+from runtime.errors import InvalidTask, NotPossible, StoreUnavailable, explain_json
 from runtime.reasons import EndReason
-from runtime.records.base import (
-    EndedNote,
-    ExperimentSeen,
-    History,
-    ManifestPart,
-    Mark,
-    Record,
-    StartedMark,
-    StoredTask,
-    Totals,
-)
-from runtime.records.blobs import BlobInfo
+from runtime.records.base import ExperimentSeen, ManifestPart, RecordExists, StoredTask, Totals
+from runtime.records.blobs.base import BlobInfo
 from runtime.records.codec import decode_ended, encode_ended, encode_order, encode_text, unreadable_record
-from runtime.records.keyed import BlobRecords, order_key
+from runtime.records.embedded import EmbeddedFile, count, record_id, split_record_id, take_out
 from runtime.records.orders import Control, Order, control_of, merge
-from runtime.tasks import TERMINAL_STATES, Task, TaskState, decode_stored, new_token
+from runtime.records.store import BlobRecords, order_key
+from runtime.tasks.history import EndedNote, History, Mark, Record, StartedMark
+from runtime.tasks.model import TERMINAL_STATES, Task, TaskState, new_token
+from runtime.tasks.wire import decode_stored
 from runtime.values import replace
 
 if TYPE_CHECKING:
-    from runtime.records.folder import FolderBlobs
+    from runtime.records.blobs.folder import FolderBlobs
 
 _COLUMNS: Final = "rid, state, token, reason, worker, started, ended, attempts, message, code, value, log, rest"
 _INSERT: Final = f"INSERT INTO records({_COLUMNS}) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -487,7 +479,7 @@ class SqliteBlobs:
         """Where snapshots lie: a row of their size would keep every worker waiting while it is written."""
         if not key.startswith("snapshots/"):
             return None
-        from runtime.records.folder import FolderBlobs
+        from runtime.records.blobs.folder import FolderBlobs
 
         self._folder.mkdir(parents=True, exist_ok=True)
         return FolderBlobs(self._folder)

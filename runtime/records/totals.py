@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from runtime.records.base import RecordStore, Totals
-from runtime.tasks import TaskState
+from runtime.tasks.model import TaskState
 from runtime.values import dataclass
 
 SHARE: Final = 10

@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from runtime.queues.base import Lease, Queue, Release, Settlement
+from runtime.client.tasks.submit import submit_tasks
+from runtime.queues.base import Queue
 from runtime.queues.memory import MemoryQueue
-from runtime.queues.sqlite import SqliteQueue, open_sqlite
+from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.reasons import EndReason
 from runtime.records import open_records
-from runtime.records.base import EndedNote, Record, RecordStore
-from runtime.submission import submit_tasks
-from runtime.tasks import Task, TaskState
+from runtime.records.base import RecordStore
+from runtime.tasks.history import EndedNote, Record, mark_of
+from runtime.tasks.lease import Lease, Release, Settlement
+from runtime.tasks.model import Task, TaskState
 from runtime.testing import sample_task
-from runtime.verdict import mark_of
 
 if TYPE_CHECKING:
     from tests.services_support import PubsubEmulator
@@ -209,12 +210,12 @@ def _open(queue: str, records: RecordStore | None, folder: Path, request: pytest
             path = folder / "tasks.db"
             if records is None:
                 return Pair(lambda: open_sqlite(path)[0], open_sqlite(path)[1])
-            from runtime.embedded import EmbeddedFile
+            from runtime.records.embedded import EmbeddedFile
 
             return Pair(lambda: SqliteQueue(EmbeddedFile(path), records), records)
         case _:
-            from runtime.queues.pubsub import PubSubQueue
-            from runtime.queues.pubsub_client import PubSubClient, ensure_topics
+            from runtime.queues.pubsub.client import PubSubClient, ensure_topics
+            from runtime.queues.pubsub.queue import PubSubQueue
             from tests.services.pubsub_pairs import make_settings
 
             assert records is not None

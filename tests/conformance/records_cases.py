@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from runtime.queues.sqlite import open_sqlite
+from runtime.queues.sqlite.queue import open_sqlite
 from runtime.reasons import EndReason
 from runtime.records import open_records
-from runtime.records.base import EndedNote, Mark, Record, RecordStore
+from runtime.records.base import RecordStore
 from runtime.records.orders import Order, OrderKind
-from runtime.tasks import Task, TaskState, encode_task
+from runtime.tasks.history import EndedNote, Mark, Record
+from runtime.tasks.model import Task, TaskState
+from runtime.tasks.wire import encode_task
 from tests.fakes.faults import FaultProxy, FaultyServer
 from tests.fakes.gcs import GcsServer
 

@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.client.jobs.launch import JobHandle, read_fidelity
 from runtime.errors import MissingExtra, UnknownName
-from runtime.jobs import (
+from runtime.jobs.plan import Fidelity, Keeping
+from runtime.jobs.spec import (
     Array,
     BuildOn,
     Checkpoint,
@@ -36,10 +38,8 @@ from runtime.jobs import (
     leaf_fields,
     set_fields,
 )
-from runtime.launchers.base import Fidelity, Keeping
-from runtime.launchers.conformance import LauncherCase, LauncherSuite, check_keeps, check_plan
 from runtime.launchers.registry import get_launcher, list_kinds
-from runtime.launching import JobHandle, read_fidelity
+from runtime.testing.launchers import LauncherCase, LauncherSuite, check_keeps, check_plan
 from tests.services_support import PATIENCE_S
 from tests.shim_support import processes_with, signal_all
 from tests.ssh_support import SshServer
@@ -123,7 +123,7 @@ def test_check_of_a_table_finds_what_is_missing_unknown_or_unexplained() -> None
 
 
 def test_check_of_a_plan_finds_what_is_wrong(tmp_path: Path) -> None:
-    from runtime.launchers.conformance import Bench
+    from runtime.testing.launchers import Bench
 
     plan = Bench(LauncherCase(kind="local", records=str(tmp_path / "r")), tmp_path / "b").plan("true", name="one")
     part = plan.parts[0]

@@ -16,11 +16,13 @@ import pytest
 
 from runtime.clock import SystemClock
 from runtime.errors import StoreUnavailable
-from runtime.records.base import RecordStore, StartedMark, WorkerSeen
-from runtime.records.bucket import BucketBlobs
-from runtime.records.keyed import BlobRecords
+from runtime.records.base import RecordStore, WorkerSeen
+from runtime.records.blobs.bucket import BucketBlobs
 from runtime.records.orders import pause_order
-from runtime.tasks import TaskState, encode_task, next_generation
+from runtime.records.store import BlobRecords
+from runtime.tasks.history import StartedMark
+from runtime.tasks.model import TaskState, next_generation
+from runtime.tasks.wire import encode_task
 from runtime.testing import sample_task
 from tests.conformance.records_cases import (
     REAL_SERVICES,
@@ -238,7 +240,7 @@ def test_listing_among_names_that_are_not_ours_with_a_fault_on_any_page_is_compl
 def test_names_that_are_not_ours_are_said_once_with_what_removes_them(
     place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.records.bucket._reported", set())
+    monkeypatch.setattr("runtime.records.blobs.bucket._reported", set())
     leave_strays(place)
 
     for call in CALLS.values():
@@ -273,8 +275,8 @@ class Disk:
             with real_scandir(path) as entries:
                 yield self._count_each(path, entries)
 
-        monkeypatch.setattr("runtime.records.folder.os.stat", stat)
-        monkeypatch.setattr("runtime.records.folder.os.scandir", scandir)
+        monkeypatch.setattr("runtime.records.blobs.folder.os.stat", stat)
+        monkeypatch.setattr("runtime.records.blobs.folder.os.scandir", scandir)
 
     def _count_each(self, path: str, entries: Iterator[os.DirEntry[str]]) -> Iterator[os.DirEntry[str]]:
         for entry in entries:
@@ -300,7 +302,7 @@ class Disk:
 def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     with opened_place("folder", request, tmp_path) as place:
         fill(place.store())
-        monkeypatch.setattr("runtime.records.folder.PAUSES_S", (0.0, 0.0))
+        monkeypatch.setattr("runtime.records.blobs.folder.PAUSES_S", (0.0, 0.0))
         yield place
 
 

@@ -11,14 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import NotPossible, RecordExists
+from runtime.client.tasks.submit import repair, submit_tasks
+from runtime.errors import NotPossible
 from runtime.queues.base import Queue
 from runtime.reasons import EndReason
-from runtime.records.base import Record
+from runtime.records.base import RecordExists
 from runtime.records.coverage import Coverage
 from runtime.records.orders import resume_order
-from runtime.submission import repair, submit_tasks
-from runtime.tasks import Resources, TaskState, WorkflowEntry, encode_task, new_token, next_generation
+from runtime.tasks.history import Record
+from runtime.tasks.model import Resources, TaskState, WorkflowEntry, new_token, next_generation
+from runtime.tasks.wire import encode_task
 from tests.conformance.queue_pairs import (
     PAIRS,
     TTL,

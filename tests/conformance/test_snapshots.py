@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime import shim
 from runtime.errors import NotPossible, StoreUnsafe
 from runtime.records.memory import MemoryRecords
-from runtime.snapshot import snapshot_id
-from runtime.trees import Tree, Trees
+from runtime.shim import shim
+from runtime.snapshots.snapshot import snapshot_id
+from runtime.worker.attempts.trees import Tree, Trees
 from tests.conformance.snapshot_cases import Case, make_cases
 
 Restore = Callable[[bytes, str, Path], str | None]

@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import grpc
 
-from infra.google_outputs import compute
-from infra.recording import UNKNOWN, Unknown
+from infra.check.recording import UNKNOWN, Unknown
+from infra.google.outputs import compute
 from tests.engine.google_store import FOLDER_VARIABLE, Cloud, Fault, World
 from tests.engine.plugin import (
     Failure,
@@ -221,7 +221,7 @@ class GooglePlugin(Plugin):
     # the provider
 
     def check_provider(self, inputs: Values) -> list[Failure]:
-        from infra.validate import find_input_problems
+        from infra.check.validate import find_input_problems
 
         problems = find_input_problems("pulumi:providers:gcp", _known(inputs))
         failures = [Failure(each.path, each.message) for each in problems]
@@ -252,7 +252,7 @@ class GooglePlugin(Plugin):
     def _find_failures(self, wanted: Resource) -> list[Failure]:
         if wanted.type not in KINDS:
             return [Failure("", f"{wanted.type} is not known to the plug-in of the tests; add it to its KINDS")]
-        from infra.validate import find_input_problems
+        from infra.check.validate import find_input_problems
 
         failures = [Failure(each.path, each.message) for each in find_input_problems(wanted.type, wanted.inputs)]
         return failures + [

@@ -21,8 +21,8 @@ import yaml
 from kubernetes import config, dynamic
 from kubernetes.client.exceptions import ApiException
 
-from infra.recording import UNKNOWN, Secret, Unknown
-from infra.validate import find_input_problems
+from infra.check.recording import UNKNOWN, Secret, Unknown
+from infra.check.validate import find_input_problems
 from tests.engine.plugin import Failure, Found, Plugin, Refused, Resource, Values, hide_again, reveal, serve, split_path
 
 KUBECONFIG_VARIABLE: Final = "FAKE_KUBERNETES_CONFIG"

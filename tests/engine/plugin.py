@@ -1,7 +1,7 @@
 """A Pulumi resource provider in Python: the protocol, so that a plug-in of the tests says only what its cloud does.
 
 The engine starts a plug-in's executable, reads a port from its standard output and calls it over gRPC, several calls at
-once. `Plugin` turns those calls into plain values (`UNKNOWN` and `Secret` of `infra.recording` stand for what they say)
+once. `Plugin` turns those calls into plain values (`UNKNOWN` and `Secret` of `infra.check.recording` stand for what they say)
 and the answers back. It compares inputs by path, so that a preview can be held to exact steps. A plug-in ends with the
 engine that started it, also when that one was killed.
 """
@@ -23,7 +23,7 @@ from google.protobuf import empty_pb2, json_format, struct_pb2
 from pulumi.runtime import rpc
 from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc
 
-from infra.recording import UNKNOWN, Secret, Unknown
+from infra.check.recording import UNKNOWN, Secret, Unknown
 
 Values = Mapping[str, Any]
 

@@ -28,7 +28,7 @@ class CallRefused(Exception):
 
 
 class PluginClient:
-    """A running plug-in. Values are plain ones, with the markers of `infra.recording`."""
+    """A running plug-in. Values are plain ones, with the markers of `infra.check.recording`."""
 
     def __init__(self, name: str, environment: Mapping[str, str], configuration: Mapping[str, Any]) -> None:
         self.process = subprocess.Popen(

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
-from infra.recording import UNKNOWN, Secret
+from infra.check.recording import UNKNOWN, Secret
 from tests.engine.google_plugin import (
     ACCOUNT,
     BUCKET,

@@ -13,7 +13,7 @@ import pytest
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
-from infra.recording import UNKNOWN, Secret
+from infra.check.recording import UNKNOWN, Secret
 from tests.engine.kubernetes_plugin import KUBECONFIG_VARIABLE, narrowed, owned
 from tests.engine.plugin import Failure
 from tests.engine.plugin_client import CallRefused, PluginClient

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from infra.check import check_stack
+from infra.check.check import check_stack
 from runtime.outputs import parse_outputs
 from tests.engine.harness import PACK, Lab
 from tests.engine.kubernetes_plugin import KUBECONFIG_VARIABLE

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from infra.check import check_stack
+from infra.check.check import check_stack
 from runtime.outputs import outputs_fields, parse_outputs
 from tests.engine.harness import PACK, ROOT, Lab, Step
 from tests.engine.test_stack_phoebe import STACK as PHOEBE

@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from runtime.launchers.kubernetes.slots import Gpu, lease_name, read_table
+from runtime.jobs.ledger import now
+from runtime.launchers.kubernetes.gpu_leases import Gpu, lease_name, read_table
 from runtime.launchers.kubernetes.states import INDEX, NAME_OF_JOB
-from runtime.ledger import now
 from runtime.units import format_time
 
 

@@ -24,7 +24,7 @@ if "array" in given:
         first, _, last = part.partition("-")
         tasks += range(int(first), int(last or first) + 1)
 for task in tasks:
-    env = {key: value for key, value in os.environ.items() if key != "RUNTIME_LAUNCH_FAULT"}
+    env = {key: value for key, value in os.environ.items() if key != "RUNTIME_FAULTS"}
     env["SLURM_JOB_ID"] = env["SLURM_ARRAY_JOB_ID"] = str(number)
     log = given["output"].replace("%A", str(number)).replace("%j", str(number)).replace("%a", str(task))
     if task is not None:

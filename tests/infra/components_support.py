@@ -8,12 +8,12 @@ from typing import Any
 import pulumi
 import pulumi_gcp
 
+from infra.check.recording import Recording, Registration, record
+from infra.check.validate import find_input_problems
 from infra.components.apis import Apis, ApisArgs
 from infra.components.site import Site
-from infra.google_outputs import compute
+from infra.google.outputs import compute
 from infra.naming import Names, labels
-from infra.recording import Recording, Registration, record
-from infra.validate import find_input_problems
 
 PROJECT = "lab-1234"
 REGION = "us-west4"

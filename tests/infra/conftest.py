@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from infra.check import record_stack
-from infra.recording import Recording
-from infra.stack_files import list_stacks, load_stack_config
+from infra.check.check import record_stack
+from infra.check.recording import Recording
+from infra.settings.files import list_stacks, load_stack_config
 
 ROOT = Path(__file__).resolve().parents[2]
 STACKS = list_stacks(ROOT)

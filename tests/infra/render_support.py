@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from infra.config import Capacity, PoolSettings
 from infra.render.cluster import Cluster, SecretReference
+from infra.settings.model import Capacity, PoolSettings
 
 IMAGE = "us-central2-docker.pkg.dev/p-1/marin/cluster@sha256:" + "a" * 64
 

@@ -15,7 +15,7 @@ import pulumi
 import pytest
 from pulumi_gcp import Provider, pubsub, serviceaccount, storage
 
-from infra.check import (
+from infra.check.check import (
     Finding,
     Report,
     check_stack,
@@ -25,14 +25,14 @@ from infra.check import (
     leaks_in,
     report_on,
 )
-from infra.check_command import CheckFailed
-from infra.check_command import main as check
+from infra.check.command import CheckFailed
+from infra.check.command import main as check
+from infra.check.recording import UNKNOWN, Recording, Registration, Secret, record
+from infra.check.show import render_report, render_summary, report_fields
 from infra.cli import main
-from infra.google_outputs import compute
-from infra.prices import Cost, find_costs, machine_hour, monthly_total
-from infra.recording import UNKNOWN, Recording, Registration, Secret, record
-from infra.show import render_report, render_summary, report_fields
-from infra.stack_files import InvalidStackFile, find_project_folder, load_stack_config, read_stack_file
+from infra.google.outputs import compute
+from infra.google.prices import Cost, find_costs, machine_hour, monthly_total
+from infra.settings.files import InvalidStackFile, find_project_folder, load_stack_config, read_stack_file
 from runtime.errors import RequestRefused, UnknownName
 from tests.infra.conftest import ROOT, STACKS, Project, recorded
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pulumi
 import pytest
 
+from infra.check.recording import Recording, record
 from infra.components.alerts import Alerts, AlertsArgs, WatchedCluster, WatchedQueue
 from infra.components.apis import Apis, ApisArgs
 from infra.components.ci_identity import (
@@ -18,7 +19,8 @@ from infra.components.ci_identity import (
 from infra.components.identity import Identity, IdentityArgs, member_label
 from infra.components.network import Network, NetworkArgs
 from infra.components.providers import google_provider, kubernetes_provider
-from infra.config import (
+from infra.google.outputs import compute
+from infra.settings.model import (
     AccessSettings,
     AlertSettings,
     BudgetSettings,
@@ -29,8 +31,6 @@ from infra.config import (
     Role,
     Settings,
 )
-from infra.google_outputs import compute
-from infra.recording import Recording, record
 from runtime.errors import NotPossible, UnknownName
 from tests.infra.components_support import (
     LABELS,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pulumi
 import pytest
 
+from infra.check.recording import Recording
 from infra.components.queue import Queue, QueueArgs
-from infra.config import QueueSettings
-from infra.recording import Recording
+from infra.settings.model import QueueSettings
 from tests.infra.components_support import (
     AGENT,
     LABELS,

@@ -10,6 +10,8 @@ from typing import Any
 import pulumi
 import pytest
 
+from infra.check.recording import Recording, Registration
+from infra.check.validate import find_input_problems
 from infra.components.ray_head import (
     BOOT_LABELS,
     HEAD_PERMISSIONS,
@@ -20,12 +22,10 @@ from infra.components.ray_head import (
     RayHeadArgs,
     SecretVariable,
 )
-from infra.config import HeadSettings, InvalidSettings, PoolSettings
 from infra.policy.rules import apply_rules
-from infra.recording import Recording, Registration
 from infra.render.autoscaler import render_autoscaler
 from infra.render.cluster import PORTS, Cluster, SecretReference
-from infra.validate import find_input_problems
+from infra.settings.model import HeadSettings, InvalidSettings, PoolSettings
 from tests.infra.components_support import PROJECT, SERVICES, make_apis, run, sample_site
 
 IMAGE = f"us-west4-docker.pkg.dev/{PROJECT}/marin/cluster@sha256:" + "a" * 64

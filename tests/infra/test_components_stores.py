@@ -7,12 +7,12 @@ import inspect
 import pulumi
 import pytest
 
+from infra.check.recording import Recording
 from infra.components.records import CONTRACT, LOGS, NOTES, REWRITTEN, Records, RecordsArgs
 from infra.components.registry import Registry, RegistryArgs
 from infra.components.secret import Secret, SecretArgs
-from infra.config import RecordsSettings, RegistrySettings, Role, SecretSettings
-from infra.recording import Recording
-from runtime.records import keyed
+from infra.settings.model import RecordsSettings, RegistrySettings, Role, SecretSettings
+from runtime.records import store as keyed
 from tests.infra.components_support import (
     LABELS,
     assert_sound,

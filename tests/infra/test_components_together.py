@@ -9,6 +9,8 @@ from pathlib import Path
 import pulumi
 import pytest
 
+from infra.check.recording import Recording, record
+from infra.check.validate import find_input_problems
 from infra.components.alerts import Alerts, AlertsArgs
 from infra.components.ci_identity import CiIdentity, CiIdentityArgs
 from infra.components.identity import Identity, IdentityArgs
@@ -17,7 +19,10 @@ from infra.components.queue import Queue, QueueArgs
 from infra.components.records import Records, RecordsArgs
 from infra.components.registry import Registry, RegistryArgs
 from infra.components.secret import Secret, SecretArgs
-from infra.config import (
+from infra.export import export
+from infra.google.outputs import compute
+from infra.program import build
+from infra.settings.model import (
     AccessSettings,
     AlertSettings,
     BudgetSettings,
@@ -33,11 +38,6 @@ from infra.config import (
     SecretSettings,
     Settings,
 )
-from infra.export import export
-from infra.google_outputs import compute
-from infra.program import build
-from infra.recording import Recording, record
-from infra.validate import find_input_problems
 from tests.infra.components_support import depends_on, find_grants, run, sample_site
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,12 @@ import pulumi
 import pulumi_kubernetes
 import pytest
 
+from infra.check.recording import Recording, Registration, record
+from infra.check.validate import find_input_problems
 from infra.components.workspace import Workspace, WorkspaceArgs, pod_defaults
-from infra.config import (
+from infra.export import export
+from infra.program import build
+from infra.settings.model import (
     ClaimSettings,
     InvalidSettings,
     KubernetesSettings,
@@ -19,10 +23,6 @@ from infra.config import (
     Settings,
     find_problems,
 )
-from infra.export import export
-from infra.program import build
-from infra.recording import Recording, Registration, record
-from infra.validate import find_input_problems
 from runtime.errors import InvalidValue
 
 LABELS = {"managed-by": "research-runtime", "stack": "lab"}

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.config import (
+from infra.check.recording import record
+from infra.settings.model import (
     KEYS,
     AccessSettings,
     AlertSettings,
@@ -31,9 +32,8 @@ from infra.config import (
     parse_settings,
     settings_from,
 )
-from infra.recording import record
-from infra.settings_rules import quantity
-from infra.typed import Problem
+from infra.settings.rules import quantity
+from infra.settings.typed import Problem
 
 DIGEST = "sha256:" + "0" * 64
 IMAGE = f"us-west4-docker.pkg.dev/my-lab/marin/cluster@{DIGEST}"
@@ -580,7 +580,7 @@ def test_defaults_that_the_engine_fills_in_mean_absent() -> None:
 
 
 def test_settings_of_the_running_stack_are_read_with_misspelt_keys_in_view() -> None:
-    from infra.config import read_settings
+    from infra.settings.model import read_settings
 
     good = {f"research-runtime:{key}": v if isinstance(v, str) else json.dumps(v) for key, v in GOOD.items()}
     seen: list[Settings] = []

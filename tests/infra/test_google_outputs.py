@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from infra.google_outputs import MAKERS, compute
-from infra.recording import UNKNOWN, Recording
-from infra.validate import find_args_class
+from infra.check.recording import UNKNOWN, Recording
+from infra.check.validate import find_args_class
+from infra.google.outputs import MAKERS, compute
 
 LINK = "https://www.googleapis.com/compute/v1/projects/lab-1234"
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from infra.plan import REPLACING, Action, Step, changes, differing_paths, path_parts, plan
-from infra.recording import UNKNOWN, Recording, Registration, Secret, decode_recording, encode_recording
-from infra.show import render_steps
-from infra.validate import fields_of, find_args_class
+from infra.check.plan import REPLACING, Action, Step, changes, differing_paths, path_parts, plan
+from infra.check.recording import UNKNOWN, Recording, Registration, Secret, decode_recording, encode_recording
+from infra.check.show import render_steps
+from infra.check.validate import fields_of, find_args_class
 from tests.infra.conftest import ROOT, Project, recorded
 
 BASELINES = ROOT / "tests/golden/infra/baselines"
@@ -247,7 +247,7 @@ def test_plan_stack_recorded_twice_is_all_same(stack: str, project: Project) -> 
 def test_recording_in_a_fresh_process_with_another_hash_seed_is_the_same() -> None:
     """Sets and hashes order nothing: a program that depended on them would show changes at every `up`."""
     program = (
-        "import sys; from tests.infra.conftest import STACKS, recorded; from infra.recording import encode_recording\n"
+        "import sys; from tests.infra.conftest import STACKS, recorded; from infra.check.recording import encode_recording\n"
         "sys.stdout.write(''.join(encode_recording(recorded(stack)) for stack in STACKS))"
     )
     answers = {

@@ -12,12 +12,12 @@ import pulumi_gcp as gcp
 import pulumi_kubernetes as kubernetes
 import pytest
 
-from infra.config import parse_settings
-from infra.google_outputs import compute
+from infra.check.recording import UNKNOWN, Recording, Unknown, record
+from infra.google.outputs import compute
 from infra.naming import labels
 from infra.policy.graph import Graph
 from infra.policy.rules import IAP_RANGE, RULES, Bounds, Violation, apply_rule, apply_rules, bounds_of
-from infra.recording import UNKNOWN, Recording, Unknown, record
+from infra.settings.model import parse_settings
 from tests.infra.test_config import GOOD
 
 LABELS = labels("dev", {})

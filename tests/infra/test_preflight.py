@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from infra import preflight as subject
-from infra.check import check_stack
+from infra.check.check import check_stack
 from infra.cli import main
-from infra.config import Settings
-from infra.preflight import Finding, Level, load_settings, preflight
+from infra.preflight import command as subject
+from infra.preflight.command import Finding, Level, load_settings, preflight
+from infra.settings.model import Settings
 from runtime.errors import UnknownName
-from runtime.google_api import GoogleApi
+from runtime.stack.google_api import GoogleApi
 from tests.fakes.google import GoogleServer
 
 ROOT = Path(__file__).parents[2]

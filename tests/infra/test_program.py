@@ -16,12 +16,12 @@ from typing import Any
 import pulumi
 import pytest
 
-from infra.check import leaks_in, shown
-from infra.config import settings_from
-from infra.google_outputs import compute
+from infra.check.check import leaks_in, shown
+from infra.check.recording import UNKNOWN, UNKNOWN_MARK, Recording, Registration, Secret, Unknown, record
+from infra.google.outputs import compute
 from infra.policy.rules import apply_rules, bounds_of
-from infra.recording import UNKNOWN, UNKNOWN_MARK, Recording, Registration, Secret, Unknown, record
-from infra.stack_files import load_stack_config
+from infra.settings.files import load_stack_config
+from infra.settings.model import settings_from
 from runtime.outputs import (
     OtherQueueOutput,
     SqliteQueueOutput,
@@ -252,7 +252,7 @@ def test_main_file_with_wrong_settings_ends_with_the_engines_own_error() -> None
 
 
 def test_program_with_wrong_settings_makes_nothing(project: Project) -> None:
-    from infra.config import InvalidSettings
+    from infra.settings.model import InvalidSettings
 
     project.copy("dev", lambda config: config.update(region="nowhere"))
     made: list[str] = []
@@ -300,7 +300,7 @@ def test_readme_of_the_project_file_lists_every_key_of_the_settings() -> None:
     """A key that Pulumi.yaml does not declare would be refused by the engine's newer releases and have no default."""
     import yaml
 
-    from infra.config import KEYS
+    from infra.settings.model import KEYS
 
     declared = yaml.safe_load((ROOT / "Pulumi.yaml").read_text(encoding="utf-8"))["config"]
     assert set(declared) == set(KEYS)

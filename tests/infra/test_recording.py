@@ -10,8 +10,8 @@ import pytest
 from pulumi.runtime import settings as engine
 from pulumi_gcp import Provider, organizations, pubsub
 
-from infra.google_outputs import compute
-from infra.recording import UNKNOWN, Recording, Registration, Secret, decode_recording, encode_recording, record
+from infra.check.recording import UNKNOWN, Recording, Registration, Secret, decode_recording, encode_recording, record
+from infra.google.outputs import compute
 from runtime.errors import RequestRefused
 
 URN = "urn:pulumi:dev::research-runtime::"

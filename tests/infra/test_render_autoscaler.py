@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from infra.config import Capacity
+from infra.machine.machine import PUBLIC_KEY_MARK
 from infra.render.autoscaler import render_autoscaler
 from infra.render.cluster import HEAD_TYPE, chips_per_host, partial_url
-from infra.render.machine import PUBLIC_KEY_MARK
+from infra.settings.model import Capacity
 from runtime.errors import InvalidValue
 from tests.fakes.google import Refusal, check_fields, read_document
 from tests.infra.render_support import SHAPES, V4, sample_cluster

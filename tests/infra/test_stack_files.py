@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from infra import config
-from infra.config import KEYS, OPTIONAL_PARTS, InvalidSettings, Settings, settings_from
+from infra.check.recording import Recording, Unknown, record
 from infra.policy.rules import PROJECT_GRANT, PROJECT_ROLES, apply_rules, bounds_of
 from infra.program import build
-from infra.recording import Recording, Unknown, record
+from infra.settings import model as config
+from infra.settings.model import KEYS, OPTIONAL_PARTS, InvalidSettings, Settings, settings_from
 
 ROOT = Path(__file__).parents[2]
 STACKS = sorted(path.name.split(".")[1] for path in ROOT.glob("Pulumi.*.yaml"))

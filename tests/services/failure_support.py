@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from runtime import processes
+from runtime.client.tasks.submit import submit
 from runtime.config import load_settings
 from runtime.outputs import PubSubQueueOutput, RecordsOutput, StackOutputs, encode_outputs
-from runtime.records.base import EndedNote, Record, RecordStore
-from runtime.stacks import OpenStack, open_stack
-from runtime.submission import submit
-from runtime.tasks import TaskState
+from runtime.records.base import RecordStore
+from runtime.stack.find import OpenStack, open_stack
+from runtime.tasks.history import EndedNote, Record
+from runtime.tasks.model import TaskState
+from runtime.worker.attempts import processes
 from tests.services_support import wait_until
 
 if TYPE_CHECKING:
@@ -390,7 +391,7 @@ class Yard:
         }
 
     def _publish_contract(self, emulator: PubsubEmulator, records: Path | str) -> None:
-        from runtime.queues.pubsub_client import ensure_topics
+        from runtime.queues.pubsub.client import ensure_topics
 
         if isinstance(records, Path):
             records.mkdir(exist_ok=True)
@@ -641,7 +642,7 @@ def _works_in(pid: int) -> str:
 
 def publish_raw(yard: Yard, *bodies: bytes) -> None:
     """Messages of a foreign producer."""
-    from runtime.queues.pubsub_client import OutgoingMessage, PubSubClient
+    from runtime.queues.pubsub.client import OutgoingMessage, PubSubClient
 
     assert yard.emulator is not None
     assert yard.settings_output is not None

@@ -8,12 +8,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from runtime.outputs import PubSubQueueOutput
-from runtime.queues.pubsub import PubSubQueue
-from runtime.queues.pubsub_client import PubSubClient, ensure_topics
+from runtime.queues.pubsub.client import PubSubClient, ensure_topics
+from runtime.queues.pubsub.queue import PubSubQueue
 
 if TYPE_CHECKING:
-    from runtime.queues.base import Lease, Queue
+    from runtime.queues.base import Queue
     from runtime.records.base import RecordStore
+    from runtime.tasks.lease import Lease
 
 TTL = timedelta(seconds=30)
 

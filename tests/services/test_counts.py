@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.cancel import cancel_task
-from runtime.redrive import retry
-from runtime.status import read_experiment
-from runtime.submission import Waited, wait
-from runtime.tasks import TaskState
+from runtime.client.tasks.cancel import cancel_task
+from runtime.client.tasks.redrive import retry
+from runtime.client.tasks.status import read_experiment
+from runtime.client.tasks.submit import Waited, wait
+from runtime.tasks.model import TaskState
 from tests.fakes.faults import Fault, Request, Response
 from tests.fakes.gcs import GcsServer
 from tests.services.failure_support import EXPERIMENT, WorkerProcess, Yard, call, open_yard

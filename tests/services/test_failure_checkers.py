@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from runtime.reasons import EndReason
-from runtime.records.base import Record
-from runtime.tasks import TaskState
+from runtime.tasks.history import Record
+from runtime.tasks.model import TaskState
 from tests.services.failure_support import MARK, Aftermath, Yard, call, find_problems, find_processes
 from tests.services.test_soak import check_runs
 from tests.services_support import wait_until

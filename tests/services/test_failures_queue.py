@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.queues.base import Release
 from runtime.reasons import EndReason
-from runtime.tasks import TaskState
+from runtime.tasks.lease import Release
+from runtime.tasks.model import TaskState
 from tests.services.failure_support import EXPERIMENT, STACKS, Yard, call, open_yard
 from tests.services.pubsub_pairs import lease_soon
 
@@ -40,7 +40,7 @@ def remote_yard(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Yard
 
 
 def test_emulator_restarted_under_its_workers_repair_brings_back_what_it_forgot(remote_yard: Yard) -> None:
-    from runtime.queues.pubsub_client import ensure_topics
+    from runtime.queues.pubsub.client import ensure_topics
 
     yard = remote_yard
     assert yard.emulator is not None

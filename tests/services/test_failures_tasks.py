@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from runtime.reasons import EndReason
-from runtime.snapshot import take_snapshot
-from runtime.tasks import TaskState
+from runtime.snapshots.snapshot import take_snapshot
+from runtime.tasks.model import TaskState
 from tests.services.failure_support import STACKS, Yard, call, open_yard, publish_raw
 
 pytestmark = pytest.mark.service

@@ -21,7 +21,7 @@ from runtime.images.registry import Registry
 from runtime.images.source import COMMIT_LENGTH
 from runtime.images.tools import Tool, find_tool
 from runtime.outputs import PubSubQueueOutput, RecordsOutput, RegistryOutput, StackOutputs, encode_outputs
-from runtime.queues.pubsub_client import ensure_topics
+from runtime.queues.pubsub.client import ensure_topics
 from tests.images_support import (
     INSTALL,
     TOOLS_FOLDER,
@@ -273,7 +273,7 @@ def test_image_on_a_base_of_ones_own_finds_the_packages_of_both(checkout: Path) 
 def test_image_runs_as_nobody_in_particular_under_an_init_with_bytecode(worker_image: str) -> None:
     image = f"localhost/{worker_image}:latest"
     settings = json.loads(subprocess.run(["podman", "image", "inspect", image], capture_output=True, check=True).stdout)
-    compiled = "-v -c 'import runtime.worker, google.cloud.pubsub, obstore' 2>&1 | grep -cE \"code object from .*[.]py'?$\" || true"
+    compiled = "-v -c 'import runtime.worker.worker, google.cloud.pubsub, obstore' 2>&1 | grep -cE \"code object from .*[.]py'?$\" || true"
     script = f"""
         set -eu
         id -u

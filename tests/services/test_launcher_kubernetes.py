@@ -28,12 +28,17 @@ import pytest
 import yaml
 from kubernetes import client
 
-from infra.config import ClaimSettings, NamespaceSettings
+from infra.settings.model import ClaimSettings, NamespaceSettings
 from runtime.cli.main import main
-from runtime.collecting import Garbage, find_garbage, remove
+from runtime.client.jobs.gc import Garbage, find_garbage, remove
+from runtime.client.jobs.launch import JobHandle, LaunchOptions, find_job, launch, make_context
+from runtime.client.jobs.probe import Verdict, check_target
+from runtime.client.jobs.retry import retry_job
+from runtime.client.jobs.status import explain, read_facts
+from runtime.client.jobs.targets import find_target
 from runtime.config import Project, Settings
 from runtime.errors import NotPossible
-from runtime.jobs import (
+from runtime.jobs.spec import (
     Array,
     Checkpoint,
     Gpus,
@@ -47,20 +52,15 @@ from runtime.jobs import (
     SecretRef,
     looks_secret,
 )
-from runtime.jobview import explain, read_facts
-from runtime.launchers.conformance import LauncherCase, LauncherSuite
 from runtime.launchers.kubernetes import render
 from runtime.launchers.kubernetes.client import Cluster, KubernetesUnavailable
+from runtime.launchers.kubernetes.gpu_leases import Gpu, lease_name, read_table
 from runtime.launchers.kubernetes.launcher import KubernetesLauncher
-from runtime.launchers.kubernetes.slots import Gpu, lease_name, read_table
 from runtime.launchers.kubernetes.states import INDEX
-from runtime.launching import JobHandle, LaunchOptions, find_job, launch, make_context
 from runtime.outputs import PubSubQueueOutput, RecordsOutput, StackOutputs, encode_outputs
-from runtime.probe import Verdict, check_target
-from runtime.queues.pubsub_client import ensure_topics
+from runtime.queues.pubsub.client import ensure_topics
 from runtime.reasons import EndReason
-from runtime.rerun import retry_job
-from runtime.targets import find_target
+from runtime.testing.launchers import LauncherCase, LauncherSuite
 from tests.fakes.gcs import GcsServer
 from tests.images_support import INSTALL, ROOT, TOOLS_FOLDER, tool_environment
 from tests.kubernetes_support import Access, Kubernetes, run_script
@@ -777,15 +777,15 @@ def test_misspelt_field_of_a_manifest_is_seen(lab: Lab) -> None:
 LAUNCH = """
 import os, sys
 from pathlib import Path
-from runtime import ledger
+from runtime.jobs import lock
 from runtime.config import Project, Settings
-from runtime.jobs import Array, Gpus, JobResources, JobSpec
-from runtime.launching import launch
+from runtime.jobs.spec import Array, Gpus, JobResources, JobSpec
+from runtime.client.jobs.launch import launch
 import json
 root, targets, target, share = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3], float(sys.argv[4])
 settings = Settings(project=Project(root=root, targets=targets), data_dir=root / "data", cache_dir=root / "cache", config_dir=root / "config")
 resources = JobResources(gpus=Gpus(count=share)) if share else JobResources()
-ledger.STILL_S = float(os.environ.get("STILL_S", ledger.STILL_S))
+lock.STILL_S = float(os.environ.get("STILL_S", lock.STILL_S))
 job = launch(JobSpec(command=("sh", "-c", "echo ran; sleep 1"), name="once", resources=resources), target, settings=settings)
 print(job.id, job.new)
 """
@@ -806,7 +806,7 @@ def start_launch(lab: Lab, *, share: float = 0, **environ: str) -> subprocess.Po
 @pytest.mark.parametrize("share", [0, 0.5])
 @pytest.mark.parametrize("point", ["unlocked", "locked", "written", "submitted", "launched"])
 def test_launch_killed_at_any_step_and_repeated_is_one_job(lab: Lab, point: str, share: float) -> None:
-    killed = start_launch(lab, share=share, RUNTIME_LAUNCH_FAULT=point)
+    killed = start_launch(lab, share=share, RUNTIME_FAULTS=f"launch.{point}=kill")
     killed.communicate(timeout=PATIENCE_S)
     # The holder of the lock is known to be dead.
     repeated = start_launch(lab, share=share, STILL_S="1")

@@ -16,9 +16,13 @@ from typing import Any
 
 import pytest
 
+from runtime.client.jobs.launch import JobHandle, LaunchOptions, find_job, launch, prepare
+from runtime.client.jobs.retry import retry_job
+from runtime.client.jobs.status import explain, read_facts, read_job, read_unbegun
+from runtime.client.jobs.targets import find_target
 from runtime.config import Project, Settings
 from runtime.errors import NotPossible
-from runtime.jobs import (
+from runtime.jobs.spec import (
     Array,
     Backoff,
     Checkpoint,
@@ -32,14 +36,10 @@ from runtime.jobs import (
     Range,
     Retry,
 )
-from runtime.jobview import explain, read_facts, read_job, read_unbegun
-from runtime.launchers.conformance import LauncherCase, LauncherSuite
 from runtime.launchers.slurm.bundle import export_bundle
 from runtime.launchers.slurm.launcher import SlurmLauncher, SubmitRefused
-from runtime.launching import JobHandle, LaunchOptions, find_job, launch, prepare
 from runtime.reasons import EndReason
-from runtime.rerun import retry_job
-from runtime.targets import find_target
+from runtime.testing.launchers import LauncherCase, LauncherSuite
 from tests import slurm_support
 from tests.readme_support import AS_PROMISED, follow_readme
 from tests.services_support import require, wait_until
@@ -52,11 +52,11 @@ FAULTS = ["unlocked", "locked", "written", "submitting", "submitted", "launched"
 SOON = Backoff(min=timedelta(seconds=1), max=timedelta(seconds=1))
 LAUNCH = """
 import os
-from runtime import ledger
+from runtime.jobs import lock
 from runtime.config import load_settings
-from runtime.jobs import JobSpec
-from runtime.launching import launch
-ledger.STILL_S = float(os.environ.get("STILL_S", ledger.STILL_S))
+from runtime.jobs.spec import JobSpec
+from runtime.client.jobs.launch import launch
+lock.STILL_S = float(os.environ.get("STILL_S", lock.STILL_S))
 job = launch(JobSpec(command=("sh", "-c", "echo ran >> $RUNTIME_CHECKPOINT_DIR/ran; sleep 1"), name="once"), "hpc")
 print(job.id, job.new)
 """
@@ -172,7 +172,7 @@ def test_job_runs_the_tree_as_it_was_with_only_its_own_variables(place: Place, m
 
 
 def _gpus(count: float) -> JobResources:
-    from runtime.jobs import Gpus
+    from runtime.jobs.spec import Gpus
 
     return JobResources(gpus=Gpus(count=count, type="a100"))
 
@@ -253,7 +253,7 @@ def test_two_hundred_small_runs_are_packed_on_four_nodes_and_each_runs_once(plac
 
 @pytest.mark.parametrize("array", [None, Array(count=8)], ids=["single", "array"])
 def test_job_that_has_ended_takes_few_entries(place: Place, array: Array | None) -> None:
-    """As many as a job launched by `runtime launch` may take on any target: see tests/unit/test_folding.py."""
+    """As many as a job launched by `runtime launch` may take on any target: see tests/unit/shim/test_folding.py."""
     assert place.launch("echo first").wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
     records = place.folder / "records"
     assert wait_until(lambda: not place.slurm.run("squeue", "-h", "-o", "%F"))
@@ -553,7 +553,7 @@ def test_request_that_no_node_fits_is_refused_and_a_smaller_one_of_the_same_job_
 
 @pytest.mark.parametrize("point", FAULTS)
 def test_launch_killed_at_any_point_and_run_again_is_one_job(place: Place, point: str) -> None:
-    killed = place.program(RUNTIME_LAUNCH_FAULT=point)
+    killed = place.program(RUNTIME_FAULTS=f"launch.{point}=kill")
     assert killed.communicate(timeout=PATIENCE_S)[0] == ""
     assert killed.returncode == -signal.SIGKILL
 
@@ -581,7 +581,7 @@ def test_launch_killed_while_the_controller_hangs_and_run_again_is_one_job(place
     controller = int((place.slurm.conf.parent / "run" / "slurmctld.pid").read_text())
     os.kill(controller, signal.SIGSTOP)
     try:
-        killed = place.program(RUNTIME_LAUNCH_FAULT="submitting")
+        killed = place.program(RUNTIME_FAULTS="launch.submitting=kill")
         # `squeue` hangs before anything is submitted; it is let through, and sbatch may meet either.
         time.sleep(1)
         os.kill(controller, signal.SIGCONT)
@@ -702,11 +702,11 @@ def test_retry_leaves_how_the_others_ended_and_what_only_slurm_knew_of_them(plac
 
 RETRY = """
 import sys
-from runtime import ledger
+from runtime.jobs import lock
 from runtime.config import load_settings
-from runtime.launching import find_job
-from runtime.rerun import retry_job
-ledger.STILL_S = 1.0
+from runtime.client.jobs.launch import find_job
+from runtime.client.jobs.retry import retry_job
+lock.STILL_S = 1.0
 retry_job(find_job(sys.argv[1]), load_settings())
 """
 
@@ -724,7 +724,7 @@ def test_retry_killed_at_any_point_and_repeated_runs_each_failed_run_once(place:
     words = [sys.executable, "-c", RETRY, job.id]
 
     killed = subprocess.run(
-        words, cwd=place.tree, env={**env, "RUNTIME_LAUNCH_FAULT": point}, check=False, timeout=PATIENCE_S
+        words, cwd=place.tree, env={**env, "RUNTIME_FAULTS": f"launch.{point}=kill"}, check=False, timeout=PATIENCE_S
     )
     again = subprocess.run(
         words, cwd=place.tree, env=env, check=False, timeout=PATIENCE_S, capture_output=True, text=True

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from runtime.client.jobs.launch import JobHandle, LaunchOptions, launch
+from runtime.client.jobs.retry import retry_job
+from runtime.client.jobs.targets import find_target
 from runtime.config import Project, Settings
 from runtime.errors import InvalidValue, NotPossible, RequestRefused, UnknownName
-from runtime.jobs import (
+from runtime.jobs.spec import (
     Array,
     BuildOn,
     Code,
@@ -24,10 +27,7 @@ from runtime.jobs import (
     JobState,
 )
 from runtime.launchers.ssh.launcher import read_quota
-from runtime.launching import JobHandle, LaunchOptions, launch
 from runtime.reasons import EndReason
-from runtime.rerun import retry_job
-from runtime.targets import find_target
 from tests.shim_support import find_pythons, processes_with, signal_all, wait_for
 from tests.ssh_support import SshServer
 
@@ -185,7 +185,7 @@ def test_connection_that_is_cut_while_a_job_runs_changes_nothing(make_far: type[
     job = make_far().start("sh", "-c", "sleep 1; echo done")
     ssh_server.drop_connections()
 
-    from runtime.launchers.hosts import HostUnavailable
+    from runtime.jobs.hosts.base import HostUnavailable
 
     with pytest.raises(HostUnavailable):
         job.status()
@@ -345,7 +345,7 @@ def test_jump_host_is_the_users_own_setting(make_far: type[Far], ssh_server: Ssh
 
 
 def test_interpreter_that_is_not_there_stops_the_launch_with_its_name(make_far: type[Far]) -> None:
-    from runtime.launchers.hosts import HostUnavailable
+    from runtime.jobs.hosts.base import HostUnavailable
 
     with pytest.raises(HostUnavailable) as refused:
         make_far(python="python3.99").start("true")

@@ -18,18 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from runtime.cancel import cancel_experiment
+from runtime.client.tasks.cancel import cancel_experiment
+from runtime.client.tasks.submit import submit_tasks
 from runtime.errors import NotPossible, QueueUnavailable
-from runtime.queues.base import Lease, Refused, Release, Settlement
-from runtime.queues.pubsub import PubSubQueue
-from runtime.queues.pubsub_client import OutgoingMessage, PubSubClient, ensure_topics
-from runtime.queues.pubsub_message import COPY, INLINE_BYTES, PAYLOAD, TRIES
+from runtime.queues.base import Refused
+from runtime.queues.pubsub.client import OutgoingMessage, PubSubClient, ensure_topics
+from runtime.queues.pubsub.message import COPY, INLINE_BYTES, PAYLOAD, TRIES
+from runtime.queues.pubsub.queue import PubSubQueue
 from runtime.reasons import EndReason
-from runtime.records.base import EndedNote, Mark, Record
 from runtime.records.coverage import Coverage
 from runtime.records.memory import MemoryRecords
-from runtime.submission import submit_tasks
-from runtime.tasks import CommandEntry, TaskState, WorkflowEntry, new_token
+from runtime.tasks.history import EndedNote, Mark, Record
+from runtime.tasks.lease import Lease, Release, Settlement
+from runtime.tasks.model import CommandEntry, TaskState, WorkflowEntry, new_token
 from runtime.testing import FakeClock, sample_task
 from tests.services.pubsub_pairs import TTL, lease_soon, make_pubsub_pair, make_settings
 from tests.services_support import PubsubEmulator, wait_until

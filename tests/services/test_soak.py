@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime import processes
-from runtime.submission import submit
-from runtime.tasks import TaskState, task_id
+from runtime.client.tasks.submit import submit
+from runtime.tasks.model import TaskState, task_id
+from runtime.worker.attempts import processes
 from tests.fakes.faults import Fault
 from tests.fakes.gcs import GcsServer
 from tests.services.failure_support import EXPERIMENT, WorkerProcess, Yard, call

@@ -15,10 +15,10 @@ import pytest
 from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 
+from infra.check.recording import record
 from infra.components.workspace import Workspace, WorkspaceArgs
-from infra.config import ClaimSettings, NamespaceSettings
-from infra.recording import record
-from infra.stack_files import read_stack_file
+from infra.settings.files import read_stack_file
+from infra.settings.model import ClaimSettings, NamespaceSettings
 from tests.kubernetes_support import Access, Kubernetes, eventually, manifests
 
 ROOT = Path(__file__).parents[2]
@@ -159,8 +159,8 @@ def test_checker_of_stored_objects_sees_a_difference() -> None:
 
 
 def test_checked_in_phoebe_stack_is_accepted_object_by_object(kubernetes: Kubernetes, admin: Access) -> None:
-    from infra import config
     from infra.program import build
+    from infra.settings import model as config
 
     path = ROOT / "Pulumi.phoebe.yaml"
     recording = record(

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
 from runtime.errors import NotPossible, UnknownName
-from runtime.jobs import JobSpec, JobState, expand_array, leaf_fields, set_fields
-from runtime.launchers.base import (
-    Explanation,
+from runtime.jobs.array import expand_array
+from runtime.jobs.hosts.base import Host, LocalFiles, LocalHost
+from runtime.jobs.order import make_order
+from runtime.jobs.plan import (
     Fidelity,
     JobIdentity,
     Keeping,
@@ -24,8 +25,8 @@ from runtime.launchers.base import (
     Target,
     check_record_folder,
 )
-from runtime.launchers.hosts import Host, LocalFiles, LocalHost
-from runtime.launchers.order import make_order
+from runtime.jobs.spec import JobSpec, JobState, leaf_fields, set_fields
+from runtime.launchers.base import Explanation
 from runtime.reasons import EndReason
 
 # The folder is made once: a second start under the same name ends here.

@@ -13,21 +13,21 @@ from pathlib import Path
 import pytest
 
 from runtime.cli.main import main
+from runtime.client.doctor import Line, Verdict, examine
+from runtime.client.tasks.submit import submit
 from runtime.clock import SKEW, describe_skew
 from runtime.config import load_settings
-from runtime.doctor import Line, Verdict, examine
 from runtime.errors import StoreUnavailable
 from runtime.outputs import PubSubQueueOutput, RecordsOutput, StackOutputs, encode_outputs
-from runtime.records.blobs import BlobInfo
-from runtime.records.bucket import BucketRecords
-from runtime.records.folder import FolderBlobs, FolderRecords
-from runtime.records.keyed import BlobRecords
+from runtime.records.blobs.base import BlobInfo
+from runtime.records.blobs.bucket import BucketRecords
+from runtime.records.blobs.folder import FolderBlobs, FolderRecords
 from runtime.records.orders import pause_order
-from runtime.submission import submit
-from runtime.tasks import encode_task
+from runtime.records.store import BlobRecords
+from runtime.tasks.wire import encode_task
 from runtime.testing import FakeClock, sample_task
 from tests.fakes.gcs import GcsServer
-from tests.unit.test_queue_pubsub import FakeService
+from tests.unit.queues.test_queue_pubsub import FakeService
 
 SECOND = timedelta(seconds=1)
 MINUTES = timedelta(minutes=5)
@@ -148,7 +148,7 @@ def stack(bucket: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PUBSUB_EMULATOR_HOST", "127.0.0.1:1")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    monkeypatch.setattr("runtime.queues.pubsub.PubSubClient", FakeService)
+    monkeypatch.setattr("runtime.queues.pubsub.queue.PubSubClient", FakeService)
     return bucket
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from runtime.cli.main import _run
+from runtime.client.tasks.submit import submit
 from runtime.config import Project, Settings, load_project, load_settings, remember_stack
 from runtime.errors import InvalidValue, NotPossible, RequestRefused, UnknownName
-from runtime.submission import submit
 
 
 def settings_of(folder: Path, **environ: str) -> Settings:

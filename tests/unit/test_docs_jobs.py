@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime import shim
-from runtime.jobs import leaf_fields, load_yaml, parse_spec
-from runtime.launchers.processes import PROCESS_SETTINGS
+from runtime.jobs.spec import leaf_fields, parse_spec
+from runtime.jobs.spec_file import load_yaml
+from runtime.launchers.processes.base import PROCESS_SETTINGS
 from runtime.reasons import EndReason
+from runtime.shim import shim
 from tests.commands_support import find_command_lines, find_problem
 
 DOCS = Path(__file__).parents[2] / "docs"

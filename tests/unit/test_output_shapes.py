@@ -16,7 +16,7 @@ import pytest
 
 from runtime.cli.commands import COMMANDS, load_command
 from runtime.cli.main import main
-from runtime.tasks import WorkflowEntry
+from runtime.tasks.model import WorkflowEntry
 from runtime.testing import sample_task
 from tests.output_support import PAGE, differences, documented
 from tests.services_support import wait_until

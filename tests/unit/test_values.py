@@ -388,7 +388,7 @@ def test_check_finds_a_class_made_in_the_other_way(tmp_path: Path) -> None:
 
 
 def test_worker_starts_without_what_the_standard_library_makes_classes_with() -> None:
-    code = "import sys, runtime.cli.worker, runtime.worker, runtime.stacks, runtime.queues.sqlite; print(*sys.modules)"
+    code = "import sys, runtime.cli.worker, runtime.worker.worker, runtime.stack.find, runtime.queues.sqlite.queue; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True
     ).stdout
@@ -397,7 +397,7 @@ def test_worker_starts_without_what_the_standard_library_makes_classes_with() ->
 
 
 def test_guardian_starts_without_typing() -> None:
-    code = "import sys, runtime.guardian; print(*sys.modules)"
+    code = "import sys, runtime.worker.attempts.guardian; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True
     ).stdout

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from runtime.jobs import JobState
-from runtime.launchers.base import Explanation, NativeState
+from runtime.jobs.plan import NativeState
+from runtime.jobs.spec import JobState
+from runtime.launchers.base import Explanation
 from runtime.launchers.kubernetes.render import JOB
 from runtime.launchers.kubernetes.states import CONTAINER, PodView, has_ended, left_result, read_pod
 from runtime.reasons import EndReason

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from runtime.jobs import leaf_fields
-from runtime.launchers.base import Fidelity, Keeping
+from runtime.jobs.plan import Fidelity, Keeping
+from runtime.jobs.spec import leaf_fields
 
 
 def _native(how: str) -> Keeping:

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from runtime.errors import NotPossible, StoreUnavailable
-from runtime.jobs import JobState
-from runtime.launchers import agent
-from runtime.launchers.bucket_files import BucketFiles
-from runtime.launchers.hosts import Answer, Files, HostUnavailable, RootWatch, SshFiles, check_root, render_request
+from runtime.jobs.hosts import agent
+from runtime.jobs.hosts.base import Answer, Files, HostUnavailable, RootWatch, SshFiles, check_root, render_request
+from runtime.jobs.hosts.bucket import BucketFiles
+from runtime.jobs.spec import JobState
 from runtime.launchers.kubernetes.client import Cluster, KubernetesUnavailable, close_exec
-from runtime.launchers.kubernetes.place import Place
 from runtime.launchers.kubernetes.render import render_files_job
+from runtime.launchers.kubernetes.settings import Place
 from runtime.launchers.kubernetes.states import NAME_OF_JOB, is_unfinished, newest_pods, read_pod
 from runtime.launchers.kubernetes.sweep import END_S, wait_until_gone
 

@@ -8,26 +8,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
-from runtime import shim
 from runtime.errors import InfrastructureFailure, NotPossible
-from runtime.jobs import CodeMode, JobSpec, expand_array, set_fields
-from runtime.launchers.base import (
-    Explanation,
-    JobIdentity,
-    Keeping,
-    LaunchPlan,
-    NativePart,
-    NativeState,
-    PlanContext,
-    Started,
-    Target,
-)
-from runtime.launchers.hosts import Host
+from runtime.jobs.array import expand_array
+from runtime.jobs.array_file import read_array_file
+from runtime.jobs.hosts.base import Host
+from runtime.jobs.order import activation_lines, make_order
+from runtime.jobs.plan import JobIdentity, Keeping, LaunchPlan, NativePart, NativeState, PlanContext, Started, Target
+from runtime.jobs.spec import CodeMode, JobSpec, set_fields
+from runtime.launchers.base import Explanation
 from runtime.launchers.kubernetes.client import ApiRefused, Cluster, Object
 from runtime.launchers.kubernetes.explain import explain_index
 from runtime.launchers.kubernetes.fidelity import INTERRUPTS, KEEPS
 from runtime.launchers.kubernetes.files import JobFiles, KubernetesHost
-from runtime.launchers.kubernetes.place import SECRETS_MOUNT, Place, check_settings, read_place
+from runtime.launchers.kubernetes.gpu_leases import Gpu, Share, deal, is_waiting, take_slots
 from runtime.launchers.kubernetes.render import (
     FILES,
     JOB,
@@ -43,7 +36,7 @@ from runtime.launchers.kubernetes.render import (
     render_shim,
     slots_of_gpu,
 )
-from runtime.launchers.kubernetes.slots import Gpu, Share, deal, is_waiting, take_slots
+from runtime.launchers.kubernetes.settings import SECRETS_MOUNT, Place, check_settings, read_place
 from runtime.launchers.kubernetes.states import (
     FINALIZER,
     NAME_OF_JOB,
@@ -55,12 +48,11 @@ from runtime.launchers.kubernetes.states import (
     read_states,
 )
 from runtime.launchers.kubernetes.sweep import END_S, MANAGED_JOBS, grace_of, list_started, sweep, wait_until_gone
-from runtime.launchers.order import activation_lines, make_order
-from runtime.launchers.spec_files import read_array_file
 from runtime.reasons import EndReason
+from runtime.shim import shim
 
 SHIM: Final = Path(shim.__file__)
-SHIM_BUCKET: Final = SHIM.with_name("shim_bucket.py")
+SHIM_BUCKET: Final = SHIM.with_name("bucket.py")
 _FEW: Final = 20
 _LOOK_S: Final = 0.2
 _TRIES: Final = 3
@@ -93,7 +85,7 @@ class KubernetesLauncher:
         check_settings(target)
 
     def open_host(self, target: Target, context: PlanContext) -> Host:
-        from runtime.launching import owner_name
+        from runtime.jobs.identity import owner_name
 
         place = read_place(target, context)
         return KubernetesHost(place, Cluster(place.context, context.environ.get("KUBECONFIG")), owner_name())
@@ -259,7 +251,7 @@ def _let_go(job: Object, host: KubernetesHost, changes: Mapping[str, Any] | None
     cluster, place = host.cluster, host.place
     annotations = dict((changes or {}).get("annotations", {}))
     if place.bucket:
-        files = {path.name: path.read_text(encoding="utf-8") for path in (SHIM, SHIM_BUCKET)}
+        files = {"shim.py": SHIM.read_text(encoding="utf-8"), "shim_bucket.py": SHIM_BUCKET.read_text(encoding="utf-8")}
         _bring("configmaps", render_shim(job, files), cluster, place)
         if values := cast(JobFiles, host.files).secrets_of(job["metadata"]["labels"][JOB]):
             _bring("secrets", render_secrets(job, values), cluster, place)

@@ -11,9 +11,16 @@ from datetime import timedelta
 from typing import Any, Final
 
 from runtime.errors import NotPossible
-from runtime.jobs import CodeMode, JobSpec, Mount, MountMode, OnTaskFailure, Priority, secret_refs
-from runtime.launchers.base import JobIdentity
-from runtime.launchers.kubernetes.place import CLAIM_SCHEME, MOUNT, RECORDS_VARIABLES, SECRETS_MOUNT, SHIM_MOUNT, Place
+from runtime.jobs.plan import JobIdentity
+from runtime.jobs.spec import CodeMode, JobSpec, Mount, MountMode, OnTaskFailure, Priority, secret_refs
+from runtime.launchers.kubernetes.settings import (
+    CLAIM_SCHEME,
+    MOUNT,
+    RECORDS_VARIABLES,
+    SECRETS_MOUNT,
+    SHIM_MOUNT,
+    Place,
+)
 from runtime.launchers.kubernetes.states import AGAIN, CONTAINER, OFFSET
 
 MANAGED: Final = "research-runtime"

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from runtime.jobs import JobState
-from runtime.launchers.base import NativeState
+from runtime.jobs.plan import NativeState
+from runtime.jobs.spec import JobState
 from runtime.reasons import EndReason
 from runtime.units import parse_time
 from runtime.values import dataclass

@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from runtime.launchers.base import Started
+from runtime.jobs.plan import Started
 from runtime.launchers.kubernetes.client import Cluster, Object
-from runtime.launchers.kubernetes.place import Place
 from runtime.launchers.kubernetes.render import JOB, MANAGED, MANAGED_BY, OWNER, label_value, root_mark
+from runtime.launchers.kubernetes.settings import Place
 from runtime.launchers.kubernetes.states import NAME_OF_JOB, has_ended, is_unfinished, read_pod
 from runtime.units import parse_time
 

@@ -8,20 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
 from runtime.errors import UnknownName
-from runtime.jobs import JobSpec
-from runtime.launchers.base import (
-    Explanation,
-    JobIdentity,
-    Keeping,
-    LaunchPlan,
-    NativePart,
-    NativeState,
-    PlanContext,
-    Target,
-)
-from runtime.launchers.hosts import Host, LocalFiles, LocalHost
-from runtime.launchers.interrupting import PROCESS_INTERRUPTS, interrupt_processes, stop_processes
-from runtime.launchers.processes import (
+from runtime.jobs.hosts.base import Host, LocalFiles, LocalHost
+from runtime.jobs.plan import JobIdentity, Keeping, LaunchPlan, NativePart, NativeState, PlanContext, Target
+from runtime.jobs.spec import JobSpec
+from runtime.launchers.base import Explanation
+from runtime.launchers.processes.base import (
     PROCESS_KEEPS,
     PROCESS_SETTINGS,
     cancel_processes,
@@ -32,6 +23,7 @@ from runtime.launchers.processes import (
     process_states,
     spawn_shim,
 )
+from runtime.launchers.processes.interrupt import PROCESS_INTERRUPTS, interrupt_processes, stop_processes
 from runtime.values import replace
 
 SETTINGS: Final = PROCESS_SETTINGS

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Final
 
 from runtime.errors import NotPossible
-from runtime.jobs import BuildOn, secret_refs, spec_fields
-from runtime.launchers.base import LaunchPlan, NativePart
-from runtime.launchers.order import SNAPSHOT_FILE
+from runtime.jobs.order import SNAPSHOT_FILE
+from runtime.jobs.plan import LaunchPlan, NativePart
+from runtime.jobs.spec import BuildOn, secret_refs, spec_fields
 from runtime.launchers.slurm import render
 from runtime.launchers.slurm.client import SCRUB
 from runtime.launchers.slurm.settings import SlurmSettings, read_settings
 
-SHIM: Final = Path(__file__).parents[2] / "shim.py"
+SHIM: Final = Path(__file__).parents[2] / "shim" / "shim.py"
 RECORDS: Final = "records"
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from runtime.errors import InfrastructureFailure
-from runtime.launchers.base import NativeStart
-from runtime.launchers.hosts import Answer, Host, LocalHost
+from runtime.jobs.hosts.base import Answer, Host, LocalHost
+from runtime.jobs.plan import NativeStart
 from runtime.launchers.slurm import limits, states
 from runtime.launchers.slurm.settings import SlurmSettings
 

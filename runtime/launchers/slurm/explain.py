@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from runtime.launchers.base import Explanation, NativeState
+from runtime.jobs.plan import NativeState
+from runtime.launchers.base import Explanation
 from runtime.launchers.slurm.limits import Limit, describe_limits, find_exceeded, read_amounts, read_minutes
 from runtime.launchers.slurm.states import NO_OUTPUT_FILE
 from runtime.reasons import EndReason

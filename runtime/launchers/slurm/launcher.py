@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from runtime.errors import InvalidValue, NotPossible, RequestRefused
-from runtime.jobs import BuildOn, CodeMode, JobSpec, JobState, When, expand_array, leaf_fields, set_fields
-from runtime.launchers.base import (
-    Explanation,
+from runtime.faults import reach
+from runtime.jobs.array import expand_array
+from runtime.jobs.array_file import read_array_file
+from runtime.jobs.hosts.base import Host, LocalFiles, LocalHost, SshHost, read_tail
+from runtime.jobs.ledger import newest_natives, read_entry
+from runtime.jobs.order import activation_lines, environment_order, make_order
+from runtime.jobs.plan import (
     Fidelity,
     JobIdentity,
     Keeping,
@@ -26,8 +30,8 @@ from runtime.launchers.base import (
     Target,
     check_record_folder,
 )
-from runtime.launchers.hosts import Host, LocalFiles, LocalHost, SshHost, read_tail
-from runtime.launchers.order import activation_lines, environment_order, make_order
+from runtime.jobs.spec import BuildOn, CodeMode, JobSpec, JobState, When, leaf_fields, set_fields
+from runtime.launchers.base import Explanation
 from runtime.launchers.slurm import render, states
 from runtime.launchers.slurm.client import (
     NOT_ASKED,
@@ -41,7 +45,7 @@ from runtime.launchers.slurm.client import (
 from runtime.launchers.slurm.explain import describe_nodes, explain_failed, explain_pending
 from runtime.launchers.slurm.settings import Profile, SlurmSettings, read_settings
 from runtime.launchers.slurm.states import Row
-from runtime.launchers.spec_files import read_array_file
+from runtime.launchers.standing import judge_job
 from runtime.values import replace
 
 ANSWER_S: Final = 180.0
@@ -281,7 +285,6 @@ class SlurmLauncher:
 
     def submit(self, plan: LaunchPlan, part: NativePart, host: Host) -> str:
         """Submit one part, once. Called again after a crash it waits for the sbatch that was started then."""
-        from runtime.launching import fault
 
         client = self._client(plan.target, host)
         folder = f"{host.files.root}/{plan.folder}"
@@ -309,7 +312,7 @@ class SlurmLauncher:
         attempt = f"submit/{prefix}{number}"
         until = time.monotonic() + ANSWER_S
         pid = client.start_sbatch(words, part.name, f"{folder}/{attempt}", folder)
-        fault("submitting")
+        reach("launch.submitting")
         client.await_sbatch(pid, ANSWER_S)
         return self._answer(plan, part, client, host, attempt, until - time.monotonic())
 
@@ -381,18 +384,18 @@ class SlurmLauncher:
 
         A job that Slurm forgot would count as done, so the record root is asked first.
         """
-        from runtime.launching import JobHandle, newest_natives
 
         wanted = []
         for each in plan.spec.dependencies:
-            if host.files.read(f"jobs/{each.job}/intent.json") is None:
+            entry = read_entry(host.files, each.job)
+            if entry is None:
                 if int(plan.order.get("epoch", 1)) > 1:
                     continue  # it was there at the launch, and was collected since
                 raise NotPossible(
                     f"`after` names `{each.job}`, which was not launched on target `{plan.target.name}`",
                     hint="dependencies hold between jobs of one target, by their whole ids: `runtime status`",
                 )
-            status = JobHandle(each.job, plan.target, self, host).status()
+            status, _ = judge_job(entry, plan.target, self, host)
             if each.is_met(status.state):
                 continue
             otherwise = sum(status.counts.get(state, 0) for state in (JobState.FAILED, JobState.CANCELLED))

@@ -9,8 +9,8 @@ from datetime import timedelta
 from typing import Any, Final
 
 from runtime.errors import NotPossible
-from runtime.jobs import JobSpec, Mount, PackPer, Priority, When, secret_refs
-from runtime.launchers.base import NativePart
+from runtime.jobs.plan import NativePart
+from runtime.jobs.spec import JobSpec, Mount, PackPer, Priority, When, secret_refs
 from runtime.launchers.slurm.settings import Profile, SlurmSettings
 from runtime.launchers.slurm.states import Layout
 from runtime.units import format_duration
@@ -379,7 +379,7 @@ def container_words(
         ]
     )
     if profile.pre or setup:
-        from runtime.shim import setup_script
+        from runtime.shim.shim import setup_script
 
         inside = setup_script([*profile.pre, *setup])
         line += f" sh -c {shlex.quote(inside)} pre"

@@ -16,8 +16,8 @@ from datetime import timedelta
 from typing import Any, Final
 
 from runtime.errors import InvalidValue, NotPossible, UnknownName
-from runtime.jobs import JobSpec, Priority
-from runtime.launchers.base import Target
+from runtime.jobs.plan import Target
+from runtime.jobs.spec import JobSpec, Priority
 from runtime.units import parse_duration
 from runtime.values import dataclass, field, fields, replace
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from runtime.jobs import JobState
-from runtime.launchers.base import NativeStart, NativeState
+from runtime.jobs.plan import NativeStart, NativeState
+from runtime.jobs.spec import JobState
 from runtime.reasons import EndReason
 from runtime.values import dataclass
 

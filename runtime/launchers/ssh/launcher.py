@@ -10,21 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
 from runtime.errors import InvalidValue, NotPossible, UnknownName
-from runtime.jobs import JobSpec
-from runtime.launchers.base import (
-    Explanation,
-    Fidelity,
-    JobIdentity,
-    Keeping,
-    LaunchPlan,
-    NativePart,
-    NativeState,
-    PlanContext,
-    Target,
-)
-from runtime.launchers.hosts import Host, SshHost
-from runtime.launchers.interrupting import PROCESS_INTERRUPTS, interrupt_processes, stop_processes
-from runtime.launchers.processes import (
+from runtime.jobs.hosts.base import Host, SshHost
+from runtime.jobs.plan import Fidelity, JobIdentity, Keeping, LaunchPlan, NativePart, NativeState, PlanContext, Target
+from runtime.jobs.spec import JobSpec
+from runtime.launchers.base import Explanation
+from runtime.launchers.processes.base import (
     PROCESS_KEEPS,
     PROCESS_SETTINGS,
     cancel_processes,
@@ -35,6 +25,7 @@ from runtime.launchers.processes import (
     process_states,
     spawn_shim,
 )
+from runtime.launchers.processes.interrupt import PROCESS_INTERRUPTS, interrupt_processes, stop_processes
 from runtime.units import format_size
 from runtime.values import replace
 

@@ -1,0 +1,534 @@
+"""What a stack's program would make, without an engine, a cloud, an account or a network.
+
+`check_stack` runs the program for one stack file, validates every input, applies the policies and returns a `Report`;
+`python -m infra check` prints it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import traceback
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import pulumi
+
+from infra.check.recording import UNKNOWN, UNKNOWN_MARK, Recording, Registration, Secret, Unknown, record
+from infra.check.validate import find_input_problems
+from infra.google.outputs import compute
+from infra.google.prices import Cost, find_costs
+from infra.policy.rules import Bounds, apply_rules, bounds_of
+from infra.settings.files import (
+    InvalidStackFile,
+    StackConfig,
+    find_project_folder,
+    find_stack_file,
+    load_stack_config,
+)
+from infra.settings.model import SECRET_VALUE, InvalidSettings, Settings, settings_from
+from runtime.errors import RuntimeFailure
+from runtime.outputs import OUTPUT_NAME, parse_outputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One reason why a stack must not be deployed."""
+
+    source: str
+    """`file`, `settings`, `program`, `inputs`, `policy`, `contract` or `stacks`"""
+    rule: str
+    """Name of the policy or check."""
+    where: str
+    """URN of the resource, or path of the setting."""
+    message: str
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """Who gets which role where."""
+
+    member: str
+    role: str
+    on: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    stack: str
+    findings: tuple[Finding, ...]
+    recording: Recording | None
+    """None where the settings are wrong: then nothing was run."""
+    costs: tuple[Cost, ...] = ()
+    grants: tuple[Grant, ...] = ()
+    left_grants: tuple[Grant, ...] = ()
+    """What people need in the project and another stack is to grant, by `access.project_grants`."""
+    rendered: Mapping[str, str] = field(default_factory=dict)
+    """`RESOURCE/KEY` → text of what is rendered into metadata: autoscaler files, boot scripts, units."""
+    contract: Mapping[str, Any] | None = None
+    """What is not known before `up` reads `<known after up>`."""
+    notes: tuple[str, ...] = ()
+    """What is worth knowing and no reason to stop."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.findings
+
+    @property
+    def resources(self) -> tuple[Registration, ...]:
+        return self.recording.resources if self.recording is not None else ()
+
+
+def check_stack(stack: str, *, folder: Path | None = None) -> Report:
+    """Check the stack whose file is `Pulumi.<stack>.yaml` in `folder`, by default the project's root.
+
+    Raises `UnknownName` where there is no such file; all else that is wrong is in the report.
+    """
+    path = find_stack_file(stack, folder or find_project_folder())
+    try:
+        config = load_stack_config(path)
+        settings = settings_from(stack, config.values, config.secrets, config.written)
+        recording = record_stack(stack, config)
+    except RuntimeFailure as problem:
+        return Report(stack=stack, recording=None, findings=tuple(_explained(problem, path.name)))
+    except Exception as problem:
+        # Whatever the program raises is what this command is asked to find.
+        return Report(stack=stack, recording=None, findings=(_crash(problem),))
+    return report_on(recording, settings)
+
+
+def record_stack(stack: str, config: StackConfig) -> Recording:
+    """Run the program as the engine would for this stack. Raises what the program raises, unwrapped."""
+    from infra.__main__ import run_program
+
+    try:
+        return record(run_program, stack=stack, config=config.values, secrets=config.secrets, compute=compute)
+    except pulumi.RunError as wrapped:
+        if isinstance(wrapped.__cause__, RuntimeFailure):
+            raise wrapped.__cause__ from None
+        raise
+
+
+def report_on(recording: Recording, settings: Settings | None = None) -> Report:
+    """Everything that can be said about what a program registered; with its settings, whether it keeps to them."""
+    contract = recording.outputs.get(OUTPUT_NAME)
+    rendered = find_rendered(recording)
+    findings = [
+        *find_wrong_inputs(recording),
+        *find_twins(recording),
+        *find_violations(recording, settings),
+        *find_leaks(recording),
+        *find_contract_problems(contract),
+    ]
+    return Report(
+        stack=recording.stack,
+        findings=tuple(findings),
+        recording=recording,
+        costs=(*find_costs(recording), *_pool_costs(recording, settings)),
+        grants=find_grants(recording),
+        left_grants=tuple(_left_grants(settings)) if settings is not None else (),
+        rendered=rendered,
+        contract=shown(contract) if isinstance(contract, Mapping) else None,
+        notes=tuple(find_notes(recording)),
+    )
+
+
+def _pool_costs(recording: Recording, settings: Settings | None) -> Iterator[Cost]:
+    """The nodes of a pool are Ray's, so they stand with the head that makes them."""
+    heads = {each.name: each.urn for each in recording.of_type("runtime:ray:RayHead")}
+    for name, head in settings.heads.items() if settings is not None else ():
+        for pool, each in head.pools.items():
+            nodes = f"{each.min:,} to {each.max:,} nodes {each.accelerator}, {each.capacity.value}"
+            yield Cost(urn=heads.get(f"{name}-head", name), monthly_usd=None, basis=f"by use: pool {pool}, {nodes}")
+
+
+def _explained(problem: RuntimeFailure, file: str) -> Iterator[Finding]:
+    if isinstance(problem, InvalidSettings):
+        for each in problem.problems:
+            yield Finding(
+                source="settings", rule="settings", where=each.path or file, message=each.message, hint=each.hint
+            )
+        return
+    if isinstance(problem, InvalidStackFile):
+        yield Finding(source="file", rule="file", where=file, message=problem.problem, hint=problem.hint)
+        return
+    message = "; ".join((problem.message, *problem.facts))
+    yield Finding(source="program", rule="program", where=file, message=message, hint=problem.hint)
+
+
+def _crash(problem: Exception) -> Finding:
+    frames = traceback.extract_tb(problem.__traceback__)
+    ours = [each for each in frames if "/infra/" in each.filename and not each.filename.endswith(_PLUMBING)]
+    where = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "the program"
+    message = f"{type(problem).__name__}: {problem}"
+    return Finding(source="program", rule="program-runs", where=where, message=message)
+
+
+_PLUMBING: Final = ("/recording.py", "/check.py", "/__main__.py")
+
+
+def find_wrong_inputs(recording: Recording) -> Iterator[Finding]:
+    for each in recording.resources:
+        if not each.custom:
+            continue
+        try:
+            problems = find_input_problems(each.type, each.inputs)
+        except LookupError as problem:
+            yield Finding(source="inputs", rule="known-type", where=each.urn, message=str(problem))
+            continue
+        for found in problems:
+            yield Finding(
+                source="inputs", rule="valid-input", where=each.urn, message=f"`{found.path}` {found.message}"
+            )
+
+
+def find_twins(recording: Recording) -> Iterator[Finding]:
+    """Two resources of one stack that would be one and the same thing in the cloud."""
+    owners: dict[tuple[str, str], str] = {}
+    for each in recording.resources:
+        identity = identity_of(each, recording)
+        if identity is None:
+            continue
+        first = owners.setdefault(identity, each.urn)
+        if first != each.urn:
+            yield Finding(
+                source="inputs",
+                rule="made-once",
+                where=each.urn,
+                message=f"is `{identity[1]}`, which `{_name(first)}` makes too",
+            )
+
+
+def find_violations(recording: Recording, settings: Settings | None = None) -> Iterator[Finding]:
+    bounds = bounds_of(settings) if settings is not None else Bounds()
+    for each in apply_rules(recording.resources, bounds):
+        yield Finding(source="policy", rule=each.rule, where=each.urn, message=each.message, hint=each.hint)
+
+
+SUSPICIOUS_KEY: Final = re.compile(r"token|key|password|credential|passphrase", re.IGNORECASE)
+
+
+def find_leaks(recording: Recording) -> Iterator[Finding]:
+    """Secret values where none may be: in the outputs, and in what any resource is given."""
+    for path, why in leaks_in(recording.outputs):
+        yield Finding(source="contract", rule="no-secret-output", where=path, message=why)
+    for each in recording.resources:
+        if not each.type.startswith("pulumi:providers:"):
+            for path, value in _leaves(each.inputs, ""):
+                if isinstance(value, str) and SECRET_VALUE.search(value):
+                    yield Finding(
+                        source="inputs", rule="no-secret-input", where=each.urn, message=f"`{path}` looks like a secret"
+                    )
+
+
+def leaks_in(outputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Path and reason of everything in a stack's outputs that is a secret, or is named like one."""
+    for path, value in _leaves(outputs, ""):
+        if isinstance(value, Secret):
+            yield path, "is a secret value"
+        elif isinstance(value, str) and SECRET_VALUE.search(value):
+            yield path, "looks like a secret value"
+        elif SUSPICIOUS_KEY.search(path.rpartition(".")[2]) and not _is_resource_name(value):
+            yield path, "is named like a secret"
+
+
+def _is_resource_name(value: Any) -> bool:
+    return isinstance(value, Unknown) or (isinstance(value, str) and value.startswith("projects/"))
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{path}[{index}]")
+    else:
+        yield path, value
+
+
+def find_contract_problems(contract: Any) -> Iterator[Finding]:
+    if not isinstance(contract, Mapping):
+        yield Finding(
+            source="contract", rule="contract", where=OUTPUT_NAME, message=f"the stack exports no `{OUTPUT_NAME}`"
+        )
+        return
+    try:
+        parse_outputs(shown(contract))
+    except RuntimeFailure as problem:
+        yield Finding(source="contract", rule="contract", where=OUTPUT_NAME, message=problem.message)
+
+
+def find_grants(recording: Recording) -> tuple[Grant, ...]:
+    found: list[Grant] = []
+    for each in recording.resources:
+        if is_grant(each.type):
+            found.append(Grant(member=_member(each), role=_text(each.inputs.get("role")), on=_on(each)))
+        elif each.type.endswith((":RoleBinding", ":ClusterRoleBinding")):
+            found += _kubernetes_grants(each)
+    return tuple(found)
+
+
+def _left_grants(settings: Settings) -> Iterator[Grant]:
+    from infra.components.identity import find_people_grants
+
+    if settings.access.project_grants or not settings.uses_google:
+        return
+    for each in find_people_grants(settings.access, has_heads=bool(settings.heads)):
+        yield Grant(member=_text(each.member), role=each.role, on=f"project {settings.project}")
+
+
+def is_grant(type_: str) -> bool:
+    return type_.startswith("gcp:") and type_.endswith(("IAMMember", "IamMember"))
+
+
+def _member(each: Registration) -> str:
+    member = each.inputs.get("member")
+    if not isinstance(member, Unknown):
+        return _text(member)
+    makers = sorted(_name(urn) for urn in each.property_dependencies.get("member", ()))
+    return f"{UNKNOWN_MARK}, from {', '.join(makers)}" if makers else UNKNOWN_MARK
+
+
+_NOT_THE_TARGET: Final = frozenset({"role", "member", "project", "location", "region", "zone", "condition"})
+
+
+def _on(each: Registration) -> str:
+    """`topic dev-default`, `project my-lab`: what a grant is about."""
+    targets = sorted(set(each.inputs) - _NOT_THE_TARGET)
+    key = targets[0] if targets else "project"
+    value = _text(each.inputs.get(key))
+    # All of one project, so the last part tells them apart.
+    short = value.rpartition("/")[2] if key != "project" else value
+    place = f" in {_text(each.inputs['location'])}" if "location" in each.inputs else ""
+    return f"{_words(key)} {short}{place}"
+
+
+def _words(key: str) -> str:
+    key = re.sub(r"(Id|Name)$", "", key)
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", key).lower()
+
+
+def _kubernetes_grants(each: Registration) -> Iterator[Grant]:
+    role, subjects = each.inputs.get("roleRef"), each.inputs.get("subjects")
+    metadata = each.inputs.get("metadata")
+    space = _text(metadata.get("namespace")) if isinstance(metadata, Mapping) else ""
+    for subject in subjects if isinstance(subjects, list) else ():
+        if isinstance(subject, Mapping) and isinstance(role, Mapping):
+            own = f"{_text(subject['namespace'])}/" if subject.get("namespace") else ""
+            yield Grant(
+                member=f"{_text(subject.get('kind'))}:{own}{_text(subject.get('name'))}",
+                role=_text(role.get("name")),
+                on=f"namespace {space}" if space else "cluster",
+            )
+
+
+def find_rendered(recording: Recording) -> dict[str, str]:
+    """Every text of several lines that a machine gets in its metadata."""
+    found: dict[str, str] = {}
+    for each in recording.of_type("gcp:compute/instance:Instance"):
+        metadata = each.inputs.get("metadata")
+        for key, value in metadata.items() if isinstance(metadata, Mapping) else ():
+            if isinstance(value, str) and "\n" in value:
+                found[f"{each.name}/{key}"] = value
+    return found
+
+
+def find_notes(recording: Recording) -> Iterator[str]:
+    contract = recording.outputs.get(OUTPUT_NAME)
+    clusters = contract.get("clusters") if isinstance(contract, Mapping) else None
+    for name, cluster in clusters.items() if isinstance(clusters, Mapping) else ():
+        image = cluster.get("image") if isinstance(cluster, Mapping) else None
+        if isinstance(image, str) and image.endswith("@sha256:" + "0" * 64):
+            yield f"no image pinned yet: head `{name}` will wait for one"
+    if isinstance(contract, Mapping) and contract.get("queues") and not contract.get("records"):
+        yield "queues and no `records`: commands refuse a queue without a place for what became of its tasks"
+    if not any(each.custom for each in recording.resources):
+        yield "nothing is asked for, and nothing would be made"
+    adopted = sum(1 for each in recording.resources if each.import_id)
+    if adopted:
+        yield f"{adopted} resources are taken over, not made: they have to exist"
+
+
+def find_protected(recording: Recording) -> list[Registration]:
+    return [each for each in recording.resources if each.protect]
+
+
+PHYSICAL_NAMES: Final = (
+    "name",
+    "accountId",
+    "secretId",
+    "repositoryId",
+    "roleId",
+    "workloadIdentityPoolProviderId",
+    "workloadIdentityPoolId",
+    "service",
+    "displayName",
+)
+
+
+def physical_name(each: Registration) -> str | None:
+    """What the resource is called in the cloud; None where nobody names it, or the name is not known yet."""
+    if is_grant(each.type):
+        return None
+    metadata = each.inputs.get("metadata")
+    if each.type.startswith("kubernetes:") and isinstance(metadata, Mapping):
+        name = metadata.get("name")
+        return name if isinstance(name, str) else None
+    for key in PHYSICAL_NAMES:
+        value = each.inputs.get(key)
+        if isinstance(value, str):
+            return value
+    return None
+
+
+def identity_of(each: Registration, recording: Recording) -> tuple[str, str] | None:
+    """Type and id of the one thing in the world that a resource is; None where it is not known."""
+    if not each.custom or each.type.startswith("pulumi:providers:"):
+        return None
+    identity = each.outputs.get("id", UNKNOWN)
+    if not isinstance(identity, str) or not identity:
+        return None
+    if each.type.startswith("kubernetes:"):
+        return each.type, f"{_cluster_of(each, recording)}/{identity}"
+    return each.type, identity
+
+
+def _cluster_of(each: Registration, recording: Recording) -> str:
+    urn = (each.provider or "").rpartition("::")[0]
+    provider = next((found for found in recording.resources if found.urn == urn), None)
+    return _text(provider.inputs.get("clusterIdentifier", provider.inputs.get("context"))) if provider else "?"
+
+
+SHARED_TYPES: Final = frozenset({"gcp:projects/service:Service", "gcp:projects/serviceIdentity:ServiceIdentity"})
+"""What several stacks of a project ask for and none of them owns."""
+
+
+def find_collisions(reports: Sequence[Report]) -> list[Finding]:
+    """What two stacks would both make, or call by the same name where the name has to be one's own."""
+    owners: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for report in reports:
+        for identity in sorted(_owned_by(report)):
+            owners[identity].append(report.stack)
+    return [
+        Finding(
+            source="stacks",
+            rule="one-owner",
+            where=" and ".join(stacks),
+            message=f"both make {_words(kind.rpartition(':')[2])} `{name}`",
+            hint="let one stack own it and the others refer to it with `existing`, or give them names of their own",
+        )
+        for (kind, name), stacks in owners.items()
+        if len(stacks) > 1
+    ]
+
+
+def _owned_by(report: Report) -> set[tuple[str, str]]:
+    if report.recording is None:
+        return set()
+    made = {
+        identity
+        for each in report.recording.resources
+        if (identity := identity_of(each, report.recording))
+        and each.type not in SHARED_TYPES
+        and not is_grant(each.type)
+    }
+    contract = report.contract or {}
+    for cluster in contract.get("clusters", {}).values():
+        # Ray finds its nodes by this label in a zone of a project.
+        place = f"{contract.get('project')}/{cluster.get('zone')}/{cluster.get('cluster_name')}"
+        made.add(("ray:cluster:RayCluster", place))
+    return made
+
+
+def find_shared_notes(reports: Sequence[Report]) -> list[str]:
+    """What one stack takes for granted and no other of these makes, and grants that two stacks both make."""
+    made = {identity for report in reports for _, identity in _owned_by(report)}
+    notes = []
+    for report in reports:
+        notes += [
+            f"{report.stack} refers to `{name}`, which none of these stacks makes: it has to exist"
+            for name in sorted(_referred_to(report) - made)
+        ]
+    return [*notes, *_shared_grants(reports), *_missing_grants(reports)]
+
+
+def _shared_grants(reports: Sequence[Report]) -> list[str]:
+    owners: dict[tuple[str, Grant], list[str]] = defaultdict(list)
+    for report in reports:
+        project = (report.contract or {}).get("project")
+        for grant in dict.fromkeys(report.grants):
+            if project and UNKNOWN_MARK not in f"{grant.member} {grant.on}":
+                owners[project, grant].append(report.stack)
+    shared: dict[tuple[str, ...], int] = defaultdict(int)
+    for stacks in owners.values():
+        if len(stacks) > 1:
+            shared[tuple(stacks)] += 1
+    return [
+        f"{', '.join(stacks)} make the same {count} grants: whichever is destroyed takes them from the others; "
+        "set `access.project_grants: false` in all but one"
+        for stacks, count in shared.items()
+    ]
+
+
+def _missing_grants(reports: Sequence[Report]) -> list[str]:
+    from infra.components.identity import ADMIN_LOGIN, LOGIN
+
+    made = {grant for report in reports for grant in report.grants}
+    # Who may log in as administrator may log in.
+    made |= {replace(grant, role=LOGIN) for grant in made if grant.role == ADMIN_LOGIN}
+    missing: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for report in reports:
+        for grant in report.left_grants:
+            if grant not in made:
+                missing[report.stack, grant.member, grant.on].append(grant.role)
+    return [
+        f"{stack} leaves what {member} needs on {on} to another stack, and none of these grants {', '.join(roles)}"
+        for (stack, member, on), roles in missing.items()
+    ]
+
+
+_FULL_NAME: Final = re.compile(r"projects/[^/]+/(?:secrets/[^/]+|regions/[^/]+/subnetworks/[^/]+)$")
+
+
+def _referred_to(report: Report) -> set[str]:
+    """Full names of the secrets, repositories and subnet that the contract names."""
+    found: set[str] = set()
+    if report.recording is None:
+        return found
+    contract = report.contract or {}
+    named = [secret.get("resource") for secret in contract.get("secrets", {}).values()]
+    named.append(contract.get("network", {}).get("subnet"))
+    found |= {name for each in named for name in _FULL_NAME.findall(str(each))}
+    for regions in contract.get("registries", {}).values():
+        for region, registry in regions.items():
+            parts = str(registry.get("url")).split("/")
+            if len(parts) == 3:
+                found.add(f"projects/{parts[1]}/locations/{region}/repositories/{parts[2]}")
+    return found
+
+
+def shown(value: Any) -> Any:
+    """With marks a person reads in the place of what is unknown or secret; numbers and the rest stay."""
+    if isinstance(value, Unknown):
+        return UNKNOWN_MARK
+    if isinstance(value, Secret):
+        return "<secret>"
+    if isinstance(value, Mapping):
+        return {key: shown(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [shown(item) for item in value]
+    return value
+
+
+def _text(value: Any) -> str:
+    value = shown(value)
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _name(urn: str) -> str:
+    return urn.rpartition("::")[2]

@@ -1,0 +1,244 @@
+"""Checks a resource's inputs against the provider's own types, without the provider.
+
+The wheels of pulumi-gcp and pulumi-kubernetes carry a typed class for every resource and every nested object: names,
+types and what is required. What mocks let pass (a misspelt key in a dictionary, a number where text belongs, a missing
+nested field) is found here; what types cannot say about Google's values (names, ranges, roles) says `google_values`.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import difflib
+import functools
+import importlib
+import json
+import sys
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+import pulumi
+from pulumi import _types
+from pulumi.runtime import rpc
+
+from infra.check.recording import Secret, Unknown
+from infra.google.values import find_value_problems
+
+WHEELS: Final = {"gcp": "pulumi_gcp", "kubernetes": "pulumi_kubernetes"}
+PROVIDERS: Final = "pulumi:providers:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputProblem:
+    path: str
+    """`cleanupPolicies[0].condition.olderThan`, in the provider's camelCase."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One input of a resource, or of an object inside it."""
+
+    type: Any
+    required: bool
+
+
+def find_input_problems(type_: str, inputs: Mapping[str, Any]) -> list[InputProblem]:
+    """What is wrong with `inputs` (camelCase, `UNKNOWN` allowed anywhere) of a resource of `type_`.
+
+    Raises `LookupError` for a type that the installed wheels do not have.
+    """
+    kind = find_args_class(type_)
+    if type_.startswith(PROVIDERS):
+        inputs = _decoded(kind, inputs)
+    found = list(_object_problems(kind, inputs, ""))
+    known = {each.path for each in found}
+    found += [
+        InputProblem(path=path, message=message)
+        for path, message in find_value_problems(type_, inputs)
+        if path not in known
+    ]
+    return found
+
+
+@functools.cache
+def find_args_class(type_: str) -> type:
+    """The wheel's class of the inputs of `type_`: `gcp:pubsub/topic:Topic`, `pulumi:providers:gcp` …"""
+    if type_.startswith(PROVIDERS):
+        package = type_.removeprefix(PROVIDERS)
+        provider = importlib.import_module(f"{_wheel(package, type_)}.provider")
+        return typing.cast(type, provider.ProviderArgs)
+    package, _, rest = type_.partition(":")
+    module, _, name = rest.rpartition(":")
+    importlib.import_module(_wheel(package, type_))
+    entry: Any = rpc.get_resource_module(package, module, "")
+    known = entry.mod_info["classes"] if entry is not None else {}
+    if type_ not in known:
+        near = difflib.get_close_matches(type_, _known_types(package), n=1, cutoff=0.75)
+        raise LookupError(f"{WHEELS[package]} has no resource type {type_}" + (f"; near is {near[0]}" if near else ""))
+    resource = getattr(importlib.import_module(entry.mod_info["fqn"]), known[type_])
+    home = sys.modules[resource.__module__]
+    # A resource whose plain name is taken by a nested object has its inputs in `…InitArgs`.
+    return typing.cast(type, getattr(home, f"{name}InitArgs", None) or getattr(home, f"{name}Args"))
+
+
+@functools.cache
+def fields_of(kind: type) -> Mapping[str, Field]:
+    """The inputs of one of the wheels' classes by the provider's own (camelCase) names."""
+    hints = _types.input_type_types(kind)
+    optional = kind.__init__.__kwdefaults__ or {}  # type: ignore[misc]
+    python_names = _types.input_type_py_to_pulumi_names(kind)
+    required = {name for python, name in python_names.items() if python not in optional}
+    return {name: Field(type=hint, required=name in required) for name, hint in hints.items()}
+
+
+def _wheel(package: str, type_: str) -> str:
+    if package not in WHEELS:
+        raise LookupError(f"no installed wheel has the resource type {type_}; known packages: {', '.join(WHEELS)}")
+    return WHEELS[package]
+
+
+def _known_types(package: str) -> list[str]:
+    registered: Mapping[str, Any] = rpc._RESOURCE_MODULES
+    tables = [tables[0].mod_info for key, tables in registered.items() if key.startswith(f"{package}:")]
+    return [type_ for table in tables for type_ in table["classes"]]
+
+
+def _decoded(kind: type, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """A provider's inputs travel as text, everything but strings as JSON inside."""
+    fields = fields_of(kind)
+    decoded = dict(inputs)
+    for name, value in inputs.items():
+        bare = value.value if isinstance(value, Secret) else value
+        if name in fields and fields[name].type is not str and isinstance(bare, str):
+            try:
+                decoded[name] = json.loads(bare)
+            except ValueError:
+                continue
+    return decoded
+
+
+def _object_problems(kind: type, value: Mapping[str, Any], path: str) -> Iterator[InputProblem]:
+    fields = fields_of(kind)
+    for name, item in value.items():
+        inner = f"{path}.{name}" if path else name
+        if name not in fields:
+            # The SDK sends its own marks with a provider; they are no inputs.
+            if not name.startswith("__"):
+                yield InputProblem(path=inner, message=_unknown_key(name, fields))
+        elif item is not None:
+            yield from _problems(fields[name].type, item, inner)
+    for name, each in fields.items():
+        if each.required and value.get(name) is None:
+            yield InputProblem(path=f"{path}.{name}" if path else name, message="is missing and required")
+
+
+def _unknown_key(name: str, fields: Mapping[str, Field]) -> str:
+    near = difflib.get_close_matches(name, fields, n=1)
+    if near:
+        return f"is no input here; did you mean `{near[0]}`?"
+    return f"is no input here; known are {', '.join(sorted(fields)[:12])}{' …' if len(fields) > 12 else ''}"
+
+
+def _problems(kind: Any, value: Any, path: str) -> Iterator[InputProblem]:
+    if isinstance(value, Unknown):
+        return
+    if isinstance(value, Secret):
+        yield from _problems(kind, value.value, path)
+        return
+    members = _members(kind)
+    if not members:
+        return
+    attempts = [list(_member_problems(each, value, path)) for each in members]
+    if all(attempts):
+        # Of several alternatives, the one that came furthest tells most.
+        yield from min(attempts, key=lambda found: (any(each.path == path for each in found), len(found)))
+
+
+@functools.cache
+def _members(kind: Any) -> tuple[Any, ...]:
+    """The alternatives of a type hint without the wrappers of inputs; empty where anything goes."""
+    if kind is Any or kind is object or isinstance(kind, typing.TypeVar):
+        return ()
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        found: list[Any] = []
+        for each in typing.get_args(kind):
+            if _is_wrapper(each):
+                continue
+            inner = _members(each)
+            if not inner:
+                return ()
+            found += inner
+        return tuple(dict.fromkeys(found))
+    return (kind,)
+
+
+def _is_wrapper(kind: Any) -> bool:
+    """Whether it only says how a value may arrive; a TypedDict stands beside the class of the same inputs."""
+    origin = typing.get_origin(kind) or kind
+    return origin in (collections.abc.Awaitable, pulumi.Output, types.NoneType) or typing.is_typeddict(kind)
+
+
+def _member_problems(kind: Any, value: Any, path: str) -> Iterator[InputProblem]:
+    origin = typing.get_origin(kind)
+    if origin is typing.Literal:
+        if value not in typing.get_args(kind):
+            allowed = ", ".join(json.dumps(each) for each in typing.get_args(kind))
+            yield InputProblem(path=path, message=f"is {show(value)}, allowed: {allowed}")
+    elif origin is not None and issubclass(origin, collections.abc.Mapping):
+        if not isinstance(value, Mapping):
+            yield InputProblem(path=path, message=f"is {show(value)}, expected an object")
+            return
+        _, item = typing.get_args(kind)
+        for key, each in value.items():
+            yield from _problems(item, each, f"{path}.{key}")
+    elif origin is not None and issubclass(origin, collections.abc.Sequence):
+        if not isinstance(value, list | tuple):
+            yield InputProblem(path=path, message=f"is {show(value)}, expected a list")
+            return
+        (item,) = typing.get_args(kind)
+        for index, each in enumerate(value):
+            yield from _problems(item, each, f"{path}[{index}]")
+    elif _types.is_input_type(kind):
+        if not isinstance(value, Mapping):
+            yield InputProblem(path=path, message=f"is {show(value)}, expected an object")
+            return
+        yield from _object_problems(kind, value, path)
+    else:
+        yield from _scalar_problems(kind, value, path)
+
+
+def _scalar_problems(kind: Any, value: Any, path: str) -> Iterator[InputProblem]:
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        allowed = [each.value for each in kind]
+        if value not in allowed:
+            yield InputProblem(path=path, message=f"is {show(value)}, allowed: {', '.join(map(str, allowed))}")
+        return
+    if kind is float and type(value) is int:
+        return
+    if kind in EXPECTED and type(value) is not kind:
+        yield InputProblem(path=path, message=f"is {show(value)}, expected {EXPECTED[kind]}")
+
+
+EXPECTED: Final[Mapping[Any, str]] = {str: "a string", int: "a whole number", bool: "true or false", float: "a number"}
+
+
+def show(value: Any) -> str:
+    """A value as an error says it, cut where it is long."""
+    match value:
+        case Unknown() | Secret():
+            return "a value that is not shown"
+        case bool():
+            return f"{json.dumps(value)} (a boolean)"
+        case int() | float():
+            return f"{value} (a number)"
+        case str():
+            return f"`{value[:60]}`{' …' if len(value) > 60 else ''}"
+        case Mapping():
+            return "an object"
+        case list() | tuple():
+            return "a list"
+    return type(value).__name__

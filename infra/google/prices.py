@@ -1,0 +1,137 @@
+"""What a stack's resources cost a month at list price, where that is known beforehand.
+
+Estimates to plan with: US dollars without discounts, taxes and traffic, from a table of our own that only covers what
+this program makes. What is paid by use (queues, objects, images, TPU nodes) is named without an amount.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from infra.check.recording import Recording, Registration
+
+AS_OF: Final = "2025"
+"""Year of the price pages below."""
+
+HOURS: Final = 730
+"""Hours of a month, as Google's calculator counts them."""
+
+# https://cloud.google.com/compute/vm-instance-pricing: an hour of one vCPU and of one GB of memory, in us-central1.
+MACHINE_HOURS: Final[Mapping[str, tuple[float, float]]] = {
+    "e2": (0.021811, 0.002923),
+    "n1": (0.031611, 0.004237),
+    "n2": (0.031611, 0.004237),
+    "n2d": (0.027502, 0.003686),
+}
+
+MEMORY_GB: Final[Mapping[str, float]] = {"standard": 4, "highmem": 8, "highcpu": 1}
+"""Memory for each vCPU; n1 machines have a little less."""
+
+REGION_FACTOR: Final[Mapping[str, float]] = {"us-central1": 1.0, "us-west4": 1.12626, "europe-west4": 1.10106}
+"""What the same machine costs elsewhere, compared with us-central1."""
+
+PRICED_AS: Final[Mapping[str, str]] = {"us-central2": "us-central1"}
+"""Regions without a public price of their own, and the one whose price stands for them."""
+
+# https://cloud.google.com/compute/disks-image-pricing: a GB for a month.
+DISK_MONTHS: Final[Mapping[str, Mapping[str, float]]] = {
+    "pd-standard": {"us-central1": 0.04, "us-west4": 0.044, "europe-west4": 0.044},
+    "pd-balanced": {"us-central1": 0.10, "us-west4": 0.11, "europe-west4": 0.11},
+    "pd-ssd": {"us-central1": 0.17, "us-west4": 0.187, "europe-west4": 0.187},
+}
+
+# https://cloud.google.com/nat/pricing: an hour for each machine that uses it, and for 32 of them or more.
+NAT_HOUR_PER_MACHINE: Final = 0.0014
+NAT_HOUR_AT_MOST: Final = 0.044
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    urn: str
+    monthly_usd: float | None
+    """None where it is paid by use, or the table has no price."""
+    basis: str
+    """`n2-standard-8, 730 h, us-west4, prices of 2025`"""
+
+
+def find_costs(recording: Recording) -> tuple[Cost, ...]:
+    """A cost for each resource that is paid for, in the order of the recording."""
+    found: list[Cost] = []
+    for each in recording.resources:
+        if each.type in PRICED:
+            found += PRICED[each.type](each)
+    return tuple(found)
+
+
+def monthly_total(costs: tuple[Cost, ...]) -> float:
+    return round(sum(each.monthly_usd or 0.0 for each in costs), 2)
+
+
+def _instance(each: Registration) -> Iterator[Cost]:
+    machine, region = str(each.inputs.get("machineType")), _region(each.inputs.get("zone"))
+    hour = machine_hour(machine, region)
+    yield _cost(each, None if hour is None else hour * HOURS, f"{machine}, {HOURS} h", region)
+    boot = each.inputs.get("bootDisk")
+    parameters = boot.get("initializeParams") if isinstance(boot, Mapping) else None
+    if isinstance(parameters, Mapping):
+        yield _disk_cost(each, parameters.get("type"), parameters.get("size"), region, "boot disk")
+
+
+def _disk(each: Registration) -> Iterator[Cost]:
+    yield _disk_cost(each, each.inputs.get("type"), each.inputs.get("size"), _region(each.inputs.get("zone")), "disk")
+
+
+def _disk_cost(each: Registration, kind: Any, size: Any, region: str, what: str) -> Cost:
+    price = DISK_MONTHS.get(str(kind), {}).get(PRICED_AS.get(region, region))
+    known = price is not None and isinstance(size, int)
+    return _cost(each, price * size if known and price is not None else None, f"{what}, {size} GB {kind}", region)
+
+
+def _nat(each: Registration) -> Iterator[Cost]:
+    idle = NAT_HOUR_PER_MACHINE * HOURS
+    most = NAT_HOUR_AT_MOST * HOURS
+    basis = f"one machine, {HOURS} h; {most:.2f} from 32 machines on, and what goes through it by use"
+    yield _cost(each, idle, basis, str(each.inputs.get("region")))
+
+
+def _by_use(what: str) -> Callable[[Registration], Iterator[Cost]]:
+    def make(each: Registration) -> Iterator[Cost]:
+        yield Cost(urn=each.urn, monthly_usd=None, basis=f"by use: {what}")
+
+    return make
+
+
+def _cost(each: Registration, amount: float | None, basis: str, region: str) -> Cost:
+    if amount is None:
+        return Cost(urn=each.urn, monthly_usd=None, basis=f"{basis}, {region}: no price known")
+    priced = f"{region} (priced as {PRICED_AS[region]})" if region in PRICED_AS else region
+    return Cost(urn=each.urn, monthly_usd=round(amount, 2), basis=f"{basis}, {priced}, prices of {AS_OF}")
+
+
+def machine_hour(machine: str, region: str) -> float | None:
+    """`n2-standard-8` in a region; None where the table does not have it."""
+    family, _, rest = machine.partition("-")
+    kind, _, count = rest.partition("-")
+    factor = REGION_FACTOR.get(PRICED_AS.get(region, region))
+    if family not in MACHINE_HOURS or kind not in MEMORY_GB or not count.isdigit() or factor is None:
+        return None
+    cpu, memory = MACHINE_HOURS[family]
+    return int(count) * (cpu + MEMORY_GB[kind] * memory) * factor
+
+
+def _region(zone: Any) -> str:
+    return zone.rpartition("-")[0] if isinstance(zone, str) else "unknown region"
+
+
+PRICED: Final[Mapping[str, Callable[[Registration], Iterator[Cost]]]] = {
+    "gcp:artifactregistry/repository:Repository": _by_use("GB stored"),
+    "gcp:compute/disk:Disk": _disk,
+    "gcp:compute/instance:Instance": _instance,
+    "gcp:compute/routerNat:RouterNat": _nat,
+    "gcp:pubsub/subscription:Subscription": _by_use("messages, and those kept longer than a day"),
+    "gcp:secretmanager/secret:Secret": _by_use("versions and reads"),
+    "gcp:storage/bucket:Bucket": _by_use("GB stored and requests"),
+    "kubernetes:core/v1:PersistentVolumeClaim": _by_use("what the cluster's owner charges"),
+}

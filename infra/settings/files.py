@@ -1,0 +1,180 @@
+"""Finds and reads stack files as the engine does, without it: which stacks there are, and what their programs are given."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from infra.check.recording import PROJECT
+from runtime.errors import RequestRefused, UnknownName
+
+PROJECT_FILE = "Pulumi.yaml"
+
+
+class InvalidStackFile(RequestRefused):
+    """A file that cannot be read as a stack file; `path` is its place, `problem` what it is or has."""
+
+    def __init__(self, path: Path, problem: str, *, hint: str | None = None) -> None:
+        self.path, self.problem = path, problem
+        super().__init__(f"`{path.name}` {problem}", facts=[f"read from {path}"], hint=hint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackConfig:
+    """What a stack's program is given."""
+
+    values: Mapping[str, str]
+    """Full key → value as the engine passes it: text, objects and lists as JSON."""
+    secrets: frozenset[str] = frozenset()
+    """Keys whose values the file has encrypted; their values here are empty."""
+    written: frozenset[str] = frozenset()
+    """Keys that stand in the stack file itself; the others have the default of Pulumi.yaml."""
+
+
+def find_project_folder(start: Path | None = None) -> Path:
+    """The nearest folder from `start` (by default the current one) upwards that holds this project's Pulumi.yaml.
+
+    Raises `RequestRefused` where there is none.
+    """
+    start = (start or Path.cwd()).resolve()
+    for folder in (start, *start.parents):
+        file = folder / PROJECT_FILE
+        if file.is_file():
+            name = _read_mapping(file).get("name")
+            if name != PROJECT:
+                raise RequestRefused(
+                    f"`{file}` is of another project: `{name}`",
+                    facts=[f"expected the project `{PROJECT}`"],
+                    hint="run this in the folder of the stack files, or name it with `--folder`",
+                )
+            return folder
+    raise RequestRefused(
+        f"no `{PROJECT_FILE}` in `{start}` or above",
+        hint="run this in the folder of the stack files, or name it with `--folder`",
+    )
+
+
+def list_stacks(folder: Path) -> list[str]:
+    names = [each.name.removeprefix("Pulumi.").removesuffix(".yaml") for each in folder.glob("Pulumi.*.yaml")]
+    return sorted(names)
+
+
+def find_stack_file(stack: str, folder: Path) -> Path:
+    """Raises `UnknownName` with the stacks that there are."""
+    file = folder / f"Pulumi.{stack}.yaml"
+    if "/" in stack or not file.is_file():
+        raise UnknownName(
+            "stack", stack, list_stacks(folder), where=f"in `{folder}`", hint="a stack is a file `Pulumi.NAME.yaml`"
+        )
+    return file
+
+
+def load_stack_config(path: Path) -> StackConfig:
+    """What the engine would pass for the stack file at `path`: its `config`, and the defaults of the Pulumi.yaml beside it.
+
+    Raises `InvalidStackFile`.
+    """
+    own = read_stack_file(path)
+    return StackConfig(values={**_defaults(path.parent), **own.values}, secrets=own.secrets, written=own.written)
+
+
+def read_stack_file(path: Path) -> StackConfig:
+    """What the file itself says under `config:`, with full keys. Raises `InvalidStackFile`."""
+    content = _read_mapping(path)
+    unknown = sorted(set(content) - {"config", "encryptionsalt", "encryptedkey", "secretsprovider", "environment"})
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], ["config"], n=1)
+        raise InvalidStackFile(
+            path,
+            f"has the key `{unknown[0]}`, which is no part of a stack file",
+            hint=f"did you mean `{near[0]}`?" if near else "settings stand under `config:`",
+        )
+    config = content.get("config") or {}
+    if not isinstance(config, Mapping):
+        raise InvalidStackFile(path, f"has {_kind(config)} under `config`, expected keys and values")
+    values: dict[str, str] = {}
+    secrets = set()
+    for key, value in config.items():
+        full = str(key) if ":" in str(key) else f"{PROJECT}:{key}"
+        if isinstance(value, Mapping) and set(value) == {"secure"}:
+            secrets.add(full)
+            values[full] = ""
+        else:
+            values[full] = as_text(value)
+    return StackConfig(values=values, secrets=frozenset(secrets), written=frozenset(values))
+
+
+def _defaults(folder: Path) -> dict[str, str]:
+    """What Pulumi.yaml gives to keys that a stack file leaves out."""
+    file = folder / PROJECT_FILE
+    if not file.is_file():
+        return {}
+    found: dict[str, str] = {}
+    declared = _read_mapping(file).get("config") or {}
+    for key, entry in declared.items():
+        full = str(key) if ":" in str(key) else f"{PROJECT}:{key}"
+        if not isinstance(entry, Mapping):
+            found[full] = as_text(entry)
+        elif "default" in entry or "value" in entry:
+            found[full] = as_text(entry.get("value", entry.get("default")))
+    return found
+
+
+def as_text(value: Any) -> str:
+    """A value of a stack file as the engine passes it to the program."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return ""
+    # YAML has dates, JSON does not; they are meant as text.
+    return json.dumps(value, default=str, ensure_ascii=False, separators=(",", ":"))
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice; plain YAML loading keeps the last without a word."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, str) and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key `{key}` stands twice", key_node.start_mark
+                )
+            seen.add(key if isinstance(key, str) else None)
+        return super().construct_mapping(node, deep=deep)
+
+
+def _read_mapping(path: Path) -> Mapping[str, Any]:
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except OSError as problem:
+        raise InvalidStackFile(path, f"cannot be read: {problem.strerror or problem}") from None
+    except UnicodeDecodeError:
+        raise InvalidStackFile(path, "is no UTF-8 text") from None
+    except yaml.MarkedYAMLError as problem:
+        mark = problem.problem_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+        raise InvalidStackFile(path, f"is no valid YAML: {place}{problem.problem}") from None
+    except yaml.YAMLError as problem:
+        raise InvalidStackFile(path, f"is no valid YAML: {problem}") from None
+    if content is None:
+        content = {}
+    if not isinstance(content, Mapping):
+        raise InvalidStackFile(path, f"holds {_kind(content)}, expected `config:` with keys and values")
+    return content
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case list():
+            return "a list"
+        case str():
+            return "a text"
+    return f"`{value}`"

@@ -1,0 +1,313 @@
+"""What has to fit together in a stack: its parts, its place, and what one part names of another.
+
+Every part has been judged by itself before, by `settings_rules`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from infra.google import catalog
+from infra.naming import Names
+from infra.settings.model import AccessSettings, HeadSettings, PoolSettings, Settings
+from infra.settings.rules import (
+    ACCELERATOR,
+    DAY_S,
+    GOOGLES_ADDRESSES,
+    IMAGE,
+    READERS_OF,
+    REPOSITORY,
+    SMALLEST_SUBNET,
+    SUBNET,
+    wrong,
+)
+from infra.settings.typed import Problem, suggest
+
+
+def find_stack_problems(settings: Settings) -> list[Problem]:
+    return [problem for rule in _RULES for problem in rule(settings)]
+
+
+def _place(settings: Settings) -> Iterator[Problem]:
+    if settings.uses_google:
+        users = ", ".join(f"`{part}`" for part in _google_parts(settings))
+        for key in ("project", "region"):
+            if getattr(settings, key) is None:
+                yield Problem(path=key, message=f"is not set, and {users} need it", hint="no default is taken for it")
+    regions = known_regions(settings)
+    if settings.region is not None:
+        yield from _region_problems([settings.region], regions, ["region"])
+    if settings.zone is not None:
+        if settings.region is None or catalog.region_of(settings.zone) != settings.region:
+            allowed = f"a zone of the region `{settings.region}`" if settings.region else "nothing without `region`"
+            yield wrong("zone", settings.zone, allowed)
+    elif settings.heads:
+        yield Problem(path="zone", message="is not set, and `heads` need it", hint=_zone_hint(settings))
+
+
+def _regions(settings: Settings) -> Iterator[Problem]:
+    regions = known_regions(settings)
+    for name, registry in settings.registries.items():
+        paths = [f"registries.{name}.regions[{index}]" for index in range(len(registry.regions))]
+        yield from _region_problems(registry.regions, regions, paths)
+        yield from _region_problems(
+            registry.existing, regions, [f"registries.{name}.existing.{each}" for each in registry.existing]
+        )
+    for name, secret in settings.secrets.items():
+        paths = [f"secrets.{name}.regions[{index}]" for index in range(len(secret.regions))]
+        yield from _region_problems(secret.regions, regions, paths)
+    records = settings.records
+    if records is not None and records.location is not None:
+        larger = ", ".join(f"`{each.upper()}`" for each in sorted(catalog.BUCKET_LOCATIONS))
+        if records.location.lower() not in regions | catalog.BUCKET_LOCATIONS:
+            for problem in _region_problems([records.location.lower()], regions, ["records.location"]):
+                yield wrong(
+                    problem.path,
+                    records.location,
+                    f"a region of Google as of {catalog.AS_OF:%Y-%m}, or one of {larger}",
+                    problem.hint,
+                )
+
+
+def _heads(settings: Settings) -> Iterator[Problem]:
+    if not settings.heads:
+        return
+    if settings.network is None:
+        yield Problem(
+            path="network",
+            message="is not set, and `heads` need it",
+            hint="`network: {cidr: 10.64.0.0/20}` makes one, `subnet` uses one that exists",
+        )
+    for name, head in settings.heads.items():
+        yield from _environment_problems(settings, f"heads.{name}.environment", head)
+        yield from _head_image_problems(settings, f"heads.{name}.image", head.image)
+        for pool_name, pool in head.pools.items():
+            yield from _pool_zone_problems(settings, f"heads.{name}.pools.{pool_name}.accelerator", pool)
+
+
+def _environment_problems(settings: Settings, path: str, head: HeadSettings) -> Iterator[Problem]:
+    for index, secret in enumerate(head.environment):
+        if secret not in settings.secrets:
+            known = sorted(settings.secrets)
+            allowed = f"a name in `secrets`: {', '.join(known) or 'there is none'}"
+            yield wrong(f"{path}[{index}]", secret, allowed, suggest(secret, known))
+
+
+def _pool_zone_problems(settings: Settings, path: str, pool: PoolSettings) -> Iterator[Problem]:
+    found = ACCELERATOR.fullmatch(pool.accelerator)
+    family = found["family"] if found else ""
+    if settings.zone is None or family not in catalog.TPU_FAMILIES:
+        return
+    zones = catalog.TPU_FAMILIES[family].zones | set(settings.overrides.tpu_zones.get(family, ()))
+    if settings.zone not in zones:
+        yield Problem(
+            path=path,
+            message=f"is `{pool.accelerator}`, and {settings.zone} has no {family} as of {catalog.AS_OF:%Y-%m};"
+            f" it is in {', '.join(sorted(zones))}",
+            hint=f"if it has now: `overrides: {{tpu_zones: {{{family}: [{settings.zone}]}}}}`",
+        )
+
+
+def _head_image_problems(settings: Settings, path: str, image: str) -> Iterator[Problem]:
+    """A repository of our project that the stack does not know is one that the nodes may not read."""
+    found = IMAGE.fullmatch(image)
+    if not found or not settings.project or f"-docker.pkg.dev/{settings.project}/" not in image:
+        return
+    known = sorted(repository_urls(settings))
+    if not any(image.startswith(f"{url}/") for url in known):
+        yield Problem(
+            path=path,
+            message=f"is in a repository that is not of this stack, so its nodes may not read it;"
+            f" allowed are images under {', '.join(known) or 'a registry in `registries`'}",
+            hint=suggest(image.rpartition("/")[0], known),
+        )
+
+
+def _subnet(settings: Settings) -> Iterator[Problem]:
+    network = settings.network
+    if network is None:
+        return
+    if (
+        network.subnet is not None
+        and (found := SUBNET.fullmatch(network.subnet))
+        and found["region"] != settings.region
+    ):
+        yield wrong("network.subnet", network.subnet, f"a subnet in the region `{settings.region}`")
+    try:
+        cidr = ipaddress.ip_network(network.cidr)
+    except ValueError:
+        return
+    if cidr.prefixlen > SMALLEST_SUBNET:
+        return
+    room = cidr.num_addresses - GOOGLES_ADDRESSES
+    nodes = sum(pool.max for head in settings.heads.values() for pool in head.pools.values())
+    needed = nodes + len(settings.heads)
+    if needed > room:
+        yield Problem(
+            path="network.cidr",
+            message=f"is `{network.cidr}` with room for {room:,} machines, and the pools' maxima with the heads are {needed:,}",
+            hint=f"a /{_prefix_for(needed)} would do",
+        )
+
+
+def _queues(settings: Settings) -> Iterator[Problem]:
+    for name in settings.queues:
+        if name.endswith("-dead") and name.removesuffix("-dead") in settings.queues:
+            other = name.removesuffix("-dead")
+            yield Problem(
+                path=f"queues.{name}",
+                message=f"has the name of the dead letters of `{other}`",
+                hint="choose another name",
+            )
+    if settings.alerts is None:
+        return
+    days = settings.alerts.oldest_task_days
+    for name, queue in settings.queues.items():
+        if days <= 30 and days * DAY_S >= queue.retention_s:
+            yield wrong(
+                "alerts.oldest_task_days",
+                days,
+                f"less than the retention of queue `{name}`, {queue.retention_s / DAY_S:.3g} days: "
+                "a task would be gone before anyone hears of it",
+            )
+
+
+def _secrets(settings: Settings) -> Iterator[Problem]:
+    counts = Counter(secret.env for secret in settings.secrets.values())
+    for name, secret in settings.secrets.items():
+        if counts[secret.env] > 1:
+            others = sorted(other for other, its in settings.secrets.items() if its.env == secret.env and other != name)
+            yield Problem(
+                path=f"secrets.{name}.env",
+                message=f"is `{secret.env}`, which `{', '.join(others)}` has too",
+                hint="a variable carries one secret",
+            )
+        for index, role in enumerate(secret.readers):
+            part = READERS_OF.get(role)
+            if part is not None and not getattr(settings, part):
+                yield Problem(
+                    path=f"secrets.{name}.readers[{index}]",
+                    message=f"is `{role.value}`, and without `{part}` a stack has no account of that role",
+                    hint="leave it out",
+                )
+
+
+def _registries(settings: Settings) -> Iterator[Problem]:
+    owners: dict[str, str] = {}
+    for name in settings.registries:
+        for url in sorted(made_repository_urls(settings, name)):
+            if url in owners:
+                yield Problem(
+                    path=f"registries.{name}.repository",
+                    message=f"gives the repository {url} that `registries.{owners[url]}` makes",
+                    hint="choose another `repository`",
+                )
+            owners[url] = name
+
+
+def _kubernetes_clusters(settings: Settings) -> Iterator[Problem]:
+    for key in ("context", "cluster_identifier"):
+        counts = Counter(getattr(cluster, key) for cluster in settings.kubernetes.values())
+        for name, cluster in settings.kubernetes.items():
+            value = getattr(cluster, key)
+            if counts[value] > 1:
+                yield Problem(
+                    path=f"kubernetes.{name}.{key}",
+                    message=f"is `{value}`, which another cluster of this stack has too",
+                    hint="put the namespaces of one cluster under one name",
+                )
+
+
+def _idle(settings: Settings) -> Iterator[Problem]:
+    """What is written and would do nothing."""
+    if settings.uses_google:
+        return
+    idle = {
+        "access": settings.access != AccessSettings(),
+        "alerts": settings.alerts is not None,
+        "impersonate": settings.impersonate is not None,
+    }
+    for key, is_set in idle.items():
+        if is_set:
+            yield Problem(path=key, message="is set, and nothing of Google is in this stack", hint="leave it out")
+
+
+_RULES: Final = (
+    _place,
+    _regions,
+    _heads,
+    _subnet,
+    _queues,
+    _secrets,
+    _registries,
+    _kubernetes_clusters,
+    _idle,
+)
+
+
+# --- facts that rules share
+
+
+# --- facts that rules share
+
+
+def known_regions(settings: Settings) -> frozenset[str]:
+    return catalog.REGIONS | set(settings.overrides.regions)
+
+
+def made_repository_urls(settings: Settings, registry: str) -> set[str]:
+    """`REGION-docker.pkg.dev/PROJECT/NAME` of what the stack makes itself, caches included."""
+    its = settings.registries[registry]
+    names = Names(stack=settings.stack, project=settings.project)
+    repositories = {its.repository or names.repository(registry)}
+    if its.pull_through:
+        repositories.add(names.repository(f"{registry}-cache"))
+    regions = [region for region in its.regions or (settings.region,) if region and region not in its.existing]
+    return {f"{region}-docker.pkg.dev/{settings.project}/{name}" for region in regions for name in repositories}
+
+
+def repository_urls(settings: Settings) -> set[str]:
+    """Of all that the stack makes or refers to."""
+    found = {url for registry in settings.registries for url in made_repository_urls(settings, registry)}
+    for registry in settings.registries.values():
+        for path in registry.existing.values():
+            if matched := REPOSITORY.fullmatch(path):
+                found.add(f"{matched['region']}-docker.pkg.dev/{matched['project']}/{matched['name']}")
+    return found
+
+
+def _google_parts(settings: Settings) -> list[str]:
+    parts = ("network", "queues", "records", "registries", "secrets", "heads", "ci")
+    return [part for part in parts if getattr(settings, part)]
+
+
+def _zone_hint(settings: Settings) -> str | None:
+    families = {
+        found["family"]
+        for head in settings.heads.values()
+        for pool in head.pools.values()
+        if (found := ACCELERATOR.fullmatch(pool.accelerator)) and found["family"] in catalog.TPU_FAMILIES
+    }
+    zones = {zone for family in families for zone in catalog.TPU_FAMILIES[family].zones}
+    fitting = sorted(zone for zone in zones if catalog.region_of(zone) == settings.region)
+    return f"{' or '.join(fitting)} has the pools' accelerators" if fitting else None
+
+
+def _prefix_for(machines: int) -> int:
+    return 32 - (machines + GOOGLES_ADDRESSES - 1).bit_length()
+
+
+def _region_problems(values: Iterable[str], known: frozenset[str], paths: list[str]) -> Iterator[Problem]:
+    for value, path in zip(values, paths, strict=True):
+        if value in known:
+            continue
+        if catalog.region_of(value) in known:
+            hint: str | None = f"that is a zone; its region is `{catalog.region_of(value)}`"
+        else:
+            nearest = suggest(value, known)
+            override = "if it is new: `overrides: {regions: [" + value + "]}`"
+            hint = f"{nearest} {override}" if nearest else override
+        yield wrong(path, value, f"a region of Google as of {catalog.AS_OF:%Y-%m}", hint)

@@ -1,0 +1,121 @@
+"""Outputs of jobs and tasks, copied home; a file of ours that differs is never lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runtime.client.jobs.status import check_index, first_index
+from runtime.client.local_folder import Became, LocalFolder, check_name
+from runtime.errors import NotPossible
+from runtime.jobs.ledger import job_folder
+from runtime.values import dataclass
+
+if TYPE_CHECKING:
+    from runtime.client.jobs.launch import JobHandle
+    from runtime.jobs.hosts.base import Files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteFile:
+    name: str
+    """In the record root."""
+    place: str
+    """Relative to the folder it goes to."""
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    path: str
+    size_bytes: int
+    what: Became
+
+
+class FilesDiffer(NotPossible):
+    """Some were not fetched, because others are there under their names."""
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self.names = list(names)
+        super().__init__(
+            f"{len(names)} files in `{folder}` differ from what was written, and were left as they are",
+            facts=list(names)[:10],
+            hint="name another folder, or `--overwrite`",
+        )
+
+
+def list_outputs(job: JobHandle, indices: Sequence[int] = ()) -> list[RemoteFile]:
+    """What the attempts that count wrote, of all runs or of some."""
+    entry = job.entry()
+    first = first_index(entry)
+    wanted = [check_index(entry, each) for each in indices] or range(first, first + entry.indices)
+    found = []
+    for index in wanted:
+        for name, relative, size in _outputs_of(job, index):
+            place = relative if entry.indices == 1 else f"{index}/{relative}"
+            found.append(RemoteFile(name=f"{name}/{relative}", place=place, size_bytes=size))
+    return found
+
+
+def _outputs_of(job: JobHandle, index: int) -> Iterator[tuple[str, str, int]]:
+    run = f"{job_folder(job.id)}/runs/{index}"
+    result = json.loads(job.files.read(f"{run}/result") or b"{}")
+    # Results of runs that were not run again lie with the job that they are from.
+    run = f"{job_folder(result.get('from', job.id))}/runs/{index}"
+    attempt = result.get("attempt") or max(job.attempts(index), default=None)
+    if attempt is not None:
+        folder = f"{run}/output/a{attempt:04d}"
+        for relative, size in job.files.tree(folder):
+            yield folder, relative, size
+
+
+def fetch(files: Files, listed: Sequence[RemoteFile], to: Path, *, overwrite: bool = False) -> Iterator[Fetched]:
+    """Copy the files, one by one. A file appears whole or not at all, and below `to`.
+
+    Raises `NameRefused` at the first that is named so that it would lie elsewhere; those before it stay.
+    """
+    if not listed:
+        return
+    with LocalFolder(to) as folder:
+        for each in listed:
+            became = folder.put(each.place, partial(files.download, each.name), overwrite=overwrite)
+            yield Fetched(path=str(to / each.place), size_bytes=each.size_bytes, what=became)
+
+
+def name_folder(job: JobHandle, short: str) -> Path:
+    """Where the files of a job go unless a folder is named."""
+    return Path(check_name(f"{job.entry().name}-{short}"))
+
+
+def refuse_differing(done: Sequence[Fetched], folder: Path) -> None:
+    """Raise `FilesDiffer` if some were left as they are."""
+    if differing := [each.path for each in done if each.what is Became.DIFFERS]:
+        raise FilesDiffer(folder, differing)
+
+
+def list_task(text: str, *, stack: str | None) -> tuple[str, Files, list[RemoteFile]]:
+    """A task's id, the folder with what it wrote, and the files in it; only where this machine can see that folder."""
+    from runtime.client.identify import get_task_id, recall_last
+    from runtime.client.tasks.status import read_task
+    from runtime.jobs.hosts.base import LocalFiles
+    from runtime.stack.find import open_stack
+
+    with open_stack(stack) as opened:
+        task = get_task_id(text, opened.records, last=recall_last(opened.settings.data_dir, opened.name))
+        url = read_task(opened, task).outputs_url
+    if url is None:
+        raise NotPossible(f"task `{task}` has no outputs", hint=f"runtime status {task}")
+    if "://" in url and not url.startswith("file://"):
+        raise NotPossible(
+            f"outputs of task `{task}` lie in a bucket", facts=[url], hint=f"copy them with its own tool: {_tool(url)}"
+        )
+    files = LocalFiles(url.removeprefix("file://"))
+    listed = [RemoteFile(name=name, place=name, size_bytes=size) for name, size in files.tree("")]
+    return check_name(task), files, listed
+
+
+def _tool(url: str) -> str:
+    return f"gcloud storage cp -r {url} ." if url.startswith("gs://") else f"aws s3 cp --recursive {url} ."

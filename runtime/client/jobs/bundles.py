@@ -1,0 +1,91 @@
+"""Jobs that a bundle submitted where nothing of ours is: what its script left behind becomes the ledger's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from runtime.client.jobs.launch import make_context, remember_job
+from runtime.client.jobs.roots import open_target
+from runtime.client.jobs.targets import find_target
+from runtime.errors import NotPossible
+from runtime.jobs import ledger
+from runtime.jobs.ledger import NativeJob, job_folder
+from runtime.launchers.registry import get_launcher
+from runtime.units import format_time
+from runtime.values import dataclass, replace
+
+if TYPE_CHECKING:
+    from runtime.config import Settings
+    from runtime.jobs.hosts.base import Files
+
+RECORDS = "records"
+"""Folder of a bundle that is a record root of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """A job that is known from now on."""
+
+    job: str
+    name: str
+    target: str
+    records: str
+    native_ids: tuple[str, ...]
+    new: bool
+    """False where it was known before."""
+
+
+def import_bundle(folder: str, on: str, settings: Settings) -> list[Imported]:
+    """Read a bundle's folder, as the machine of target `on` sees it, and know its jobs. Safe to repeat.
+
+    Raises `NotPossible` for a folder that is no bundle, and for one that was not submitted.
+    """
+    named = find_target(on, settings)
+    root = f"{folder.rstrip('/')}/{RECORDS}"
+    target = replace(named, records=root)
+    launcher = get_launcher(target.kind)
+    host = open_target(target, launcher, make_context(target, settings))
+    try:
+        found = list(_import(host.files, target.name))
+    finally:
+        host.close()
+    if not found:
+        raise NotPossible(
+            f"`{folder}` is no bundle on target `{on}`",
+            hint="name the folder that has submit.sh, as that machine sees it; runtime launch --export makes one",
+        )
+    for each in found:
+        remember_job(each.job, target.name, settings, records=each.records)
+    return found
+
+
+def _import(files: Files, target: str) -> Iterator[Imported]:
+    for job in ledger.list_jobs(files):
+        folder = job_folder(job)
+        text = files.read(f"{folder}/bundle.json")
+        if text is None:
+            continue
+        bundle: dict[str, Any] = json.loads(text)
+        parts = bundle["parts"]
+        ids = _read_ids(files, folder, len(parts))
+        if len(ids) < len(parts):
+            raise NotPossible(
+                f"job `{job}` was not submitted: {len(ids)} of {len(parts)} parts have an id",
+                hint=f"run submit.sh there, in the folder above `{files.root}`",
+            )
+        intent = {**bundle, "target": target, "at": format_time(ledger.now()), "from": "a bundle"}
+        new = files.create(f"{folder}/intent.json", json.dumps(intent, sort_keys=True).encode())
+        for part, native_id in ids.items():
+            native = NativeJob(name=parts[part], native_id=native_id, part=part, epoch=1, at=ledger.now())
+            ledger.record_native(files, job, native)
+        files.create(f"{folder}/launched", format_time(ledger.now()).encode())
+        yield Imported(
+            job=job, name=bundle["name"], target=target, records=files.root, native_ids=tuple(ids.values()), new=new
+        )
+
+
+def _read_ids(files: Files, folder: str, parts: int) -> dict[int, str]:
+    names = {f"{folder}/submit/{part}.id": part for part in range(parts)}
+    return {names[name]: text.decode().strip() for name, text in sorted(files.read_many(list(names)).items())}

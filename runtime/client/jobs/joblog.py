@@ -1,0 +1,47 @@
+"""The log of one rank of an attempt, read on as it grows, also where its shim keeps only its beginning and its end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from runtime.jobs.hosts.base import Files
+from runtime.jobs.ledger import job_folder
+from runtime.shim import shim
+
+
+def read_limit(files: Files, job: str) -> int:
+    """What a log of this job takes at most, in bytes."""
+    order = json.loads(files.read(f"{job_folder(job)}/order.json") or b"{}")
+    return int(order.get("log_bytes", shim.LOG_BYTES))
+
+
+class LogReader:
+    """Reads what a log has got since the last call. A line stands where bytes were left out."""
+
+    def __init__(self, files: Files, name: str, limit: int) -> None:
+        self._files, self._name = files, name
+        self._head, self._tail = shim.split_log(limit)
+        self._at = 0
+        """How many of the bytes that were printed have been read or passed over."""
+
+    def read(self) -> Iterator[bytes]:
+        while True:
+            offset, limit = self._at, 1 << 20
+            if offset < self._head:
+                limit = min(limit, self._head - offset)
+            elif (left_out := self._find_gap()) is not None:
+                if missed := max(0, self._head + left_out - self._at):
+                    self._at += missed
+                    yield shim.render_gap(missed)
+                offset = self._at - left_out + len(shim.render_gap(0))
+            chunk = self._files.read_from(self._name, offset, limit)
+            if not chunk:
+                return
+            self._at += len(chunk)
+            yield chunk
+
+    def _find_gap(self) -> int | None:
+        """How many bytes are left out behind the beginning; None of a log that is whole."""
+        found = shim.GAP.fullmatch(self._files.read_from(self._name, self._head, len(shim.render_gap(0))))
+        return int(found[1]) if found else None

@@ -1,0 +1,354 @@
+"""Whether a target works: every step of a launch tried for real, down to a probe job that runs there.
+
+The probe is a job like any other: a snapshot with one file that nobody else has, launched, followed, read back, removed.
+A step that fails says what to do, and those that need it are left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import secrets
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from runtime.client.jobs.launch import (
+    JobHandle,
+    LaunchOptions,
+    Prepared,
+    carry_out,
+    forget_job,
+    make_context,
+    prepare,
+)
+from runtime.client.jobs.roots import open_target
+from runtime.client.jobs.status import describe_room, explain, read_attempts, read_facts
+from runtime.client.jobs.targets import find_target
+from runtime.errors import InfrastructureFailure, RuntimeFailure
+from runtime.jobs import ledger
+from runtime.jobs.hosts.base import Files, Room
+from runtime.jobs.ledger import job_folder
+from runtime.jobs.spec import JobSpec, JobState, Outputs
+from runtime.launchers.registry import get_launcher
+from runtime.units import format_duration
+from runtime.values import dataclass
+
+if TYPE_CHECKING:
+    from runtime.config import Settings
+    from runtime.jobs.hosts.base import Host
+    from runtime.jobs.plan import Target
+    from runtime.launchers.base import Launcher
+
+LITTLE_SPACE: Final = 2 * 1024**3
+FEW_FILES: Final = 1000
+"""A job that runs takes some 25 entries, and each run of an array 10, until they have ended."""
+CLEAN_UP: Final = timedelta(minutes=1)
+"""Added to how long a probe may take, before a backend that can ends it by itself."""
+SKEW_S: Final = 30.0
+"""Nothing compares two machines' clocks; people who read two logs do."""
+_SCRIPT: Final = """
+echo "probe clock $(date +%s)"
+echo "probe host $(uname -n) $(uname -sm)"
+echo "probe scratch $(df -Pk . | awk 'NR == 2 {print $4}')"
+echo "probe gpus $( (nvidia-smi -L 2>/dev/null || true) | grep -c '^GPU' )"
+echo "probe visible ${CUDA_VISIBLE_DEVICES:-}"
+cat token > "$RUNTIME_OUTPUT_DIR/token" && echo "probe wrote yes"
+"""
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One thing that was tried."""
+
+    step: str
+    """`settings`, `connection`, `records`, `launch`, `interpreter`, `run`, `write`, `read`, `space`, `gpus`, `clock`, `cleanup`"""
+    verdict: Verdict
+    text: str
+    hint: str | None = None
+
+
+def check_target(
+    name: str,
+    settings: Settings,
+    *,
+    patience: timedelta = timedelta(minutes=10),
+    gpus: float | None = None,
+    new_records: bool = False,
+) -> Iterator[Step]:
+    """Try the target `name`; steps come as they are done. `gpus` asks the probe job for that many. With `new_records`
+    its record root is taken for a new one, in place of one that was used."""
+    try:
+        target = find_target(name, settings)
+        launcher = get_launcher(target.kind)
+        yield Step(step="settings", verdict=Verdict.OK, text=f"launcher `{target.kind}`")
+    except RuntimeFailure as problem:
+        yield _failed("settings", problem)
+        return
+    try:
+        host = open_target(target, launcher, make_context(target, settings), new_records=new_records)
+    except RuntimeFailure as problem:
+        yield _failed("connection", problem)
+        return
+    try:
+        yield from _check(target, launcher, host, settings, patience, gpus)
+    finally:
+        host.close()
+
+
+def _check(
+    target: Target, launcher: Launcher, host: Host, settings: Settings, patience: timedelta, gpus: float | None
+) -> Iterator[Step]:
+    try:
+        yield _try_records(host.files)
+    except RuntimeFailure as problem:
+        # The first thing asked of a host is also what finds it silent.
+        yield _failed("connection" if isinstance(problem, InfrastructureFailure) else "records", problem)
+        return
+    yield _try_space("space", host.files.room(), f"in the record root `{host.files.root}`")
+    with tempfile.TemporaryDirectory(prefix="runtime-probe-") as folder:
+        token = secrets.token_hex(16)
+        (Path(folder) / "token").write_text(token + "\n")
+        try:
+            prepared = _prepare_probe(target, settings, Path(folder), patience, gpus)
+        except RuntimeFailure as problem:
+            yield _failed("launch", problem)
+            return
+        yield from _run_probe(prepared, host, settings, token, patience, gpus)
+
+
+def _run_probe(
+    prepared: Prepared, host: Host, settings: Settings, token: str, patience: timedelta, gpus: float | None
+) -> Iterator[Step]:
+    plan, began = prepared.plan, time.time()
+    probe = JobHandle(plan.job.id, plan.target, prepared.launcher, host)
+    _clean_up_earlier(probe, settings)
+    with _remembered(probe, settings):
+        cleanup = None
+        try:
+            try:
+                job = carry_out(prepared, LaunchOptions())
+            except RuntimeFailure as problem:
+                yield _failed("launch", problem)
+                return
+            with job:
+                yield Step(step="launch", verdict=Verdict.OK, text=f"probe job {job.id} was taken")
+                yield from _watch_probe(job, token, began, patience, gpus)
+            cleanup = _clean_up(probe, settings)
+            yield cleanup
+        finally:
+            if cleanup is None:
+                _clean_up(probe, settings)
+
+
+def _try_records(files: Files) -> Step:
+    """Write, read back, refuse the second creation, remove."""
+    name, text = f"probe-{secrets.token_hex(8)}", secrets.token_bytes(32)
+    try:
+        first, second, read = files.create(name, text), files.create(name, b"twin"), files.read(name)
+    finally:
+        files.remove(name)
+    if not first or second or read != text:
+        return Step(
+            step="records",
+            verdict=Verdict.FAIL,
+            text=f"`{files.root}` lets a second creation of one name through, or reads back something else",
+            hint="name another record root: `records` of the target; a folder needs hard links, a bucket preconditions",
+        )
+    return Step(step="records", verdict=Verdict.OK, text=f"`{files.root}` is written, read back and creates once")
+
+
+def _try_space(step: str, room: Room, where: str) -> Step:
+    if room.bytes is None:
+        return Step(step=step, verdict=Verdict.OK, text=f"no limit {where}")
+    little = room.bytes < LITTLE_SPACE or (room.files is not None and room.files < FEW_FILES)
+    return Step(
+        step=step,
+        verdict=Verdict.WARN if little else Verdict.OK,
+        text=f"{describe_room(room)} free {where}",
+        hint="runtime gc, or name another place" if little else None,
+    )
+
+
+def _prepare_probe(
+    target: Target, settings: Settings, folder: Path, patience: timedelta, gpus: float | None
+) -> Prepared:
+    """Its tree has a file that no other has, so it is no job that was ever launched."""
+    from runtime.jobs.spec import Gpus, JobResources
+
+    spec = JobSpec(
+        command=("sh", "-c", _SCRIPT),
+        name="targets-check",
+        outputs=Outputs(),
+        resources=JobResources(gpus=Gpus(count=gpus)) if gpus else JobResources(),
+    )
+    return prepare(spec, target, settings, LaunchOptions(base=folder, lifetime=patience + CLEAN_UP))
+
+
+def _watch_probe(job: JobHandle, token: str, began: float, patience: timedelta, gpus: float | None) -> Iterator[Step]:
+    try:
+        status = job.wait(timeout_s=patience.total_seconds(), stuck=True)
+    except TimeoutError:
+        said = explain(read_facts(job))
+        yield Step(
+            step="run",
+            verdict=Verdict.FAIL,
+            text=f"it did not end within {format_duration(patience)}: {said.sentence}",
+            hint=said.next_step or "--wait gives it longer",
+        )
+        return
+    except RuntimeFailure as problem:
+        yield _failed("run", problem)
+        return
+    seen = time.time()
+    attempts = read_attempts(job.files, job.id, 0)
+    if status.state.terminal:
+        yield _interpreter(job)
+    if status.state is not JobState.SUCCEEDED:
+        said = explain(read_facts(job))
+        yield Step(step="run", verdict=Verdict.FAIL, text=said.sentence, hint=said.next_step)
+        for line in said.evidence:
+            yield Step(step="run", verdict=Verdict.FAIL, text=line)
+        return
+    lines = b"".join(job.logs()).decode("utf-8", "replace").splitlines()
+    said_by = {words[1]: words[2] for line in lines if len(words := line.split(" ", 2)) == 3 and words[0] == "probe"}
+    took = format_duration(seen - began)
+    yield Step(step="run", verdict=Verdict.OK, text=f"on {said_by.get('host', 'an unnamed host')}, {took} in all")
+    yield _read_back(job, token, attempts[-1].attempt if attempts else 1)
+    if said_by.get("scratch", "").isdigit():
+        yield _try_space("scratch", Room(int(said_by["scratch"]) * 1024), "where attempts run")
+    yield _gpus(said_by, gpus)
+    yield _clock(said_by, began, seen)
+
+
+def _interpreter(job: JobHandle) -> Step:
+    import json
+
+    start = json.loads(job.files.read(f"{job_folder(job.id)}/runs/0/a0001/start.json") or b"{}")
+    if not start:
+        return Step(
+            step="interpreter",
+            verdict=Verdict.FAIL,
+            text="the shim did not start",
+            hint=f"set `python` of target `{job.target.name}` to one from 3.6 on",
+        )
+    return Step(
+        step="interpreter", verdict=Verdict.OK, text=f"Python {start.get('python', 'of some kind')} runs the shim"
+    )
+
+
+def _read_back(job: JobHandle, token: str, attempt: int) -> Step:
+    content = job.files.read(f"{job_folder(job.id)}/runs/0/output/a{attempt:04d}/token") or b""
+    if content.decode("utf-8", "replace").strip() == token:
+        return Step(step="read back", verdict=Verdict.OK, text="code went there, and what it wrote came back")
+    return Step(
+        step="read back",
+        verdict=Verdict.FAIL,
+        text="what the job wrote is not what was sent",
+        hint="the nodes see another folder than the record root: `records` of the target",
+    )
+
+
+def _gpus(said: dict[str, str], wanted: float | None) -> Step:
+    count = int(said.get("gpus", "0").strip() or 0)
+    visible = said.get("visible", "").strip()
+    text = f"{count} visible" + (f", CUDA_VISIBLE_DEVICES={visible}" if visible else "")
+    if wanted and not count:
+        return Step(
+            step="gpus", verdict=Verdict.FAIL, text=text, hint="the driver's `nvidia-smi` lists none in the job"
+        )
+    return Step(step="gpus", verdict=Verdict.OK, text=text if count or visible else "none asked for, none visible")
+
+
+def _clock(said: dict[str, str], began: float, seen: float) -> Step:
+    """How far the node's clock is from ours at least: its time lies between our two."""
+    if not said.get("clock", "").isdigit():
+        return Step(
+            step="clock", verdict=Verdict.WARN, text="the node told no time", hint="see whether `date` is there"
+        )
+    at = int(said["clock"])
+    distance = max(0.0, began - (at + 1), at - seen)
+    if distance > SKEW_S:
+        return Step(
+            step="clock",
+            verdict=Verdict.WARN,
+            text=f"at least {format_duration(distance)} apart",
+            hint="harmless for jobs; times in logs of two machines do not compare",
+        )
+    return Step(step="clock", verdict=Verdict.OK, text="no distance that can be seen" if not distance else "close")
+
+
+def _clean_up(job: JobHandle, settings: Settings) -> Step:
+    """End the probe, whatever became of it, and remove all of it. Safe to repeat."""
+    try:
+        entry = ledger.read_entry(job.files, job.id)
+        if entry is not None and (left := job.cancel() or job.sweep()):
+            return Step(
+                step="cleanup",
+                verdict=Verdict.FAIL,
+                text=f"left over: {'; '.join(left)}",
+                hint=f"runtime cancel {job.id[:10]}",
+            )
+        if entry is not None and entry.snapshot is not None:
+            job.files.remove(ledger.snapshot_name(entry.snapshot))
+        for name in job.files.names("done", f"{job.id}."):
+            job.files.remove(f"done/{name}")
+        job.files.remove(job_folder(job.id))
+        forget_job(job.id, settings)
+        _note_of(job, settings).unlink(missing_ok=True)
+    except RuntimeFailure as problem:
+        return _failed("cleanup", problem)
+    return Step(step="cleanup", verdict=Verdict.OK, text="nothing left")
+
+
+# what a check that was killed leaves
+
+
+@contextmanager
+def _remembered(job: JobHandle, settings: Settings) -> Iterator[None]:
+    """Keep on this machine that a probe is under way, for the next check to end it if this one is killed.
+
+    A folder that cannot be written stops no check.
+    """
+    note = _note_of(job, settings)
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            note.parent.mkdir(parents=True, exist_ok=True)
+            opened = stack.enter_context(note.open("w"))
+            fcntl.flock(opened, fcntl.LOCK_EX)
+            opened.write(_place_of(job))
+            opened.flush()
+        yield
+
+
+def _clean_up_earlier(job: JobHandle, settings: Settings) -> None:
+    """End probes of the same place whose check is gone."""
+    for note in sorted(_note_of(job, settings).parent.glob("j-*")):
+        with contextlib.suppress(OSError), note.open() as opened:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held as long as its check lives
+            if opened.read() == _place_of(job):
+                _clean_up(JobHandle(note.name, job.target, job.launcher, job.host), settings)
+
+
+def _note_of(job: JobHandle, settings: Settings) -> Path:
+    return settings.data_dir / "probes" / job.id
+
+
+def _place_of(job: JobHandle) -> str:
+    return f"{job.target.name}\n{job.files.root}\n"
+
+
+def _failed(step: str, problem: RuntimeFailure) -> Step:
+    facts = f" ({'; '.join(problem.facts)})" if problem.facts else ""
+    return Step(step=step, verdict=Verdict.FAIL, text=problem.message + facts, hint=problem.hint)

@@ -1,0 +1,352 @@
+"""Runs of a job once more: those that failed, by hand; and what an interruption took away.
+
+Where the launcher starts shims itself, or can submit some of a launch again, the same job goes on as its next epoch: its order says which attempts are
+forgiven, results of the runs that go again are put aside, and the shim that starts claims the later epoch. Elsewhere a
+new job of the same order is made, in whose folder the runs that need not go again have their result already. Killed at
+any step and run again, nothing runs twice.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from runtime.client.jobs.launch import (
+    SHIM,
+    JobHandle,
+    LaunchOptions,
+    Prepared,
+    bring_secrets,
+    carry_out,
+    make_context,
+)
+from runtime.client.jobs.status import check_index
+from runtime.errors import NotPossible
+from runtime.faults import reach
+from runtime.jobs import ledger
+from runtime.jobs.hosts.base import Links, find_python
+from runtime.jobs.identity import owner_name
+from runtime.jobs.ledger import JobStatus, LedgerEntry, NativeJob, job_folder, newest_natives
+from runtime.jobs.lock import Lock
+from runtime.jobs.order import SNAPSHOT_FILE
+from runtime.jobs.plan import JobIdentity, LaunchPlan, NativePart
+from runtime.jobs.spec import JobSpec, JobState, parse_spec
+from runtime.launchers.base import Resubmits
+from runtime.snapshots.snapshot import Snapshot
+from runtime.units import format_time
+from runtime.values import dataclass, replace
+
+if TYPE_CHECKING:
+    from runtime.config import Settings
+
+QUIET_S: Final = 15.0
+"""How long a shim that committed its last result may take to go."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rerun:
+    """What goes once more."""
+
+    job: str
+    """Another job where `new` is True."""
+    indices: tuple[int, ...]
+    native_id: str
+    new: bool
+    epoch: int
+
+
+def retry_job(
+    job: JobHandle,
+    settings: Settings,
+    *,
+    indices: Sequence[int] = (),
+    progress: Callable[[str], None] = lambda text: None,
+) -> Rerun:
+    """Run the failed runs of a job once more with new budgets, or those that are named.
+
+    Raises `NotPossible` while the job runs, and where nothing of it failed.
+    """
+    status, _ = job.look()
+    chosen = choose_runs(status, indices)
+    if getattr(job.launcher, "takes_up", False) or isinstance(job.launcher, Resubmits):
+        return _next_epoch(job, chosen, settings, status=status, progress=progress)
+    return _as_new_job(job, status, chosen, settings, progress)
+
+
+def start_anew(
+    job: JobHandle, settings: Settings, *, progress: Callable[[str], None] = lambda text: None
+) -> Rerun | None:
+    """Start again what was taken away, as a backend that requeues does: nothing is forgiven. None if nothing is open."""
+    entry = job.entry()
+    first = int(entry.intent.get("offset", 0))
+    left = [index for index in range(first, first + entry.indices) if index not in entry.outcomes]
+    return _next_epoch(job, left, settings, status=None, progress=progress) if left else None
+
+
+def choose_runs(status: JobStatus, indices: Sequence[int]) -> list[int]:
+    """The runs that go again: those named, else those that failed, else those that were cancelled."""
+    entry = status.entry
+    if not status.state.terminal:
+        raise NotPossible(
+            f"job `{entry.id}` is {status.state}: it is retried when all of it has ended",
+            hint=f"runtime status {entry.id[:10]}, or runtime cancel {entry.id[:10]}",
+        )
+    states = {each.index: each.state for each in status.indices}
+    for index in indices:
+        check_index(entry, index)
+        if states[index] is JobState.SUCCEEDED:
+            raise NotPossible(
+                f"run {index} of job `{entry.id}` succeeded, nothing was started",
+                hint="`runtime launch --again` starts the whole job anew",
+            )
+    failed = [index for index, state in states.items() if state is JobState.FAILED]
+    cancelled = [index for index, state in states.items() if state is JobState.CANCELLED]
+    chosen = sorted(set(indices)) or failed or cancelled
+    if not chosen:
+        raise NotPossible(f"nothing of job `{entry.id}` failed", hint="`runtime launch --again` starts it anew")
+    return chosen
+
+
+# the same job, its next epoch
+
+
+def _next_epoch(
+    job: JobHandle,
+    indices: Sequence[int],
+    settings: Settings,
+    *,
+    status: JobStatus | None,
+    progress: Callable[[str], None],
+) -> Rerun:
+    """Start these runs again, forgiven what they did before `status` was read; with None nothing is forgiven."""
+    forgive = status is not None
+    _wait_until_quiet(job)
+    lock = Lock(job.files, job.id, f"{owner_name()}@{socket.gethostname()}")
+    lock.take(patience_s=600, tell=progress)
+    try:
+        adopted = _adopt(job)
+        started = [each.native_id for each in adopted]
+        entry = job.entry()
+        epoch = max((each.epoch for each in entry.natives), default=1) + (not adopted)
+        plan = _restore_plan(job, entry, indices)
+        gone_on_with = {each.part for each in adopted}
+        left = [part for part in plan.parts if part.native.get("number", 0) not in gone_on_with]
+        # Of a part that an earlier try began to submit, what is there may be the new attempts'.
+        untried = [part for part in left if not _was_tried(job, part, epoch)]
+        fresh = {index for part in untried for index in range(part.offset, part.offset + part.count)}
+        _unfold(job, plan, sorted(fresh & set(indices)))
+        if status is not None and isinstance(job.launcher, Resubmits):
+            # The native job that could tell how these ended is asked no more.
+            for each in status.indices:
+                if each.index in fresh and each.index not in {*indices, *entry.outcomes}:
+                    ledger.record_end(job.files, job.id, each)
+        fresh &= set(indices)
+        forgiven = dict(plan.order.get("forgiven", {}))
+        if forgive:
+            forgiven |= {str(index): max(job.attempts(index), default=0) for index in sorted(fresh)}
+        plan = replace(plan, order={**plan.order, "epoch": epoch, "forgiven": forgiven})
+        folder = plan.folder
+        bring_secrets(plan, job.files, make_context(job.target, settings))
+        job.files.write(f"{folder}/shim.py", SHIM.read_bytes(), mode=0o700)
+        job.files.write(f"{folder}/order.json", json.dumps(plan.order, sort_keys=True, indent=1).encode() + b"\n")
+        job.files.write(f"{folder}/{ledger.EPOCH}", str(epoch).encode())
+        reach("launch.reordered")
+        if forgive:
+            for name in ["cancel", "stopped", *(f"cancel.{index}" for index in indices)]:
+                job.files.remove(f"{folder}/{name}")
+        for part in left:
+            if forgive:
+                served = range(part.offset, part.offset + part.count)
+                _put_aside(job, entry, sorted(fresh & set(served)), epoch - 1)
+            reach("launch.forgiven")
+            lock.ensure_held()
+            native_id = job.launcher.submit(plan, part, job.host)
+            reach("launch.resubmitted")
+            number = part.native.get("number", 0)
+            native = NativeJob(name=part.name, native_id=native_id, part=number, epoch=epoch, at=ledger.now())
+            ledger.record_native(job.files, job.id, native)
+            progress(f"started {native_id} on {job.target.name}")
+            started.append(native_id)
+    finally:
+        lock.release()
+    return Rerun(job=job.id, indices=tuple(indices), native_id=started[0], new=False, epoch=epoch)
+
+
+def _adopt(job: JobHandle) -> list[NativeJob]:
+    """Note native jobs of the next epoch that have begun, and whose launcher died before it could: they are gone on with."""
+    entry = job.entry()
+    names = dict(enumerate(entry.intent.get("parts", ()))) or {0: job.id}
+    epoch = max((each.epoch for each in entry.natives), default=1) + 1
+    claims = {f"{job_folder(job.id)}/owners/{epoch}.{part}": part for part in names}
+    found = [
+        NativeJob(name=names[claims[claim]], native_id=owner.decode(), part=claims[claim], epoch=epoch, at=ledger.now())
+        for claim, owner in job.files.read_many(claims).items()
+    ]
+    for native in found:
+        ledger.record_native(job.files, job.id, native)
+    return found
+
+
+def _was_tried(job: JobHandle, part: NativePart, epoch: int) -> bool:
+    return bool(job.files.names(f"{job_folder(job.id)}/submit", f"{epoch}.{part.native.get('number', 0)}."))
+
+
+def _unfold(job: JobHandle, plan: LaunchPlan, indices: Sequence[int]) -> None:
+    """Put the files of a job that has ended back where a shim looks for them."""
+    if not indices:
+        return
+    words = [find_python(job.target.settings, job.host), "-", f"{job.files.root}/{plan.folder}", "--unfold"]
+    words += [str(index) for index in indices]
+    done = job.host.run(words, stdin=SHIM.read_bytes(), timeout_s=600)
+    if done.code != 0:
+        raise NotPossible(
+            f"the files of job `{job.id}` cannot be put back where they were", facts=done.err.strip().splitlines()[-1:]
+        )
+    archive = plan.order.get("code", {}).get("archive")
+    if archive is None or job.files.read_from(f"{plan.folder}/{archive}", 0, 1):
+        return
+    common = ledger.snapshot_name(plan.order["code"]["sha256"])
+    if not (isinstance(job.files, Links) and job.files.link(common, f"{plan.folder}/{archive}")):
+        raise NotPossible(
+            f"the code of job `{job.id}` is gone", facts=[f"`{job.files.root}/{common}`"], hint="runtime launch --again"
+        )
+
+
+def _wait_until_quiet(job: JobHandle) -> None:
+    natives = [each.native_id for each in newest_natives(job.entry())]
+    until = time.monotonic() + QUIET_S
+    while natives and any(not each.state.terminal for each in job.launcher.states(job.target, natives, job.host)):
+        if time.monotonic() >= until:
+            raise NotPossible(
+                f"a native job of `{job.id}` still lives: {', '.join(natives)}",
+                hint=f"runtime cancel {job.id[:10]} ends it",
+            )
+        time.sleep(0.1)
+
+
+def _restore_plan(job: JobHandle, entry: LedgerEntry, indices: Sequence[int]) -> LaunchPlan:
+    """What was decided at the launch, read back from the ledger: later edits of files and settings change nothing."""
+    folder = job_folder(job.id)
+    resubmits = isinstance(job.launcher, Resubmits)
+    names = job.files.names(f"{folder}/artefacts") if resubmits else ["command"]
+    wanted = [f"{folder}/order.json", f"{folder}/spec.json", *(f"{folder}/artefacts/{name}" for name in names)]
+    read = job.files.read_many(wanted)
+    if missing := sorted(set(wanted) - read.keys()) or ([] if names else [f"{folder}/artefacts"]):
+        raise NotPossible(f"job `{job.id}` cannot go on: {', '.join(missing)} is gone", hint="runtime launch --again")
+    artefacts = {name: read[f"{folder}/artefacts/{name}"].decode() for name in names}
+    parts, root = _restore_parts(job, entry, artefacts, indices)
+    return LaunchPlan(
+        job=JobIdentity(id=job.id, name=entry.name, owner=entry.owner, snapshot=entry.snapshot),
+        spec=_read_spec(read[f"{folder}/spec.json"], job.id),
+        target=job.target,
+        order=json.loads(read[f"{folder}/order.json"]),
+        artefacts=artefacts,
+        parts=tuple(parts),
+        fidelity={},
+        indices=({},) * entry.indices,
+        root=root,
+    )
+
+
+def _restore_parts(
+    job: JobHandle, entry: LedgerEntry, artefacts: Mapping[str, str], indices: Sequence[int]
+) -> tuple[list[NativePart], str]:
+    """The parts, and the record root as it was planned, which may begin with `~`."""
+    if isinstance(job.launcher, Resubmits):
+        return job.launcher.restore_parts(artefacts, entry.intent["parts"], indices), job.files.root
+    words = shlex.split(artefacts["command"])
+    first = int(entry.intent.get("offset", 0))
+    part = NativePart(name=job.id, artefact="command", offset=first, count=entry.indices, native={"words": words})
+    return [part], words[1].partition(f"/{job_folder(job.id)}/")[0]
+
+
+def _read_spec(text: bytes, job: str) -> JobSpec:
+    return parse_spec(json.loads(text), source=f"job `{job}`")
+
+
+def _put_aside(job: JobHandle, entry: LedgerEntry, indices: Sequence[int], epoch: int) -> None:
+    """Results of the runs that go again, kept under another name; then no outcome stands in the way."""
+    results = job.files.read_many([f"{job_folder(job.id)}/runs/{index}/result" for index in indices])
+    for name, content in results.items():
+        job.files.create(f"{name}.{epoch}", content)
+        job.files.remove(name)
+    for index in indices:
+        outcome = entry.outcomes.get(index)
+        if outcome is not None:
+            job.files.remove(f"done/{job.id}.{index}.{outcome.reason}.{outcome.code}.{outcome.attempt}")
+
+
+# another job of the same
+
+
+def _as_new_job(
+    job: JobHandle, status: JobStatus, indices: Sequence[int], settings: Settings, progress: Callable[[str], None]
+) -> Rerun:
+    entry = status.entry
+    if left := job.end_strays():
+        raise NotPossible(
+            f"job `{job.id}` has ended, and its backend still has something of it",
+            facts=left,
+            hint=f"runtime cancel {job.id[:10]}",
+        )
+    folder = job_folder(job.id)
+    read = job.files.read_many([f"{folder}/spec.json", f"{folder}/{SNAPSHOT_FILE}"])
+    spec = _read_spec(read[f"{folder}/spec.json"], job.id)
+    if spec.array is not None and spec.array.file is not None and not Path(spec.array.file).is_file():
+        raise NotPossible(
+            f"`array.file` `{spec.array.file}` of job `{job.id}` is not here",
+            hint="go to the folder it was launched from",
+        )
+    archive = read.get(f"{folder}/{SNAPSHOT_FILE}")
+    if archive is None and entry.snapshot is not None:
+        archive = job.files.read(ledger.snapshot_name(entry.snapshot))
+    snapshot = Snapshot(archive=archive, files=0, content_bytes=len(archive)) if archive is not None else None
+    context = make_context(job.target, settings)
+    identity = JobIdentity(id=_free_id(job, spec, entry), name=entry.name, owner=owner_name(), snapshot=entry.snapshot)
+    plan = job.launcher.plan(spec, job.target, identity, context)
+    done = {index: outcome for index, outcome in entry.outcomes.items() if index not in set(indices)}
+    _carry_over(job, identity.id, done)
+    prepared = Prepared(plan=plan, launcher=job.launcher, context=context, snapshot=snapshot, base=context.base)
+    with carry_out(prepared, LaunchOptions(), progress) as made:
+        natives = made.entry().natives
+    return Rerun(
+        job=identity.id,
+        indices=tuple(indices),
+        native_id=natives[0].native_id if natives else "",
+        new=True,
+        epoch=1,
+    )
+
+
+def _free_id(job: JobHandle, spec: JobSpec, entry: LedgerEntry) -> str:
+    from runtime.jobs.spec import job_id
+
+    again = 0
+    while True:
+        found = job_id(
+            owner=owner_name(), target=job.target.name, spec=spec, snapshot=f"{entry.snapshot} {job.id}", again=again
+        )
+        # One whose launch was interrupted is gone on with.
+        if job.files.read(f"{job_folder(found)}/launched") is None:
+            return found
+        again += 1
+
+
+def _carry_over(job: JobHandle, to: str, done: Mapping[int, ledger.Outcome]) -> None:
+    """Results of the runs that need not go again, in the new job's folder: a shim that finds one ends with it."""
+    for index, outcome in done.items():
+        result: dict[str, Any] = {
+            "reason": outcome.reason.value,
+            "code": outcome.code,
+            "attempt": outcome.attempt,
+            "at": time.time(),
+            "from": job.id,
+            "noted": format_time(ledger.now()),
+        }
+        job.files.create(f"{job_folder(to)}/runs/{index}/result", json.dumps(result, sort_keys=True).encode())
+        job.files.create(f"done/{to}.{index}.{outcome.reason}.{outcome.code}.{outcome.attempt}", b"")

@@ -1,0 +1,505 @@
+"""The main job end to end on this machine: shards of real files, real workers, one of them killed, and the count.
+
+Everything happens in a folder of its own: a copy of the example, a local stack, the workers' logs. What is reported
+at the end is read back from the records and the outputs, not remembered from the run.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any, Final, Protocol, Self
+
+from runtime.client.tasks.submit import Submission, submit, wait
+from runtime.config import Settings, load_settings
+from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible, RequestRefused, WorkFailed
+from runtime.outputs import SqliteQueueOutput
+from runtime.queues.sqlite.presence import Presence
+from runtime.reasons import EndReason
+from runtime.records.base import RecordStore
+from runtime.records.embedded import refuse_network_filesystem
+from runtime.stack.find import LOCAL, OpenStack, open_stack
+from runtime.tasks.history import Record
+from runtime.tasks.model import TaskState
+from runtime.values import dataclass, field, replace
+
+EXPERIMENT: Final = "curation"
+SHARDS: Final = 32
+KILL_AFTER: Final = 0.3
+"""Part of the shards that are recorded before the worker is killed."""
+STALLED_AFTER_S: Final = 60.0
+_POLL_S: Final = 0.05
+
+
+class Show(Protocol):
+    """Who tells the person what happens."""
+
+    def say(self, text: str) -> None: ...
+    def progress(self, done: int, total: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """What the records and outputs say afterwards."""
+
+    submitted: int
+    recorded: int
+    """Tasks with a record that says succeeded."""
+    lost: int
+    """Tasks without a record."""
+    recorded_twice: int
+    """Records beyond one for each task."""
+    attempts: int
+    attempts_lost: int
+    """Ended with their worker."""
+    workers: int
+    """That recorded something or lost an attempt."""
+    workers_lost: int
+    files: int
+    files_missing: int
+    """In a shard and in no recorded output."""
+    files_twice: int
+    redone: tuple[str, ...] = ()
+    """Ids of the tasks whose worker was lost."""
+
+    @property
+    def clean(self) -> bool:
+        return not (self.lost or self.recorded_twice or self.files_missing or self.files_twice)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuickstartResult:
+    folder: Path
+    """Holds the stack's file, the outputs, the workers' logs and the copy of the example."""
+    root: Path
+    """The tree that was read."""
+    bytes: int
+    seconds: float
+    killed: str | None
+    """The worker that was killed."""
+    killed_running: tuple[str, ...]
+    """Tokens of the attempts it ran at that moment."""
+    audit: Audit
+    value: Mapping[str, Any] = field(default_factory=dict)
+    """What the reduce task returned."""
+
+
+def run_quickstart(
+    show: Show, *, path: Path | None = None, workers: int = 2, kill: bool = True, keep: bool = False
+) -> QuickstartResult:
+    """Run it and count. Every process it started is gone on return, also after an error or Ctrl-C.
+
+    Without `keep` the folder is used again by the next quickstart, so that at most one is left lying about.
+    """
+    if workers < 1:
+        raise InvalidValue("number of workers", workers, "1 or more")
+    if path is not None and not path.is_dir():
+        raise RequestRefused(f"`{path}` is no folder", hint="name the root of a tree of source files")
+    started = time.monotonic()
+    with ExitStack() as undo:
+        undo.enter_context(_leave_on_sigterm())
+        folder = undo.enter_context(_WorkFolder(keep=keep)).path
+        project = folder / "curation"
+        shutil.copytree(find_example(), project, ignore=shutil.ignore_patterns("__pycache__"))
+        environ = _environment(folder)
+        stack = undo.enter_context(open_stack(LOCAL, settings=_settings(environ, project)))
+        fleet = undo.enter_context(_Fleet(project, folder / "logs", environ, _workers_folder(stack)))
+        fleet.start(workers)
+        shards = _make_shards(project, path)
+        show.say(
+            f"{shards['files']:,} files, {shards['bytes'] / 1e6:.1f} MB below {shards['root']}, in {shards['shards']} shards"
+        )
+        queue = stack.queue()
+        tasks = list(_read_lines(project / "shards/tasks.jsonl"))
+        mapped = submit(tasks, experiment=EXPERIMENT, queue=queue, snapshot=project)
+        show.say(f"{mapped.new} tasks submitted; {workers} worker{'s run' if workers > 1 else ' runs'} them")
+        killed, running = _watch_map(show, mapped, stack.records, fleet, kill=kill)
+        records = _records_of(mapped, stack.records)
+        inputs = project / "inputs.txt"
+        inputs.write_text("".join(f"{record.value['output']}\n" for record in records), encoding="utf-8")
+        show.say("reduce: near-duplicates over all shards, one more task")
+        reduced = submit(
+            ("curation", "duplicates", [f"--inputs={inputs}"]),
+            experiment=EXPERIMENT,
+            key="duplicates",
+            queue=queue,
+            snapshot=project,
+        )
+        value = _watch_reduce(reduced, stack.records, fleet)
+        fleet.stop()
+        listed = [name for each in sorted((project / "shards").glob("shard-*.txt")) for name in _read_shard(each)]
+        return QuickstartResult(
+            folder=folder,
+            root=Path(shards["root"]),
+            bytes=shards["bytes"],
+            seconds=time.monotonic() - started,
+            killed=killed,
+            killed_running=running,
+            audit=audit([*_ids(mapped), *_ids(reduced)], stack.records, listed),
+            value=value,
+        )
+
+
+def audit(submitted: list[tuple[str, int]], store: RecordStore, files: list[str]) -> Audit:
+    """Count what became of the tasks `submitted` and of the `files` of all shards, from the store and the outputs."""
+    records = list(store.records(EXPERIMENT))
+    of_task = Counter((record.task_id, record.generation) for record in records)
+    ended = {identity: store.history(*identity).ended for identity in submitted}
+    lost_notes = {
+        identity: [note for note in notes if note.reason is EndReason.LOST] for identity, notes in ended.items()
+    }
+    lost_workers = {note.worker for notes in lost_notes.values() for note in notes}
+    succeeded = [record for record in records if record.state is TaskState.SUCCEEDED]
+    rows = Counter(
+        row["path"]
+        for record in succeeded
+        if (output := (record.value or {}).get("output", "")).endswith("rows.jsonl")
+        for row in _read_lines(Path(output))
+    )
+    return Audit(
+        submitted=len(set(submitted)),
+        recorded=len({(record.task_id, record.generation) for record in succeeded}),
+        lost=len(set(submitted) - of_task.keys()),
+        recorded_twice=sum(count - 1 for count in of_task.values()),
+        attempts=len(records) + sum(len(notes) for notes in ended.values()),
+        attempts_lost=sum(len(notes) for notes in lost_notes.values()),
+        workers=len(lost_workers | {record.worker for record in records}),
+        workers_lost=len(lost_workers),
+        files=len(rows),
+        files_missing=len(set(files) - rows.keys()),
+        files_twice=sum(count - 1 for count in rows.values()),
+        redone=tuple(identity[0] for identity, notes in lost_notes.items() if notes),
+    )
+
+
+def find_example() -> Path:
+    """The folder of the example: inside the installed package, or beside it in a checkout."""
+    package = Path(__file__).parents[1]
+    for folder in (package / "examples" / "curation", package.parent / "examples" / "curation"):
+        if (folder / "curation.py").is_file():
+            return folder
+    raise NotPossible(
+        "the example of the quickstart is not installed",
+        facts=[f"looked beside `{package}`"],
+        hint="install research-runtime again, or run it from a checkout",
+    )
+
+
+@contextmanager
+def _leave_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM unwind, so that the workers are stopped too; only on the main thread, where handlers can be set."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# watching
+
+
+def _watch_map(
+    show: Show, mapped: Submission, store: RecordStore, fleet: _Fleet, *, kill: bool
+) -> tuple[str | None, tuple[str, ...]]:
+    """Wait for the map tasks, and kill a worker once some of them are recorded; returns whom, and what it ran."""
+    total = mapped.count
+    kill_from = max(1, round(total * KILL_AFTER))
+    killed: str | None = None
+    running: tuple[str, ...] = ()
+    last_done, last_change = -1, time.monotonic()
+    while True:
+        counts = store.totals(EXPERIMENT).counts
+        done = sum(count for state, count in counts.items() if state.terminal)
+        show.progress(done, total)
+        if done >= total:
+            if kill and killed is None:
+                show.say("every shard was done before a worker could be killed: give it a larger tree")
+            return killed, running
+        if done != last_done:
+            last_done, last_change = done, time.monotonic()
+        if kill and killed is None and done >= kill_from and (victim := fleet.find_busy()) is not None:
+            killed, running = victim.name, fleet.kill(victim)
+            when = "in the middle of a task" if running else "between two tasks"
+            show.say(f"killed worker {killed} with SIGKILL {when}, {done} of {total} recorded; another takes its place")
+            fleet.start(1)
+        fleet.check()
+        if time.monotonic() - last_change > STALLED_AFTER_S:
+            raise fleet.explain_stall(done, total)
+        time.sleep(_POLL_S)
+
+
+def _records_of(submission: Submission, store: RecordStore) -> list[Record]:
+    """The records of all of its tasks. Raises `WorkFailed` for the first one that did not succeed."""
+    records = [store.find(*identity) for identity in _ids(submission)]
+    for record in records:
+        if record is None or record.state is not TaskState.SUCCEEDED:
+            raise _explain_failure(record)
+    return [record for record in records if record is not None]
+
+
+def _watch_reduce(reduced: Submission, store: RecordStore, fleet: _Fleet) -> Mapping[str, Any]:
+    deadline = time.monotonic() + STALLED_AFTER_S
+    while time.monotonic() < deadline:
+        if wait(reduced, timeout=0.2).complete:
+            value: Mapping[str, Any] = _records_of(reduced, store)[0].value
+            return value
+        fleet.check()
+    raise fleet.explain_stall(0, 1)
+
+
+def _explain_failure(record: Record | None) -> WorkFailed:
+    if record is None:
+        return WorkFailed("a task has no record")
+    return WorkFailed(
+        f"task `{record.task_id}` ended as {record.state}: {record.message}",
+        facts=[f"after {record.attempts} attempts, the last on worker {record.worker}"],
+        hint="`runtime quickstart --keep`, then `runtime logs` in the folder that it names",
+    )
+
+
+def _ids(submission: Submission) -> list[tuple[str, int]]:
+    assert submission.tasks is not None
+    return list(submission.tasks)
+
+
+# workers
+
+
+@dataclass(slots=True)
+class _Process:
+    number: int
+    popen: subprocess.Popen[bytes]
+    log: Path
+    name: str | None = None
+    """As the worker calls itself; None until it said so."""
+    killed: bool = False
+
+
+class _Fleet:
+    """Real `runtime worker` processes, all of which are gone when the context ends."""
+
+    def __init__(self, project: Path, logs: Path, environ: Mapping[str, str], presence: Path) -> None:
+        self._project, self._logs, self._environ, self._presence = project, logs, environ, presence
+        self._processes: list[_Process] = []
+
+    def __enter__(self) -> Self:
+        self._logs.mkdir()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop(grace_s=2)
+
+    def start(self, count: int) -> None:
+        for _ in range(count):
+            number = len(self._processes) + 1
+            log = self._logs / f"worker-{number}.jsonl"
+            with log.open("wb") as stream:
+                self._processes.append(_Process(number, self._popen(stream), log))
+
+    def _popen(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "runtime", "worker", "--stack", LOCAL, "--reuse-process"]
+        # Should we be killed ourselves, the workers leave when there is nothing left to do.
+        command += ["--log-format", "json", "--idle-timeout", "30s", "--grace", "5s"]
+        # A session of its own: Ctrl-C is for us, and we stop the workers.
+        return subprocess.Popen(
+            command,
+            cwd=self._project,
+            env=dict(self._environ),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+    def find_busy(self) -> _Process | None:
+        """The first worker that runs an attempt at this moment."""
+        return next((each for each in self._alive() if self._running(each)), None)
+
+    def kill(self, process: _Process) -> tuple[str, ...]:
+        """SIGKILL; returns the tokens of the attempts that it ran."""
+        process.killed = True
+        process.popen.kill()
+        process.popen.wait()
+        # Nobody writes there any more: this is what it left.
+        return tuple(sorted(self._running(process)))
+
+    def check(self) -> None:
+        """Raise if a worker ended that was not told to."""
+        for each in self._processes:
+            code = each.popen.poll()
+            if code is not None and not each.killed:
+                raise InfrastructureFailure(
+                    f"worker {each.number} ended with exit code {code}",
+                    facts=[f"its log says: {line}" for line in _tail(each.log)],
+                    hint="run it again; `--keep` keeps the folder with the logs",
+                    retryable=False,
+                )
+
+    def explain_stall(self, done: int, total: int) -> InfrastructureFailure:
+        return InfrastructureFailure(
+            f"nothing was recorded for {STALLED_AFTER_S:.0f} s, with {done} of {total} tasks done",
+            facts=[f"worker {each.number}: {line}" for each in self._alive() for line in _tail(each.log)[-1:]],
+            hint="`runtime quickstart --keep` keeps the folder with the logs",
+        )
+
+    def stop(self, grace_s: float = 10) -> None:
+        """SIGTERM, and SIGKILL for what is left after the grace."""
+        for each in self._alive():
+            each.killed = True
+            each.popen.terminate()
+        deadline = time.monotonic() + grace_s
+        for each in self._processes:
+            try:
+                each.popen.wait(max(0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                each.popen.send_signal(signal.SIGKILL)
+                each.popen.wait()
+
+    def _alive(self) -> Iterator[_Process]:
+        return (each for each in self._processes if each.popen.poll() is None)
+
+    def _running(self, process: _Process) -> frozenset[str]:
+        process.name = process.name or _name_in(process.log)
+        return Presence.running(self._presence, process.name).tokens if process.name else frozenset()
+
+
+def _name_in(log: Path) -> str | None:
+    """The worker's name, from the first line that has it."""
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            name = json.loads(line).get("worker")
+        except (ValueError, AttributeError):
+            continue
+        if isinstance(name, str):
+            return name
+    return None
+
+
+def _tail(log: Path) -> list[str]:
+    """The last lines, of each what it tells people."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-4:]
+    return [_message(line) for line in lines]
+
+
+def _message(line: str) -> str:
+    try:
+        return str(json.loads(line)["message"])
+    except (ValueError, KeyError, TypeError):
+        return line
+
+
+# folder
+
+
+class _WorkFolder:
+    """An empty folder in the user's data folder, or in the temporary one where that lies on a network."""
+
+    def __init__(self, *, keep: bool) -> None:
+        self._keep = keep
+        self._lock: IO[str] | None = None
+        self.path = Path()
+
+    def __enter__(self) -> Self:
+        base = load_settings().data_dir
+        try:
+            refuse_network_filesystem(base)
+            base.mkdir(parents=True, exist_ok=True)
+        except (NotPossible, OSError):
+            self.path = Path(tempfile.mkdtemp(prefix="runtime-quickstart-"))
+            return self
+        if self._keep or not self._take(base / "quickstart.lock"):
+            self.path = Path(tempfile.mkdtemp(prefix=f"quickstart-{datetime.now(UTC):%Y%m%d-%H%M%S}-", dir=base))
+        else:
+            self.path = base / "quickstart"
+            shutil.rmtree(self.path, ignore_errors=True)
+            self.path.mkdir()
+        return self
+
+    def _take(self, lock: Path) -> bool:
+        """Whether no other quickstart runs in the folder that they share."""
+        self._lock = lock.open("w", encoding="utf-8")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """This process's, with our own data folder and without a setting that points elsewhere."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RUNTIME_")}
+    return {**kept, "RUNTIME_DATA_DIR": str(folder)}
+
+
+def _settings(environ: Mapping[str, str], project: Path) -> Settings:
+    return replace(load_settings(environ, folder=project), stack=LOCAL)
+
+
+def _workers_folder(stack: OpenStack) -> Path:
+    """Where the workers of the local stack say what they run."""
+    output = stack.outputs.queues["default"]
+    assert isinstance(output, SqliteQueueOutput)
+    path = Path(output.path)
+    return path.with_name(path.name + "-workers")
+
+
+def _make_shards(project: Path, path: Path | None) -> Mapping[str, Any]:
+    try:
+        summary: Mapping[str, Any] = _load_example(project).shards(project / "shards", path=path, count=SHARDS)
+    except ValueError as problem:
+        raise RequestRefused(str(problem), hint="`--path` names the root of a tree of source files") from problem
+    return summary
+
+
+def _load_example(project: Path) -> ModuleType:
+    """The copy's module, by its file: there may be another `curation` on the path."""
+    spec = importlib.util.spec_from_file_location("curation", project / "curation.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Its dataclasses look their module up while it is made.
+    before = sys.modules.get("curation")
+    sys.modules["curation"] = module
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        if before is None:
+            del sys.modules["curation"]
+        else:
+            sys.modules["curation"] = before
+    return module
+
+
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        yield json.loads(line)
+
+
+def _read_shard(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()[1:]

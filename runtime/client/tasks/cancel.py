@@ -1,0 +1,119 @@
+"""Cancels tasks and experiments. What has ended already is success, and its record stays as it is.
+
+A task gets a `cancelled` record at once, and the first commit wins: whoever leases it finds the record, and a running
+attempt stops at its worker's next look. An experiment is one order however many tasks it has, which names what was
+submitted to it; the embedded file records them all in the same breath.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Protocol, runtime_checkable
+
+from runtime.client.identify import FindsTasks, Identity, Kind
+from runtime.client.tasks.status import Stack, queue_of, read_standing
+from runtime.errors import NotPossible
+from runtime.records.base import RecordExists
+from runtime.records.orders import Order, OrderKind, person
+from runtime.tasks.history import cancelled_record, mark_of
+from runtime.tasks.model import TaskState
+from runtime.tasks.wire import stand_in
+from runtime.values import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancelled:
+    """What cancelling one task or experiment came to."""
+
+    name: str
+    kind: Kind
+    state: TaskState
+    """Of a task, afterwards: `cancelled`, or what it had ended as before."""
+    already: bool = False
+    """It had ended before."""
+    ended: int | None = None
+    """Of an experiment: tasks recorded as cancelled now; None where workers record each as they come to it."""
+    running: str | None = None
+    """The worker whose attempt will be stopped."""
+
+
+@runtime_checkable
+class CancelsOpen(Protocol):
+    """A queue that can record everything of an experiment as cancelled in one go."""
+
+    def cancel_open(self, experiment: str) -> int: ...
+
+
+def cancel(stack: Stack, what: Identity, *, now: datetime, by: str | None = None) -> Cancelled:
+    """Cancel a task or an experiment; safe to call again. Raises `NotPossible` for a worker."""
+    match what.kind:
+        case Kind.TASK:
+            return cancel_task(stack, what.name, now=now, by=by or person())
+        case Kind.EXPERIMENT:
+            return cancel_experiment(stack, what.name, now=now, by=by or person())
+        case Kind.WORKER:
+            raise NotPossible(
+                f"`{what.name}` is a worker, and workers are stopped where they run",
+                facts=["it gives its tasks back when it gets SIGTERM, and nothing is lost if it is killed"],
+                hint="press Ctrl-C there or send it SIGTERM; `runtime queue pause` stops all of a queue",
+            )
+
+
+def cancel_task(stack: Stack, task_id: str, *, now: datetime, by: str) -> Cancelled:
+    """Record the task's current generation as cancelled, unless it has ended."""
+    records = stack.records
+    standing = read_standing(records, task_id)
+    if standing.state.terminal:
+        return Cancelled(name=task_id, kind=Kind.TASK, state=standing.state, already=True)
+    task = standing.task
+    if task is None and isinstance(records, FindsTasks):
+        # It is there, and cannot be decoded.
+        task = stand_in(task_id, standing.experiment, generation=standing.generation)
+    if task is None:
+        raise NotPossible(
+            f"task `{task_id}` is not known well enough to be cancelled",
+            facts=["no record of it and no manifest that lists it were found", f"looked in `{records.url}`"],
+            hint="cancel its experiment instead: `runtime cancel EXPERIMENT`",
+        )
+    if not records.holds_tasks:
+        # First the order: a running attempt stops by it even if this process ends before it has written the record.
+        named = frozenset({(task_id, standing.generation)})
+        _tell_workers(stack, standing.experiment, Order(kind=OrderKind.CANCEL, at=now, by=by, tasks=named))
+    record = cancelled_record(task, now=now, by=by)
+    record = replace(record, attempts=len(standing.history.ended))
+    # The mark goes first, so that a record that did not succeed always has one until it is tried again.
+    records.mark(mark_of(record, standing.task))
+    try:
+        records.commit(record)
+    except RecordExists as first:
+        if first.record.state is not TaskState.CANCELLED:
+            records.unmark(task_id, record.generation, TaskState.CANCELLED)
+            return Cancelled(name=task_id, kind=Kind.TASK, state=first.record.state, already=True)
+        # Somebody cancelled it in the same moment, or a worker has followed the order already.
+    return Cancelled(name=task_id, kind=Kind.TASK, state=TaskState.CANCELLED, running=standing.holder)
+
+
+def cancel_experiment(stack: Stack, experiment: str, *, now: datetime, by: str | None = None) -> Cancelled:
+    """Cancel everything that has been submitted to the experiment; what is submitted afterwards is run."""
+    records = stack.records
+    if records.holds_tasks:
+        queue = stack.queue(queue_of(records, experiment, stack.default_queue))
+        ended = queue.cancel_open(experiment) if isinstance(queue, CancelsOpen) else None
+        return Cancelled(name=experiment, kind=Kind.EXPERIMENT, state=TaskState.CANCELLED, ended=ended)
+    listed = frozenset(part.name for part in records.parts(experiment))
+    order = Order(kind=OrderKind.CANCEL, at=now, by=by or person(), experiments={experiment: listed})
+    _tell_workers(stack, experiment, order)
+    # What was begun again is in no manifest, so each is named. To find it takes a look at every record.
+    begun = frozenset((task_id, generation + 1) for task_id, generation in records.tried_again(experiment))
+    if begun:
+        _tell_workers(stack, experiment, replace(order, experiments={}, tasks=begun))
+    return Cancelled(name=experiment, kind=Kind.EXPERIMENT, state=TaskState.CANCELLED)
+
+
+def _tell_workers(stack: Stack, experiment: str, order: Order) -> None:
+    """Give the order in every queue that the experiment may have been submitted to: it names what it covers."""
+    usual = stack.default_queue
+    # A queue that is named by its address has another name to its workers.
+    usual = stack.queue().name if ":" in usual else usual
+    for name in sorted({queue_of(stack.records, experiment, usual), usual, *stack.queue_names()}):
+        stack.records.put_order(name, order)

@@ -1,0 +1,205 @@
+"""Which code goes with what is submitted: the folder it is taken from, its snapshot, and where in it attempts start."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from runtime.config import Settings, load_project, working_folder
+from runtime.errors import NotPossible
+from runtime.values import dataclass
+
+if TYPE_CHECKING:
+    from runtime.records.base import RecordStore
+    from runtime.snapshots.snapshot import SnapshotRules
+    from runtime.snapshots.watch import TreeWatch
+
+LOOK_EVERY_S: Final = 1.0
+"""How long a tree in which no change was noticed counts as unchanged: the kernel does not notice every kind of change."""
+MOST_PLAIN: Final = 64
+
+WITHOUT = "`--no-snapshot` (in Python `snapshot=False`) submits without the code, and workers run their own"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmittedCode:
+    """What tasks say of their code; nothing of it for those that run the worker's own."""
+
+    snapshot: str | None = None
+    folder: str | None = None
+    """Where in the snapshot attempts start; None is its root."""
+    taken_from: Path | None = None
+    """The folder whose snapshot it is; None where a content id was given."""
+
+
+_NO_CODE: Final = SubmittedCode()
+
+
+def take_code(
+    wanted: str | Path | bool | None, records: RecordStore | None, settings: Settings, *, start: Path | None = None
+) -> SubmittedCode:
+    """The code that was asked for, stored in `records` where there are any.
+
+    `wanted` is a content id, a folder, True for the folder of the project around `start` (the working directory if
+    None), False for none, or None for what the project says. Raises `NotPossible` for a folder that is no code: too
+    large, a home, one that holds what looks like a secret.
+    """
+    if isinstance(wanted, str):
+        return SubmittedCode(snapshot=wanted)
+    if wanted is False or (wanted is None and not settings.project.snapshot):
+        return _NO_CODE
+    from runtime.snapshots.snapshot import take_snapshot
+
+    here = working_folder()
+    if not isinstance(wanted, Path) and (inherited := _inherit(here, records)) is not None:
+        return inherited
+    folder = wanted.absolute() if isinstance(wanted, Path) else find_code_folder(start or here)
+    try:
+        identity = take_snapshot(folder, records, rules=_rules(settings, records), cache_dir=settings.cache_dir)
+    except NotPossible as problem:
+        problem.hint = f"{problem.hint}; {WITHOUT}" if problem.hint else WITHOUT
+        raise
+    return SubmittedCode(snapshot=identity, folder=_place_in(folder, here), taken_from=folder)
+
+
+class CodeInHand:
+    """The code that calls for the same folder submit one after the other: looked at for each, and looked through only when something changed.
+
+    The first calls look through the tree, as `take_code`. From then on the tree is watched, and a call that comes before
+    anything has changed in it, less than `LOOK_EVERY_S` after it was last looked through, submits what the last one did.
+    """
+
+    def __init__(self, wanted: Path | bool | None, start: Path | None) -> None:
+        """Both as for `take_code`."""
+        self._wanted, self._start = wanted, start
+        self._code: SubmittedCode | None = None
+        self._looked_at = 0.0
+        self._watch: TreeWatch | None = None
+        self._used = False
+        self._plain = self._plain_left = 1
+        """Calls that look for themselves before the tree is watched again; more of them if that did not pay."""
+
+    def take(self, records: RecordStore, settings: Settings) -> SubmittedCode:
+        """As `take_code`, for a stack and a working directory that are the same at each call."""
+        now = time.monotonic()
+        quiet = self._watch is not None and self._watch.is_quiet()
+        if quiet and self._code is not None and now - self._looked_at < LOOK_EVERY_S:
+            self._used = True
+            return self._code
+        if self._watch is not None and not quiet:
+            self.close()
+            self._plain = self._plain_left = 1 if self._used else min(2 * self._plain, MOST_PLAIN)
+        elif self._watch is None and self._code is not None and self._code.taken_from is not None:
+            self._plain_left -= 1
+            if self._plain_left < 0:
+                self._open_watch(self._code.taken_from, records, settings)
+        code = take_code(self._wanted, records, settings, start=self._start)
+        if self._code is not None and code.taken_from != self._code.taken_from:
+            self.close()
+        self._code, self._looked_at = code, now
+        return code
+
+    def _open_watch(self, folder: Path, records: RecordStore, settings: Settings) -> None:
+        from runtime.snapshots.snapshot import survey
+        from runtime.snapshots.watch import TreeWatch
+
+        try:
+            files = survey(folder, _rules(settings, records))
+        except NotPossible:
+            return  # The look that follows says so, with the way out.
+        self._watch = TreeWatch.open(folder, [each.name for each in files])
+        self._used = False
+        if self._watch is None:
+            self._plain = self._plain_left = MOST_PLAIN
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+
+
+def _rules(settings: Settings, records: RecordStore | None) -> SnapshotRules:
+    from runtime.snapshots.snapshot import SnapshotRules
+
+    return SnapshotRules(left_out=_ours(settings, records))
+
+
+def _inherit(here: Path, records: RecordStore | None) -> SubmittedCode | None:
+    """The code of the attempt that submits from within its tree, which holds what the attempt has written too."""
+    snapshot, tree = os.environ.get("RUNTIME_SNAPSHOT_ID"), os.environ.get("RUNTIME_SNAPSHOT_DIR")
+    if not snapshot or not tree or not here.is_relative_to(Path(tree).resolve()) or records is None:
+        return None
+    known = records.has_blob(f"snapshots/{snapshot.removeprefix('sha256:')}")
+    return SubmittedCode(snapshot=snapshot, folder=_place_in(Path(tree), here)) if known else None
+
+
+def find_code_folder(start: Path) -> Path:
+    """The project around `start`: the nearest folder, going up, that has a project file or is a git work tree's top.
+
+    Where there is none it is `start` itself. A home, and what lies above it, counts only if `start` is that very folder
+    and is a project.
+    """
+    start = start.resolve()
+    above_homes = _home_and_above()
+    file = load_project(start).file
+    for each in (start, *start.parents):
+        if each in above_homes and each != start:
+            break
+        if (file is not None and file.parent == each) or (each / ".git").exists():
+            return each
+    if start in above_homes:
+        raise NotPossible(
+            f"`{start}` is no project, and its snapshot would go with the tasks",
+            facts=["it is a home, or lies above one, and has neither a project file nor a git work tree"],
+            hint=f"submit from the folder of the code, or name it with `--snapshot FOLDER`; {WITHOUT}",
+        )
+    return start
+
+
+def import_root(function: Callable[..., Any]) -> Path | None:
+    """The folder from which the module of a function is imported; None for one that is installed, or has no file."""
+    name = getattr(function, "__module__", None) or ""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return _import_root(name, file) if file else None
+
+
+@functools.lru_cache(1_000)
+def _import_root(name: str, file: str) -> Path | None:
+    path = Path(file).resolve()
+    installed = [Path(place).resolve() for place in set(sysconfig.get_paths().values())]
+    if any(path.is_relative_to(place) for place in installed if place.name != "include"):
+        return None
+    depth = name.count(".") + (path.name == "__init__.py")
+    return path.parents[depth]
+
+
+def _place_in(folder: Path, here: Path) -> str | None:
+    real = folder.resolve()
+    if not here.is_relative_to(real) or here == real:
+        return None
+    return here.relative_to(real).as_posix()
+
+
+def _home_and_above() -> set[Path]:
+    try:
+        home = Path.home().resolve()
+    except RuntimeError:
+        return {Path("/")}
+    return {home, *home.parents}
+
+
+def _ours(settings: Settings, records: RecordStore | None) -> tuple[Path, ...]:
+    """What this package writes and nobody submits, which may lie in the folder of the code."""
+    places = [str(settings.data_dir), str(settings.cache_dir), str(settings.config_dir)]
+    kind, _, path = (records.url if records else "").partition(":")
+    if kind == "file":
+        places.append(path)
+    elif kind == "sqlite":
+        places += [f"{path}{end}" for end in ("", "-wal", "-shm", "-journal", "-lock", "-workers", "-files")]
+    return tuple(Path(os.path.realpath(place)) for place in places)

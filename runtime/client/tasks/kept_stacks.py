@@ -1,0 +1,194 @@
+"""Stacks that this process keeps open from one call to the next: opening one costs many times what a task costs.
+
+Kept are stacks whose tasks lie in a file of this machine. One is lent to a single call at a time, so that threads never
+share one, and is lent again only while it would be opened just so: the same working directory, variables and settings
+files, and the same file at its path. From the third look on these files are watched, and looked at when the kernel says
+that something changed, or once a second. A forked child keeps nothing of its parent's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from runtime.client.tasks.code import LOOK_EVERY_S, CodeInHand, SubmittedCode, take_code
+from runtime.config import files_looked_at, no_working_folder
+from runtime.queues.sqlite.queue import SqliteQueue
+from runtime.snapshots.watch import TreeWatch
+from runtime.stack.find import OpenStack, open_stack
+
+MOST: Final = 4
+"""Stacks that are kept at a time, and folders of code for each; the earliest gives way to another."""
+SETTLED_NS: Final = 2_000_000_000
+"""A settings file that was written shortly before it was read may change again and look the same."""
+PLAIN_LOOKS: Final = 3
+"""Before the settings files are watched: that takes as long as many looks, and a process may submit twice in all."""
+_VARIABLES: Final = (
+    *("RUNTIME_STACK", "RUNTIME_OUTPUTS", "RUNTIME_QUEUE", "RUNTIME_DATA_DIR", "RUNTIME_DURABILITY"),
+    *("RUNTIME_SNAPSHOT_ID", "RUNTIME_SNAPSHOT_DIR", "RUNTIME_GOOGLE_API"),
+    *("XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HOME"),
+)
+_RAW: Final = tuple(map(os.fsencode, _VARIABLES))
+look_up_variable: Final[Callable[[bytes], bytes | None]] = getattr(os.environb, "_data", os.environb).get
+"""`os.environb.get`, which takes five times as long, of the dictionary behind it: each call looks up twenty."""
+_Key = tuple[str | bytes | None, ...]
+
+
+class KeptStack:
+    """An open stack, with the code that calls submit through it."""
+
+    def __init__(self, stack: OpenStack) -> None:
+        self.stack = stack
+        self.queue = stack.queue()
+        self._codes: dict[tuple[Path | bool | None, Path | None], CodeInHand] = {}
+        stamps = {path: _stamp(path) for path in files_looked_at(stack.settings)}
+        self._stamps = stamps
+        self._watch: TreeWatch | None = None
+        """Of the settings files and the queue's: they are looked at when it noticed a change, and every `LOOK_EVERY_S`."""
+        self._looked_at = 0.0
+        self._looks = 0
+        """How often that was without a watch."""
+        settled = time.time_ns() - SETTLED_NS
+        self.may_be_kept = (
+            # The contract of another may change without us, and its clients have threads that no fork survives.
+            stack.found.source == "built-in"
+            and isinstance(self.queue, SqliteQueue)
+            and all(stamp is None or stamp[0] < settled for stamp in stamps.values())
+        )
+
+    @property
+    def is_current(self) -> bool:
+        now = time.monotonic()
+        quiet = self._watch is not None and self._watch.is_quiet()
+        if quiet and now - self._looked_at < LOOK_EVERY_S:
+            return True
+        if not isinstance(self.queue, SqliteQueue):
+            return False
+        if not quiet:
+            self._close_watch()
+            self._looks += 1
+            if self._looks == PLAIN_LOOKS:
+                self._watch = TreeWatch.of_files(self._stamps, [str(self.queue.path)])
+        self._looked_at = now
+        return self.queue.is_same and all(_stamp(path) == stamp for path, stamp in self._stamps.items())
+
+    def take_code(self, wanted: str | Path | bool | None, start: Path | None) -> SubmittedCode:
+        """As `runtime.client.tasks.code.take_code`, from what is in hand where nothing has changed since."""
+        records, settings = self.queue.records, self.stack.settings
+        if not self.may_be_kept or isinstance(wanted, str) or wanted is False:
+            return take_code(wanted, records, settings, start=start)
+        code = self._codes.get((wanted, start))
+        if code is None:
+            if len(self._codes) >= MOST:
+                self._codes.pop(next(iter(self._codes))).close()
+            code = self._codes[wanted, start] = CodeInHand(wanted, start)
+        return code.take(records, settings)
+
+    def close(self) -> None:
+        _all.discard(self)
+        self._close_watches()
+        self.stack.close()
+
+    def abandon(self) -> None:
+        self._close_watches()
+        self.stack.abandon()
+
+    def _close_watches(self) -> None:
+        for code in self._codes.values():
+            code.close()
+        self._codes.clear()
+        self._close_watch()
+
+    def _close_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+            self._watch, self._looks = None, 0
+
+
+_kept: dict[_Key, KeptStack] = {}
+"""Without a lock: of two threads only one gets what `pop` takes out, and only one puts in what `setdefault` returns."""
+_all: set[KeptStack] = set()
+
+
+class borrow_stack:  # noqa: N801 - a context manager, read as a call
+    """`open_stack`, kept open for the next call where that is safe."""
+
+    __slots__ = ("_asked", "_kept", "_key")
+
+    def __init__(self, name: str | None = None, queue: str | None = None) -> None:
+        self._asked = name, queue
+
+    def __enter__(self) -> KeptStack:
+        try:
+            here = os.getcwd()  # noqa: PTH109 - each call asks
+        except OSError as problem:
+            raise no_working_folder(problem) from problem
+        self._key = (*self._asked, here, *map(look_up_variable, _RAW))
+        kept = _kept.pop(self._key, None)
+        if kept is not None and not kept.is_current:
+            kept.close()
+            kept = None
+        self._kept = kept or _open(*self._asked)
+        return self._kept
+
+    def __exit__(self, kind: object, problem: object, trace: object) -> None:
+        if kind is not None:
+            self._kept.close()
+        else:
+            _give_back(self._key, self._kept)
+
+
+def _open(name: str | None, queue: str | None) -> KeptStack:
+    stack = open_stack(name, queue=queue)
+    try:
+        kept = KeptStack(stack)
+    except BaseException:
+        stack.close()
+        raise
+    _all.add(kept)
+    return kept
+
+
+def _give_back(key: _Key, kept: KeptStack) -> None:
+    if kept not in _all:
+        return  # In a child that was forked meanwhile.
+    if not kept.may_be_kept or _kept.setdefault(key, kept) is not kept:
+        kept.close()
+    elif len(_kept) > MOST:
+        _close_these(list(_kept)[:-MOST])
+
+
+def _close_these(keys: list[_Key]) -> None:
+    for key in keys:
+        if (kept := _kept.pop(key, None)) is not None:  # Another thread may have borrowed it meanwhile.
+            kept.close()
+
+
+def close_kept() -> None:
+    """Close what is kept; at the exit of the process, and before its files are removed."""
+    _close_these(list(_kept))
+
+
+def _forget_parents() -> None:
+    for each in _all:
+        each.abandon()
+    _all.clear()
+    _kept.clear()
+
+
+def _stamp(path: str) -> tuple[int, int, int, int] | None:
+    if not os.access(path, os.F_OK):
+        return None
+    try:
+        status = os.stat(path)  # noqa: PTH116 - each call asks
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
+
+
+atexit.register(close_kept)
+os.register_at_fork(after_in_child=_forget_parents)

@@ -1,0 +1,153 @@
+"""What an attempt printed: from its record, from the note of how it ended, or as it is written.
+
+A short log lies in the record; a long one, or that of an attempt that has run for a while, lies in the store beside
+it and grows while the attempt runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from runtime.client.tasks.status import Standing, read_standing
+from runtime.errors import NotPossible, UnknownName
+from runtime.records.base import RecordStore
+from runtime.tasks.model import TaskState
+from runtime.values import dataclass
+
+LOCAL_POLL_S: Final = 0.5
+REMOTE_POLL_S: Final = 5.0
+"""Workers write to a bucket every 15 s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptLog:
+    """Where one attempt's output is to be read."""
+
+    token: str
+    generation: int
+    state: TaskState
+    """`leased` while it runs, `queued` if it ended and the task is to be tried again, or the state of its record."""
+    worker: str | None
+    url: str | None
+    """Of the whole log; None where `text` is the whole."""
+    text: str = ""
+    """What record or note hold: the end of a longer log."""
+
+
+Said = Callable[[AttemptLog], None]
+"""Called with each attempt before the first of its output is returned."""
+
+
+def find_logs(records: RecordStore, standing: Standing) -> list[AttemptLog]:
+    """Every attempt that is known to have started, of every generation, oldest first."""
+    found: list[AttemptLog] = []
+    recorded = {record.generation: record for record in standing.recorded}
+    for generation in sorted({*recorded, standing.generation}):
+        current = generation == standing.generation
+        history = standing.history if current else records.history(standing.task_id, generation)
+        record = recorded.get(generation)
+        for note in history.ended:
+            if record is None or note.token != record.token:
+                url = records.log_url(standing.task_id, note.token)
+                found.append(
+                    AttemptLog(
+                        token=note.token,
+                        generation=generation,
+                        state=TaskState.QUEUED,
+                        worker=note.worker,
+                        url=url,
+                        text=note.log,
+                    )
+                )
+        for mark in history.open:
+            url = records.log_url(standing.task_id, mark.token)
+            found.append(
+                AttemptLog(token=mark.token, generation=generation, state=TaskState.LEASED, worker=mark.worker, url=url)
+            )
+        if record is not None and (record.started_at or record.log or record.log_url):
+            found.append(
+                AttemptLog(
+                    token=record.token,
+                    generation=generation,
+                    state=record.state,
+                    worker=record.worker,
+                    url=record.log_url,
+                    text=record.log,
+                )
+            )
+    return found
+
+
+def choose_log(task_id: str, logs: list[AttemptLog], attempt: str | None = None) -> AttemptLog:
+    """The newest attempt, or the one whose token begins with `attempt`."""
+    if attempt is None:
+        if logs:
+            return logs[-1]
+        raise NotPossible(
+            f"task `{task_id}` has printed nothing: no attempt of it has started",
+            hint=f"`runtime explain {task_id}` says why; `-f` waits for it",
+        )
+    chosen = [log for log in logs if log.token.startswith(attempt)]
+    if len(chosen) != 1:
+        raise UnknownName("attempt", attempt, [log.token for log in logs], where=f"of task `{task_id}`")
+    return chosen[0]
+
+
+def read_log(records: RecordStore, log: AttemptLog, *, offset: int = 0) -> Iterator[bytes]:
+    """The output from byte `offset` on; what the record holds where the store has no more."""
+    read = 0
+    if log.url is not None:
+        for piece in _pieces(records, log.url, offset):
+            read += len(piece)
+            yield piece
+    if read == 0 and offset == 0 and log.text:
+        yield log.text.encode(errors="surrogateescape")
+
+
+def follow(
+    records: RecordStore,
+    task_id: str,
+    *,
+    said: Said = lambda _: None,
+    poll_s: float | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[bytes]:
+    """The output of the newest attempt and of those that come after it, until the task has ended."""
+    pause = poll_s if poll_s is not None else LOCAL_POLL_S if records.holds_tasks else REMOTE_POLL_S
+    token, offset = None, 0
+    seen: set[str] = set()
+    while True:
+        standing = read_standing(records, task_id, with_task=False)
+        logs = find_logs(records, standing)
+        # What came between two looks is not left out; before the first look only the newest counts.
+        fresh = logs[-1:] if not seen else [log for log in logs if log.token == token or log.token not in seen]
+        for log in fresh:
+            if log.token != token:
+                token, offset = log.token, 0
+                said(log)
+            for piece in read_log(records, log, offset=offset):
+                offset += len(piece)
+                yield piece
+        seen |= {log.token for log in logs}
+        if standing.state.terminal:
+            return
+        sleep(pause)
+
+
+def _pieces(records: RecordStore, url: str, offset: int) -> Iterator[bytes]:
+    path = Path(url)
+    if offset and path.is_absolute() and path.exists():
+        with path.open("rb") as file:
+            file.seek(offset)
+            while piece := file.read(1 << 20):
+                yield piece
+        return
+    for piece in records.read_log(url):
+        if offset >= len(piece):
+            offset -= len(piece)
+        else:
+            yield piece[offset:]
+            offset = 0

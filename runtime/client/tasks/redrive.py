@@ -1,0 +1,293 @@
+"""Dead letters, and trying again: the next generation is published first, then the mark is closed.
+
+Dead letters are the marks of failed records, so they are listed from the store and never by leasing. A redrive that
+is killed between its two steps is simply run again: the same generation is the same task to queue and records, and
+nothing is doubled.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Final, TypeAlias, TypeVar
+
+from runtime.client.identify import find_submitted
+from runtime.client.tasks.status import Stack, Standing, last_line, purged, queue_of, read_standing
+from runtime.errors import InvalidTask, InvalidValue
+from runtime.reasons import EndReason
+from runtime.records.base import RecordStore
+from runtime.tasks.history import Mark, Record
+from runtime.tasks.model import Task, TaskState, next_generation
+from runtime.values import dataclass, replace
+
+BATCH: Final = 500
+"""Published at once, then their marks are closed."""
+AT_ONCE: Final = 16
+"""Requests to a folder or bucket."""
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+Progress: TypeAlias = Callable[[int], None]
+"""Called with the number of tasks dealt with since the last call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redriven:
+    """A task whose next generation was published, or the reason why not."""
+
+    task: str
+    experiment: str
+    generation: int
+    """The new one; of a refused task the one that ended."""
+    queue: str | None
+    """Where it waits now; None if it does not."""
+    refused: str | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.refused is None
+
+    @property
+    def already(self) -> bool:
+        """Another queued it, or this one before it was interrupted."""
+        return self.refused is not None and self.queue is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A failed generation that waits for a person."""
+
+    task: str
+    generation: int
+    experiment: str
+    reason: EndReason
+    error: str
+    """The last line of the message."""
+    message: str | None
+    at: datetime
+    redrivable: bool
+    """False for what could not be parsed."""
+    entry: Task | None
+    raw: str | None
+    """The message as it came, where it could not be parsed."""
+
+
+# listing
+
+
+def read_dead(
+    records: RecordStore, experiment: str | None = None, *, reasons: Iterable[EndReason] = ()
+) -> Iterator[Mark]:
+    """The open failed marks, in the store's order, as they are needed; leases nothing.
+
+    A task comes once, though it may fail again while its mark is dealt with.
+    """
+    wanted = frozenset(reasons)
+    last = None
+    for mark in records.marks(experiment, TaskState.FAILED):
+        again, last = mark.task_id == last, mark.task_id
+        if not again and not purged(mark) and (not wanted or mark.reason in wanted):
+            yield mark
+
+
+def find_dead(records: RecordStore, task_id: str) -> Mark | None:
+    """The open failed mark of one task."""
+    standing = read_standing(records, task_id, with_task=False)
+    mark = standing.mark
+    return mark if mark is not None and mark.state is TaskState.FAILED and not purged(mark) else None
+
+
+def dead_letter(mark: Mark) -> DeadLetter:
+    return DeadLetter(
+        task=mark.task_id,
+        generation=mark.generation,
+        experiment=mark.experiment,
+        reason=mark.reason,
+        error=last_line(mark.message) or str(mark.reason),
+        message=mark.message,
+        at=mark.marked_at,
+        redrivable=mark.task is not None,
+        entry=mark.task,
+        raw=mark.raw,
+    )
+
+
+def parse_reasons(texts: Iterable[str]) -> frozenset[EndReason]:
+    """End reasons by name; raises `InvalidValue` with those that exist."""
+    try:
+        return frozenset(EndReason(text) for text in texts)
+    except ValueError:
+        known = {reason.value for reason in EndReason}
+        wrong = next(text for text in texts if text not in known)
+        raise InvalidValue("end reason", wrong, ", ".join(sorted(known))) from None
+
+
+# trying again
+
+
+def redrive(
+    stack: Stack, marks: Iterable[Mark], *, now: datetime, progress: Progress = lambda _: None
+) -> Iterator[Redriven]:
+    """Try again what the marks name, in batches as they come; budgets start anew."""
+    records = stack.records
+    for batch in _batched(marks, BATCH):
+        recorded = _each(records, lambda mark: records.find_all(mark.task_id), batch)
+        plans = [plan_redrive(mark, found, now=now) for mark, found in zip(batch, recorded, strict=True)]
+        yield from _publish(stack, plans)
+        progress(len(batch))
+
+
+def retry(stack: Stack, task_id: str, *, now: datetime) -> Redriven:
+    """Try one task again that failed, was cancelled or expired; its dead letter may have been purged since."""
+    records = stack.records
+    standing = read_standing(records, task_id, with_task=False)
+    plan = _plan_retry(records, standing, now=now)
+    return next(iter(_publish(stack, [plan])))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The next generation of a task and the marks it closes; or the reason against it, and the marks that are stale."""
+
+    task_id: str
+    experiment: str
+    generation: int
+    task: Task | None
+    closes: tuple[tuple[int, TaskState], ...] = ()
+    refused: str | None = None
+
+
+def plan_redrive(mark: Mark, recorded: Sequence[Record], *, now: datetime) -> Plan:
+    """What redriving one mark means, given all records of its task; pure."""
+
+    def refuse(why: str, *, close: bool = False) -> Plan:
+        closes = ((mark.generation, mark.state),) if close else ()
+        return Plan(mark.task_id, mark.experiment, mark.generation, None, closes, why)
+
+    done = next((record for record in recorded if record.state is TaskState.SUCCEEDED), None)
+    if done is not None:
+        return refuse(f"generation {done.generation} succeeded", close=True)
+    if all(record.generation != mark.generation for record in recorded):
+        # The mark goes before the record: a worker that died between the two left the task in its queue.
+        return refuse("it has not ended: it is still in its queue")
+    newest = max(record.generation for record in recorded)
+    if newest > mark.generation:
+        return refuse(f"it was tried again already, as generation {newest}", close=True)
+    if mark.task is None:
+        why = "its dead letter was purged" if purged(mark) else "it could not be parsed: correct it and submit it again"
+        return refuse(why)
+    closes = tuple((record.generation, record.state) for record in recorded)
+    try:
+        again = begin_again(replace(mark.task, generation=mark.generation), now=now)
+    except InvalidTask as problem:
+        return refuse(_cannot_begin(problem))
+    return Plan(mark.task_id, mark.experiment, mark.generation, again, closes)
+
+
+def _cannot_begin(problem: InvalidTask) -> str:
+    return f"its next generation cannot be made: `{problem.field}` {problem.problem}"
+
+
+def begin_again(task: Task, *, now: datetime) -> Task:
+    """The next generation, submitted now: no order from before names it, and no expiry that has passed holds.
+
+    Raises `InvalidTask` after the last generation there can be.
+    """
+    task = next_generation(task)
+    expired = task.expires_at is not None and task.expires_at <= now
+    return replace(task, submitted_at=now, expires_at=None if expired else task.expires_at)
+
+
+def _plan_retry(records: RecordStore, standing: Standing, *, now: datetime) -> Plan:
+    def refuse(why: str) -> Plan:
+        return Plan(standing.task_id, standing.experiment, standing.generation, None, (), why)
+
+    done = next((record for record in standing.recorded if record.state is TaskState.SUCCEEDED), None)
+    if done is not None:
+        return refuse(
+            "it succeeded" if done.generation == standing.generation else f"generation {done.generation} succeeded"
+        )
+    if not standing.state.terminal:
+        running = f" by worker `{standing.holder}`" if standing.holder else ""
+        return refuse(f"it has not ended: it is {standing.state}{running}")
+    mark = standing.mark
+    task = (mark.task if mark else None) or standing.task or find_submitted(records, standing.task_id)
+    if task is None:
+        if mark is not None and not purged(mark):
+            return plan_redrive(mark, standing.recorded, now=now)
+        return refuse("nothing here describes it any more: submit it again")
+    closes = tuple((record.generation, record.state) for record in standing.recorded)
+    try:
+        again = begin_again(replace(task, generation=standing.generation), now=now)
+    except InvalidTask as problem:
+        return refuse(_cannot_begin(problem))
+    return Plan(standing.task_id, standing.experiment, standing.generation, again, closes)
+
+
+def _publish(stack: Stack, plans: Sequence[Plan]) -> Iterator[Redriven]:
+    """Put the next generations into the queues their experiments use, then close the marks."""
+    records = stack.records
+    queues: dict[str, str] = {}
+    by_queue: dict[str, list[Task]] = {}
+    for plan in plans:
+        if plan.experiment not in queues:
+            queues[plan.experiment] = queue_of(records, plan.experiment, stack.default_queue)
+        if plan.task is not None:
+            by_queue.setdefault(queues[plan.experiment], []).append(plan.task)
+    before: dict[str, frozenset[str] | None] = {}
+    for name, tasks in by_queue.items():
+        before[name] = stack.queue(name).put(tasks).begun_before
+    closing = [
+        (plan.task_id, generation, state)
+        for plan in plans
+        for generation, state in plan.closes
+        if state is not TaskState.SUCCEEDED
+    ]
+    by_us = _each(records, lambda mark: records.unmark(*mark), closing)
+    closed = {each[:2] for each, first in zip(closing, by_us, strict=True) if first}
+    for plan in plans:
+        refused = plan.refused
+        if plan.task is not None:
+            known = before[queues[plan.experiment]]
+            # Where the queue cannot tell who began a generation, it is whoever closed the mark.
+            ours = plan.task_id not in known if known is not None else (plan.task_id, plan.generation) in closed
+            if not ours:
+                refused = f"it is queued already, as generation {plan.task.generation}"
+        yield Redriven(
+            task=plan.task_id,
+            experiment=plan.experiment,
+            generation=plan.task.generation if plan.task else plan.generation,
+            queue=queues[plan.experiment] if plan.task else None,
+            refused=refused,
+        )
+
+
+# throwing away
+
+
+def purge_dead(records: RecordStore, marks: Iterable[Mark], *, progress: Progress = lambda _: None) -> int:
+    """Throw dead letters away: they are no longer listed or redriven by mistake. Their records stay; so do totals."""
+    purged_now = 0
+    for mark in marks:
+        records.mark(replace(mark, task=None, raw=None))
+        purged_now += 1
+        progress(1)
+    return purged_now
+
+
+def _each(records: RecordStore, call: Callable[[A], B], items: Sequence[A]) -> list[B]:
+    """`map`, with several calls under way where each is a request."""
+    if records.holds_tasks or len(items) < 2:
+        return [call(item) for item in items]
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(call, items))
+
+
+def _batched(items: Iterable[Mark], size: int) -> Iterator[list[Mark]]:
+    iterator = iter(items)
+    while batch := list(itertools.islice(iterator, size)):
+        yield batch

@@ -1,0 +1,681 @@
+"""What runs, what waits and why, what failed: read from the record store, never with a request per task.
+
+Reading gathers values; what they mean (why something waits, how long is left) is decided in pure functions of them.
+`runtime.cli.status` prints these values, and as JSON they are what docs/output.md describes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final, Protocol
+
+from runtime.client.identify import FindsTasks, find_home, find_submitted
+from runtime.errors import RuntimeFailure, UnknownName
+from runtime.queues.base import DEFAULT_QUEUE, Depth, Queue
+from runtime.reasons import EndReason
+from runtime.records.base import ExperimentSeen, RecordStore, WorkerSeen
+from runtime.records.orders import Control
+from runtime.records.totals import FEW, FEW_OF_ONE, Tally
+from runtime.tasks.history import EndedNote, History, Mark, Record, StartedMark
+from runtime.tasks.model import DEFAULT_EXPERIMENT, Task, TaskState, describe_entry, experiment_digest
+from runtime.units import format_duration
+from runtime.values import dataclass, field, replace
+
+LIVE_FOR: Final = timedelta(seconds=90)
+"""A worker reports every 30 s; after three reports missed it is silent."""
+FAILURES_SHOWN: Final = 10
+EXPERIMENTS_SHOWN: Final = 10
+RECENT: Final = timedelta(days=1)
+_OUR_ID: Final = re.compile(r"t-[0-9a-f]{24}")
+
+
+class Stack(Protocol):
+    """What the verbs need of an open stack."""
+
+    default_queue: str
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def records(self) -> RecordStore: ...
+    def queue(self, name: str | None = None) -> Queue: ...
+    def queue_names(self) -> list[str]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A generation that failed and waits for a person."""
+
+    task: str
+    generation: int
+    experiment: str
+    state: TaskState
+    reason: EndReason
+    error: str
+    """The last line of its message."""
+    at: datetime
+    what: str | None
+    """The entry in one line; None if it could not be parsed."""
+    new: bool = False
+    """Since this user last asked for the overview."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    worker: str
+    state: str
+    """`live`, `silent` (no report for 90 s, and it did not say that it leaves) or `left`."""
+    host: str
+    queue: str
+    seen_at: datetime
+    started_at: datetime
+    slots: int
+    running: tuple[str, ...]
+    done: int
+    failed: int
+    rate_per_s: float
+    labels: Mapping[str, str]
+    declined: Mapping[str, str]
+
+    @property
+    def live(self) -> bool:
+        return self.state == "live"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStatus:
+    name: str
+    paused: bool
+    waiting: int | None
+    """Tasks not yet ended that no worker reports; None where that is not known."""
+    delayed: int | None
+    leased: int | None
+    workers: int
+    """Live ones."""
+    slots: int
+    rate_per_s: float
+    why: str | None = None
+    """Why tasks wait there, if any do."""
+    next_step: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentStatus:
+    experiment: str
+    queue: str
+    created_at: datetime | None
+    as_of: datetime
+    exact: bool
+    totals: Mapping[TaskState, int]
+    """Every state, also those with none."""
+    submitted: int
+    rate_per_s: float
+    """Of the live workers of its queue, which may serve other experiments too."""
+    eta_s: float | None
+    paused: bool = False
+    cancelled_before: datetime | None = None
+    """When it was last ordered to be cancelled: what was submitted by then is or will be."""
+    why: str | None = None
+    next_step: str | None = None
+    workers: tuple[WorkerStatus, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    failures_left_out: int = 0
+
+    @property
+    def remaining(self) -> int:
+        return self.totals[TaskState.QUEUED] + self.totals[TaskState.LEASED]
+
+    @property
+    def ended(self) -> int:
+        return self.submitted - self.remaining
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    stack: str
+    as_of: datetime
+    totals: Mapping[TaskState, int]
+    """Of the experiments that are shown."""
+    experiments: tuple[ExperimentStatus, ...]
+    """Newest first."""
+    experiments_left_out: int
+    queues: tuple[QueueStatus, ...]
+    workers: tuple[WorkerStatus, ...]
+    failures: tuple[Failure, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptStatus:
+    token: str
+    generation: int
+    worker: str | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    """None while it runs, or if its end is not known."""
+    reason: EndReason | None
+    message: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskStatus:
+    task: str
+    experiment: str
+    state: TaskState
+    totals: Mapping[TaskState, int]
+    generation: int
+    queue: str
+    what: str | None
+    submitted_at: datetime | None
+    submitted_by: str | None
+    worker: str | None
+    """That holds it, or whose attempt was recorded."""
+    ended_at: datetime | None
+    reason: EndReason | None
+    message: str | None
+    attempts: int
+    """Of this generation, that have ended."""
+    history: tuple[AttemptStatus, ...]
+    """All that is known, of every generation, oldest first."""
+    record: str | None
+    """Where its record lies."""
+    outputs_url: str | None
+    log_url: str | None
+    value_url: str | None
+    has_value: bool
+    exit_code: int | None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    code: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How a task stands now, as far as the store tells."""
+
+    task_id: str
+    experiment: str
+    generation: int
+    state: TaskState
+    task: Task | None = None
+    recorded: tuple[Record, ...] = ()
+    """Of every generation that ended, oldest first."""
+    mark: Mark | None = None
+    """Of the newest of them, if it did not succeed and was not tried again since."""
+    history: History = field(default_factory=History)
+    """Of the current generation."""
+    holder: str | None = None
+    held_since: datetime | None = None
+
+    @property
+    def record(self) -> Record | None:
+        """Of the current generation."""
+        last = self.recorded[-1] if self.recorded else None
+        return last if last is not None and last.generation == self.generation else None
+
+
+# reading
+
+
+def read_overview(
+    stack: Stack,
+    *,
+    now: datetime,
+    exact: bool = False,
+    looked_at: datetime | None = None,
+    tally: Tally | None = None,
+) -> Overview:
+    """Every queue and worker, the newest experiments, and what failed in the last day.
+
+    Whoever looks again and again gives the same `tally`, which remembers when records were counted.
+    """
+    records = stack.records
+    tally = tally or Tally(records)
+    workers = read_workers(records, now)
+    seen = sorted(records.experiments(), key=_age, reverse=True)
+    controls, depths = _Controls(records), _Depths(stack)
+    shown = [_experiment(stack, one, workers, controls, depths, tally, exact=exact) for one in seen[:EXPERIMENTS_SHOWN]]
+    names = {*stack.queue_names(), stack.default_queue, *(one.queue for one in shown), *(w.queue for w in workers)}
+    queues = [read_queue(stack, name, shown, workers, controls=controls, depths=depths) for name in sorted(names)]
+    return Overview(
+        stack=stack.name,
+        as_of=min((one.as_of for one in shown), default=now),
+        totals=_summed(one.totals for one in shown),
+        experiments=tuple(shown),
+        experiments_left_out=max(0, len(seen) - EXPERIMENTS_SHOWN),
+        queues=tuple(queues),
+        workers=tuple(worker for worker in workers if worker.state != "left"),
+        failures=tuple(_recent_failures(records, shown, now, looked_at)),
+    )
+
+
+def read_experiment(
+    stack: Stack,
+    name: str,
+    *,
+    now: datetime,
+    exact: bool = False,
+    failures: int | None = FAILURES_SHOWN,
+    tally: Tally | None = None,
+) -> ExperimentStatus:
+    """One experiment with its workers and failures; all of them where `failures` is None. `tally` as above."""
+    records = stack.records
+    workers = read_workers(records, now)
+    seen = records.find_experiment(name)
+    seen = seen or ExperimentSeen(name, None)
+    tally = tally or Tally(records)
+    controls, depths = _Controls(records), _Depths(stack)
+    status = _experiment(stack, seen, workers, controls, depths, tally, exact=exact, few=FEW_OF_ONE)
+    shown = list(read_failures(records, name, limit=failures)) if status.totals[TaskState.FAILED] else []
+    return replace(
+        status,
+        workers=tuple(worker for worker in workers if worker.queue == status.queue),
+        failures=tuple(shown),
+        failures_left_out=max(0, status.totals[TaskState.FAILED] - len(shown)) if failures is not None else 0,
+    )
+
+
+def read_failures(
+    records: RecordStore, experiment: str | None = None, *, limit: int | None = None
+) -> Iterator[Failure]:
+    """What failed and was not purged, in the store's order; `limit` bounds the requests too."""
+    marks = records.marks(experiment, TaskState.FAILED, limit=limit)
+    return (failure_of(mark) for mark in marks if not purged(mark))
+
+
+def failure_of(mark: Mark) -> Failure:
+    return Failure(
+        task=mark.task_id,
+        generation=mark.generation,
+        experiment=mark.experiment,
+        state=mark.state,
+        reason=mark.reason,
+        error=last_line(mark.message) or str(mark.reason),
+        at=mark.marked_at,
+        what=describe_entry(mark.task.entry) if mark.task else None,
+    )
+
+
+def purged(mark: Mark) -> bool:
+    """Its dead letter was thrown away: what it would be tried again with is gone, and the record stays."""
+    return mark.task is None and mark.raw is None
+
+
+def read_workers(records: RecordStore, now: datetime) -> list[WorkerStatus]:
+    """Of the last day, live ones first."""
+    order = ("live", "silent", "left")
+    found = [worker_status(seen, now) for seen in records.workers()]
+    return sorted(found, key=lambda worker: (order.index(worker.state), worker.worker))
+
+
+def worker_status(seen: WorkerSeen, now: datetime) -> WorkerStatus:
+    silent = now - seen.seen_at > LIVE_FOR
+    return WorkerStatus(
+        worker=seen.worker,
+        state="left" if seen.left else "silent" if silent else "live",
+        host=seen.host,
+        queue=seen.queue,
+        seen_at=seen.seen_at,
+        started_at=seen.started_at,
+        slots=seen.slots,
+        running=seen.running,
+        done=seen.done,
+        failed=seen.failed,
+        rate_per_s=seen.rate_per_s,
+        labels=seen.labels,
+        declined=seen.declined,
+    )
+
+
+def read_worker(stack: Stack, worker: str, *, now: datetime) -> WorkerStatus:
+    workers = read_workers(stack.records, now)
+    for seen in workers:
+        if seen.worker == worker:
+            return seen
+    raise UnknownName("worker", worker, [seen.worker for seen in workers])
+
+
+def read_queue(
+    stack: Stack,
+    name: str,
+    experiments: Sequence[ExperimentStatus],
+    workers: Sequence[WorkerStatus],
+    *,
+    controls: _Controls | None = None,
+    depths: _Depths | None = None,
+    depth: Depth | None = None,
+) -> QueueStatus:
+    """A queue in numbers. Unless `depth` is given, the queue is asked only where it lies in the records' own file."""
+    live = [worker for worker in workers if worker.queue == name and worker.live]
+    paused = (controls or _Controls(stack.records))[name].paused
+    if depth is None:
+        depth = (depths or _Depths(stack))[name]
+    ours = [one for one in experiments if one.queue == name]
+    waiting = sum(one.totals[TaskState.QUEUED] for one in ours) if depth is None else depth.ready + depth.delayed
+    why, next_step = explain_waiting(
+        name, waiting, paused=paused, live=live, depth=depth, leased=depth.leased if depth else 0
+    )
+    return QueueStatus(
+        name=name,
+        paused=paused,
+        waiting=waiting,
+        delayed=depth.delayed if depth else None,
+        leased=depth.leased if depth else sum(len(worker.running) for worker in live),
+        workers=len(live),
+        slots=sum(worker.slots for worker in live),
+        rate_per_s=sum(worker.rate_per_s for worker in live),
+        why=why,
+        next_step=next_step,
+    )
+
+
+def explain_waiting(
+    queue: str,
+    waiting: int | None,
+    *,
+    paused: bool,
+    live: Sequence[WorkerStatus],
+    depth: Depth | None = None,
+    leased: int = 0,
+) -> tuple[str | None, str | None]:
+    """Why tasks wait in a queue, and what to do about it; a pure function of what was read.
+
+    `leased` is how many are known to be held now, where that is newer than the workers' reports.
+    """
+    if not waiting:
+        return None, None
+    if paused:
+        return f"queue `{queue}` is paused", f"runtime queue resume {queue}"
+    if not live:
+        return f"no live worker serves queue `{queue}`", f"runtime worker --queue {queue}"
+    stuck = sorted(set.intersection(*(set(worker.declined) for worker in live)))
+    if stuck and not leased and not (depth and depth.ready):
+        reason = live[0].declined[stuck[0]]
+        return f"no live worker can hold `{stuck[0]}`: {reason}", f"runtime explain {stuck[0]}"
+    if depth is not None and not depth.ready:
+        return "all that wait are delayed, until they are retried, looked at again or due", None
+    slots = sum(worker.slots for worker in live)
+    if max(leased, sum(len(worker.running) for worker in live)) >= slots:
+        all_slots = "its slot is" if slots == 1 else f"all {slots:,} slots are"
+        return f"{_count(len(live), 'live worker')} and {all_slots} busy", None
+    return f"{_count(len(live), 'live worker')} will take them next", None
+
+
+def estimate_left(remaining: int, rate_per_s: float) -> float | None:
+    """Seconds until nothing remains; None where nothing moves."""
+    return remaining / rate_per_s if remaining and rate_per_s > 0 else None
+
+
+def read_standing(records: RecordStore, task_id: str, *, with_task: bool = True) -> Standing:
+    """How a task stands. `with_task` also looks for its definition, which may read manifest parts.
+
+    A record that did not succeed and has no mark was tried again: its next generation is on its way.
+    """
+    recorded = tuple(records.find_all(task_id))
+    last = recorded[-1] if recorded else None
+    mark = None
+    if isinstance(records, FindsTasks):
+        found = records.find_task(task_id)
+        if found is None:
+            raise UnknownName("task", task_id, [], where=f"in `{records.url}`")
+        task, generation, state, experiment = found.task, found.generation, found.state, found.experiment
+        if last is not None and state.terminal and state is not TaskState.SUCCEEDED:
+            mark = records.find_mark(task_id, last.generation, last.state)
+    else:
+        task, generation, state, experiment = None, 1, TaskState.QUEUED, ""
+        if last is not None:
+            mark = (
+                None if last.state is TaskState.SUCCEEDED else records.find_mark(task_id, last.generation, last.state)
+            )
+            ended = last.state is TaskState.SUCCEEDED or mark is not None
+            generation, state = (last.generation, last.state) if ended else (last.generation + 1, TaskState.QUEUED)
+            task = mark.task if mark else None
+        if task is None and with_task:
+            task = find_submitted(records, task_id)
+            task = replace(task, generation=generation) if task else None
+    history = records.history(task_id, generation)
+    standing = Standing(
+        task_id=task_id,
+        experiment=experiment
+        or (last.experiment if last else "")
+        or (task.experiment if task else find_home(records, task_id) or ""),
+        generation=generation,
+        state=state,
+        task=task,
+        recorded=recorded,
+        mark=mark,
+        history=history,
+    )
+    return standing if state.terminal else _with_holder(records, standing)
+
+
+def _with_holder(records: RecordStore, standing: Standing) -> Standing:
+    """Who holds it: an attempt on file, or a worker that reported it and has not gone."""
+    if standing.history.open:
+        newest = standing.history.open[-1]
+        return replace(standing, state=TaskState.LEASED, holder=newest.worker, held_since=newest.started_at)
+    if records.holds_tasks:
+        return standing
+    running = [seen for seen in records.workers() if standing.task_id in seen.running and not seen.left]
+    if not running:
+        return standing
+    newest_seen = max(running, key=lambda seen: seen.seen_at)
+    return replace(standing, state=TaskState.LEASED, holder=newest_seen.worker)
+
+
+def read_task(stack: Stack, task_id: str) -> TaskStatus:
+    records = stack.records
+    standing = read_standing(records, task_id)
+    record, task = standing.record, standing.task
+    return TaskStatus(
+        task=task_id,
+        experiment=standing.experiment,
+        state=standing.state,
+        totals={**dict.fromkeys(TaskState, 0), standing.state: 1},
+        generation=standing.generation,
+        queue=queue_of(records, standing.experiment, stack.default_queue),
+        what=describe_entry(task.entry, width=200) if task else None,
+        submitted_at=task.submitted_at if task else None,
+        submitted_by=task.submitted_by if task else None,
+        worker=record.worker if record else standing.holder,
+        ended_at=record.ended_at if record else None,
+        reason=record.reason if record else None,
+        message=record.message or record.unreadable if record else None,
+        attempts=record.attempts if record else len(standing.history.ended),
+        history=tuple(_attempts(records, standing)),
+        record=records.record_url(task_id, record.generation) if record else None,
+        outputs_url=record.outputs_url if record else None,
+        log_url=record.log_url if record else None,
+        value_url=record.value_url if record else None,
+        has_value=bool(record and (record.value is not None or record.value_url)),
+        exit_code=record.exit_code if record else None,
+        metrics=record.metrics if record else {},
+        code=record.code if record else None,
+    )
+
+
+def _attempts(records: RecordStore, standing: Standing) -> Iterator[AttemptStatus]:
+    by_generation = {record.generation: record for record in standing.recorded}
+    for generation in sorted({*by_generation, standing.generation}):
+        current = generation == standing.generation
+        history = standing.history if current else records.history(standing.task_id, generation)
+        record = by_generation.get(generation)
+        noted = {note.token for note in history.ended}
+        yield from (_ended_attempt(note, generation) for note in history.ended)
+        yield from (_open_attempt(mark, generation) for mark in history.open)
+        if record is not None and record.token not in noted and record.attempts:
+            yield _recorded_attempt(record)
+
+
+def _ended_attempt(note: EndedNote, generation: int) -> AttemptStatus:
+    return AttemptStatus(
+        token=note.token,
+        generation=generation,
+        worker=note.worker,
+        started_at=note.started_at,
+        ended_at=note.ended_at,
+        reason=note.reason,
+        message=note.message,
+    )
+
+
+def _open_attempt(mark: StartedMark, generation: int) -> AttemptStatus:
+    return AttemptStatus(
+        token=mark.token,
+        generation=generation,
+        worker=mark.worker,
+        started_at=mark.started_at,
+        ended_at=None,
+        reason=None,
+    )
+
+
+def _recorded_attempt(record: Record) -> AttemptStatus:
+    return AttemptStatus(
+        token=record.token,
+        generation=record.generation,
+        worker=record.worker,
+        started_at=record.started_at,
+        ended_at=record.ended_at,
+        reason=record.reason,
+        message=record.message,
+    )
+
+
+# finding
+
+
+def queue_of(records: RecordStore, experiment: str, default: str = DEFAULT_QUEUE) -> str:
+    """The queue that an experiment's tasks were submitted to."""
+    seen = records.find_experiment(experiment or DEFAULT_EXPERIMENT)
+    return (seen.queue if seen else None) or default
+
+
+def last_line(text: str | None) -> str:
+    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def ask_queue(stack: Stack, name: str) -> tuple[Queue | None, str | None]:
+    """The open queue, or the reason why it cannot be asked now."""
+    try:
+        return stack.queue(name), None
+    except RuntimeFailure as problem:
+        return None, problem.message
+
+
+class _Controls(dict[str, Control]):
+    """What each queue's workers are told, read once."""
+
+    def __init__(self, records: RecordStore) -> None:
+        super().__init__()
+        self._records = records
+
+    def __missing__(self, queue: str) -> Control:
+        self[queue] = self._records.control(queue)
+        return self[queue]
+
+
+class _Depths(dict[str, Depth | None]):
+    """Depths by queue, each read once; None but where queue and records lie in one local file."""
+
+    def __init__(self, stack: Stack) -> None:
+        super().__init__()
+        self._stack = stack
+
+    def __missing__(self, queue: str) -> Depth | None:
+        self[queue] = self._stack.queue(queue).depth() if self._stack.records.holds_tasks else None
+        return self[queue]
+
+
+def _experiment(
+    stack: Stack,
+    seen: ExperimentSeen,
+    workers: Sequence[WorkerStatus],
+    controls: _Controls,
+    depths: _Depths,
+    tally: Tally,
+    *,
+    exact: bool,
+    few: int = FEW,
+) -> ExperimentStatus:
+    records = stack.records
+    queue = seen.queue or stack.default_queue
+    live = [worker for worker in workers if worker.queue == queue and worker.live]
+    counted = tally.count(seen.name, active=_count_active(seen.name, live), exact=exact, few=few)
+    totals = {**dict.fromkeys(TaskState, 0), **counted.counts}
+    if not records.holds_tasks:
+        totals = _split_leased(totals, live)
+    remaining = totals[TaskState.QUEUED] + totals[TaskState.LEASED]
+    rate = sum(worker.rate_per_s for worker in live)
+    control = controls[queue]
+    covered = control.experiments.get(seen.name)
+    why, next_step = explain_waiting(
+        queue,
+        totals[TaskState.QUEUED],
+        paused=control.paused,
+        live=live,
+        depth=depths[queue] if totals[TaskState.QUEUED] else None,
+        leased=totals[TaskState.LEASED],
+    )
+    return ExperimentStatus(
+        experiment=seen.name,
+        queue=queue,
+        created_at=seen.created_at,
+        as_of=counted.as_of,
+        exact=counted.exact,
+        totals=totals,
+        submitted=sum(totals.values()),
+        rate_per_s=rate,
+        eta_s=estimate_left(remaining, rate),
+        paused=control.paused,
+        cancelled_before=covered.ordered_at if covered else None,
+        why=why,
+        next_step=next_step,
+    )
+
+
+def _count_active(experiment: str, live: Sequence[WorkerStatus]) -> int:
+    """Tasks of the experiment that are run now; one whose id another producer chose may be of any."""
+    running = [task for worker in live for task in worker.running]
+    digest = experiment_digest(experiment) if running else ""
+    return sum(task.endswith(digest) or _OUR_ID.fullmatch(task) is None for task in running)
+
+
+def _split_leased(totals: dict[TaskState, int], live: Sequence[WorkerStatus]) -> dict[TaskState, int]:
+    """Of what has no record, that which workers report as running. An upper bound where they serve several experiments."""
+    waiting = totals[TaskState.QUEUED]
+    leased = min(waiting, sum(len(worker.running) for worker in live))
+    return {**totals, TaskState.QUEUED: waiting - leased, TaskState.LEASED: totals[TaskState.LEASED] + leased}
+
+
+def _recent_failures(
+    records: RecordStore, shown: Sequence[ExperimentStatus], now: datetime, looked_at: datetime | None
+) -> list[Failure]:
+    found: list[Failure] = []
+    for one in shown:
+        if one.totals[TaskState.FAILED]:
+            found += read_failures(records, one.experiment, limit=FAILURES_SHOWN)
+    recent = [failure for failure in found if now - failure.at <= RECENT]
+    recent.sort(key=lambda failure: failure.at, reverse=True)
+    return [replace(failure, new=looked_at is None or failure.at > looked_at) for failure in recent[:FAILURES_SHOWN]]
+
+
+def _summed(totals: Iterable[Mapping[TaskState, int]]) -> dict[TaskState, int]:
+    counted: Counter[TaskState] = Counter()
+    for each in totals:
+        counted.update(each)
+    return {state: counted[state] for state in TaskState}
+
+
+def _age(seen: ExperimentSeen) -> datetime:
+    return seen.created_at or datetime.min.replace(tzinfo=UTC)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def describe_left(seconds: float | None) -> str:
+    return "unknown" if seconds is None else f"about {format_duration(seconds)}"

@@ -1,0 +1,111 @@
+"""The lock of a run folder: an exclusive create with its owner and a counter that moves."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from runtime.errors import NotPossible
+from runtime.jobs.hosts.base import Files
+
+if TYPE_CHECKING:
+    pass
+from runtime.jobs.ledger import job_folder
+
+BEAT_S: Final = 1.0
+STILL_S: Final = 10.0
+"""A launcher whose counter stands still for so long is taken to be dead."""
+
+
+# the lock of a launch
+
+
+class Lock:
+    """Who launches a job now: an exclusive create with an owner, a token and a counter that others watch.
+
+    A holder that dies leaves a counter that stands still; the next makes a lock of the next number. A holder that was
+    only slow finds it and gives up.
+    """
+
+    def __init__(self, files: Files, job: str, owner: str) -> None:
+        self._files, self._folder, self._owner = files, job_folder(job), owner
+        self._token = os.urandom(8).hex()
+        self._number = 0
+        self._count = 0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def take(self, *, patience_s: float, tell: Callable[[str], None] = lambda text: None) -> bool:
+        """Take it, waiting for a holder who lives; True where a dead one's was taken over.
+
+        Raises `NotPossible` where a living holder did not let go in time.
+        """
+        until, seen, still, took_over = time.monotonic() + patience_s, b"", time.monotonic(), False
+        while True:
+            held = self._newest()
+            if held is None or took_over:
+                self._number = (held or 0) + 1
+                # After a power failure its holder is gone too.
+                if self._files.create(self._name(self._number), self._content(), lasting=False):
+                    self._keep()
+                    return took_over
+                took_over = False
+                continue
+            content = self._files.read(self._name(held)) or b""
+            if content != seen:
+                seen, still = content, time.monotonic()
+            elif time.monotonic() - still >= STILL_S:
+                took_over = True
+                continue
+            if time.monotonic() >= until:
+                raise NotPossible(
+                    "this job is being launched by another",
+                    facts=[f"holder: {json.loads(content or b'{}').get('owner', 'unknown')}"],
+                    hint="`runtime status` shows it once it is there",
+                )
+            tell("another launcher is at work on this job; waiting for it")
+            time.sleep(BEAT_S / 4)
+
+    def ensure_held(self) -> None:
+        """Raise `NotPossible` if another took it over meanwhile."""
+        if self._newest() != self._number:
+            raise NotPossible(
+                "another launcher took this job over, because this one stood still for too long",
+                hint="run the same command again: it finds the job",
+            )
+
+    def release(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        for number in range(1, self._number + 1):
+            self._files.remove(self._name(number))
+
+    def _newest(self) -> int | None:
+        numbers = [
+            int(name.removeprefix("lock.")) for name in self._files.names(self._folder, "lock.") if name[5:].isdigit()
+        ]
+        return max(numbers, default=None)
+
+    def _name(self, number: int) -> str:
+        return f"{self._folder}/lock.{number}"
+
+    def _content(self) -> bytes:
+        return json.dumps({"owner": self._owner, "token": self._token, "count": self._count}, sort_keys=True).encode()
+
+    def _keep(self) -> None:
+        def beat() -> None:
+            while not self._stop.wait(BEAT_S):
+                self._count += 1
+                try:
+                    if self._newest() == self._number:
+                        self._files.write(self._name(self._number), self._content())
+                except Exception:  # the launch itself will meet what is wrong
+                    return
+
+        self._thread = threading.Thread(target=beat, name="launch-lock", daemon=True)
+        self._thread.start()

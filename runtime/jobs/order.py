@@ -1,0 +1,144 @@
+"""What the shim is told: `order.json`, made of a spec in the same way for every backend."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from runtime.errors import NotPossible
+from runtime.jobs.array import fill_command
+from runtime.jobs.plan import JobIdentity, PlanContext
+from runtime.jobs.spec import LOG_LIMIT, BuildOn, CodeMode, EnvironmentManager, JobSpec, OnTaskFailure, secret_refs
+
+ORDER_SCHEMA: Final = 1
+SNAPSHOT_FILE: Final = "snapshot.tar"
+
+
+def make_order(
+    spec: JobSpec,
+    job: JobIdentity,
+    indices: Sequence[Mapping[str, Any]],
+    context: PlanContext,
+    *,
+    retries: str,
+    environ: Mapping[str, str],
+    live_tree: str | None = None,
+    **backend: Any,
+) -> dict[str, Any]:
+    """The order of a job. `retries` is `shim`, `requeue` or `backend`; `environ` is what `null` variables are taken from.
+
+    `live_tree` is where the command runs for `code.mode: none`; `backend` adds what only the launcher knows: `wrap`,
+    `setup`, `requeue`, `pack`, `output_dir`.
+    """
+    offset = spec.array.offset if spec.array else 0
+    order: dict[str, Any] = {
+        "schema": ORDER_SCHEMA,
+        "job": job.id,
+        "epoch": 1,
+        "part": 0,
+        "runs": {str(offset + place): _run(spec, params, offset + place) for place, params in enumerate(indices)},
+        "nodes": spec.nodes,
+        "tasks_per_node": spec.tasks_per_node,
+        "env": _variables(spec, environ),
+        "grace_s": spec.grace_period.total_seconds(),
+        "retry": {
+            "failure": spec.retry.failure,
+            "preemption": spec.retry.preemption,
+            "on_exit": {code: meaning.value for code, meaning in spec.retry.on_exit.items()},
+            "backoff_s": [spec.retry.backoff.min.total_seconds(), spec.retry.backoff.max.total_seconds()],
+        },
+        "retries": retries,
+        "fold": True,
+        **backend,
+    }
+    if spec.shell:
+        order["shell"] = True
+    if spec.array and spec.array.on_task_failure is OnTaskFailure.STOP:
+        order["on_task_failure"] = spec.array.on_task_failure.value
+    for name, span in (("time_limit_s", spec.time_limit), ("idle_timeout_s", spec.idle_timeout)):
+        if span is not None:
+            order[name] = span.total_seconds()
+    if spec.log_limit != LOG_LIMIT:
+        order["log_bytes"] = int(spec.log_limit)
+    if spec.checkpoint:
+        order["checkpoint"] = {
+            "dir": spec.checkpoint.dir,
+            "signal": spec.checkpoint.signal.value,
+            "lead_s": spec.checkpoint.lead.total_seconds(),
+        }
+    if spec.outputs.dir:
+        order["output_dir"] = spec.outputs.dir
+    if job.snapshot:
+        order["code"] = {
+            "archive": SNAPSHOT_FILE,
+            "sha256": job.snapshot.removeprefix("sha256:"),
+            "writable": spec.code.writable,
+        }
+    elif spec.code.mode is CodeMode.NONE and live_tree:
+        order["code"] = {"path": live_tree}
+    if refs := secret_refs(spec):
+        order["secrets"] = {each.name: f"secrets/{each.name}" for each in refs}
+    setup = [*backend.get("setup", ()), *spec.environment.setup]
+    if setup:
+        order["setup"] = setup
+    return order
+
+
+def environment_order(spec: JobSpec, build_on: BuildOn) -> dict[str, Any]:
+    """The order's `environment`: one that the shim makes of a lock file. Empty where none is to be made.
+
+    `build_on` is the backend's choice where the spec has none. Raises `NotPossible` where there is no tree to find the
+    lock in.
+    """
+    wanted = spec.environment
+    if wanted.manager is EnvironmentManager.NONE or wanted.name is not None:
+        return {}
+    if spec.code.mode is CodeMode.IMAGE:
+        raise NotPossible(
+            "`environment.manager` makes an environment of a lock file, and `code.mode: image` brings no tree to find it in",
+            hint="take `environment.manager` out, or let the code be a snapshot",
+        )
+    return {
+        "manager": wanted.manager.value,
+        "lock": wanted.lock or _LOCKS[wanted.manager],
+        "extras": list(wanted.extras),
+        "build_on": (wanted.build_on or build_on).value,
+    }
+
+
+def activation_lines(spec: JobSpec) -> list[str]:
+    """Lines of shell that enter the environment which the spec names."""
+    name = spec.environment.name
+    if name is None:
+        return []
+    if spec.environment.manager is EnvironmentManager.CONDA:
+        return ['eval "$(conda shell.posix hook)"', f"conda activate {shlex.quote(name)}"]
+    return [f". {shlex.quote(name)}/bin/activate"]
+
+
+_LOCKS: Final = {EnvironmentManager.UV: "uv.lock", EnvironmentManager.CONDA: "environment.yml"}
+
+
+def _run(spec: JobSpec, params: Mapping[str, Any], index: int) -> dict[str, Any]:
+    command = list(fill_command(spec.command, params, index)) if spec.array else list(spec.command)
+    run: dict[str, Any] = {"command": command}
+    if spec.array:
+        env = {f"RUNTIME_PARAM_{name.upper()}": str(value) for name, value in params.items()}
+        if "seed" in params:
+            env["SEED"] = str(params["seed"])
+        if env:
+            run["env"] = env
+    return run
+
+
+def _variables(spec: JobSpec, environ: Mapping[str, str]) -> dict[str, str]:
+    secret = {each.name for each in secret_refs(spec)}
+    plain = {name: value for name, value in sorted(spec.env.items()) if name not in secret}
+    missing = [name for name, value in plain.items() if value is None and name not in environ]
+    if missing:
+        raise NotPossible(
+            f"`env.{missing[0]}` takes the value of this shell, and it is not set here",
+            hint=f"export {missing[0]}=…, or write a value",
+        )
+    return {name: environ[name] if value is None else value for name, value in plain.items()}

@@ -1,0 +1,64 @@
+"""Whether the shim of an attempt that runs gives signs of life: its counter, looked at until it moves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from runtime.jobs.hosts.base import Files
+from runtime.shim.shim import BEAT_S
+from runtime.units import format_duration
+from runtime.values import dataclass
+
+STILL_S: Final = 1.3 * BEAT_S
+"""How long a counter is looked at until it is said to stand still."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """What the counter was at the first look and at the last one."""
+
+    attempt: int
+    before: str
+    after: str
+    watched_s: float
+
+    @property
+    def moved(self) -> bool:
+        return self.before != self.after
+
+
+class PulseWatch:
+    """Looks for the first time when it is made, so that what is asked of others until `wait` counts as waiting."""
+
+    def __init__(self, files: Files, run: str, attempt: int) -> None:
+        self._files, self._attempt = files, attempt
+        self._name = f"{run}/a{attempt:04d}/beat"
+        self._before = files.read(self._name)
+        self._began = time.monotonic()
+
+    def wait(self, tell: Callable[[str], None]) -> Pulse | None:
+        """None where nothing is counted yet. Takes at most `STILL_S`, and says so to `tell`."""
+        if not self._before:
+            return None
+        told = False
+        while True:
+            watched = time.monotonic() - self._began
+            now = self._files.read(self._name) or self._before
+            if now != self._before or watched >= STILL_S:
+                return Pulse(attempt=self._attempt, before=self._before.decode(), after=now.decode(), watched_s=watched)
+            if not told:
+                told = True
+                tell(f"waiting for a sign of life of attempt {self._attempt}, at most {format_duration(STILL_S)}")
+            time.sleep(min(1.0, max(0.05, STILL_S - watched)))
+
+
+def describe_pulse(pulse: Pulse) -> list[str]:
+    if pulse.moved:
+        return [f"the shim of attempt {pulse.attempt} lives: its counter went from {pulse.before} to {pulse.after}"]
+    stood = f"its counter stood at {pulse.before} for {format_duration(round(pulse.watched_s))}"
+    return [
+        f"no sign of life of attempt {pulse.attempt}: {stood}; a shim that lives moves it every {format_duration(BEAT_S)}",
+        "that alone proves nothing: a shim that stands still, a folder that hangs and one that shows changes late look alike",
+    ]

@@ -1,0 +1,639 @@
+"""Job specs: what a job should run and needs, as one value with one meaning on every backend.
+
+The same fields are a YAML file, a Python value and the flags of `runtime launch`. `parse_spec` says everything that is
+wrong with a file at once; `encode_spec` is canonical, so equal specs have equal text and the job's id can be a hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, ClassVar, Final
+
+from runtime.errors import RequestRefused
+from runtime.schema import Problem, Size, describe, json_schema, read_record
+from runtime.units import format_duration, format_size, parse_size
+from runtime.values import MISSING, dataclass, field, fields, is_dataclass
+
+SPEC_SCHEMA: Final = 1
+ID_LETTERS: Final = 24
+MAX_INDICES: Final = 100_000
+MAX_RANKS: Final = 100_000
+MAX_CODE: Final = Size(100 * 1024 * 1024)
+LOG_LIMIT: Final = Size(1024**3)
+LEAST_LOG: Final = Size(64 * 1024)
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+# Patterns of what few jobs have are compiled when one is used.
+_NAME: Final = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
+_SECRET_WORDS: Final = r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_?KEY|PRIVATE_?KEY|ACCESS_?KEY)(_|$)"
+
+
+class JobState(StrEnum):
+    """`pending → running → succeeded | failed | cancelled`; a retry goes back to `pending`."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    UNKNOWN = "unknown"
+    """The target does not answer; nothing is concluded from that."""
+
+    @property
+    def terminal(self) -> bool:
+        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+
+
+class InvalidSpec(RequestRefused):
+    """A job spec that cannot be launched anywhere; `problems` has all that is wrong with it."""
+
+    def __init__(self, source: str, problems: Sequence[Problem]) -> None:
+        self.source, self.problems = source, tuple(problems)
+        first = problems[0]
+        if len(problems) == 1:
+            super().__init__(
+                f"the job spec of {source} cannot be used: `{first.path or 'spec'}` {first.message}",
+                hint=first.hint or "`runtime launch --help` and docs/jobs.md say what each field may be",
+            )
+        else:
+            super().__init__(
+                f"the job spec of {source} cannot be used: {len(problems)} fields are wrong",
+                facts=[str(each) for each in problems],
+                hint="docs/jobs.md says what each field may be",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bytes at least `low` and, where there is one, at most `high`: `16GiB`, `16GiB..`, `16GiB..64GiB`."""
+
+    low: int
+    high: int | None = None
+    """Equal to `low` where one amount was written."""
+
+    SCHEMA: ClassVar[Mapping[str, Any]] = {
+        "type": ["string", "integer"],
+        "examples": ["16GiB", "16GiB..", "16GiB..64GiB"],
+    }
+
+    @classmethod
+    def read(cls, value: object) -> Range:
+        if isinstance(value, str | int) and not isinstance(value, bool):
+            low, dots, high = str(value).partition("..")
+            try:
+                least = parse_size(low)
+                most = parse_size(high) if high else (None if dots else least)
+            except RequestRefused:
+                pass
+            else:
+                if least > 0 and (most is None or most >= least):
+                    return cls(least, most)
+        raise ValueError("a size such as 16GiB, 16GiB.. or 16GiB..64GiB")
+
+    def __str__(self) -> str:
+        if self.high == self.low:
+            return _exact_size(self.low)
+        return f"{_exact_size(self.low)}..{'' if self.high is None else _exact_size(self.high)}"
+
+
+def _exact_size(size: int) -> str:
+    text = format_size(size)
+    return text if parse_size(text) == size else str(size)
+
+
+class CodeMode(StrEnum):
+    SNAPSHOT = "snapshot"
+    """The work tree as it is at launch, by content id."""
+    IMAGE = "image"
+    """What lies in the image."""
+    NONE = "none"
+    """The live tree, wherever the command finds it: later edits change what runs."""
+
+
+class EnvironmentManager(StrEnum):
+    NONE = "none"
+    UV = "uv"
+    CONDA = "conda"
+
+
+class BuildOn(StrEnum):
+    SUBMIT = "submit"
+    NODE = "node"
+
+
+class MountMode(StrEnum):
+    RO = "ro"
+    RW = "rw"
+
+
+class GangPolicy(StrEnum):
+    FAIL_FAST = "fail-fast"
+    """One rank's end ends the attempt of all."""
+    RESTART = "restart"
+    """The same, and all start again together, paid by the budget of the first that failed."""
+
+
+class PackPer(StrEnum):
+    NODE = "node"
+    GPU = "gpu"
+
+
+class OnTaskFailure(StrEnum):
+    CONTINUE = "continue"
+    STOP = "stop"
+
+
+class Priority(StrEnum):
+    LOW = "low"
+    NORMAL = "normal"
+    HIGH = "high"
+    URGENT = "urgent"
+
+
+class CheckpointSignal(StrEnum):
+    USR1 = "USR1"
+    USR2 = "USR2"
+    TERM = "TERM"
+    INT = "INT"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    mode: CodeMode = CodeMode.SNAPSHOT
+    path: str = "."
+    """Folder of the tree, relative to the spec's file."""
+    exclude: tuple[str, ...] = ()
+    """Further lines of .runtimeignore."""
+    secrets: tuple[str, ...] = ()
+    """Files that look like secrets and are meant to go in, by name."""
+    max_size: Size = MAX_CODE
+    writable: bool = True
+    """Each attempt has a tree of its own; false lets the attempts of a machine share one that is read-only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    manager: EnvironmentManager = EnvironmentManager.NONE
+    lock: str | None = None
+    """Lock file in the tree; the environment is keyed by its hash and made once."""
+    extras: tuple[str, ...] = ()
+    name: str | None = None
+    """An environment that is there already: a conda name, or the path of a virtual environment."""
+    setup: tuple[str, ...] = ()
+    """Lines of shell that run before the command, after the target's own."""
+    build_on: BuildOn | None = None
+    """Where it is made; the target decides by default, since nodes may have no network."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretRef:
+    name: str
+    """Variable that carries it."""
+    source: str
+    """`secret-manager://NAME` of the stack, `file://PATH` or `env://NAME` of the launching machine, `kubernetes://SECRET/KEY`"""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(_VARIABLE, self.name):
+            raise ValueError(f"has `name` {describe(self.name)}, expected the name of a variable")
+        if self.source.partition("://")[0] not in ("secret-manager", "file", "env", "kubernetes"):
+            raise ValueError(
+                f"has `source` {describe(self.source)}, expected secret-manager://NAME, file://PATH, env://NAME or "
+                "kubernetes://SECRET/KEY"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    source: str
+    """A path of the node, `claim://NAME`, or a bucket's URL"""
+    target: str
+    mode: MountMode = MountMode.RO
+
+    def __post_init__(self) -> None:
+        if not self.target.startswith("/"):
+            raise ValueError(f"has `target` {describe(self.target)}, expected an absolute path")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpus:
+    count: float
+    """Of each node; below 1 a part of one."""
+    type: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.count < math.inf or (self.count > 1 and self.count != int(self.count)):
+            raise ValueError(f"has `count` {self.count:g}, expected whole GPUs, or a part of one such as 0.25")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tpu:
+    type: str
+    topology: str | None = None
+    slices: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResources:
+    """Of each node; what is left out is the target's default."""
+
+    cpus: float | None = None
+    memory: Range | None = None
+    gpus: Gpus | None = None
+    tpu: Tpu | None = None
+    disk: Range | None = None
+    shared_memory: Size | None = None
+
+    def __post_init__(self) -> None:
+        if self.cpus is not None and not 0 < self.cpus < math.inf:
+            raise ValueError(f"has `cpus` {self.cpus:g}, expected more than 0")
+        if self.gpus and self.tpu:
+            raise ValueError("has `gpus` and `tpu`, expected one kind of accelerator")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gang:
+    policy: GangPolicy = GangPolicy.FAIL_FAST
+    start_timeout: timedelta = timedelta(minutes=5)
+    """How long the first rank waits for the last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Array:
+    """N runs of one command. Exactly one of `count`, `params`, `file` and `seeds` says which."""
+
+    count: int | None = None
+    params: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Name → values; every combination is an index, the last name varying fastest."""
+    file: str | None = None
+    """JSON lines, one object of parameters for each index; relative to the spec's file."""
+    seeds: int | None = None
+    """As `count`, with the index in the parameter `seed` and the variable `SEED`."""
+    offset: int = 0
+    """The first index."""
+    max_parallel: int | None = None
+    pack: int | None = None
+    """How many runs share a node, or a GPU, at a time."""
+    pack_per: PackPer = PackPer.NODE
+    on_task_failure: OnTaskFailure = OnTaskFailure.CONTINUE
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("count", "params", "file", "seeds") if getattr(self, name) not in (None, {})]
+        if len(given) != 1:
+            raise ValueError(
+                f"has {' and '.join(given) or 'none'} of `count`, `params`, `file` and `seeds`, expected exactly one"
+            )
+        for name in ("count", "seeds", "max_parallel", "pack"):
+            amount = getattr(self, name)
+            if amount is not None and not 1 <= amount <= MAX_INDICES:
+                raise ValueError(f"has `{name}` {amount}, expected 1 to {MAX_INDICES}")
+        if self.offset < 0:
+            raise ValueError(f"has `offset` {self.offset}, expected 0 or more")
+        if empty := [name for name, values in self.params.items() if not values]:
+            raise ValueError(f"has no values for `params.{empty[0]}`")
+        for name, values in self.params.items():
+            try:
+                json.dumps(values, allow_nan=False)
+            except (TypeError, ValueError, RecursionError):
+                raise ValueError(f"has values for `params.{name}` that JSON does not have") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    on: tuple[str, ...] = ()
+    """Targets; the first that accepts is taken when the job is launched."""
+    capacity: str | None = None
+    """`spot`, `on-demand`, `auto` or `reservation:NAME`"""
+    nodes: tuple[str, ...] = ()
+    """Only these nodes, by name."""
+    exclude: tuple[str, ...] = ()
+    """Not these nodes."""
+    selector: Mapping[str, str] = field(default_factory=dict)
+    """Labels or features that a node must have."""
+
+    def __post_init__(self) -> None:
+        fixed = ("spot", "on-demand", "auto")
+        if self.capacity and self.capacity not in fixed and not re.fullmatch(r"reservation:.+", self.capacity):
+            raise ValueError(
+                f"has `capacity` {describe(self.capacity)}, expected {', '.join(fixed)} or reservation:NAME"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityRetry:
+    window: timedelta = timedelta(hours=24)
+    """How long a lack of capacity or quota is waited out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backoff:
+    min: timedelta = timedelta(seconds=30)
+    max: timedelta = timedelta(minutes=10)
+
+    def __post_init__(self) -> None:
+        if self.min > self.max:
+            raise ValueError(f"has `min` {format_duration(self.min)} above `max` {format_duration(self.max)}")
+
+
+class OnExit(StrEnum):
+    """What an exit code of the command means, where it means something."""
+
+    REQUEUE = "requeue"
+    """Again, and no budget pays."""
+    FAIL = "fail"
+    """Never again."""
+    SUCCEED = "succeed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    failure: int = 0
+    preemption: int = 100
+    capacity: CapacityRetry = CapacityRetry()
+    on_exit: Mapping[str, OnExit] = field(default_factory=dict)
+    """Exit code → `requeue`, `fail` or `succeed`."""
+    backoff: Backoff = Backoff()
+
+    def __post_init__(self) -> None:
+        for name in ("failure", "preemption"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"has `{name}` {getattr(self, name)}, expected 0 or more")
+        for code in self.on_exit:
+            if not code.isdigit() or not 0 <= int(code) <= 255:
+                raise ValueError(f"has the exit code {describe(code)} in `on_exit`, expected 0 to 255")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    dir: str | None = None
+    """Where checkpoints lie; in the job's own folder by default. The next attempt finds it in RUNTIME_CHECKPOINT_DIR."""
+    signal: CheckpointSignal = CheckpointSignal.USR1
+    lead: timedelta = timedelta(minutes=2)
+    """How long before the time limit the signal comes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    dir: str | None = None
+    """Folder inside the container or node that the command writes to; RUNTIME_OUTPUT_DIR names it."""
+    upload: str | None = None
+    """URL it is copied to in the end."""
+
+
+class When(StrEnum):
+    """Which end of another job a job waits for."""
+
+    OK = "ok"
+    """It succeeded."""
+    ANY = "any"
+    """It ended, however that was."""
+    NOTOK = "notok"
+    """It ended otherwise: it failed, or was cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dependency:
+    """One of the jobs in `after`, and which end of it is waited for."""
+
+    job: str
+    when: When
+
+    @classmethod
+    def read(cls, text: str) -> Dependency:
+        """Of `[WHEN:]JOB`. Raises `ValueError` with what it expected."""
+        when, given, job = text.rpartition(":")
+        if (given and when not in list(When)) or not re.fullmatch(r"j-\S+", job):
+            raise ValueError(
+                f"has {describe(text)} in `after`, expected the id of a job, j-…, or ok:, any: or notok: before it"
+            )
+        return cls(job, When(when) if given else When.OK)
+
+    def __str__(self) -> str:
+        return self.job if self.when is When.OK else f"{self.when}:{self.job}"
+
+    def is_met(self, state: JobState) -> bool:
+        """Whether a job that stands so has had the end that is waited for."""
+        wanted = {When.OK: state is JobState.SUCCEEDED, When.NOTOK: state is not JobState.SUCCEEDED, When.ANY: True}
+        return state.terminal and wanted[self.when]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    command: tuple[str, ...]
+    """argv, run without a shell; `{name}` stands for a parameter of the array."""
+    name: str | None = None
+    shell: bool = False
+    """One line of shell instead of an argv."""
+    code: Code = Code()
+    image: str | None = None
+    """Container image by digest or tag, or the path of a .sif file."""
+    environment: Environment = Environment()
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    """Variables; null takes the value that the launching shell has."""
+    secrets: tuple[SecretRef, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    resources: JobResources = JobResources()
+    nodes: int = 1
+    tasks_per_node: int = 1
+    gang: Gang = Gang()
+    array: Array | None = None
+    placement: Placement = Placement()
+    priority: Priority = Priority.NORMAL
+    account: str | None = None
+    """Who pays: a Slurm account, a Beaker budget, a label elsewhere."""
+    time_limit: timedelta | None = None
+    """Wall clock of each attempt."""
+    start_deadline: timedelta | None = None
+    """Give up when it has not started by then."""
+    idle_timeout: timedelta | None = None
+    """End an attempt that prints nothing for so long."""
+    log_limit: Size = LOG_LIMIT
+    """The most that each rank's log of an attempt takes; of a longer one its beginning and its end are kept."""
+    grace_period: timedelta = timedelta(minutes=2)
+    """From the signal to the kill."""
+    ttl_after_finished: timedelta | None = None
+    """When the backend may forget it."""
+    retry: Retry = Retry()
+    checkpoint: Checkpoint | None = None
+    outputs: Outputs = Outputs()
+    after: tuple[str, ...] = ()
+    """Jobs that have to succeed first; `any:JOB` has to end, `notok:JOB` to end otherwise."""
+    idempotency_key: str | None = None
+    """Part of the job's id: another key is another job of the same spec."""
+
+    def __post_init__(self) -> None:
+        _check_spec(self)
+        # One meaning is one text, for the job's id is made of it.
+        object.__setattr__(self, "after", tuple(map(str, self.dependencies)))
+
+    @property
+    def dependencies(self) -> tuple[Dependency, ...]:
+        written: Any = self.after
+        return tuple(map(Dependency.read, [written] if isinstance(written, str) else written))
+
+
+def looks_secret(variable: str) -> bool:
+    """Whether the name of a variable says that its value is a secret."""
+    return re.search(_SECRET_WORDS, variable, re.IGNORECASE) is not None
+
+
+def _check_spec(spec: JobSpec) -> None:
+    if not spec.command or not all(spec.command[:1]):
+        raise ValueError("has an empty `command`")
+    if any("\0" in word for word in (*spec.command, *(value or "" for value in spec.env.values()))):
+        raise ValueError("has a zero byte in `command` or `env`, which no process can be given")
+    if spec.shell and len(spec.command) != 1:
+        raise ValueError(f"has `shell` and a `command` of {len(spec.command)} words, expected one line of shell")
+    if spec.name is not None and not re.fullmatch(_NAME, spec.name):
+        raise ValueError(f"has `name` {describe(spec.name)}, expected lower-case letters, digits and `-`, at most 63")
+    for name in spec.env:
+        if not re.fullmatch(_VARIABLE, name):
+            raise ValueError(f"has the variable {describe(name)} in `env`, expected letters, digits and `_`")
+        if looks_secret(name) and spec.env[name] is not None:
+            raise ValueError(f"has a value for `env.{name}`, which looks like a secret: name it in `secrets` instead")
+    for amount in ("nodes", "tasks_per_node"):
+        if not 1 <= getattr(spec, amount) <= MAX_RANKS:
+            raise ValueError(f"has `{amount}` {getattr(spec, amount)}, expected 1 to {MAX_RANKS}")
+    if spec.nodes * spec.tasks_per_node > MAX_RANKS:
+        raise ValueError(
+            f"has `nodes` {spec.nodes} and `tasks_per_node` {spec.tasks_per_node}, expected at most {MAX_RANKS} ranks"
+        )
+    for span in ("time_limit", "start_deadline", "idle_timeout"):
+        value = getattr(spec, span)
+        if value is not None and value <= timedelta(0):
+            raise ValueError(f"has `{span}` {describe(value)}, expected more than 0")
+    if spec.log_limit < LEAST_LOG:
+        raise ValueError(f"has `log_limit` {format_size(spec.log_limit)}, expected {format_size(LEAST_LOG)} or more")
+    if spec.checkpoint and spec.time_limit and spec.checkpoint.lead >= spec.time_limit:
+        raise ValueError(
+            f"has `checkpoint.lead` {format_duration(spec.checkpoint.lead)}, expected less than `time_limit` "
+            f"{format_duration(spec.time_limit)}"
+        )
+    if spec.array and spec.array.pack and spec.nodes > 1:
+        raise ValueError(
+            "has `array.pack` and more than one of `nodes`: packed runs have a node, or a part of one, each"
+        )
+
+
+def parse_spec(value: object, *, source: str = "the request") -> JobSpec:
+    """The spec that a YAML file or a mapping holds. Raises `InvalidSpec` with everything that is wrong."""
+    if isinstance(value, Mapping) and isinstance(value.get("command"), str):
+        # A line of shell may be written as text; an argv is a list.
+        value = {**value, "command": [value["command"]]} if value.get("shell") else value
+    if isinstance(value, Mapping) and isinstance(value.get("after"), str):
+        value = {**value, "after": [value["after"]]}
+    spec, problems = read_record(JobSpec, value)
+    if spec is None:
+        raise InvalidSpec(source, problems)
+    return spec
+
+
+def spec_fields(spec: JobSpec) -> dict[str, Any]:
+    """The spec as JSON, without what has its default; `parse_spec` reads it back as an equal value."""
+    found = _plain(spec)
+    assert isinstance(found, dict)
+    return found
+
+
+def encode_spec(spec: JobSpec) -> str:
+    """Canonical JSON: equal specs have equal text."""
+    return json.dumps(spec_fields(spec), separators=(",", ":"), ensure_ascii=False)
+
+
+def spec_schema() -> dict[str, Any]:
+    """The JSON Schema that editors check job files with."""
+    schema = {"title": "research-runtime job", **json_schema(JobSpec)}
+    job = {"type": "string", "pattern": f"^(({'|'.join(When)}):)?j-\\S+$", "examples": ["j-91c0…", "any:j-91c0…"]}
+    schema["properties"]["after"] |= {"type": ["string", "array"], "items": job, "pattern": job["pattern"]}
+    return schema
+
+
+def job_id(*, owner: str, target: str, spec: JobSpec, snapshot: str | None, again: int = 0) -> str:
+    """`j-…`, the same for the same launch: it is a hash of owner, target, spec, snapshot and key."""
+    parts = [str(SPEC_SCHEMA), owner, target, encode_spec(spec), snapshot or "", str(again)]
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return f"j-{digest[:ID_LETTERS]}"
+
+
+def secret_refs(spec: JobSpec) -> tuple[SecretRef, ...]:
+    """Every secret of a spec: those named, and variables taken from the shell whose names say that they are one."""
+    named = {each.name for each in spec.secrets}
+    implied = (
+        SecretRef(name=name, source=f"env://{name}")
+        for name, value in sorted(spec.env.items())
+        if value is None and looks_secret(name) and name not in named
+    )
+    return (*spec.secrets, *implied)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Range):
+        return str(value)
+    if isinstance(value, Size):
+        return int(value)
+    if is_dataclass(value):
+        return dict(_set_fields(value))
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, StrEnum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {key: _plain(value[key]) for key in sorted(value)}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _set_fields(value: Any) -> Iterator[tuple[str, Any]]:
+    for each in fields(value):
+        found = getattr(value, each.name)
+        default = each.default if each.default is not MISSING else None
+        if each.default_factory is not MISSING:
+            default = each.default_factory()
+        required = each.default is MISSING and each.default_factory is MISSING
+        if not required and found == default:
+            continue
+        if each.type in ("float", "float | None"):
+            # 8 and 8.0 are one amount, and have to be one text.
+            yield each.name, float(found)
+        elif isinstance(value, Array) and each.name == "params":
+            # Their order says which index has which.
+            yield each.name, {key: _plain(item) for key, item in found.items()}
+        else:
+            yield each.name, _plain(found)
+
+
+def set_fields(spec: JobSpec) -> list[str]:
+    """Dotted names of every field that differs from its default: what a fidelity report has to answer for."""
+    return sorted(_dotted(spec_fields(spec), JobSpec, ""))
+
+
+def _dotted(values: Mapping[str, Any], kind: type, prefix: str) -> Iterator[str]:
+    known = {each.name: each for each in fields(kind)}
+    for name, value in values.items():
+        inner = _inner_kind(known[name])
+        if isinstance(value, Mapping) and value and inner is not None:
+            yield from _dotted(value, inner, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def leaf_fields(kind: type = JobSpec, prefix: str = "") -> list[str]:
+    """Dotted names of everything that a spec can say: what a launcher's table has to answer for."""
+    found: list[str] = []
+    for each in fields(kind):
+        inner = _inner_kind(each)
+        found += leaf_fields(inner, f"{prefix}{each.name}.") if inner else [prefix + each.name]
+    return found
+
+
+def _inner_kind(field: Any) -> type | None:
+    """The class that holds a field's own fields. Types are looked up as they are written: evaluating all takes 2 ms."""
+    inner = globals().get(field.type.removesuffix(" | None"))
+    return inner if isinstance(inner, type) and is_dataclass(inner) and inner is not Range else None

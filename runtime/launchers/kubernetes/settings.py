@@ -1,0 +1,263 @@
+"""Where a target leads: context, namespace, images, claims and slots, by its settings and its stack's contract."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from runtime.errors import InvalidValue, NotPossible, UnknownName
+from runtime.jobs.hosts.bucket import check_bucket, is_bucket
+from runtime.jobs.plan import PlanContext, Target
+from runtime.jobs.spec import looks_secret
+from runtime.outputs import KubernetesOutput, NamespaceOutput, StackOutputs
+from runtime.values import dataclass, field
+
+MOUNT: Final = "/runtime-records"
+"""Where pods see the claim of the record root; of one in a bucket what they have of it themselves."""
+SHIM_MOUNT: Final = "/runtime-shim"
+"""Where they see the shim, which such a Job brings itself."""
+SECRETS_MOUNT: Final = "/runtime-secrets"
+"""Where they see its secrets, likewise."""
+RECORDS_VARIABLES: Final = "RUNTIME_RECORDS_"
+"""What variables begin with that are for the shim and not for commands (`OWN` of shim_bucket.py)."""
+CLAIM_SCHEME: Final = "claim://"
+REGISTRY_SCHEME: Final = "registry://"
+
+_GPU: Final = "nvidia.com/gpu"
+_TEXTS: Final = (
+    "cluster",
+    "context",
+    "namespace",
+    "image",
+    "image_pull_policy",
+    "image_pull_secret",
+    "service_account",
+    "python",
+    "gpu_resource",
+    "slot_namespace",
+    "records_secret",
+)
+_TABLES: Final = ("gpus", "gpu_types", "node_selector", "priority_classes", "labels", "records_env")
+SETTINGS: Final = (*_TEXTS, *_TABLES, "setup", "tolerations", "run_as_user", "check_gpus")
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A target, resolved."""
+
+    target: str
+    context: str | None
+    namespace: str
+    claim: str
+    """Of the record root; empty where that is a bucket."""
+    path: str
+    """Of the record root, in the claim."""
+    image: str | None
+    bucket: str | None = None
+    """URL of the record root where that is no claim."""
+    records_secret: str | None = None
+    """Secret of the namespace whose keys are variables by which pods reach the bucket."""
+    records_env: Mapping[str, str] = field(default_factory=dict)
+    """More such variables, which are no secret."""
+    python: str = "python3"
+    image_pull_policy: str | None = None
+    image_pull_secret: str | None = None
+    service_account: str | None = None
+    claims: Mapping[str, str] = field(default_factory=dict)
+    """Name that users say → name of the claim."""
+    registries: Mapping[str, str] = field(default_factory=dict)
+    """Name of a registry of the stack → its address."""
+    gpu_resource: str = _GPU
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    """Node → how many GPUs it has that are shared in slots."""
+    gpu_types: Mapping[str, Any] = field(default_factory=dict)
+    """What a spec calls a GPU → label and value of its nodes."""
+    slot_namespace: str = ""
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    priority_classes: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    run_as_user: int | None = None
+    check_gpus: bool = False
+    """Whether the shim looks at its GPUs with nvidia-smi before it starts the command."""
+    setup: tuple[str, ...] = ()
+
+    def find_image(self, image: str) -> str:
+        """The image by its full name; `registry://NAME/REST` is one in a registry of the stack."""
+        if not image.startswith(REGISTRY_SCHEME):
+            return image
+        name, _, rest = image.removeprefix(REGISTRY_SCHEME).partition("/")
+        if name not in self.registries:
+            raise UnknownName("registry", name, list(self.registries), where=f"in the stack of target `{self.target}`")
+        return f"{self.registries[name]}/{rest}"
+
+    @property
+    def root(self) -> str:
+        """The record root: a path as the pods see it, or a bucket's URL."""
+        return self.bucket or f"{MOUNT}/{self.path}".rstrip("/")
+
+    @property
+    def records(self) -> str:
+        """The record root by a name that is its own in the namespace."""
+        return self.bucket or f"{self.claim}/{self.path}"
+
+
+def check_settings(target: Target) -> None:
+    """Raise `UnknownName` or `InvalidValue` for a setting that cannot be used; nothing is asked."""
+    where, settings = f"targets.{target.name}", target.settings
+    for name in settings:
+        if name not in SETTINGS:
+            raise UnknownName("setting", name, SETTINGS, where=f"for target `{target.name}`")
+    for name in _TEXTS:
+        if name in settings and not (isinstance(settings[name], str) and settings[name]):
+            raise InvalidValue(f"{where}.{name}", settings[name], "text")
+    for name in _TABLES:
+        if name in settings and not isinstance(settings[name], Mapping):
+            raise InvalidValue(f"{where}.{name}", settings[name], "a table")
+    for node, count in settings.get("gpus", {}).items():
+        if type(count) is not int or count < 1:
+            raise InvalidValue(f"{where}.gpus.{node}", count, "how many GPUs the node has")
+    for gpu, label in settings.get("gpu_types", {}).items():
+        if not isinstance(label, str) or not label:
+            raise InvalidValue(f"{where}.gpu_types.{gpu}", label, "LABEL=VALUE of its nodes")
+    for name in ("setup", "tolerations"):
+        if not isinstance(settings.get(name, []), list | tuple):
+            raise InvalidValue(f"{where}.{name}", settings[name], "a list")
+    user = settings.get("run_as_user")
+    if user is not None and (type(user) is not int or user < 0):
+        raise InvalidValue(f"{where}.run_as_user", user, "the number of a user")
+    if not isinstance(settings.get("check_gpus", True), bool):
+        raise InvalidValue(f"{where}.check_gpus", settings["check_gpus"], "true or false")
+    for name, value in settings.get("records_env", {}).items():
+        if not isinstance(value, str):
+            raise InvalidValue(f"{where}.records_env.{name}", value, "text")
+        if looks_secret(name):
+            raise InvalidValue(
+                f"{where}.records_env",
+                name,
+                "variables that are no secret",
+                hint="keep it in a Secret of the namespace, under this name, and name that: records_secret",
+            )
+    if not is_bucket(target.records) and (given := {"records_secret", "records_env"} & settings.keys()):
+        raise InvalidValue(
+            f"{where}.{min(given)}", settings[min(given)], "nothing: only pods that reach a bucket read it"
+        )
+    policy = settings.get("image_pull_policy")
+    if policy not in (None, "Always", "IfNotPresent", "Never"):
+        raise InvalidValue(f"{where}.image_pull_policy", policy, "Always, IfNotPresent or Never")
+    if is_bucket(target.records):
+        check_bucket(target)
+    elif target.records is not None:
+        split_records(target)
+
+
+def split_records(target: Target) -> tuple[str, str]:
+    """Claim and path of `records = "claim://NAME/PATH"`."""
+    records = target.records or ""
+    claim, _, path = records.removeprefix(CLAIM_SCHEME).partition("/")
+    path = path.strip("/")
+    if not records.startswith(CLAIM_SCHEME) or not _NAME.fullmatch(claim) or ".." in path.split("/"):
+        raise InvalidValue(
+            f"targets.{target.name}.records",
+            records,
+            "claim://NAME/PATH, a claim of the namespace that pods can write to, or gs://… or s3://…, a bucket",
+        )
+    return claim, path
+
+
+def read_place(target: Target, context: PlanContext) -> Place:
+    """Settings first, then what the stack exports. Raises `NotPossible` for what neither says."""
+    settings = target.settings
+    outputs, cluster, namespace, exported = _contract(target, context)
+    claims = {name: each.claim for name, each in exported.claims.items()} if exported else {}
+    claim = path = ""
+    if is_bucket(target.records):
+        pass
+    elif target.records is not None:
+        claim, path = split_records(target)
+        claim = claims.get(claim, claim)
+    elif len(claims) == 1:
+        claim, path = next(iter(claims.values())), "runtime"
+    else:
+        raise NotPossible(
+            f"target `{target.name}` has no record root: a claim or a bucket that its pods write to and that is read from here",
+            facts=[f"claims of the stack: {', '.join(sorted(claims)) or 'none'}"],
+            hint='set records = "claim://NAME/PATH" or "gs://BUCKET/PATH" for the target; docs/kubernetes.md',
+        )
+    return Place(
+        target=target.name,
+        context=settings.get("context") or (cluster.context if cluster else None),
+        namespace=namespace,
+        claim=claim,
+        path=path,
+        bucket=(target.records or "").rstrip("/") if is_bucket(target.records) else None,
+        records_secret=settings.get("records_secret"),
+        records_env=dict(settings.get("records_env", {})),
+        image=settings.get("image"),
+        python=settings.get("python", "python3"),
+        image_pull_policy=settings.get("image_pull_policy"),
+        image_pull_secret=settings.get("image_pull_secret") or (exported.image_pull_secret if exported else None),
+        service_account=settings.get("service_account") or (exported.service_account if exported else None),
+        claims=claims,
+        registries=_registries(outputs) if outputs else {},
+        gpu_resource=settings.get("gpu_resource", _GPU),
+        gpus=dict(settings.get("gpus", {})),
+        gpu_types=dict(settings.get("gpu_types", {})),
+        slot_namespace=settings.get("slot_namespace") or (cluster and cluster.slot_namespace) or namespace,
+        node_selector=dict(settings.get("node_selector", {})),
+        tolerations=tuple(settings.get("tolerations", ())),
+        priority_classes=dict(settings.get("priority_classes", {})),
+        labels=dict(settings.get("labels", {})),
+        run_as_user=settings.get("run_as_user"),
+        check_gpus=settings.get("check_gpus", settings.get("gpu_resource", _GPU) == _GPU),
+        setup=tuple(settings.get("setup", ())),
+    )
+
+
+def _registries(outputs: StackOutputs) -> dict[str, str]:
+    """Those that have one region, or one where the stack is."""
+    found = {}
+    for name, regions in outputs.registries.items():
+        near = regions.get(outputs.region or "") or (next(iter(regions.values())) if len(regions) == 1 else None)
+        if near is not None:
+            found[name] = near.url
+    return found
+
+
+def _contract(
+    target: Target, context: PlanContext
+) -> tuple[StackOutputs | None, KubernetesOutput | None, str, NamespaceOutput | None]:
+    """The contract, and of it cluster, namespace and what it says of it; without a stack what the settings say."""
+    named = target.settings.get("namespace")
+    if target.stack is None:
+        if named is None:
+            raise NotPossible(
+                f"target `{target.name}` names no namespace",
+                hint=f'set namespace = "…" in [tool.runtime.targets.{target.name}], or a `stack` that has one',
+            )
+        return None, None, named, None
+    from runtime.outputs import need_output
+    from runtime.stack.find import find_stack
+
+    outputs = find_stack(target.stack, settings=context.settings).outputs
+    clusters = need_output(outputs, "kubernetes", f"target `{target.name}`")
+    cluster = clusters[_choose("cluster", target, list(clusters))]
+    namespace = _choose("namespace", target, list(cluster.namespaces))
+    return outputs, cluster, namespace, cluster.namespaces[namespace]
+
+
+def _choose(what: str, target: Target, known: list[str]) -> str:
+    named = target.settings.get(what)
+    if named is None and len(known) == 1:
+        return known[0]
+    if named is None:
+        raise NotPossible(
+            f"stack `{target.stack}` has more than one {what}" if known else f"stack `{target.stack}` has no {what}",
+            facts=[f"it has: {', '.join(known)}"] if known else [],
+            hint=f'set {what} = "…" in [tool.runtime.targets.{target.name}]',
+        )
+    if named not in known:
+        raise UnknownName(what, named, known, where=f"in stack `{target.stack}`")
+    return str(named)

@@ -1,0 +1,103 @@
+"""Where jobs stand: the ledger, one question to the backend, the outcomes read once more, and the judgement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from runtime.errors import InfrastructureFailure
+from runtime.jobs.hosts.base import Host
+from runtime.jobs.ledger import JobStatus, LedgerEntry, find_begun, judge, name_unbegun, newest_natives, read_outcomes
+from runtime.jobs.plan import NativeState, Target
+from runtime.jobs.spec import JobState
+from runtime.launchers.base import Launcher
+from runtime.values import replace
+
+
+def judge_job(
+    entry: LedgerEntry,
+    target: Target,
+    launcher: Launcher,
+    host: Host,
+    *,
+    indices: bool = False,
+    tell: Callable[[InfrastructureFailure], None] | None = None,
+) -> tuple[JobStatus, list[NativeState]]:
+    """Where a job stands, run by run with `indices`, and what the backend said of its native jobs.
+
+    Without `tell`, a backend that does not answer raises; with it, its native jobs are `unknown` and `tell` hears why.
+    """
+    (found,) = _judge([entry], target, launcher, host, indices=indices, tell=tell)
+    return found
+
+
+def judge_many(
+    entries: Sequence[LedgerEntry],
+    target: Target,
+    launcher: Launcher,
+    host: Host,
+    *,
+    tell: Callable[[InfrastructureFailure], None] = lambda problem: None,
+) -> list[JobStatus]:
+    """Where each job stands, with one question to the backend for all that have not ended."""
+    return [status for status, _ in _judge(entries, target, launcher, host, indices=False, tell=tell)]
+
+
+def _judge(
+    entries: Sequence[LedgerEntry],
+    target: Target,
+    launcher: Launcher,
+    host: Host,
+    *,
+    indices: bool,
+    tell: Callable[[InfrastructureFailure], None] | None,
+) -> list[tuple[JobStatus, list[NativeState]]]:
+    homes = {
+        native.native_id: entry.id
+        for entry in entries
+        if len(entry.outcomes) < entry.indices
+        for native in newest_natives(entry)
+    }
+    said: dict[str, list[NativeState]] = {}
+    for state in ask(list(homes), target, launcher, host, tell=tell):
+        home = homes.get(state.native_id) or homes.get(state.native_id.rpartition("_")[0])
+        if home is not None:
+            said.setdefault(home, []).append(state)
+    open_jobs = set(homes.values())
+    suspects = {entry.id for entry in entries if entry.id in open_jobs and _might_have_ended(entry, said)}
+    # A result that was committed while we asked counts: it was there before the native job went.
+    again = read_outcomes(host.files, min(suspects) if len(suspects) == 1 else "") if suspects else {}
+    found = []
+    for entry in entries:
+        current = replace(entry, outcomes=again.get(entry.id, {})) if entry.id in suspects else entry
+        natives = name_unbegun(host.files, current, said.get(entry.id, []))
+        begun = find_begun(host.files, current, natives)
+        found.append((judge(current, natives, begun=begun, indices=indices), natives))
+    return found
+
+
+def _might_have_ended(entry: LedgerEntry, said: Mapping[str, Sequence[NativeState]]) -> bool:
+    states = said.get(entry.id, ())
+    return len(states) < len(newest_natives(entry)) or any(each.state.terminal for each in states)
+
+
+def ask(
+    native_ids: Sequence[str],
+    target: Target,
+    launcher: Launcher,
+    host: Host,
+    *,
+    tell: Callable[[InfrastructureFailure], None] | None = None,
+) -> list[NativeState]:
+    """What the backend says. Without `tell`, a backend that does not answer raises; with it, each is `unknown`."""
+    if not native_ids:
+        return []
+    try:
+        return launcher.states(target, native_ids, host)
+    except InfrastructureFailure as problem:
+        if tell is None:
+            raise
+        tell(problem)
+        return [
+            NativeState(native_id=native, index=None, state=JobState.UNKNOWN, message=problem.message)
+            for native in native_ids
+        ]

@@ -1,0 +1,290 @@
+"""Tasks as Pub/Sub messages and back: values and pure functions.
+
+The body is the task's wire text, byte for byte as it was submitted. What a delivery needs beside it (a delay, the
+number of tries, where a large payload lies) is in attributes, so that giving a task back never rewrites it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from enum import Enum, auto
+from typing import Final
+
+from runtime.errors import InfrastructureFailure, InvalidTask, InvalidValue
+from runtime.queues.pubsub.client import MAX_PUBLISH_MESSAGES, MAX_REQUEST_BYTES, OutgoingMessage, ReceivedMessage
+from runtime.tasks.lease import InvalidMessage
+from runtime.tasks.model import DEFAULT_EXPERIMENT, Task, canonical_json, check_experiment, task_id
+from runtime.tasks.wire import TaskDefaults, decode_task, encode_task, stand_in
+from runtime.units import format_time, parse_time
+from runtime.values import dataclass, field, replace
+
+INLINE_BYTES: Final = 1024 * 1024
+"""Larger bodies go to the record store and the message refers to them.
+
+The service would take 10 MB, but each delivery and each copy moves and is billed for all of it, and a worker's
+look-ahead holds many at once; 1 MiB leaves room for arguments of several 100 KB.
+"""
+
+TASK: Final = "runtime_task"
+GENERATION: Final = "runtime_generation"
+EXPERIMENT: Final = "runtime_experiment"
+COPY: Final = "runtime_copy"
+"""How often it was given back; 0 is left out."""
+TRIES: Final = "runtime_tries"
+ALONE: Final = "runtime_alone"
+SUSPECT: Final = "runtime_suspect"
+NOT_BEFORE: Final = "runtime_not_before"
+"""Outranks the body's own `not_before`."""
+SUBMITTED: Final = "runtime_submitted"
+"""Of a copy: when the first message was published, for a body that does not say when it was submitted."""
+PUBLISHED: Final = "runtime_published"
+"""Of a copy of a foreign producer's message: when the service took that in, by the service's clock."""
+PAYLOAD: Final = "runtime_payload"
+"""Where in the record store the body lies."""
+
+# A message may carry 100 attributes; ours must fit beside those of a foreign producer.
+# https://cloud.google.com/pubsub/quotas#resource_limits
+_FOREIGN_ATTRIBUTES: Final = 80
+# What the service adds itself, and refuses or overwrites when it is sent again.
+_SERVICE_ATTRIBUTES: Final = ("googclient_", "CloudPubSubDeadLetterSource")
+
+
+class Holding(Enum):
+    HELD = auto()
+    """Delivered and not handed out: looked at, waiting for its time, or looked ahead."""
+    LEASED = auto()
+    DONE = auto()
+    """Acknowledged, or left to come back by itself."""
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """A task as it was delivered, with everything that was learnt of its messages since."""
+
+    task: Task
+    body: bytes
+    """What a copy carries; with `PAYLOAD` among the attributes, a reference."""
+    attributes: Mapping[str, str]
+    bare: bool
+    """A foreign message without an id of its own: the id was taken from the message."""
+    ack_ids: dict[str, str]
+    """Message id → newest ack id. Two where the task was published twice and both came here."""
+    attempt: int = 0
+    text: str = ""
+    """The wire text, where it names its task."""
+    tries: int = 0
+    copies: int = 0
+    suspect: bool = False
+    alone: bool = False
+    published_at: datetime | None = None
+    """When the service took it in, of a foreign producer's message; such a task is in no manifest that an order could
+    name."""
+    invalid: InvalidMessage | None = None
+    holding: Holding = Holding.HELD
+    confirmed_until: float = 0.0
+    """By the boot clock: until then the service gives it to nobody else."""
+    since: float = 0.0
+    """By the boot clock: held since, or last spoken of by its holder."""
+    token: str = ""
+    """The attempt that it was handed out for."""
+    lost: bool = False
+    """The service said that another delivery is newer."""
+    settled_as: str | None = None
+    """The token of the record that stands for it."""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.task.id, self.task.generation
+
+    @property
+    def size(self) -> int:
+        return len(self.body) + 500
+
+
+def write_message(task: Task, put_blob: Callable[[bytes], str]) -> OutgoingMessage:
+    """The first message of a task."""
+    attributes = {TASK: task.id, GENERATION: str(task.generation), EXPERIMENT: task.experiment}
+    body = encode_task(task).encode()
+    if len(body) > INLINE_BYTES:
+        attributes[PAYLOAD] = put_blob(body)
+        # For people who look at the queue; the reference that counts is the attribute.
+        body = canonical_json({"schema": 1, "id": task.id, "payload": attributes[PAYLOAD]}).encode()
+    return OutgoingMessage(body, attributes)
+
+
+def write_copy(
+    delivery: Delivery,
+    *,
+    not_before: datetime | None,
+    tries: int | None = None,
+    alone: bool | None = None,
+    suspect: bool | None = None,
+) -> OutgoingMessage:
+    """The message that takes the place of a delivery: same task and generation, foreign attributes kept."""
+    attributes = {
+        name: value
+        for name, value in delivery.attributes.items()
+        if not name.startswith(("runtime_", *_SERVICE_ATTRIBUTES))
+    }
+    attributes = dict(list(attributes.items())[:_FOREIGN_ATTRIBUTES])
+    task = delivery.task
+    attributes |= {TASK: task.id, GENERATION: str(task.generation), EXPERIMENT: task.experiment}
+    attributes[COPY] = str(delivery.copies + 1)
+    tries = delivery.tries if tries is None else tries
+    if tries:
+        attributes[TRIES] = str(tries)
+    if delivery.alone if alone is None else alone:
+        attributes[ALONE] = "1"
+    if delivery.suspect if suspect is None else suspect:
+        attributes[SUSPECT] = "1"
+    if task.submitted_at is not None:
+        attributes[SUBMITTED] = format_time(task.submitted_at)
+    if delivery.published_at is not None:
+        # An order covers it by this time, and a copy must not look younger.
+        attributes[PUBLISHED] = format_time(delivery.published_at)
+    if not_before is not None:
+        attributes[NOT_BEFORE] = format_time(not_before)
+    if PAYLOAD in delivery.attributes:
+        attributes[PAYLOAD] = delivery.attributes[PAYLOAD]
+    # A bare body gets its id written into it: a copy is another message, whose own id would name another task.
+    body = encode_task(task).encode() if delivery.bare and not delivery.invalid else delivery.body
+    return OutgoingMessage(body, attributes)
+
+
+def read_message(message: ReceivedMessage, get_blob: Callable[[str], bytes]) -> Delivery:
+    """The delivery of a message; one that cannot be parsed has `invalid` set and a task that stands for it.
+
+    What `get_blob` raises when a store cannot be reached goes through.
+    """
+    attributes = message.attributes
+    ack_ids = {message.message_id: message.ack_id}
+    try:
+        text = _read_text(message, get_blob)
+        submitted_at = _time(attributes.get(SUBMITTED)) or message.published_at
+        task = decode_task(text, defaults=TaskDefaults(submitted_at=submitted_at), fallback_key=message.message_id)
+    except InvalidTask as problem:
+        return _invalid_delivery(message, ack_ids, problem)
+    not_before = _time(attributes.get(NOT_BEFORE)) if NOT_BEFORE in attributes else task.not_before
+    if not_before is not task.not_before:
+        task = replace(task, not_before=not_before)
+    bare = not _names_its_task(text, task, attributes)
+    return Delivery(
+        task=task,
+        body=message.data,
+        attributes=attributes,
+        bare=bare,
+        ack_ids=ack_ids,
+        attempt=message.attempt,
+        text="" if bare else text,
+        tries=_number(attributes.get(TRIES)),
+        copies=_number(attributes.get(COPY)),
+        suspect=SUSPECT in attributes or message.attempt > 1,
+        alone=ALONE in attributes,
+        published_at=_published_at(message),
+    )
+
+
+def _published_at(message: ReceivedMessage) -> datetime | None:
+    """None for what was put by `write_message`, which names its task; so do copies, and they bear the first's time."""
+    if TASK not in message.attributes:
+        return message.published_at
+    return _time(message.attributes.get(PUBLISHED))
+
+
+def _read_text(message: ReceivedMessage, get_blob: Callable[[str], bytes]) -> str:
+    body = message.data
+    try:
+        if PAYLOAD in message.attributes:
+            body = get_blob(message.attributes[PAYLOAD])
+        return body.decode()
+    except InfrastructureFailure as problem:
+        if problem.retryable:
+            raise
+        raise InvalidTask("payload", f"cannot be read: {problem.message}") from problem
+    except UnicodeDecodeError as problem:
+        raise InvalidTask("json", f"is no UTF-8: {problem}") from None
+
+
+def _names_its_task(text: str, task: Task, attributes: Mapping[str, str]) -> bool:
+    # Ours always do, and say so in an attribute; of a foreign one it is enough that the id stands in its text,
+    # because an id made from a message's own id cannot.
+    return attributes.get(TASK) == task.id or task.id in text
+
+
+def _invalid_delivery(message: ReceivedMessage, ack_ids: dict[str, str], problem: InvalidTask) -> Delivery:
+    try:
+        experiment = check_experiment(message.attributes.get(EXPERIMENT, DEFAULT_EXPERIMENT))
+    except InvalidValue:
+        experiment = DEFAULT_EXPERIMENT
+    identity = task_id(experiment, key=f"message:{message.message_id}")
+    # Not the id of its attribute: a damaged body must not end the generation of the task that it claims to be.
+    return Delivery(
+        task=stand_in(identity, experiment, submitted_at=message.published_at),
+        body=message.data,
+        attributes=message.attributes,
+        bare=True,
+        ack_ids=ack_ids,
+        attempt=message.attempt,
+        invalid=InvalidMessage(identity, message.data.decode(errors="replace"), problem.message),
+    )
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 10 else 0
+
+
+def _time(text: str | None) -> datetime | None:
+    try:
+        return parse_time(text) if text else None
+    except InvalidValue:
+        return None
+
+
+def split_requests(messages: Iterable[OutgoingMessage]) -> Iterator[list[OutgoingMessage]]:
+    """Runs of messages that fit into one publish request each, by number and by bytes."""
+    batch: list[OutgoingMessage] = []
+    size = 0
+    for message in messages:
+        if batch and (len(batch) == MAX_PUBLISH_MESSAGES or size + message.size > MAX_REQUEST_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(message)
+        size += message.size
+    if batch:
+        yield batch
+
+
+@dataclass(slots=True)
+class Verdicts:
+    """What becomes of deliveries that were just looked at."""
+
+    ready: list[Delivery] = field(default_factory=list)
+    later: list[Delivery] = field(default_factory=list)
+    finished: list[Delivery] = field(default_factory=list)
+    """Recorded already: another delivery of the task came first."""
+    replace: list[Delivery] = field(default_factory=list)
+    """To be published again and acknowledged, before the service counts one delivery too many."""
+
+
+def judge(
+    deliveries: Sequence[Delivery], *, recorded: Sequence[bool], now: datetime, last_attempt: int | None
+) -> Verdicts:
+    """Pure. `last_attempt` is the delivery after which the service may move a message away; None replaces nothing."""
+    verdicts = Verdicts()
+    for delivery, is_recorded in zip(deliveries, recorded, strict=True):
+        due = delivery.task.not_before
+        if is_recorded:
+            verdicts.finished.append(delivery)
+        elif last_attempt is not None and _must_replace(delivery, last_attempt):
+            verdicts.replace.append(delivery)
+        elif due is not None and due > now:
+            verdicts.later.append(delivery)
+        else:
+            verdicts.ready.append(delivery)
+    return verdicts
+
+
+def _must_replace(delivery: Delivery, last_attempt: int) -> bool:
+    # A bare message has no id but its message's, and the service gives it another when it moves it; a copy bears it.
+    return delivery.attempt >= last_attempt or (delivery.attempt > 1 and delivery.bare and not delivery.invalid)

@@ -1,0 +1,447 @@
+"""The queue over Google Pub/Sub, which delivers and decides nothing.
+
+The service may deliver twice, late, or after a task is done, and it forgets after its retention. So what counts is
+in the record store: an acknowledgement follows only a record or a confirmed copy, and the commit of the record is
+the only fence. Dead-letter policy and exactly-once delivery of the subscription may be on or off. docs/queues.md
+says what a user sees of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime, timedelta
+from typing import Final, TypeVar
+
+from runtime import faults
+from runtime.clock import Clock, SystemClock
+from runtime.errors import InfrastructureFailure, NotPossible
+from runtime.outputs import PubSubQueueOutput
+from runtime.queues.base import DEFAULT_QUEUE, Outlook, PutResult, QueueTraits, Refused, Settled, ignore_progress
+from runtime.queues.pubsub.client import (
+    MAX_ACK_IDS,
+    OutgoingMessage,
+    PubSubClient,
+    PubSubUnavailable,
+    ReceivedMessage,
+    check_names,
+    ensure_topics,
+    insist,
+)
+from runtime.queues.pubsub.intake import Intake
+from runtime.queues.pubsub.message import (
+    INLINE_BYTES,
+    Delivery,
+    Holding,
+    read_message,
+    split_requests,
+    write_copy,
+    write_message,
+)
+from runtime.queues.purge import purging
+from runtime.queues.threads import Threads
+from runtime.records.base import RecordExists, RecordStore, calls_at_once
+from runtime.records.orders import pause_order, resume_order
+from runtime.tasks.lease import InvalidMessage, Lease, Release, Settlement
+from runtime.tasks.model import Task, TaskState
+from runtime.tasks.verdict import malformed
+from runtime.units import format_time
+
+T = TypeVar("T")
+R = TypeVar("R")
+log = logging.getLogger(__name__)
+
+PATIENCE: Final = timedelta(minutes=10)
+"""How long an outage may last before a worker gives up."""
+PUT_PATIENCE_S: Final = 60.0
+"""As above for a submitter, who has somebody waiting."""
+RELEASE_PATIENCE_S: Final = 15.0
+"""Within the grace that a preempted machine gives."""
+PUBLISHES_AT_ONCE: Final = 4
+DRAIN_EVERY_S: Final = 5.0
+PURGE_MARGIN: Final = timedelta(minutes=1)
+"""What was published this shortly before a purge is left to the workers: a redrive, which publishes first and then
+closes the mark, is then not caught between the two."""
+
+
+def open_pubsub(output: PubSubQueueOutput, *, name: str = DEFAULT_QUEUE, records: RecordStore) -> PubSubQueue:
+    """The queue that a stack's contract describes. Talks to nobody before it is used."""
+    return PubSubQueue(output, records, name=name)
+
+
+class PubSubQueue:
+    """`Queue` over a topic and a subscription."""
+
+    traits = QueueTraits(
+        kind="pubsub",
+        tracks_holders=False,
+        remote=True,
+        priorities=False,
+        knows_depth=False,
+        max_message_bytes=INLINE_BYTES,
+    )
+
+    def __init__(
+        self,
+        settings: PubSubQueueOutput,
+        records: RecordStore,
+        *,
+        name: str = DEFAULT_QUEUE,
+        clock: Clock | None = None,
+        client: PubSubClient | None = None,
+        patience: timedelta = PATIENCE,
+    ) -> None:
+        check_names(settings)
+        self.name = name
+        self.records = records
+        self._settings = settings
+        self._clock: Clock = clock or SystemClock()
+        self._opened: PubSubClient | None = client
+        self._opening = threading.Lock()
+        self._intake = Intake(settings, records, self._client, queue=name, clock=self._clock, patience=patience)
+        self._at_once = calls_at_once(records)
+        self._stores = Threads(2 * self._at_once, "pubsub-store")
+        self._published = False
+        self._drained_at = float("-inf")
+        self._drain: threading.Thread | None = None
+        self._closing = False
+
+    def _client(self) -> PubSubClient:
+        with self._opening:
+            if self._opened is None:
+                self._opened = PubSubClient()
+            return self._opened
+
+    # submitting
+
+    def put(self, tasks: Sequence[Task]) -> PutResult:
+        """Durable on return. The service cannot tell what it knows already, so `known` is 0."""
+        retention_s, now = self._settings.retention_s, self._clock.now()
+        last = now + timedelta(seconds=retention_s) if retention_s else None
+        for task in tasks:
+            check_task(task, queue=self.name, last=last)
+        waiting: deque[Future[None]] = deque()
+        with ThreadPoolExecutor(PUBLISHES_AT_ONCE, thread_name_prefix="pubsub-put") as pool:
+            try:
+                for batch in split_requests(write_message(task, self.records.put_blob) for task in tasks):
+                    waiting.append(pool.submit(self._publish, batch))
+                    if len(waiting) >= PUBLISHES_AT_ONCE:
+                        waiting.popleft().result()
+                while waiting:
+                    waiting.popleft().result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return PutResult(len(tasks), 0)
+
+    def _publish(self, batch: Sequence[OutgoingMessage]) -> None:
+        insist(
+            lambda: self._client().publish(self._settings.topic, batch),
+            patience_s=PUT_PATIENCE_S,
+            known=self._published,
+        )
+        self._published = True
+
+    # leasing
+
+    def join(self, worker: str) -> tuple[int, ...]:
+        return ()
+
+    def mark_running(self, tokens: Sequence[str], apart: str | None = None) -> None:
+        self._intake.say_running(tokens)
+
+    def lease(self, n: int, *, worker: str, ttl: timedelta) -> list[Lease]:
+        """What is here and due. A pull for the rest goes out, and the doorbell rings when it brings something.
+
+        Raises `QueueUnavailable` where the subscription cannot be reached for minutes, or never was there.
+        """
+        return [_lease(delivery) for delivery in self._intake.take(n, ttl, wait=True)] if n > 0 else []
+
+    def renew(self, leases: Sequence[Lease], ttl: timedelta) -> list[Lease]:
+        """Confirm the leases for `ttl`, 10 s to 10 minutes; returns those of which the service says they are lost.
+
+        It says so with exactly-once delivery only; without, a stale renewal is accepted in silence. Raises
+        `QueueUnavailable` after a third of `ttl`: the leases may hold, and are not confirmed.
+        """
+        by_delivery = {id(lease.handle): lease for lease in leases}
+        lost = self._intake.renew([lease.handle for lease in leases], ttl)
+        return [by_delivery[id(delivery)] for delivery in lost]
+
+    def settle(self, settlements: Sequence[Settlement], *, claim_next: int = 0) -> Settled:
+        """As promised; the acknowledgements follow within moments, and a lost one is harmless.
+
+        Where the store fails for some, the others are settled before its error is raised.
+        """
+        outcomes = self._each(self._settle_one, settlements)
+        self._intake.say_settled(len(settlements))
+        problems = [outcome for outcome in outcomes if isinstance(outcome, InfrastructureFailure)]
+        if problems:
+            raise problems[0]
+        settled = Settled(refused=[outcome for outcome in outcomes if isinstance(outcome, Refused)])
+        if claim_next:
+            settled.leases = [_lease(one) for one in self._intake.take_more(claim_next)]
+        return settled
+
+    def _settle_one(self, settlement: Settlement) -> Refused | InfrastructureFailure | None:
+        lease, record = settlement.lease, settlement.record
+        delivery: Delivery = lease.handle
+        if delivery.settled_as == record.token:
+            return None
+        if delivery.lost and record.state is not TaskState.SUCCEEDED:
+            # Another delivery is newer: it may be running, and only what is done is worth more than that.
+            return Refused(lease, None, self.records.find(record.task_id, record.generation))
+        refused: Refused | None = None
+        try:
+            if settlement.mark is not None:
+                self.records.mark(settlement.mark)
+                faults.reach("queue.marked")
+            self.records.commit(record)
+        except RecordExists as first:
+            if settlement.mark is not None and first.record.state is not record.state:
+                self.records.unmark(record.task_id, record.generation, record.state)
+            refused = Refused(lease, first.record.worker, first.record)
+        except InfrastructureFailure as problem:
+            return problem
+        faults.reach("queue.recorded")
+        delivery.settled_as = record.token
+        # Also where another was first: its record ends this generation.
+        self._intake.finish([delivery])
+        return refused
+
+    def release(self, releases: Sequence[Release]) -> None:
+        """Publish a confirmed copy of each task, then acknowledge the original; a nack would spend its budget.
+
+        Raises `QueueUnavailable` or `StoreUnavailable` for those that could not be given back; they keep their
+        leases, may be released again, and come back by themselves when their leases end.
+        """
+        live = [one for one in releases if _is_held(one.lease.handle)]
+        problems = [problem for problem in self._each(self._note_end, live) if problem is not None]
+        if problems:
+            noted = [one for one in live if one.note is None]
+            self._give_back(noted)
+            raise problems[0]
+        if failed := self._give_back(live):
+            raise PubSubUnavailable(
+                f"cannot give {len(failed)} of {len(live)} tasks back to queue `{self.name}`",
+                facts=["they come back when their leases end"],
+            )
+
+    def _note_end(self, release: Release) -> InfrastructureFailure | None:
+        if release.note is None:
+            return None
+        try:
+            self.records.note_ended(release.lease.task, release.note)
+        except InfrastructureFailure as problem:
+            return problem
+        return None
+
+    def _give_back(self, releases: Sequence[Release]) -> list[Delivery]:
+        copies = [(one.lease.handle, _copy_for(one)) for one in releases]
+        return self._intake.give_back(copies, patience_s=RELEASE_PATIENCE_S)
+
+    def _each(self, act: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        return self._stores.each(act, items, at_once=self._at_once)
+
+    # upkeep
+
+    def tend(self) -> None:
+        """Start a look into the service's dead letters, every five seconds and in the background."""
+        now = self._clock.boottime()
+        if self._settings.dead_letter_subscription is None or now - self._drained_at < DRAIN_EVERY_S:
+            return
+        if self._drain is None or not self._drain.is_alive():
+            self._drained_at = now
+            self._drain = threading.Thread(target=self._drain_quietly, name="pubsub-drain", daemon=True)
+            self._drain.start()
+
+    def _drain_quietly(self) -> None:
+        try:
+            self.drain_dead_letters()
+        except InfrastructureFailure as problem:
+            if not self._closing:
+                log.warning("cannot look into the dead letters of queue `%s`: %s", self.name, problem)
+
+    def drain_dead_letters(self) -> int:
+        """Bring back what the service has put aside; returns how many messages it was.
+
+        The service counts deliveries and knows no reasons. A task that has a record is done; any other goes into
+        the queue again, where whoever leases it decides by the attempts on file, which the store has kept.
+        """
+        subscription = self._settings.dead_letter_subscription
+        drained = 0
+        while subscription is not None and not self._closing:
+            # Waits little: a worker asks again in five seconds.
+            received = self._client().pull(subscription, MAX_ACK_IDS, wait_s=2.0)
+            if not received:
+                break
+            copies, handled = [], []
+            for message, delivery in self._read_dead(received):
+                try:
+                    if delivery.invalid is not None:
+                        self._bury(delivery.task, delivery.invalid)
+                    elif self.records.find(*delivery.key) is None:
+                        copies.append(write_copy(delivery, not_before=delivery.task.not_before, suspect=True))
+                except InfrastructureFailure:
+                    raise
+                except Exception:
+                    # It stays there, and the others are brought back.
+                    log.exception("cannot bring back `%s`", delivery.task.id)
+                    continue
+                handled.append(message.ack_id)
+            for batch in split_requests(copies):
+                self._intake.publish(batch, patience_s=RELEASE_PATIENCE_S)
+            if not handled:
+                break
+            self._client().acknowledge(subscription, handled)
+            drained += len(handled)
+            log.info(
+                "queue `%s`: %d messages of the service's dead letters, %d queued again",
+                self.name,
+                len(handled),
+                len(copies),
+            )
+        return drained
+
+    def _read_dead(self, received: Iterable[ReceivedMessage]) -> Iterable[tuple[ReceivedMessage, Delivery]]:
+        for message in received:
+            yield message, read_message(message, self.records.get_blob)
+
+    def _bury(self, task: Task, invalid: InvalidMessage) -> None:
+        settlement = malformed(task, invalid, now=self._clock.now())
+        assert settlement.mark is not None
+        self.records.mark(settlement.mark)
+        with contextlib.suppress(RecordExists):
+            self.records.commit(settlement.record)
+
+    def outlook(self) -> Outlook:
+        """What this worker holds for later, and whether the service answers at all.
+
+        What others hold, and whose leases lapse, it does not say.
+        """
+        return Outlook(next_due=self._intake.next_due(), suspect_leases=self._intake.is_cut_off())
+
+    def doorbell(self) -> int:
+        return self._intake.doorbell()
+
+    def hush(self) -> bool:
+        self._intake.hush()
+        return False
+
+    def depth(self) -> None:
+        # There is no call for it; the monitoring metric is minutes late and needs a role of its own.
+        # https://cloud.google.com/pubsub/docs/monitoring
+        return None
+
+    def peek(self, n: int) -> list[Task]:
+        raise NotPossible(
+            f"queue `{self.name}` cannot show {n} tasks without leasing them",
+            facts=["Pub/Sub only delivers; what was submitted is in the manifests of the record store"],
+            hint="run `runtime status EXPERIMENT` for what has no record yet",
+        )
+
+    # control
+
+    def ensure_topics(self) -> list[str]:
+        """On an emulator, make again what it forgot, and return the names; elsewhere nothing: the stack owns them."""
+        emulator = self._client().emulator
+        return ensure_topics(self._settings, emulator=emulator) if emulator else []
+
+    def pause(self) -> None:
+        """Workers stop leasing within ten seconds."""
+        self.records.put_order(self.name, pause_order(self._clock.now()))
+        self._intake.read_control(fresh=True)
+
+    def resume(self) -> None:
+        order = resume_order(self.records.control(self.name), self._clock.now())
+        if order is not None:
+            self.records.put_order(self.name, order)
+        self._intake.read_control(fresh=True)
+
+    def purge(self, *, progress: Callable[[int], None] = ignore_progress) -> int:
+        """As promised. What foreign producers published before is cancelled too, and is not in the number.
+
+        Then the service is told to drop what it holds. That is tidiness: workers drop what has a record as it comes.
+        """
+        # Asked before anything is listed: what is published after this, and so may be in no part that was covered,
+        # is not dropped.
+        now = self._client().service_time()
+        with purging(self.records, clock=self._clock, progress=progress) as purge:
+            purge.end_submitted(self.name)
+        self._intake.read_control(fresh=True)
+        if now is not None:
+            self._drop_published_before(now - PURGE_MARGIN)
+        self._intake.forget_waiting()
+        return purge.count
+
+    def _drop_published_before(self, at: datetime) -> None:
+        for subscription in (self._settings.subscription, self._settings.dead_letter_subscription):
+            if subscription is None:
+                continue
+            try:
+                insist(
+                    lambda subscription=subscription: self._client().seek(subscription, at),  # type: ignore[misc]
+                    patience_s=PUT_PATIENCE_S,
+                )
+            except PubSubUnavailable as problem:
+                log.warning("%s; workers drop what it holds as it comes", problem.message)
+
+    def close(self) -> None:
+        """Return what was not started, confirm what is settled. A lease that was neither comes back when it ends."""
+        self._closing = True
+        self._intake.close()
+        if self._drain is not None:
+            self._drain.join(timeout=5)
+        self._stores.close(wait=False)
+        if self._opened is not None:
+            self._opened.close()
+
+
+def check_task(task: Task, *, queue: str = DEFAULT_QUEUE, last: datetime | None = None) -> None:
+    """Raise `NotPossible` for a task that Pub/Sub cannot queue as it asks; `last` is when it forgets."""
+    if task.priority:
+        raise NotPossible(
+            f"queue `{queue}` cannot honour priority {task.priority} of task `{task.id}`",
+            facts=["Pub/Sub delivers in no order that a submitter can choose"],
+            hint="leave `--priority` out, or use a queue of its own for what is urgent",
+        )
+    if last is not None and task.not_before is not None and task.not_before >= last:
+        raise NotPossible(
+            f"queue `{queue}` cannot hold task `{task.id}` until {format_time(task.not_before)}",
+            facts=[f"its subscription forgets messages of today after {format_time(last)}"],
+            hint="choose a shorter `--delay`, or raise the queue's retention in the stack",
+        )
+
+
+def _lease(delivery: Delivery) -> Lease:
+    return Lease(
+        delivery.task,
+        delivery.token,
+        body=delivery.text,
+        tries=delivery.tries,
+        suspect=delivery.suspect,
+        alone=delivery.alone,
+        invalid=delivery.invalid,
+        handle=delivery,
+        published_at=delivery.published_at,
+    )
+
+
+def _is_held(delivery: Delivery) -> bool:
+    return delivery.holding is Holding.LEASED and not delivery.lost
+
+
+def _copy_for(release: Release) -> OutgoingMessage:
+    delivery: Delivery = release.lease.handle
+    ended = release.note is not None
+    return write_copy(
+        delivery,
+        not_before=release.not_before,
+        tries=delivery.tries + ended,
+        alone=release.alone or (delivery.alone and not ended),
+        # An end on file explains what happened to it; that it never began explains nothing.
+        suspect=delivery.suspect and not ended,
+    )

@@ -1,0 +1,547 @@
+"""The one SQLite file of the local stack: its schema, its lock, and the moves that queue and records share.
+
+Every write, checkpoint and close happens under an exclusive flock on a file beside the database. It hands over in
+order, where SQLite's own busy handler lets one writer starve, and it keeps clear of the corruption that SQLite
+3.7.0 to 3.51.2 risks when a WAL reset races with a writer (https://www.sqlite.org/wal.html#walresetbug). Readers
+open read-only.
+
+A task's current generation is in exactly one of `ready`, `delayed`, `leases` and (as a record) `records`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import os
+import re
+import sqlite3
+import stat
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Final, Literal
+
+from runtime.errors import InfrastructureFailure, NotPossible, StoreBroken, StoreUnavailable
+from runtime.tasks.model import TaskState
+
+Durability = Literal["full", "normal"]
+
+SCHEMA_VERSION: Final = 1
+
+# `ready` holds what can be claimed now and nothing else, in the order of claiming: a claim reads its first rows
+# however many tasks wait or are finished. It stands for the partial index of a state column, with one write less.
+_SCHEMA = """
+CREATE TABLE queues(id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, paused INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE experiments(
+  id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, queue INTEGER NOT NULL, created REAL NOT NULL,
+  queued INTEGER NOT NULL DEFAULT 0, leased INTEGER NOT NULL DEFAULT 0, succeeded INTEGER NOT NULL DEFAULT 0,
+  failed INTEGER NOT NULL DEFAULT 0, cancelled INTEGER NOT NULL DEFAULT 0, expired INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE tasks(
+  seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, experiment INTEGER NOT NULL, generation INTEGER NOT NULL,
+  queue INTEGER NOT NULL, rank INTEGER NOT NULL, due REAL, body TEXT NOT NULL);
+CREATE TABLE ready(
+  queue INTEGER NOT NULL, rank INTEGER NOT NULL, seq INTEGER NOT NULL, tries INTEGER NOT NULL,
+  flags INTEGER NOT NULL, PRIMARY KEY(queue, rank, seq)) WITHOUT ROWID;
+CREATE TABLE delayed(
+  due REAL NOT NULL, seq INTEGER NOT NULL, tries INTEGER NOT NULL, flags INTEGER NOT NULL,
+  PRIMARY KEY(due, seq)) WITHOUT ROWID;
+CREATE UNIQUE INDEX delayed_seq ON delayed(seq);
+CREATE TABLE holders(
+  id INTEGER PRIMARY KEY, worker TEXT NOT NULL UNIQUE, boot TEXT NOT NULL, deadline REAL NOT NULL);
+CREATE TABLE leases(
+  seq INTEGER PRIMARY KEY, holder INTEGER NOT NULL, token TEXT NOT NULL, tries INTEGER NOT NULL,
+  flags INTEGER NOT NULL, leased REAL NOT NULL);
+CREATE TABLE records(
+  rid INTEGER PRIMARY KEY, state TEXT NOT NULL, token TEXT NOT NULL, reason TEXT NOT NULL, worker TEXT,
+  started REAL, ended REAL NOT NULL, attempts INTEGER NOT NULL, message TEXT, code TEXT, value TEXT,
+  log BLOB, rest TEXT);
+CREATE INDEX records_failed ON records(rid) WHERE state <> 'succeeded';
+CREATE TABLE notes(
+  token TEXT PRIMARY KEY, seq INTEGER NOT NULL, generation INTEGER NOT NULL, ended REAL NOT NULL,
+  note TEXT NOT NULL) WITHOUT ROWID;
+CREATE INDEX notes_by_task ON notes(seq, generation, ended);
+CREATE TABLE objects(key TEXT PRIMARY KEY, value BLOB NOT NULL, modified REAL NOT NULL) WITHOUT ROWID;
+"""
+TABLES: Final = frozenset(re.findall(r"CREATE TABLE (\w+)", _SCHEMA))
+
+# A record's row id joins the task's number and the generation, so that records are appended in order and one
+# integer key says both.
+_GENERATION_BITS = 20
+
+_NETWORK_FILESYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "afs", "9p", "glusterfs", "wekafs"}
+    | {"fuse.sshfs", "fuse.glusterfs", "fuse.gcsfuse", "fuse.s3fs", "fuse.juicefs", "fuse.weka", "pvfs2", "orangefs"}
+)
+
+
+def record_id(seq: int, generation: int) -> int:
+    return seq << _GENERATION_BITS | generation
+
+
+def split_record_id(rid: int) -> tuple[int, int]:
+    """The task's number and the generation."""
+    return rid >> _GENERATION_BITS, rid & ((1 << _GENERATION_BITS) - 1)
+
+
+class EmbeddedFile:
+    """An open database file. Safe to share between threads; one object per process and path is enough."""
+
+    def __init__(self, path: Path, *, durability: Durability = "full") -> None:
+        self.path = path
+        self.durability: Durability = durability
+        self.workers_folder = path.with_name(path.name + "-workers")
+        self._mutex = threading.RLock()
+        self._writer: sqlite3.Connection | None = None
+        self._reader: sqlite3.Connection | None = None
+        self._readings = 0
+        """How many calls read from it now."""
+        self._temporary: tuple[str, ...] = ()
+        self._is_durable = True
+        """Whether the writer's commits wait for the disk now."""
+        self._lock_fd = -1
+        self._name = str(path)
+        self._opened: tuple[int, int] | None = None
+        """Device and inode of the file that the connections are of."""
+        refuse_network_filesystem(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock_fd = os.open(path.with_name(path.name + "-lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as problem:
+            raise StoreUnavailable(
+                f"cannot open the task file `{path}`: {(problem.strerror or str(problem)).lower()}",
+                facts=[f"at `{problem.filename}`"],
+                hint="set RUNTIME_DATA_DIR to a folder you can write",
+                retryable=False,
+            ) from problem
+        with _forking:
+            _files.add(self)
+
+    @contextmanager
+    def transaction(self, *, durable: bool | None = None) -> Iterator[sqlite3.Connection]:
+        """One write transaction under the file's lock; rolled back whole if the body raises.
+
+        `durable` commits with an fsync, or without one, whatever durability the file was opened with.
+        """
+        with self._mutex:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+            try:
+                self._ensure_same()
+                connection = self._writer or self._open_writer()
+                self._make_durable(connection, self.durability == "full" if durable is None else durable)
+                connection.execute("BEGIN IMMEDIATE")
+                try:
+                    yield connection
+                    connection.execute("COMMIT")
+                except BaseException:
+                    if connection.in_transaction:
+                        connection.execute("ROLLBACK")
+                    raise
+            except sqlite3.DatabaseError as problem:
+                if type(problem) not in _THE_FILE:
+                    raise  # Something about what was to be written.
+                raise self._explain(problem) from problem
+            finally:
+                fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+
+    def execute(self, statement: str, values: Sequence[object]) -> None:
+        """Run one statement as a write transaction of its own, with an fsync; it needs less than `transaction`."""
+        with self._mutex:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+            try:
+                self._ensure_same()
+                connection = self._writer or self._open_writer()
+                self._make_durable(connection, True)
+                connection.execute(statement, values)
+            except sqlite3.DatabaseError as problem:
+                if type(problem) not in _THE_FILE:
+                    raise
+                raise self._explain(problem) from problem
+            finally:
+                fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A read-only connection; each statement sees one committed state."""
+        with self._mutex:
+            self._readings += 1
+            try:
+                self._ensure_same()
+                yield self._reader or self._open_reader()
+            except sqlite3.DatabaseError as problem:
+                raise self._explain(problem) from problem
+            finally:
+                self._readings -= 1
+
+    @contextmanager
+    def locked(self, *, patience_s: float) -> Iterator[None]:
+        """Hold the file's lock without opening it. Raises `StoreUnavailable` if another holds it for `patience_s`."""
+        until = time.monotonic() + patience_s
+        while True:
+            try:
+                fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise StoreUnavailable(
+                        f"another process holds the lock of `{self.path}`", hint=f"find it: fuser {self.path}-lock"
+                    ) from None
+                time.sleep(0.05)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Closing the last connection checkpoints, so it happens under the lock too."""
+        with self._mutex:
+            if self._lock_fd < 0:
+                return
+            try:
+                self._close_connections()
+            finally:
+                os.close(self._lock_fd)
+                self._lock_fd = -1
+
+    def _close_connections(self) -> None:
+        opened = [each for each in (self._reader, self._writer) if each is not None]
+        if not opened:
+            return
+        fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+        try:
+            for connection in opened:
+                connection.close()
+            self._reader = self._writer = None
+        finally:
+            # Closing the descriptor would not do: a child that was forked meanwhile has it too, and the lock with it.
+            fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+
+    def abandon(self) -> None:
+        """Let go of it in a forked child, which has no connection of it."""
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def add_temporary(self, statements: Sequence[str]) -> None:
+        """Make views and triggers that belong to a connection, in this one and in each that takes its place."""
+        with self.transaction() as connection:
+            for statement in statements:
+                connection.execute(statement)
+            self._temporary += tuple(statements)
+
+    def expect(self, *, durable: bool) -> None:
+        """Say what the next transaction will be, at a moment when nobody waits: to change that is a statement."""
+        with self._mutex:
+            if self._writer is not None:
+                self._make_durable(self._writer, durable)
+
+    def _make_durable(self, connection: sqlite3.Connection, durable: bool) -> None:
+        """Have the transactions that follow wait for the disk, or not."""
+        if durable is not self._is_durable:
+            connection.execute("PRAGMA synchronous=FULL" if durable else "PRAGMA synchronous=NORMAL")
+            self._is_durable = durable
+
+    @property
+    def is_same(self) -> bool:
+        """Whether the path still leads to the file that is open, if one is."""
+        return self._opened is None or _identity(self._name) == self._opened
+
+    def _ensure_same(self) -> None:
+        if not self.is_same:
+            raise StoreBroken(
+                f"the task file `{self.path}` was replaced or removed while it was open",
+                facts=["nothing was written"],
+                hint="run the command again; a worker is started again",
+            )
+
+    def _open_writer(self) -> sqlite3.Connection:
+        # Called with the lock held.
+        if _identity(self._name) in _in_use_at_fork:
+            raise NotPossible(
+                f"the task file `{self.path}` was in use when this process was forked",
+                facts=["SQLite would take the locks of the parent process for its own"],
+                hint="fork outside of a transaction or a listing, or start processes by `spawn`:"
+                ' multiprocessing.get_context("spawn")',
+            )
+        look_at_file(self.path)
+        connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=10)
+        try:
+            connection.text_factory = _as_text
+            check_layout(self.path, connection)
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+                make_tables(connection)
+            for statement in self._temporary:
+                connection.execute(statement)
+        except BaseException:
+            connection.close()
+            raise
+        self._writer, self._opened, self._is_durable = connection, _identity(self._name), True
+        return connection
+
+    def _open_reader(self) -> sqlite3.Connection:
+        if self._writer is None:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+            try:
+                self._open_writer()
+            finally:
+                fcntl.flock(self._lock_fd, fcntl.LOCK_UN)
+        connection = sqlite3.connect(
+            f"{self.path.absolute().as_uri()}?mode=ro",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+            timeout=10,
+        )
+        connection.text_factory = _as_text
+        connection.execute("PRAGMA cache_size=-512")
+        self._reader = connection
+        return connection
+
+    def _explain(self, problem: sqlite3.DatabaseError) -> InfrastructureFailure:
+        return explain_sqlite(self.path, problem)
+
+
+# Forks. SQLite keeps account of a process's locks in its memory, which a fork copies and the locks it does not. A child that
+# had the parent's connections would hang in a lock that a thread of the parent held inside SQLite, find the file locked for
+# ever, or write to a log that the parent removes with its last connection: https://www.sqlite.org/howtocorrupt.html#_carrying_an_open_database_connection_across_a_fork_
+# So a process forks only while none of its threads is at a task file, and with all connections closed; both sides open
+# them again at their next call.
+
+FORK_PATIENCE_S: Final = 10.0
+"""How long a fork waits for other threads to end what they do with a task file."""
+
+_forking = threading.RLock()
+_files: weakref.WeakSet[EmbeddedFile] = weakref.WeakSet()
+_waited_for: list[EmbeddedFile] = []
+"""Those whose mutex the thread that forks now has."""
+_in_use_at_fork: set[tuple[int, int]] = set()
+"""In a child: device and inode of the files that the parent's connections were at work on."""
+_of_the_parent: list[sqlite3.Connection | None] = []
+"""Never closed: that touches files that the parent uses."""
+
+
+def _before_fork() -> None:
+    _forking.acquire()
+    until = time.monotonic() + FORK_PATIENCE_S
+    files = list(_files)
+    for file in files:
+        if file._mutex.acquire(timeout=max(0.0, until - time.monotonic())):
+            _waited_for.append(file)  # noqa: PERF401 - one that is acquired is listed at once
+    # Where this thread itself is in the middle of something, to wait for a lock might be to wait for itself.
+    if len(_waited_for) == len(files) and not any(map(_is_at_work, _waited_for)):
+        for file in _waited_for:
+            with suppress(OSError, sqlite3.Error):
+                file._close_connections()
+
+
+def _is_at_work(file: EmbeddedFile) -> bool:
+    return file._readings > 0 or (file._writer is not None and file._writer.in_transaction)
+
+
+def _after_fork_in_parent() -> None:
+    while _waited_for:
+        _waited_for.pop()._mutex.release()
+    _forking.release()
+
+
+def _after_fork_in_child() -> None:
+    global _forking
+    _forking = threading.RLock()  # Threads that are not here may wait for the parent's.
+    for file in list(_files):
+        file._mutex = threading.RLock()
+        file._readings = 0
+        if (file._reader or file._writer or file not in _waited_for) and (identity := _identity(file._name)):
+            _in_use_at_fork.add(identity)
+            _of_the_parent.extend((file._reader, file._writer))
+            file._reader = file._writer = None
+        if file._lock_fd >= 0:
+            # A lock belongs to what was opened, which parent and child share until the child opens its own.
+            with suppress(OSError):
+                own = os.open(f"{file._name}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                os.close(file._lock_fd)
+                file._lock_fd = own
+    _waited_for.clear()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+
+
+def explain_sqlite(path: Path, problem: sqlite3.DatabaseError) -> InfrastructureFailure:
+    """What SQLite's refusal of a task file means, and the next step."""
+    code = getattr(problem, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return damaged(path, str(problem))
+    if code == sqlite3.SQLITE_FULL:
+        hint: str | None = "free some space on its disk"
+    elif code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+        hint = f"you need to read and write it, what is beside it and its folder: ls -ld {path.parent} {path}*"
+    else:
+        hint = None
+    return StoreUnavailable(
+        f"the task file `{path}` cannot be used: {problem}",
+        hint=hint,
+        retryable=code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_IOERR),
+    )
+
+
+def damaged(path: Path, said: str) -> StoreBroken:
+    """The failure that names a damaged file and the two ways on."""
+    return StoreBroken(
+        f"the task file `{path}` is damaged: {said}",
+        facts=["nothing was written; the file is as it was"],
+        hint=f"`runtime doctor --recover --file {path}` keeps it under another name and brings back what can be read;"
+        f" or begin without it: mv {path} {path}.damaged",
+    )
+
+
+def look_at_file(path: Path, *, may_be_empty: bool = False) -> None:
+    """Raise for what SQLite would hang on, call by another name, or take for a new file."""
+    try:
+        status = path.stat()
+    except OSError:
+        # SQLite makes a file that is missing. A link that leads nowhere would look like one.
+        if path.is_symlink():
+            raise StoreBroken(
+                f"the task file `{path}` is a link that leads nowhere",
+                facts=[f"it points to `{os.readlink(path)}`"],  # noqa: PTH115 - as it is written
+                hint="mount or restore what it points to, or remove the link",
+            ) from None
+        return
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
+        raise StoreBroken(f"the task file `{path}` is {kind}", hint=f"move it away: mv {path} {path}.aside")
+    if not (status.st_size or may_be_empty) and path.with_name(path.name + "-workers").is_dir():
+        # A worker has served it, so there were tables in it once.
+        raise damaged(path, "it is empty, and it was in use before")
+
+
+def check_layout(path: Path, connection: sqlite3.Connection) -> None:
+    """Raise unless the database is a task file of this release, or empty."""
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type='table'")}
+    if version == 0 and tables:
+        raise NotPossible(
+            f"`{path}` is no task file",
+            facts=[f"it is a SQLite database with other tables: {', '.join(sorted(tables)[:5])}"],
+            hint="move it away, or set another RUNTIME_DATA_DIR",
+        )
+    if version not in (0, SCHEMA_VERSION):
+        raise NotPossible(
+            f"the task file `{path}` has layout {version}",
+            facts=[f"this release reads layout {SCHEMA_VERSION}"],
+            hint="use the release that made it, or another RUNTIME_DATA_DIR",
+        )
+    if version and (missing := TABLES - tables):
+        raise damaged(path, f"it lacks the table `{min(missing)}`")
+
+
+def examine_file(path: Path, *, patience_s: float) -> bool:
+    """Look through a task file and change nothing; False if the time was up first. Raises what is wrong with it."""
+    look_at_file(path)
+    until = time.monotonic() + patience_s
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5)) as connection:
+            check_layout(path, connection)
+            connection.set_progress_handler(lambda: time.monotonic() > until, 100_000)
+            said = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+    except sqlite3.DatabaseError as problem:
+        if getattr(problem, "sqlite_errorcode", 0) == sqlite3.SQLITE_INTERRUPT:
+            return False
+        raise explain_sqlite(path, problem) from problem
+    if said != "ok":
+        raise damaged(path, " ".join(said.split()))
+    return True
+
+
+def make_tables(connection: sqlite3.Connection) -> None:
+    connection.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)  # noqa: PTH116 - once for each transaction
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+_THE_FILE: Final = (sqlite3.DatabaseError, sqlite3.OperationalError, sqlite3.InternalError)
+"""What these say is about the file; their other kinds are about a statement or a value."""
+
+_as_text = functools.partial(str, encoding="utf-8", errors="replace")
+"""Otherwise one text that was damaged fails the statement, and with it all rows beside its own."""
+
+
+def refuse_network_filesystem(path: Path) -> None:
+    """SQLite's locks and shared memory do not hold across machines: raises `NotPossible` there."""
+    kind = filesystem_kind(path)
+    if kind in _NETWORK_FILESYSTEMS:
+        raise NotPossible(
+            f"the task file `{path}` lies on a network file system ({kind})",
+            facts=["SQLite's locks do not hold there, and tasks could run twice or be lost"],
+            hint="set RUNTIME_DATA_DIR to a local disk; several machines share a queue through Pub/Sub",
+        )
+
+
+def filesystem_kind(path: Path) -> str | None:
+    """The type of the file system that `path` lies on or would; None where the system does not say."""
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return None
+    target = path.absolute()
+    while not target.exists() and target != target.parent:
+        target = target.parent
+    target = target.resolve()
+    best, kind = -1, None
+    for line in mounts:
+        fields, _, tail = line.partition(" - ")
+        mount_point = Path(fields.split()[4].encode().decode("unicode_escape"))
+        depth = len(mount_point.parts)
+        if depth >= best and target.is_relative_to(mount_point):
+            best, kind = depth, tail.split()[0]
+    return kind
+
+
+# The moves that queue and records share; each within a transaction of the caller's.
+
+
+def queue_number(connection: sqlite3.Connection, name: str) -> int:
+    row = connection.execute("SELECT id FROM queues WHERE name=?", (name,)).fetchone()
+    if row is None:
+        row = connection.execute("INSERT INTO queues(name) VALUES(?) RETURNING id", (name,)).fetchone()
+    return int(row[0])
+
+
+def experiment_number(connection: sqlite3.Connection, name: str, queue: int, created: float) -> int:
+    row = connection.execute("SELECT id FROM experiments WHERE name=?", (name,)).fetchone()
+    if row is None:
+        row = connection.execute(
+            "INSERT INTO experiments(name, queue, created) VALUES(?, ?, ?) RETURNING id", (name, queue, created)
+        ).fetchone()
+    return int(row[0])
+
+
+def take_out(connection: sqlite3.Connection, seq: int) -> TaskState | None:
+    """Remove a task from wherever it waits or is held; returns the state it was in, None for a terminal one."""
+    if connection.execute("DELETE FROM leases WHERE seq=?", (seq,)).rowcount:
+        return TaskState.LEASED
+    row = connection.execute("SELECT queue, rank FROM tasks WHERE seq=?", (seq,)).fetchone()
+    if row is None:
+        return None
+    if connection.execute("DELETE FROM ready WHERE queue=? AND rank=? AND seq=?", (*row, seq)).rowcount:
+        return TaskState.QUEUED
+    if connection.execute("DELETE FROM delayed WHERE seq=?", (seq,)).rowcount:
+        return TaskState.QUEUED
+    return None
+
+
+def count(connection: sqlite3.Connection, experiment: int, **changes: int) -> None:
+    """Add to an experiment's counters, which change in the transaction that moves the tasks."""
+    parts = [f"{name}={name}+{change}" for name, change in changes.items() if change]
+    if parts:
+        connection.execute(f"UPDATE experiments SET {','.join(parts)} WHERE id=?", (experiment,))

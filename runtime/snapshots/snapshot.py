@@ -1,0 +1,472 @@
+"""The submitted code, by content id: the exact bytes of a tree, stored once and restored without git.
+
+Git lists names and nothing else; the bytes come from the work tree, so filters and line-ending rules change nothing, and
+nothing is written to the tree, the index or the object store. The archive is canonical (names sorted, no times, no
+owners), so that its SHA-256 is an id over path, mode and bytes, and a store that hands back anything else is found out by
+its own check of what it returns.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from runtime.errors import InvalidValue, NotPossible, StoreUnsafe
+from runtime.snapshots.cache import Seen, SnapshotCache
+from runtime.units import format_size
+from runtime.values import dataclass, field
+
+if TYPE_CHECKING:
+    from runtime.records.base import RecordStore
+
+IGNORE_FILE: Final = ".runtimeignore"
+"""At the root of the tree, in the syntax of .gitignore: what stays out though git tracks it."""
+
+MAX_SNAPSHOT_BYTES: Final = 100 * 1024 * 1024
+LONGEST_LOOK_S: Final = 60.0
+"""How long the names of a tree may take to be listed."""
+_PREFIX: Final = "sha256:"
+_SECRETS: Final = (
+    *(".env", ".pem", ".key", ".p12", ".pfx", "id_rsa", "id_ecdsa", "id_ed25519", "credentials.json"),
+    *(".netrc", ".pypirc", ".git-credentials", ".aws/credentials", ".kube/config"),
+)
+_OF_HOOKS: Final = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
+"""What git sets for its hooks and aliases, and what would have it look at another repository than the folder's."""
+_READS: Final = 5
+"""How often a file that changes under our hands is read."""
+_BLOCK: Final = 512
+"""Of a tar: no file takes less, so a limit of bytes is one of files too."""
+_RECORD: Final = 20 * _BLOCK
+_LOOKED_AT: Final = 10_000
+"""So many files of a tree that is too large are looked at, to name the largest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotRules:
+    """What goes in, beyond what git and the ignore files say."""
+
+    max_bytes: int = MAX_SNAPSHOT_BYTES
+    secrets: Sequence[str] = ()
+    """Names, as listed, of files that look like secrets and are meant to go in."""
+    exclude: Sequence[str] = ()
+    """Further lines of the ignore file."""
+    left_out: Sequence[Path] = ()
+    """Files, and folders with all in them, that stay out."""
+
+
+class TreeFile(NamedTuple):
+    name: str
+    """Relative to the tree's root, with `/`."""
+    status: os.stat_result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GitState:
+    """Where the tree stood in its history; for people, the content id vouches for the bytes."""
+
+    commit: str | None
+    """None before the first commit."""
+    branch: str | None
+    """None on a detached head."""
+    diff: str
+    """Of tracked files against the commit; empty for a clean tree."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    archive: bytes = field(repr=False)
+    files: int
+    content_bytes: int
+
+    @property
+    def id(self) -> str:
+        return snapshot_id(self.archive)
+
+
+def take_snapshot(
+    folder: Path, records: RecordStore | None, *, rules: SnapshotRules | None = None, cache_dir: Path | None = None
+) -> str:
+    """Store the tree at `folder` as it is now and return its content id; see `make_snapshot` for what it raises.
+
+    Without `records` nothing is stored. With `cache_dir`, the user's cache folder, files whose status did not change
+    since they were last read are not read again, and what `records` has is not sent again.
+    """
+    files = survey(folder, rules or SnapshotRules())
+    cache = SnapshotCache.open(cache_dir, folder)
+    identity = None if cache.is_empty else cache.find_id(_read_changed(folder, files, cache))
+    if identity is None or (records is not None and not records.has_blob(_reference(identity))):
+        archive, contents = _pack(folder, files)
+        identity = snapshot_id(archive)
+        if records is not None:
+            records.put_blob(archive, prefix="snapshots")
+        cache.learn(contents, identity)
+    cache.save()
+    return identity
+
+
+def make_snapshot(folder: Path, rules: SnapshotRules | None = None) -> Snapshot:
+    """The tree at `folder` as it is now, nothing stored.
+
+    In a git work tree that is what git tracks and what it does not ignore, dirty and untracked files and nested
+    repositories included; elsewhere every file that no .gitignore names. `.runtimeignore` takes out more. Raises
+    `NotPossible` for a tree that is too large, that holds what looks like a secret, or that does not hold still.
+    """
+    rules = rules or SnapshotRules()
+    files = survey(folder, rules)
+    archive, _ = _pack(folder, files)
+    return Snapshot(archive=archive, files=len(files), content_bytes=_total(files))
+
+
+def snapshot_id(archive: bytes) -> str:
+    return _PREFIX + hashlib.sha256(archive).hexdigest()
+
+
+def fetch_snapshot(identity: str, records: RecordStore) -> bytes:
+    """The archive of a content id; raises `StoreUnsafe` if the store holds other bytes under its name."""
+    return records.get_blob(_reference(identity))
+
+
+def _reference(identity: str) -> str:
+    digest = identity.removeprefix(_PREFIX)
+    if digest == identity or len(digest) != 64 or set(digest) - set("0123456789abcdef"):
+        raise InvalidValue("snapshot", identity, "sha256: and 64 hex digits, as `runtime submit` prints it")
+    return f"snapshots/{digest}"
+
+
+def read_entries(archive: bytes, identity: str, folder: str) -> list[tuple[str, int, int, int, str]]:
+    """What is in an archive that is to be restored into `folder`, judged as the shim does; see `shim.list_entries`.
+
+    Raises `StoreUnsafe` if these are not the bytes of `identity`, and `NotPossible` for an archive that holds what no
+    snapshot has: a device, a name that leads elsewhere.
+    """
+    from runtime.shim import shim
+
+    if snapshot_id(archive) != identity:
+        raise StoreUnsafe(
+            f"snapshot `{identity}` holds other bytes than were submitted",
+            facts=[f"found {snapshot_id(archive)}"],
+            retryable=False,
+        )
+    try:
+        return shim.list_entries(archive, folder)
+    except shim.NameRefused as problem:
+        raise NotPossible(f"snapshot `{identity}` is refused: {problem}") from None
+
+
+# what is in the tree
+
+
+def survey(folder: Path, rules: SnapshotRules) -> list[TreeFile]:
+    """The files of a snapshot in order, each looked at and none read. Raises as `make_snapshot`.
+
+    A tree that is far too large is not looked through to its end.
+    """
+    files: list[TreeFile] = []
+    total = 0
+    for name, status in _list_tree(folder, rules):
+        if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
+            files.append(TreeFile(name, status))
+            total += status.st_size
+            if len(files) * _BLOCK > rules.max_bytes + _BLOCK * _LOOKED_AT:
+                break
+            if total > rules.max_bytes and len(files) > _LOOKED_AT:
+                break
+    files.sort(key=lambda each: each.name)
+    _check_size(folder, files, rules.max_bytes)
+    _check_secrets(folder, files, set(rules.secrets))
+    return files
+
+
+def list_files(folder: Path, *, exclude: Sequence[str] = ()) -> list[str]:
+    """Relative names in order, as git lists them, or by walking where there is no git."""
+    return sorted(name for name, _ in _list_tree(folder, SnapshotRules(exclude=exclude)))
+
+
+def read_git_state(folder: Path) -> GitState | None:
+    """Commit, branch and diff of the work tree around `folder`; None where there is none."""
+    # Both at once. Without external drivers and filters: they are the user's programs and may write.
+    where = _start_git(folder, "rev-parse", "--is-inside-work-tree", "HEAD", "--symbolic-full-name", "HEAD")
+    changed = _start_git(folder, "diff", "--no-ext-diff", "--no-textconv", "--binary", "HEAD", "--", ".")
+    said, diff = where(), changed()
+    if said is not None:
+        _, commit, name = said.splitlines()
+        branch: bytes | None = name.removeprefix(b"refs/heads/") if name != b"HEAD" else None
+    elif _git(folder, "rev-parse", "--is-inside-work-tree") is None:
+        return None
+    else:
+        commit, branch = b"", _git(folder, "symbolic-ref", "--quiet", "--short", "HEAD")
+    return GitState(
+        commit=os.fsdecode(commit) or None,
+        branch=os.fsdecode(branch).strip() if branch else None,
+        diff=(diff or b"").decode("utf-8", "replace") if commit else "",
+    )
+
+
+def _list_tree(folder: Path, rules: SnapshotRules) -> Iterator[tuple[str, os.stat_result]]:
+    """Name and status of every file that the ignore files leave, in no order."""
+    if not folder.is_dir():
+        raise NotPossible(f"there is no folder `{folder}` to take a snapshot of")
+    ignored = _read_ignores(folder, rules)
+    yield from _list_below(str(folder), "", ignored, _Patience(folder))
+
+
+def _list_below(
+    folder: str, prefix: str, ignored: Callable[[str], bool] | None, patience: _Patience
+) -> Iterator[tuple[str, os.stat_result]]:
+    """The files of a tree and of the repositories inside it, each with `prefix`."""
+    listed = _git(Path(folder), "ls-files", "-z", "-co", "--exclude-standard", "--deduplicate", patience=patience)
+    if listed is None:
+        yield from _walk(folder, prefix, [("", ignored)] if ignored else [], patience)
+        return
+    for raw in listed.split(b"\0"):
+        name = os.fsdecode(raw).rstrip("/")
+        if not name or (ignored and ignored(prefix + name)):
+            continue
+        try:
+            status = os.lstat(f"{folder}/{name}")
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # Deleted in the work tree, which is what the snapshot is of.
+        if not stat.S_ISDIR(status.st_mode):
+            yield prefix + name, status
+        elif os.path.lexists(f"{folder}/{name}/.git"):
+            # Git names a repository inside the tree and does not look into it. One without a commit, or a submodule
+            # that was never fetched, is a plain folder to us.
+            yield from _list_below(f"{folder}/{name}", f"{prefix}{name}/", ignored, patience)
+
+
+def _walk(
+    folder: str, prefix: str, outer: Sequence[tuple[str, Callable[[str], bool]]], patience: _Patience
+) -> Iterator[tuple[str, os.stat_result]]:
+    """Every file below, by the ignore files alone; `outer` holds those of the folders above, with their prefix."""
+    patience.check()
+    ignores = list(outer)
+    with os.scandir(folder) as entries:
+        found = sorted(entries, key=lambda entry: entry.name)
+    if any(entry.name == ".gitignore" for entry in found):
+        text = Path(folder, ".gitignore").read_text(encoding="utf-8", errors="replace")
+        ignores.append((prefix, _matcher(text)))
+    for entry in found:
+        name = prefix + entry.name
+        is_folder = entry.is_dir(follow_symlinks=False)
+        if entry.name in (".git", "__pycache__") or any(
+            ignored(name.removeprefix(start) + ("/" if is_folder else "")) for start, ignored in ignores
+        ):
+            continue
+        if is_folder:
+            yield from _walk(f"{folder}/{entry.name}", f"{name}/", ignores, patience)
+            continue
+        try:
+            yield name, entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            continue  # Gone since it was listed.
+
+
+class _Patience:
+    """Ends the listing of a tree that takes too long."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._until = time.monotonic() + LONGEST_LOOK_S
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._until - time.monotonic())
+
+    def check(self) -> None:
+        if not self.left_s:
+            raise NotPossible(
+                f"the tree `{self._folder}` is too large for a snapshot: its files were not listed within"
+                f" {LONGEST_LOOK_S:g} s",
+                hint=f"name folders that are no code in .gitignore or {IGNORE_FILE}",
+            )
+
+
+def _read_ignores(folder: Path, rules: SnapshotRules) -> Callable[[str], bool] | None:
+    path = folder / IGNORE_FILE
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    lines = "\n".join((text, *rules.exclude))
+    ignored = _matcher(lines) if lines.strip() else None
+    root = os.path.join(os.path.realpath(folder), "")  # noqa: PTH118 - with its slash
+    out = [str(each).removeprefix(root) for each in rules.left_out if str(each).startswith(root)]
+    if not out:
+        return ignored
+    folders = tuple(f"{name}/" for name in out)
+    return lambda name: name in out or name.startswith(folders) or (ignored is not None and ignored(name))
+
+
+def _matcher(lines: str) -> Callable[[str], bool]:
+    """Whether a name is ignored by lines in the syntax of .gitignore; a folder's name ends in `/`."""
+    import pathspec
+
+    spec: Any = pathspec.GitIgnoreSpec.from_lines(lines.splitlines())
+    return lambda name: bool(spec.match_file(name))
+
+
+def _git(folder: Path, *args: str, patience: _Patience | None = None) -> bytes | None:
+    """What git prints; None where it refuses or is not installed. It takes no lock and writes nothing."""
+    return _start_git(folder, *args, patience=patience)()
+
+
+def _start_git(folder: Path, *args: str, patience: _Patience | None = None) -> Callable[[], bytes | None]:
+    """The same, begun; the answer is for whoever calls."""
+    try:
+        asked = subprocess.Popen(
+            ["git", "-C", str(folder), *args],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={
+                **{name: text for name, text in os.environ.items() if name not in _OF_HOOKS},
+                "GIT_OPTIONAL_LOCKS": "0",
+            },
+        )
+    except OSError:
+        return lambda: None
+
+    def answer() -> bytes | None:
+        with asked:
+            try:
+                said, _ = asked.communicate(timeout=patience.left_s if patience else None)
+            except BaseException as problem:
+                asked.kill()
+                if patience and isinstance(problem, subprocess.TimeoutExpired):
+                    patience.check()
+                raise
+        return said if asked.returncode == 0 else None
+
+    return answer
+
+
+def _total(files: Iterable[TreeFile]) -> int:
+    return sum(each.status.st_size for each in files)
+
+
+def _check_size(folder: Path, files: Sequence[TreeFile], max_bytes: int) -> None:
+    total = _total(files)
+    if total <= max_bytes and len(files) * _BLOCK > max_bytes:
+        raise NotPossible(
+            f"the tree `{folder}` is too large for a snapshot: more than {max_bytes // _BLOCK:,} files",
+            facts=[f"among them `{files[len(files) // 2].name}`"],
+            hint=f"name folders that are no code in .gitignore or {IGNORE_FILE}",
+        )
+    if total <= max_bytes:
+        return
+    largest = sorted(files, key=lambda each: each.status.st_size, reverse=True)[:5]
+    raise NotPossible(
+        f"the tree `{folder}` is too large for a snapshot: {format_size(total)}",
+        facts=[
+            f"at most {format_size(max_bytes)}",
+            *(f"{each.name}: {format_size(each.status.st_size)}" for each in largest),
+        ],
+        hint=f"add what the code does not need to .gitignore or {IGNORE_FILE}",
+    )
+
+
+def _check_secrets(folder: Path, files: Sequence[TreeFile], named: set[str]) -> None:
+    found = [each.name for each in files if each.name.endswith(_SECRETS) and each.name not in named]
+    if found:
+        raise NotPossible(
+            f"the tree `{folder}` holds what looks like a secret: `{found[0]}`",
+            facts=[f"{len(found)} such files; a snapshot can be read by everyone who reads the record store"],
+            hint=f"add it to .gitignore or {IGNORE_FILE}, and pass secrets by reference",
+        )
+
+
+# the archive
+
+
+def _read_changed(folder: Path, files: Sequence[TreeFile], cache: SnapshotCache) -> list[Seen]:
+    """What each file holds, in order; only those that the cache does not vouch for are read."""
+    found = []
+    for each in files:
+        digest = cache.find_digest(each.name, each.status)
+        if digest is None:
+            content, status = _read(str(folder), each)
+            found.append(Seen.of(each.name, status, content))
+        else:
+            found.append(Seen(each.name, each.status, digest))
+    return found
+
+
+def _pack(folder: Path, files: Iterable[TreeFile]) -> tuple[bytes, list[Seen]]:
+    """The canonical archive of these files, and what each held as it was packed."""
+    root = str(folder)
+    parts: list[bytes] = []
+    contents: list[Seen] = []
+    for each in files:
+        content, status = _read(root, each)
+        contents.append(Seen.of(each.name, status, content))
+        name = os.fsencode(each.name)
+        if stat.S_ISLNK(status.st_mode):
+            parts.append(_header(name, 0, 0o777, b"2", content))
+            continue
+        parts += (_header(name, len(content), 0o755 if status.st_mode & 0o100 else 0o644, b"0"), content)
+        if remainder := len(content) % _BLOCK:
+            parts.append(bytes(_BLOCK - remainder))
+    size = sum(map(len, parts)) + 2 * _BLOCK
+    parts.append(bytes(2 * _BLOCK + -size % _RECORD))
+    return b"".join(parts), contents
+
+
+def _header(name: bytes, size: int, mode: int, kind: bytes, link: bytes = b"") -> bytes:
+    """The entry of a GNU tar, written out: that of `tarfile` differs from one Python to the next, and an id must not."""
+    long = b""
+    for kind_of_long, text in ((b"K", link), (b"L", name)):
+        if len(text) > 100:
+            long += (
+                _header(b"././@LongLink", len(text) + 1, 0, kind_of_long) + text + bytes(_BLOCK - len(text) % _BLOCK)
+            )
+    start = b"%b%07o\0%07o\0%07o\0%011o\0%011o\0" % (name[:100].ljust(100, b"\0"), mode, 0, 0, size, 0)
+    end = b"%b%bustar  \0" % (kind, link[:100].ljust(100, b"\0"))
+    sums = sum(start) + 8 * 32 + sum(end)
+    return long + start + b"%06o\0 " % sums + end.ljust(_BLOCK - len(start) - 8, b"\0")
+
+
+def _read(root: str, file: TreeFile) -> tuple[bytes, os.stat_result]:
+    """The bytes of a file, or the text of a link, and its status when they were read."""
+    path = f"{root}/{file.name}"
+    try:
+        if stat.S_ISLNK(file.status.st_mode):
+            return os.fsencode(os.readlink(path)), file.status  # noqa: PTH115 - a Path costs as much again
+        found = _read_still(path)
+    except PermissionError:
+        raise NotPossible(
+            f"`{file.name}` cannot be read for a snapshot: permission denied",
+            hint=f"make it readable, or add it to .gitignore or {IGNORE_FILE}",
+        ) from None
+    except OSError as problem:
+        if problem.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ELOOP):
+            raise
+        found = None
+    if found is None:
+        raise NotPossible(
+            f"`{file.name}` does not hold still: it changed each time it was read, or was deleted",
+            facts=[f"read {_READS} times"],
+            hint=f"stop what writes it, or add it to .gitignore or {IGNORE_FILE}",
+        )
+    return found
+
+
+def _read_still(path: str) -> tuple[bytes, os.stat_result] | None:
+    """Content and status, read again if the file changed meanwhile, so that no half-written one goes in."""
+    for again in range(_READS):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            before = os.fstat(descriptor)
+            content = os.read(descriptor, before.st_size + 1)
+            while len(content) < before.st_size and (chunk := os.read(descriptor, before.st_size - len(content) + 1)):
+                content += chunk
+            after = os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+        if (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size) and len(content) == after.st_size:
+            return content, after
+        time.sleep(0.05 * 2**again)
+    return None

@@ -1,0 +1,306 @@
+"""The stack's secrets in Google Secret Manager: where they lie, whether they have a value, who can read them.
+
+A value goes one way here, from standard input or a file into a new version: nothing here reads one, and no value is in
+an argument list, an error, a log or anything that is printed. `runtime.client.jobs.secrets` reads one, for a job that names it.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from runtime.errors import InfrastructureFailure, InvalidContract, RequestRefused, UnknownName
+from runtime.outputs import SecretOutput, StackOutputs, need_output
+from runtime.units import parse_time
+from runtime.values import dataclass
+
+if TYPE_CHECKING:
+    from runtime.stack.google_api import GoogleApi
+
+MAX_BYTES: Final = 65_536
+"""https://cloud.google.com/secret-manager/quotas#content_limits"""
+READERS: Final = frozenset({"roles/secretmanager.secretAccessor", "roles/secretmanager.admin", "roles/owner"})
+"""Roles whose members can read a value."""
+_RESOURCE: Final = re.compile(r"projects/[^/\s]+/secrets/[A-Za-z0-9_-]{1,255}")
+_AT_ONCE: Final = 8
+
+
+class VersionState(StrEnum):
+    ENABLED = "enabled"
+    DISABLED = "disabled"
+    DESTROYED = "destroyed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretSeen:
+    """A secret of the contract, as Secret Manager has it. What this identity may not see is None."""
+
+    name: str
+    env: str
+    """Variable that carries it."""
+    resource: str
+    versions: int | None = None
+    """Those that are not destroyed."""
+    newest: str | None = None
+    """Number of the newest enabled version: what `latest` stands for may be disabled."""
+    created_at: datetime | None = None
+    """Of that version."""
+    readers: tuple[str, ...] | None = None
+    """Members with a grant on this secret; grants on the whole project are not among them."""
+    may_read: bool | None = None
+    """Whether this identity can read the value."""
+    problem: str | None = None
+    """Why whoever needs it will not get it."""
+    next_step: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewVersion:
+    name: str
+    env: str
+    resource: str
+    version: str
+    disabled: tuple[str, ...] = ()
+    """Older versions that were switched off."""
+
+
+class InvalidSecret(RequestRefused):
+    """A value that cannot be one; says why and never what."""
+
+
+class VersionNotVerified(InfrastructureFailure):
+    """A version was added, and Google did not say that it arrived as it was sent."""
+
+
+def list_secrets(outputs: StackOutputs, api: GoogleApi) -> Iterator[SecretSeen]:
+    """Every secret of the contract, by name. What one of them lacks stops none of the others.
+
+    Raises `MissingOutput` where the contract has none.
+    """
+    found: dict[str, SecretOutput] = need_output(outputs, "secrets", "`runtime secrets`")
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="secrets") as pool:
+        yield from pool.map(lambda pair: look_at(pair[0], pair[1], outputs.stack, api), sorted(found.items()))
+
+
+def look_at(name: str, secret: SecretOutput, stack: str, api: GoogleApi) -> SecretSeen:
+    """One secret. Raises `GoogleUnreachable`; a refusal is its `problem`."""
+    from runtime.stack.google_api import GoogleRefused
+
+    about: dict[str, Any] = {"name": name, "env": secret.env, "resource": secret.resource}
+    if not _RESOURCE.fullmatch(secret.resource):
+        about["resource"] = "?"
+        return SecretSeen(
+            **about, problem="its `resource` is no name of Secret Manager", next_step=f"pulumi up --stack {stack}"
+        )
+    about["may_read"] = _may_read(secret.resource, api)
+    about["readers"] = _readers(secret.resource, api)
+    try:
+        versions = list(api.pages("secretmanager", f"v1/{secret.resource}/versions", "versions", pageSize=100))
+    except GoogleRefused as refused:
+        problem, step = _explain_refusal(refused, secret.resource, stack)
+        return SecretSeen(**about, problem=problem, next_step=step)
+    alive = [version for version in versions if _state(version) is not VersionState.DESTROYED]
+    enabled = [version for version in versions if _state(version) is VersionState.ENABLED]
+    about["versions"] = len(alive)
+    if not enabled:
+        why = "all its versions are disabled" if alive else "it has no value yet"
+        return SecretSeen(**about, problem=why, next_step=f"runtime secrets put {name} --stack {stack}")
+    newest = max(enabled, key=_number)
+    about |= {"newest": str(_number(newest)), "created_at": _created(newest)}
+    if about["readers"] == ():
+        step = f"add `readers` to `secrets.{name}` in Pulumi.{stack}.yaml, then run `pulumi up --stack {stack}`"
+        return SecretSeen(**about, problem="nobody was granted to read it", next_step=step)
+    # `latest` is the newest version whatever its state, and readers ask for that.
+    if max(alive, key=_number) is not newest:
+        return SecretSeen(
+            **about,
+            problem=f"its newest version {_number(max(alive, key=_number))} is disabled, and readers ask for that one",
+            next_step=f"runtime secrets put {name} --stack {stack}",
+        )
+    return SecretSeen(**about)
+
+
+def find_secret(outputs: StackOutputs, name: str) -> SecretOutput:
+    """Raises `MissingOutput`, `UnknownName`, and `InvalidContract` for what is no name of Secret Manager's."""
+    secrets: dict[str, SecretOutput] = need_output(outputs, "secrets", f"secret `{name}`")
+    if name not in secrets:
+        raise UnknownName(
+            "secret",
+            name,
+            secrets,
+            where=f"in stack `{outputs.stack}`",
+            hint=f"`runtime secrets list --stack {outputs.stack}` shows where each lies",
+        )
+    if not _RESOURCE.fullmatch(secrets[name].resource):
+        raise InvalidContract(
+            f"`secrets.{name}.resource` of stack `{outputs.stack}` is no name of Secret Manager",
+            facts=["expected: projects/PROJECT/secrets/NAME"],
+            hint=f"run `pulumi up --stack {outputs.stack}`",
+        )
+    return secrets[name]
+
+
+def check_value(value: bytes, name: str) -> None:
+    """Raise `InvalidSecret` for what no variable can carry or Secret Manager does not take."""
+    if not value.strip():
+        raise InvalidSecret(
+            f"the value of secret `{name}` is empty", hint="pipe the value in, or name its file with `--file`"
+        )
+    if b"\0" in value:
+        raise InvalidSecret(
+            f"the value of secret `{name}` holds a zero byte, which no variable can carry",
+            hint="encode it, such as with base64",
+        )
+    if len(value) > MAX_BYTES:
+        raise InvalidSecret(
+            f"the value of secret `{name}` has {len(value):,} bytes",
+            facts=[f"allowed are {MAX_BYTES:,}"],
+            hint="keep it in a bucket, and the key to it here",
+        )
+
+
+def put_secret(
+    outputs: StackOutputs, name: str, value: bytes, api: GoogleApi, *, disable_older: bool = False
+) -> NewVersion:
+    """Add `value` as the newest version; with `disable_older` switch off those before it.
+
+    Called twice it adds two versions. Raises `InvalidSecret` before anything is sent; `VersionNotVerified` where the
+    version is there and may be damaged: then the older ones stay as they are.
+    """
+    from runtime.stack.google_api import GoogleRefused
+
+    secret = find_secret(outputs, name)
+    check_value(value, name)
+    payload = {"data": base64.b64encode(value).decode(), "dataCrc32c": str(crc32c(value))}
+    try:
+        added = api.post("secretmanager", f"v1/{secret.resource}:addVersion", {"payload": payload})
+    except GoogleRefused as refused:
+        raise _explain_put(refused, name, outputs.stack) from refused
+    version = str(_number(added))
+    if added.get("clientSpecifiedPayloadChecksum") is not True:
+        raise VersionNotVerified(
+            f"version {version} of secret `{name}` was added, and google did not verify its checksum",
+            facts=["older versions are as they were"],
+            hint=f"add it again, then disable version {version}",
+            retryable=False,
+        )
+    disabled = _disable_older(secret.resource, name, int(version), api) if disable_older else ()
+    return NewVersion(name=name, env=secret.env, resource=secret.resource, version=version, disabled=disabled)
+
+
+def crc32c(data: bytes) -> int:
+    """The checksum that Secret Manager compares (Castagnoli's polynomial, which zlib does not have)."""
+    table, crc = _crc32c_table(), 0xFFFFFFFF
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    return crc ^ 0xFFFFFFFF
+
+
+@functools.cache
+def _crc32c_table() -> tuple[int, ...]:
+    def entry(value: int) -> int:
+        for _ in range(8):
+            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+        return value
+
+    return tuple(map(entry, range(256)))
+
+
+def _disable_older(resource: str, name: str, newest: int, api: GoogleApi) -> tuple[str, ...]:
+    from runtime.stack.google_api import GoogleRefused
+
+    versions = api.pages("secretmanager", f"v1/{resource}/versions", "versions", filter="state:ENABLED", pageSize=100)
+    done: list[str] = []
+    try:
+        for number in sorted(_number(version) for version in versions):
+            if number < newest:
+                api.post("secretmanager", f"v1/{resource}/versions/{number}:disable")
+                done.append(str(number))
+    except GoogleRefused as refused:
+        raise InfrastructureFailure(
+            f"version {newest} of secret `{name}` was added, but older ones could not be disabled",
+            facts=[refused.message, f"disabled: {', '.join(done) or 'none'}"],
+            hint="give this identity `roles/secretmanager.secretVersionManager` on it and put the value again",
+            retryable=refused.retryable,
+        ) from refused
+    return tuple(done)
+
+
+def _may_read(resource: str, api: GoogleApi) -> bool | None:
+    from runtime.stack.google_api import GoogleRefused
+
+    permission = "secretmanager.versions.access"
+    try:
+        return permission in api.allowed("secretmanager", f"v1/{resource}", (permission,))
+    except GoogleRefused:
+        return None
+
+
+def _readers(resource: str, api: GoogleApi) -> tuple[str, ...] | None:
+    from runtime.stack.google_api import GoogleRefused
+
+    try:
+        policy = api.get("secretmanager", f"v1/{resource}:getIamPolicy", **{"options.requestedPolicyVersion": 3})
+    except GoogleRefused:
+        return None
+    bindings: Sequence[dict[str, Any]] = policy.get("bindings", ())
+    members = {
+        f"{member} (under a condition)" if "condition" in each else member
+        for each in bindings
+        if each.get("role") in READERS
+        for member in each.get("members", ())
+    }
+    return tuple(sorted(members))
+
+
+def _explain_refusal(refused: Any, resource: str, stack: str) -> tuple[str, str]:
+    if refused.disabled_api:
+        return "the Secret Manager API is not enabled in its project", f"pulumi up --stack {stack}"
+    if refused.status == 404:
+        return f"there is no secret `{resource}`", f"pulumi up --stack {stack}"
+    if refused.status == 403:
+        return "this identity may not see its versions", "ask an operator for `roles/secretmanager.viewer` on it"
+    return refused.message, refused.hint or "try again"
+
+
+def _explain_put(refused: Any, name: str, stack: str) -> InfrastructureFailure:
+    problem, step = {
+        403: (
+            "this identity may not add versions",
+            "ask an operator for `roles/secretmanager.secretVersionAdder` on it",
+        ),
+        404: (
+            "it does not exist",
+            f"run `pulumi up --stack {stack}`: the stack makes it, and `put` only adds its value",
+        ),
+    }.get(refused.status, (refused.message, refused.hint))
+    if refused.disabled_api:
+        problem, step = "the Secret Manager API is not enabled", f"run `pulumi up --stack {stack}`"
+    return InfrastructureFailure(
+        f"cannot put a value into secret `{name}`: {problem}",
+        facts=[*refused.facts, "nothing was added" if refused.status < 500 else "it may have been added"],
+        hint=step,
+        retryable=refused.retryable,
+    )
+
+
+def _state(version: dict[str, Any]) -> VersionState:
+    try:
+        return VersionState(str(version.get("state", "")).lower())
+    except ValueError:
+        return VersionState.UNKNOWN
+
+
+def _number(version: dict[str, Any]) -> int:
+    return int(version["name"].rpartition("/")[2])
+
+
+def _created(version: dict[str, Any]) -> datetime | None:
+    return parse_time(version["createTime"]) if "createTime" in version else None

@@ -1,0 +1,132 @@
+"""Grids: `--grid lr=1e-3,1e-4 --grid seed=0:10` is every combination, as one task each."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from runtime.errors import InvalidValue, RequestRefused
+from runtime.tasks.model import CommandEntry, WorkflowEntry
+from runtime.values import dataclass
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(-?\d+))?")
+MOST_VALUES = 1_000_000
+"""Of one option; they are held in memory."""
+MOST_COMBINATIONS = 100_000_000
+ALLOWED = "NAME=VALUE,VALUE…, NAME=START:END (END left out), NAME=START:END:STEP or NAME=[JSON array]"
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One grid option: its values are text, as a command line has them."""
+
+    name: str
+    values: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Every combination of its axes; the last one changes fastest."""
+
+    axes: tuple[Axis, ...] = ()
+
+    def __len__(self) -> int:
+        return math.prod(len(axis.values) for axis in self.axes)
+
+    def __iter__(self) -> Iterator[dict[str, str]]:
+        names = [axis.name for axis in self.axes]
+        for values in itertools.product(*(axis.values for axis in self.axes)):
+            yield dict(zip(names, values, strict=True))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(axis.name for axis in self.axes)
+
+
+def parse_grid(options: Sequence[str]) -> Grid:
+    """The grid of the texts after `--grid`. Raises `InvalidValue`, or `RequestRefused` for a name given twice."""
+    axes = tuple(_parse_axis(option) for option in options)
+    names = [axis.name for axis in axes]
+    for name in names:
+        if names.count(name) > 1:
+            raise RequestRefused(
+                f"grid `{name}` is given twice", hint=f"put all its values into one: --grid {name}=A,B"
+            )
+    count = math.prod(len(axis.values) for axis in axes)
+    if count > MOST_COMBINATIONS:
+        raise RequestRefused(
+            f"the grid has {count:,} combinations, and {MOST_COMBINATIONS:,} at most are taken",
+            hint="fewer or shorter axes, or a few submissions",
+        )
+    return Grid(axes)
+
+
+def replace_names(text: str, values: Mapping[str, str]) -> str:
+    """`text` with each `{name}` of the grid replaced. Any other brace stays, so JSON passes through."""
+    for name, value in values.items():
+        if "{" not in text:
+            break
+        text = text.replace("{" + name + "}", value)
+    return text
+
+
+def apply_grid(entry: WorkflowEntry | CommandEntry, values: Mapping[str, str]) -> WorkflowEntry | CommandEntry:
+    """The entry of one combination: `{name}` replaced, and for a workflow `--name=value` added."""
+    match entry:
+        case WorkflowEntry(project, workflow, args):
+            replaced = tuple(replace_names(arg, values) for arg in args)
+            return WorkflowEntry(project, workflow, (*replaced, *(f"--{name}={values[name]}" for name in values)))
+        case CommandEntry(command):
+            return CommandEntry(tuple(replace_names(word, values) for word in command))
+
+
+def check_grid(grid: Grid, entry: WorkflowEntry | CommandEntry, *, key: str | None = None) -> None:
+    """Refuse a grid whose combinations would not be tasks of their own."""
+    texts = [key] if key is not None else list(entry.command) if isinstance(entry, CommandEntry) else None
+    if texts is None:
+        return
+    for axis in grid.axes:
+        if not any("{" + axis.name + "}" in text for text in texts):
+            where = "key" if key is not None else "command"
+            raise RequestRefused(
+                f"grid `{axis.name}` appears nowhere in the {where}, so its values would all be the same task",
+                hint=f"write `{{{axis.name}}}` where its value belongs",
+            )
+
+
+def _parse_axis(option: str) -> Axis:
+    name, equals, text = option.partition("=")
+    if not equals or not _NAME.fullmatch(name):
+        raise InvalidValue("grid", option, ALLOWED)
+    if text.startswith("["):
+        return Axis(name, _json_values(option, text))
+    values: list[str] | tuple[str, ...] = [value for piece in text.split(",") for value in _piece_values(option, piece)]
+    return Axis(name, tuple(values))
+
+
+def _piece_values(option: str, piece: str) -> Sequence[str]:
+    if matched := _RANGE.fullmatch(piece):
+        start, end, step = int(matched[1]), int(matched[2]), int(matched[3] or 1)
+        numbers = range(start, end, step) if step else range(0)
+        if not numbers:
+            raise InvalidValue("grid", option, f"a range that is not empty; `{piece}` holds no number")
+        if numbers[MOST_VALUES:]:
+            raise InvalidValue("grid", option, f"a range of {MOST_VALUES:,} numbers at most")
+        return [str(number) for number in numbers]
+    if not piece:
+        raise InvalidValue("grid", option, f'{ALLOWED}; an empty value is written as [""]')
+    return [piece]
+
+
+def _json_values(option: str, text: str) -> tuple[str, ...]:
+    try:
+        values = json.loads(text)
+    except ValueError as problem:
+        raise InvalidValue("grid", option, f"{ALLOWED}; the array cannot be read: {problem}") from None
+    if not values:
+        raise InvalidValue("grid", option, "an array with at least one value")
+    return tuple(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values)

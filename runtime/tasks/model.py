@@ -1,0 +1,560 @@
+"""Tasks and their states, how a task's id is made, and the one check that every task passes. Pure.
+
+A task is immutable once submitted. Fields that this release does not know are kept in `extra` and passed on.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import json.encoder
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Final, Protocol, TypeAlias
+
+from runtime.errors import InvalidTask, InvalidValue, explain_json
+from runtime.values import dataclass, field, replace
+
+SCHEMA: Final = 1
+DEFAULT_EXPERIMENT: Final = "default"
+DEFAULT_MAX_FAILURES: Final = 3
+FIRST_GENERATION: Final = 1
+NO_PRIORITY: Final = 0
+NO_OUTPUTS: Final = ()
+
+
+FIELDS: Final = frozenset(
+    {"id", "experiment", "generation", "resources", "timeout_s", "not_before", "expires_at", "max_failures", "outputs"}
+    | {"snapshot", "folder", "key", "priority", "submitted_by", "submitted_at"}
+)
+ENTRY_FIELDS: Final = frozenset({"schema", "project", "workflow", "args", "command", "function", "kwargs"})
+
+LIMITS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
+    {
+        "generation": (1, 1_000_000),
+        "max_failures": (0, 1_000_000),
+        "priority": (-1_000_000, 1_000_000),
+        "timeout_s": (0, 1_000_000_000),
+        "resources.cpus": (0, 1_000_000),
+        "resources.memory": (0, 1 << 60),
+        "resources.gpus": (0, 1_000_000),
+    }
+)
+"""The least and the most of every number of a task, by its name on the wire, whichever way the task is made.
+
+Whole numbers and `resources.memory` may be either; the others stay below the most, and `timeout_s` above the least.
+"""
+
+NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+class TaskState(StrEnum):
+    """`queued → leased → succeeded | failed | cancelled | expired`; a retry goes back to `queued`."""
+
+    QUEUED = "queued"
+    LEASED = "leased"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+    @property
+    def terminal(self) -> bool:
+        return self not in (TaskState.QUEUED, TaskState.LEASED)
+
+
+TERMINAL_STATES: Final = tuple(state for state in TaskState if state.terminal)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowEntry:
+    """A function of a project's registry, called with command-line arguments."""
+
+    project: str
+    workflow: str
+    args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CommandEntry:
+    """An argv, run without a shell."""
+
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionEntry:
+    """An importable callable, `module:qualname`, with JSON arguments."""
+
+    function: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+Entry: TypeAlias = WorkflowEntry | CommandEntry | FunctionEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one attempt needs of a slot. Zero means no claim beyond the slot's own share."""
+
+    cpus: float = 0
+    memory_bytes: int = 0
+    gpus: float = 0
+    """Whole GPUs, or a part of one below 1."""
+
+
+NO_RESOURCES: Final = Resources()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    id: str
+    entry: Entry
+    experiment: str = DEFAULT_EXPERIMENT
+    generation: int = 1
+    """One life of the task; redrive and retry begin the next."""
+    resources: Resources = NO_RESOURCES
+    timeout: timedelta | None = None
+    not_before: datetime | None = None
+    expires_at: datetime | None = None
+    max_failures: int = DEFAULT_MAX_FAILURES
+    outputs: tuple[str, ...] = ()
+    """URLs that prove it done; `--skip-existing` looks at them."""
+    snapshot: str | None = None
+    """Content id of the code it is bound to; None runs the worker's own."""
+    folder: str | None = None
+    """Where in the snapshot's tree its attempts start; None is the tree itself."""
+    key: str | None = None
+    priority: int = 0
+    submitted_by: str | None = None
+    submitted_at: datetime | None = None
+    extra: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    """Fields this release does not know."""
+
+    def __post_init__(self) -> None:
+        check_task(self)
+
+
+def make_task(
+    terms: Terms, identity: str, entry: Entry, *, key: str | None = None, outputs: tuple[str, ...] = ()
+) -> Task:
+    """The first generation of a task that has those terms."""
+    return Task(
+        id=identity,
+        entry=entry,
+        experiment=terms.experiment,
+        resources=terms.resources,
+        timeout=terms.timeout,
+        not_before=terms.not_before,
+        expires_at=terms.expires_at,
+        max_failures=terms.max_failures,
+        outputs=outputs,
+        snapshot=terms.snapshot,
+        folder=terms.folder,
+        key=key,
+        priority=terms.priority,
+        submitted_by=terms.submitted_by,
+        submitted_at=terms.submitted_at,
+    )
+
+
+TOKEN_CHARS: Final = 16
+
+
+def new_token() -> str:
+    """The random name of one attempt."""
+    return os.urandom(TOKEN_CHARS // 2).hex()
+
+
+def new_tokens() -> Iterator[str]:
+    """As many as are wanted, with one call of the system's generator for many; not to be shared with a forked child."""
+    while True:
+        pool = os.urandom(TOKEN_CHARS // 2 * 256).hex()
+        for start in range(0, len(pool), TOKEN_CHARS):
+            yield pool[start : start + TOKEN_CHARS]
+
+
+def hex_digest(data: bytes) -> str:
+    """SHA-256 of `data`."""
+    import hashlib  # It loads OpenSSL, a thirtieth of `runtime status`, which has nothing to hash.
+
+    return hashlib.sha256(data).hexdigest()
+
+
+@functools.lru_cache(maxsize=64)
+def experiment_digest(experiment: str) -> str:
+    """The eight hex digits that end the id of every task of an experiment."""
+    return hex_digest(experiment.encode())[:8]
+
+
+def task_id(experiment: str, *, key: str | None = None, entry: Entry | None = None) -> str:
+    """`t-` and 24 hex digits: sixteen of the key, or of the canonical entry, and eight of the experiment."""
+    if key is None and entry is None:
+        raise ValueError("a task id needs a key or an entry")
+    try:
+        if entry is None or key is not None:
+            basis = canonical_json({"key": key})
+        else:
+            basis = f'{{"entry":{_canonical_entry(entry)}}}'
+        digest = hex_digest(f"{experiment}\0{basis}".encode())
+    except (TypeError, ValueError, RecursionError) as problem:
+        # What the check says of it is more exact.
+        check_text("key", key) if key is not None else check_entry(entry)
+        raise InvalidTask("entry", f"is no JSON: {explain_json(problem)}") from None
+    return f"t-{digest[:16]}{experiment_digest(experiment)}"
+
+
+def _make_encoder(*, sort_keys: bool) -> Callable[[object], str]:
+    """`JSONEncoder.encode` at a third of its cost, most of which is that it makes the encoder in C again each time."""
+    whole = json.JSONEncoder(sort_keys=sort_keys, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    make: Any = json.encoder.c_make_encoder  # type: ignore[attr-defined]
+    if make is None:
+        return whole.encode
+    markers, indent, skip_keys, allow_nan = None, None, False, False
+    quote = json.encoder.encode_basestring
+    spell = make(markers, whole.default, quote, indent, ":", ",", sort_keys, skip_keys, allow_nan)
+
+    def encode(value: object) -> str:
+        try:
+            return "".join(spell(value, 0))
+        except RecursionError:
+            return whole.encode(value)  # Says it if the value holds itself, for which markers would be needed above.
+
+    return encode
+
+
+canonical_json: Final = _make_encoder(sort_keys=True)
+"""The one spelling of a JSON value that hashes are taken of."""
+
+
+plain_json: Final = _make_encoder(sort_keys=False)
+quote_json: Final = functools.lru_cache(maxsize=256)(plain_json)
+"""For text that many tasks have in common."""
+
+
+def _canonical_entry(entry: Entry) -> str:
+    """`canonical_json(entry_fields(entry))`; of a function's fields the order is known."""
+    if not isinstance(entry, FunctionEntry):
+        return canonical_json(entry_fields(entry))
+    args = f'"args":{canonical_json(entry.args)},' if entry.args else ""
+    kwargs = f',"kwargs":{canonical_json(dict(entry.kwargs))}' if entry.kwargs else ""
+    return f'{{{args}"function":{quote_json(entry.function)}{kwargs}}}'
+
+
+def entry_fields(entry: Entry) -> dict[str, Any]:
+    # The commonest first, and without subpatterns, which cost more than what is read here.
+    match entry:
+        case FunctionEntry():
+            fields: dict[str, Any] = {"function": entry.function}
+            if entry.args:
+                fields["args"] = list(entry.args)
+            if entry.kwargs:
+                fields["kwargs"] = dict(entry.kwargs)
+            return fields
+        case CommandEntry():
+            return {"command": list(entry.command)}
+        case WorkflowEntry():
+            return {"project": entry.project, "workflow": entry.workflow, "args": list(entry.args)}
+
+
+def describe_entry(entry: Entry, *, width: int = 72) -> str:
+    """One line for people, cut to `width`."""
+    match entry:
+        case WorkflowEntry(project, workflow, args):
+            text = " ".join((project, workflow, *args))
+        case CommandEntry(command):
+            text = " ".join(command)
+        case FunctionEntry(function, _, _):
+            text = f"{function}()"
+    text = " ".join(text.split())
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+# checking: what every task holds to, whichever way it was made
+
+
+def check_task(task: Task) -> None:
+    """Raise `InvalidTask`, with the field's name on the wire, for what no queue, worker or store could take."""
+    # Each task passes here several times, so what is usual is told at once and only the rest is looked at.
+    if not is_id(task.id):
+        raise InvalidTask(
+            "id", f"is {show_value(task.id)}, expected `t-` and up to 62 letters and digits; `key` takes any text"
+        )
+    check_entry(task.entry)
+    check_terms(task)
+    if task.generation is not FIRST_GENERATION:
+        _check_whole("generation", task.generation)
+    if task.key is not None:
+        check_text("key", task.key)
+    if task.outputs is not NO_OUTPUTS:
+        check_texts("outputs", task.outputs)
+    if task.extra is not NOTHING:
+        _check_extra(task.extra)
+
+
+def check_terms(terms: Terms) -> None:
+    """The same for what the tasks of a submission have in common."""
+    check_experiment_field(terms.experiment)
+    if terms.max_failures is not DEFAULT_MAX_FAILURES:
+        _check_whole("max_failures", terms.max_failures)
+    if terms.priority is not NO_PRIORITY:
+        _check_whole("priority", terms.priority)
+    if terms.resources is not NO_RESOURCES:
+        check_resources(terms.resources)
+    if terms.timeout is not None:
+        _check_timeout(terms.timeout)
+    if terms.not_before is not None:
+        _check_time("not_before", terms.not_before)
+    if terms.expires_at is not None:
+        _check_time("expires_at", terms.expires_at)
+    if terms.snapshot is not None:
+        check_text("snapshot", terms.snapshot)
+    if terms.folder is not None:
+        _check_folder(terms.folder)
+    if terms.submitted_by is not None:
+        check_text("submitted_by", terms.submitted_by)
+    at = terms.submitted_at
+    if at is not None and (type(at) is not datetime or at.tzinfo is not UTC):
+        _check_time("submitted_at", at)
+
+
+class Terms(Protocol):
+    """What a task and the defaults of many have in common."""
+
+    @property
+    def experiment(self) -> str: ...
+    @property
+    def resources(self) -> Resources: ...
+    @property
+    def timeout(self) -> timedelta | None: ...
+    @property
+    def not_before(self) -> datetime | None: ...
+    @property
+    def expires_at(self) -> datetime | None: ...
+    @property
+    def max_failures(self) -> int: ...
+    @property
+    def snapshot(self) -> str | None: ...
+    @property
+    def folder(self) -> str | None: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def submitted_by(self) -> str | None: ...
+    @property
+    def submitted_at(self) -> datetime | None: ...
+
+
+def _check_folder(folder: object) -> None:
+    check_text("folder", folder)
+    assert isinstance(folder, str)
+    if folder.startswith("/") or {"", ".", ".."} & set(folder.split("/")) or "\0" in folder:
+        problem = f"is {show_value(folder)}, expected a relative path without `.` and `..`, such as experiments/a"
+        raise InvalidTask("folder", problem)
+
+
+def check_entry(entry: Entry | None) -> None:
+    if isinstance(entry, FunctionEntry):
+        check_text("function", entry.function)
+        module, _, name = entry.function.partition(":")
+        if not module or not name:
+            raise InvalidTask("function", f"is {show_value(entry.function)}, expected module:name")
+        if type(entry.args) is not tuple and not isinstance(entry.args, tuple | list):
+            raise InvalidTask("args", f"is {describe_kind(entry.args)}, expected an array")
+        if type(entry.kwargs) is not dict and not isinstance(entry.kwargs, Mapping):
+            raise InvalidTask("kwargs", f"is {describe_kind(entry.kwargs)}, expected an object")
+        if not all(map(is_plain, entry.args)):
+            for index, value in enumerate(entry.args):
+                _check_json(f"args[{index}]", value)
+        for word, value in entry.kwargs.items():
+            check_text("kwargs", word)
+            if not is_plain(value):
+                _check_json(f"kwargs.{word}", value)
+    elif isinstance(entry, CommandEntry):
+        check_texts("command", entry.command)
+        if not entry.command:
+            raise InvalidTask("command", 'is empty, expected an argv such as ["echo", "hi"]')
+    elif isinstance(entry, WorkflowEntry):
+        check_text("project", entry.project)
+        check_text("workflow", entry.workflow)
+        check_texts("args", entry.args)
+    else:
+        raise InvalidTask("entry", f"is {show_value(entry)}, expected a workflow, a command or a function")
+
+
+_match_id = re.compile(r"t-[A-Za-z0-9]{1,62}").fullmatch
+
+
+def is_id(value: object) -> bool:
+    return isinstance(value, str) and _match_id(value) is not None
+
+
+@functools.lru_cache(maxsize=256)
+def is_experiment(name: str) -> bool:
+    return 0 < len(name) <= 128 and name[0] != "." and all(c.isalnum() or c in "-_.+@=" for c in name)
+
+
+def check_experiment_field(name: object) -> None:
+    if not isinstance(name, str) or not is_experiment(name):
+        raise InvalidTask("experiment", f"is {show_value(name)}, expected {_EXPERIMENT}")
+
+
+_EXPERIMENT: Final = "up to 128 letters, digits and -_.+@= not led by a dot"
+
+
+def check_text(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value:
+        said = (
+            "is missing"
+            if value is None
+            else f"is {'empty' if value == '' else describe_kind(value)}, expected a non-empty string"
+        )
+        raise InvalidTask(name, said)
+    if not value.isascii():
+        _check_encodable(name, value)
+
+
+def check_texts(name: str, values: object) -> None:
+    if type(values) is not tuple and not isinstance(values, tuple | list):
+        raise InvalidTask(name, f"is {describe_kind(values)}, expected an array of strings")
+    try:
+        if "".join(values).isascii():
+            return
+    except TypeError:
+        pass
+    for index, item in enumerate(values):
+        if not isinstance(item, str):
+            raise InvalidTask(f"{name}[{index}]", f"is {describe_kind(item)}, expected a string: quote it")
+        _check_encodable(f"{name}[{index}]", item)
+
+
+def _check_encodable(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as problem:
+        raise InvalidTask(
+            name,
+            f"holds bytes that are no UTF-8, near {text[max(0, problem.start - 20) : problem.end]!r}",
+            hint="name the file by a path that is UTF-8, such as a link to it",
+        ) from None
+
+
+def is_plain(value: object) -> bool:
+    """Whether it surely is JSON, and cheaply so."""
+    kind = type(value)
+    if kind is str:
+        return value.isascii()  # type: ignore[attr-defined,no-any-return]
+    if kind is int:
+        return -(1 << 63) <= value < 1 << 63  # type: ignore[operator]
+    if kind is float:
+        return math.isfinite(value)  # type: ignore[arg-type]
+    return value is None or kind is bool
+
+
+def _check_json(name: str, value: object) -> None:
+    try:
+        text = plain_json(value)
+    except (TypeError, ValueError, RecursionError) as problem:
+        raise InvalidTask(name, f"is no JSON: {explain_json(problem)}") from None
+    _check_encodable(name, text)
+
+
+def _check_extra(extra: object) -> None:
+    if not isinstance(extra, Mapping):
+        raise InvalidTask("extra", f"is {describe_kind(extra)}, expected an object")
+    for name, value in extra.items():
+        if not isinstance(name, str) or name in FIELDS or name in ENTRY_FIELDS:
+            raise InvalidTask(
+                "extra", f"names {show_value(name)}, expected only fields that this release does not know"
+            )
+        _check_json(name, value)
+
+
+def _check_whole(name: str, value: object) -> None:
+    least, most = LIMITS[name]
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidTask(name, f"is {show_value(value)}, expected a whole number from {least:,} to {most:,}")
+
+
+def _check_number(name: str, value: object) -> None:
+    least, most = LIMITS[name]
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value < most:
+        raise InvalidTask(name, f"is {show_value(value)}, expected a number from {least} to below {most:,}")
+
+
+def _check_timeout(value: object) -> None:
+    least, most = LIMITS["timeout_s"]
+    if not isinstance(value, timedelta) or not least < value.total_seconds() < most:
+        raise no_seconds("timeout_s", value.total_seconds() if isinstance(value, timedelta) else value)
+
+
+def _check_time(name: str, value: object) -> None:
+    if isinstance(value, datetime):
+        if value.tzinfo is UTC:
+            return
+        try:
+            value.astimezone(UTC)
+            if value.utcoffset() is not None:
+                return
+        except OverflowError:
+            pass
+    raise InvalidTask(name, f"is {show_value(value)}, expected a time with a zone")
+
+
+def check_resources(resources: object) -> None:
+    if not isinstance(resources, Resources):
+        raise InvalidTask("resources", f"is {describe_kind(resources)}, expected Resources")
+    _check_number("resources.cpus", resources.cpus)
+    _check_number("resources.gpus", resources.gpus)
+    if resources.gpus > 1 and resources.gpus != int(resources.gpus):
+        raise InvalidTask("resources.gpus", f"is {resources.gpus}, expected a whole number or a part below 1")
+    least, most = LIMITS["resources.memory"]
+    memory = resources.memory_bytes
+    if type(memory) is not int or not least <= memory <= most:
+        expected = "bytes or a size such as 16GiB, up to 1024PiB"
+        raise InvalidTask("resources.memory", f"is {show_value(memory)}, expected {expected}")
+
+
+def describe_kind(value: object) -> str:
+    names = {
+        dict: "an object",
+        list: "an array",
+        tuple: "an array",
+        str: "a string",
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+    }
+    return "null" if value is None else names.get(type(value), type(value).__name__)
+
+
+def show_value(value: object) -> str:
+    """What was given, short enough for a line; a number may be too long to be printed at all."""
+    try:
+        text = repr(value)
+    except ValueError:
+        text = describe_kind(value)
+    return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+def next_generation(task: Task) -> Task:
+    """The same work, begun anew: budgets start again and no old delay holds. Raises `InvalidTask` after the last."""
+    return replace(task, generation=task.generation + 1, not_before=None)
+
+
+def check_experiment(name: str) -> str:
+    """The name itself, or `InvalidValue`."""
+    if not is_experiment(name):
+        raise InvalidValue("experiment", name, _EXPERIMENT)
+    return name
+
+
+def no_seconds(name: str, value: object) -> InvalidTask:
+    least, most = LIMITS[name]
+    return InvalidTask(name, f"is {show_value(value)}, expected seconds above {least} and below {most:,}")

@@ -1,0 +1,138 @@
+"""What the end of an attempt means for its task: a record, or another try. Pure; the worker acts on it."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from datetime import datetime
+from typing import TypeAlias
+
+from runtime.reasons import Budget, EndReason
+from runtime.tasks.history import EndedNote, History, Record, mark_of
+from runtime.tasks.lease import InvalidMessage, Lease, Release, Settlement
+from runtime.tasks.model import Task, TaskState, new_token
+from runtime.tasks.retry import Again, GiveUp, decide
+from runtime.values import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Record it; `again` is None because nothing follows."""
+
+    settlement: Settlement
+
+
+@dataclass(frozen=True, slots=True)
+class TryAgain:
+    release: Release
+    again: Again
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The lease was lost: nothing is written, another holds the task."""
+
+    why: str
+
+
+Verdict: TypeAlias = Settle | TryAgain | Drop
+
+
+def judge_end(
+    lease: Lease,
+    note: EndedNote,
+    history: History,
+    *,
+    holds: bool,
+    now: datetime,
+    code: str | None,
+    log: str,
+    log_url: str | None,
+    outputs_url: str | None = None,
+    jitter: Callable[[], float],
+) -> Verdict:
+    """For an attempt that did not succeed. `holds` says whether its lease is still confirmed."""
+    if not holds:
+        return Drop(f"its lease had passed on when it ended as {note.reason}")
+    ended = (*history.ended, note)
+    decision = decide(lease.task, ended, now=now, jitter=jitter)
+    if isinstance(decision, Again):
+        return TryAgain(Release(lease, decision.not_before, note, decision.alone), decision)
+    record = failure(lease, decision, note=note, attempts=len(ended), code=code, log=log, log_url=log_url)
+    return Settle(Settlement(lease, record, mark_of(record, lease.task)))
+
+
+def judge_history(task: Task, history: History, *, now: datetime) -> Again | GiveUp:
+    """Before a start: whether the earlier attempts already bury the task, and if not, how and when it may run.
+
+    A worker that vanished could not say when, so the wait after such a loss begins with the note of it. It is spread by
+    that attempt's token: whoever looks sees the same time.
+    """
+    last = history.ended[-1] if history.ended else None
+    if last is None or last.reason is not EndReason.LOST or last.ended_at > now:
+        # By a clock that is ahead of ours no wait can be told.
+        decision = decide(task, history.ended, now=now)
+        return replace(decision, not_before=now) if isinstance(decision, Again) else decision
+    return decide(task, history.ended, now=last.ended_at, jitter=lambda: zlib.crc32(last.token.encode()) / 2**32)
+
+
+def failure(
+    lease: Lease,
+    given_up: GiveUp,
+    *,
+    note: EndedNote,
+    attempts: int,
+    code: str | None = None,
+    log: str = "",
+    log_url: str | None = None,
+) -> Record:
+    state = TaskState.CANCELLED if given_up.reason is EndReason.CANCELLED else TaskState.FAILED
+    return Record(
+        task_id=lease.task.id,
+        generation=lease.task.generation,
+        experiment=lease.task.experiment,
+        state=state,
+        token=lease.token,
+        reason=given_up.reason,
+        started_at=note.started_at,
+        ended_at=note.ended_at,
+        message=given_up.message,
+        worker=note.worker,
+        attempts=attempts,
+        exit_code=note.exit_code,
+        log=log,
+        log_url=log_url,
+        code=code,
+    )
+
+
+def unstarted(
+    lease: Lease, reason: EndReason, message: str, *, worker: str | None, now: datetime, attempts: int = 0
+) -> Settlement:
+    """The record of a task that ends without another start: malformed, expired, cancelled or buried."""
+    states = {EndReason.EXPIRED: TaskState.EXPIRED, EndReason.CANCELLED: TaskState.CANCELLED}
+    record = Record(
+        task_id=lease.task.id,
+        generation=lease.task.generation,
+        experiment=lease.task.experiment,
+        state=states.get(reason, TaskState.FAILED),
+        token=lease.token,
+        reason=reason,
+        ended_at=now,
+        message=message,
+        worker=worker,
+        attempts=attempts,
+    )
+    raw = lease.invalid.raw if lease.invalid else None
+    return Settlement(lease, record, mark_of(record, None if lease.invalid else lease.task, raw=raw))
+
+
+def malformed(task: Task, invalid: InvalidMessage, *, now: datetime) -> Settlement:
+    """The record of what could not be parsed and is in nobody's hands; `task` stands for it."""
+    lease = Lease(task, new_token(), invalid=invalid)
+    return unstarted(lease, EndReason.CONFIG_INVALID, invalid.problem, worker=None, now=now)
+
+
+def counts_against_worker(reason: EndReason) -> bool:
+    """Whether a task that ended so says something about this worker: a malformed or badly called one does not."""
+    return reason.budget is Budget.FAILURES

@@ -1,0 +1,644 @@
+"""What every launcher promises, as a suite that any package can run on its own: docs/adding-a-launcher.md.
+
+    class TestMyLauncher(LauncherSuite):
+        @pytest.fixture
+        def case(self, tmp_path): return LauncherCase(kind="mine", records=str(tmp_path / "records"))
+
+Tests of what a launcher refuses are skipped with its own reason. Needs pytest; nothing else of the package imports it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import pytest
+
+from runtime.client.jobs.launch import (
+    FieldsRefused,
+    JobHandle,
+    LaunchOptions,
+    carry_out,
+    find_job,
+    launch,
+    make_context,
+    prepare,
+)
+from runtime.client.jobs.roots import RootLost
+from runtime.client.jobs.status import read_attempts
+from runtime.client.jobs.targets import find_target
+from runtime.config import Project, Settings
+from runtime.errors import NotPossible
+from runtime.jobs import ledger
+from runtime.jobs.hosts.agent import MARKER
+from runtime.jobs.hosts.base import Host
+from runtime.jobs.hosts.bucket import is_bucket
+from runtime.jobs.plan import Fidelity, Keeping, LaunchPlan, Target
+from runtime.jobs.spec import (
+    Array,
+    Backoff,
+    Code,
+    CodeMode,
+    Environment,
+    JobSpec,
+    JobState,
+    Retry,
+    SecretRef,
+    leaf_fields,
+    set_fields,
+)
+from runtime.launchers.base import Launcher
+from runtime.launchers.registry import get_launcher
+from runtime.reasons import EndReason
+from runtime.values import dataclass, field, replace
+
+NAME: Final = "here"
+"""The target of the suite."""
+
+LAUNCH_FAULTS: Final = ("unlocked", "locked", "written", "submitted", "launched")
+"""Steps of a launch at which RUNTIME_FAULTS kills it."""
+TAKE_UP_FAULTS: Final = ("unlocked", "reordered", "resubmitted")
+
+CONTRACT: Final = frozenset(
+    {
+        "RUNTIME_JOB_ID",
+        "RUNTIME_ATTEMPT",
+        "RUNTIME_RESTARTS",
+        "RUNTIME_RANK",
+        "RUNTIME_WORLD_SIZE",
+        "RUNTIME_LOCAL_RANK",
+        "RUNTIME_NODE_RANK",
+        "RUNTIME_NUM_NODES",
+        "RUNTIME_ARRAY_INDEX",
+        "RUNTIME_MASTER_ADDR",
+        "RUNTIME_CHECKPOINT_DIR",
+        "RUNTIME_OUTPUT_DIR",
+        "RUNTIME_PREEMPTED_NOTE",
+        "RUNTIME_SNAPSHOT_ID",
+        "PYTHONUNBUFFERED",
+    }
+)
+"""Variables that every command sees on every backend; RUNTIME_DEADLINE is there where there is a time limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherCase:
+    """One launcher with a target that works, for the suite."""
+
+    kind: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """As a project's file has them for the target."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that every job of the suite needs there, such as `{"image": "debian:12"}`."""
+    records: str | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """Variables of processes that launch: a PYTHONPATH that finds the launcher, a KUBECONFIG."""
+    patience_s: float = 60
+    """How long a job that takes a second may take until it has ended."""
+    break_job: Callable[[JobHandle], None] | None = None
+    """Takes a running job's machine away without a word, for launchers with `takes_up`."""
+
+    def target(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"kind": self.kind, "defaults": dict(self.defaults), **self.settings}
+        return found if self.records is None else {**found, "records": self.records}
+
+
+Opened = TypeVar("Opened", JobHandle, Host)
+
+
+class Bench:
+    """A project with one target and a work tree, and launches from it."""
+
+    def __init__(self, case: LauncherCase, folder: Path) -> None:
+        self.case, self.folder = case, folder
+        self.tree = folder / "tree"
+        self.tree.mkdir(parents=True)
+        (self.tree / "main.sh").write_text("echo from the tree\n")
+        self.settings = make_settings(case, folder)
+        self._opened: list[JobHandle | Host] = []
+
+    @property
+    def target(self) -> Target:
+        return find_target(NAME, self.settings)
+
+    @property
+    def launcher(self) -> Launcher:
+        return get_launcher(self.case.kind)
+
+    def keeps(self, name: str) -> bool:
+        """Whether a field has a meaning there."""
+        return self.launcher.keeps[name].fidelity is not Fidelity.REFUSED
+
+    def require(self, *fields: str) -> None:
+        """Skip the test where one of the fields is refused."""
+        for name in fields:
+            keeping = self.launcher.keeps[name]
+            if keeping.fidelity is Fidelity.REFUSED:
+                pytest.skip(f"`{name}` is refused: {keeping.how}")
+
+    def require_secret(self) -> SecretRef:
+        """A secret that the launching machine reads, of the variable `CANARY`. Skip the test where the target takes none."""
+        self.require("secrets")
+        ref = SecretRef(name="TOKEN", source="env://CANARY")
+        try:
+            self.plan("true", secrets=(ref,))
+        except NotPossible as refused:
+            pytest.skip(refused.message)
+        return ref
+
+    def start(self, *command: str, ignore: tuple[str, ...] = (), **changes: Any) -> JobHandle:
+        spec = replace(JobSpec(command=command), **changes)
+        options = LaunchOptions(base=self.tree, ignore=ignore)
+        return self.keep(launch(spec, NAME, settings=self.settings, options=options))
+
+    def plan(self, *command: str, **changes: Any) -> LaunchPlan:
+        spec = replace(JobSpec(command=command), **changes)
+        return prepare(spec, self.target, self.settings, LaunchOptions(base=self.tree)).plan
+
+    def end(self, job: JobHandle) -> ledger.JobStatus:
+        return job.wait(timeout_s=self.case.patience_s)
+
+    def launch_elsewhere(
+        self, spec: Mapping[str, Any], *, follow: bool = False, holder_is_dead: bool = False, **environ: str
+    ) -> subprocess.Popen[str]:
+        """The same launch in a session of its own, which may be killed; it prints the id and whether it was new.
+
+        With `follow` it stays until the job has ended. Where it is known that whoever may hold the job's lock is dead,
+        it sees so in a second.
+        """
+        about = {
+            "folder": str(self.folder),
+            "spec": dict(spec),
+            "kind": self.case.kind,
+            "settings": dict(self.case.settings),
+            "defaults": dict(self.case.defaults),
+            "records": self.case.records,
+            "follow": follow,
+            "holder_is_dead": holder_is_dead,
+        }
+        # From wherever this file was imported; the process may start in another folder.
+        here = str(Path(__file__).parents[2])
+        paths = os.pathsep.join(
+            path for path in (self.case.environ.get("PYTHONPATH"), here, os.environ.get("PYTHONPATH")) if path
+        )
+        return subprocess.Popen(
+            [sys.executable, "-c", "from runtime.testing.launchers import _launch; _launch()", json.dumps(about)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, **self.case.environ, "PYTHONPATH": paths, **environ},
+        )
+
+    def find(self, job: str) -> JobHandle:
+        return self.keep(find_job(job, settings=self.settings, target=NAME))
+
+    def open_host(self) -> Host:
+        """Without a look at which record root it is."""
+        context = make_context(self.target, self.settings, self.tree)
+        return self.keep(self.launcher.open_host(self.target, context))
+
+    def keep(self, opened: Opened) -> Opened:
+        """Close it when the test is over."""
+        self._opened.append(opened)
+        return opened
+
+    def close(self) -> None:
+        for each in self._opened:
+            each.close()
+
+
+def make_settings(case: LauncherCase, folder: Path) -> Settings:
+    return Settings(
+        project=Project(root=folder, targets={NAME: case.target()}),
+        data_dir=folder / "data",
+        cache_dir=folder / "cache",
+        config_dir=folder / "config",
+    )
+
+
+def _launch() -> None:
+    from runtime.jobs.spec import parse_spec
+
+    about = json.loads(sys.argv[1])
+    if about["holder_is_dead"]:
+        vars(ledger)["STILL_S"] = 1.0
+    case = LauncherCase(**{name: about[name] for name in ("kind", "settings", "defaults", "records")})
+    folder = Path(about["folder"])
+    job = launch(
+        parse_spec(about["spec"]),
+        NAME,
+        settings=make_settings(case, folder),
+        options=LaunchOptions(base=folder / "tree"),
+    )
+    sys.stdout.write(f"{job.id} {job.new}\n")
+    if about["follow"]:
+        sys.stdout.flush()
+        job.wait()
+
+
+def read_log(job: JobHandle, index: int = 0, **which: Any) -> str:
+    return b"".join(job.logs(index=index, **which)).decode()
+
+
+def check_keeps(keeps: Mapping[str, Keeping]) -> list[str]:
+    """What is wrong with a launcher's table, in words: every field of a spec is in exactly one class, with a reason."""
+    wrong = [f"`{name}` is not in the table" for name in leaf_fields() if name not in keeps]
+    wrong += [f"`{name}` is no field of a spec" for name in keeps if name not in leaf_fields()]
+    for name, keeping in keeps.items():
+        if keeping.fidelity not in list(Fidelity):
+            wrong.append(f"`{name}` has the class {keeping.fidelity!r}")
+        if not keeping.how.strip():
+            wrong.append(f"`{name}` does not say how it is kept, or why not")
+    return wrong
+
+
+def check_plan(plan: LaunchPlan) -> list[str]:
+    """What is wrong with a plan, in words."""
+    wrong = [
+        f"part `{part.name}` submits no artefact of the plan"
+        for part in plan.parts
+        if part.artefact not in plan.artefacts
+    ]
+    if len({part.name for part in plan.parts}) != len(plan.parts):
+        wrong.append("two parts have one name, and would be taken for one job")
+    offset = plan.spec.array.offset if plan.spec.array else 0
+    served = [index for part in plan.parts for index in range(part.offset, part.offset + part.count)]
+    if sorted(served) != list(range(offset, offset + len(plan.indices))):
+        wrong.append(f"the parts serve the indices {served}")
+    unsaid = set(set_fields(plan.spec)) - set(plan.fidelity) - {"checkpoint", "array", "retry", "placement.on"}
+    wrong += [f"the plan does not say how `{name}` is kept" for name in sorted(unsaid)]
+    wrong += [f"the plan keeps `{name}`, which is refused" for name in plan.refused()]
+    for name in ("schema", "job", "epoch", "runs", "nodes", "tasks_per_node", "grace_s", "retry", "retries"):
+        if name not in plan.order:
+            wrong.append(f"the order has no `{name}`")
+    try:
+        json.dumps(plan.order)
+    except TypeError as problem:
+        wrong.append(f"the order is no JSON: {problem}")
+    return wrong
+
+
+class LauncherSuite:
+    """Derive from it, name the class `Test…`, and give it a fixture `case` that returns a `LauncherCase`."""
+
+    @pytest.fixture
+    def bench(self, case: LauncherCase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+        for name, value in case.environ.items():
+            monkeypatch.setenv(name, value)
+        made = Bench(case, tmp_path / "bench")
+        yield made
+        made.close()
+
+    # the table and the plan
+
+    def test_keeps_has_every_field_in_exactly_one_class(self, bench: Bench) -> None:
+        assert check_keeps(bench.launcher.keeps) == []
+
+    def test_launcher_says_its_own_kind(self, bench: Bench) -> None:
+        assert bench.launcher.kind == bench.case.kind
+
+    def test_plan_is_equal_each_time_and_touches_nothing(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        bench.plan("sh", "main.sh")  # what is imported on first use may look around
+        before = _look(bench.folder)
+
+        def refuse(*_: object, **__: object) -> None:
+            raise AssertionError("a plan asks nothing of the outside")
+
+        prepared = prepare(
+            JobSpec(command=("sh", "main.sh")), bench.target, bench.settings, LaunchOptions(base=bench.tree)
+        )
+        with monkeypatch.context() as patch:
+            patch.setattr(subprocess, "Popen", refuse)
+            patch.setattr(socket.socket, "connect", refuse)
+            patch.setattr(os, "mkdir", refuse)
+            plans = [
+                bench.launcher.plan(prepared.plan.spec, bench.target, prepared.plan.job, prepared.context)
+                for _ in range(2)
+            ]
+
+        assert plans[0] == plans[1] == prepared.plan
+        assert _look(bench.folder) == before
+        assert check_plan(plans[0]) == []
+
+    def test_plan_of_an_array_serves_each_index_once(self, bench: Bench) -> None:
+        bench.require("array.params", "array.offset")
+
+        plan = bench.plan("echo", "{x}", array=Array(params={"x": (1, 2, 3)}, offset=4))
+
+        assert check_plan(plan) == []
+        assert [plan.order["runs"][index]["command"] for index in ("4", "5", "6")] == [
+            ["echo", "1"],
+            ["echo", "2"],
+            ["echo", "3"],
+        ]
+
+    def test_plan_names_no_secret_value(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+        secret = bench.require_secret()
+        monkeypatch.setenv("CANARY", "canary-4711")
+
+        plan = bench.plan("true", secrets=(secret,))
+
+        assert "canary-4711" not in json.dumps(plan.order) + "".join(plan.artefacts.values())
+
+    def test_field_that_is_refused_stops_the_launch_and_leaves_nothing(self, bench: Bench) -> None:
+        name, changes = _refused_change(bench.launcher.keeps)
+
+        with pytest.raises(FieldsRefused) as refused:
+            bench.start("true", **changes)
+
+        assert list(refused.value.refused) == [name]
+        assert ledger.list_jobs(bench.open_host().files) == []
+
+    # a job's life
+
+    def test_job_runs_the_tree_and_its_log_and_outputs_come_home(self, bench: Bench, tmp_path: Path) -> None:
+        job = bench.start("sh", "-c", "sh main.sh; echo 7 > $RUNTIME_OUTPUT_DIR/n")
+        (bench.tree / "main.sh").write_text("echo edited later\n")
+
+        status = bench.end(job)
+
+        assert (status.state, status.reason, job.new) == (JobState.SUCCEEDED, EndReason.SUCCEEDED, True)
+        assert read_log(job) == "from the tree\n"
+        assert [path.name for path in job.fetch(tmp_path / "home")] == ["n"]
+        assert (tmp_path / "home" / "n").read_text() == "7\n"
+
+    def test_command_sees_the_variables_that_every_backend_sets(self, bench: Bench) -> None:
+        job = bench.start("env")
+
+        assert bench.end(job).state is JobState.SUCCEEDED
+        names = {line.split("=", 1)[0] for line in read_log(job).splitlines() if "=" in line}
+        assert {name for name in names if name.startswith("RUNTIME_")} | {"PYTHONUNBUFFERED"} & names == CONTRACT
+
+    def test_secret_reaches_the_command_and_is_gone_when_the_job_has_ended(
+        self, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        secret = bench.require_secret()
+        monkeypatch.setenv("CANARY", "canary-4711")
+
+        job = bench.start("sh", "-c", "echo ${#TOKEN}", secrets=(secret,))
+
+        assert bench.end(job).state is JobState.SUCCEEDED
+        assert read_log(job) == "11\n"
+        folder = ledger.job_folder(job.id)
+        names = [f"{folder}/{name}" for name, _ in job.files.tree(folder)]
+        until = time.monotonic() + bench.case.patience_s
+        while any(b"canary-4711" in content for content in job.files.read_many(names).values()):
+            assert time.monotonic() < until, "the value is still in the run folder"
+            time.sleep(0.1)
+
+    def test_job_that_fails_says_so_and_the_same_launch_is_the_same_job(self, bench: Bench) -> None:
+        job = bench.start("sh", "-c", "exit 3")
+        status = bench.end(job)
+
+        again = bench.start("sh", "-c", "exit 3")
+
+        assert (status.state, status.reason) == (JobState.FAILED, EndReason.APP_FAILED)
+        assert job.status(indices=True).indices[0].exit_code == 3
+        assert (again.id, again.new, again.attempts()) == (job.id, False, [1])
+
+    def test_line_of_setup_that_fails_is_no_failure_of_the_command(self, bench: Bench) -> None:
+        bench.require("environment.setup")
+
+        job = bench.start("echo", "never", environment=Environment(setup=("cd /no/such/folder",)))
+        status = bench.end(job)
+
+        assert (status.state, status.reason) == (JobState.FAILED, EndReason.SETUP_FAILED)
+        assert read_attempts(job.files, job.id, 0)[-1].message.startswith("the setup lines ended with exit code ")
+        assert "/no/such/folder" in read_log(job)
+
+    def test_failures_are_retried_until_the_budget_is_spent(self, bench: Bench) -> None:
+        bench.require("retry.failure")
+        pause = Backoff(min=timedelta(seconds=0.1), max=timedelta(seconds=0.2))
+        # Pauses are the backend's own where it cannot be told.
+        retry = Retry(failure=1, backoff=pause) if bench.keeps("retry.backoff.min") else Retry(failure=1)
+
+        job = bench.start("sh", "-c", "exit $((2 - RUNTIME_ATTEMPT))", retry=retry)
+
+        assert bench.end(job).state is JobState.SUCCEEDED
+        assert job.attempts() == [1, 2]
+
+    def test_command_that_gives_way_to_a_notice_is_started_again_as_preempted(self, bench: Bench) -> None:
+        gives_way = 'echo going > "$RUNTIME_PREEMPTED_NOTE"; exit 75'
+        job = bench.start("sh", "-c", f"echo attempt $RUNTIME_ATTEMPT; [ $RUNTIME_ATTEMPT = 2 ] || {{ {gives_way}; }}")
+
+        assert bench.end(job).state is JobState.SUCCEEDED
+        assert (read_log(job), job.attempts()) == ("attempt 1\nattempt 2\n", [1, 2])
+        assert [each.reason for each in read_attempts(job.files, job.id, 0)] == ["preempted", "succeeded"]
+
+    def test_failure_is_tried_again_after_all_that_launched_and_followed_was_killed(self, bench: Bench) -> None:
+        bench.require("retry.failure")
+        pause = {"backoff": {"min": "1s", "max": "1s"}} if bench.keeps("retry.backoff.min") else {}
+        # The first attempt fails when it is told to, and by then nobody is left who could ask for another.
+        waits = "until [ -e $RUNTIME_CHECKPOINT_DIR/fail ]; do sleep 0.2; done; exit 1"
+        if is_bucket(bench.case.records):
+            waits = "sleep 30; exit 1"  # what others put into the bucket does not come to it while it runs
+        command = f"echo attempt $RUNTIME_ATTEMPT; [ $RUNTIME_ATTEMPT = 2 ] || {{ {waits}; }}"
+        spec = {"command": ["sh", "-c", command], "retry": {"failure": 1, **pause}}
+        with bench.launch_elsewhere(spec, follow=True) as follower:
+            said = follower.stdout.readline().split() if follower.stdout else []
+            assert said, follower.communicate()[1]
+            job = bench.find(said[0])
+            _wait_for(lambda: job.attempts() == [1], bench.case.patience_s)
+            still_follows = follower.poll() is None
+            os.killpg(follower.pid, signal.SIGKILL)
+
+        job.files.create(f"{ledger.job_folder(job.id)}/runs/0/checkpoint/fail", b"")
+        # Files are read, and the backend is not asked.
+        _wait_for(lambda: bool(ledger.read_outcomes(job.files, job.id)), bench.case.patience_s)
+
+        assert (still_follows, follower.returncode) == (True, -signal.SIGKILL)
+        assert bench.end(job).state is JobState.SUCCEEDED
+        assert (read_log(job), job.attempts()) == ("attempt 1\nattempt 2\n", [1, 2])
+
+    def test_array_has_a_result_and_a_log_for_each_index(self, bench: Bench) -> None:
+        bench.require("array.params")
+
+        job = bench.start("sh", "-c", "echo {x}; exit {x}", array=Array(params={"x": (0, 1, 2)}))
+
+        assert dict(bench.end(job).counts) == {JobState.SUCCEEDED: 1, JobState.FAILED: 2}
+        assert [read_log(job, index) for index in range(3)] == ["0\n", "1\n", "2\n"]
+        assert [each.exit_code for each in job.status(indices=True).indices] == [0, 1, 2]
+
+    def test_cancel_ends_the_job_and_says_that_nothing_is_left(self, bench: Bench) -> None:
+        job = bench.start("sleep", "600")
+        _wait_for(lambda: job.attempts() == [1], bench.case.patience_s)
+
+        assert job.cancel() == []
+
+        assert bench.end(job).state is JobState.CANCELLED
+        assert job.cancel() == [], "cancelling what is gone is success"
+
+    def test_states_never_say_that_an_unknown_job_runs(self, bench: Bench) -> None:
+        job = bench.start("true")
+        bench.end(job)
+        natives = [each.native_id[:-1] + ("0" if each.native_id[-1] != "0" else "1") for each in job.entry().natives]
+
+        said = bench.launcher.states(bench.target, natives, bench.open_host())
+
+        assert [each.raw for each in said if not each.state.terminal] == []
+
+    # once
+
+    @pytest.mark.parametrize("point", LAUNCH_FAULTS)
+    def test_launch_killed_at_any_step_and_repeated_is_one_job(self, bench: Bench, point: str) -> None:
+        spec = {"command": ["sh", "-c", "echo ran; sleep 0.3"]}
+        killed = bench.launch_elsewhere(spec, RUNTIME_FAULTS=f"launch.{point}=kill")
+        killed.communicate(timeout=bench.case.patience_s)
+
+        repeated = bench.launch_elsewhere(spec, holder_is_dead=True)
+        out, errors = repeated.communicate(timeout=2 * bench.case.patience_s)
+
+        assert (killed.returncode, repeated.returncode) == (-signal.SIGKILL, 0), errors
+        job = bench.find(out.split()[0])
+        assert bench.end(job).state is JobState.SUCCEEDED
+        assert (read_log(job), job.attempts(), len(job.entry().natives)) == ("ran\n", [1], 1)
+
+    def test_launches_at_once_are_one_job(self, bench: Bench) -> None:
+        spec = {"command": ["sh", "-c", "echo ran; sleep 0.3"]}
+        started = [bench.launch_elsewhere(spec) for _ in range(3)]
+        said = [each.communicate(timeout=2 * bench.case.patience_s)[0].split() for each in started]
+
+        assert len({job for job, _ in said}) == 1
+        assert sorted(new for _, new in said) == ["False", "False", "True"]
+        job = bench.find(said[0][0])
+        assert bench.end(job).state is JobState.SUCCEEDED
+        assert (read_log(job), job.attempts(), len(job.entry().natives)) == ("ran\n", [1], 1)
+
+    @pytest.mark.parametrize("point", TAKE_UP_FAULTS)
+    def test_job_that_is_gone_is_taken_up_once_by_launching_again(self, bench: Bench, point: str) -> None:
+        if bench.case.break_job is None or not getattr(bench.launcher, "takes_up", False):
+            pytest.skip("its backend starts what is gone again by itself")
+        spec = {"command": ["sh", "-c", "echo attempt $RUNTIME_ATTEMPT; [ $RUNTIME_ATTEMPT = 2 ] || sleep 600"]}
+        out, errors = bench.launch_elsewhere(spec).communicate(timeout=bench.case.patience_s)
+        job = bench.find(out.split()[0])
+        _wait_for(lambda: job.attempts() == [1], bench.case.patience_s)
+        bench.case.break_job(job)
+        gone = bench.end(job)
+
+        killed = bench.launch_elsewhere(spec, RUNTIME_FAULTS=f"launch.{point}=kill")
+        killed.communicate(timeout=bench.case.patience_s)
+        started = [bench.launch_elsewhere(spec) for _ in range(2)]
+        said = [each.communicate(timeout=2 * bench.case.patience_s)[0].split() for each in started]
+
+        assert (gone.state, gone.reason) == (JobState.FAILED, EndReason.LOST), errors
+        assert killed.returncode == -signal.SIGKILL
+        assert said == [[job.id, "False"]] * 2
+        assert bench.end(job).state is JobState.SUCCEEDED
+        assert read_log(job) == "attempt 1\nattempt 2\n"
+        assert job.attempts() == [1, 2]
+        # One that was started, and whose launcher died before it could note it, may have ended before the next looked.
+        assert [each.epoch for each in job.entry().natives] in ([1, 2], *([[1]] if point == "resubmitted" else []))
+
+    def test_array_that_is_gone_is_taken_up_where_it_was(self, bench: Bench) -> None:
+        if bench.case.break_job is None or not getattr(bench.launcher, "takes_up", False):
+            pytest.skip("its backend starts what is gone again by itself")
+        command = ("sh", "-c", "[ $RUNTIME_ARRAY_INDEX = 0 ] || [ $RUNTIME_ATTEMPT = 2 ] || sleep 600")
+        array = Array(count=3, max_parallel=2)
+        job = bench.start(*command, array=array)
+        _wait_for(lambda: job.attempts(2) == [1] and set(job.entry().outcomes) == {0}, bench.case.patience_s)
+        bench.case.break_job(job)
+        bench.end(job)
+
+        again = bench.start(*command, array=array)
+
+        assert (again.id, again.new) == (job.id, False)
+        assert dict(bench.end(again).counts) == {JobState.SUCCEEDED: 3}
+        assert [again.attempts(index) for index in range(3)] == [[1], [1, 2], [1, 2]]
+
+    def test_job_that_is_gone_with_no_budget_left_ends_as_lost(self, bench: Bench) -> None:
+        if bench.case.break_job is None or not getattr(bench.launcher, "takes_up", False):
+            pytest.skip("its backend starts what is gone again by itself")
+        job = bench.start("sleep", "600", retry=Retry(preemption=0))
+        _wait_for(lambda: job.attempts() == [1], bench.case.patience_s)
+        bench.case.break_job(job)
+        bench.end(job)
+
+        again = bench.start("sleep", "600", retry=Retry(preemption=0))
+
+        status = bench.end(again)
+        assert (status.state, status.reason, again.attempts()) == (JobState.FAILED, EndReason.LOST, [1])
+        assert set(again.entry().outcomes) == {0}, "it is final now"
+
+    def test_job_that_runs_and_whose_folder_is_gone_is_found_by_its_name(self, bench: Bench) -> None:
+        """The backend is asked before every submission, whatever the record root and this machine know."""
+        job = bench.start("sleep", "600")
+        _wait_for(lambda: job.attempts() == [1], bench.case.patience_s)
+        natives = [(each.name, each.native_id) for each in job.entry().natives]
+        job.files.remove(ledger.job_folder(job.id))
+
+        again = bench.start("sleep", "600")
+
+        assert (again.id, again.new) == (job.id, True), "no ledger tells of it"
+        assert [(each.name, each.native_id) for each in again.entry().natives] == natives
+        assert again.cancel() == []
+
+    def test_record_root_that_was_used_and_is_another_one_now_is_no_answer(self, bench: Bench) -> None:
+        job = bench.start("true")
+        bench.end(job)
+        marker = job.files.read(MARKER) or b""
+        host = bench.open_host()
+        host.files.write(MARKER, b"r-another\n")
+
+        with pytest.raises(RootLost) as lost:
+            bench.start("echo", "another")
+        host.files.write(MARKER, marker)
+        again = bench.start("true")
+
+        assert (lost.value.exit_code, lost.value.retryable) == (3, True)
+        assert (again.id, again.new) == (job.id, False)
+
+    def test_carry_out_of_one_plan_twice_is_one_job(self, bench: Bench) -> None:
+        options = LaunchOptions(base=bench.tree)
+        prepared = prepare(JobSpec(command=("true",)), bench.target, bench.settings, options)
+
+        first, second = (bench.keep(carry_out(prepared, options)) for _ in range(2))
+
+        assert (first.id, first.new, second.id, second.new) == (prepared.plan.job.id, True, first.id, False)
+        assert bench.end(second).state is JobState.SUCCEEDED
+
+
+def _refused_change(keeps: Mapping[str, Keeping]) -> tuple[str, dict[str, Any]]:
+    """A field that the launcher refuses, and a spec's change that sets it alone."""
+    from runtime.jobs.spec import EnvironmentManager, Gpus, JobResources, Outputs, Placement, Priority, Tpu
+
+    changes: dict[str, dict[str, Any]] = {
+        "image": {"image": "lab/image:1"},
+        "account": {"account": "vision"},
+        "priority": {"priority": Priority.HIGH},
+        "after": {"after": ("j-other",)},
+        "outputs.upload": {"outputs": Outputs(upload="gs://bucket/x")},
+        "placement.capacity": {"placement": Placement(capacity="spot")},
+        "placement.nodes": {"placement": Placement(nodes=("n1",))},
+        "resources.cpus": {"resources": JobResources(cpus=1.0)},
+        "resources.tpu.type": {"resources": JobResources(tpu=Tpu(type="v5p"))},
+        "resources.gpus.count": {"resources": JobResources(gpus=Gpus(count=1))},
+        "environment.manager": {"environment": Environment(manager=EnvironmentManager.UV)},
+        "nodes": {"nodes": 2},
+        "idle_timeout": {"idle_timeout": timedelta(minutes=5)},
+        "code.mode": {"code": Code(mode=CodeMode.IMAGE)},
+    }
+    for name, change in changes.items():
+        if keeps[name].fidelity is Fidelity.REFUSED:
+            return name, change
+    pytest.skip("it refuses none of the fields that the suite tries")
+
+
+def _look(folder: Path) -> list[tuple[str, int]]:
+    return sorted((str(path), path.stat().st_mtime_ns) for path in folder.rglob("*"))
+
+
+def _wait_for(condition: Callable[[], bool], patience_s: float) -> None:
+    until = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < until, f"nothing came within {patience_s:g} s"
+        time.sleep(0.05)

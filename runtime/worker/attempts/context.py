@@ -1,0 +1,212 @@
+"""What user code can know and say about the attempt it runs in, through `current_attempt()`.
+
+Outside of an attempt, and in a Python that a command started, there is a stand-in with the same methods, so the same
+function runs anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from runtime.worker.attempts import child as attempt
+from runtime.worker.attempts import scratch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from datetime import datetime
+    from pathlib import Path
+
+
+class Attempt:
+    """One execution of a task."""
+
+    task_id: str
+    attempt: int
+    """How many times the task was begun, this time included; it may repeat after a lost worker."""
+    token: str
+    """Names this attempt and no other."""
+    experiment: str
+    generation: int
+    deadline: datetime | None
+    """When it will be stopped, in UTC; None without a time limit."""
+    metrics: dict[str, float]
+    """What was reported so far."""
+
+    @property
+    def output_dir(self) -> Path:
+        """The attempt's own folder for results; made on first use, and removed if it stays empty."""
+        raise NotImplementedError
+
+    @property
+    def scratch_dir(self) -> Path:
+        """A folder that is removed after the attempt; made on first use."""
+        raise NotImplementedError
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        """A folder that all attempts of the task share; made on first use."""
+        raise NotImplementedError
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the attempt should stop: `preempted`, `cancelled`, `timeout` …; None as long as it should not."""
+        raise NotImplementedError
+
+    def should_stop(self) -> bool:
+        """Whether to save a checkpoint and return soon.
+
+        From the first call on, SIGTERM raises no exception in this attempt: it only makes this true.
+        """
+        return self.stop_reason is not None
+
+    def progress(self, done: float, total: float | None = None, text: str | None = None, **metrics: float) -> None:
+        """Say how far it is; cheap enough for every step. Also keeps `metrics`, as `report` does."""
+        raise NotImplementedError
+
+    def report(self, **metrics: float) -> None:
+        """Keep numbers for the record; of each name the last one counts."""
+        self.metrics.update((name, float(value)) for name, value in metrics.items())
+
+
+def current_attempt() -> Attempt:
+    """The attempt that this code runs in, or a stand-in for it."""
+    child = attempt.current
+    if child is not None:
+        if child.context is None:
+            child.context = _ChildAttempt(child)
+        return child.context
+    global _local
+    if _local is None:
+        _local = _LocalAttempt()
+    return _local
+
+
+class _ChildAttempt(Attempt):
+    def __init__(self, child: attempt.Child) -> None:
+        self._child = child
+        self.token, self.task_id, generation, count, self.experiment = child.fields[:5]
+        self.generation, self.attempt = int(generation), int(count)
+        self.deadline = _time(child.deadline) if child.deadline else None
+        self.metrics = child.metrics
+
+    @property
+    def output_dir(self) -> Path:
+        return _path(self._child.make_output() or "output")
+
+    @property
+    def scratch_dir(self) -> Path:
+        return _path(self._child.make_scratch() or _temporary())
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        return _made(self._child.checkpoint_dir or f"checkpoints/{self.task_id}")
+
+    @property
+    def stop_reason(self) -> str | None:
+        self._child.looks_at_stop = True
+        return self._child.stop_reason() or None
+
+    def progress(self, done: float, total: float | None = None, text: str | None = None, **metrics: float) -> None:
+        if metrics:
+            super().report(**metrics)
+        self._child.note_progress(float(done), None if total is None else float(total), text)
+
+    def report(self, **metrics: float) -> None:
+        super().report(**metrics)
+        self._child.note_progress(None, None, None)
+
+
+_SPEAK_EVERY_S = 5.0
+
+
+class _LocalAttempt(Attempt):
+    """Outside of a child: from the environment contract where a command runs us, else made up.
+
+    Progress is printed to stderr every five seconds.
+    """
+
+    def __init__(self) -> None:
+        get = os.environ.get
+        self.token = get("RUNTIME_ATTEMPT_TOKEN") or "local"
+        self.task_id = get("RUNTIME_TASK_ID") or "local"
+        self.attempt = int(get("RUNTIME_ATTEMPT") or 1)
+        self.generation = int(get("RUNTIME_GENERATION") or 1)
+        self.experiment = get("RUNTIME_EXPERIMENT") or "local"
+        deadline = get("RUNTIME_DEADLINE")
+        self.deadline = _time(float(deadline)) if deadline else None
+        self.metrics = {}
+        self._scratch = ""
+        self._spoke_at = 0.0
+        self._reason: str | None = None
+        self._listens = False
+
+    @property
+    def output_dir(self) -> Path:
+        return _made(os.environ.get("RUNTIME_OUTPUT_DIR") or "output")
+
+    @property
+    def scratch_dir(self) -> Path:
+        self._scratch = self._scratch or os.environ.get("RUNTIME_SCRATCH_DIR") or _temporary()
+        return _made(self._scratch)
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        return _made(os.environ.get("RUNTIME_CHECKPOINT_DIR") or "checkpoints")
+
+    @property
+    def stop_reason(self) -> str | None:
+        if not self._listens:
+            self._listens = True
+            self._listen()
+        return self._reason
+
+    def progress(self, done: float, total: float | None = None, text: str | None = None, **metrics: float) -> None:
+        self.report(**metrics)
+        now = time.monotonic()
+        if now - self._spoke_at >= _SPEAK_EVERY_S or done == total:
+            self._spoke_at = now
+            parts = [f"progress {done:g}" + (f"/{total:g}" if total is not None else ""), text or ""]
+            parts += [f"{name}={value:g}" for name, value in self.metrics.items()]
+            sys.stderr.write(" ".join(filter(None, parts)) + "\n")
+
+    def _listen(self) -> None:
+        """SIGTERM means stop, unless the code has a handler of its own or runs us in another thread."""
+        import signal
+        import threading
+
+        def on_term(signum: int, frame: object) -> None:
+            self._reason = "other"
+
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, on_term)
+
+
+_local: _LocalAttempt | None = None
+
+
+def _time(seconds: float) -> datetime:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def _path(path: str) -> Path:
+    from pathlib import Path
+
+    return Path(path).absolute()
+
+
+def _made(path: str) -> Path:
+    scratch.make_folder(path)
+    return _path(path)
+
+
+def _temporary() -> str:
+    import atexit
+    import tempfile
+
+    path = tempfile.mkdtemp(prefix="research-runtime-")
+    atexit.register(scratch.remove_tree, path)
+    return path

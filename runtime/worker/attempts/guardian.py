@@ -1,0 +1,365 @@
+"""The small process between a worker and its attempts: it forks them, ends their trees, and outlives the worker by
+just that.
+
+It is single-threaded, holds no state of the queue, and never runs user code. As the subreaper of all that it started
+it inherits whatever an attempt leaves behind. Every child is a subreaper too, so what falls to the guardian can only
+be of a child that has died: there is nothing to attribute. docs/decisions/processes.md has the reasons.
+
+Messages from the worker end with NUL: `fork ID CELL` with two descriptors (control socket, write end of the output
+pipe), `stop ID` (SIGTERM to the attempt's session), `kill ID` (SIGKILL to the child and all below it), `sweep ID`,
+`remove PATH`, `preload MODULE…`, `ping`. Messages to it: `ready`, `forked ID PID`, `failed ID ERRNO`, `exited ID STATUS
+PEAK`, `removed PATH`, `pong`.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import importlib.machinery
+import json
+import mmap
+import os
+import select
+import signal
+import socket
+import sys
+import time
+
+from runtime.worker.attempts import child as attempt
+from runtime.worker.attempts import processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+SWEEP_PATIENCE_S = 10.0
+"""After that an attempt is reported as ended although something of it still lives: stuck in the kernel, or another
+user's."""
+
+
+class Guardian:
+    def __init__(self, worker: socket.socket, config: dict[str, Any]) -> None:
+        self.worker = worker
+        self.pid = os.getpid()
+        self.prctl = processes.find_prctl()
+        self.page = mmap.mmap(config["page_fd"], config["page_bytes"])
+        os.close(config["page_fd"])
+        limits = attempt.Limits(
+            reuse=config["reuse"], max_tasks=config["max_tasks"], max_growth_bytes=config["max_growth_bytes"]
+        )
+        self.child = attempt.current = attempt.Child(self.page, limits)
+        self.null_fd = os.open(os.devnull, os.O_RDWR)
+        self.wake_fd, self.waker_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) if hasattr(os, "pipe2") else _pipe()
+        self.worker_pid = config["worker_pid"]
+        self.worker_fd = _open_process(self.worker_pid)
+        self.buffer = b""
+        self.fds: list[int] = []
+        self.pids: dict[str, int] = {}
+        self.ids: dict[int, str] = {}
+        self.cells: dict[str, int] = {}
+        self.removals: dict[int, str] = {}
+        self.unswept: list[str] = []
+        """Messages on children that died otherwise than in good order; sent once nothing of them is left."""
+        self.sweep_pause, self.sweep_since = 0.0, 0.0
+
+    def set_up(self) -> None:
+        self.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+        # If the worker dies while this process is stopped, it goes on and ends what is below it.
+        self.prctl(processes.PR_SET_PDEATHSIG, signal.SIGCONT)
+        processes.set_process_name("rt-guardian")
+        signal.signal(signal.SIGCHLD, _nothing)
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(signum, signal.SIG_IGN)
+        # A worker holds some signals back, to read who sent them; its attempts are stopped by them.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        signal.set_wakeup_fd(self.waker_fd, warn_on_full_buffer=False)
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        self._say("ready")
+
+    def serve(self) -> NoReturn:
+        poll = select.poll()
+        for fd in (self.worker.fileno(), self.wake_fd, self.worker_fd):
+            if fd >= 0:
+                poll.register(fd, select.POLLIN)
+        while True:
+            timeout: float | None = self.sweep_pause * 1000 if self.unswept else None
+            if self.worker_fd < 0:
+                timeout = min(timeout or 1000, 1000)
+                if os.getppid() != self.worker_pid:
+                    self._end()
+            ready = {fd for fd, _ in poll.poll(timeout)}
+            if self.worker_fd in ready:
+                self._end()
+            if self.wake_fd in ready:
+                _drain(self.wake_fd)
+                self._reap()
+            if self.worker.fileno() in ready:
+                self._receive()
+            if self.unswept:
+                self._sweep()
+
+    # messages
+
+    def _receive(self) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(self.worker, 65536, 64)
+        except ConnectionError:
+            self._end()
+        if not data:
+            self._end()
+        self.fds += fds
+        self.obey_all(data)
+
+    def obey_all(self, data: bytes) -> None:
+        *messages, self.buffer = (self.buffer + data).split(b"\0")
+        for message in messages:
+            self._obey(message.decode("utf-8", "surrogateescape"))
+
+    def _obey(self, message: str) -> None:
+        verb, _, rest = message.partition(" ")
+        match verb:
+            case "fork":
+                name, cell = rest.split(" ")
+                self._fork(name, int(cell))
+            case "stop" if rest in self.pids:
+                self._stop(rest)
+            case "kill" if rest in self.pids:
+                pid = self.pids[rest]
+                processes.send_signal([pid], signal.SIGKILL)
+                processes.send_signal(processes.find_descendants(processes.read_table(), pid), signal.SIGKILL)
+            case "ping":
+                self._say("pong")
+            case "sweep":
+                self._sweep_before(f"exited {rest} {attempt.CLEAN_EXIT << 8} 0")
+            case "preload":
+                self._preload(rest.split(" "))
+            case "remove":
+                self._remove(rest)
+            case _:
+                pass  # A child that has died meanwhile.
+
+    def _say(self, message: str) -> None:
+        try:
+            self.worker.sendall(f"{message}\0".encode("utf-8", "surrogateescape"))
+        except OSError:
+            self._end()
+
+    def _fork(self, name: str, cell: int) -> None:
+        control_fd, output_fd = self.fds.pop(0), self.fds.pop(0)
+        try:
+            pid = os.fork()
+        except OSError as problem:
+            self._say(f"failed {name} {problem.errno}")
+        else:
+            if not pid:
+                self._become_child(cell, control_fd, output_fd)
+            self.pids[name], self.ids[pid], self.cells[name] = pid, name, cell
+            self._say(f"forked {name} {pid}")
+        os.close(control_fd)
+        os.close(output_fd)
+
+    def _become_child(self, cell: int, control_fd: int, output_fd: int) -> NoReturn:
+        try:
+            self._leave_guardian()
+            os.dup2(self.null_fd, 0)
+            os.dup2(output_fd, 1)
+            os.dup2(output_fd, 2)
+            if control_fd != attempt.CONTROL_FD:
+                os.dup2(control_fd, attempt.CONTROL_FD)
+            os.set_inheritable(attempt.CONTROL_FD, False)
+            os.closerange(attempt.CONTROL_FD + 1, 1024)
+            self.child.serve(cell)
+        except BaseException as problem:
+            attempt.print_error(f"runtime: the attempt's process failed: {attempt.describe(problem)}")
+        finally:
+            os._exit(1)
+
+    def _leave_guardian(self) -> None:
+        os.setsid()
+        self.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != self.pid:
+            os._exit(attempt.CLEAN_EXIT)
+        self.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+        signal.set_wakeup_fd(-1)
+        gc.enable()
+
+    def _stop(self, name: str) -> None:
+        leader = attempt.COMMAND_PID.unpack_from(self.page, self.cells[name] + attempt.COMMAND_PID_AT)[0]
+        leader = leader or self.pids[name]
+        members = processes.find_session(processes.read_table(), leader)
+        if members:
+            processes.send_signal(members, signal.SIGTERM)
+        elif sys.platform != "linux":
+            os.killpg(leader, signal.SIGTERM)
+
+    def _preload(self, names: list[str]) -> None:
+        """Load modules of the standard library for all children to come, as long as nothing else has their names."""
+        before, path = set(sys.modules), list(sys.path)
+        for name in names:
+            if name in attempt.PRELOADABLE and _is_standard(name):
+                sys.path[:] = [_LIBRARY, f"{_LIBRARY}/lib-dynload"]
+                try:
+                    __import__(name)
+                except Exception:
+                    pass  # Whoever needs it will see why.
+                finally:
+                    sys.path[:] = path
+        self.child.preloaded |= sys.modules.keys() - before
+        self.child.not_loaded = attempt.PRELOADABLE.difference(sys.modules)
+        gc.freeze()
+
+    def _remove(self, path: str) -> None:
+        pid = os.fork()
+        if pid:
+            self.removals[pid] = path
+            return
+        try:
+            from runtime.worker.attempts import scratch
+
+            self._leave_guardian()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.closerange(attempt.CONTROL_FD, 1024)
+            scratch.remove_tree(path)
+        finally:
+            os._exit(0)
+
+    # what has died
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            if pid in self.removals:
+                self._say(f"removed {self.removals.pop(pid)}")
+                continue
+            name = self.ids.pop(pid, None)
+            if name is None:
+                continue
+            del self.pids[name], self.cells[name]
+            peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+            message = f"exited {name} {status} {peak}"
+            if os.WIFEXITED(status) and os.WEXITSTATUS(status) == attempt.CLEAN_EXIT:
+                self._say(message)
+            else:
+                self._sweep_before(message)
+
+    def _sweep_before(self, message: str) -> None:
+        """Report only once nothing is left of children that have died."""
+        self.unswept.append(message)
+        self.sweep_pause, self.sweep_since = 0.0, time.monotonic()
+        self._sweep()
+
+    def _sweep(self) -> None:
+        table = processes.read_table()
+        orphans = [
+            process.pid
+            for process in table.values()
+            if process.ppid == self.pid
+            and not process.dead
+            and process.pid not in self.ids
+            and process.pid not in self.removals
+        ]
+        if orphans and time.monotonic() - self.sweep_since < SWEEP_PATIENCE_S:
+            for orphan in orphans:
+                processes.send_signal([orphan, *processes.find_descendants(table, orphan)], signal.SIGKILL)
+            self.sweep_pause = min(max(self.sweep_pause * 2, 0.001), 0.05)
+            return
+        messages, self.unswept = self.unswept, []
+        for message in messages:
+            self._say(message)
+
+    def _end(self) -> NoReturn:
+        """The worker is gone: end everything, and only then let go of the locks that say so."""
+        signal.set_wakeup_fd(-1)
+        processes.send_signal([*self.ids, *self.removals], signal.SIGKILL)
+        while processes.reap():
+            processes.end_tree(self.pid, patience_s=60)
+            if not processes.find_descendants(processes.read_table(), self.pid):
+                break
+        os._exit(0)
+
+
+_LIBRARY = os.__file__.rpartition("/")[0]
+
+
+def _is_standard(name: str) -> bool:
+    """Whether children would find the standard library's module under this name."""
+    spec = importlib.machinery.PathFinder.find_spec(name.partition(".")[0])
+    origin = spec.origin if spec else None
+    return not origin or (origin.startswith(f"{_LIBRARY}/") and "site-packages" not in origin)
+
+
+def _open_process(pid: int) -> int:
+    """A descriptor that turns readable when the process dies; -1 where there is none."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return -1
+
+
+def _pipe() -> tuple[int, int]:
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(read_fd, False)
+    os.set_blocking(write_fd, False)
+    return read_fd, write_fd
+
+
+def _drain(fd: int) -> None:
+    try:
+        while os.read(fd, 4096):
+            pass
+    except BlockingIOError:
+        pass
+
+
+def _nothing(signum: int, frame: object) -> None:
+    pass
+
+
+def _set_up_for_children(config: dict[str, Any]) -> None:
+    """Everything that each child would otherwise have to do for itself."""
+    sys.path[:] = config["sys_path"]
+    sys.argv = [""]
+    for name in attempt.FOREIGN_ENVIRONMENT:
+        os.environ.pop(name, None)
+    os.environ.update(attempt.BASE_ENVIRONMENT)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
+    main_module = sys.modules["__main__"]
+    for name in list(vars(main_module)):
+        if not name.startswith("__"):
+            delattr(main_module, name)
+    # Lists the folders of the import path once for all children; they notice when one changes.
+    importlib.machinery.PathFinder.find_spec("_no_such_module_")
+    # A crash of a child shows Python's stack in its log.
+    faulthandler.enable(file=2)
+
+
+def main(fd: int) -> NoReturn:
+    """Serve the worker at the other end of `fd`, whose first message is the configuration."""
+    worker = socket.socket(fileno=fd)
+    os.set_inheritable(fd, False)
+    # The first orders may follow so closely that they, and their descriptors, come along.
+    data, fds = b"", []
+    while b"\0" not in data:
+        part, more, _, _ = socket.recv_fds(worker, 65536, 64)
+        if not part:
+            os._exit(0)
+        data += part
+        fds += more
+    text, _, rest = data.partition(b"\0")
+    config = json.loads(text)
+    for held in config["hold_fds"]:
+        os.set_inheritable(held, False)
+    _set_up_for_children(config)
+    guardian = Guardian(worker, config)
+    guardian.set_up()
+    guardian.fds += fds
+    guardian.obey_all(rest)
+    guardian.serve()

@@ -1,0 +1,329 @@
+"""Trees of snapshots for attempts: each slot has one of its own, and every attempt finds it as it was submitted.
+
+A worker fetches a snapshot once, proves its bytes and checks every name (`Trees`). The attempt's process lays the tree out
+where its slot has none, and before each further attempt looks whether anything in it has changed, and mends just that
+(`Tree`): looking at 2,000 files costs a few milliseconds, writing them a few hundred.
+
+Every fresh attempt pays for what this module loads.
+"""
+
+# pathlib is too large for the processes that load this.
+# ruff: noqa: PTH102, PTH103, PTH105, PTH108, PTH114, PTH115, PTH120, PTH123, PTH208, PTH211
+
+from __future__ import annotations
+
+import marshal
+import os
+import stat
+import time
+
+from runtime.worker.attempts import scratch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+    from typing import Any
+
+    from runtime.records.base import RecordStore
+
+KEPT = 4
+"""Snapshots that a worker keeps though no attempt needs them now."""
+KEPT_OF_SLOT = 2
+"""Trees that a slot keeps while nothing runs on it."""
+TICKS_NS = 100_000_000
+"""What was written later than this before it was looked at may be written again without showing: the clock that file
+systems read ticks every 1 to 10 ms."""
+_CACHE = "__pycache__"
+_ARCHIVE, _INDEX = "archive", "index"
+_LONGEST = "trees/000000.000000"
+"""As long as the name of a tree can be."""
+
+
+class Trees:
+    """The snapshots that a worker's attempts run, below its scratch folder."""
+
+    def __init__(self, root: str, discard: Callable[[str], None]) -> None:
+        """`discard` removes a folder in the background."""
+        self._root, self._discard = root, discard
+        self._places: dict[str, str] = {}
+        """Folder of each snapshot that is there, the one that was used last at the end."""
+        self._of_slot: dict[int, dict[str, str]] = {}
+        """Path and snapshot of the trees that each slot has, the one that was used last at the end."""
+        self._doubted: set[str] = set()
+        """Snapshots that are fetched again before the next attempt; some that were set up before may still run."""
+        self._dropped = 0
+
+    def __contains__(self, snapshot: str) -> bool:
+        return snapshot in self._places and snapshot not in self._doubted
+
+    def fetch(self, snapshot: str, records: RecordStore) -> str:
+        """Bring a snapshot here and return its folder, for `add`. May be called from any thread.
+
+        Raises what `fetch_snapshot` raises, and `NotPossible` for an archive that no snapshot is.
+        """
+        from runtime.snapshots.snapshot import fetch_snapshot, read_entries
+
+        folder = f"{self._root}/code-{os.urandom(4).hex()}"
+        archive = fetch_snapshot(snapshot, records)
+        entries = read_entries(archive, snapshot, f"{folder}/{_LONGEST}")
+        # An attempt that removes what lies beside its tree has this to itself.
+        os.makedirs(f"{folder}/trees", 0o700)
+        try:
+            for name, content in ((_ARCHIVE, archive), (_INDEX, marshal.dumps(entries))):
+                with open(f"{folder}/{name}", "wb") as opened:
+                    opened.write(content)
+        except OSError:
+            scratch.remove_tree(folder)  # on a full disk it would be in the way of everybody
+            raise
+        return folder
+
+    def add(self, snapshot: str, folder: str, *, used: Collection[str]) -> None:
+        """Know what `fetch` returned; of those beyond `KEPT` that are not in `used` the oldest go."""
+        self._places[snapshot] = folder
+        self._doubted.discard(snapshot)
+        idle = [each for each in self._places if each not in used and each != snapshot]
+        for each in idle[: max(0, len(self._places) - KEPT)]:
+            self.forget(each, used=used)
+
+    def forget(self, snapshot: str, *, used: Collection[str]) -> None:
+        """Have a snapshot fetched again for the next attempt that needs it."""
+        for trees in self._of_slot.values():
+            for path in [path for path, held in trees.items() if held == snapshot]:
+                del trees[path]
+        if snapshot in used:
+            self._doubted.add(snapshot)
+        elif snapshot in self._places:
+            self._discard(self._places.pop(snapshot))
+
+    def place(self, snapshot: str, slot: int) -> str:
+        """Path of the slot's tree; the attempt's process makes it there."""
+        folder = self._places[snapshot] = self._places.pop(snapshot)
+        trees = self._of_slot.setdefault(slot, {})
+        path = next((path for path, held in trees.items() if held == snapshot), None)
+        if path is None:
+            # A name is used once: what had it before may still be on its way out.
+            path = f"{folder}/trees/{slot}.{self._dropped}"
+        trees[path] = trees.pop(path, snapshot)
+        return path
+
+    def trim(self, slot: int, *, spoiled: str | None = None) -> None:
+        """Remove the slot's tree of the snapshot `spoiled`, and those beyond `KEPT_OF_SLOT`; nothing may run on it."""
+        trees = self._of_slot.get(slot, {})
+        old = list(trees)[: max(0, len(trees) - KEPT_OF_SLOT)]
+        for path in [path for path, held in trees.items() if path in old or held == spoiled]:
+            del trees[path]
+            self._dropped += 1
+            self._discard(path)
+
+
+class Tree:
+    """One slot's tree, in the attempt's process."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._seen: dict[str, Any] | None = None
+
+    def prepare(self) -> None:
+        """Make the tree what was submitted, byte for byte. Nothing else may use it meanwhile. Raises `OSError`."""
+        seen = self._seen or self._load()
+        if seen is None:
+            self._lay()
+            return
+        folders, files = seen["folders"], seen["files"]
+        settled = seen["at"] - TICKS_NS
+        touched = self._find_touched(folders, settled)
+        if touched is None:
+            self._lay()
+            return
+        suspect = [name for name, known in files.items() if self._look(name) != known or known[3] >= settled]
+        if touched or suspect:
+            self._mend(seen, touched, suspect)
+
+    def tidy(self) -> list[str]:
+        """Remove what an attempt has left in the tree beside the files that were submitted; its names.
+
+        Compiled Python stays: it belongs to files that did not change, and `prepare` sees to those that did.
+        """
+        if self._seen is None:
+            return []
+        folders = self._seen["folders"]
+        touched = self._find_touched(folders, None)
+        return sorted(self._remove_strangers(touched or [], self._seen["files"], folders))
+
+    # laying it out
+
+    def _lay(self) -> None:
+        self._seen = None
+        entries = self._entries()
+        scratch.remove_tree(self.folder)
+        os.makedirs(self.folder, 0o700)
+        made = {""}
+        descriptor = os.open(self._beside(_ARCHIVE), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for entry in entries:
+                above = entry[0].rpartition("/")[0]
+                if above not in made:
+                    for folder in _folders_of(entry[0]):
+                        if folder not in made:
+                            os.mkdir(f"{self.folder}/{folder}")
+                            made.add(folder)
+                self._write(entry, descriptor)
+        except OSError:
+            scratch.remove_tree(self.folder)
+            raise
+        finally:
+            os.close(descriptor)
+        self._remember({"files": dict.fromkeys(each[0] for each in entries), "folders": dict.fromkeys(made)})
+
+    def _write(self, entry: tuple[str, int, int, int, str], archive: int) -> None:
+        name, mode, start, size, target = entry
+        path = f"{self.folder}/{name}"
+        if target:
+            os.symlink(target, path)
+            return
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        try:
+            while size > 0:
+                written = os.write(descriptor, os.pread(archive, min(size, 1 << 24), start))
+                start, size = start + written, size - written
+            os.fchmod(descriptor, mode)
+        finally:
+            os.close(descriptor)
+
+    # putting it back
+
+    def _mend(self, seen: dict[str, Any], touched: list[str], suspect: list[str]) -> None:
+        """Remove what does not belong there, write again what is not as it was, and remember how all of it looks."""
+        files, folders = seen["files"], seen["folders"]
+        self._seen = None
+        self._forget()
+        self._remove_strangers(touched, files, folders)
+        wanted = set(suspect)
+        changed = any(self._look(name) != files[name] for name in suspect)
+        entries = {each[0]: each for each in self._entries() if each[0] in wanted} if wanted else {}
+        descriptor = os.open(self._beside(_ARCHIVE), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for name, entry in entries.items():
+                if not self._holds(entry, descriptor):
+                    scratch.remove_tree(f"{self.folder}/{name}")
+                    self._write(entry, descriptor)
+                    changed = True
+        finally:
+            os.close(descriptor)
+        if changed:
+            # Byte code of what was there meanwhile might fit by its time, which counts seconds, and its size.
+            for folder in folders:
+                if f"{folder}/{_CACHE}".lstrip("/") not in folders:
+                    scratch.remove_tree(f"{self.folder}/{folder}/{_CACHE}")
+        self._remember(seen)
+
+    def _remove_strangers(self, touched: list[str], files: dict[str, Any], folders: dict[str, Any]) -> list[str]:
+        removed = []
+        for folder in touched:
+            prefix = f"{folder}/" if folder else ""
+            for name in os.listdir(f"{self.folder}/{folder}"):
+                own = prefix + name
+                path = f"{self.folder}/{own}"
+                if own in files or own in folders or (name == _CACHE and _is_compiled(path)):
+                    continue
+                scratch.remove_tree(path)
+                removed.append(own)
+        return removed
+
+    def _holds(self, entry: tuple[str, int, int, int, str], archive: int) -> bool:
+        name, mode, start, size, target = entry
+        path = f"{self.folder}/{name}"
+        try:
+            found = os.lstat(path)
+            if target:
+                return stat.S_ISLNK(found.st_mode) and os.readlink(path) == target
+            if not stat.S_ISREG(found.st_mode) or stat.S_IMODE(found.st_mode) != mode or found.st_size != size:
+                return False
+            if found.st_nlink > 1:
+                return False  # Another name outside of the tree would stay writable.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            at = 0
+            while at < size:
+                piece = os.pread(descriptor, min(size - at, 1 << 20), at)
+                if not piece or piece != os.pread(archive, len(piece), start + at):
+                    return False
+                at += len(piece)
+            return True
+        finally:
+            os.close(descriptor)
+
+    # what is known of it
+
+    def _find_touched(self, folders: dict[str, Any], settled: int | None) -> list[str] | None:
+        """Folders that may hold other names now, also those that changed after `settled`; None if one was replaced."""
+        touched = []
+        for name, known in folders.items():
+            now = self._look(name)
+            if now is None or now[:2] != known[:2]:
+                return None
+            if now != known or (settled is not None and known[3] >= settled):
+                touched.append(name)
+        return touched
+
+    def _look(self, name: str) -> tuple[int, int, int, int, int] | None:
+        try:
+            found = os.lstat(f"{self.folder}/{name}" if name else self.folder)
+        except OSError:
+            return None
+        return found.st_mode, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+
+    def _beside(self, name: str) -> str:
+        return f"{os.path.dirname(os.path.dirname(self.folder))}/{name}"
+
+    def _entries(self) -> list[tuple[str, int, int, int, str]]:
+        with open(self._beside(_INDEX), "rb") as opened:
+            found: list[tuple[str, int, int, int, str]] = marshal.loads(opened.read())
+        return found
+
+    def _load(self) -> dict[str, Any] | None:
+        try:
+            with open(f"{self.folder}.seen", "rb") as opened:
+                self._seen = marshal.loads(opened.read())
+        except (OSError, ValueError, EOFError, TypeError):
+            self._seen = None
+        return self._seen
+
+    def _remember(self, names: dict[str, Any]) -> None:
+        # Before the looks: what changes meanwhile is looked at again.
+        at = time.time_ns()
+        seen = {kind: {name: self._look(name) for name in names[kind]} for kind in ("files", "folders")}
+        self._seen = {**seen, "at": at}
+        try:
+            with open(f"{self.folder}.seen.new", "wb") as opened:
+                opened.write(marshal.dumps(self._seen))
+            os.replace(f"{self.folder}.seen.new", f"{self.folder}.seen")
+        except OSError:
+            self._forget()  # the next process lays the tree out again
+
+    def _forget(self) -> None:
+        try:
+            os.unlink(f"{self.folder}.seen")
+        except FileNotFoundError:
+            pass
+
+
+def _folders_of(name: str) -> Iterator[str]:
+    """`a` and `a/b` of `a/b/c`."""
+    at = name.find("/")
+    while at >= 0:
+        yield name[:at]
+        at = name.find("/", at + 1)
+
+
+def _is_compiled(path: str) -> bool:
+    """Whether it is a folder of byte code and nothing else."""
+    try:
+        with os.scandir(path) as entries:
+            return not os.path.islink(path) and all(
+                each.name.endswith(".pyc") and each.is_file(follow_symlinks=False) for each in entries
+            )
+    except OSError:
+        return False

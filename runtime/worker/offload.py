@@ -1,0 +1,107 @@
+"""Calls that may wait for a network or a disk, made off the worker's loop, with their results handed back to it."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, TypeAlias, TypeVar
+
+from runtime.queues.threads import Lane, Threads
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+THREADS: Final = 48
+"""Each is started when it is needed. So many because with a store that does not answer all calls of two lanes may hang,
+and leases are renewed all the same."""
+
+Outcome: TypeAlias = tuple[A, T | None, Exception | None]
+"""What was asked, what came of it, and what was raised instead."""
+
+
+class Offload:
+    """`inline` makes the calls at once instead: an embedded queue answers faster than a thread can be woken."""
+
+    def __init__(self, *, inline: bool) -> None:
+        self.fd: int | None = None
+        """Turns readable when results wait for `collect`; None inline."""
+        self._threads: Threads | None = None
+        self._done: deque[Callable[[], None]] = deque()
+        """What hands the results over, on the loop's thread."""
+        self._lanes: list[Callable[[], None]] = []
+        """As above, for what came of each kind of calls since."""
+        self._rung = False
+        """`fd` is readable already."""
+        if not inline:
+            self._threads = Threads(THREADS, "runtime-io")
+            self.fd, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def call(self, work: Callable[[], T], then: Callable[[T | None, Exception | None], None]) -> None:
+        """Make the call; `then` gets its result, or None and what it raised, on the loop's thread."""
+        if self._threads is None:
+            then(*_try(work))
+        else:
+            self._threads.start(lambda: self._hand_over(partial(then, *_try(work))))
+
+    def lane(
+        self, work: Callable[[A], T], then: Callable[[Sequence[Outcome[A, T]]], None], *, at_once: int
+    ) -> Callable[[Sequence[A]], None]:
+        """What makes the call for each item it is given; `then` gets what is done, several at a time."""
+        if self._threads is None:
+            return lambda items: then([(item, *_try(partial(work, item))) for item in items])
+        gathered: deque[Outcome[A, T]] = deque()
+
+        def make(item: A) -> None:
+            gathered.append((item, *_try(partial(work, item))))
+
+        def hand_over() -> None:
+            lane.add(())  # in case that it hangs; other calls end every second, and lead here
+            if outcomes := [gathered.popleft() for _ in range(len(gathered))]:
+                then(outcomes)
+
+        lane = Lane(self._threads, make, at_once, self._ring)
+        self._lanes.append(hand_over)
+        return lane.add
+
+    def _hand_over(self, step: Callable[[], None]) -> None:
+        self._done.append(step)
+        self._ring()
+
+    def _ring(self) -> None:
+        if not self._rung:
+            self._rung = True
+            try:
+                os.write(self._wake, b"!")
+            except BlockingIOError:
+                pass  # The pipe is full of wake-ups already.
+
+    def collect(self) -> None:
+        """Hand over the results that wait."""
+        assert self.fd is not None
+        try:
+            os.read(self.fd, 4096)
+        except BlockingIOError:
+            pass
+        # Before anything is taken: what comes from here on wakes the loop again.
+        self._rung = False
+        for _ in range(len(self._done)):
+            self._done.popleft()()
+        for hand_over in self._lanes:
+            hand_over()
+
+    def close(self) -> None:
+        """Wait for calls under way and hand over their results."""
+        if self._threads is not None:
+            self._threads.close()
+            self.collect()
+            os.close(self.fd)  # type: ignore[arg-type]
+            os.close(self._wake)
+
+
+def _try(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    try:
+        return work(), None
+    except Exception as problem:
+        return None, problem

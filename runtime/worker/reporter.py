@@ -1,0 +1,446 @@
+"""What a worker says of itself: a line for each event, which ends in what happens to the task next.
+
+People get `12:03:04 failed     t-3f2a9c1d train 7 after 3.2s: ValueError: …; retried in 4s (1 of 3 failures spent)`, programs
+one JSON object a line with the keys that log collectors know (`time`, `severity`, `message`) beside `event` and its facts.
+Events that come faster than a few a second are counted instead and summed up once a second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime, timedelta, tzinfo
+from enum import StrEnum
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from runtime.clock import Clock, SystemClock
+from runtime.errors import RuntimeFailure, StoreBroken
+from runtime.reasons import Budget, EndReason
+from runtime.tasks.model import Task, TaskState, describe_entry
+from runtime.tasks.retry import PREEMPTION_BUDGET, Again
+from runtime.tasks.verdict import Drop, Settle, Verdict
+from runtime.units import format_duration, format_time
+from runtime.worker.slots import Slot, describe_slots
+
+if TYPE_CHECKING:
+    from runtime.queues.base import Refused
+    from runtime.tasks.history import Record
+    from runtime.tasks.retry import GiveUp
+    from runtime.worker.attempts.pool import Ended
+    from runtime.worker.notices import Notice
+
+SUCCESSES_PER_S: Final = 5
+FAILURES_PER_S: Final = 20
+"""Beyond so many lines of a kind in a second the rest is summed up."""
+TROUBLE_EVERY_S: Final = 30.0
+"""The same trouble is said again only after so long."""
+_TEXT_WIDTH: Final = 400
+
+_COLOURS: Final = {"succeeded": "32", "failed": "31", "dead": "31", "trouble": "31", "worker": "1"}
+_YELLOW: Final = ("released", "declined", "paused", "stopping", "lost", "notice", "expired", "cancelled")
+_SEVERITIES: Final = {"dead": "ERROR", "trouble": "WARNING", "failed": "WARNING"} | dict.fromkeys(_YELLOW, "WARNING")
+
+_ENDED_AS: Final = {
+    EndReason.APP_FAILED: "failed",
+    EndReason.OOM: "ran out of memory",
+    EndReason.DISK: "used more disk than its limit",
+    EndReason.PREEMPTED: "was preempted",
+    EndReason.NODE_FAILED: "lost its machine",
+    EndReason.TIMEOUT: "timed out",
+    EndReason.IDLE: "hung",
+    EndReason.SETUP_FAILED: "could not be set up",
+    EndReason.CONFIG_INVALID: "cannot run",
+    EndReason.CANCELLED: "was cancelled",
+    EndReason.EXPIRED: "expired",
+    EndReason.LOST: "was lost",
+    EndReason.DUPLICATE: "was done elsewhere",
+}
+
+
+class LogFormat(StrEnum):
+    """What `--log-format` takes."""
+
+    AUTO = "auto"
+    """Human on a terminal, JSON elsewhere."""
+    HUMAN = "human"
+    JSON = "json"
+
+
+class Reporter:
+    """Writes a worker's lines. Never raises: a log that cannot be written must not end a worker."""
+
+    def __init__(
+        self,
+        stream: IO[str],
+        *,
+        json_lines: bool = False,
+        colour: bool = False,
+        clock: Clock | None = None,
+        ticks: Callable[[], float] = time.monotonic,
+        zone: tzinfo | None = None,
+    ) -> None:
+        self._stream, self._json, self._colour = stream, json_lines, colour
+        self._clock: Clock = clock or SystemClock()
+        self._ticks, self._zone = ticks, zone
+        self._worker: dict[str, str] = {}
+        self._succeeded = 0
+        self._window_ends = float("-inf")
+        self._window_began = 0.0
+        self._successes = 0
+        self._crowded = False
+        """The window before this one had more successes than get lines."""
+        self._unsaid = 0
+        self._failures = 0
+        self._unsaid_failures: Counter[str] = Counter()
+        self._troubles: dict[str, tuple[float, int]] = {}
+
+    @classmethod
+    def for_stderr(cls, log_format: LogFormat = LogFormat.AUTO, *, clock: Clock | None = None) -> Reporter:
+        """Human lines where stderr is a terminal, JSON lines elsewhere, or what `log_format` says."""
+        terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        human = log_format is LogFormat.HUMAN or (log_format is LogFormat.AUTO and terminal)
+        colour = human and terminal and not os.environ.get("NO_COLOR")
+        return cls(sys.stderr, json_lines=not human, colour=colour, clock=clock)
+
+    # the worker
+
+    def started(self, worker: str, queue: str, slots: int | tuple[Slot, ...]) -> None:
+        self._worker = {"worker": worker, "queue": queue}
+        count, shown = (slots, _count(slots, "slot")) if isinstance(slots, int) else (len(slots), describe_slots(slots))
+        self._line("worker", "worker_started", f"{worker} serves queue `{queue}` with {shown}", slots=count)
+
+    def serving_metrics(self, port: int) -> None:
+        self._line("worker", "metrics_served", f"metrics at http://localhost:{port}/metrics", port=port)
+
+    def draining(self, reason: str, running: int, grace_s: float) -> None:
+        """It leases no more. `grace_s` is 0 where it leaves by itself."""
+        if not running:
+            fate = "nothing runs"
+        else:
+            those = "the running attempt is" if running == 1 else f"{running} running attempts are"
+            limit = f" within {format_duration(grace_s)}" if grace_s else ""
+            fate = f"{those} asked to checkpoint and end{limit}, then released; that spends no failure"
+            if grace_s:
+                fate += "; a second signal ends them now"
+        text = f"{reason}: takes no more tasks; {fate}"
+        self._line("stopping", "worker_draining", text, reason=reason, running=running, grace_s=grace_s)
+
+    def killing(self, running: int) -> None:
+        """The grace is over, or a second signal came."""
+        text = f"ends {_count(running, 'running attempt')} now; released, which spends no failure"
+        self._line("stopping", "worker_killing", text, running=running)
+
+    def unhanded(self, count: int) -> None:
+        """It leaves though the service did not take these."""
+        those = "1 task goes" if count == 1 else f"{count:,} tasks go"
+        text = (
+            f"the queue or the record store is away: {those} back when the leases end, and what they did is done again"
+        )
+        self._line("trouble", "results_dropped", text, count=count)
+
+    def left(self, reason: str, succeeded: int, failed: int, released: int) -> None:
+        self.tick(last=True)
+        text = f"left: {reason}; {succeeded:,} succeeded, {failed:,} failed, {released:,} released"
+        self._line("worker", "worker_left", text, reason=reason, succeeded=succeeded, failed=failed, released=released)
+
+    def notice(self, notice: Notice) -> None:
+        left = "" if notice.deadline is None else f" in {format_duration(notice.deadline - notice.at)}"
+        deadline = None if notice.deadline is None else format_time(notice.deadline)
+        text = f"preemption notice from {notice.source}{left}: {notice.text}"
+        self._line("notice", "preemption_notice", text, source=notice.source, deadline=deadline)
+
+    def idle(self, left_s: float) -> None:
+        """Nothing is left to do; said when the countdown begins."""
+        text = f"nothing to do; leaves in {format_duration(left_s)} unless a task comes"
+        self._line("worker", "worker_idle", text, left_s=round(left_s, 3))
+
+    def paused(self, failed: int, most: int, wait_s: float, *, stays: bool = False) -> None:
+        """Tasks failed in a row, each a different one. It `stays` if any has succeeded here."""
+        if stays:
+            then = "does not leave, as tasks have succeeded here"
+        else:
+            then = f"leaves after {most} with its tasks released (--max-consecutive-failures)"
+        text = f"{_count(failed, 'task')} in a row failed here; leases again in {format_duration(wait_s)}, {then}"
+        self._line(
+            "paused", "worker_paused", text, failed=failed, most=None if stays else most, wait_s=round(wait_s, 3)
+        )
+
+    def trouble(self, what: str, problem: Exception | None) -> None:
+        """A service or disk failed; the worker tries again by itself. The same is said once in a while."""
+        now = self._ticks()
+        said_at, times = self._troubles.get(what, (float("-inf"), 0))
+        if now - said_at < TROUBLE_EVERY_S:
+            self._troubles[what] = (said_at, times + 1)
+            return
+        self._troubles[what] = (now, 0)
+        if len(self._troubles) > 100:
+            self._troubles = {name: last for name, last in self._troubles.items() if now - last[0] < TROUBLE_EVERY_S}
+        explained = problem.message if isinstance(problem, RuntimeFailure) else _name(problem)
+        again = f" ({times:,} times more since it was last said)" if times else ""
+        hint = problem.hint if isinstance(problem, RuntimeFailure) else None
+        stays = "" if isinstance(problem, StoreBroken) else "; tried again, nothing is lost"
+        text = f"{what}: {explained}{again}{stays}" + (f"; {hint}" if hint else "")
+        self._line("trouble", "trouble", text, what=what, problem=explained, hint=hint, unsaid=times)
+
+    # tasks
+
+    def leased(self, task: Task, held: int) -> None:
+        """It waits in this worker for a slot; `held` counts those that do."""
+        if self._quiet():
+            return
+        text = f"{_describe(task)}: starts when a slot is free, {held:,} wait here"
+        self._line("leased", "task_leased", text, **_facts(task), held=held)
+
+    def began(self, task: Task, slot: int, attempt: int) -> None:
+        if self._quiet():
+            return
+        text = f"{_describe(task)} on slot {slot}" + (f", attempt {attempt}" if attempt > 1 else "")
+        self._line("started", "attempt_started", text, **_facts(task), slot=slot, attempt=attempt)
+
+    def succeeded(self, task: Task, end: Ended) -> None:
+        self._succeeded += 1
+        if self._ticks() >= self._window_ends:
+            self.tick()
+        self._successes += 1
+        if self._crowded or self._successes > SUCCESSES_PER_S:
+            self._unsaid += 1
+            return
+        seconds = end.ended_at - end.started_at
+        text = f"{_describe(task)} after {format_duration(seconds)}: recorded"
+        facts = {"seconds": round(seconds, 3), "next": "recorded"}
+        self._line("succeeded", "attempt_succeeded", text, **_facts(task), **facts)
+
+    def ended(self, task: Task, end: Ended, verdict: Verdict) -> None:
+        """An attempt ended otherwise than by success."""
+        word, fate, next_step = self._judge(task, verdict)
+        if self._too_many_failures(next_step):
+            return
+        seconds = end.ended_at - end.started_at
+        ended_as = _ENDED_AS.get(end.reason, f"ended as {end.reason}")
+        text = f"{_describe(task)} {ended_as} after {format_duration(seconds)}"
+        text += f": {_one_line(end.message)}; {fate}" if end.message else f": {fate}"
+        self._line(
+            word,
+            "attempt_ended",
+            text,
+            **_facts(task),
+            reason=end.reason.value,
+            problem=end.message,
+            exit_code=end.exit_code,
+            seconds=round(seconds, 3),
+            next=next_step,
+        )
+
+    def buried(self, task: Task, given_up: GiveUp) -> None:
+        """Its earlier attempts are enough: it is not started again."""
+        if self._too_many_failures("dead letter"):
+            return
+        text = f"{_describe(task)} is not started again: {_one_line(given_up.message)}; {_dead_letter(task)}"
+        facts = {"reason": given_up.reason.value, "problem": given_up.message, "next": "dead letter"}
+        self._line("dead", "task_buried", text, **_facts(task), **facts)
+
+    def unstarted(self, record: Record, task: Task | None = None) -> None:
+        """A task that ends without a start: malformed, expired or cancelled."""
+        word, next_step = _ENDS_UNSTARTED.get(record.state, ("dead", "dead letter"))
+        if self._too_many_failures(next_step):
+            return
+        name = _describe(task) if task else _short(record.task_id)
+        fate = f"recorded as {next_step}"
+        if next_step == "dead letter":
+            fate = "dead letter, `runtime queue dead show` has it"
+        text = f"{name}: {_one_line(record.message or record.reason)}; {fate}"
+        facts = {"task": record.task_id, "experiment": record.experiment, "reason": record.reason.value}
+        self._line(word, "task_unstarted", text, **facts, problem=record.message, next=next_step)
+
+    def unrecorded(self, record: Record, task: Task) -> None:
+        """An end that no store can hold, and that was recorded as a failure for that reason."""
+        if self._too_many_failures("dead letter"):
+            return
+        text = f"{_describe(task)}: {_one_line(record.message or '')}; {_dead_letter(task)}"
+        facts = {"reason": record.reason.value, "problem": record.message, "next": "dead letter"}
+        self._line("dead", "task_unrecorded", text, **_facts(task), **facts)
+
+    def declined(self, task: Task, why: str) -> None:
+        """No slot here can hold it; said once for each task."""
+        text = f"{_describe(task)} {why}: left to other workers, looked at again later"
+        self._line("declined", "task_declined", text, **_facts(task), problem=why, next="left to other workers")
+
+    def lost(self, task: Task, record: Record | None) -> None:
+        """The lease passed on while the attempt ran, or its record exists already."""
+        if record is None:
+            text = f"lost the lease of {_describe(task)}: another worker runs it; whichever succeeds first is recorded"
+            next_step = "runs elsewhere"
+        elif record.state is TaskState.CANCELLED:
+            text = f"{_describe(task)} was cancelled: asked to stop"
+            next_step = "cancelled"
+        else:
+            where = f" by worker {record.worker}" if record.worker else ""
+            text = f"{_describe(task)} already {record.state}{where}: asked to stop, its result is discarded"
+            next_step = "recorded elsewhere"
+        self._line("lost", "lease_lost", text, **_facts(task), next=next_step)
+
+    def left_out(self, task: Task, what: str | None) -> None:
+        """It succeeds without some of its outputs."""
+        if what is not None:
+            self._line("trouble", "outputs_left_out", f"{_describe(task)} {what}", **_facts(task), problem=what)
+
+    def refused(self, refused: Refused) -> None:
+        """A result that came second; nothing was written."""
+        task, record = refused.lease.task, refused.record
+        if record is not None:
+            fate = f"its record exists: {record.state}" + (f" by worker {record.worker}" if record.worker else "")
+        elif refused.holder:
+            fate = f"worker {refused.holder} holds the task now"
+        else:
+            fate = "its lease had passed on"
+        text = f"{_describe(task)} ended second, result discarded: {fate}"
+        self._line("lost", "result_discarded", text, **_facts(task), next=fate)
+
+    # summing up
+
+    def tick(self, *, last: bool = False) -> None:
+        """Say what was only counted, once a second; for the worker's loop. Free while nothing is due."""
+        now = self._ticks()
+        if now < self._window_ends and not last:
+            return
+        if self._unsaid:
+            span = format_duration(max(0.001, now - self._window_began))
+            text = f"{_count(self._unsaid, 'more task')} in {span}: recorded; {self._succeeded:,} by this worker"
+            self._line("succeeded", "attempts_succeeded", text, count=self._unsaid, total=self._succeeded)
+        if self._unsaid_failures:
+            fates = ", ".join(f"{count:,} {fate}" for fate, count in sorted(self._unsaid_failures.items()))
+            total = sum(self._unsaid_failures.values())
+            text = f"{_count(total, 'more attempt')} did not succeed: {fates}; `runtime status` lists them"
+            self._line("failed", "attempts_ended", text, count=total, by_next=dict(self._unsaid_failures))
+            self._unsaid_failures.clear()
+        self._crowded = self._successes > SUCCESSES_PER_S
+        self._successes = self._unsaid = self._failures = 0
+        self._window_began, self._window_ends = now, now + 1.0
+
+    def due_in(self) -> float | None:
+        """Seconds until `tick` has something to say; None while it has not."""
+        if not self._unsaid and not self._unsaid_failures:
+            return None
+        return max(0.0, self._window_ends - self._ticks())
+
+    def _quiet(self) -> bool:
+        """Whether tasks pass too quickly for lines about their beginning."""
+        if self._ticks() >= self._window_ends:
+            self.tick()
+        return self._crowded or self._successes > SUCCESSES_PER_S
+
+    def _too_many_failures(self, fate: str) -> bool:
+        if self._ticks() >= self._window_ends:
+            self.tick()
+        self._failures += 1
+        if self._failures > FAILURES_PER_S:
+            self._unsaid_failures[fate] += 1
+            return True
+        return False
+
+    # lines
+
+    def _judge(self, task: Task, verdict: Verdict) -> tuple[str, str, str]:
+        """Word, sentence and short form of what follows."""
+        if isinstance(verdict, Drop):
+            return "lost", f"nothing recorded, {verdict.why}", "nothing recorded"
+        if isinstance(verdict, Settle):
+            if verdict.settlement.record.state is TaskState.CANCELLED:
+                return "cancelled", "recorded as cancelled", "cancelled"
+            return "dead", _dead_letter(task), "dead letter"
+        retried = describe_retry(verdict.again, task, self._clock.now())
+        return ("failed" if verdict.again.charged is Budget.FAILURES else "released"), retried, "retried"
+
+    def _line(self, word: str, event: str, text: str, **facts: Any) -> None:
+        now = self._clock.now()
+        if self._json:
+            fields = {
+                "time": format_time(now),
+                "severity": _SEVERITIES.get(word, "INFO"),
+                "event": event,
+                "message": text,
+                **self._worker,
+                **{name: value for name, value in facts.items() if value is not None},
+            }
+            # ASCII, because stderr spells what its encoding lacks in a way that is no JSON.
+            line = json.dumps(fields)
+        else:
+            line = self._human_line(now, word, text)
+        try:
+            self._stream.write(line + "\n")
+            self._stream.flush()
+        except (OSError, ValueError):
+            # The reader went away or the disk is full: the work goes on.
+            pass
+
+    def _human_line(self, now: datetime, word: str, text: str) -> str:
+        at = f"{now.astimezone(self._zone):%H:%M:%S}"
+        padded = word.ljust(9)
+        if self._colour:
+            style = _COLOURS.get(word) or ("33" if word in _YELLOW else "2")
+            padded, at = f"\x1b[{style}m{padded}\x1b[0m", f"\x1b[2m{at}\x1b[0m"
+        return f"{at} {padded}  {text}"
+
+
+_ENDS_UNSTARTED: Final = {
+    TaskState.EXPIRED: ("expired", "expired"),
+    TaskState.CANCELLED: ("cancelled", "cancelled"),
+}
+
+
+def describe_retry(again: Again, task: Task, now: datetime) -> str:
+    """What is said of an attempt whose task is run again: when, and which budget paid."""
+    wait = again.not_before - now
+    when = f"in {format_duration(wait)}" if wait >= timedelta(milliseconds=50) else "at once"
+    match again.charged:
+        case Budget.FAILURES:
+            paid = f"{again.spent} of {_count(task.max_failures, 'failure')} spent"
+        case Budget.PREEMPTIONS:
+            paid = "spends no failure"
+            if again.spent:
+                paid += f"; {again.spent} of {PREEMPTION_BUDGET} early losses"
+        case _:
+            paid = "spends no failure"
+    alone = ", with no other suspect beside it" if again.alone else ""
+    verb = "retried" if again.charged is Budget.FAILURES else "goes back to the queue, due"
+    return f"{verb} {when}{alone} ({paid})"
+
+
+def _dead_letter(task: Task) -> str:
+    return f"dead letter, `runtime retry {_short(task.id)}` runs it again"
+
+
+def _describe(task: Task) -> str:
+    return f"{_short(task.id)} {_one_line(describe_entry(task.entry, width=48))}"
+
+
+def _short(task_id: str) -> str:
+    """A prefix that is unique among millions and that every command takes."""
+    return task_id[:14]
+
+
+def _facts(task: Task) -> dict[str, Any]:
+    facts: dict[str, Any] = {"task": task.id, "experiment": task.experiment}
+    if task.generation != 1:
+        facts["generation"] = task.generation
+    return facts
+
+
+def _name(problem: Exception | None) -> str:
+    return "failed" if problem is None else f"{type(problem).__name__}: {_one_line(str(problem))}".rstrip(": ")
+
+
+def _one_line(text: str) -> str:
+    """Without line breaks, and without the control characters that could move a terminal's cursor."""
+    text = " ".join(text.split())
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else "?" for char in text)
+    return text if len(text) <= _TEXT_WIDTH else text[: _TEXT_WIDTH - 1] + "…"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

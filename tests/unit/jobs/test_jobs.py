@@ -1,0 +1,381 @@
+"""Job specs: one meaning, whatever they are written as."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import replace
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from runtime.errors import NotPossible
+from runtime.jobs.array import expand_array, fill_command
+from runtime.jobs.spec import (
+    Array,
+    Backoff,
+    Checkpoint,
+    Code,
+    CodeMode,
+    Dependency,
+    Gpus,
+    InvalidSpec,
+    JobResources,
+    JobSpec,
+    JobState,
+    Mount,
+    MountMode,
+    OnExit,
+    Placement,
+    Priority,
+    Range,
+    Retry,
+    SecretRef,
+    encode_spec,
+    job_id,
+    parse_spec,
+    set_fields,
+    spec_fields,
+    spec_schema,
+)
+from runtime.jobs.spec_file import load_spec, load_yaml
+from runtime.schema import Size
+
+GIB = 1024**3
+ENDLESS: list[Any] = []
+ENDLESS.append(ENDLESS)
+
+FULL = JobSpec(
+    command=("python", "train.py", "--lr", "{lr}"),
+    name="train-7b",
+    code=Code(mode=CodeMode.SNAPSHOT, exclude=("data/",), max_size=Size(GIB), writable=False),
+    image="registry.example.org/lab/image@sha256:" + "a" * 64,
+    env={"WANDB_MODE": "online", "HOME_DIR": None},
+    secrets=(SecretRef(name="HF_TOKEN", source="secret-manager://hf-token"),),
+    mounts=(Mount(source="claim://scratch", target="/scratch", mode=MountMode.RW),),
+    resources=JobResources(
+        cpus=8, memory=Range(16 * GIB, None), gpus=Gpus(count=0.25, type="h100"), shared_memory=Size(GIB)
+    ),
+    array=Array(params={"lr": (1e-3, 3e-4), "depth": (2, 4)}, max_parallel=16, pack=4),
+    placement=Placement(on=("slurm", "local"), capacity="reservation:lab", selector={"zone": "a"}),
+    priority=Priority.HIGH,
+    account="vision",
+    time_limit=timedelta(hours=12),
+    grace_period=timedelta(seconds=30),
+    retry=Retry(failure=1, on_exit={"75": OnExit.REQUEUE}, backoff=Backoff(min=timedelta(seconds=1))),
+    checkpoint=Checkpoint(lead=timedelta(minutes=1)),
+    after=("j-0123",),
+)
+
+
+def problems_of(value: object) -> list[tuple[str, str, str | None]]:
+    with pytest.raises(InvalidSpec) as failed:
+        parse_spec(value)
+    return [(each.path, each.message, each.hint) for each in failed.value.problems]
+
+
+def test_spec_survives_the_way_through_json_and_yaml(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(json.dumps(spec_fields(FULL)))
+
+    read = parse_spec(json.loads(encode_spec(FULL)))
+    assert read == FULL
+    assert expand_array(read.array) == expand_array(FULL.array)
+    assert load_spec(str(tmp_path / "job.yaml")) == FULL
+
+
+def test_spec_written_by_hand_means_what_its_values_say() -> None:
+    spec = parse_spec(
+        {
+            "command": ["python", "train.py"],
+            "resources": {"memory": "16GiB..64GiB", "gpus": {"count": 8}},
+            "time_limit": "12h",
+            "retry": {"capacity": {"window": "1d"}},
+            "array": {"seeds": 3},
+        }
+    )
+
+    assert spec.resources == JobResources(memory=Range(16 * GIB, 64 * GIB), gpus=Gpus(count=8.0))
+    assert (spec.time_limit, spec.retry.capacity.window) == (timedelta(hours=12), timedelta(days=1))
+    assert spec.array == Array(seeds=3)
+
+
+def test_spec_of_one_line_of_shell_may_be_text() -> None:
+    assert parse_spec({"command": "a | b", "shell": True}) == JobSpec(command=("a | b",), shell=True)
+
+
+def test_spec_with_many_mistakes_names_each_with_what_is_allowed() -> None:
+    assert problems_of(
+        {
+            "comand": ["x"],
+            "resources": {"gpu": 1, "memory": "lots"},
+            "env": {"A": 1},
+            "nodes": "2",
+            "priority": "hihg",
+            "time_limit": [],
+            "mounts": [{"source": "/a"}],
+        }
+    ) == [
+        ("comand", "is no field here", "did you mean `command`?"),
+        ("command", "is missing", None),
+        ("env.A", "is 1, expected text", "put it in quotes"),
+        ("mounts[0].target", "is missing", None),
+        ("resources.gpu", "is no field here", "did you mean `gpus`?"),
+        ("resources.memory", 'is "lots", expected a size such as 16GiB, 16GiB.. or 16GiB..64GiB', None),
+        ("nodes", 'is "2", expected a whole number', None),
+        ("priority", 'is "hihg", expected one of low, normal, high, urgent', "did you mean `high`?"),
+        ("time_limit", "is a list, expected a duration such as 90s, 5m, 2h or 1d", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"command": []}, "has an empty `command`"),
+        ({"shell": True, "command": ["a", "b"]}, "expected one line of shell"),
+        ({"name": "Big_Run"}, "expected lower-case letters"),
+        ({"env": {"HF_TOKEN": "hf_abc"}}, "looks like a secret"),
+        ({"env": {"1X": "a"}}, "expected letters, digits"),
+        ({"nodes": 0}, "`nodes` 0, expected 1 to 100000"),
+        ({"nodes": 100_000_000}, "`nodes` 100000000, expected 1 to 100000"),
+        ({"tasks_per_node": 100_001}, "`tasks_per_node` 100001, expected 1 to 100000"),
+        (
+            {"nodes": 1000, "tasks_per_node": 101},
+            "`nodes` 1000 and `tasks_per_node` 101, expected at most 100000 ranks",
+        ),
+        ({"time_limit": "0s"}, "expected more than 0"),
+        ({"time_limit": "1m", "checkpoint": {"lead": "2m"}}, "expected less than `time_limit` 1m"),
+        ({"array": {}}, "has none of"),
+        ({"array": {"count": 2, "seeds": 2}}, "has count and seeds"),
+        ({"array": {"count": 0}}, "`count` 0, expected 1 to 100000"),
+        ({"array": {"params": {"lr": []}}}, "no values for `params.lr`"),
+        ({"array": {"count": 2, "pack": 2}, "nodes": 2}, "packed runs"),
+        ({"resources": {"gpus": {"count": 1.5}}}, "expected whole GPUs"),
+        ({"resources": {"gpus": {"count": 1}, "tpu": {"type": "v4"}}}, "one kind of accelerator"),
+        ({"resources": {"cpus": 0}}, "`cpus` 0, expected more than 0"),
+        ({"mounts": [{"source": "/a", "target": "b"}]}, "expected an absolute path"),
+        ({"secrets": [{"name": "A", "source": "hf-token"}]}, "expected secret-manager://NAME"),
+        ({"placement": {"capacity": "cheap"}}, "expected spot, on-demand, auto"),
+        ({"retry": {"on_exit": {"300": "fail"}}}, "expected 0 to 255"),
+        ({"retry": {"failure": -1}}, "expected 0 or more"),
+        ({"retry": {"backoff": {"min": "1h"}}}, "above `max`"),
+        ({"resources": {"gpus": {"count": math.nan}}}, "is NaN, expected a number"),
+        ({"resources": {"gpus": {"count": math.inf}}}, "is Infinity, expected a number"),
+        ({"resources": {"cpus": math.nan}}, "is NaN, expected a number"),
+        ({"time_limit": "99999999999999d"}, "expected a duration"),
+        ({"time_limit": math.inf}, "expected a duration"),
+        ({"array": {"params": {"lr": [math.nan]}}}, "values for `params.lr` that JSON does not have"),
+        ({"array": {"params": {"day": [date(2026, 1, 31)]}}}, "values for `params.day` that JSON does not have"),
+        ({"array": {"params": {"x": ENDLESS}}}, "values for `params.x` that JSON does not have"),
+        ({"command": ["a\0b"]}, "zero byte"),
+        ({"env": {"A": "\0"}}, "zero byte"),
+    ],
+)
+def test_spec_that_cannot_mean_anything_is_refused(change: dict[str, Any], message: str) -> None:
+    assert any(message in found for _, found, _ in problems_of({"command": ["x"], **change}))
+
+
+@pytest.mark.parametrize(("params", "name"), [({"a=b": [1]}, "a=b"), ({"": [1]}, ""), ({"a": ["\0"]}, "a")])
+def test_parameter_that_no_process_can_be_given_is_refused(params: dict[str, Any], name: str) -> None:
+    spec = parse_spec({"command": ["x"], "array": {"params": params}})
+
+    with pytest.raises(NotPossible) as refused:
+        expand_array(spec.array)
+
+    assert refused.value.message == f"parameter {json.dumps(name)} of the array cannot be a variable of a process"
+
+
+def test_array_beyond_all_bounds_is_refused_before_it_is_made() -> None:
+    spec = parse_spec({"command": ["x"], "array": {"params": {f"p{each}": list(range(10)) for each in range(30)}}})
+
+    with pytest.raises(NotPossible, match=f"has {10**30} indices"):
+        expand_array(spec.array)
+
+
+def test_date_in_a_file_is_text_and_a_key_that_is_there_twice_an_error() -> None:
+    assert load_yaml("array: {params: {day: [2026-01-31]}}") == {"array": {"params": {"day": ["2026-01-31"]}}}
+    with pytest.raises(yaml.YAMLError, match="`a` is there twice"):
+        load_yaml("env:\n  a: 1\n  a: 2\n")
+
+
+def test_spec_with_a_secret_by_name_only_takes_it_from_the_shell() -> None:
+    assert parse_spec({"command": ["x"], "env": {"HF_TOKEN": None}}).env == {"HF_TOKEN": None}
+
+
+def test_set_fields_are_those_that_differ_from_their_default() -> None:
+    assert set_fields(JobSpec(command=("x",))) == ["command"]
+    assert set_fields(JobSpec(command=("x",), checkpoint=Checkpoint(), nodes=2)) == ["checkpoint", "command", "nodes"]
+    assert set_fields(FULL) == [
+        "account",
+        "after",
+        "array.max_parallel",
+        "array.pack",
+        "array.params",
+        "checkpoint.lead",
+        "code.exclude",
+        "code.max_size",
+        "code.writable",
+        "command",
+        "env",
+        "grace_period",
+        "image",
+        "mounts",
+        "name",
+        "placement.capacity",
+        "placement.on",
+        "placement.selector",
+        "priority",
+        "resources.cpus",
+        "resources.gpus.count",
+        "resources.gpus.type",
+        "resources.memory",
+        "resources.shared_memory",
+        "retry.backoff.min",
+        "retry.failure",
+        "retry.on_exit",
+        "secrets",
+        "time_limit",
+    ]
+
+
+def test_schema_accepts_what_we_write_and_refuses_what_we_refuse() -> None:
+    schema = spec_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(spec_fields(FULL), schema)
+
+    for wrong in (
+        {},
+        {"command": ["x"], "comand": 1},
+        {"command": ["x"], "nodes": "2"},
+        {"command": ["x"], "priority": "x"},
+    ):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, schema)
+
+
+def test_schema_describes_every_field_that_the_source_explains() -> None:
+    described = spec_schema()["properties"]["checkpoint"]["anyOf"][0]["properties"]["lead"]["description"]
+
+    assert described == "How long before the time limit the signal comes."
+
+
+def test_job_id_differs_by_each_of_its_parts_and_by_nothing_else() -> None:
+    def made(**change: Any) -> str:
+        return job_id(**{"owner": "a", "target": "t", "spec": FULL, "snapshot": "sha256:1", **change})
+
+    others = [
+        made(owner="b"),
+        made(target="u"),
+        made(spec=dataclasses.replace(FULL, nodes=1, idempotency_key="2")),
+        made(snapshot=None),
+        made(again=1),
+        made(
+            spec=dataclasses.replace(
+                FULL, array=Array(params={"depth": (2, 4), "lr": (1e-3, 3e-4)}, max_parallel=16, pack=4)
+            )
+        ),
+    ]
+
+    assert made() == made(spec=parse_spec(spec_fields(FULL)))
+    assert made() == made(spec=dataclasses.replace(FULL, env=dict(reversed(FULL.env.items()))))
+    assert len({made(), *others}) == 7
+    assert len(made()) == 26
+
+
+def test_array_of_parameters_is_every_combination_with_the_last_name_fastest() -> None:
+    assert expand_array(FULL.array) == [
+        {"lr": 1e-3, "depth": 2},
+        {"lr": 1e-3, "depth": 4},
+        {"lr": 3e-4, "depth": 2},
+        {"lr": 3e-4, "depth": 4},
+    ]
+
+
+def test_array_of_seeds_counts_and_files_expand_to_their_indices() -> None:
+    assert expand_array(None) == [{}]
+    assert expand_array(Array(seeds=2, offset=5)) == [{"seed": 5}, {"seed": 6}]
+    assert expand_array(Array(count=2)) == [{}, {}]
+    assert expand_array(Array(file="p.jsonl"), [{"a": 1}]) == [{"a": 1}]
+    with pytest.raises(NotPossible, match="0 indices"):
+        expand_array(Array(file="p.jsonl"), [])
+
+
+def test_fill_command_replaces_parameters_and_leaves_other_braces() -> None:
+    command = ("python", "--lr={lr}", "{index}", '{"a": {"b": 1}}', "awk {print}", "{name}")
+
+    assert fill_command(command, {"lr": 3e-4, "name": "x y"}, 7) == (
+        "python",
+        "--lr=0.0003",
+        "7",
+        '{"a": {"b": 1}}',
+        "awk {print}",
+        "x y",
+    )
+
+
+def test_fill_command_with_a_name_that_is_nearly_a_parameter_is_refused() -> None:
+    with pytest.raises(NotPossible, match=r"`\{dephts\}`") as failed:
+        fill_command(("{dephts}",), {"depths": 1}, 0)
+
+    assert failed.value.hint == "did you mean `{depths}`?"
+
+
+@pytest.mark.parametrize("text", ["16GiB", "16GiB..", "16GiB..64GiB", "1500"])
+def test_range_reads_what_it_writes(text: str) -> None:
+    assert Range.read(str(Range.read(text))) == Range.read(text)
+
+
+@pytest.mark.parametrize("text", ["", "..16GiB", "64GiB..16GiB", "0", True, None, 1.5])
+def test_range_that_is_none_is_refused(text: object) -> None:
+    with pytest.raises(ValueError, match="a size such as"):
+        Range.read(text)
+
+
+def test_load_spec_of_a_file_that_is_none_says_so(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("a: [")
+
+    with pytest.raises(NotPossible, match="is no YAML"):
+        load_spec(str(tmp_path / "job.yaml"))
+    with pytest.raises(NotPossible, match="no such file"):
+        load_spec(str(tmp_path / "other.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("j-91c0", ("j-91c0",)),
+        (["j-91c0", "any:j-2"], ("j-91c0", "any:j-2")),
+        ("notok:j-2", ("notok:j-2",)),
+        ("ok:j-2", ("j-2",)),
+    ],
+)
+def test_after_is_one_job_or_many_each_with_the_end_that_is_waited_for(written: Any, read: tuple[str, ...]) -> None:
+    spec = parse_spec({"command": ["true"], "after": written})
+
+    assert spec.after == read
+    assert parse_spec(spec_fields(spec)) == spec
+    assert jsonschema.Draft202012Validator(spec_schema()).is_valid({"command": ["true"], "after": written})
+    assert replace(spec, after="any:j-2").after == ("any:j-2",)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("written", ["train", "maybe:j-1", ["j-1", "last"], "", 7])
+def test_after_that_names_no_job_is_refused(written: Any) -> None:
+    with pytest.raises(InvalidSpec):
+        parse_spec({"command": ["true"], "after": written})
+    assert not jsonschema.Draft202012Validator(spec_schema()).is_valid({"command": ["true"], "after": written})
+
+
+@pytest.mark.parametrize(
+    ("when", "met"),
+    [
+        ("ok", {JobState.SUCCEEDED}),
+        ("notok", {JobState.FAILED, JobState.CANCELLED}),
+        ("any", {JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED}),
+    ],
+)
+def test_dependency_is_met_by_the_end_that_it_waits_for_and_by_no_state_before(when: str, met: set[JobState]) -> None:
+    assert {state for state in JobState if Dependency.read(f"{when}:j-1").is_met(state)} == met

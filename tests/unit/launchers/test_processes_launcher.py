@@ -1,0 +1,277 @@
+"""Plans and states of jobs that are processes: what is started, and what one listing of processes tells."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.config import Project, Settings
+from runtime.errors import NotPossible
+from runtime.jobs.hosts.base import Answer, FileToWrite, HostUnavailable, LocalFiles
+from runtime.jobs.plan import Fidelity, JobIdentity, LaunchPlan, PlanContext, Target
+from runtime.jobs.spec import (
+    Array,
+    Checkpoint,
+    Code,
+    CodeMode,
+    Environment,
+    EnvironmentManager,
+    Gpus,
+    JobResources,
+    JobSpec,
+    JobState,
+    OnTaskFailure,
+    Range,
+    Retry,
+    SecretRef,
+)
+from runtime.launchers.local.launcher import LocalLauncher
+from runtime.launchers.processes.base import end_processes, process_states, spawn_shim
+from runtime.launchers.ssh.launcher import SshLauncher
+from runtime.reasons import EndReason
+
+JOB = JobIdentity(id="j-0123456789abcdef01234567", name="train", owner="kim", snapshot="sha256:" + "ab" * 32)
+BOX = Target(
+    name="box",
+    kind="ssh",
+    settings={"host": "gpu1", "setup": ["module load cuda"], "gpus": 2, "scratch": "/local"},
+)
+
+
+class ScriptedHost:
+    """A machine whose processes are a text."""
+
+    name = "gpu1"
+
+    def __init__(self, root: Path, listing: str) -> None:
+        self.files = LocalFiles(str(root))
+        self.listing = listing
+        self.started: list[list[str]] = []
+
+    def run(
+        self, words: Sequence[str], *, stdin: bytes = b"", timeout_s: float = 60, env: Mapping[str, Any] | None = None
+    ) -> Answer:
+        return Answer(0, self.listing, "")
+
+    def spawn(self, words: Sequence[str], *, folder: str, log: str, env: Mapping[str, str] | None = None) -> int:
+        self.started.append(list(words))
+        return 1
+
+    def close(self) -> None:
+        pass
+
+
+def make_context(tmp_path: Path, **environ: str) -> PlanContext:
+    settings = Settings(project=Project(root=tmp_path), data_dir=tmp_path, cache_dir=tmp_path, config_dir=tmp_path)
+    now = datetime(2026, 1, 2, tzinfo=UTC)
+    return PlanContext(settings=settings, now=now, base=tmp_path, environ=environ, records="/records")
+
+
+def render(plan: LaunchPlan) -> str:
+    order = json.dumps(plan.order, indent=1, sort_keys=True)
+    kept = "\n".join(f"{name}: {keeping.fidelity} by {keeping.how}" for name, keeping in plan.fidelity.items())
+    return f"# command\n{plan.artefacts['command']}\n# order\n{order}\n\n# fidelity\n{kept}\n"
+
+
+def test_plan_of_everything_that_processes_keep(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    spec = JobSpec(
+        command=("python", "train.py", "--lr", "{lr}"),
+        environment=Environment(manager=EnvironmentManager.UV, extras=("gpu",), setup=("ulimit -n 4096",)),
+        env={"WANDB_MODE": "offline", "LAB": None},
+        secrets=(SecretRef(name="HF_TOKEN", source="env://HF_TOKEN"),),
+        resources=JobResources(gpus=Gpus(count=0.5)),
+        tasks_per_node=2,
+        array=Array(params={"lr": (0.1, 0.2), "seed": (7,)}, offset=3, on_task_failure=OnTaskFailure.STOP),
+        time_limit=timedelta(hours=2),
+        idle_timeout=timedelta(minutes=30),
+        retry=Retry(failure=1),
+        checkpoint=Checkpoint(),
+    )
+
+    plan = SshLauncher().plan(spec, BOX, JOB, make_context(tmp_path, LAB="north"))
+
+    golden("launchers/ssh/array.txt", render(plan))
+
+
+def test_plan_of_a_command_and_nothing_else(tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    target = Target(name="local", kind="local", settings={"python": "/usr/bin/python3"}, records="/records")
+
+    plan = LocalLauncher().plan(JobSpec(command=("echo", "a b")), target, JOB, make_context(tmp_path))
+
+    golden("launchers/local/command.txt", render(plan))
+
+
+@pytest.mark.parametrize(
+    ("memory", "limits"),
+    [
+        ("64MiB", {"cpus": 2.0, "memory_bytes": 64 << 20}),
+        ("32MiB..64MiB", {"cpus": 2.0, "memory_bytes": 64 << 20}),
+        ("32MiB..", {"cpus": 2.0}),
+    ],
+)
+def test_plan_of_a_job_with_cpus_and_memory_has_them_as_limits(
+    tmp_path: Path, memory: str, limits: dict[str, float]
+) -> None:
+    spec = JobSpec(command=("true",), resources=JobResources(cpus=2.0, memory=Range.read(memory)))
+
+    plan = SshLauncher().plan(spec, BOX, JOB, make_context(tmp_path))
+
+    assert plan.order["limits"] == limits
+    assert {name: keeping.fidelity for name, keeping in plan.fidelity.items() if name.startswith("resources.")} == {
+        "resources.cpus": Fidelity.SHIM,
+        "resources.memory": Fidelity.SHIM,
+    }
+
+
+def test_plan_of_more_ranks_than_one_machine_starts_is_refused(tmp_path: Path) -> None:
+    def plan(nodes: int) -> LaunchPlan:
+        spec = JobSpec(command=("true",), nodes=nodes, tasks_per_node=16)
+        return SshLauncher().plan(spec, BOX, JOB, make_context(tmp_path))
+
+    with pytest.raises(NotPossible) as refused:
+        plan(17)
+
+    assert refused.value.message.startswith("target `box` is one machine, and 272 ranks are more than the 256 ")
+    assert plan(16).order["nodes"] == 16
+
+
+def test_plan_of_an_environment_without_a_tree_is_refused(tmp_path: Path) -> None:
+    spec = JobSpec(
+        command=("true",),
+        code=Code(mode=CodeMode.IMAGE),
+        environment=Environment(manager=EnvironmentManager.UV),
+    )
+
+    with pytest.raises(NotPossible, match="brings no tree to find it in"):
+        SshLauncher().plan(spec, BOX, JOB, make_context(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "manager", "lines"),
+    [
+        ("/venvs/a b", EnvironmentManager.NONE, [". '/venvs/a b'/bin/activate"]),
+        ("lab", EnvironmentManager.CONDA, ['eval "$(conda shell.posix hook)"', "conda activate lab"]),
+    ],
+)
+def test_environment_that_is_there_is_entered_after_the_targets_lines(
+    tmp_path: Path, name: str, manager: EnvironmentManager, lines: list[str]
+) -> None:
+    spec = JobSpec(command=("true",), environment=Environment(name=name, manager=manager, setup=("last",)))
+
+    plan = SshLauncher().plan(spec, BOX, JOB, make_context(tmp_path))
+
+    assert plan.order["setup"] == ["module load cuda", *lines, "last"]
+    assert "environment" not in plan.order
+
+
+def test_states_follow_from_one_listing_and_the_start_of_the_machine(tmp_path: Path) -> None:
+    listing = (
+        "01234567-89ab-cdef\n/usr/bin/python3 /r/jobs/j-1/shim.py /r/jobs/j-1 --native aaaa@01234567\ngrep --native\n"
+    )
+
+    states = process_states(["aaaa@01234567", "bbbb@01234567", "cccc@76543210"], ScriptedHost(tmp_path, listing))
+
+    assert [(each.native_id[:4], each.state, each.reason, each.raw, each.message) for each in states] == [
+        ("aaaa", JobState.RUNNING, None, "running", ""),
+        ("bbbb", JobState.FAILED, EndReason.LOST, "gone", "its process on `gpu1` is gone"),
+        ("cccc", JobState.FAILED, EndReason.NODE_FAILED, "rebooted", "`gpu1` was started anew"),
+    ]
+
+
+def test_processes_that_do_not_end_are_said_with_what_to_do(tmp_path: Path) -> None:
+    host = ScriptedHost(tmp_path, "71 1 S python3 shim.py --native aaaa@01234567\n")
+
+    left = end_processes(["aaaa@01234567", "bbbb@01234567"], host, patience_s=0)
+
+    said = "run the same `runtime cancel` again, and if that does not help, `kill -9 71` there"
+    assert left == [f"the shim aaaa@01234567 on `gpu1` still runs; {said}"]
+
+
+class StoppingHost(ScriptedHost):
+    """A machine with a shim and its copy, which go once they are killed, or once they are woken often enough."""
+
+    def __init__(self, root: Path, *, state: str, wakes: int) -> None:
+        line = f"{{}} {{}} {state} python3 shim.py /r/jobs/{JOB.id} --native aaaa@01234567\n"
+        super().__init__(root, line.format(71, 1) + line.format(72, 71))
+        self.files.write_many([FileToWrite(f"jobs/{JOB.id}/order.json", b'{"grace_s": 0.0}')])
+        self.sent: list[list[str]] = []
+        self.wakes = wakes
+
+    def run(self, words: Sequence[str], **more: Any) -> Answer:
+        if words[0] == "sh":
+            self.sent.append(list(words[3:]))
+            if "KILL" in words or self.sent.count(["CONT", "71", "72"]) == self.wakes:
+                self.listing = ""
+        return super().run(words)
+
+
+@pytest.mark.parametrize(
+    ("state", "wakes", "slack", "sent"),
+    [
+        ("T", 1, 600.0, [["CONT", "71", "72"]]),
+        ("T+", 2, 600.0, [["CONT", "71", "72"]] * 2),
+        # Whatever is woken is stopped again.
+        ("T", -1, 0.0, [["CONT", "71", "72"], ["CONT", "71", "72"], ["KILL", "71", "72"]]),
+    ],
+)
+def test_stopped_shims_are_woken_and_killed_once_their_grace_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, wakes: int, slack: float, sent: list[list[str]]
+) -> None:
+    monkeypatch.setattr("runtime.launchers.processes.base.WAKE_S", slack)
+    host = StoppingHost(tmp_path, state=state, wakes=wakes)
+
+    left = end_processes(["aaaa@01234567"], host)
+
+    assert (left, host.sent) == ([], sent)
+
+
+def test_cancel_of_one_run_wakes_a_stopped_shim(tmp_path: Path) -> None:
+    host = StoppingHost(tmp_path, state="T", wakes=1)
+
+    assert LocalLauncher().cancel(BOX, ["aaaa@01234567"], [3], host) == []
+
+    assert host.sent == [["CONT", "71", "72"]]
+
+
+def test_shim_that_does_not_start_is_said_with_its_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.launchers.processes.base.APPEAR_S", 0.2)
+    target = replace(BOX, records=str(tmp_path))
+    plan = SshLauncher().plan(JobSpec(command=("true",)), target, JOB, make_context(tmp_path))
+    host = ScriptedHost(tmp_path, "01234567\n")
+    host.files.create(f"jobs/{JOB.id}/shim.log", b"python3: can't open file\n")
+
+    with pytest.raises(NotPossible) as refused:
+        spawn_shim(plan, plan.parts[0], host, before=["nice"])
+
+    assert refused.value.message == f"the shim of job `{JOB.id}` did not start on `gpu1`"
+    assert refused.value.facts == ("python3: can't open file",)
+    folder = f"{tmp_path}/jobs/{JOB.id}"
+    assert host.started[0][:4] == ["nice", "python3", f"{folder}/shim.py", folder]
+
+
+def test_shim_that_is_slow_to_start_may_still_take_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.launchers.processes.base.START_S", 0.1)
+    plan = SshLauncher().plan(
+        JobSpec(command=("true",)), replace(BOX, records=str(tmp_path)), JOB, make_context(tmp_path)
+    )
+
+    # Not `NotPossible`: that would have the next target of `--on A,B` tried.
+    with pytest.raises(HostUnavailable) as silent:
+        spawn_shim(plan, plan.parts[0], ScriptedHost(tmp_path, "01234567\n"))
+
+    assert silent.value.hint == "run the same `runtime launch` again: there is one job, whoever comes first"
+
+
+def test_shim_of_a_twin_that_was_first_is_the_one_that_counts(tmp_path: Path) -> None:
+    target = replace(BOX, records=str(tmp_path))
+    plan = SshLauncher().plan(JobSpec(command=("true",)), target, JOB, make_context(tmp_path))
+    host = ScriptedHost(tmp_path, "01234567\n")
+    host.files.create(f"jobs/{JOB.id}/owners/1.0", b"first@01234567")
+
+    assert spawn_shim(plan, plan.parts[0], host) == "first@01234567"

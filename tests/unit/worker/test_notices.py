@@ -1,0 +1,388 @@
+"""Preemption notices, from a file and from metadata servers of our own that behave like the clouds'."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.errors import InvalidValue
+from runtime.worker.notices import GCE_NOTICE, Notice, NoticeSettings, NoticeWatch, find_cloud, notice_settings_from
+from tests.services_support import PATIENCE_S
+
+QUICK: dict[str, Any] = {
+    "every": timedelta(seconds=0.02),
+    "file_every": timedelta(seconds=0.02),
+    "timeout": timedelta(minutes=4),
+}
+
+
+class MetadataServer:
+    """Serves the two clouds' paths on loopback; tests set what it says."""
+
+    def __init__(self) -> None:
+        self.preempted = "FALSE"
+        self.maintenance = "NONE"
+        self.action: str | None = None
+        self.status: int | None = None
+        """Answers everything with this instead."""
+        self.delay_s = 0.0
+        self.genuine = True
+        self.valid_token = "token-1"
+        self.requests: list[tuple[str, str]] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                outer._answer(self, "GET")
+
+            def do_PUT(self) -> None:
+                outer._answer(self, "PUT")
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def count(self, method: str, path: str) -> int:
+        return sum(request == (method, path) for request in self.requests)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _answer(self, handler: BaseHTTPRequestHandler, method: str) -> None:
+        self.requests.append((method, handler.path))
+        time.sleep(self.delay_s)
+        status, body = (self.status, "") if self.status else self._look_up(handler, method)
+        try:
+            handler.send_response(status)
+            if self.genuine:
+                handler.send_header("Metadata-Flavor", "Google")
+            handler.send_header("Content-Length", str(len(body)))
+            handler.end_headers()
+            handler.wfile.write(body.encode())
+        except OSError:
+            pass
+
+    def _look_up(self, handler: BaseHTTPRequestHandler, method: str) -> tuple[int, str]:
+        match method, handler.path:
+            case "GET", "/computeMetadata/v1/instance/preempted" | "/computeMetadata/v1/instance/maintenance-event":
+                if handler.headers["Metadata-Flavor"] != "Google":
+                    return 403, ""
+                return 200, self.preempted if handler.path.endswith("preempted") else self.maintenance
+            case "PUT", "/latest/api/token":
+                return (200, self.valid_token) if handler.headers["X-aws-ec2-metadata-token-ttl-seconds"] else (400, "")
+            case "GET", "/latest/meta-data/spot/instance-action":
+                if handler.headers["X-aws-ec2-metadata-token"] != self.valid_token:
+                    return 401, ""
+                return (200, self.action) if self.action is not None else (404, "")
+            case _:
+                return 404, ""
+
+
+@pytest.fixture
+def server() -> Iterator[MetadataServer]:
+    server = MetadataServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def watch() -> Iterator[Callable[..., NoticeWatch]]:
+    """`watch(gce_url=…)` starts a quick watch; all are stopped when the test ends."""
+    watches: list[NoticeWatch] = []
+
+    def start(fd: int | None = None, on_notice: Callable[[Notice], None] | None = None, **settings: Any) -> NoticeWatch:
+        each = NoticeWatch(NoticeSettings(**(QUICK | settings)), fd=fd, on_notice=on_notice, root=Path("/nonexistent"))
+        watches.append(each)
+        each.start()
+        return each
+
+    yield start
+    for each in watches:
+        each.stop()
+        if each._thread:
+            each._thread.join()
+
+
+def eventually(condition: Callable[[], object], within_s: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "did not come true"
+        time.sleep(0.005)
+
+
+def notice_of(watching: NoticeWatch) -> Notice:
+    eventually(lambda: watching.notice)
+    assert watching.notice
+    return watching.notice
+
+
+def test_no_source_starts_no_thread_and_loads_no_http() -> None:
+    code = (
+        "import sys, threading; from pathlib import Path\n"
+        "from runtime.worker.notices import NoticeSettings, NoticeWatch\n"
+        "watch = NoticeWatch(NoticeSettings(), root=Path('/nonexistent')); watch.start()\n"
+        "assert watch.sources == (), watch.sources\n"
+        "assert threading.active_count() == 1\n"
+        "loaded = {'urllib.request', 'http.client', 'ssl', 'socket'} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+    )
+
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
+
+
+def test_file_that_appears_is_a_notice(watch: Any, tmp_path: Path) -> None:
+    path = tmp_path / "preempt"
+    watching = watch(file=path)
+    time.sleep(0.06)
+    assert watching.notice is None
+
+    (tmp_path / "written").write_text("node 7 drains\nticket 12\n")
+    (tmp_path / "written").rename(path)
+
+    notice = notice_of(watching)
+    assert (notice.source, notice.deadline, notice.text) == ("file", None, "node 7 drains")
+
+
+def test_empty_file_names_itself(watch: Any, tmp_path: Path) -> None:
+    (tmp_path / "preempt").touch()
+
+    watching = watch(file=tmp_path / "preempt")
+
+    notice = notice_of(watching)
+    assert notice.text == f"`{tmp_path / 'preempt'}` exists"
+
+
+def test_notice_wakes_descriptor_and_callback_once(watch: Any, server: MetadataServer) -> None:
+    reading, writing = os.pipe()
+    heard: list[Notice] = []
+    watching = watch(fd=writing, on_notice=heard.append, gce_url=server.url)
+
+    server.preempted = "TRUE"
+
+    eventually(lambda: not watching._thread.is_alive())
+    assert os.read(reading, 10) == b"n"
+    assert heard == [watching.notice]
+    os.close(reading)
+    os.close(writing)
+
+
+def test_descriptor_that_is_gone_does_not_stop_the_callback(watch: Any, tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    heard: list[Notice] = []
+    (tmp_path / "preempt").touch()
+
+    watch(fd=writing, on_notice=heard.append, file=tmp_path / "preempt")
+
+    eventually(lambda: heard)
+    os.close(writing)
+
+
+def test_gce_preemption_has_a_deadline(watch: Any, server: MetadataServer) -> None:
+    watching = watch(gce_url=server.url)
+    eventually(lambda: server.count("GET", "/computeMetadata/v1/instance/maintenance-event") >= 2)
+    assert watching.notice is None
+    assert watching.problem is None
+
+    server.preempted = "TRUE"
+
+    notice = notice_of(watching)
+    assert notice.source == "gce"
+    assert notice.deadline == notice.at + GCE_NOTICE
+
+
+def test_gce_maintenance_that_ends_the_machine_is_a_notice(watch: Any, server: MetadataServer) -> None:
+    server.maintenance = "MIGRATE_ON_HOST_MAINTENANCE"
+    watching = watch(gce_url=server.url)
+    eventually(lambda: server.count("GET", "/computeMetadata/v1/instance/maintenance-event") >= 2)
+    assert watching.notice is None
+
+    server.maintenance = "TERMINATE_ON_HOST_MAINTENANCE"
+
+    notice = notice_of(watching)
+    assert notice.deadline is None
+    assert "TERMINATE_ON_HOST_MAINTENANCE" in notice.text
+
+
+def test_gce_unavailable_for_a_while_is_asked_again(watch: Any, server: MetadataServer) -> None:
+    server.status = 503
+    watching = watch(gce_url=server.url)
+    eventually(lambda: watching.problem)
+    assert "answered 503" in watching.problem
+
+    server.status, server.preempted = None, "TRUE"
+
+    eventually(lambda: watching.notice)
+
+
+def test_problem_is_gone_when_the_server_answers_again(watch: Any, server: MetadataServer) -> None:
+    server.status = 503
+    watching = watch(gce_url=server.url)
+    eventually(lambda: watching.problem)
+
+    server.status = None
+
+    eventually(lambda: watching.problem is None)
+    assert watching.notice is None
+
+
+def test_gce_answer_of_a_stranger_is_no_notice(watch: Any, server: MetadataServer) -> None:
+    server.genuine, server.preempted = False, "TRUE"
+
+    watching = watch(gce_url=server.url)
+
+    eventually(lambda: watching.problem)
+    assert watching.notice is None
+
+
+def test_slow_server_is_given_up_and_asked_again(watch: Any, server: MetadataServer) -> None:
+    server.delay_s = 1
+    watching = watch(gce_url=server.url, timeout=timedelta(seconds=0.2))
+    eventually(lambda: watching.problem)
+    assert "timed out" in watching.problem
+
+    server.delay_s, server.preempted = 0, "TRUE"
+
+    eventually(lambda: watching.notice)
+
+
+def test_ec2_without_an_action_goes_on_with_one_token(watch: Any, server: MetadataServer) -> None:
+    watching = watch(ec2_url=server.url)
+
+    eventually(lambda: server.count("GET", "/latest/meta-data/spot/instance-action") >= 4)
+
+    assert watching.notice is None
+    assert watching.problem is None
+    assert server.count("PUT", "/latest/api/token") == 1
+
+
+def test_ec2_action_says_what_and_when(watch: Any, server: MetadataServer) -> None:
+    server.action = '{"action": "terminate", "time": "2026-09-18T08:22:00Z"}'
+
+    watching = watch(ec2_url=server.url)
+
+    notice = notice_of(watching)
+    assert notice.source == "ec2"
+    assert notice.deadline == datetime(2026, 9, 18, 8, 22, tzinfo=UTC)
+    assert notice.text == "EC2 will terminate this machine"
+
+
+@pytest.mark.parametrize("action", ["", "[]", '{"action": "stop", "time": "soon"}'])
+def test_ec2_action_that_cannot_be_read_is_still_a_notice(watch: Any, server: MetadataServer, action: str) -> None:
+    server.action = action
+
+    watching = watch(ec2_url=server.url)
+
+    notice = notice_of(watching)
+    assert notice.deadline is None
+
+
+def test_ec2_aged_token_is_renewed(watch: Any, server: MetadataServer) -> None:
+    watching = watch(ec2_url=server.url)
+    eventually(lambda: server.count("GET", "/latest/meta-data/spot/instance-action") >= 1)
+
+    server.valid_token, server.action = "token-2", '{"action": "stop", "time": "2026-09-18T08:22:00Z"}'
+
+    eventually(lambda: watching.notice)
+    assert server.count("PUT", "/latest/api/token") == 2
+
+
+def test_ec2_refused_token_is_a_problem_not_a_notice(watch: Any, server: MetadataServer) -> None:
+    server.status = 403
+
+    watching = watch(ec2_url=server.url)
+
+    eventually(lambda: watching.problem)
+    assert "answered 403 when asked for a token" in watching.problem
+
+
+def test_proxy_of_the_environment_is_not_used(
+    watch: Any, server: MetadataServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    server.preempted = "TRUE"
+
+    watching = watch(gce_url=server.url)
+
+    eventually(lambda: watching.notice)
+
+
+def test_stopped_watch_says_nothing(watch: Any, tmp_path: Path) -> None:
+    watching = watch(file=tmp_path / "preempt")
+    watching.stop()
+    watching._thread.join()
+
+    (tmp_path / "preempt").touch()
+    time.sleep(0.06)
+
+    assert watching.notice is None
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        ({"product_name": "Google Compute Engine\n"}, "gce"),
+        ({"product_name": "m5.large\n", "sys_vendor": "Amazon EC2\n"}, "ec2"),
+        ({"product_name": "HVM domU\n", "sys_vendor": "Xen\n", "bios_version": "4.11.amazon\n"}, "ec2"),
+        ({"product_name": "Standard PC\n", "sys_vendor": "QEMU\n"}, None),
+    ],
+)
+def test_find_cloud_by_the_firmware(tmp_path: Path, files: dict[str, str], expected: str | None) -> None:
+    folder = tmp_path / "sys/class/dmi/id"
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+
+    assert find_cloud(tmp_path) == expected
+    assert NoticeWatch(NoticeSettings(), root=tmp_path).sources == ((expected,) if expected else ())
+    assert NoticeWatch(NoticeSettings(clouds=()), root=tmp_path).sources == ()
+
+
+def test_watch_as_a_context_ends_with_it(tmp_path: Path) -> None:
+    settings = NoticeSettings(file=tmp_path / "preempt", **QUICK)
+
+    with NoticeWatch(settings, root=Path("/nonexistent")) as watching:
+        assert watching._thread
+        assert watching._thread.is_alive()
+
+    watching._thread.join(240)
+    assert not watching._thread.is_alive()
+
+
+def test_settings_from_the_environment() -> None:
+    assert notice_settings_from({}) == NoticeSettings()
+    assert notice_settings_from(
+        {
+            "RUNTIME_PREEMPTION_FILE": "/run/preempt",
+            "GCE_METADATA_HOST": "127.0.0.1:8080",
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:8081/",
+        }
+    ) == NoticeSettings(file=Path("/run/preempt"), gce_url="http://127.0.0.1:8080", ec2_url="http://127.0.0.1:8081")
+    assert notice_settings_from({"RUNTIME_PREEMPTION_NOTICES": "off"}).clouds == ()
+    assert notice_settings_from({"AWS_EC2_METADATA_DISABLED": "true"}).clouds == ("gce",)
+
+
+def test_settings_that_mean_nothing_are_refused() -> None:
+    with pytest.raises(InvalidValue):
+        notice_settings_from({"RUNTIME_PREEMPTION_NOTICES": "maybe"})

@@ -1,0 +1,147 @@
+"""Reading the process table and the kernel's counters, from captured text and from this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime.worker.attempts import processes
+from runtime.worker.attempts.processes import OomWatch, Process
+
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+
+# A real line; the command was renamed to hold blanks, parentheses and a line break.
+STAT = (
+    b"4242 (a) R (b\n) S 17 4242 4241 0 -1 4194560 1045 2034 0 0 5 3 1 0 20 0 1 0 86061 16580608 2190 "
+    b"18446744073709551615 4194304 4196877 140722 0 0 0 0 16781312 2 0 0 0 17 1 0 0 0 0 0 0 0 0 0 0 0 0 0\n"
+)
+
+
+def test_stat_line_with_odd_name_is_parsed() -> None:
+    process = processes.parse_stat(STAT)
+    assert (process.pid, process.ppid, process.session, process.state) == (4242, 17, 4241, "S")
+    assert process.rss_bytes == 2190 * processes.PAGE_BYTES
+    assert not process.dead
+
+
+def family(*rows: tuple[int, int, int, str]) -> dict[int, Process]:
+    return {pid: Process(pid, ppid, session, state, 1000) for pid, ppid, session, state in rows}
+
+
+def test_descendants_are_found_through_the_dead_and_parents_come_first() -> None:
+    table = family(
+        (1, 0, 1, "S"), (10, 1, 10, "S"), (11, 10, 10, "Z"), (12, 11, 12, "S"), (13, 10, 10, "R"), (20, 1, 20, "S")
+    )
+    assert processes.find_descendants(table, 10) == [13, 12]
+    assert processes.find_descendants(table, 1) == [10, 20, 13, 12]
+    assert processes.find_descendants(table, 99) == []
+
+
+def test_session_lists_its_leader_first_and_no_dead_member() -> None:
+    table = family((5, 7, 7, "S"), (7, 1, 7, "S"), (8, 7, 7, "Z"), (9, 7, 9, "S"))
+    assert processes.find_session(table, 7) == [7, 5]
+
+
+def test_tree_memory_is_the_sum_of_resident_sizes_below_the_limit() -> None:
+    table = family((10, 1, 10, "S"), (11, 10, 10, "S"), (12, 11, 12, "S"), (20, 1, 20, "S"))
+    assert processes.tree_memory_bytes(table, 10, limit_bytes=10_000) == 3000
+
+
+@linux_only
+def test_tree_memory_counts_shared_pages_once_above_the_limit() -> None:
+    """Two processes that share 64 MiB hold 64 MiB, not 128."""
+    code = (
+        "import os, sys, time\n"
+        "held = bytearray(64 << 20); held[::4096] = b'x' * len(held[::4096])\n"
+        "pid = os.fork()\n"
+        "if pid: print('up', flush=True)\n"
+        "sum(held[::4096])\n"
+        "time.sleep(300)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout
+        holder.stdout.readline()
+        table = processes.read_table()
+        tree = [holder.pid, *processes.find_descendants(table, holder.pid)]
+        try:
+            resident = sum(table[pid].rss_bytes for pid in tree)
+            used = processes.tree_memory_bytes(table, holder.pid, limit_bytes=1 << 20)
+        finally:
+            processes.send_signal(tree, signal.SIGKILL)
+    assert len(tree) == 2
+    assert resident > 128 << 20
+    assert 64 << 20 < used < 100 << 20
+
+
+@linux_only
+def test_table_holds_this_process() -> None:
+    own = processes.read_table()[os.getpid()]
+    assert (own.ppid, own.session) == (os.getppid(), os.getsid(0))
+    assert own.rss_bytes > 1 << 20
+    assert abs(processes.own_rss_bytes() - own.rss_bytes) < 64 << 20
+
+
+@linux_only
+def test_marked_process_is_found_by_its_first_environment() -> None:
+    with subprocess.Popen(["sleep", "300"], env={"RUNTIME_ATTEMPT_TOKEN": "abc123"}) as marked:
+        try:
+            table = processes.read_table()
+            assert processes.find_marked(table, ["zzz", "abc123"]) == [marked.pid]
+            assert processes.find_marked(table, ["abc12"]) == []
+            assert processes.find_marked(table, []) == []
+        finally:
+            marked.kill()
+
+
+def test_signal_to_what_is_gone_is_passed_over() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    assert processes.send_signal([gone.pid], signal.SIGTERM) == 0
+
+
+def test_unreadable_file_reads_as_nothing() -> None:
+    assert processes.read_file("/proc/0/stat") == b""
+
+
+@pytest.mark.parametrize(
+    ("text", "kills"),
+    [
+        (b"low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n", 2),  # v2 memory.events
+        (b"oom_kill_disable 0\nunder_oom 0\noom_kill 5\n", 5),  # v1 memory.oom_control
+        (b"nr_free_pages 1\noom_kill 7\n", 7),  # vmstat
+        (b"", 0),
+    ],
+)
+def test_oom_counter_is_read_in_each_format(text: bytes, kills: int) -> None:
+    assert processes.parse_oom_kills(text) == kills
+
+
+@pytest.mark.parametrize(
+    ("membership", "file"),
+    [
+        (b"0::/user.slice/run-7.scope\n", "user.slice/run-7.scope/memory.events"),
+        (b"9:name=systemd:/\n4:cpu,memory:/job_1/step_0\n0::/\n", "memory/job_1/step_0/memory.oom_control"),
+        (b"4:memory:/docker/0123\n", "memory/memory.oom_control"),
+        (b"1:name=systemd:/x\n0::/x\n", "unified/x/memory.events"),
+    ],
+)
+def test_oom_counter_is_found_for_v2_v1_containers_and_hybrid(tmp_path: Path, membership: bytes, file: str) -> None:
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text("oom_kill 0\n")
+    assert processes.find_oom_counter(str(tmp_path), membership) == str(tmp_path / file)
+
+
+def test_oom_watch_counts_since_it_last_looked(tmp_path: Path) -> None:
+    counter = tmp_path / "memory.events"
+    counter.write_text("oom_kill 4\n")
+    watch = OomWatch(str(counter))
+    assert watch.kills() == 0
+    counter.write_text("oom_kill 6\n")
+    assert (watch.kills(), watch.kills()) == (2, 0)
+    counter.unlink()
+    assert watch.kills() == 0
