@@ -7,7 +7,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from runtime.client.jobs.launch import JobHandle, launch
-    from runtime.client.tasks.submit import submit, wait
+    from runtime.client.tasks.submit import submit
+    from runtime.client.tasks.wait import wait
     from runtime.errors import RuntimeFailure
     from runtime.jobs.spec import JobSpec
     from runtime.stack.find import open_stack
@@ -41,7 +42,7 @@ _HOMES = {
     "open_stack": "runtime.stack.find",
     "run_worker": "runtime.worker.worker",
     "submit": "runtime.client.tasks.submit",
-    "wait": "runtime.client.tasks.submit",
+    "wait": "runtime.client.tasks.wait",
     "workflow": "runtime.tasks.workflows",
 }
 

@@ -260,7 +260,7 @@ def repair(
       runtime queue repair
       runtime queue repair training --experiment sweep --yes
     """
-    from runtime.client.tasks.submit import repair as repair_queue
+    from runtime.client.tasks.repair import repair as repair_queue
 
     with open_stack(stack, queue=queue) as opened:
         target = opened.queue()

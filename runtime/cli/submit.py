@@ -21,8 +21,10 @@ from runtime.values import dataclass, replace
 
 if TYPE_CHECKING:
     from runtime.client.tasks.code import SubmittedCode
+    from runtime.client.tasks.make import TaskOptions
     from runtime.client.tasks.status import Stack
-    from runtime.client.tasks.submit import Submission, TaskOptions, Waited
+    from runtime.client.tasks.submit import Submission
+    from runtime.client.tasks.wait import Waited
     from runtime.config import Settings
     from runtime.queues.base import Queue
     from runtime.records.base import RecordStore
@@ -304,7 +306,7 @@ def _read_options(
     resources: Resources,
     outputs: tuple[str, ...],
 ) -> TaskOptions:
-    from runtime.client.tasks.submit import TaskOptions, moment_after, submitter
+    from runtime.client.tasks.make import TaskOptions, moment_after, submitter
     from runtime.units import parse_duration
 
     now = datetime.now(UTC)
@@ -478,7 +480,7 @@ def _say(done: Submission, request: _Request, code: SubmittedCode) -> None:
     if done.known:
         note("it was already submitted" if total == 1 else f"{_of(done.known, total)} were already submitted")
     if done.known_other:
-        from runtime.client.tasks.submit import NAMED_TASKS
+        from runtime.client.tasks.sending import NAMED_TASKS
 
         those = (
             "it" if total == 1 else f"{'at least ' if done.known > NAMED_TASKS else ''}{_of(done.known_other, total)}"
@@ -509,7 +511,7 @@ def _say(done: Submission, request: _Request, code: SubmittedCode) -> None:
 
 
 def _wait(done: Submission, target: Queue, opened: Stack, output: Output) -> int:
-    from runtime.client.tasks.submit import wait
+    from runtime.client.tasks.wait import wait
 
     name = done.tasks[0][0] if done.tasks and len(done.tasks) == 1 else done.experiment
     with ExitStack() as shown:

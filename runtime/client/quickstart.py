@@ -25,7 +25,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Final, Protocol, Self
 
-from runtime.client.tasks.submit import Submission, submit, wait
+from runtime.client.tasks.submit import Submission, submit
+from runtime.client.tasks.wait import wait
 from runtime.config import Settings, load_settings
 from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible, RequestRefused, WorkFailed
 from runtime.outputs import SqliteQueueOutput

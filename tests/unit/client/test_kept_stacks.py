@@ -22,7 +22,8 @@ from runtime.client.tasks import code as submitted_code
 from runtime.client.tasks import kept_stacks
 from runtime.client.tasks.code import CodeInHand, take_code
 from runtime.client.tasks.kept_stacks import borrow_stack, close_kept
-from runtime.client.tasks.submit import Submission, submit, wait
+from runtime.client.tasks.submit import Submission, submit
+from runtime.client.tasks.wait import wait
 from runtime.config import load_settings
 from runtime.errors import InvalidTask, NotPossible, UnknownName
 from runtime.queues.sqlite.queue import open_sqlite
