@@ -13,7 +13,8 @@ from runtime.cli.show import Output, cut_line, note, paint, print_json
 from runtime.client.identify import Identity, Kind, identify, recall_last
 from runtime.client.tasks.explain import Explanation, explain_experiment, explain_worker, read_facts
 from runtime.client.tasks.explain import explain as explain_task
-from runtime.client.tasks.status import read_experiment, read_worker
+from runtime.client.tasks.status import read_experiment
+from runtime.client.tasks.workers import read_worker
 from runtime.errors import RequestRefused
 from runtime.stack.find import open_stack
 from runtime.values import replace

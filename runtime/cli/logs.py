@@ -21,7 +21,7 @@ from runtime.cli.render.jobs import (
 from runtime.cli.show import note
 from runtime.client.identify import get_task_id, recall_last
 from runtime.client.tasks.logs import AttemptLog, choose_log, find_logs, follow, read_log
-from runtime.client.tasks.status import read_standing
+from runtime.client.tasks.standing import read_standing
 from runtime.errors import InvalidValue, RequestRefused
 from runtime.stack.find import open_stack
 
