@@ -29,7 +29,9 @@ from infra.settings.files import (
     find_stack_file,
     load_stack_config,
 )
-from infra.settings.model import SECRET_VALUE, InvalidSettings, Settings, settings_from
+from infra.settings.model import Settings
+from infra.settings.read import SECRET_VALUE, settings_from
+from infra.settings.valid import InvalidSettings
 from runtime.errors import RuntimeFailure
 from runtime.outputs import OUTPUT_NAME, parse_outputs
 

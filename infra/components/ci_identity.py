@@ -16,7 +16,8 @@ from pulumi_gcp import iam, projects, serviceaccount
 
 from infra.components.apis import Apis, find_needs
 from infra.components.site import UNREAD, Site
-from infra.settings.model import CiSettings, ensure_valid
+from infra.settings.model import CiSettings
+from infra.settings.valid import ensure_valid
 
 DEPLOY: Final = "deploy"
 PREVIEW: Final = "preview"

@@ -12,7 +12,8 @@ from pulumi_gcp import projects, serviceaccount
 
 from infra.components.apis import Apis, find_needs
 from infra.components.site import Site
-from infra.settings.model import AccessSettings, Role, ensure_valid
+from infra.settings.model import AccessSettings, Role
+from infra.settings.valid import ensure_valid
 
 TITLES: Final = {
     Role.WORKER: "Serves queues",

@@ -19,7 +19,8 @@ from infra.components.site import UNREAD, Site
 from infra.render.autoscaler import render_autoscaler
 from infra.render.cluster import HEAD_TYPE, PORTS, Cluster, SecretReference
 from infra.render.startup import head_metadata, pool_outputs
-from infra.settings.model import HeadSettings, ensure_valid
+from infra.settings.model import HeadSettings
+from infra.settings.valid import ensure_valid
 
 HEAD_PERMISSIONS: Final = (
     "compute.instances.get",

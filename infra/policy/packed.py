@@ -32,7 +32,7 @@ from pulumi_policy.proxy import UnknownValueError
 
 from infra.check.recording import UNKNOWN, Registration
 from infra.policy.rules import RULES, Bounds, Rule, apply_rule, bounds_of
-from infra.settings.model import settings_from
+from infra.settings.read import settings_from
 from runtime.errors import RuntimeFailure
 
 PACK: Final = "research-runtime"

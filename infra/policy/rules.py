@@ -18,8 +18,8 @@ from typing import Any, Final, TypeAlias
 from infra.check.recording import Registration, Secret, Unknown
 from infra.naming import MAKER, MANAGED_BY, STACK_LABEL
 from infra.policy.graph import PROVIDER_PREFIX, Graph
+from infra.settings.kubernetes_rules import quantity
 from infra.settings.model import Settings
-from infra.settings.rules import quantity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

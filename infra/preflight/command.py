@@ -25,7 +25,8 @@ from typing import Any, Final
 from infra.cli import Parser
 from infra.naming import MAKER, MANAGED_BY, STACK_LABEL, Names, labels
 from infra.settings.files import find_project_folder, find_stack_file, load_stack_config
-from infra.settings.model import Capacity, HeadSettings, PoolSettings, Settings, settings_from
+from infra.settings.model import Capacity, HeadSettings, PoolSettings, Settings
+from infra.settings.read import settings_from
 from runtime.errors import RuntimeFailure
 from runtime.stack.google_api import GoogleApi, GoogleRefused, GoogleUnreachable
 
