@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pulumi
 
-from infra.check.recording import UNKNOWN, UNKNOWN_MARK, Recording, Registration, Secret, Unknown, record
+from infra.check.recording import UNKNOWN, UNKNOWN_MARK, Recording, Registration, Secret, Unknown, is_grant, record
 from infra.check.validate import find_input_problems
 from infra.google.outputs import compute
 from infra.google.prices import Cost, find_costs
@@ -282,10 +282,6 @@ def _left_grants(settings: Settings) -> Iterator[Grant]:
         return
     for each in find_people_grants(settings.access, has_heads=bool(settings.heads)):
         yield Grant(member=_text(each.member), role=each.role, on=f"project {settings.project}")
-
-
-def is_grant(type_: str) -> bool:
-    return type_.startswith("gcp:") and type_.endswith(("IAMMember", "IamMember"))
 
 
 def _member(each: Registration) -> str:
