@@ -21,7 +21,8 @@ from infra.check.recording import UNKNOWN, UNKNOWN_MARK, Recording, Registration
 from infra.check.validate import find_input_problems
 from infra.google.outputs import compute
 from infra.google.prices import Cost, find_costs
-from infra.policy.rules import Bounds, apply_rules, bounds_of
+from infra.policy.base import Bounds
+from infra.policy.rules import apply_rules, bounds_of
 from infra.settings.files import (
     InvalidStackFile,
     StackConfig,

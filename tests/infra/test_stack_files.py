@@ -12,7 +12,9 @@ import pytest
 import yaml
 
 from infra.check.recording import Recording, Unknown, record
-from infra.policy.rules import PROJECT_GRANT, PROJECT_ROLES, apply_rules, bounds_of
+from infra.policy.base import PROJECT_GRANT
+from infra.policy.grants import PROJECT_ROLES
+from infra.policy.rules import apply_rules, bounds_of
 from infra.program import build
 from infra.settings import model as config
 from infra.settings.model import KEYS, OPTIONAL_PARTS, Settings
