@@ -6,7 +6,8 @@ TYPE_CHECKING = False  # A worker's guardian, and so each of its children, does 
 if TYPE_CHECKING:
     from typing import Any
 
-    from runtime.client.jobs.launch import JobHandle, launch
+    from runtime.client.jobs.handle import JobHandle
+    from runtime.client.jobs.launch import launch
     from runtime.client.tasks.submit import submit, wait
     from runtime.errors import RuntimeFailure
     from runtime.jobs.spec import JobSpec

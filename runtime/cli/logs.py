@@ -84,7 +84,8 @@ def logs(
 def _job_logs(
     text: str, *, follow: bool, attempt: str | None, rank: int | None, index: int | None, on: str | None
 ) -> int:
-    from runtime.client.jobs.status import check_index, check_log, first_index, follow_all, read_unbegun
+    from runtime.client.jobs.logs import check_log, follow_all, read_unbegun
+    from runtime.client.jobs.status import check_index, first_index
 
     if attempt is not None and not attempt.isdigit():
         raise InvalidValue("attempt", attempt, "its number, such as 2: attempts of a job are counted")

@@ -15,7 +15,7 @@ from runtime.jobs.ledger import job_folder
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
-    from runtime.client.jobs.launch import JobHandle
+    from runtime.client.jobs.handle import JobHandle
     from runtime.jobs.hosts.base import Files
 
 
@@ -100,7 +100,7 @@ def list_task(text: str, *, stack: str | None) -> tuple[str, Files, list[RemoteF
     """A task's id, the folder with what it wrote, and the files in it; only where this machine can see that folder."""
     from runtime.client.identify import get_task_id, recall_last
     from runtime.client.tasks.status import read_task
-    from runtime.jobs.hosts.base import LocalFiles
+    from runtime.jobs.hosts.local import LocalFiles
     from runtime.stack.find import open_stack
 
     with open_stack(stack) as opened:

@@ -23,18 +23,12 @@ from typing import Any, Final, TypeVar
 
 import pytest
 
-from runtime.client.jobs.launch import (
-    FieldsRefused,
-    JobHandle,
-    LaunchOptions,
-    carry_out,
-    find_job,
-    launch,
-    make_context,
-    prepare,
-)
+from runtime.client.jobs.attempts import read_attempts
+from runtime.client.jobs.find import find_job
+from runtime.client.jobs.handle import JobHandle
+from runtime.client.jobs.launch import carry_out, launch
+from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, make_context, prepare
 from runtime.client.jobs.roots import RootLost
-from runtime.client.jobs.status import read_attempts
 from runtime.client.jobs.targets import find_target
 from runtime.config import Project, Settings
 from runtime.errors import NotPossible
@@ -43,19 +37,8 @@ from runtime.jobs.hosts.agent import MARKER
 from runtime.jobs.hosts.base import Host
 from runtime.jobs.hosts.bucket import is_bucket
 from runtime.jobs.plan import Fidelity, Keeping, LaunchPlan, Target
-from runtime.jobs.spec import (
-    Array,
-    Backoff,
-    Code,
-    CodeMode,
-    Environment,
-    JobSpec,
-    JobState,
-    Retry,
-    SecretRef,
-    leaf_fields,
-    set_fields,
-)
+from runtime.jobs.spec import Array, Backoff, Code, CodeMode, Environment, JobSpec, JobState, Retry, SecretRef
+from runtime.jobs.spec_fields import leaf_fields, set_fields
 from runtime.launchers.base import Launcher
 from runtime.launchers.registry import get_launcher
 from runtime.reasons import EndReason

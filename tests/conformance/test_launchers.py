@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.client.jobs.launch import JobHandle, read_fidelity
+from runtime.client.jobs.handle import JobHandle
+from runtime.client.jobs.prepare import read_fidelity
 from runtime.errors import MissingExtra, UnknownName
 from runtime.jobs.plan import Fidelity, Keeping
 from runtime.jobs.spec import (
@@ -35,9 +36,8 @@ from runtime.jobs.spec import (
     Priority,
     Range,
     Retry,
-    leaf_fields,
-    set_fields,
 )
+from runtime.jobs.spec_fields import leaf_fields, set_fields
 from runtime.launchers.registry import get_launcher, list_kinds
 from runtime.testing.launchers import LauncherCase, LauncherSuite, check_keeps, check_plan
 from tests.services_support import PATIENCE_S

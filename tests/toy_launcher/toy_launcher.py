@@ -12,7 +12,8 @@ from typing import ClassVar, Final
 
 from runtime.errors import NotPossible, UnknownName
 from runtime.jobs.array import expand_array
-from runtime.jobs.hosts.base import Host, LocalFiles, LocalHost
+from runtime.jobs.hosts.base import Host
+from runtime.jobs.hosts.local import LocalFiles, LocalHost
 from runtime.jobs.order import make_order
 from runtime.jobs.plan import (
     Fidelity,
@@ -25,7 +26,8 @@ from runtime.jobs.plan import (
     Target,
     check_record_folder,
 )
-from runtime.jobs.spec import JobSpec, JobState, leaf_fields, set_fields
+from runtime.jobs.spec import JobSpec, JobState
+from runtime.jobs.spec_fields import leaf_fields, set_fields
 from runtime.launchers.base import Explanation
 from runtime.reasons import EndReason
 

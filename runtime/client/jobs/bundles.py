@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from runtime.client.jobs.launch import make_context, remember_job
+from runtime.client.jobs.find import remember_job
+from runtime.client.jobs.prepare import make_context
 from runtime.client.jobs.roots import open_target
 from runtime.client.jobs.targets import find_target
 from runtime.errors import NotPossible

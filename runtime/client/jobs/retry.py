@@ -16,20 +16,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from runtime.client.jobs.launch import (
-    SHIM,
-    JobHandle,
-    LaunchOptions,
-    Prepared,
-    bring_secrets,
-    carry_out,
-    make_context,
-)
+from runtime.client.jobs.handle import JobHandle
+from runtime.client.jobs.launch import SHIM, bring_secrets, carry_out
+from runtime.client.jobs.prepare import LaunchOptions, Prepared, make_context
 from runtime.client.jobs.status import check_index
 from runtime.errors import NotPossible
 from runtime.faults import reach
 from runtime.jobs import ledger
-from runtime.jobs.hosts.base import Links, find_python
+from runtime.jobs.hosts.base import Links
+from runtime.jobs.hosts.local import find_python
 from runtime.jobs.identity import owner_name
 from runtime.jobs.ledger import JobStatus, LedgerEntry, NativeJob, job_folder, newest_natives
 from runtime.jobs.lock import Lock
@@ -324,7 +319,7 @@ def _as_new_job(
 
 
 def _free_id(job: JobHandle, spec: JobSpec, entry: LedgerEntry) -> str:
-    from runtime.jobs.spec import job_id
+    from runtime.jobs.spec_fields import job_id
 
     again = 0
     while True:

@@ -16,7 +16,8 @@ from typing import Any, Final
 from runtime.config import Settings
 from runtime.errors import InvalidValue, NotPossible, UnknownName
 from runtime.jobs.plan import Target
-from runtime.jobs.spec import JobSpec, parse_spec, spec_fields
+from runtime.jobs.spec import JobSpec, parse_spec
+from runtime.jobs.spec_fields import spec_fields
 from runtime.launchers.registry import get_launcher, list_kinds
 from runtime.values import replace
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from runtime.jobs.plan import Fidelity, Keeping
-from runtime.jobs.spec import leaf_fields
+from runtime.jobs.spec_fields import leaf_fields
 
 
 def _native(how: str) -> Keeping:

@@ -14,7 +14,8 @@ from runtime.jobs.array_file import read_array_file
 from runtime.jobs.hosts.base import Host
 from runtime.jobs.order import activation_lines, make_order
 from runtime.jobs.plan import JobIdentity, Keeping, LaunchPlan, NativePart, NativeState, PlanContext, Started, Target
-from runtime.jobs.spec import CodeMode, JobSpec, set_fields
+from runtime.jobs.spec import CodeMode, JobSpec
+from runtime.jobs.spec_fields import set_fields
 from runtime.launchers.base import Explanation
 from runtime.launchers.kubernetes.client import ApiRefused, Cluster, Object
 from runtime.launchers.kubernetes.explain import explain_index

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
 from runtime.errors import UnknownName
-from runtime.jobs.hosts.base import Host, LocalFiles, LocalHost
+from runtime.jobs.hosts.base import Host
+from runtime.jobs.hosts.local import LocalFiles, LocalHost
 from runtime.jobs.plan import JobIdentity, Keeping, LaunchPlan, NativePart, NativeState, PlanContext, Target
 from runtime.jobs.spec import JobSpec
 from runtime.launchers.base import Explanation

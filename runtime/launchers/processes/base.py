@@ -31,7 +31,8 @@ from runtime.jobs.plan import (
     Target,
     check_record_folder,
 )
-from runtime.jobs.spec import BuildOn, CodeMode, JobSpec, JobState, leaf_fields, set_fields
+from runtime.jobs.spec import BuildOn, CodeMode, JobSpec, JobState
+from runtime.jobs.spec_fields import leaf_fields, set_fields
 from runtime.launchers.processes.interrupt import Process, job_of, list_shims, signal_processes
 from runtime.reasons import EndReason
 

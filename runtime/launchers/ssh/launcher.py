@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
 from runtime.errors import InvalidValue, NotPossible, UnknownName
-from runtime.jobs.hosts.base import Host, SshHost
+from runtime.jobs.hosts.base import Host
+from runtime.jobs.hosts.ssh import SshHost
 from runtime.jobs.plan import Fidelity, JobIdentity, Keeping, LaunchPlan, NativePart, NativeState, PlanContext, Target
 from runtime.jobs.spec import JobSpec
 from runtime.launchers.base import Explanation

@@ -20,14 +20,16 @@ import pytest
 
 from runtime.cli.show import cut_lines
 from runtime.client.fetch import FilesDiffer
-from runtime.client.jobs.joblog import LogReader
-from runtime.client.jobs.status import AfterView, AttemptView, JobFacts, explain, read_attempts, read_target
+from runtime.client.jobs.attempts import AttemptView, read_attempts
+from runtime.client.jobs.explain import JobFacts, explain
+from runtime.client.jobs.status import AfterView, read_target
 from runtime.errors import InfrastructureFailure
 from runtime.jobs import ledger
-from runtime.jobs.hosts.base import LocalFiles, LocalHost
+from runtime.jobs.hosts.local import LocalFiles, LocalHost
 from runtime.jobs.identity import owner_name
 from runtime.jobs.ledger import LedgerEntry, NativeJob, Outcome
 from runtime.jobs.plan import NativeState, Target
+from runtime.jobs.run_log import LogReader
 from runtime.jobs.spec import JobState, When
 from runtime.launchers.local.launcher import LocalLauncher
 from runtime.reasons import EndReason

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.client.jobs.launch import make_context
+from runtime.client.jobs.prepare import make_context
 from runtime.client.jobs.secrets import OLDER_VERSIONS, read_values
 from runtime.config import Project, Settings
 from runtime.errors import InfrastructureFailure, MissingExtra, NotPossible, RequestRefused, UnknownName

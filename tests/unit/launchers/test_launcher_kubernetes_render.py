@@ -29,9 +29,9 @@ from runtime.jobs.spec import (
     Range,
     Retry,
     SecretRef,
-    leaf_fields,
     parse_spec,
 )
+from runtime.jobs.spec_fields import leaf_fields
 from runtime.launchers.kubernetes.fidelity import KEEPS
 from runtime.launchers.kubernetes.files import JobFiles
 from runtime.launchers.kubernetes.gpu_leases import (

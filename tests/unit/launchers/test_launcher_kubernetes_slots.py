@@ -10,10 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from runtime.client.jobs.launch import make_context
+from runtime.client.jobs.prepare import make_context
 from runtime.config import Project, Settings
 from runtime.errors import InfrastructureFailure, NotPossible
-from runtime.jobs.hosts.base import Host, LocalFiles
+from runtime.jobs.hosts.base import Host
+from runtime.jobs.hosts.local import LocalFiles
 from runtime.jobs.ledger import now
 from runtime.jobs.plan import JobIdentity, LaunchPlan, Target
 from runtime.jobs.spec import Array, Code, CodeMode, Gpus, JobResources, JobSpec

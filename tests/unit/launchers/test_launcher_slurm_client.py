@@ -15,16 +15,18 @@ from typing import Any
 
 import pytest
 
-from runtime.client.jobs.launch import make_context
+from runtime.client.jobs.prepare import make_context
 from runtime.config import Project, Settings
-from runtime.jobs.hosts.base import HostUnavailable, LocalHost
+from runtime.jobs.hosts.base import HostUnavailable
+from runtime.jobs.hosts.local import LocalHost
 from runtime.jobs.plan import JobIdentity, LaunchPlan, NativeState, Target
 from runtime.jobs.spec import Code, CodeMode, JobSpec, JobState
 from runtime.launchers.base import Explanation
 from runtime.launchers.slurm import client as client_module
 from runtime.launchers.slurm import launcher as launcher_module
 from runtime.launchers.slurm.client import SCRUB, SlurmClient, SlurmUnavailable, clean_variables, read_code
-from runtime.launchers.slurm.launcher import SlurmLauncher, SubmitRefused
+from runtime.launchers.slurm.launcher import SlurmLauncher
+from runtime.launchers.slurm.refusal import SubmitRefused
 from runtime.launchers.slurm.settings import SlurmSettings
 from runtime.reasons import EndReason
 from tests.shim_support import signal_all, wait_for

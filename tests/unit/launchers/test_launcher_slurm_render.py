@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.client.jobs.launch import make_context
+from runtime.client.jobs.prepare import make_context
 from runtime.config import Project, Settings
 from runtime.errors import InvalidValue, NotPossible, UnknownName
 from runtime.jobs.plan import JobIdentity, LaunchPlan, Target
@@ -39,11 +39,12 @@ from runtime.jobs.spec import (
     Range,
     SecretRef,
     When,
-    leaf_fields,
 )
+from runtime.jobs.spec_fields import leaf_fields
 from runtime.launchers.slurm import render
 from runtime.launchers.slurm.bundle import export_bundle
-from runtime.launchers.slurm.launcher import KEEPS, SlurmLauncher
+from runtime.launchers.slurm.fidelity import KEEPS
+from runtime.launchers.slurm.launcher import SlurmLauncher
 from runtime.launchers.slurm.settings import SlurmSettings, read_settings
 from runtime.shim.shim import END_SETUP
 

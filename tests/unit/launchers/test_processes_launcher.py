@@ -13,7 +13,8 @@ import pytest
 
 from runtime.config import Project, Settings
 from runtime.errors import NotPossible
-from runtime.jobs.hosts.base import Answer, FileToWrite, HostUnavailable, LocalFiles
+from runtime.jobs.hosts.base import Answer, FileToWrite, HostUnavailable
+from runtime.jobs.hosts.local import LocalFiles
 from runtime.jobs.plan import Fidelity, JobIdentity, LaunchPlan, PlanContext, Target
 from runtime.jobs.spec import (
     Array,

@@ -1,4 +1,4 @@
-"""The log of one rank of an attempt, read on as it grows, also where its shim keeps only its beginning and its end."""
+"""The log of one rank of an attempt, read on as it grows, even if its shim keeps only the beginning and the end."""
 
 from __future__ import annotations
 
