@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "JobHandle": "runtime.client.jobs.launch",
+    "JobHandle": "runtime.client.jobs.handle",
     "JobSpec": "runtime.jobs.spec",
     "RuntimeFailure": "runtime.errors",
     "WorkerOptions": "runtime.worker.worker",

@@ -39,11 +39,11 @@ def interrupt(
       runtime interrupt j-91c0 --as preempt
       runtime interrupt j-91c0 --as timeout --index 3
     """
+    from runtime.client.jobs.find import check_owner
     from runtime.client.jobs.retry import start_anew
-    from runtime.client.jobs.status import check_index, check_owner
     from runtime.config import load_settings
     from runtime.jobs.identity import owner_name
-    from runtime.jobs.ledger import newest_natives
+    from runtime.jobs.ledger import check_index, newest_natives
     from runtime.jobs.plan import Fidelity
     from runtime.launchers.base import Interrupts
 

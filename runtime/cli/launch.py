@@ -365,7 +365,6 @@ def _tell(job: JobHandle, *, follow: bool, output: Output) -> int:
         note(f"`runtime status {job.id[:10]}` shows it, `runtime logs -f {job.id[:10]}` what it prints")
         return 0
     from runtime.client.jobs.logs import follow_all
-    from runtime.client.jobs.status import first_index
     from runtime.jobs.spec import JobState
 
     entry, tell = job.entry(), stuck_teller(job.id)
@@ -373,7 +372,7 @@ def _tell(job: JobHandle, *, follow: bool, output: Output) -> int:
         if entry.indices > 1:
             write_bytes(b"[%d] %s\n" % (run, line) for run, line in follow_all(job, tell=tell))
         else:
-            write_bytes(job.logs(index=first_index(entry), follow=True, tell=tell))
+            write_bytes(job.logs(index=entry.first_index, follow=True, tell=tell))
         status = job.wait()
     except KeyboardInterrupt:
         detached(job.id)

@@ -40,7 +40,7 @@ class AttemptView:
 def read_attempts(files: Files, job: str, index: int) -> list[AttemptView]:
     """The newest attempts of a run, oldest first."""
     run = f"{job_folder(job)}/runs/{index}"
-    numbers = sorted(int(name[1:]) for name in files.names(run, "a") if name[1:].isdigit())[-ATTEMPTS_SHOWN:]
+    numbers = ledger.list_attempts(files, job, index)[-ATTEMPTS_SHOWN:]
     ends = {
         number: next((name for name in files.names(f"{run}/a{number:04d}", "end.") if name.count(".") == 2), None)
         for number in numbers

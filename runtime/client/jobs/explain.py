@@ -10,11 +10,11 @@ from typing import Any, Final
 from runtime.client.jobs.attempts import AttemptView, read_attempts, tell_attempts
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.logs import find_native, read_backend_log
-from runtime.client.jobs.status import AfterView, check_index, describe_after, first_index, read_after
+from runtime.client.jobs.status import AfterView, describe_after, read_after
 from runtime.errors import RuntimeFailure
 from runtime.jobs import ledger
 from runtime.jobs.hosts.base import Room, read_tail
-from runtime.jobs.ledger import IndexStatus, JobStatus, LedgerEntry, job_folder, newest_natives
+from runtime.jobs.ledger import IndexStatus, JobStatus, LedgerEntry, check_index, job_folder, newest_natives
 from runtime.jobs.plan import NativeState
 from runtime.jobs.pulse import Pulse, PulseWatch, describe_pulse
 from runtime.jobs.spec import JobState
@@ -122,7 +122,7 @@ def _telling_index(status: JobStatus) -> int:
         for each in status.indices:
             if each.state is state and each.message != ledger.ITS_TURN:
                 return each.index
-    return first_index(status.entry)
+    return status.entry.first_index
 
 
 def _ask_why(

@@ -10,6 +10,7 @@ from runtime.client.jobs.roots import open_target
 from runtime.client.jobs.targets import find_target, list_targets
 from runtime.errors import InfrastructureFailure, NotPossible, UnknownName
 from runtime.jobs import ledger
+from runtime.jobs.ledger import LedgerEntry
 from runtime.jobs.plan import Target
 from runtime.launchers.registry import get_launcher
 from runtime.values import replace
@@ -119,3 +120,12 @@ def _likely_targets(remembered: Sequence[tuple[str, Target]], settings: Settings
         if target not in first:
             first.append(target)
     return [*first, *(each for each in list_targets(settings) if each not in first)]
+
+
+def check_owner(entry: LedgerEntry, me: str, *, others: bool, verb: str) -> None:
+    """Raise `NotPossible` for a job of somebody else, unless that is meant."""
+    if entry.owner != me and not others:
+        raise NotPossible(
+            f"job `{entry.id}` is `{entry.owner}`'s, and you are `{me}`",
+            hint=f"`--others` to {verb} it all the same",
+        )

@@ -7,22 +7,18 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from runtime.errors import InfrastructureFailure, UnknownName
+from runtime.errors import InfrastructureFailure, NotPossible, UnknownName
 from runtime.jobs import ledger
 from runtime.jobs.hosts.base import Files, Host
-from runtime.jobs.ledger import JobStatus, LedgerEntry, job_folder
+from runtime.jobs.identity import owner_name
+from runtime.jobs.ledger import JobStatus, LedgerEntry, job_folder, newest_natives
 from runtime.jobs.plan import NativeState, Target
 from runtime.jobs.spec import JobState
-from runtime.launchers.base import Clears, Launcher, Stops, Sweeps
+from runtime.launchers.base import Clears, Launcher, Releases, Stops, Sweeps
 from runtime.launchers.standing import judge_job
 from runtime.units import format_time
-
-if TYPE_CHECKING:
-    pass
-from runtime.jobs.identity import owner_name
-from runtime.jobs.ledger import newest_natives
 
 _UNMARKED: Final = {
     True: "cancel it again once there is room, or the same launch starts it again",
@@ -86,9 +82,7 @@ class JobHandle:
 
     def attempts(self, index: int | None = None) -> list[int]:
         """Numbers of the attempts of an index, the first by default, oldest first."""
-        index = self._first() if index is None else index
-        names = self.files.names(f"{job_folder(self.id)}/runs/{index}", "a")
-        return sorted(int(name[1:]) for name in names if name[1:].isdigit())
+        return ledger.list_attempts(self.files, self.id, self.entry().first_index if index is None else index)
 
     def logs(
         self,
@@ -101,29 +95,21 @@ class JobHandle:
     ) -> Iterator[bytes]:
         """What an index printed, the first by default, of every attempt in turn or of one; `follow` goes on until the
         job has ended, and `tell` hears at each look where it stands."""
-        index = self._first() if index is None else index
         from runtime.jobs.hosts.bucket import look_again_s
-        from runtime.jobs.run_log import LogReader, read_limit
+        from runtime.jobs.run_log import RunLog, read_limit
 
-        limit, readers = read_limit(self.files, self.id), dict[int, LogReader]()
-        at = attempt or 1
+        index = self.entry().first_index if index is None else index
+        log = RunLog(self.files, self.id, index, read_limit(self.files, self.id), rank=rank)
         while True:
             ended = not follow
             if follow:
                 status = self.status()
                 ended = status.state.terminal
                 tell(status)
-            there = self.attempts(index)
-            for number in [each for each in there if each >= at] if attempt is None else [attempt]:
-                at = number
-                name = f"{job_folder(self.id)}/runs/{index}/a{number:04d}/rank{rank}.log"
-                yield from readers.setdefault(number, LogReader(self.files, name, limit)).read()
+            yield from log.read(attempt)
             if ended:
                 return
             time.sleep(look_again_s(self.files))
-
-    def _first(self) -> int:
-        return int(self.entry().intent.get("offset", 0))
 
     def cancel(self, *, indices: Sequence[int] | None = None) -> list[str]:
         """Stop it, or some of its indices. Returns what is left over, in words; empty means that all is gone.
@@ -167,6 +153,16 @@ class JobHandle:
             return problem
         return None
 
+    def release(self, index: int) -> list[str]:
+        """Give up a run whose machine is gone, if the backend keeps the run for it. Returns what is left over, in words."""
+        if not isinstance(self.launcher, Releases):
+            raise NotPossible(
+                f"target `{self.target.name}` ({self.target.kind}) holds no run for a machine that is gone",
+                hint=f"runtime cancel {self.id[:10]} --index {index}",
+            )
+        natives = [each.native_id for each in newest_natives(self.entry())]
+        return self.launcher.release(self.target, natives, index, self.host)
+
     def end_strays(self) -> list[str]:
         """End what the backend has with its label of a job that has ended and is still at work, after it is written down
         how the job ended. What is left, in words."""
@@ -203,7 +199,7 @@ class JobHandle:
         """
         from runtime.client.fetch import fetch, list_outputs, refuse_differing
 
-        listed = list_outputs(self, [] if index is None else [index])
+        listed = list_outputs(self.files, self.entry(), [] if index is None else [index])
         done = list(fetch(self.files, listed, to, overwrite=overwrite))
         refuse_differing(done, to)
         return [Path(each.path) for each in done]

@@ -12,13 +12,13 @@ import functools
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from runtime.client.jobs.roots import open_target
 from runtime.client.jobs.secrets import read_values
-from runtime.client.jobs.targets import choose_target, list_targets
+from runtime.client.jobs.targets import choose_target
 from runtime.errors import InfrastructureFailure, NotPossible, RequestRefused
 from runtime.faults import reach
 from runtime.jobs import ledger
@@ -29,8 +29,7 @@ from runtime.jobs.order import SNAPSHOT_FILE
 from runtime.jobs.plan import LaunchPlan, NativePart, PlanContext, Target
 from runtime.jobs.spec import JobSpec, parse_spec, secret_refs
 from runtime.jobs.spec_fields import job_id, spec_fields
-from runtime.launchers.base import ChecksHost, Launcher
-from runtime.launchers.registry import get_launcher
+from runtime.launchers.base import ChecksHost
 from runtime.reasons import EndReason
 from runtime.snapshots.snapshot import GitState, Snapshot, read_git_state
 from runtime.units import format_time
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from runtime.config import Settings
 from runtime.client.jobs.find import forget_job, remember_job
 from runtime.client.jobs.handle import JobHandle
-from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, Prepared, make_context, prepare
+from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, Prepared, prepare
 from runtime.jobs.ledger import newest_natives
 
 T = TypeVar("T")
@@ -365,13 +364,6 @@ def _next_of_the_same(prepared: Prepared, files: Files) -> LaunchPlan:
             renamed = replace(plan.job, id=identity)
             return prepared.launcher.plan(plan.spec, plan.target, renamed, prepared.context)
         again += 1
-
-
-def list_handles(settings: Settings) -> Iterator[tuple[Target, Launcher, Host]]:
-    """Every target of the project, opened; whoever iterates closes the hosts."""
-    for target in list_targets(settings):
-        launcher = get_launcher(target.kind)
-        yield target, launcher, open_target(target, launcher, make_context(target, settings))
 
 
 def _json(value: object) -> bytes:

@@ -12,11 +12,9 @@ from runtime.jobs.hosts.base import read_tail
 from runtime.jobs.hosts.bucket import look_again_s
 from runtime.jobs.ledger import JobStatus, job_folder
 from runtime.jobs.plan import NativeState
-from runtime.jobs.run_log import LogReader, read_limit
+from runtime.jobs.run_log import RunLog, read_limit
 from runtime.launchers.base import KeepsOutput
 from runtime.reasons import EndReason
-
-# logs
 
 
 def check_log(job: JobHandle, index: int, attempt: int | None, rank: int) -> None:
@@ -43,7 +41,7 @@ def follow_all(
     """Whole lines of every run as they come, each with its index, until all have ended. Of arrays; rank 0. `tell` hears at
     each look where the job stands."""
     entry = job.entry()
-    limit, readers = read_limit(job.files, job.id), dict[tuple[int, int], LogReader]()
+    limit, logs = read_limit(job.files, job.id), dict[int, RunLog]()
     rest: dict[int, bytes] = {}
     finished: set[int] = set()
     while True:
@@ -53,7 +51,7 @@ def follow_all(
         done = ledger.read_outcomes(job.files, job.id).get(job.id, {})
         there = {int(name) for name in job.files.names(f"{job_folder(job.id)}/runs") if name.isdigit()}
         for index in sorted(there - finished):
-            for piece in _new_bytes(job, index, readers, limit):
+            for piece in logs.setdefault(index, RunLog(job.files, job.id, index, limit)).read():
                 whole, _, rest[index] = (rest.get(index, b"") + piece).rpartition(b"\n")
                 for line in whole.split(b"\n") if whole else ():
                     yield index, line
@@ -64,13 +62,6 @@ def follow_all(
         if ended or len(finished) >= entry.indices:
             return
         time.sleep(max(every_s, look_again_s(job.files)))
-
-
-def _new_bytes(job: JobHandle, index: int, readers: dict[tuple[int, int], LogReader], limit: int) -> Iterator[bytes]:
-    newest = max((attempt for run, attempt in readers if run == index), default=1)
-    for number in [each for each in job.attempts(index) if each >= newest]:
-        name = f"{job_folder(job.id)}/runs/{index}/a{number:04d}/rank0.log"
-        yield from readers.setdefault((index, number), LogReader(job.files, name, limit)).read()
 
 
 def read_backend_log(job: JobHandle, native: NativeState | None) -> list[str]:

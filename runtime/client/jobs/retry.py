@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any, Final
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.launch import SHIM, bring_secrets, carry_out
 from runtime.client.jobs.prepare import LaunchOptions, Prepared, make_context
-from runtime.client.jobs.status import check_index
 from runtime.errors import NotPossible
 from runtime.faults import reach
 from runtime.jobs import ledger
 from runtime.jobs.hosts.base import Links
 from runtime.jobs.hosts.local import find_python
 from runtime.jobs.identity import owner_name
-from runtime.jobs.ledger import JobStatus, LedgerEntry, NativeJob, job_folder, newest_natives
+from runtime.jobs.ledger import JobStatus, LedgerEntry, NativeJob, check_index, job_folder, newest_natives
 from runtime.jobs.lock import Lock
 from runtime.jobs.order import SNAPSHOT_FILE
 from runtime.jobs.plan import JobIdentity, LaunchPlan, NativePart
@@ -78,7 +77,7 @@ def start_anew(
 ) -> Rerun | None:
     """Start again what was taken away, as a backend that requeues does: nothing is forgiven. None if nothing is open."""
     entry = job.entry()
-    first = int(entry.intent.get("offset", 0))
+    first = entry.first_index
     left = [index for index in range(first, first + entry.indices) if index not in entry.outcomes]
     return _next_epoch(job, left, settings, status=None, progress=progress) if left else None
 
@@ -255,7 +254,7 @@ def _restore_parts(
     if isinstance(job.launcher, Resubmits):
         return job.launcher.restore_parts(artefacts, entry.intent["parts"], indices), job.files.root
     words = shlex.split(artefacts["command"])
-    first = int(entry.intent.get("offset", 0))
+    first = entry.first_index
     part = NativePart(name=job.id, artefact="command", offset=first, count=entry.indices, native={"words": words})
     return [part], words[1].partition(f"/{job_folder(job.id)}/")[0]
 

@@ -6,7 +6,6 @@ states unknown and is never an error of the look itself.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -14,14 +13,14 @@ from typing import Final
 from runtime.client.jobs.attempts import AttemptView, tell_attempts
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.leftovers import tidy
-from runtime.errors import InfrastructureFailure, NotPossible, RuntimeFailure, UnknownName
+from runtime.errors import InfrastructureFailure, RuntimeFailure
 from runtime.jobs import ledger
 from runtime.jobs.hosts.base import Files, Host
 from runtime.jobs.identity import owner_name
-from runtime.jobs.ledger import IndexStatus, JobStatus, LedgerEntry, job_folder, newest_natives
+from runtime.jobs.ledger import IndexStatus, JobStatus, LedgerEntry, check_index, job_folder
 from runtime.jobs.plan import NativeState, Target
 from runtime.jobs.spec import Dependency, JobState, When
-from runtime.launchers.base import Launcher, Releases
+from runtime.launchers.base import Launcher
 from runtime.launchers.standing import judge_many
 from runtime.reasons import EndReason
 from runtime.shim.shim import FOLDED
@@ -213,7 +212,7 @@ def read_job(job: JobHandle, *, index: int | None = None, failed_only: bool = Fa
     status, said = job.look(tell=silent.append)
     tidy([status], job.target, job.launcher, job.host, owner=owner_name())
     entry = status.entry
-    chosen = check_index(entry, index) if index is not None else first_index(entry) if entry.indices == 1 else None
+    chosen = check_index(entry, index) if index is not None else entry.first_index if entry.indices == 1 else None
     indices = [each for each in status.indices if entry.indices == 1 or each.state is not JobState.SUCCEEDED]
     if failed_only:
         indices = [each for each in status.indices if each.state is JobState.FAILED]
@@ -300,58 +299,4 @@ def _native_views(entry: LedgerEntry, states: Sequence[NativeState]) -> Iterator
             raw=state.raw if state else "",
             where=state.where if state else "",
             message=state.message if state else "",
-        )
-
-
-def first_index(entry: LedgerEntry) -> int:
-    return int(entry.intent.get("offset", 0))
-
-
-def check_index(entry: LedgerEntry, index: int) -> int:
-    """`index`, if the job has it. Raises `UnknownName`."""
-    first = first_index(entry)
-    if not first <= index < first + entry.indices:
-        known = f"{first} to {first + entry.indices - 1}" if entry.indices > 1 else f"only {first}, it is no array"
-        raise UnknownName("run", str(index), [known], where=f"in job `{entry.id}`")
-    return index
-
-
-def read_params(files: Files, job: str, indices: Iterable[int]) -> dict[int, dict[str, str]]:
-    """Index → the parameters that its command was given, as far as the order says them."""
-    text = files.read(f"{job_folder(job)}/order.json")
-    runs = json.loads(text)["runs"] if text else {}
-    prefix = "RUNTIME_PARAM_"
-    return {
-        index: {
-            name.removeprefix(prefix).lower(): value
-            for name, value in runs.get(str(index), {}).get("env", {}).items()
-            if name.startswith(prefix)
-        }
-        for index in indices
-    }
-
-
-# acting
-
-
-def release_index(job: JobHandle, index: int) -> list[str]:
-    """Give up a run whose machine is gone, where the backend keeps it for that; what is left over, in words."""
-    if not isinstance(job.launcher, Releases):
-        raise NotPossible(
-            f"target `{job.target.name}` ({job.target.kind}) holds no run for a machine that is gone",
-            hint=f"runtime cancel {job.id[:10]} --index {index}",
-        )
-    natives = [each.native_id for each in newest_natives(job.entry())]
-    return job.launcher.release(job.target, natives, index, job.host)
-
-
-# whose
-
-
-def check_owner(entry: LedgerEntry, me: str, *, others: bool, verb: str) -> None:
-    """Raise `NotPossible` for a job of somebody else, unless that is meant."""
-    if entry.owner != me and not others:
-        raise NotPossible(
-            f"job `{entry.id}` is `{entry.owner}`'s, and you are `{me}`",
-            hint=f"`--others` to {verb} it all the same",
         )

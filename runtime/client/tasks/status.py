@@ -21,7 +21,6 @@ from runtime.records.orders import Control
 from runtime.records.totals import FEW, FEW_OF_ONE, Tally
 from runtime.tasks.history import EndedNote, History, Mark, Record, StartedMark
 from runtime.tasks.model import DEFAULT_EXPERIMENT, Task, TaskState, describe_entry, experiment_digest
-from runtime.units import format_duration
 from runtime.values import dataclass, field, replace
 
 LIVE_FOR: Final = timedelta(seconds=90)
@@ -675,7 +674,3 @@ def _age(seen: ExperimentSeen) -> datetime:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
-def describe_left(seconds: float | None) -> str:
-    return "unknown" if seconds is None else f"about {format_duration(seconds)}"
