@@ -57,7 +57,7 @@ def gc(
     settings, now, me = load_settings(), datetime.now(UTC), owner_name()
     target = find_target(on, settings)
     launcher = get_launcher(target.kind)
-    host = open_target(target, launcher, make_context(target, settings))
+    host = open_target(target, launcher, make_context(settings))
     try:
         found = find_garbage(target, launcher, host, owner=None if others else me, older_than=span, now=now)
         if found and not dry_run:

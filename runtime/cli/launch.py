@@ -158,8 +158,8 @@ def launch(
         "code.mode": code,
         "after": [_whole(each) for each in after] if after else None,
     }
-    spec = build_spec(file, command or [], flags, env or [], secret or [], grid or [], set_ or [])
     options = LaunchOptions(again=again, ignore=tuple(ignore or ()), base=_base(file))
+    spec = build_spec(file, command or [], flags, env or [], secret or [], grid or [], set_ or [])
     settings, targets = load_settings(), [each for each in (on or "").split(",") if each]
     if dry_run:
         return _dry_run(spec, targets, settings, options, output)
@@ -326,8 +326,8 @@ def _print_plans(plans: Sequence[LaunchPlan], output: Output) -> None:
         for name, text in plan.artefacts.items():
             print(f"\n# {name}\n{text.rstrip()}")
         print("\n# who keeps each field")
-        for name, keeping in plan.fidelity.items():
-            print(f"{name:<24} {keeping.fidelity:<8} {keeping.how}")
+        for name, support in plan.fidelity.items():
+            print(f"{name:<24} {support.fidelity:<8} {support.how}")
         for text in plan.notes:
             note(text)
 

@@ -252,7 +252,7 @@ def _read_jobs(name: str, settings: Settings, *, looked_at: datetime | None) -> 
     target = find_target(name, settings)
     launcher = get_launcher(target.kind)
     try:
-        host = open_target(target, launcher, make_context(target, settings))
+        host = open_target(target, launcher, make_context(settings))
         try:
             return read_target(target, launcher, host, now=datetime.now(UTC), looked_at=looked_at)
         finally:

@@ -1012,7 +1012,7 @@ def test_probes_and_pods_that_serve_files_leave_nothing(lab: Lab, monkeypatch: p
     settings = replace(lab.settings, project=replace(lab.settings.project, targets={"own": own}))
     target = find_target("own", settings)
     shared = set(jobs())
-    host = KubernetesLauncher().open_host(target, make_context(target, settings))
+    host = KubernetesLauncher().open_host(target, make_context(settings))
     assert host.files.names("jobs") == sorted(before)
     (mine,) = set(jobs()) - shared
     made = client.BatchV1Api(lab.admin.api).read_namespaced_job(mine, lab.namespace)

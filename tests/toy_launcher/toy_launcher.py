@@ -17,8 +17,8 @@ from runtime.jobs.hosts.local import LocalFiles, LocalHost
 from runtime.jobs.order import make_order
 from runtime.jobs.plan import (
     Fidelity,
+    FieldSupport,
     JobIdentity,
-    Keeping,
     LaunchPlan,
     NativePart,
     NativeState,
@@ -47,9 +47,9 @@ KEPT: Final = (
 
 class ToyLauncher:
     kind: ClassVar[str] = "toy"
-    keeps: ClassVar[Mapping[str, Keeping]] = {
-        **dict.fromkeys(leaf_fields(), Keeping(fidelity=Fidelity.REFUSED, how="the toy has none")),
-        **dict.fromkeys(KEPT, Keeping(fidelity=Fidelity.SHIM, how="the shim")),
+    keeps: ClassVar[Mapping[str, FieldSupport]] = {
+        **dict.fromkeys(leaf_fields(), FieldSupport(fidelity=Fidelity.REFUSED, how="the toy has none")),
+        **dict.fromkeys(KEPT, FieldSupport(fidelity=Fidelity.SHIM, how="the shim")),
     }
 
     def check_settings(self, target: Target) -> None:

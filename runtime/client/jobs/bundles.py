@@ -47,7 +47,7 @@ def import_bundle(folder: str, on: str, settings: Settings) -> list[Imported]:
     root = f"{folder.rstrip('/')}/{RECORDS}"
     target = replace(named, records=root)
     launcher = get_launcher(target.kind)
-    host = open_target(target, launcher, make_context(target, settings))
+    host = open_target(target, launcher, make_context(settings))
     try:
         found = list(_import(host.files, target.name))
     finally:

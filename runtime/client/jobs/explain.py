@@ -13,10 +13,10 @@ from runtime.client.jobs.logs import find_native, read_backend_log
 from runtime.client.jobs.status import AfterView, describe_after, read_after
 from runtime.errors import RuntimeFailure
 from runtime.jobs import ledger
+from runtime.jobs.heartbeat import Heartbeat, HeartbeatWatch, describe_heartbeat
 from runtime.jobs.hosts.base import Room, read_tail
 from runtime.jobs.ledger import IndexStatus, JobStatus, LedgerEntry, check_index, job_folder, newest_natives
 from runtime.jobs.plan import NativeState
-from runtime.jobs.pulse import Pulse, PulseWatch, describe_pulse
 from runtime.jobs.spec import JobState
 from runtime.jobs.traces import Raised, describe_code, find_raised
 from runtime.launchers.standing import ask
@@ -57,7 +57,7 @@ class JobFacts:
     """A run of an array was asked for by its index."""
     limits: Mapping[str, Any] | None = None
     """The order's `retry`, `time_limit_s` and the like."""
-    pulse: Pulse | None = None
+    heartbeat: Heartbeat | None = None
     """None where it was not looked for, or where nothing is counted yet."""
     after: tuple[AfterView, ...] = ()
     """The jobs that it comes after, if nothing of it has begun."""
@@ -83,7 +83,7 @@ def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str
     attempts = read_attempts(job.files, job.id, chosen)
     watched = None
     if watch and _may_live(status, chosen, attempts):
-        watched = PulseWatch(job.files, f"{job_folder(job.id)}/runs/{chosen}", attempts[-1].attempt)
+        watched = HeartbeatWatch(job.files, f"{job_folder(job.id)}/runs/{chosen}", attempts[-1].attempt)
     native, backend = _ask_why(job, entry, chosen, said)
     log: list[str] = []
     if attempts:
@@ -91,8 +91,8 @@ def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str
     mark = job.files.read(f"{job_folder(job.id)}/cancel") or job.files.read(f"{job_folder(job.id)}/cancel.{chosen}")
     order = json.loads(job.files.read(f"{job_folder(job.id)}/order.json") or b"{}")
     beside = read_backend_log(job, native)
-    pulse = watched.wait(watch) if watched and watch else None
-    if pulse and not pulse.moved and read_attempts(job.files, job.id, chosen) != attempts:
+    heartbeat = watched.wait(watch) if watched and watch else None
+    if heartbeat and not heartbeat.moved and read_attempts(job.files, job.id, chosen) != attempts:
         return read_facts(job, index)  # it ended meanwhile
     return JobFacts(
         status=status,
@@ -106,7 +106,7 @@ def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str
         cancelled_by=_who(mark),
         one_of_many=entry.indices > 1 and index is not None,
         limits={key: order.get(key) for key in ("retry", "time_limit_s", "idle_timeout_s", "checkpoint")},
-        pulse=pulse,
+        heartbeat=heartbeat,
         after=tuple(read_after(job, entry)),
         room=None if status.state is JobState.SUCCEEDED else job.files.room(),
     )
@@ -219,9 +219,9 @@ def _explain_unfinished(
     if not facts.attempts:
         doing = "its first attempt has not begun"
     doing = counted or doing
-    if facts.pulse and not facts.pulse.moved:
+    if facts.heartbeat and not facts.heartbeat.moved:
         of = f" of run {facts.index}" if counted else ""
-        doing += f"; attempt {facts.pulse.attempt}{of} gives no sign of life"
+        doing += f"; attempt {facts.heartbeat.attempt}{of} gives no sign of life"
         where = last.host if last and last.host else "its machine"
         step = f"see whether {where} and the record root answer; if they do not, runtime cancel {target}"
     return JobExplanation(f"{what} runs: {doing}", evidence, step)
@@ -325,7 +325,7 @@ def _evidence(facts: JobFacts, one: IndexStatus) -> tuple[str, ...]:
     if one.message and facts.native is None:
         lines.append(one.message)
     lines += [_attempt_line(attempt) for attempt in facts.attempts[-5:]]
-    lines += describe_pulse(facts.pulse) if facts.pulse else []
+    lines += describe_heartbeat(facts.heartbeat) if facts.heartbeat else []
     if facts.limits and facts.limits.get("retry") and len(facts.attempts) > 1:
         retry = facts.limits["retry"]
         lines.append(f"budgets: {retry['failure']} failures and {retry['preemption']} preemptions are tried again")

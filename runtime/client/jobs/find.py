@@ -54,7 +54,7 @@ def find_job(text: str, *, settings: Settings | None = None, target: str | None 
     for each in [find_target(target, settings)] if target else _likely_targets(remembered, settings):
         launcher = get_launcher(each.kind)
         try:
-            host = open_target(each, launcher, make_context(each, settings))
+            host = open_target(each, launcher, make_context(settings))
             jobs = ledger.list_jobs(host.files)
         except InfrastructureFailure as problem:
             if target:

@@ -27,9 +27,10 @@ from runtime.jobs.ledger import NativeJob, job_folder
 from runtime.jobs.lock import Lock
 from runtime.jobs.order import SNAPSHOT_FILE
 from runtime.jobs.plan import LaunchPlan, NativePart, PlanContext, Target
-from runtime.jobs.spec import JobSpec, parse_spec, secret_refs
+from runtime.jobs.spec import JobSpec, parse_spec
 from runtime.jobs.spec_fields import job_id, spec_fields
 from runtime.launchers.base import ChecksHost
+from runtime.launchers.standing import judge_job
 from runtime.reasons import EndReason
 from runtime.snapshots.snapshot import GitState, Snapshot, read_git_state
 from runtime.units import format_time
@@ -45,9 +46,6 @@ from runtime.jobs.ledger import newest_natives
 T = TypeVar("T")
 
 SHIM: Final = Path(__file__).parents[2] / "shim" / "shim.py"
-
-
-# doing
 
 
 def launch(
@@ -193,27 +191,24 @@ def _submit_part(prepared: Prepared, number: int, host: Host, lock: Lock, progre
 def _find_broken(prepared: Prepared, host: Host) -> list[NativeJob]:
     """Native jobs that are gone, with indices of theirs that have no result, and that nobody else will start again."""
     plan = prepared.plan
-    if not getattr(prepared.launcher, "takes_up", False):
+    if not prepared.launcher.takes_up:
         return []
     entry = ledger.read_entry(host.files, plan.job.id)
     if entry is None or entry.cancelled:
         return []
-    newest = newest_natives(entry)
-    states = prepared.launcher.states(plan.target, [each.native_id for each in newest], host)
+    status, states = judge_job(entry, plan.target, prepared.launcher, host)
     gone = {
         each.native_id
         for each in states
         if each.index is None and each.reason in (EndReason.LOST, EndReason.NODE_FAILED)
     }
-    # Read after the states: what was committed before a native job went counts.
-    outcomes = ledger.read_outcomes(host.files, plan.job.id).get(plan.job.id, {})
-    open_indices = (
-        set(range(_offset(plan), _offset(plan) + len(plan.indices))) - set(outcomes) - entry.cancelled_indices
-    )
+    first = _offset(plan)
+    ended = status.entry.outcomes.keys() | entry.cancelled_indices
     found = []
-    for each in newest:
+    for each in newest_natives(entry):
         part = plan.parts[each.part] if each.part < len(plan.parts) else NativePart(name="", artefact="", count=0)
-        if each.native_id in gone and open_indices & set(range(part.offset, part.offset + part.count)):
+        served = range(max(part.offset, first), min(part.offset + part.count, first + len(plan.indices)))
+        if each.native_id in gone and not ended.issuperset(served):
             found.append(each)
     return found
 
@@ -271,9 +266,7 @@ def _write_down(
 ) -> None:
     """The intent and all that the nodes need, before the backend is called."""
     plan = prepared.plan
-    # Others the backend itself brings.
-    refs = [ref for ref in secret_refs(plan.spec) if ref.name in plan.order.get("secrets", {})]
-    values = read_values(refs, plan.target, prepared.context)
+    values = read_values(plan.secrets, plan.target, prepared.context)
     if prepared.snapshot is not None:
         _store_snapshot(prepared.snapshot, plan, files, progress)
     wanted = [FileToWrite(f"{plan.folder}/secrets/{name}", value.encode()) for name, value in values.items()]
@@ -309,8 +302,8 @@ def _remove_secrets(plan: LaunchPlan, files: Files) -> None:
 
 def bring_secrets(plan: LaunchPlan, files: Files, context: PlanContext) -> None:
     """Read those again, as at the launch, whose files went when the job had ended."""
-    paths = {name: f"{plan.folder}/{path}" for name, path in plan.order.get("secrets", {}).items()}
-    gone = [ref for ref in secret_refs(plan.spec) if ref.name in paths and files.read(paths[ref.name]) is None]
+    paths = {ref.name: f"{plan.folder}/{plan.order['secrets'][ref.name]}" for ref in plan.secrets}
+    gone = [ref for ref in plan.secrets if files.read(paths[ref.name]) is None]
     for name, value in read_values(gone, plan.target, context).items():
         files.write(paths[name], value.encode(), mode=0o600)
 
@@ -361,6 +354,8 @@ def _next_of_the_same(prepared: Prepared, files: Files) -> LaunchPlan:
             owner=plan.job.owner, target=plan.target.name, spec=plan.spec, snapshot=plan.job.snapshot, again=again
         )
         if files.read(f"{job_folder(identity)}/intent.json") is None:
+            if identity == plan.job.id:
+                return plan
             renamed = replace(plan.job, id=identity)
             return prepared.launcher.plan(plan.spec, plan.target, renamed, prepared.context)
         again += 1

@@ -1,20 +1,18 @@
-"""Everything that a launch will do, decided without doing any of it: the spec that the target gets, the code, the job's id, the plan."""
+"""Decides all that a launch will do and does none of it: the spec for the target, the code, the job's id, the plan."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runtime.client.jobs.secrets import check_sources
-from runtime.client.jobs.targets import apply_defaults, named_here
 from runtime.errors import RequestRefused, UnknownName
-from runtime.jobs import ledger
-from runtime.jobs.plan import Fidelity, JobIdentity, Keeping, LaunchPlan, PlanContext, Target
-from runtime.jobs.spec import CodeMode, JobSpec, secret_refs
-from runtime.jobs.spec_fields import job_id, set_fields
+from runtime.jobs.plan import Fidelity, FieldSupport, JobIdentity, LaunchPlan, PlanContext, Target
+from runtime.jobs.spec import CodeMode, JobSpec, parse_spec
+from runtime.jobs.spec_fields import job_id, set_fields, spec_fields
 from runtime.launchers.base import Launcher
 from runtime.launchers.registry import get_launcher
 from runtime.snapshots.snapshot import Snapshot, SnapshotRules, make_snapshot
@@ -28,11 +26,11 @@ from runtime.jobs.identity import owner_name
 class FieldsRefused(RequestRefused):
     """The target cannot keep fields that the spec sets."""
 
-    def __init__(self, target: str, refused: dict[str, Keeping]) -> None:
+    def __init__(self, target: str, refused: dict[str, FieldSupport]) -> None:
         self.target, self.refused = target, refused
         super().__init__(
             f"target `{target}` cannot keep {', '.join(f'`{name}`' for name in refused)} of this job",
-            facts=[f"{name}: {keeping.how}" for name, keeping in refused.items()],
+            facts=[f"{name}: {support.how}" for name, support in refused.items()],
             hint=f"take it out of the spec, name another target, or drop it: {' '.join(f'--ignore {name}' for name in refused)}",
         )
 
@@ -71,48 +69,65 @@ def prepare(spec: JobSpec, target: Target, settings: Settings, options: LaunchOp
     """
     launcher = get_launcher(target.kind)
     base = options.base or Path.cwd()
-    spec = apply_defaults(named_here(spec), target)
-    spec = _drop_refused(spec, target, launcher, options.ignore)
+    spec = _drop_refused(_apply_defaults(spec, target), target, launcher, options.ignore)
     snapshot = _take_code(spec, base)
+    code, owner = snapshot.id if snapshot else None, owner_name()
     identity = JobIdentity(
-        id=job_id(owner=owner_name(), target=target.name, spec=spec, snapshot=snapshot.id if snapshot else None),
+        id=job_id(owner=owner, target=target.name, spec=spec, snapshot=code),
         name=spec.name or _name_of(spec),
-        owner=owner_name(),
-        snapshot=snapshot.id if snapshot else None,
+        owner=owner,
+        snapshot=code,
         experiment=options.experiment,
         lifetime=options.lifetime,
     )
-    context = make_context(target, settings, base)
+    context = make_context(settings, base)
     plan = launcher.plan(spec, target, identity, context)
-    check_sources([ref for ref in secret_refs(spec) if ref.name in plan.order.get("secrets", {})])
+    if plan.order.get("secrets"):
+        check_sources(plan.secrets)
     return Prepared(plan=plan, launcher=launcher, context=context, snapshot=snapshot, base=base)
 
 
-def make_context(target: Target, settings: Settings, base: Path | None = None) -> PlanContext:
+def make_context(settings: Settings, base: Path | None = None) -> PlanContext:
     return PlanContext(
         settings=settings,
-        now=ledger.now(),
+        now=datetime.now(UTC),
         base=base or Path.cwd(),
         environ=dict(os.environ),
         records=str(settings.data_dir / "jobs"),
     )
 
 
-def read_fidelity(spec: JobSpec, launcher: Launcher) -> dict[str, Keeping]:
+def read_fidelity(spec: JobSpec, launcher: Launcher) -> dict[str, FieldSupport]:
     """How each field that the spec sets is kept."""
-    return {name: launcher.keeps[name] for name in _leaves(spec)}
+    no_leaves = ("placement.on", "checkpoint", "array", "retry")
+    return {name: launcher.keeps[name] for name in set_fields(spec) if name not in no_leaves}
 
 
-def _leaves(spec: JobSpec) -> list[str]:
-    return [name for name in set_fields(spec) if name not in ("placement.on", "checkpoint", "array", "retry")]
+def _apply_defaults(spec: JobSpec, target: Target) -> JobSpec:
+    """The spec without the choice of a target, which is no part of what the job is, and with the target's defaults in
+    the places that the spec leaves open, at every depth."""
+    if spec.placement.on:
+        spec = replace(spec, placement=replace(spec.placement, on=()))
+    if not target.defaults:
+        return spec
+    merged = _merge(target.defaults, spec_fields(spec))
+    return parse_spec(merged, source=f"the request with the defaults of target `{target.name}`")
+
+
+def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(under)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = _merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return merged
 
 
 def _drop_refused(spec: JobSpec, target: Target, launcher: Launcher, ignore: Sequence[str]) -> JobSpec:
     if unknown := next((name for name in ignore if name not in launcher.keeps), None):
         raise UnknownName("field", unknown, launcher.keeps, hint="`runtime targets show` lists every field")
-    kept = {name: launcher.keeps[name] for name in _leaves(spec)}
-    refused = {name: keeping for name, keeping in kept.items() if keeping.fidelity is Fidelity.REFUSED}
-    left = {name: keeping for name, keeping in refused.items() if name not in ignore}
+    fidelity = read_fidelity(spec, launcher)
+    refused = {name: support for name, support in fidelity.items() if support.fidelity is Fidelity.REFUSED}
+    left = {name: support for name, support in refused.items() if name not in ignore}
     if left:
         raise FieldsRefused(target.name, left)
     for name in refused:

@@ -93,7 +93,7 @@ def check_target(
         yield _failed("settings", problem)
         return
     try:
-        host = open_target(target, launcher, make_context(target, settings), new_records=new_records)
+        host = open_target(target, launcher, make_context(settings), new_records=new_records)
     except RuntimeFailure as problem:
         yield _failed("connection", problem)
         return

@@ -67,7 +67,7 @@ def retry_job(
     """
     status, _ = job.look()
     chosen = choose_runs(status, indices)
-    if getattr(job.launcher, "takes_up", False) or isinstance(job.launcher, Resubmits):
+    if job.launcher.takes_up or isinstance(job.launcher, Resubmits):
         return _next_epoch(job, chosen, settings, status=status, progress=progress)
     return _as_new_job(job, status, chosen, settings, progress)
 
@@ -145,7 +145,7 @@ def _next_epoch(
             forgiven |= {str(index): max(job.attempts(index), default=0) for index in sorted(fresh)}
         plan = replace(plan, order={**plan.order, "epoch": epoch, "forgiven": forgiven})
         folder = plan.folder
-        bring_secrets(plan, job.files, make_context(job.target, settings))
+        bring_secrets(plan, job.files, make_context(settings))
         job.files.write(f"{folder}/shim.py", SHIM.read_bytes(), mode=0o700)
         job.files.write(f"{folder}/order.json", json.dumps(plan.order, sort_keys=True, indent=1).encode() + b"\n")
         job.files.write(f"{folder}/{ledger.EPOCH}", str(epoch).encode())
@@ -300,7 +300,7 @@ def _as_new_job(
     if archive is None and entry.snapshot is not None:
         archive = job.files.read(ledger.snapshot_name(entry.snapshot))
     snapshot = Snapshot(archive=archive, files=0, content_bytes=len(archive)) if archive is not None else None
-    context = make_context(job.target, settings)
+    context = make_context(settings)
     identity = JobIdentity(id=_free_id(job, spec, entry), name=entry.name, owner=owner_name(), snapshot=entry.snapshot)
     plan = job.launcher.plan(spec, job.target, identity, context)
     done = {index: outcome for index, outcome in entry.outcomes.items() if index not in set(indices)}

@@ -7,22 +7,22 @@ from typing import Final
 
 from runtime.jobs.plan import (
     Fidelity,
-    Keeping,
+    FieldSupport,
 )
 from runtime.jobs.spec_fields import leaf_fields
 
-_SHIM: Final = Keeping(fidelity=Fidelity.SHIM, how="the shim")
+_SHIM: Final = FieldSupport(fidelity=Fidelity.SHIM, how="the shim")
 
 
-def _native(how: str) -> Keeping:
-    return Keeping(fidelity=Fidelity.NATIVE, how=how)
+def _native(how: str) -> FieldSupport:
+    return FieldSupport(fidelity=Fidelity.NATIVE, how=how)
 
 
-def _refused(why: str) -> Keeping:
-    return Keeping(fidelity=Fidelity.REFUSED, how=why)
+def _refused(why: str) -> FieldSupport:
+    return FieldSupport(fidelity=Fidelity.REFUSED, how=why)
 
 
-KEEPS: Final[Mapping[str, Keeping]] = {
+KEEPS: Final[Mapping[str, FieldSupport]] = {
     **dict.fromkeys(leaf_fields(), _SHIM),
     "command": _native("the batch script, which runs the shim"),
     "name": _native("the ledger; the job's name on Slurm is its id"),
@@ -55,7 +55,7 @@ KEEPS: Final[Mapping[str, Keeping]] = {
     "account": _native("--account"),
     "time_limit": _native("--time, behind the shim's own clock"),
     "start_deadline": _native("--deadline, the time limit added"),
-    "ttl_after_finished": Keeping(fidelity=Fidelity.CLIENT, how="runtime gc"),
+    "ttl_after_finished": FieldSupport(fidelity=Fidelity.CLIENT, how="runtime gc"),
     "retry.failure": _native("scontrol requeue by the shim; runs that share a node start again there"),
     "retry.preemption": _native("--requeue; the shim counts"),
     "retry.capacity.window": _native("a job waits in the queue for as long as it takes"),
@@ -65,11 +65,11 @@ KEEPS: Final[Mapping[str, Keeping]] = {
     "idempotency_key": _native("part of the job's id"),
 }
 
-INTERRUPTS: Final[Mapping[str, Keeping]] = {
-    "preempt": Keeping(fidelity=Fidelity.NATIVE, how="scontrol requeue"),
-    "timeout": Keeping(
+INTERRUPTS: Final[Mapping[str, FieldSupport]] = {
+    "preempt": FieldSupport(fidelity=Fidelity.NATIVE, how="scontrol requeue"),
+    "timeout": FieldSupport(
         fidelity=Fidelity.SHIM, how="ALRM to the shim: its deadline is now, or a checkpoint's lead away"
     ),
-    "node-loss": Keeping(fidelity=Fidelity.REFUSED, how="taking a node down needs an operator"),
-    "oom": Keeping(fidelity=Fidelity.REFUSED, how="only the memory of a running command can be exceeded"),
+    "node-loss": FieldSupport(fidelity=Fidelity.REFUSED, how="taking a node down needs an operator"),
+    "oom": FieldSupport(fidelity=Fidelity.REFUSED, how="only the memory of a running command can be exceeded"),
 }

@@ -12,16 +12,15 @@ from typing import Any, ClassVar, Final
 
 from runtime.errors import InvalidValue, NotPossible
 from runtime.faults import reach
-from runtime.jobs.array import expand_array
-from runtime.jobs.array_file import read_array_file
+from runtime.jobs.array import read_indices
 from runtime.jobs.hosts.base import Host, read_tail
 from runtime.jobs.hosts.local import LocalFiles, LocalHost
 from runtime.jobs.hosts.ssh import SshHost
 from runtime.jobs.ledger import newest_natives, read_entry
 from runtime.jobs.order import activation_lines, environment_order, make_order
 from runtime.jobs.plan import (
+    FieldSupport,
     JobIdentity,
-    Keeping,
     LaunchPlan,
     NativePart,
     NativeStart,
@@ -61,8 +60,9 @@ _FOLDERS: Final = ("SCRATCH", "WORK", "PSCRATCH", "SCRATCHDIR")
 
 class SlurmLauncher:
     kind: ClassVar[str] = "slurm"
-    keeps: ClassVar[Mapping[str, Keeping]] = KEEPS
-    interrupts: ClassVar[Mapping[str, Keeping]] = INTERRUPTS
+    keeps: ClassVar[Mapping[str, FieldSupport]] = KEEPS
+    takes_up: ClassVar[bool] = False
+    interrupts: ClassVar[Mapping[str, FieldSupport]] = INTERRUPTS
 
     def check_settings(self, target: Target) -> None:
         settings = read_settings(target)
@@ -91,7 +91,7 @@ class SlurmLauncher:
     def plan(self, spec: JobSpec, target: Target, job: JobIdentity, context: PlanContext) -> LaunchPlan:
         settings = read_settings(target)
         profile = settings.profile_for(spec)
-        indices = expand_array(spec.array, read_array_file(spec.array, context.base))
+        indices = read_indices(spec.array, context.base)
         if settings.host:
             root = str(target.records).rstrip("/")
         else:

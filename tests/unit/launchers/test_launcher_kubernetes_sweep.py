@@ -92,7 +92,7 @@ class Lab:
 
     def launch_host(self) -> Any:
         target = find_target("lab", self.settings)
-        return KubernetesLauncher().open_host(target, make_context(target, self.settings))
+        return KubernetesLauncher().open_host(target, make_context(self.settings))
 
     def record(self, job: JobHandle) -> Path:
         return self.root / "data" / "runtime" / "jobs" / job.id

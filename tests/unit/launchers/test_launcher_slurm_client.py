@@ -63,7 +63,7 @@ class Cluster:
         )
         spec = JobSpec(command=("true",), code=Code(mode=CodeMode.IMAGE))
         job = JobIdentity(id=JOB, name="x", owner="ada", snapshot=None)
-        plan = SlurmLauncher().plan(spec, self.target, job, make_context(self.target, loaded, self.folder))
+        plan = SlurmLauncher().plan(spec, self.target, job, make_context(loaded, self.folder))
         self.host.files.make_folder(plan.folder)
         return replace(plan, order={**plan.order, **order})
 

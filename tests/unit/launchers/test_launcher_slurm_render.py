@@ -57,7 +57,7 @@ def make_plan(spec: JobSpec, tmp_path: Path, **settings: Any) -> LaunchPlan:
     loaded = Settings(project=Project(root=tmp_path), data_dir=tmp_path, cache_dir=tmp_path, config_dir=tmp_path)
     job = JobIdentity(id=JOB, name="train", owner="ada", snapshot=None)
     spec = replace(spec, code=Code(mode=CodeMode.IMAGE))
-    return SlurmLauncher().plan(spec, target, job, make_context(target, loaded, tmp_path))
+    return SlurmLauncher().plan(spec, target, job, make_context(loaded, tmp_path))
 
 
 def shown(plan: LaunchPlan) -> str:
@@ -337,7 +337,7 @@ def test_record_root_is_the_clusters_scratch_and_never_a_home_by_itself(tmp_path
     from runtime.launchers.slurm.launcher import find_records
 
     loaded = Settings(project=Project(root=tmp_path), data_dir=tmp_path, cache_dir=tmp_path, config_dir=tmp_path)
-    context = make_context(Target(name="hpc", kind="slurm"), loaded)
+    context = make_context(loaded)
 
     with pytest.raises(NotPossible):
         find_records(Target(name="hpc", kind="slurm"), replace(context, environ={"HOME": "/home/ada"}))
