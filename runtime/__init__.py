@@ -6,7 +6,8 @@ TYPE_CHECKING = False  # A worker's guardian, and so each of its children, does 
 if TYPE_CHECKING:
     from typing import Any
 
-    from runtime.client.jobs.launch import JobHandle, launch
+    from runtime.client.jobs.handle import JobHandle
+    from runtime.client.jobs.launch import launch
     from runtime.client.tasks.submit import submit
     from runtime.client.tasks.wait import wait
     from runtime.errors import RuntimeFailure
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "JobHandle": "runtime.client.jobs.launch",
+    "JobHandle": "runtime.client.jobs.handle",
     "JobSpec": "runtime.jobs.spec",
     "RuntimeFailure": "runtime.errors",
     "WorkerOptions": "runtime.worker.worker",

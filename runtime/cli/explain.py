@@ -55,8 +55,8 @@ def explain(
 
 
 def _explain_job(text: str, index: int | None, on: str | None, output: Output) -> int:
-    from runtime.client.jobs.status import explain as explain_job
-    from runtime.client.jobs.status import read_facts as read_job_facts
+    from runtime.client.jobs.explain import explain as explain_job
+    from runtime.client.jobs.explain import read_facts as read_job_facts
 
     with open_job(text, on) as job:
         found = explain_job(read_job_facts(job, index, watch=note))

@@ -151,7 +151,7 @@ def _job_status(
     if what is None:
         return _target_status(str(on), watch=watch, failed=failed, output=output)
     from runtime.cli.render.jobs import open_job
-    from runtime.client.jobs.launch import TargetSilent
+    from runtime.client.jobs.find import TargetSilent
     from runtime.client.jobs.status import SilentJob, read_job
 
     try:
@@ -216,7 +216,7 @@ def _silence(target: str, problem: str) -> str:
 
 def _read_jobs(name: str, settings: Settings, *, looked_at: datetime | None) -> TargetJobs:
     """The jobs of a target; one that does not answer is said in a line."""
-    from runtime.client.jobs.launch import make_context
+    from runtime.client.jobs.prepare import make_context
     from runtime.client.jobs.roots import open_target
     from runtime.client.jobs.status import TargetJobs, read_target
     from runtime.client.jobs.targets import find_target
@@ -225,7 +225,7 @@ def _read_jobs(name: str, settings: Settings, *, looked_at: datetime | None) -> 
     target = find_target(name, settings)
     launcher = get_launcher(target.kind)
     try:
-        host = open_target(target, launcher, make_context(target, settings))
+        host = open_target(target, launcher, make_context(settings))
         try:
             return read_target(target, launcher, host, now=datetime.now(UTC), looked_at=looked_at)
         finally:

@@ -23,18 +23,12 @@ from typing import Any, Final, TypeVar
 
 import pytest
 
-from runtime.client.jobs.launch import (
-    FieldsRefused,
-    JobHandle,
-    LaunchOptions,
-    carry_out,
-    find_job,
-    launch,
-    make_context,
-    prepare,
-)
+from runtime.client.jobs.attempts import read_attempts
+from runtime.client.jobs.find import find_job
+from runtime.client.jobs.handle import JobHandle
+from runtime.client.jobs.launch import carry_out, launch
+from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, make_context, prepare
 from runtime.client.jobs.roots import RootLost
-from runtime.client.jobs.status import read_attempts
 from runtime.client.jobs.targets import find_target
 from runtime.config import Project, Settings
 from runtime.errors import NotPossible
@@ -42,20 +36,9 @@ from runtime.jobs import ledger
 from runtime.jobs.hosts.agent import MARKER
 from runtime.jobs.hosts.base import Host
 from runtime.jobs.hosts.bucket import is_bucket
-from runtime.jobs.plan import Fidelity, Keeping, LaunchPlan, Target
-from runtime.jobs.spec import (
-    Array,
-    Backoff,
-    Code,
-    CodeMode,
-    Environment,
-    JobSpec,
-    JobState,
-    Retry,
-    SecretRef,
-    leaf_fields,
-    set_fields,
-)
+from runtime.jobs.plan import Fidelity, FieldSupport, LaunchPlan, Target
+from runtime.jobs.spec import Array, Backoff, Code, CodeMode, Environment, JobSpec, JobState, Retry, SecretRef
+from runtime.jobs.spec_fields import leaf_fields, set_fields
 from runtime.launchers.base import Launcher
 from runtime.launchers.registry import get_launcher
 from runtime.reasons import EndReason
@@ -141,9 +124,9 @@ class Bench:
     def require(self, *fields: str) -> None:
         """Skip the test where one of the fields is refused."""
         for name in fields:
-            keeping = self.launcher.keeps[name]
-            if keeping.fidelity is Fidelity.REFUSED:
-                pytest.skip(f"`{name}` is refused: {keeping.how}")
+            support = self.launcher.keeps[name]
+            if support.fidelity is Fidelity.REFUSED:
+                pytest.skip(f"`{name}` is refused: {support.how}")
 
     def require_secret(self) -> SecretRef:
         """A secret that the launching machine reads, of the variable `CANARY`. Skip the test where the target takes none."""
@@ -204,7 +187,7 @@ class Bench:
 
     def open_host(self) -> Host:
         """Without a look at which record root it is."""
-        context = make_context(self.target, self.settings, self.tree)
+        context = make_context(self.settings, self.tree)
         return self.keep(self.launcher.open_host(self.target, context))
 
     def keep(self, opened: Opened) -> Opened:
@@ -250,14 +233,14 @@ def read_log(job: JobHandle, index: int = 0, **which: Any) -> str:
     return b"".join(job.logs(index=index, **which)).decode()
 
 
-def check_keeps(keeps: Mapping[str, Keeping]) -> list[str]:
+def check_keeps(keeps: Mapping[str, FieldSupport]) -> list[str]:
     """What is wrong with a launcher's table, in words: every field of a spec is in exactly one class, with a reason."""
     wrong = [f"`{name}` is not in the table" for name in leaf_fields() if name not in keeps]
     wrong += [f"`{name}` is no field of a spec" for name in keeps if name not in leaf_fields()]
-    for name, keeping in keeps.items():
-        if keeping.fidelity not in list(Fidelity):
-            wrong.append(f"`{name}` has the class {keeping.fidelity!r}")
-        if not keeping.how.strip():
+    for name, support in keeps.items():
+        if support.fidelity not in list(Fidelity):
+            wrong.append(f"`{name}` has the class {support.fidelity!r}")
+        if not support.how.strip():
             wrong.append(f"`{name}` does not say how it is kept, or why not")
     return wrong
 
@@ -516,7 +499,7 @@ class LauncherSuite:
 
     @pytest.mark.parametrize("point", TAKE_UP_FAULTS)
     def test_job_that_is_gone_is_taken_up_once_by_launching_again(self, bench: Bench, point: str) -> None:
-        if bench.case.break_job is None or not getattr(bench.launcher, "takes_up", False):
+        if bench.case.break_job is None or not bench.launcher.takes_up:
             pytest.skip("its backend starts what is gone again by itself")
         spec = {"command": ["sh", "-c", "echo attempt $RUNTIME_ATTEMPT; [ $RUNTIME_ATTEMPT = 2 ] || sleep 600"]}
         out, errors = bench.launch_elsewhere(spec).communicate(timeout=bench.case.patience_s)
@@ -540,7 +523,7 @@ class LauncherSuite:
         assert [each.epoch for each in job.entry().natives] in ([1, 2], *([[1]] if point == "resubmitted" else []))
 
     def test_array_that_is_gone_is_taken_up_where_it_was(self, bench: Bench) -> None:
-        if bench.case.break_job is None or not getattr(bench.launcher, "takes_up", False):
+        if bench.case.break_job is None or not bench.launcher.takes_up:
             pytest.skip("its backend starts what is gone again by itself")
         command = ("sh", "-c", "[ $RUNTIME_ARRAY_INDEX = 0 ] || [ $RUNTIME_ATTEMPT = 2 ] || sleep 600")
         array = Array(count=3, max_parallel=2)
@@ -556,7 +539,7 @@ class LauncherSuite:
         assert [again.attempts(index) for index in range(3)] == [[1], [1, 2], [1, 2]]
 
     def test_job_that_is_gone_with_no_budget_left_ends_as_lost(self, bench: Bench) -> None:
-        if bench.case.break_job is None or not getattr(bench.launcher, "takes_up", False):
+        if bench.case.break_job is None or not bench.launcher.takes_up:
             pytest.skip("its backend starts what is gone again by itself")
         job = bench.start("sleep", "600", retry=Retry(preemption=0))
         _wait_for(lambda: job.attempts() == [1], bench.case.patience_s)
@@ -607,7 +590,7 @@ class LauncherSuite:
         assert bench.end(second).state is JobState.SUCCEEDED
 
 
-def _refused_change(keeps: Mapping[str, Keeping]) -> tuple[str, dict[str, Any]]:
+def _refused_change(keeps: Mapping[str, FieldSupport]) -> tuple[str, dict[str, Any]]:
     """A field that the launcher refuses, and a spec's change that sets it alone."""
     from runtime.jobs.spec import EnvironmentManager, Gpus, JobResources, Outputs, Placement, Priority, Tpu
 

@@ -22,7 +22,7 @@ from runtime.records.orders import Control
 from runtime.records.totals import FEW, FEW_OF_ONE, Tally
 from runtime.tasks.history import EndedNote, Mark, Record, StartedMark
 from runtime.tasks.model import DEFAULT_EXPERIMENT, TaskState, describe_entry, experiment_digest
-from runtime.units import count_noun, format_duration
+from runtime.units import count_noun
 from runtime.values import dataclass, field, replace
 
 FAILURES_SHOWN: Final = 10
@@ -519,7 +519,3 @@ def _summed(totals: Iterable[Mapping[TaskState, int]]) -> dict[TaskState, int]:
 
 def _age(seen: ExperimentSeen) -> datetime:
     return seen.created_at or datetime.min.replace(tzinfo=UTC)
-
-
-def describe_left(seconds: float | None) -> str:
-    return "unknown" if seconds is None else f"about {format_duration(seconds)}"

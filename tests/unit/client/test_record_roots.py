@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.client.jobs.launch import find_job
+from runtime.client.jobs.find import find_job
 from runtime.client.jobs.roots import KnownRoot
 from runtime.jobs.hosts.agent import MARKER
 from runtime.testing.launchers import read_log

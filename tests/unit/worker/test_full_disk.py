@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from runtime.errors import StoreUnavailable
-from runtime.jobs.hosts.base import LocalFiles
+from runtime.jobs.hosts.local import LocalFiles
 from runtime.shim import shim
 from tests.jobs_support import Terminal, open_terminal
 from tests.shim_support import JOB, PATIENCE_S, make_job, processes_with, signal_all, wait_for
