@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from runtime.client.tasks.wait import wait
     from runtime.errors import RuntimeFailure
     from runtime.jobs.spec import JobSpec
-    from runtime.stack.find import open_stack
+    from runtime.stack.open import open_stack
     from runtime.tasks.workflows import workflow
     from runtime.worker.attempts.context import current_attempt
     from runtime.worker.worker import WorkerOptions, run_worker
@@ -40,7 +40,7 @@ _HOMES = {
     "WorkerOptions": "runtime.worker.worker",
     "current_attempt": "runtime.worker.attempts.context",
     "launch": "runtime.client.jobs.launch",
-    "open_stack": "runtime.stack.find",
+    "open_stack": "runtime.stack.open",
     "run_worker": "runtime.worker.worker",
     "submit": "runtime.client.tasks.submit",
     "wait": "runtime.client.tasks.wait",

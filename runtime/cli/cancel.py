@@ -16,7 +16,7 @@ from runtime.client.tasks.cancel import Cancelled
 from runtime.client.tasks.cancel import cancel as cancel_one
 from runtime.errors import RequestRefused
 from runtime.records.totals import Tally, open_tasks
-from runtime.stack.find import open_stack
+from runtime.stack.open import open_stack
 from runtime.tasks.model import TaskState
 from runtime.values import dataclass
 

@@ -16,11 +16,11 @@ from runtime.client.tasks.explain import explain as explain_task
 from runtime.client.tasks.status import read_experiment
 from runtime.client.tasks.workers import read_worker
 from runtime.errors import RequestRefused
-from runtime.stack.find import open_stack
+from runtime.stack.open import open_stack
 from runtime.values import replace
 
 if TYPE_CHECKING:
-    from runtime.stack.find import OpenStack
+    from runtime.stack.open import OpenStack
 
 
 def explain(

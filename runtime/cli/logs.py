@@ -23,7 +23,7 @@ from runtime.client.identify import get_task_id, recall_last
 from runtime.client.tasks.logs import AttemptLog, choose_log, find_logs, follow, read_log
 from runtime.client.tasks.standing import read_standing
 from runtime.errors import InvalidValue, RequestRefused
-from runtime.stack.find import open_stack
+from runtime.stack.open import open_stack
 
 INTERRUPTED = 130
 

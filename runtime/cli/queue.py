@@ -18,14 +18,14 @@ from runtime.client.tasks.redrive import redrive as redrive_marks
 from runtime.client.tasks.status import read_queue
 from runtime.client.tasks.workers import read_workers
 from runtime.errors import NotPossible, RequestRefused
-from runtime.stack.find import open_stack
+from runtime.stack.open import open_stack
 from runtime.tasks.model import describe_entry
 from runtime.tasks.wire import task_fields
 from runtime.values import dataclass, fields
 
 if TYPE_CHECKING:
     from runtime.reasons import EndReason
-    from runtime.stack.find import OpenStack
+    from runtime.stack.open import OpenStack
     from runtime.tasks.history import Mark
 
 app = new_app("Look after queues: pause, purge and repair them, and redrive dead letters.")

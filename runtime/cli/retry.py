@@ -17,7 +17,7 @@ from runtime.client.identify import get_experiment, get_task_id, recall_last
 from runtime.client.tasks.redrive import Redriven, parse_reasons, read_dead, redrive
 from runtime.client.tasks.redrive import retry as retry_task
 from runtime.errors import NotPossible, RequestRefused
-from runtime.stack.find import open_stack
+from runtime.stack.open import open_stack
 
 T = TypeVar("T")
 

@@ -42,13 +42,13 @@ from runtime.client.tasks.status import (
 from runtime.client.tasks.workers import WorkerStatus, read_worker
 from runtime.errors import InfrastructureFailure, RequestRefused
 from runtime.records.totals import Tally
-from runtime.stack.find import open_stack
+from runtime.stack.open import open_stack
 from runtime.values import fields, replace
 
 if TYPE_CHECKING:
     from runtime.client.jobs.status import TargetJobs
     from runtime.config import Settings
-    from runtime.stack.find import OpenStack
+    from runtime.stack.open import OpenStack
 from runtime.cli.render.tasks import FAILURE_COLUMNS, Board, Seen, render, summarise
 
 LOCAL_EVERY_S = 1.0

@@ -404,7 +404,7 @@ def _submit(
 ) -> int:
     from runtime.client.identify import remember_last
     from runtime.client.tasks.submit import check_priority, submit_tasks
-    from runtime.stack.find import open_stack
+    from runtime.stack.open import open_stack
 
     with open_stack(stack, queue=queue) as opened:
         target = opened.queue()

@@ -98,7 +98,7 @@ def list_task(text: str, *, stack: str | None) -> tuple[str, Files, list[RemoteF
     from runtime.client.identify import get_task_id, recall_last
     from runtime.client.tasks.status import read_task
     from runtime.jobs.hosts.local import LocalFiles
-    from runtime.stack.find import open_stack
+    from runtime.stack.open import open_stack
 
     with open_stack(stack) as opened:
         task = get_task_id(text, opened.records, last=recall_last(opened.settings.data_dir, opened.name))

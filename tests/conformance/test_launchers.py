@@ -39,7 +39,8 @@ from runtime.jobs.spec import (
 )
 from runtime.jobs.spec_fields import leaf_fields, set_fields
 from runtime.launchers.registry import get_launcher, list_kinds
-from runtime.testing.launchers import LauncherCase, LauncherSuite, check_keeps, check_plan
+from runtime.testing.launcher_bench import LauncherCase
+from runtime.testing.launchers import LauncherSuite, check_keeps, check_plan
 from tests.services_support import PATIENCE_S
 from tests.shim_support import processes_with, signal_all
 from tests.ssh_support import SshServer
@@ -123,7 +124,7 @@ def test_check_of_a_table_finds_what_is_missing_unknown_or_unexplained() -> None
 
 
 def test_check_of_a_plan_finds_what_is_wrong(tmp_path: Path) -> None:
-    from runtime.testing.launchers import Bench
+    from runtime.testing.launcher_bench import Bench
 
     plan = Bench(LauncherCase(kind="local", records=str(tmp_path / "r")), tmp_path / "b").plan("true", name="one")
     part = plan.parts[0]

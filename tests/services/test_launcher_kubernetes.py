@@ -63,7 +63,8 @@ from runtime.launchers.kubernetes.states import INDEX
 from runtime.outputs import PubSubQueueOutput, RecordsOutput, StackOutputs, encode_outputs
 from runtime.queues.pubsub.client import ensure_topics
 from runtime.reasons import EndReason
-from runtime.testing.launchers import LauncherCase, LauncherSuite
+from runtime.testing.launcher_bench import LauncherCase
+from runtime.testing.launchers import LauncherSuite
 from tests.fakes.gcs import GcsServer
 from tests.images_support import INSTALL, ROOT, TOOLS_FOLDER, tool_environment
 from tests.kubernetes_support import Access, Kubernetes, run_script

@@ -45,7 +45,8 @@ from runtime.launchers.slurm.bundle import export_bundle
 from runtime.launchers.slurm.launcher import SlurmLauncher
 from runtime.launchers.slurm.refusal import SubmitRefused
 from runtime.reasons import EndReason
-from runtime.testing.launchers import LauncherCase, LauncherSuite
+from runtime.testing.launcher_bench import LauncherCase
+from runtime.testing.launchers import LauncherSuite
 from tests import slurm_support
 from tests.readme_support import AS_PROMISED, follow_readme
 from tests.services_support import require, wait_until

@@ -30,7 +30,7 @@ from runtime.queues.sqlite.queue import open_sqlite
 from runtime.records import embedded
 from runtime.snapshots.snapshot import fetch_snapshot
 from runtime.snapshots.watch import TreeWatch
-from runtime.stack.find import OpenStack
+from runtime.stack.open import OpenStack
 from runtime.testing import sample_task
 
 WORDS = ("p", "w")

@@ -23,7 +23,7 @@ from runtime.queues.pubsub.client import ReceivedMessage
 from runtime.queues.pubsub.message import read_message
 from runtime.queues.sqlite.queue import open_sqlite
 from runtime.records.memory import MemoryRecords
-from runtime.stack.find import open_stack
+from runtime.stack.open import open_stack
 from runtime.tasks.model import (
     LIMITS,
     CommandEntry,
