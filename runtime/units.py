@@ -77,6 +77,11 @@ def count_noun(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
+def divide_evenly(total: int, parts: int) -> list[int]:
+    """Shares that add up to `total` and differ by one at most, the larger ones first."""
+    return [total // parts + (place < total % parts) for place in range(parts)]
+
+
 def format_time(at: datetime) -> str:
     """RFC 3339 in UTC with milliseconds, as records and messages carry it."""
     at = at.astimezone(UTC)

@@ -375,3 +375,15 @@ def _rest(count: int) -> bytes:
 def cut_line(line: str, limit: int = 500) -> str:
     """A line of evidence that nobody has to scroll through."""
     return line if len(line) <= limit else f"{line[:limit]} [{len(line) - limit} more letters of this line]"
+
+
+def table_lines(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """Rows as the lines of a table, as wide as the terminal; times are shown by how long ago they were."""
+    import shutil
+
+    cells = [
+        [format_ago(value) if isinstance(value, datetime) else format_cell(value) for value in row.values()]
+        for row in rows
+    ]
+    width = shutil.get_terminal_size((120, 24)).columns if is_terminal() else 10_000
+    return render_table(list(rows[0]), cells, width).splitlines()

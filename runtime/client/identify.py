@@ -115,10 +115,10 @@ def find_last(records: RecordStore, last: str | None = None) -> str:
             "`last` means your newest experiment or job, and there is none yet",
             hint="`runtime submit --help` and `runtime launch --help` show how to begin one",
         )
-    return max(seen, key=_age).name
+    return max(seen, key=age_of).name
 
 
-def _age(seen: ExperimentSeen) -> datetime:
+def age_of(seen: ExperimentSeen) -> datetime:
     return seen.created_at or datetime.min.replace(tzinfo=UTC)
 
 
@@ -202,7 +202,7 @@ def _queued_ids(records: RecordStore, prefix: str, limit: int) -> list[str]:
 
 
 def _manifest_lines(records: RecordStore, task_id: str) -> Iterator[str]:
-    experiments = sorted(records.experiments(), key=_age, reverse=True)
+    experiments = sorted(records.experiments(), key=age_of, reverse=True)
     parts_left = PARTS_SEARCHED
     if len(task_id) == _WHOLE_ID:
         own = [seen for seen in experiments if experiment_digest(seen.name) == task_id[-8:]]

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from runtime.cli.show import cut_lines, format_ago, format_cell, format_count, is_terminal, note, paint, render_table
+from runtime.cli.show import (
+    cut_lines,
+    format_ago,
+    format_count,
+    note,
+    paint,
+    table_lines,
+)
 
 if TYPE_CHECKING:
     from runtime.client.jobs.attempts import AttemptView
@@ -98,7 +105,7 @@ def target_lines(seen: TargetJobs, now: datetime, *, whole: bool = True) -> list
         return [f"no jobs on `{seen.target}`; `runtime launch --help` shows how"] if whole else []
     counted = _count(sum(1 for each in seen.jobs if not each.state.terminal), "unfinished job")
     lines = [*said, *([f"{paint('jobs', 'dim')} on {seen.target}: {counted}"] if whole else [])]
-    lines += table([_job_row(each) for each in seen.jobs[:LISTED]])
+    lines += table_lines([_job_row(each) for each in seen.jobs[:LISTED]])
     more = len(seen.jobs) - LISTED + seen.left_out if len(seen.jobs) > LISTED else seen.left_out
     if more > 0:
         lines.append(f"and {_count(more, 'older job')}")
@@ -152,9 +159,9 @@ def job_lines(seen: JobView, now: datetime) -> list[str]:
     ]
     lines += [f"{paint(f'{label:<11}', 'dim')} {text}" for label, text in pairs if text]
     if seen.attempts:
-        lines += ["", *table([_attempt_row(each, now) for each in seen.attempts])]
+        lines += ["", *table_lines([_attempt_row(each, now) for each in seen.attempts])]
     if seen.runs > 1 and seen.indices:
-        lines += ["", *table([index_row(each) for each in seen.indices[:LISTED]])]
+        lines += ["", *table_lines([index_row(each) for each in seen.indices[:LISTED]])]
         if len(seen.indices) > LISTED:
             lines.append(f"and {len(seen.indices) - LISTED} more; `--failed` lists those that failed")
     if seen.state is not JobState.SUCCEEDED:
@@ -221,18 +228,6 @@ INDEX_COLUMNS: Mapping[str, Callable[[Any], object]] = {
     "ATTEMPT": lambda each: each.attempt,
     "MESSAGE": lambda each: each.message,
 }
-
-
-def table(rows: Sequence[Mapping[str, object]]) -> list[str]:
-    import shutil
-
-    cells = [[_cell(value) for value in row.values()] for row in rows]
-    width = shutil.get_terminal_size((120, 24)).columns if is_terminal() else 10_000
-    return render_table(list(rows[0]), cells, width).splitlines()
-
-
-def _cell(value: object) -> str:
-    return format_ago(value) if isinstance(value, datetime) else format_cell(value)
 
 
 def _state(state: JobState, reason: object) -> str:

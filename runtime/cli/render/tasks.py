@@ -13,12 +13,10 @@ from runtime.cli.render.jobs import (
 )
 from runtime.cli.show import (
     format_ago,
-    format_cell,
     format_count,
     format_duration,
-    is_terminal,
     paint,
-    render_table,
+    table_lines,
 )
 from runtime.client.tasks.status import (
     FAILURES_SHOWN,
@@ -105,21 +103,21 @@ def _overview_lines(seen: Overview, now: datetime, *, nothing: bool = True) -> l
     if not seen.experiments and nothing:
         lines.append("nothing was submitted yet; `runtime submit --help` shows how")
     elif seen.experiments:
-        lines += ["", *_table(_experiment_rows(seen.experiments))]
+        lines += ["", *table_lines(_experiment_rows(seen.experiments))]
         if seen.experiments_left_out:
             lines.append(f"and {count_noun(seen.experiments_left_out, 'older experiment')}: `runtime status NAME`")
     waiting = [line for queue in seen.queues for line in _waiting_lines(queue)]
     if waiting:
         lines += ["", *waiting]
     if seen.workers:
-        lines += ["", *_table(_worker_rows(seen.workers[:LISTED]))]
+        lines += ["", *table_lines(_worker_rows(seen.workers[:LISTED]))]
         if len(seen.workers) > LISTED:
             lines.append(f"and {count_noun(len(seen.workers) - LISTED, 'more worker')}")
     if seen.failures:
         new = sum(failure.new for failure in seen.failures)
         many = " or more" if new >= FAILURES_SHOWN else ""
         title = "failed in the last day" + (f", {new}{many} since you last looked" if new else "")
-        lines += ["", f"{paint(title, 'red')}", *_table(_failure_rows(seen.failures))]
+        lines += ["", f"{paint(title, 'red')}", *table_lines(_failure_rows(seen.failures))]
         lines.append(f"why: `runtime explain {seen.failures[0].task}`")
     return lines
 
@@ -134,11 +132,11 @@ def _experiment_lines(seen: ExperimentStatus, now: datetime) -> list[str]:
             lines.append(paint(text, _STYLES[state]) if count and state in _STYLES else text)
     lines += ["", *_pairs(_progress_pairs(seen, now))]
     if seen.workers:
-        lines += ["", *_table(_worker_rows(seen.workers[:LISTED]))]
+        lines += ["", *table_lines(_worker_rows(seen.workers[:LISTED]))]
         if len(seen.workers) > LISTED:
             lines.append(f"and {count_noun(len(seen.workers) - LISTED, 'more worker')}")
     if seen.failures:
-        lines += ["", *_table(_failure_rows(seen.failures))]
+        lines += ["", *table_lines(_failure_rows(seen.failures))]
         if seen.failures_left_out:
             lines.append(
                 f"and {format_count(seen.failures_left_out)} more: `runtime status {seen.experiment} --failed`"
@@ -198,7 +196,7 @@ def _task_lines(seen: TaskStatus, now: datetime) -> list[str]:
             }
             for attempt in seen.history
         ]
-        lines += ["", *_table(rows)]
+        lines += ["", *table_lines(rows)]
     if not seen.state.terminal or seen.state is TaskState.FAILED:
         lines += ["", f"why: `runtime explain {seen.task}`"]
     return lines
@@ -272,18 +270,6 @@ FAILURE_COLUMNS: dict[str, Callable[[Failure], object]] = {
 
 def _failure_rows(failures: Sequence[Failure]) -> list[dict[str, object]]:
     return [{header: cell(failure) for header, cell in FAILURE_COLUMNS.items()} for failure in failures]
-
-
-def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    import shutil
-
-    cells = [[_cell(value) for value in row.values()] for row in rows]
-    width = shutil.get_terminal_size((120, 24)).columns if is_terminal() else 10_000
-    return render_table(list(rows[0]), cells, width).splitlines()
-
-
-def _cell(value: object) -> str:
-    return format_ago(value) if isinstance(value, datetime) else format_cell(value)
 
 
 def _pairs(pairs: Sequence[tuple[str, str]]) -> list[str]:

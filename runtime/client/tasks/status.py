@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
+from runtime.client.identify import age_of
 from runtime.client.tasks.standing import Standing, read_standing
 from runtime.client.tasks.workers import Stack, WorkerStatus, read_workers
 from runtime.errors import RuntimeFailure
@@ -172,7 +173,7 @@ def read_overview(
     records = stack.records
     tally = tally or Tally(records)
     workers = read_workers(records, now)
-    seen = sorted(records.experiments(), key=_age, reverse=True)
+    seen = sorted(records.experiments(), key=age_of, reverse=True)
     controls, depths = _Controls(records), _Depths(stack)
     shown = [_experiment(stack, one, workers, controls, depths, tally, exact=exact) for one in seen[:EXPERIMENTS_SHOWN]]
     names = {*stack.queue_names(), stack.default_queue, *(one.queue for one in shown), *(w.queue for w in workers)}
@@ -515,7 +516,3 @@ def _summed(totals: Iterable[Mapping[TaskState, int]]) -> dict[TaskState, int]:
     for each in totals:
         counted.update(each)
     return {state: counted[state] for state in TaskState}
-
-
-def _age(seen: ExperimentSeen) -> datetime:
-    return seen.created_at or datetime.min.replace(tzinfo=UTC)
