@@ -34,6 +34,7 @@ from runtime.launchers.base import ChecksHost, Clears, Launcher, Stops, Sweeps
 from runtime.launchers.registry import get_launcher
 from runtime.launchers.standing import judge_job
 from runtime.reasons import EndReason
+from runtime.shim.program import build_shim
 from runtime.snapshots.snapshot import GitState, Snapshot, SnapshotRules, make_snapshot, read_git_state
 from runtime.units import format_time
 from runtime.values import MISSING, dataclass, fields, replace
@@ -45,7 +46,6 @@ from runtime.jobs.ledger import newest_natives
 
 T = TypeVar("T")
 
-SHIM: Final = Path(__file__).parents[2] / "shim" / "shim.py"
 SHORTEST_PREFIX: Final = 4
 _UNMARKED: Final = {
     True: "cancel it again once there is room, or the same launch starts it again",
@@ -554,7 +554,7 @@ def _take_up(prepared: Prepared, host: Host, lock: Lock, progress: Callable[[str
         order = json.loads(host.files.read(f"{prepared.plan.folder}/order.json") or b"{}") or prepared.plan.order
         plan = replace(prepared.plan, order={**order, "epoch": epoch})
         bring_secrets(plan, host.files, prepared.context)
-        host.files.write(f"{plan.folder}/shim.py", SHIM.read_bytes(), mode=0o700)
+        host.files.write(f"{plan.folder}/shim.py", build_shim(), mode=0o700)
         host.files.write(f"{plan.folder}/order.json", _json(plan.order))
         host.files.write(f"{plan.folder}/{ledger.EPOCH}", str(epoch).encode())
         reach("launch.reordered")
@@ -603,7 +603,7 @@ def _write_down(
         _store_snapshot(prepared.snapshot, plan, files, progress)
     wanted = [FileToWrite(f"{plan.folder}/secrets/{name}", value.encode()) for name, value in values.items()]
     wanted += [
-        FileToWrite(f"{plan.folder}/shim.py", SHIM.read_bytes(), 0o700),
+        FileToWrite(f"{plan.folder}/shim.py", build_shim(), 0o700),
         FileToWrite(f"{plan.folder}/order.json", _json(plan.order)),
     ]
     wanted += [

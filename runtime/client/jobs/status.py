@@ -29,7 +29,7 @@ from runtime.jobs.traces import Raised, describe_code, find_raised
 from runtime.launchers.base import KeepsOutput, Launcher, Releases, RemembersStarts
 from runtime.launchers.standing import ask, judge_many
 from runtime.reasons import EndReason
-from runtime.shim.shim import FOLDED
+from runtime.shim.fold import FOLDED
 from runtime.units import format_duration, format_size, format_time
 from runtime.values import dataclass, replace
 
@@ -368,7 +368,7 @@ def read_attempts(files: Files, job: str, index: int) -> list[AttemptView]:
         if not end and number != numbers[-1]:
             end = {"reason": EndReason.LOST, "message": "it left no word, and the next one began"}
         if end.get("reason") == "stopped" and "failures" in start:
-            from runtime.shim.shim import name_end
+            from runtime.shim.retry import name_end
 
             then = read.get(f"{run}/a{number + 1:04d}/start.json", {})
             end = name_end(end, start["failures"], then.get("failures"), None)  # type: ignore[no-untyped-call]
