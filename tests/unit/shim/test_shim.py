@@ -1914,7 +1914,7 @@ def test_shim_beats_while_it_waits_for_a_command_that_is_slow_to_end(
         def stop(self) -> bool:
             if "slow" not in made.log():
                 return False
-            when_stopped.append(attempt.beats)
+            when_stopped.append(attempt.life.beats)
             return True
 
     attempt.asked = Asked()
@@ -2318,14 +2318,12 @@ def needed_python(*paths: Path) -> tuple[int, ...]:
 
 
 REAPED_EARLY = """
-import os, signal, subprocess, sys, time
-sys.path.insert(0, os.path.dirname(sys.argv[1]))
-import shim
-adopt_orphans()
-child = Command(["/bin/sh", "-c", "exit 5"], start_new_session=True)
+from runtime.shim import processes
+processes.adopt_orphans()
+child = processes.Child(["/bin/sh", "-c", "exit 5"], start_new_session=True)
 os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-reap_orphans()
-print(child.pid in shim.KNOWN, child.wait(), child.pid in shim.KNOWN)
+processes.reap_orphans()
+print(child.pid in processes.KNOWN, child.wait(), child.pid in processes.KNOWN)
 """
 
 

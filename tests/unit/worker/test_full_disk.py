@@ -186,7 +186,8 @@ class Disk:
             return write(path, text, durable)
 
         monkeypatch.setattr("runtime.shim.files._write_beside", refuse)
-        monkeypatch.setattr("runtime.shim.record.create_empty", lambda path, text: refuse(path, text) and None)
+        for module in ("files", "record"):
+            monkeypatch.setattr(f"runtime.shim.{module}.create_empty", lambda path, text: refuse(path, text) and None)
 
 
 @pytest.fixture
