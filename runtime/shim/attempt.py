@@ -31,7 +31,7 @@ LIMIT_SLACK_S = 30.0
 
 
 class LifeSigns(object):
-    """What an attempt writes down while it runs: a counter that moves, and whether its memory is nearly full."""
+    """Files that an attempt keeps writing while it runs: a counter that moves, and whether its memory is nearly full."""
 
     def __init__(self, record, attempt):
         self.record, self.attempt = record, attempt
@@ -80,7 +80,7 @@ class Attempt(object):
         self.disk = DiskUse(disk_limit(), run.record.own_folders())
 
     def go(self):
-        """Returns (reason, exit code, details). Whatever goes wrong here, no process is left."""
+        """Run the attempt; returns (reason, exit code, details). Whatever goes wrong here, no process is left."""
         try:
             failure = self._start_elsewhere() if self.order.get("launch_ranks") else self._start()
             return failure or self._watch()
@@ -127,7 +127,7 @@ class Attempt(object):
         )
 
     def _start_elsewhere(self):
-        """As `_start`, for ranks on several machines."""
+        """Start the ranks on several machines; returns what `_start` does."""
         try:
             self.ranks.start_elsewhere(self.run.job, self.run.index, self.number)
         except OSError as problem:
@@ -230,7 +230,7 @@ class Attempt(object):
         self.ranks.end(grace, self.life.beat)
 
     def _judge(self, codes):
-        """`codes` are those of the moment when the first rank failed: what we ended after that has none."""
+        """How the attempt ended, by the codes at the moment when the first rank failed: ranks ended after that have none."""
         self.ranks.kill()  # what a command that ended left behind
         end_orphans()
         self._hear(codes)
@@ -268,22 +268,22 @@ class Attempt(object):
         return "app_failed", code, {"rank": codes.index(first)} if len(codes) > 1 else {}
 
     def _hear(self, codes):
-        """A backend that signals all processes of a job may reach the command a moment before this shim."""
+        """Wait for the signal that ended a command: a backend that signals all processes may reach the command first."""
         until = time.time() + HEAR_S
         if any(code in (-number, 128 + number) for code in codes if code for number in ENDING):
             while not self.asked.stop and time.time() < until:
                 time.sleep(0.02)
 
     def _stop(self, grace):
-        """TERM alone proves nothing about why: the backend's own state does, or the start of a next attempt. What we know
-        ourselves is how much disk was used."""
+        """End the attempt as asked to. TERM alone does not say why: the backend's own state does, or the start of a next
+        attempt. The shim itself knows how much disk was used."""
         if self.disk.is_over(DISK_LAST_S, now=True):
             return self._out_of_disk()
         self._end(grace)
         return "stopped", 143, {"message": "asked to stop by %s" % self.asked.why}
 
     def _gave_way(self, code):
-        """The code alone proves nothing: commands may fail with it. The note is what only a notice makes."""
+        """The end of a command that left a note of a notice. Its code alone proves nothing: commands may fail with it."""
         try:
             with io.open(os.path.join(self.folder, PREEMPTED_NOTE), encoding="utf-8", errors="replace") as opened:
                 text = opened.readline(500).strip()
@@ -293,7 +293,7 @@ class Attempt(object):
         return "preempted", code, {"message": said, "lasted_s": round(time.time() - self.started, 3)}
 
     def _out_of_disk(self):
-        """Said before anything else is done: whoever evicts us for it gives us a second."""
+        """Note the end before anything else is done: a node that evicts for its disk gives a second."""
         details = {
             "message": "used %d MiB of disk, its limit is %d MiB" % (self.disk.used >> 20, self.disk.limit >> 20)
         }
@@ -315,7 +315,7 @@ class Attempt(object):
 
 
 def find_newest(folder):
-    """What tells one checkpoint from the next: the newest time and the number of files below."""
+    """The newest time and the number of files below, which differ from one checkpoint to the next."""
     newest, count = 0.0, 0
     for place, _, names in os.walk(folder):
         for name in names:

@@ -40,7 +40,7 @@ CREDENTIALS_S = 60.0
 
 
 class Stopped(Exception):
-    """What was sent or brought is not wanted any more."""
+    """The transfer is not wanted any more."""
 
 
 class Answer(Exception):
@@ -73,7 +73,7 @@ class Bucket(object):
         self.prefix = prefix.strip("/") + "/" if prefix.strip("/") else ""
 
     def get(self, key, patience=None):
-        """The bytes, None while there is no such object."""
+        """The bytes of an object, None while there is none."""
         try:
             return self._ask("GET", key, patience=patience)
         except Answer as answer:
@@ -91,18 +91,18 @@ class Bucket(object):
         self._sure("PUT", key, data=data, patience=patience)
 
     def create(self, key, data):
-        """False if it is there already, and is not what an answer was lost of."""
+        """Whether this call made the object, also if the answer to it was lost; False if it was there already."""
         try:
             self._ask("PUT", key, data=data, headers=self.cloud.if_absent)
             return True
         except Answer as answer:
             if answer.status != 412:
                 raise Denied("%s: %s" % (key, answer))
-        # What is equal to the last byte is our own: all that is created here bears a time, a token or no news.
+        # An object with the same bytes is our own: everything created here bears a time or a token, or is empty.
         return bool(data) and self.get(key) == data
 
     def upload(self, key, path, patience=None, give_up=None):
-        """As `put`, of a file of any size. Raises `Stopped` where `give_up` comes true meanwhile."""
+        """Put a file of any size. Raises `Stopped` if `give_up` comes true meanwhile."""
         more = {"patience": patience, "give_up": give_up}
         size = os.path.getsize(path)
         if size <= PART_BYTES:
@@ -131,7 +131,7 @@ class Bucket(object):
         try:
             self._ask("POST", key, query={"uploadId": upload}, data=whole, patience=patience)
         except Answer as answer:
-            # Of an answer that was lost the next one says that there is no such upload any more.
+            # After an answer that was lost, the next one says that there is no such upload any more.
             there = self._ask("HEAD", key, said="Content-Length") if answer.code == "NoSuchUpload" else None
             if there is None or int(there) != size:
                 raise Denied("%s: %s" % (key, answer))

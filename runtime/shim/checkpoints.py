@@ -19,15 +19,14 @@ if TYPE_CHECKING:
     from typing import Any, Dict, Tuple
 
 KEPT = 2
-"""So many checkpoints are kept."""
+"""How many checkpoints are kept."""
 
 
 class Checkpoints(object):
     """The checkpoint folder of an index, in a bucket: lists of files, and their bytes by content.
 
-    A list is written when all that it names is there, so whoever restores the newest one gets a whole checkpoint. Lists
-    bear the number of their attempt first: what a shim still sends that was taken for dead is older than what its
-    successor sends.
+    A list is written when all files that it names are there, so the newest list is a whole checkpoint. Its name begins
+    with the attempt's number: what a shim taken for dead still sends counts as older than what its successor sends.
     """
 
     def __init__(self, record, run, attempt):
@@ -49,7 +48,7 @@ class Checkpoints(object):
         make_folder(self.folder)
         lists = [name for name in self.record.names(self.place) if _LIST.match(name)]
         for name in sorted(lists, reverse=True):
-            # What lies here is of an earlier attempt, perhaps newer than what was said of it, or of a newer list.
+            # Files here come from an earlier attempt, perhaps newer than its last list, or from a newer list.
             shutil.rmtree(self.folder)
             make_folder(self.folder)
             files = json.loads(self.record.read("%s/%s" % (self.place, name)) or "{}").get("files", {})
@@ -142,7 +141,7 @@ class Checkpoints(object):
             say("an old checkpoint stays in the record root: %s" % problem)
 
     def _send_all(self, now, give_up):
-        """What the list says of each file, after its bytes are there; None if one changed while it was sent.
+        """The list's entry of each file, once its bytes are there; None if a file changed while it was sent.
 
         All files get a second name first: what replaces them while this goes on for minutes does no harm.
         """

@@ -1,4 +1,4 @@
-"""Who the shim is at a cloud that keeps its records: endpoints, credentials and signatures of gs:// and s3://.
+"""Clients of the clouds that keep records, gs:// and s3://: endpoints, credentials and signatures.
 
 Credentials and endpoints come from the environment variables and files that the clouds' own tools read, and from the
 machine.
@@ -80,7 +80,7 @@ class Cloud(object):
             return self.known
 
     def find(self):
-        """What `sign` needs, and when it ends, in seconds since 1970."""
+        """The credentials that `sign` needs, and when they end, in seconds since 1970."""
         raise NotImplementedError
 
     def forget(self):
@@ -89,7 +89,7 @@ class Cloud(object):
 
 
 def variable(name):
-    """Of the variables that say where the bucket is and who we are there; empty where it is not set."""
+    """The value of a variable about the bucket or its credentials, empty if it is not set."""
     return os.environ.get(OWN + name) or os.environ.get(name) or ""
 
 
@@ -142,7 +142,7 @@ def _token(url, headers, form=None):
 
 
 def _assertion(about):
-    """What a service account signs to get a token; the standard library has no RSA, so openssl does it."""
+    """The text that a service account signs to get a token; openssl signs, for the standard library has no RSA."""
     now = int(time.time())
     claims = {"iss": about["client_email"], "scope": SCOPE, "iat": now, "exp": now + 3600}
     claims["aud"] = about.get("token_uri") or "https://oauth2.googleapis.com/token"

@@ -1,4 +1,4 @@
-"""What the command of an attempt is started with: its words, variables and folder."""
+"""The command of an attempt: its words, its variables and the folder that it starts in."""
 
 import io
 import os

@@ -13,22 +13,21 @@ if TYPE_CHECKING:
     from typing import Any, Set
 
 DISK_S = 5.0
-"""So often it is looked at what was written to this container's own disk, and more rarely where that takes long."""
+"""How often the container's own disk is looked at, and more rarely if a look takes long."""
 OWN_DISK = "/"
 
 
 def disk_limit():
     """How many bytes this container may write to its own disk; None where it has no limit of its own."""
     asked, limit = (os.environ.get(name, "") for name in ("RUNTIME_DISK_REQUEST", "RUNTIME_DISK_LIMIT"))
-    # Of a container without one, Kubernetes names all that the node has as the limit, and nothing as what it asks for.
+    # For a container without a limit, Kubernetes names all that the node has as its limit, and no request.
     return int(limit) if limit.isdigit() and asked.isdigit() and int(asked) else None
 
 
 class DiskUse(object):
-    """What this container has written to its own disk, looked at a little at a time.
+    """Bytes that this container has written to its own disk, counted a little at a time.
 
-    That is what is newer than this process in the file system that it sees, without what is mounted there, and all of
-    `folders`. A folder whose names are as old as its image is listed and its files are not looked at; so what is
+    Counted are files newer than this process in its file system, without what is mounted there, and all of `folders`. A folder whose names are as old as its image is listed and its files are not looked at; so what is
     appended to a file of the image itself stays unseen.
     """
 
@@ -39,7 +38,7 @@ class DiskUse(object):
         self.look, self.due = None, time.monotonic() + DISK_S
 
     def is_over(self, seconds, now=False):
-        """Look for so long; with `now` from the beginning, whenever the last look was."""
+        """Look for up to `seconds`; with `now` from the beginning, whenever the last look was."""
         if not self.limit:
             return False
         if now:
@@ -70,7 +69,7 @@ class DiskUse(object):
         while left:
             folder = left.pop()
             try:
-                # Not the time of its last change, which whoever unpacks an archive sets back.
+                # Not the time of its last change, which unpacking an archive sets back.
                 fresh = os.lstat(folder).st_ctime >= BEGAN
             except OSError:
                 continue  # it went meanwhile
@@ -96,7 +95,7 @@ class DiskUse(object):
 
 
 def scan(folder):
-    """What is in a folder, as far as that can be read."""
+    """The entries of a folder, as far as they can be read."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:

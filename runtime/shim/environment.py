@@ -22,7 +22,7 @@ BUILD_PATIENCE_S = 900.0
 
 
 def find_environment(made, job, tree, build):
-    """The folder of the environment that `made` tells of, beside the jobs of this record root, shared by all of them.
+    """The folder of the environment `made`, beside the jobs of this record root and shared by all of them.
 
     Made once for each lock file. What is published is a link, since environments hold their own path and cannot be moved.
     """
@@ -43,7 +43,7 @@ def find_environment(made, job, tree, build):
     make_folder(root, within=job)
     builds = _wait_for_builder(place)
     try:
-        # Whoever built it may have been done just before we could.
+        # Another builder may have finished just before.
         if not os.path.isdir(place):
             _build_environment(made, lock, place)
     finally:

@@ -4,14 +4,13 @@ import errno
 import io
 import json
 import os
-import random
 import shutil
 import time
 
 from runtime.shim.words import LOOK_S, Taken, say
 
 WRITE_PATIENCE_S = 900.0
-"""How long a result waits for a disk that is full, and what is read for a file server that does not answer."""
+"""How long a result waits for a full disk, and a read for a file server that does not answer."""
 WRITE_AGAIN_S = 5.0
 PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)
 
@@ -43,14 +42,14 @@ def _write_beside(path, text, durable=True):
 
 
 def write_patiently(write, path, text, give_up=None):
-    """As `write` does, over and over while the folder takes nothing: a full disk that somebody clears costs time only."""
+    """Call `write` until the folder takes the file: a full disk that somebody clears costs time only."""
     return patiently("write", path, lambda: write(path, text), give_up)
 
 
 def patiently(verb, path, do, give_up=None):
-    """Call `do` until it fails no more in a way that passes, which a file server that starts anew does, too.
+    """Call `do` again while it fails in a way that may pass, such as a full disk or a file server that restarts.
 
-    Once `give_up()` is true a refusal is raised.
+    Raises the refusal once `give_up()` is true.
     """
     until = time.time() + WRITE_PATIENCE_S
     while True:
@@ -68,22 +67,22 @@ def patiently(verb, path, do, give_up=None):
 
 
 def write_whole(path, text, durable=True):
-    """Write a file so that whoever looks sees none or all of it; one that is there is replaced.
+    """Write a file so that a reader sees none or all of it; an older one is replaced.
 
-    One that is not durable may be empty after a power failure, of which the next start of the machine tells.
+    A file that is not durable may be empty after a power failure, after which the boot id is another.
     """
     temporary = _write_beside(path, text, durable)
     os.rename(temporary, path)
 
 
 def create_whole(path, text):
-    """As `write_whole`; raises `Taken` if the file is there already. The first of any number wins, on NFS too."""
+    """Write a whole file; raises `Taken` if it is there already. The first of any number of writers wins, on NFS too."""
     temporary = _write_beside(path, text)
     try:
         try:
             os.link(temporary, path)
         except OSError as problem:
-            # An answer that was lost on the way looks like a refusal of our own link; the link count tells.
+            # An answer that was lost on the way looks like a refusal of our own link; the link count shows which.
             if problem.errno == errno.EEXIST and os.stat(temporary).st_nlink < 2:
                 raise Taken(path)
             if problem.errno != errno.EEXIST:
@@ -106,7 +105,7 @@ def leave_mark(path, spare):
 
 
 def create_empty(path, _):
-    """A file whose name says all; one that is there stays."""
+    """Make a file whose name says all; an existing one stays."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     except OSError as problem:
@@ -115,7 +114,7 @@ def create_empty(path, _):
 
 
 def token():
-    return "%08x" % random.SystemRandom().getrandbits(32)
+    return os.urandom(4).hex()
 
 
 def make_folder(path, within=None):
@@ -130,7 +129,7 @@ def make_folder(path, within=None):
 
 
 def make_common_folder(path, within=None):
-    """One that is for all who may write to the folder above it."""
+    """Make a folder for all who may write to the folder above it."""
     if not os.path.isdir(path):
         make_folder(path, within)
         try:

@@ -81,7 +81,7 @@ def _beside(job, name):
 
 
 def _is_apart(parts, many):
-    """What the command wrote, secrets, and of an array its runs, which are folded one by one."""
+    """Whether a folder is left alone: what the command wrote, secrets, and an array's runs, which are folded one by one."""
     if parts in (["secrets"], ["runs"] if many else None):
         return True
     return len(parts) == 3 and parts[0] == "runs" and parts[2] in ("output", "checkpoint")

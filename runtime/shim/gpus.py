@@ -27,7 +27,7 @@ class GpuShare(object):
     """GPUs of this machine, or a part of one, that are ours until `drop`.
 
     A claim is a file in a folder that all users of the machine can write to. Who wants some writes the claim first and
-    then looks at all others: of two that overlap, whoever looked last saw the other, goes back and tries again. A claim
+    then looks at all others: of two that overlap, the one that looked last saw the other, goes back and tries again. A claim
     counts while its shim or a command of it lives on this very start of the machine, so nothing has to be cleaned up.
     """
 
@@ -135,7 +135,7 @@ def check_gpus(wanted):
     """Variables that correct those that name our GPUs, where the GPUs that a backend gave us are there and free.
 
     Raises `SetupFailed` where one cannot be seen, and `NoCapacity` where less than our part of its memory is free:
-    others may use a GPU without a word to whoever shares it out.
+    others may use a GPU without asking the backend.
     """
     until = time.time() + GPU_PATIENCE_S
     while True:
@@ -157,7 +157,7 @@ def _check_gpus(count, share):
     mine = [each for each in there if not named or each["index"] in named or each["uuid"] in named]
     variables = {}
     if len(mine) < count and len(there) == count:
-        # The container runtime shows ours only, and counts them anew from 0.
+        # The container runtime shows ours only, and counts them from 0.
         mine = there
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(each["index"] for each in mine)
     if len(mine) < count:

@@ -1,4 +1,4 @@
-"""What ranks print, in files that never outgrow their limit."""
+"""Logs of what ranks print, which never outgrow their limit."""
 
 import fcntl
 import os
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 LOG_BYTES = 1 << 30
 """The most that a rank's log of an attempt takes where the order says nothing."""
 LOG_TAIL_BYTES = 16 << 20
-"""Of a log that outgrew its limit so much of the end is kept, or a quarter of the limit; the rest of it is the beginning."""
+"""How much of the end is kept of a log that outgrew its limit, at most a quarter of the limit; the rest is its beginning."""
 LOG_FLUSH_S = 1.0
-"""So often the end of such a log is written over."""
+"""How often the end of such a log is written over."""
 PIPE_BYTES = 1 << 20
 F_SETPIPE_SZ = 1031
 
@@ -30,7 +30,7 @@ def split_log(limit: int) -> "Tuple[int, int]":
 
 
 def render_gap(left_out: int) -> bytes:
-    """What stands in a log where bytes were left out; of the same length whatever their number."""
+    """The line of a log that stands for bytes left out; its length does not depend on their number."""
     return b"\n[shim: %16d bytes are left out here, as the log outgrew its limit]\n" % left_out
 
 
@@ -38,7 +38,7 @@ GAP = re.compile(re.escape(render_gap(0)).replace(re.escape(b"%16d" % 0), b" *([
 
 
 class Log(object):
-    """What one rank prints, in a file that never takes more than `limit` bytes.
+    """The output of one rank, in a file that never takes more than `limit` bytes.
 
     Beyond that the file is its beginning, a line that says how much is left out, and the end, which is held in memory
     and written over now and then: however much is printed, little is written.

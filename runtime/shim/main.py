@@ -1,4 +1,10 @@
-"""The shim's command line."""
+"""The shim's command line.
+
+    shim.py FOLDER [--bucket URL] [--native ID] [--index I | --indices A-B] [--scratch FOLDER]
+
+The shim does what `order.json` in the job's folder says, decides by the files that lie there, and writes nowhere else but to
+a scratch folder of the machine. docs/shim.md describes the folder and each rule.
+"""
 
 import argparse
 import math

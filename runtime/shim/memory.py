@@ -9,7 +9,7 @@ CGROUP = "/sys/fs/cgroup"
 
 
 def held_memory(leaders, limit):
-    """What the sessions of `leaders` hold in memory, in bytes; 0 where the system does not say.
+    """Memory that the sessions of `leaders` hold, in bytes; 0 if the system does not say.
 
     Resident sizes count a shared page once for each process, so where their sum is over the limit, and only there, the
     costlier proportional sizes are read.
@@ -98,6 +98,6 @@ _before = _oom_kills()
 
 
 def forget_oom_kills() -> None:
-    """Let what the kernel has killed until now be no business of `ran_out_of_memory`."""
+    """Have `ran_out_of_memory` count from now on."""
     global _before
     _before = _oom_kills()

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from typing import Any, List, Tuple
 
 PART_BYTES, PATH_BYTES, MOST_PARTS = 255, 4095, 255
-"""Of a name that another machine chose: bytes of each part, bytes of the whole path, and parts."""
+"""The most of a name that another machine chose: bytes of each part, bytes of the whole path, and parts."""
 
 
 class NameRefused(ValueError):
@@ -116,7 +116,7 @@ class Below(object):
             raise explain_name(name, problem)
 
     def clear(self, name: "Any") -> "Tuple[int, str]":
-        """As `enter`, with whatever file or link had the name unlinked."""
+        """Unlink the file or link of that name, if any; returns what `enter` does."""
         folder, last = self.enter(name)
         try:
             os.unlink(last, dir_fd=folder)

@@ -64,7 +64,7 @@ def pack(order, record, indices, options, asked):
 class Branch(object):
     """A copy of this process that serves one index of a packed machine.
 
-    Copied and not started anew, because a new Python with all that the shim imports costs many times what the rest of
+    It is copied rather than started, because a new Python with all that the shim imports costs many times what the rest of
     a short run does. This process has one thread and holds nothing open that a copy could disturb.
     """
 
@@ -150,7 +150,7 @@ class Step(object):
 
 
 def share_out(slots, per, cpus, gpus):
-    """What each slot may use: its CPUs, and its GPU or GPUs, as evenly as they go."""
+    """The CPUs and GPUs of each slot, shared out as evenly as they go."""
     count = slots * max(1, len(gpus)) if per == "gpu" else slots
     shares = []
     for slot in range(count):
@@ -174,7 +174,7 @@ def room(limits, cpus):
 
 
 def keep_to_cpus(count):
-    """Keep this process and what it starts to so many CPUs, those that have least to do now."""
+    """Keep this process and its children to `count` CPUs, those that have least to do now."""
     cpus = _cpus()
     if count >= len(cpus):
         return

@@ -1,4 +1,4 @@
-"""Processes of this machine: who lives, what fell to this shim, and how it is ended."""
+"""Processes of this machine: whether one lives, which fell to this shim, and how they are ended."""
 
 import errno
 import io
@@ -21,7 +21,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def boot_id():
-    """Another after each start of this machine; empty where the system does not say."""
+    """The id of this boot of the machine, empty if the system has none."""
     try:
         with io.open("/proc/sys/kernel/random/boot_id") as opened:
             return opened.read().strip()
@@ -36,7 +36,7 @@ def _stat(pid):
 
 
 def _stat_words(pid):
-    """What /proc says of a process behind its name."""
+    """The fields of /proc/PID/stat behind the process's name, None if there are none."""
     try:
         with io.open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as opened:
             return opened.read().rpartition(")")[2].split()

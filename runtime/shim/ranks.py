@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Ranks(object):
-    """What an attempt has started. `leader` is the host of the shim that watches the attempt, if that is another one."""
+    """The processes that an attempt has started. `leader` is the host of the shim that watches the attempt, if that is another one."""
 
     def __init__(self, order: "Dict[str, Any]", folder: str, leader: "Optional[str]" = None) -> None:
         self.order, self.folder = order, folder

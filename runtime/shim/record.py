@@ -1,4 +1,4 @@
-"""What is known of a job and of each of its indices, in the folder of its run."""
+"""The record of a job and of each of its indices, in the job's folder."""
 
 import errno
 import io
@@ -31,7 +31,7 @@ from runtime.shim.words import HOST, SCHEMA, Refused, Taken, say
 
 
 class FolderRecord(object):
-    """What is known of a job, as files of its run folder. Names are relative to it.
+    """The record of a job as files of its folder. Names are relative to it.
 
     `BucketRecord` keeps the same in a bucket.
     """
@@ -101,7 +101,7 @@ class FolderRecord(object):
             return []
 
     def announce(self, name, give_up=None):
-        """Say an outcome in a name, so that one listing of the record root tells the state of every job."""
+        """Say an outcome in a name, so that one listing of the record root shows the state of every job."""
         done = os.path.join(os.path.dirname(os.path.dirname(self.folder)), "done", name)
         write_patiently(self._put(create_empty, make_common_folder), done, "", give_up)
 
@@ -124,7 +124,7 @@ class FolderRecord(object):
 
 
 class Run(object):
-    """What is known of one index of a job, and its folder on this machine."""
+    """The run of one index of a job: its attempts, its result, and its folder on this machine."""
 
     def __init__(self, record, index, told=None):
         """`told` is a file that the backend shows of what has ended."""
@@ -286,7 +286,7 @@ class Run(object):
                 say("cannot remove %s: %s" % (path, problem.strerror))
 
     def started(self, attempt):
-        """Who began an attempt, None where that is not known."""
+        """The note of the shim that began an attempt, None if it left none."""
         try:
             return json.loads(self.record.read(self.attempt_name(attempt) + "/start.json") or "null")
         except ValueError:

@@ -1,4 +1,4 @@
-"""What follows on the end of an attempt: pure functions."""
+"""Decisions on what follows the end of an attempt, as pure functions."""
 
 import os
 import random
@@ -93,6 +93,6 @@ def _in_a_row(reasons, wanted):
 
 
 def _named(reason):
-    # Whoever looked at the backend's own state knows better; what we know is that something took the machine away.
+    # The backend's own state says more; the shim knows only that something took the machine away.
     # A command that never stopped asking for another attempt has failed.
     return {"stopped": "preempted", "temporary": "app_failed"}.get(reason, reason)

@@ -15,7 +15,7 @@ from runtime.shim.signals import stops_within
 from runtime.shim.words import AGAIN, DONE, FAILED, Refused, SetupFailed, say
 
 KILLED_S = 10.0
-"""How long the end is waited for where a command that asked for it was killed."""
+"""How long to wait for the end of this shim if the command that requeues it was killed."""
 
 
 def rank_number():
@@ -43,7 +43,7 @@ def serve(order, record, index, options, asked, binding):
     run.log_bytes = order.get("log_bytes", LOG_BYTES)
 
     def give_up():
-        """What a full disk refuses now is told by the cancel mark, or by whoever asked us to stop."""
+        """Whether the cancel mark, or a request to stop, says what a full disk refuses now."""
         return asked.stop or run.cancelled()
 
     try:

@@ -54,7 +54,7 @@ class SetupLines(object):
             return self.find_unreached(ended)
 
     def find_unreached(self, ended: "List[Tuple[int, int]]") -> "Optional[str]":
-        """As `find_failure`, for ranks of this machine whose shell left no file about it."""
+        """How setup lines of ranks on this machine failed whose shell left no file about it."""
         for rank, code in ended:
             try:
                 if rank in self.files and os.stat(self.files[rank]).st_size:

@@ -1,4 +1,4 @@
-"""What signals ask of this shim."""
+"""Signals to this shim, kept until it looks."""
 
 import signal
 import time
@@ -12,7 +12,7 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Asked(object):
-    """What was asked of us by signals."""
+    """Requests that came by signals."""
 
     def __init__(self):
         self.stop = False

@@ -56,7 +56,7 @@ def run(options, folder, follow):
 
 
 class BucketRecord(object):
-    """What is known of a job, as objects of a bucket, with the methods of `FolderRecord`.
+    """The record of a job as objects of a bucket, with the methods of `FolderRecord`.
 
     `folder` is the job's folder on this machine, empty at first.
     """
@@ -102,7 +102,7 @@ class BucketRecord(object):
         make_folder(os.path.join(self.folder, name))
 
     def has(self, name):
-        """Of a mark that may come at any time what was known some seconds ago at the most: it is asked for often."""
+        """Whether there is such an object. A cancel mark is asked for often, so the answer may be some seconds old."""
         if not name.startswith("cancel"):
             return self.bucket.get(self.key(name)) is not None
         known, at = self.marks.get(name, (False, 0.0))
@@ -165,7 +165,7 @@ class Carrier(object):
         self.sent = {}
         """Log → bytes that were sent, the number of the next chunk, and when the last one went."""
         self.ends = {}
-        """Log that has outgrown its beginning → what the system said of it when its end was sent."""
+        """Log that has outgrown its beginning → its size and time when its end was sent."""
         self.head = split_log(run.log_bytes)[0]
         self.wake, self.ended = threading.Event(), threading.Event()
         self.threads = [
@@ -231,8 +231,7 @@ class Carrier(object):
                 self.sent[log] = (offset + len(chunk), number + 1, time.time())
 
     def _send_end(self, log, path, number, at, last):
-        """What follows the beginning is one chunk that is sent again when it has changed: it is written over once the
-        log is full."""
+        """Send what follows the beginning, as one chunk, again whenever it has changed: a full log is written over."""
         status = os.stat(path)
         seen = (status.st_size, status.st_mtime_ns)
         if status.st_size <= self.head or seen == self.ends.get(log):

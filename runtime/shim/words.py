@@ -1,4 +1,4 @@
-"""What all modules of the shim share: exit codes, errors, how often to look, and a line on stderr."""
+"""Exit codes, errors, pauses and the line on stderr that all modules of the shim share."""
 
 import os
 import socket
@@ -7,6 +7,9 @@ import time
 
 SCHEMA = 1
 DONE, FAILED, REFUSED, DUPLICATE, AGAIN, NEVER, LOST = 0, 1, 2, 3, 10, 11, 12
+"""Exit codes: the runs succeeded, one failed for good, the order cannot be followed, this is a twin of another job, the backend
+should start it again, the backend should never start it again, and as `AGAIN` but what was begun counts as lost unless the
+backend knows why it ended."""
 
 BEAT_S = 10.0
 """How often the counter of an attempt that runs moves."""
