@@ -15,7 +15,7 @@ SOURCES := $(shell find runtime infra examples -name '*.py' -not -path '*/.*' 2>
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-20s %s\n", $$1, $$2}'
 
-quickstart: .venv/.compiled ## set up, then run the main job end to end on this machine
+quickstart: .venv/.base-compiled ## set up what a user needs, then run the main job end to end on this machine
 	@.venv/bin/runtime quickstart $(ARGS)
 
 test: .venv/.compiled ## set up, then run every test; what needs a missing component is skipped and says why
@@ -53,11 +53,20 @@ clean: ## remove everything that make has made
 	rm -rf .venv .venv-bench .venv-lock .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
-.venv/.ready: locks/dev.txt pyproject.toml scripts/set-up
-	@scripts/set-up .venv locks/dev.txt --with-project
+# The package and what it always needs; `.venv/.ready` adds the extras and what the tests need to the same environment.
+.venv/.base: locks/build.txt pyproject.toml scripts/set-up
+	@scripts/set-up .venv locks/build.txt --with-project
 	@touch $@
 
-# Python skips writing byte code where PYTHONDONTWRITEBYTECODE is set; each start would then compile again.
+.venv/.ready: locks/dev.txt pyproject.toml scripts/set-up
+	@scripts/set-up .venv locks/dev.txt --with-project
+	@touch .venv/.base $@
+
+# Python does not write byte code if PYTHONDONTWRITEBYTECODE is set; each start would then compile again.
+.venv/.base-compiled: .venv/.base $(SOURCES)
+	@$(PY) -m compileall -q $(wildcard runtime examples)
+	@touch $@
+
 .venv/.compiled: .venv/.ready $(SOURCES)
 	@$(PY) -m compileall -q $(wildcard runtime infra examples)
 	@touch $@

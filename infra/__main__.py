@@ -32,7 +32,7 @@ def main() -> None:
 def run_program() -> None:
     from infra.export import export
     from infra.program import build
-    from infra.settings.model import read_settings
+    from infra.settings.read import read_settings
 
     try:
         export(build(read_settings()))

@@ -27,12 +27,12 @@ CLUSTER_LIMIT: Final = 35
 _HASH_LENGTH: Final = 8
 _SLUG: Final = re.compile(r"[a-z](?:[-a-z0-9]*[a-z0-9])?")
 _GOOGLES: Final = re.compile(r"^(?:goog|gcp-)|google|g00gle")
-"""What Google keeps for itself in names of buckets, topics and identity pools."""
+"""Words that Google keeps for itself in names of buckets, topics and identity pools."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """The names of one stack. Those that carry the project raise `InvalidValue` where there is none."""
+    """The names of one stack. Names that carry the project raise `InvalidValue` if the stack has none."""
 
     stack: str
     project: str | None = None
@@ -42,12 +42,11 @@ class Names:
         return _fit(self.stack, queue, least=3, limit=255)
 
     def dead_letters(self, queue: str) -> str:
-        """Of the dead-letter topic and of its subscription: `STACK-QUEUE-dead`."""
+        """Name of the dead-letter topic and of its subscription: `STACK-QUEUE-dead`."""
         return _fit(self.stack, queue, "dead", least=3, limit=255)
 
-    def subscription(self, queue: str) -> str:
-        """`STACK-QUEUE`: topics and subscriptions do not share their names."""
-        return _fit(self.stack, queue, least=3, limit=255)
+    subscription = topic
+    """The same name: topics and subscriptions have namespaces of their own."""
 
     def bucket(self, role: str) -> str:
         """Unique in the world, so it carries the project: `PROJECT-STACK-ROLE`, at most 63 characters."""
@@ -101,7 +100,7 @@ class Names:
 
 
 def shorten(name: str, limit: int) -> str:
-    """`name`, or its beginning and a hash of the whole where it is longer than `limit`."""
+    """`name`; if it is longer than `limit`, its beginning and a hash of the whole."""
     return name if len(name) <= limit else _hashed(name, name, limit)
 
 
@@ -112,7 +111,7 @@ def labels(stack: str, own: Mapping[str, str]) -> dict[str, str]:
 
 
 def _fit(*parts: str, least: int = 1, limit: int) -> str:
-    """The parts joined by dashes, if that is a name; else one that begins alike and ends in a hash of what they were.
+    """The parts joined by dashes, if that is a name; else a name that begins alike and ends in a hash of them.
 
     Never shorter than `least` nor longer than `limit`; begins with a letter, ends with a letter or digit, and has only
     lower case letters, digits and dashes, which every kind of name takes.

@@ -10,7 +10,7 @@ import pulumi
 from infra.components.alerts import Alerts, AlertsArgs, WatchedCluster, WatchedQueue
 from infra.components.apis import Apis, ApisArgs
 from infra.components.ci_identity import CiIdentity, CiIdentityArgs
-from infra.components.identity import PROJECT_ROLES, Identity, IdentityArgs, member_label
+from infra.components.identity import PROJECT_ROLES, Identity, IdentityArgs, as_member, member_label
 from infra.components.network import Network, NetworkArgs
 from infra.components.providers import google_provider, kubernetes_provider
 from infra.components.queue import Queue, QueueArgs
@@ -128,7 +128,7 @@ class _GoogleParts:
         registries = self._registries(identity, everyone, deployer)
         secrets = self._secrets(identity, people["operators"])
         heads = self._heads(network, registries, secrets, identity, people)
-        nodes: Members = {f"{name}-node": _member(head.node_email) for name, head in heads.items()}
+        nodes: Members = {f"{name}-node": as_member(head.node_email) for name, head in heads.items()}
         workers: Members = {"worker": identity.members[Role.WORKER]} | nodes if settings.queues else nodes
         submitters: Members = {"submitter": identity.members[Role.SUBMITTER]} if settings.queues else {}
         queues = {
@@ -357,7 +357,3 @@ def _grantable(settings: Settings, names: Names) -> list[str]:
     """What the stack grants in its project, beside what its pipeline itself has."""
     heads = (names.role(f"{head}-{role}") for head in settings.heads for role in ("head", "reaper"))
     return [*PROJECT_ROLES, *(f"projects/{settings.project}/roles/{role}" for role in heads)]
-
-
-def _member(email: pulumi.Output[str]) -> pulumi.Output[str]:
-    return pulumi.Output.concat("serviceAccount:", email)

@@ -6,11 +6,13 @@ TYPE_CHECKING = False  # A worker's guardian, and so each of its children, does 
 if TYPE_CHECKING:
     from typing import Any
 
-    from runtime.client.jobs.launch import JobHandle, launch
-    from runtime.client.tasks.submit import submit, wait
+    from runtime.client.jobs.handle import JobHandle
+    from runtime.client.jobs.launch import launch
+    from runtime.client.tasks.submit import submit
+    from runtime.client.tasks.wait import wait
     from runtime.errors import RuntimeFailure
     from runtime.jobs.spec import JobSpec
-    from runtime.stack.find import open_stack
+    from runtime.stack.open import open_stack
     from runtime.tasks.workflows import workflow
     from runtime.worker.attempts.context import current_attempt
     from runtime.worker.worker import WorkerOptions, run_worker
@@ -32,16 +34,16 @@ __all__ = [
 ]
 
 _HOMES = {
-    "JobHandle": "runtime.client.jobs.launch",
+    "JobHandle": "runtime.client.jobs.handle",
     "JobSpec": "runtime.jobs.spec",
     "RuntimeFailure": "runtime.errors",
     "WorkerOptions": "runtime.worker.worker",
     "current_attempt": "runtime.worker.attempts.context",
     "launch": "runtime.client.jobs.launch",
-    "open_stack": "runtime.stack.find",
+    "open_stack": "runtime.stack.open",
     "run_worker": "runtime.worker.worker",
     "submit": "runtime.client.tasks.submit",
-    "wait": "runtime.client.tasks.submit",
+    "wait": "runtime.client.tasks.wait",
     "workflow": "runtime.tasks.workflows",
 }
 

@@ -10,18 +10,17 @@ from, and when. So whoever reads contracts reads published ones too.
 
 from __future__ import annotations
 
-import functools
 import json
 import re
-import types
 import typing
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, TypeAlias
 
 from runtime.errors import InvalidContract, NotPossible, RequestRefused
+from runtime.schema import UNREADABLE, Reader, join
 from runtime.units import format_time, parse_time
-from runtime.values import MISSING, dataclass, field, fields, is_dataclass
+from runtime.values import dataclass, field, fields, is_dataclass
 
 SCHEMA: Final = 1
 NEEDS_RUNTIME: Final = "0.1"
@@ -36,8 +35,6 @@ _HIDDEN: Final = "[secret]"
 _MARKED: Final = "4dabf18193072939515e22adb298388d"
 """The key by which Pulumi marks an object that holds a secret, encrypted or plain."""
 _DEEPEST: Final = 64
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,20 +315,25 @@ def parse_outputs(value: object, *, source: str | None = None) -> StackOutputs:
     if type(schema) not in (int, float) or schema != SCHEMA:
         raise _other_schema(stack, schema, value.get("needs_runtime"))
     read_published(value, source=source)
-    try:
-        outputs = typing.cast(StackOutputs, _read_record(StackOutputs, value, ""))
-        # Files of this machine are named after it, and a published contract is another's word.
-        if not re.fullmatch(r"[\w.-]+(/[\w.-]+){0,2}", outputs.stack, re.ASCII) or {".", ".."} & set(
-            outputs.stack.split("/")
-        ):
-            raise _WrongType("stack", f"is {outputs.stack!a}, expected letters, digits and -_. as Pulumi has them")
-        return outputs
-    except _WrongType as problem:
+    reader = _ContractReader()
+    outputs = reader.read(StackOutputs, value, "")
+    # Files of this machine are named after the stack, and a published contract is written by others.
+    if not reader.problems and not _is_stack_name(outputs.stack):
+        reader.report("stack", f"is {outputs.stack!a}, expected letters, digits and -_. as Pulumi has them")
+    if reader.problems:
+        first = reader.problems[0]
         raise InvalidContract(
-            f"stack `{stack}` exports a malformed contract: `{problem.path}` {problem.problem}",
+            f"stack `{stack}` exports a malformed contract: `{first.path}` {first.message}",
             facts=[f"read from {source}"] if source else [],
             hint=f"run `pulumi up --stack {stack}`",
-        ) from None
+        )
+    return typing.cast(StackOutputs, outputs)
+
+
+def _is_stack_name(name: str) -> bool:
+    return re.fullmatch(r"[\w.-]+(/[\w.-]+){0,2}", name, re.ASCII) is not None and not {".", ".."} & set(
+        name.split("/")
+    )
 
 
 def _other_schema(stack: str, schema: object, needs: object) -> InvalidContract:
@@ -377,12 +379,6 @@ def _whole_numbers(value: Any) -> Any:
     return value
 
 
-class _WrongType(Exception):
-    def __init__(self, path: str, problem: str) -> None:
-        super().__init__(path, problem)
-        self.path, self.problem = path, problem
-
-
 def _of(source: str | None) -> str:
     return f"of `{source}` " if source else ""
 
@@ -400,62 +396,37 @@ def _plain(value: Any) -> Any:
     return value
 
 
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+class _ContractReader(Reader):
+    """Ignores keys of later releases, and counts null as absent."""
 
+    names: ClassVar[Mapping[Any, str]] = {**Reader.names, str: "a string"}
 
-def _read_record(kind: type, value: object, path: str) -> object:
-    if not isinstance(value, Mapping):
-        raise _WrongType(path, f"is {_kind(value, path)}, expected an object")
-    hints, values = _hints(kind), {}
-    for each in fields(kind):
-        found = value.get(each.name)
-        inner = f"{path}.{each.name}" if path else each.name
-        if found is not None:
-            values[each.name] = _read(hints[each.name], found, inner)
-        elif each.default is MISSING and each.default_factory is MISSING:
-            raise _WrongType(inner, "is missing")
-    return kind(**values)
+    def read(self, kind: Any, value: object, path: str) -> Any:
+        return self._read_queue(value, path) if kind == QueueOutput else super().read(kind, value, path)
 
-
-def _read(kind: Any, value: object, path: str) -> object:
-    origin = typing.get_origin(kind)
-    if kind is Any:
-        return value
-    if kind == QueueOutput:
-        return _read_queue(value, path)
-    if origin in (types.UnionType, typing.Union):
-        (only,) = (member for member in typing.get_args(kind) if member is not types.NoneType)
-        return _read(only, value, path)
-    if origin is not None:
+    def _read_queue(self, value: object, path: str) -> Any:
         if not isinstance(value, Mapping):
-            raise _WrongType(path, f"is {_kind(value, path)}, expected an object")
-        _, item = typing.get_args(kind)
-        return {str(key): _read(item, found, f"{path}.{key}") for key, found in value.items()}
-    if is_dataclass(kind):
-        return _read_record(typing.cast(type, kind), value, path)
-    if kind is int and type(value) is float and value.is_integer():
-        # Pulumi carries every number as a double.
-        return int(value)
-    if type(value) is not kind:
-        raise _WrongType(path, f"is {_kind(value, path)}, expected {_EXPECTED[kind]}")
-    return value
+            return self.wrong(Mapping, value, path)
+        kind = value.get("kind")
+        if kind is None:
+            self.report_missing(str, "kind", path)
+            return UNREADABLE
+        if not isinstance(kind, str):
+            return self.wrong(str, kind, join(path, "kind"))
+        known = {"pubsub": PubSubQueueOutput, "sqlite": SqliteQueueOutput}.get(kind)
+        if known is None:
+            return OtherQueueOutput(kind=kind, values={key: item for key, item in value.items() if key != "kind"})
+        return self.read_record(known, value, path)
 
+    def is_absent(self, value: object, *, required: bool) -> bool:
+        return value is None
 
-def _read_queue(value: object, path: str) -> QueueOutput:
-    if not isinstance(value, Mapping):
-        raise _WrongType(path, f"is {_kind(value)}, expected an object")
-    kind = value.get("kind")
-    if not isinstance(kind, str):
-        raise _WrongType(f"{path}.kind", "is missing" if kind is None else f"is {_kind(kind)}, expected a string")
-    known = {"pubsub": PubSubQueueOutput, "sqlite": SqliteQueueOutput}.get(kind)
-    if known is None:
-        return OtherQueueOutput(kind=kind, values={key: item for key, item in value.items() if key != "kind"})
-    return typing.cast(QueueOutput, _read_record(known, value, path))
+    def report_unknown(self, value: Mapping[str, Any], known: list[str], path: str) -> None:
+        pass
 
-
-_EXPECTED: Final = {str: "a string", int: "a whole number", bool: "true or false"}
+    def wrong(self, kind: Any, value: object, path: str, expected: str | None = None) -> Any:
+        self.report(path, f"is {_kind(value, path)}, expected {self.expected(kind)}")
+        return UNREADABLE
 
 
 def _kind(value: object, path: str = "") -> str:

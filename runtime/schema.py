@@ -1,22 +1,21 @@
-"""Reads what people wrote (YAML, JSON, TOML) into frozen dataclasses, and says everything that is wrong with it.
+"""The one reader of plain values (YAML, JSON, TOML) into frozen dataclasses; it reports every problem at once.
 
-A dataclass is its own description: its type hints say what each key may be, `field` defaults what may be left out. A
+A dataclass is its own description: its type hints say what each key may hold, its defaults which keys may be left out. A
 class may read itself: `read(value)` returns an instance or raises `ValueError` with what it expected, and `SCHEMA` is its
-part of the JSON Schema. Keys that no field has are refused with the nearest one, at every depth.
+part of the JSON Schema. Subclasses of `Reader` change what is forgiven and how problems are worded.
 """
 
 from __future__ import annotations
 
-import difflib
 import functools
 import json
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, Final, TypeVar, cast
 
 from runtime.errors import InvalidValue
 from runtime.units import format_duration, parse_duration, parse_size
@@ -27,22 +26,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing wrong with what was written."""
+    """One thing wrong with a value that a person wrote."""
 
     path: str
     """`resources.gpus.count`, `mounts[0].target`"""
     message: str
-    """What is wrong, with the value and what is allowed: `is 0, expected at least 1`."""
+    """The problem, with the value and what is allowed: `is 0, expected at least 1`."""
     hint: str | None = None
 
     def __str__(self) -> str:
-        return f"`{self.path}` {self.message}" + (f"; {self.hint}" if self.hint else "")
+        text = f"`{self.path}` {self.message}" + (f"; {self.hint}" if self.hint else "")
+        return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class Size(int):
     """Bytes, written `16GiB`."""
 
-    SCHEMA: typing.ClassVar[Mapping[str, Any]] = {"type": ["string", "integer"], "examples": ["16GiB", "500MB"]}
+    SCHEMA: ClassVar[Mapping[str, Any]] = {"type": ["string", "integer"], "examples": ["16GiB", "500MB"]}
 
     @classmethod
     def read(cls, value: object) -> Size:
@@ -54,20 +54,163 @@ class Size(int):
         raise ValueError("a size such as 512MiB, 16GiB or 2TB")
 
 
-def read_record(kind: type[T], value: object, path: str = "") -> tuple[T | None, list[Problem]]:
-    """`value` as a `kind`, and what is wrong with it; None where anything is."""
-    problems: list[Problem] = []
-    found = _read(kind, value, path, problems)
-    return (None if problems else cast(T, found)), problems
+UNREADABLE: Final = object()
+"""Stands for a value whose problem is reported already."""
+
+
+class Reader:
+    """Reads values and collects `problems`, in the order of the fields."""
+
+    names: ClassVar[Mapping[Any, str]] = {
+        str: "text",
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        timedelta: "a duration such as 90s, 5m, 2h or 1d",
+        tuple: "a list",
+        Mapping: "an object",
+    }
+    """Kind → its name in a problem."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+
+    def read(self, kind: Any, value: object, path: str) -> Any:
+        """`value` as a `kind`, or `UNREADABLE`."""
+        if kind is Any:
+            return value
+        if (bare := without_none(kind)) is not kind:
+            return None if value is None else self.read(bare, value, path)
+        origin = typing.get_origin(kind)
+        if origin is tuple:
+            return self._read_list(kind, value, path)
+        if origin is not None:
+            return self._read_mapping(kind, value, path)
+        if hasattr(kind, "read"):
+            try:
+                return kind.read(value)
+            except ValueError as problem:
+                return self.wrong(kind, value, path, str(problem))
+        if is_dataclass(kind):
+            return self.read_record(kind, value, path)
+        if issubclass(kind, StrEnum):
+            known = isinstance(value, str) and value in [member.value for member in kind]
+            return kind(value) if known else self.wrong(kind, value, path)
+        return self.read_scalar(kind, value, path)
+
+    def read_record(self, kind: Any, value: object, path: str, given: Mapping[str, Any] | None = None) -> Any:
+        """An instance of the dataclass `kind`. `given` are fields that are no keys, with their values."""
+        if not isinstance(value, Mapping):
+            return self.wrong(kind, value, path)
+        entries, values, complete, before = self.entries(value, path), dict(given or {}), True, len(self.problems)
+        known = [each for each in fields(kind) if each.init and each.name not in values]
+        self.report_unknown(entries, [each.name for each in known], path)
+        for each in known:
+            required = each.default is MISSING and each.default_factory is MISSING
+            hint = type_hints(kind)[each.name]
+            if each.name not in entries or self.is_absent(entries[each.name], required=required):
+                if required:
+                    self.report_missing(hint, each.name, path)
+            elif (found := self.read(hint, entries[each.name], join(path, each.name))) is not UNREADABLE:
+                values[each.name] = found
+            complete = complete and (each.name in values or not required)
+        if not complete or (len(self.problems) > before and not self.keeps_rest):
+            return UNREADABLE
+        try:
+            return kind(**values)
+        except ValueError as problem:
+            self.report(path, str(problem))
+            return UNREADABLE
+
+    def read_scalar(self, kind: Any, value: object, path: str) -> Any:
+        if kind is timedelta:
+            if isinstance(value, str | int | float) and not isinstance(value, bool):
+                try:
+                    return parse_duration(str(value))
+                except InvalidValue:
+                    pass
+            return self.wrong(kind, value, path)
+        if kind is int and type(value) is float and value.is_integer():
+            # JSON has one kind of number, and Pulumi carries every number as a double.
+            return int(value)
+        if kind is float and type(value) is int:
+            return float(value)
+        if type(value) is not kind or (type(value) is float and not math.isfinite(value)):
+            return self.wrong(kind, value, path)
+        return value
+
+    def _read_list(self, kind: Any, value: object, path: str) -> Any:
+        if not isinstance(value, list | tuple):
+            return self.wrong(kind, value, path)
+        item = typing.get_args(kind)[0]
+        read = [self.read(item, each, f"{path}[{index}]") for index, each in enumerate(value)]
+        return tuple(each for each in read if each is not UNREADABLE)
+
+    def _read_mapping(self, kind: Any, value: object, path: str) -> Any:
+        if not isinstance(value, Mapping):
+            return self.wrong(kind, value, path)
+        item = typing.get_args(kind)[1]
+        read = {key: self.read(item, each, join(path, key)) for key, each in self.entries(value, path).items()}
+        return {key: each for key, each in read.items() if each is not UNREADABLE}
+
+    # what a subclass may forgive
+
+    keeps_rest = False
+    """Whether a dataclass is made from its readable fields when an optional one has a problem."""
+
+    def entries(self, value: Mapping[Any, Any], path: str) -> Mapping[str, Any]:
+        return {str(key): item for key, item in value.items()}
+
+    def is_absent(self, value: object, *, required: bool) -> bool:
+        """Whether a key with this value counts as left out."""
+        return False
+
+    # how problems are worded
+
+    def report(self, path: str, message: str, hint: str | None = None) -> None:
+        self.problems.append(Problem(path=path, message=message, hint=hint))
+
+    def report_unknown(self, value: Mapping[str, Any], known: list[str], path: str) -> None:
+        for key in value:
+            if key not in known:
+                self.report(join(path, key), "is no field here", suggest(key, known) or f"known: {', '.join(known)}")
+
+    def report_missing(self, kind: Any, name: str, path: str) -> None:
+        self.report(join(path, name), "is missing")
+
+    def wrong(self, kind: Any, value: object, path: str, expected: str | None = None) -> Any:
+        """Report a value that is no `kind`; `UNREADABLE`."""
+        self.report(path, f"is {describe(value)}, expected {expected or self.expected(kind)}", self.hint(kind, value))
+        return UNREADABLE
+
+    def expected(self, kind: Any) -> str:
+        bare = without_none(kind)
+        if isinstance(bare, type) and issubclass(bare, StrEnum):
+            return f"one of {', '.join(member.value for member in bare)}"
+        return self.names.get(typing.get_origin(bare) or bare, self.names[Mapping])
+
+    def hint(self, kind: Any, value: object) -> str | None:
+        if kind is str and isinstance(value, int | float):
+            return "put it in quotes"
+        if isinstance(kind, type) and issubclass(kind, StrEnum) and isinstance(value, str):
+            return suggest(value, [member.value for member in kind])
+        return None
+
+
+def read_record(kind: type[T], value: object) -> tuple[T | None, list[Problem]]:
+    """`value` as a `kind`, and its problems; None if it has any."""
+    reader = Reader()
+    found = reader.read(kind, value, "")
+    return (None if reader.problems else cast(T, found)), reader.problems
 
 
 def json_schema(kind: type) -> dict[str, Any]:
-    """The JSON Schema of a dataclass; what fields say below themselves is its description."""
+    """The JSON Schema of a dataclass; the strings below its fields are the descriptions."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_schema(kind)}
 
 
 def describe(value: object) -> str:
-    """What was written, short enough for a line."""
+    """A value as its author wrote it, short enough for a line."""
     match value:
         case None:
             return "null"
@@ -82,10 +225,12 @@ def describe(value: object) -> str:
             return text if len(text) <= 60 else f"{text[:57]}…"
 
 
-def suggest(word: str, known: Sequence[str]) -> str:
-    """`did you mean …`, or the known ones where none is near."""
-    near = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean `{near[0]}`?" if near else f"known: {', '.join(known)}"
+def suggest(word: str, known: Iterable[str]) -> str | None:
+    """`did you mean …`; None if no known word is near."""
+    import difflib
+
+    near = difflib.get_close_matches(word.lower(), list(known), n=1)
+    return f"did you mean `{near[0]}`?" if near else None
 
 
 def join(path: str, key: str) -> str:
@@ -94,140 +239,16 @@ def join(path: str, key: str) -> str:
 
 @functools.cache
 def type_hints(kind: type) -> dict[str, Any]:
-    """Of the fields, by name; evaluated once."""
+    """Field → its type; evaluated once."""
     return typing.get_type_hints(kind)
 
 
-def _read(kind: Any, value: object, path: str, problems: list[Problem]) -> Any:
-    origin = typing.get_origin(kind)
-    if kind is Any:
-        return value
-    if origin in (types.UnionType, typing.Union):
-        return _read_union(typing.get_args(kind), value, path, problems)
-    if origin is typing.Literal:
-        return _read_choice(typing.get_args(kind), value, path, problems)
-    if origin is tuple:
-        return _read_list(typing.get_args(kind)[0], value, path, problems)
-    if origin is not None and issubclass(origin, Mapping):
-        return _read_mapping(typing.get_args(kind)[1], value, path, problems)
-    if hasattr(kind, "read"):
-        try:
-            return kind.read(value)
-        except ValueError as problem:
-            return _wrong(path, value, str(problem), problems)
-    if is_dataclass(kind):
-        return _read_dataclass(cast(type, kind), value, path, problems)
-    if issubclass(kind, StrEnum):
-        chosen = _read_choice(tuple(member.value for member in kind), value, path, problems)
-        return kind(chosen) if chosen is not None else None
-    return _read_scalar(kind, value, path, problems)
-
-
-def _read_dataclass(kind: type, value: object, path: str, problems: list[Problem]) -> Any:
-    if not isinstance(value, Mapping):
-        return _wrong(path, value, "an object", problems)
-    known = {each.name: each for each in fields(kind) if each.init}
-    hints, values, before = type_hints(kind), {}, len(problems)
-    problems += [
-        Problem(path=join(path, str(key)), message="is no field here", hint=suggest(str(key), list(known)))
-        for key in value
-        if key not in known
-    ]
-    for name, each in known.items():
-        if name in value:
-            values[name] = _read(hints[name], value[name], join(path, name), problems)
-        elif each.default is MISSING and each.default_factory is MISSING:
-            problems.append(Problem(path=join(path, name), message="is missing"))
-    if len(problems) > before:
-        return None
-    try:
-        return kind(**values)
-    except ValueError as problem:
-        problems.append(Problem(path=path, message=str(problem)))
-        return None
-
-
-def _read_union(members: tuple[Any, ...], value: object, path: str, problems: list[Problem]) -> Any:
-    if value is None and types.NoneType in members:
-        return None
-    others = [member for member in members if member is not types.NoneType]
-    if len(others) == 1:
-        return _read(others[0], value, path, problems)
-    for member in others:
-        tried: list[Problem] = []
-        found = _read(member, value, path, tried)
-        if not tried:
-            return found
-    return _wrong(path, value, " or ".join(_expected(member) for member in others), problems)
-
-
-def _read_choice(allowed: tuple[Any, ...], value: object, path: str, problems: list[Problem]) -> Any:
-    if value in allowed and isinstance(value, str):
-        return value
-    names = [str(each) for each in allowed]
-    problems.append(
-        Problem(
-            path=path,
-            message=f"is {describe(value)}, expected one of {', '.join(names)}",
-            hint=suggest(value, names) if isinstance(value, str) and difflib.get_close_matches(value, names) else None,
-        )
-    )
-    return None
-
-
-def _read_list(kind: Any, value: object, path: str, problems: list[Problem]) -> Any:
-    if not isinstance(value, list | tuple):
-        return _wrong(path, value, "a list", problems)
-    return tuple(_read(kind, item, f"{path}[{index}]", problems) for index, item in enumerate(value))
-
-
-def _read_mapping(kind: Any, value: object, path: str, problems: list[Problem]) -> Any:
-    if not isinstance(value, Mapping):
-        return _wrong(path, value, "an object", problems)
-    return {str(key): _read(kind, item, join(path, str(key)), problems) for key, item in value.items()}
-
-
-def _read_scalar(kind: type, value: object, path: str, problems: list[Problem]) -> Any:
-    if kind is timedelta:
-        if isinstance(value, str | int | float) and not isinstance(value, bool):
-            try:
-                return parse_duration(str(value))
-            except InvalidValue:
-                pass
-        return _wrong(path, value, _expected(kind), problems)
-    if kind is int and type(value) is float and value.is_integer():
-        return int(value)
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind or (type(value) is float and not math.isfinite(value)):
-        quote = "put it in quotes" if kind is str and isinstance(value, int | float | bool) else None
-        return _wrong(path, value, _expected(kind), problems, hint=quote)
-    return value
-
-
-def _wrong(path: str, value: object, expected: str, problems: list[Problem], hint: str | None = None) -> None:
-    problems.append(Problem(path=path, message=f"is {describe(value)}, expected {expected}", hint=hint))
-
-
-_EXPECTED: dict[Any, str] = {
-    str: "text",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    timedelta: "a duration such as 90s, 5m, 2h or 1d",
-}
-
-
-def _expected(kind: Any) -> str:
-    if kind in _EXPECTED:
-        return _EXPECTED[kind]
-    if hasattr(kind, "read"):
-        try:
-            kind.read(object())
-        except ValueError as problem:
-            return str(problem)
-    origin = typing.get_origin(kind)
-    return "a list" if origin is tuple else "an object"
+def without_none(kind: Any) -> Any:
+    """`X` for `X | None`, and everything else as it is."""
+    if typing.get_origin(kind) not in (types.UnionType, typing.Union):
+        return kind
+    (only,) = (member for member in typing.get_args(kind) if member is not types.NoneType)
+    return only
 
 
 # schema
@@ -237,14 +258,8 @@ def _schema(kind: Any) -> dict[str, Any]:
     origin = typing.get_origin(kind)
     if kind is Any:
         return {}
-    if origin in (types.UnionType, typing.Union):
-        members = [member for member in typing.get_args(kind) if member is not types.NoneType]
-        schemas = [_schema(member) for member in members]
-        if types.NoneType in typing.get_args(kind):
-            schemas.append({"type": "null"})
-        return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-    if origin is typing.Literal:
-        return {"enum": list(typing.get_args(kind))}
+    if (bare := without_none(kind)) is not kind:
+        return {"anyOf": [_schema(bare), {"type": "null"}]}
     if origin is tuple:
         return {"type": "array", "items": _schema(typing.get_args(kind)[0])}
     if origin is not None:
@@ -282,7 +297,7 @@ def _record_schema(kind: type) -> dict[str, Any]:
 
 @functools.cache
 def field_notes(kind: type) -> dict[str, str]:
-    """What the source says below each field of a dataclass."""
+    """Field → the string below it in the source of a dataclass."""
     import ast
     import inspect
     import textwrap

@@ -1,4 +1,4 @@
-"""Durations (`90s`, `2h`) and sizes (`16GiB`) as people write them."""
+"""Durations (`90s`, `2h`), sizes (`16GiB`), counts and times as people write them."""
 
 from __future__ import annotations
 
@@ -70,6 +70,11 @@ def format_size(size: float) -> str:
             break
         size /= 1024
     return f"{size:.1f}".rstrip("0").rstrip(".") + unit
+
+
+def count_noun(number: int, noun: str) -> str:
+    """`1 task`, `1,234 tasks`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def format_time(at: datetime) -> str:

@@ -22,7 +22,7 @@ TTL = timedelta(seconds=30)
 
 
 class Bench:
-    """Satisfies `runtime.client.tasks.status.Stack`."""
+    """Satisfies `runtime.client.tasks.workers.Stack`."""
 
     name = "bench"
     default_queue = "default"

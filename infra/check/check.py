@@ -17,11 +17,12 @@ from typing import Any, Final
 
 import pulumi
 
-from infra.check.recording import UNKNOWN, UNKNOWN_MARK, Recording, Registration, Secret, Unknown, record
+from infra.check.recording import UNKNOWN, UNKNOWN_MARK, Recording, Registration, Secret, Unknown, is_grant, record
 from infra.check.validate import find_input_problems
 from infra.google.outputs import compute
 from infra.google.prices import Cost, find_costs
-from infra.policy.rules import Bounds, apply_rules, bounds_of
+from infra.policy.base import Bounds
+from infra.policy.rules import apply_rules, bounds_of
 from infra.settings.files import (
     InvalidStackFile,
     StackConfig,
@@ -29,7 +30,9 @@ from infra.settings.files import (
     find_stack_file,
     load_stack_config,
 )
-from infra.settings.model import SECRET_VALUE, InvalidSettings, Settings, settings_from
+from infra.settings.model import Settings
+from infra.settings.read import SECRET_VALUE, settings_from
+from infra.settings.valid import InvalidSettings
 from runtime.errors import RuntimeFailure
 from runtime.outputs import OUTPUT_NAME, parse_outputs
 
@@ -280,10 +283,6 @@ def _left_grants(settings: Settings) -> Iterator[Grant]:
         return
     for each in find_people_grants(settings.access, has_heads=bool(settings.heads)):
         yield Grant(member=_text(each.member), role=each.role, on=f"project {settings.project}")
-
-
-def is_grant(type_: str) -> bool:
-    return type_.startswith("gcp:") and type_.endswith(("IAMMember", "IamMember"))
 
 
 def _member(each: Registration) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
-from infra.check.recording import Recording, Registration, Secret, Unknown
+from infra.check.recording import Recording, Registration, Secret, Unknown, is_grant
 
 
 class Action(StrEnum):
@@ -225,7 +225,7 @@ def _begins_with(parts: Sequence[str], prefix: Sequence[str]) -> bool:
 
 def _must_replace(type_: str, path: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     parts = path_parts(path)
-    return _is_grant(type_) or any(
+    return is_grant(type_) or any(
         _begins_with(parts, path_parts(pattern)) and (trigger(old, new) if callable(trigger) else trigger)
         for pattern, trigger in _triggers(type_).items()
     )
@@ -233,11 +233,7 @@ def _must_replace(type_: str, path: str, old: Mapping[str, Any], new: Mapping[st
 
 def _may_replace(type_: str, name: str) -> bool:
     """Whether a new value anywhere in the input `name` could force a replacement."""
-    return _is_grant(type_) or any(path_parts(pattern)[0] == name for pattern in _triggers(type_))
-
-
-def _is_grant(type_: str) -> bool:
-    return type_.startswith("gcp:") and type_.endswith(("IAMMember", "IamMember"))
+    return is_grant(type_) or any(path_parts(pattern)[0] == name for pattern in _triggers(type_))
 
 
 def _triggers(type_: str) -> Mapping[str, Trigger]:

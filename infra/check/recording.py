@@ -405,6 +405,11 @@ def _struct() -> Any:
     return struct_pb2.Struct()
 
 
+def is_grant(type_: str) -> bool:
+    """Whether resources of a type add one member to one role, and take nothing away."""
+    return type_.startswith("gcp:") and type_.endswith(("IAMMember", "IamMember"))
+
+
 def _plain(value: Any) -> Any:
     """From the wire's markers for secrets and unknowns to ours."""
     if isinstance(value, dict):

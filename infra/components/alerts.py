@@ -16,7 +16,8 @@ from pulumi_gcp import billing, monitoring
 
 from infra.components.apis import Apis, find_needs
 from infra.components.site import Site
-from infra.settings.model import AlertSettings, BudgetSettings, ensure_valid
+from infra.settings.model import AlertSettings, BudgetSettings
+from infra.settings.valid import ensure_valid
 
 FORWARDED: Final = "pubsub.googleapis.com/subscription/dead_letter_message_count"
 WAITING: Final = "pubsub.googleapis.com/subscription/num_undelivered_messages"

@@ -15,8 +15,10 @@ import pulumi
 from pulumi_gcp import iam, projects, serviceaccount
 
 from infra.components.apis import Apis, find_needs
+from infra.components.identity import as_member
 from infra.components.site import UNREAD, Site
-from infra.settings.model import CiSettings, ensure_valid
+from infra.settings.model import CiSettings
+from infra.settings.valid import ensure_valid
 
 DEPLOY: Final = "deploy"
 PREVIEW: Final = "preview"
@@ -157,7 +159,7 @@ class CiIdentity(pulumi.ComponentResource):
         deployer = self._account(name, "deployer", "Deploys from the pipeline", args)
         previewer = self._account(name, "previewer", "Previews from the pipeline", args)
         self.deployer_email, self.previewer_email = deployer.email, previewer.email
-        self.deployer_member = _member(deployer)
+        self.deployer_member = as_member(deployer.email)
         for role, account in ((DEPLOY, deployer), (PREVIEW, previewer)):
             serviceaccount.IAMMember(
                 f"{name}-{role}-federation",
@@ -286,7 +288,7 @@ class CiIdentity(pulumi.ComponentResource):
             f"{name}-{role}-custom",
             project=site.project,
             role=made.name,
-            member=_member(account),
+            member=as_member(account.email),
             opts=pulumi.ResourceOptions(parent=self, depends_on=find_needs(args.apis, "cloudresourcemanager")),
         )
 
@@ -302,7 +304,7 @@ class CiIdentity(pulumi.ComponentResource):
             f"{name}-{'deployer' if granted.deploys else 'previewer'}-{granted.label}",
             project=args.site.project,
             role=granted.role,
-            member=_member(account),
+            member=as_member(account.email),
             condition=condition,
             opts=pulumi.ResourceOptions(parent=self, depends_on=find_needs(args.apis, "cloudresourcemanager")),
         )
@@ -359,7 +361,3 @@ def _quoted(text: str) -> str:
 
 def _reads(permission: str) -> bool:
     return permission.rsplit(".", 1)[-1] in READS
-
-
-def _member(account: serviceaccount.Account) -> pulumi.Output[str]:
-    return pulumi.Output.concat("serviceAccount:", account.email)

@@ -12,7 +12,8 @@ from pulumi_gcp import projects, serviceaccount
 
 from infra.components.apis import Apis, find_needs
 from infra.components.site import Site
-from infra.settings.model import AccessSettings, Role, ensure_valid
+from infra.settings.model import AccessSettings, Role
+from infra.settings.valid import ensure_valid
 
 TITLES: Final = {
     Role.WORKER: "Serves queues",
@@ -80,7 +81,7 @@ class Identity(pulumi.ComponentResource):
         accounts = {role: self._account(f"{name}-{role.value}", role, args) for role in dict.fromkeys(args.roles)}
         self.accounts = accounts
         self.emails = {role: account.email for role, account in accounts.items()}
-        self.members = {role: pulumi.Output.concat("serviceAccount:", each.email) for role, each in accounts.items()}
+        self.members = {role: as_member(each.email) for role, each in accounts.items()}
         people = find_people_grants(args.access, has_heads=args.has_heads) if args.access.project_grants else ()
         for grant in (*self._machine_grants(), *people):
             projects.IAMMember(
@@ -143,3 +144,8 @@ def find_people_grants(access: AccessSettings, *, has_heads: bool) -> Iterator[P
             yield ProjectGrant(label=f"{label}-admin-login", role=ADMIN_LOGIN, member=member)
         else:
             yield ProjectGrant(label=f"{label}-login", role=LOGIN, member=member)
+
+
+def as_member(email: pulumi.Output[str]) -> pulumi.Output[str]:
+    """The IAM member of a service account."""
+    return pulumi.Output.concat("serviceAccount:", email)

@@ -8,7 +8,8 @@ import pulumi
 
 from infra.components.apis import Apis, find_needs
 from infra.components.site import Site
-from infra.settings.model import NetworkSettings, ensure_valid
+from infra.settings.model import NetworkSettings
+from infra.settings.valid import ensure_valid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,8 @@ from pulumi_gcp import projects, pubsub
 
 from infra.components.apis import Apis, find_needs
 from infra.components.site import Site
-from infra.settings.model import QueueSettings, ensure_valid
+from infra.settings.model import QueueSettings
+from infra.settings.valid import ensure_valid
 
 PUBLISHER: Final = "roles/pubsub.publisher"
 SUBSCRIBER: Final = "roles/pubsub.subscriber"

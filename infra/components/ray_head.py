@@ -6,7 +6,6 @@ Google node provider reads from them.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -15,11 +14,14 @@ import pulumi
 from pulumi_gcp import artifactregistry, compute, projects, secretmanager, serviceaccount
 
 from infra.components.apis import Apis
+from infra.components.identity import as_member
 from infra.components.site import UNREAD, Site
+from infra.machine.machine import digest
 from infra.render.autoscaler import render_autoscaler
 from infra.render.cluster import HEAD_TYPE, PORTS, Cluster, SecretReference
 from infra.render.startup import head_metadata, pool_outputs
-from infra.settings.model import HeadSettings, ensure_valid
+from infra.settings.model import HeadSettings
+from infra.settings.valid import ensure_valid
 
 HEAD_PERMISSIONS: Final = (
     "compute.instances.get",
@@ -136,7 +138,7 @@ class RayHead(pulumi.ComponentResource):
 
         cluster = self._cluster()
         rendered = cluster.apply(render_autoscaler)
-        self.config_sha256 = rendered.apply(_sha256)
+        self.config_sha256 = rendered.apply(digest)
         metadata = pulumi.Output.all(cluster, rendered, self.config_sha256).apply(
             lambda known: head_metadata(known[0], known[1], known[2])
         )
@@ -205,16 +207,16 @@ class RayHead(pulumi.ComponentResource):
                 f"{self._logical}-head-tpus",
                 project=self._site.project,
                 role=role.name,
-                member=_member(head),
+                member=as_member(head.email),
                 opts=self._options("iam", "cloudresourcemanager", "tpu"),
             ),
-            self._may_act_as("head-acts-as-node", node, _member(head)),
+            self._may_act_as("head-acts-as-node", node, as_member(head.email)),
         ]
 
     def _machine_grants(self, role: str, account: serviceaccount.Account) -> list[pulumi.Resource]:
         """What head and nodes need alike: to write logs and metrics, to pull images and to read the secrets."""
         args = self._args
-        member = _member(account)
+        member = as_member(account.email)
         writers = [
             projects.IAMMember(
                 f"{self._logical}-{role}-{service}",
@@ -398,14 +400,6 @@ class RayHead(pulumi.ComponentResource):
         }
 
 
-def _member(account: serviceaccount.Account) -> pulumi.Output[str]:
-    return pulumi.Output.concat("serviceAccount:", account.email)
-
-
 def _segment(resource: pulumi.Input[str], index: int) -> pulumi.Output[str]:
     """One part of `projects/P/…`, the first being 0."""
     return pulumi.Output.from_input(resource).apply(lambda text: text.split("/")[index])
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -11,7 +11,8 @@ from pulumi_gcp import storage
 
 from infra.components.apis import Apis, find_needs
 from infra.components.site import Site
-from infra.settings.model import RecordsSettings, ensure_valid
+from infra.settings.model import RecordsSettings
+from infra.settings.valid import ensure_valid
 
 USER: Final = "roles/storage.objectUser"
 READER: Final = "roles/storage.objectViewer"

@@ -11,7 +11,8 @@ from pulumi_gcp import artifactregistry
 
 from infra.components.apis import Apis, find_needs
 from infra.components.site import Site
-from infra.settings.model import RegistrySettings, ensure_valid
+from infra.settings.model import RegistrySettings
+from infra.settings.valid import ensure_valid
 
 READER: Final = "roles/artifactregistry.reader"
 WRITER: Final = "roles/artifactregistry.writer"

@@ -11,7 +11,8 @@ from pulumi_gcp import secretmanager
 
 from infra.components.apis import Apis, find_needs
 from infra.components.site import Site
-from infra.settings.model import SecretSettings, ensure_valid
+from infra.settings.model import SecretSettings
+from infra.settings.valid import ensure_valid
 
 ACCESSOR: Final = "roles/secretmanager.secretAccessor"
 KEEPER_ROLES: Final = {"viewer": "roles/secretmanager.viewer", "manager": "roles/secretmanager.secretVersionManager"}

@@ -1,4 +1,4 @@
-"""What a program registered, as a graph: who waits for whom, who belongs to whom."""
+"""The resources of a program as a graph: which resource waits for which, and which component it belongs to."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ class Graph:
         return (each for each in self.resources if each.custom and each.type.startswith(f"{package}:"))
 
     def waited_for(self, resource: Registration) -> Iterator[Registration]:
-        """Everything that is there before `resource` is made: what it depends on, its parents and its provider, what
-        they depend on, and so on."""
+        """All resources that exist before `resource` is made: its dependencies, parents and provider, and theirs."""
         for urn in sorted(self._reach(resource.urn)):
             if found := self._by_urn.get(urn):
                 yield found
@@ -40,7 +39,7 @@ class Graph:
         return frozenset(urn for urn in urns if (found := self._by_urn.get(urn)) and found.type == type_)
 
     def parent(self, resource: Registration) -> Registration | None:
-        """The component that it belongs to; None at the top."""
+        """The component that a resource belongs to; None at the top."""
         return self.get(resource.parent)
 
     def _reach(self, start: str) -> frozenset[str]:

@@ -31,8 +31,9 @@ from pulumi_policy import (
 from pulumi_policy.proxy import UnknownValueError
 
 from infra.check.recording import UNKNOWN, Registration
-from infra.policy.rules import RULES, Bounds, Rule, apply_rule, bounds_of
-from infra.settings.model import settings_from
+from infra.policy.base import Bounds, Rule
+from infra.policy.rules import RULES, apply_rule, bounds_of
+from infra.settings.read import settings_from
 from runtime.errors import RuntimeFailure
 
 PACK: Final = "research-runtime"
@@ -43,13 +44,13 @@ Inputs: TypeAlias = dict[str, Mapping[str, Any]]
 
 
 def policies() -> list[Policy]:
-    """Every rule, and each one stops an `up`; the first one finds nothing and reads the inputs for the others."""
+    """A policy for each rule, which stops an `up`; the first policy finds nothing and reads the inputs for the others."""
     inputs: Inputs = {}
     return [_reader(inputs), *(_policy(name, rule, inputs) for name, rule in RULES.items())]
 
 
 def as_registration(resource: PolicyResource, inputs: Mapping[str, Any] | None = None) -> Registration:
-    """`resource` with the inputs that it was registered with; without them its state stands for them."""
+    """`resource` with the inputs that it was registered with, or with its state if they are not given."""
     return Registration(
         urn=resource.urn,
         type=resource.resource_type,
@@ -71,7 +72,7 @@ def as_registration(resource: PolicyResource, inputs: Mapping[str, Any] | None =
 
 
 def stack_bounds(environment: Mapping[str, str] = os.environ) -> Bounds:
-    """What the stack's settings bound. Without readable settings the program itself fails, so there is nothing to say."""
+    """The bounds of the stack's settings. If they cannot be read, the program itself fails and says so."""
     try:
         config = json.loads(environment.get("PULUMI_CONFIG") or "{}")
         return bounds_of(settings_from(environment.get("PULUMI_STACK", ""), config))
@@ -119,12 +120,12 @@ def _is_custom(type_: str) -> bool:
 
 
 def _is_for_later(resource: PolicyResource, inputs: Inputs) -> bool:
-    """Whether `--target` leaves it to another run to make this: the engine then shows neither inputs nor an answer."""
+    """Whether `--target` leaves a resource to another run: the engine then shows neither inputs nor an answer."""
     return _is_custom(resource.resource_type) and not inputs.get(resource.urn) and not resource.props
 
 
 def _plain(value: Any) -> Any:
-    """The proxies of the policy library raise on every unknown value; a rule rather sees `UNKNOWN`."""
+    """Replace the proxies of the policy library, which raise on every unknown value, by values and `UNKNOWN`."""
     if isinstance(value, Mapping):
         return {key: _item(value, key) for key in value}
     if isinstance(value, Sequence) and not isinstance(value, str):

@@ -1,6 +1,6 @@
-"""What has to fit together in a stack: its parts, its place, and what one part names of another.
+"""The rules about a whole stack: its place, its parts together, and the names by which one part refers to another.
 
-Every part has been judged by itself before, by `settings_rules`.
+`rules` has judged every part by itself before.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from infra.settings.rules import (
     REPOSITORY,
     SMALLEST_SUBNET,
     SUBNET,
-    wrong,
 )
-from infra.settings.typed import Problem, suggest
+from infra.settings.typed import wrong
+from runtime.schema import Problem, suggest
 
 
 def find_stack_problems(settings: Settings) -> list[Problem]:
@@ -112,7 +112,7 @@ def _pool_zone_problems(settings: Settings, path: str, pool: PoolSettings) -> It
 
 
 def _head_image_problems(settings: Settings, path: str, image: str) -> Iterator[Problem]:
-    """A repository of our project that the stack does not know is one that the nodes may not read."""
+    """The nodes may not read a repository of our project that the stack does not know."""
     found = IMAGE.fullmatch(image)
     if not found or not settings.project or f"-docker.pkg.dev/{settings.project}/" not in image:
         return
@@ -222,7 +222,7 @@ def _kubernetes_clusters(settings: Settings) -> Iterator[Problem]:
 
 
 def _idle(settings: Settings) -> Iterator[Problem]:
-    """What is written and would do nothing."""
+    """Find keys that would do nothing."""
     if settings.uses_google:
         return
     idle = {
@@ -251,15 +251,12 @@ _RULES: Final = (
 # --- facts that rules share
 
 
-# --- facts that rules share
-
-
 def known_regions(settings: Settings) -> frozenset[str]:
     return catalog.REGIONS | set(settings.overrides.regions)
 
 
 def made_repository_urls(settings: Settings, registry: str) -> set[str]:
-    """`REGION-docker.pkg.dev/PROJECT/NAME` of what the stack makes itself, caches included."""
+    """`REGION-docker.pkg.dev/PROJECT/NAME` of every repository that the stack makes, caches included."""
     its = settings.registries[registry]
     names = Names(stack=settings.stack, project=settings.project)
     repositories = {its.repository or names.repository(registry)}
@@ -270,7 +267,7 @@ def made_repository_urls(settings: Settings, registry: str) -> set[str]:
 
 
 def repository_urls(settings: Settings) -> set[str]:
-    """Of all that the stack makes or refers to."""
+    """URLs of all repositories that the stack makes or refers to."""
     found = {url for registry in settings.registries for url in made_repository_urls(settings, registry)}
     for registry in settings.registries.values():
         for path in registry.existing.values():

@@ -16,7 +16,7 @@ from runtime.client.tasks.cancel import Cancelled
 from runtime.client.tasks.cancel import cancel as cancel_one
 from runtime.errors import RequestRefused
 from runtime.records.totals import Tally, open_tasks
-from runtime.stack.find import open_stack
+from runtime.stack.open import open_stack
 from runtime.tasks.model import TaskState
 from runtime.values import dataclass
 
@@ -114,8 +114,9 @@ def _cancel_jobs(
 def _cancel_job(
     text: str, indices: Sequence[int], *, release: bool, others: bool, on: str | None, yes: bool
 ) -> CancelledJob:
-    from runtime.client.jobs.status import check_index, check_owner, release_index
+    from runtime.client.jobs.find import check_owner
     from runtime.jobs.identity import owner_name
+    from runtime.jobs.ledger import check_index
     from runtime.jobs.spec import JobState
     from runtime.launchers.base import Sweeps
     from runtime.reasons import EndReason
@@ -144,7 +145,7 @@ def _cancel_job(
         if release and not indices:
             raise RequestRefused("`--release` gives up one run", hint=f"runtime cancel {text} --index I --release")
         left = job.cancel(indices=list(indices) or None)
-        left += [line for each in indices if release for line in release_index(job, each)]
+        left += [line for each in indices if release for line in job.release(each)]
         return CancelledJob(
             name=job.id,
             kind="job",

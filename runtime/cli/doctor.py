@@ -16,7 +16,7 @@ from runtime.errors import RequestRefused
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from runtime.client.doctor import Line
+    from runtime.client.doctor.lines import Line
     from runtime.client.recovery import Recovered
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -47,7 +47,8 @@ def doctor(
       runtime doctor --recover
       runtime doctor -o json | jq -r '.[] | select(.verdict == "fail") | .fix'
     """
-    from runtime.client.doctor import Verdict, examine
+    from runtime.client.doctor.examine import examine
+    from runtime.client.doctor.lines import Verdict
 
     if recover:
         return _recover(file, stack, output)
@@ -90,7 +91,7 @@ def _print_lines(lines: Iterable[Line]) -> None:
 
 
 def _recover(file: Path | None, stack: str | None, output: Output) -> int:
-    from runtime.client.doctor import find_task_file
+    from runtime.client.doctor.examine import find_task_file
     from runtime.client.recovery import recover
 
     path = file or find_task_file(stack, load_settings())

@@ -13,13 +13,14 @@ from runtime.cli.show import Output, cut_line, note, paint, print_json
 from runtime.client.identify import Identity, Kind, identify, recall_last
 from runtime.client.tasks.explain import Explanation, explain_experiment, explain_worker, read_facts
 from runtime.client.tasks.explain import explain as explain_task
-from runtime.client.tasks.status import read_experiment, read_worker
+from runtime.client.tasks.status import read_experiment
+from runtime.client.tasks.workers import read_worker
 from runtime.errors import RequestRefused
-from runtime.stack.find import open_stack
+from runtime.stack.open import open_stack
 from runtime.values import replace
 
 if TYPE_CHECKING:
-    from runtime.stack.find import OpenStack
+    from runtime.stack.open import OpenStack
 
 
 def explain(
@@ -54,8 +55,8 @@ def explain(
 
 
 def _explain_job(text: str, index: int | None, on: str | None, output: Output) -> int:
-    from runtime.client.jobs.status import explain as explain_job
-    from runtime.client.jobs.status import read_facts as read_job_facts
+    from runtime.client.jobs.explain import explain as explain_job
+    from runtime.client.jobs.explain import read_facts as read_job_facts
 
     with open_job(text, on) as job:
         found = explain_job(read_job_facts(job, index, watch=note))

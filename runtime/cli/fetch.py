@@ -53,12 +53,15 @@ def fetch(
         task, files, listed = list_task(what, stack=stack)
         return _fetch(files, listed, to or Path(task), overwrite=overwrite, output=output)
     with open_job(what, on) as job:
-        listed = list_outputs(job, index or ())
+        entry = job.entry()
+        listed = list_outputs(job.files, entry, index or ())
         if not listed:
             print_list([], COLUMNS, output)
             note(f"job {short(job.id)} wrote nothing to its output folder; `runtime status {short(job.id)}` says where")
             return 0
-        return _fetch(job.files, listed, to or name_folder(job, short(job.id)), overwrite=overwrite, output=output)
+        return _fetch(
+            job.files, listed, to or name_folder(entry.name, short(job.id)), overwrite=overwrite, output=output
+        )
 
 
 def _fetch(files: Files, listed: Sequence[RemoteFile], folder: Path, *, overwrite: bool, output: Output) -> int:

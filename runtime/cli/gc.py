@@ -44,8 +44,9 @@ def gc(
       runtime gc --older-than 7d --yes
       runtime gc --on hpc --older-than 90d
     """
+    from runtime.client.jobs.find import forget_job
     from runtime.client.jobs.gc import find_garbage, fold, remove
-    from runtime.client.jobs.launch import forget_job, make_context
+    from runtime.client.jobs.prepare import make_context
     from runtime.client.jobs.roots import open_target
     from runtime.client.jobs.targets import find_target
     from runtime.config import load_settings
@@ -56,7 +57,7 @@ def gc(
     settings, now, me = load_settings(), datetime.now(UTC), owner_name()
     target = find_target(on, settings)
     launcher = get_launcher(target.kind)
-    host = open_target(target, launcher, make_context(target, settings))
+    host = open_target(target, launcher, make_context(settings))
     try:
         found = find_garbage(target, launcher, host, owner=None if others else me, older_than=span, now=now)
         if found and not dry_run:

@@ -39,11 +39,11 @@ def interrupt(
       runtime interrupt j-91c0 --as preempt
       runtime interrupt j-91c0 --as timeout --index 3
     """
+    from runtime.client.jobs.find import check_owner
     from runtime.client.jobs.retry import start_anew
-    from runtime.client.jobs.status import check_index, check_owner
     from runtime.config import load_settings
     from runtime.jobs.identity import owner_name
-    from runtime.jobs.ledger import newest_natives
+    from runtime.jobs.ledger import check_index, newest_natives
     from runtime.jobs.plan import Fidelity
     from runtime.launchers.base import Interrupts
 
@@ -55,9 +55,9 @@ def interrupt(
         if index is not None:
             check_index(entry, index)
         launcher = found.launcher
-        keeping = launcher.interrupts.get(as_) if isinstance(launcher, Interrupts) else None
-        if not isinstance(launcher, Interrupts) or keeping is None or keeping.fidelity is Fidelity.REFUSED:
-            why = keeping.how if keeping else f"the launcher `{entry.kind}` provokes nothing"
+        support = launcher.interrupts.get(as_) if isinstance(launcher, Interrupts) else None
+        if not isinstance(launcher, Interrupts) or support is None or support.fidelity is Fidelity.REFUSED:
+            why = support.how if support else f"the launcher `{entry.kind}` provokes nothing"
             raise NotPossible(f"`{as_}` cannot be provoked on target `{found.target.name}`", facts=[why])
         natives = [each.native_id for each in newest_natives(entry)]
         living = [each for each in found.natives(entry) if not each.state.terminal]
@@ -66,21 +66,21 @@ def interrupt(
         for native in natives if index is None else _serving(index, found.natives(entry), natives):
             launcher.interrupt(found.target, native, index, as_, found.host)
         again = None
-        if as_ == "preempt" and index is None and keeping.fidelity is Fidelity.CLIENT:
+        if as_ == "preempt" and index is None and support.fidelity is Fidelity.CLIENT:
             _wait_until_gone(found.natives)
             again = start_anew(found, load_settings(), progress=note)
     fields = {
         "job": found.id,
         "as": as_,
         "index": index,
-        "kept": keeping.fidelity,
-        "how": keeping.how,
+        "kept": support.fidelity,
+        "how": support.how,
         "started_anew": again.native_id if again else None,
     }
     if output is Output.JSON:
         print_json(fields)
     else:
-        print(f"{short(found.id)}: {keeping.how}")
+        print(f"{short(found.id)}: {support.how}")
     if as_ == "node-loss":
         note("nobody starts it again here: the same `runtime launch`, or `runtime retry`, takes it up")
     note(f"`runtime explain {short(found.id)}` says what came of it")

@@ -14,7 +14,8 @@ from runtime.cli.show import Output, note, print_json
 from runtime.errors import InvalidValue, RequestRefused
 
 if TYPE_CHECKING:
-    from runtime.client.jobs.launch import JobHandle, LaunchOptions
+    from runtime.client.jobs.handle import JobHandle
+    from runtime.client.jobs.prepare import LaunchOptions
     from runtime.config import Settings
     from runtime.jobs.ledger import JobStatus
     from runtime.jobs.plan import LaunchPlan
@@ -132,8 +133,8 @@ def launch(
       runtime launch --on hpc -f job.yaml --dry-run
       runtime launch --schema > job.schema.json
     """
-    from runtime.client.jobs.launch import LaunchOptions
     from runtime.client.jobs.launch import launch as start
+    from runtime.client.jobs.prepare import LaunchOptions
     from runtime.config import load_settings
 
     if schema:
@@ -157,8 +158,8 @@ def launch(
         "code.mode": code,
         "after": [_whole(each) for each in after] if after else None,
     }
-    spec = build_spec(file, command or [], flags, env or [], secret or [], grid or [], set_ or [])
     options = LaunchOptions(again=again, ignore=tuple(ignore or ()), base=_base(file))
+    spec = build_spec(file, command or [], flags, env or [], secret or [], grid or [], set_ or [])
     settings, targets = load_settings(), [each for each in (on or "").split(",") if each]
     if dry_run:
         return _dry_run(spec, targets, settings, options, output)
@@ -171,7 +172,7 @@ def launch(
 def _whole(after: str) -> str:
     """`[WHEN:]JOB` with the whole id of the job: it is part of the id of the job that waits."""
     from runtime.cli.render.jobs import open_job
-    from runtime.jobs.spec import ID_LETTERS
+    from runtime.jobs.spec_fields import ID_LETTERS
 
     when, given, text = after.rpartition(":")
     if len(text) == len("j-") + ID_LETTERS:
@@ -186,7 +187,7 @@ def _base(file: Path | None) -> Path | None:
 
 def _dry_run(spec: JobSpec, names: Sequence[str], settings: Settings, options: LaunchOptions, output: Output) -> int:
     """The plan of each target that accepts, and why the others refuse. Raises what the last one said if all do."""
-    from runtime.client.jobs.launch import FieldsRefused, prepare
+    from runtime.client.jobs.prepare import FieldsRefused, prepare
     from runtime.client.jobs.targets import choose_target
     from runtime.errors import NotPossible
 
@@ -209,7 +210,7 @@ def _dry_run(spec: JobSpec, names: Sequence[str], settings: Settings, options: L
 def _export(
     spec: JobSpec, names: Sequence[str], settings: Settings, options: LaunchOptions, folder: Path, output: Output
 ) -> int:
-    from runtime.client.jobs.launch import prepare
+    from runtime.client.jobs.prepare import prepare
     from runtime.client.jobs.targets import choose_target
     from runtime.errors import NotPossible
     from runtime.launchers.base import Exports
@@ -325,14 +326,14 @@ def _print_plans(plans: Sequence[LaunchPlan], output: Output) -> None:
         for name, text in plan.artefacts.items():
             print(f"\n# {name}\n{text.rstrip()}")
         print("\n# who keeps each field")
-        for name, keeping in plan.fidelity.items():
-            print(f"{name:<24} {keeping.fidelity:<8} {keeping.how}")
+        for name, support in plan.fidelity.items():
+            print(f"{name:<24} {support.fidelity:<8} {support.how}")
         for text in plan.notes:
             note(text)
 
 
 def _plan_fields(plan: LaunchPlan) -> dict[str, Any]:
-    from runtime.jobs.spec import spec_fields
+    from runtime.jobs.spec_fields import spec_fields
 
     return {
         "job": plan.job.id,
@@ -363,7 +364,7 @@ def _tell(job: JobHandle, *, follow: bool, output: Output) -> int:
             print(job.id)
         note(f"`runtime status {job.id[:10]}` shows it, `runtime logs -f {job.id[:10]}` what it prints")
         return 0
-    from runtime.client.jobs.status import first_index, follow_all
+    from runtime.client.jobs.logs import follow_all
     from runtime.jobs.spec import JobState
 
     entry, tell = job.entry(), stuck_teller(job.id)
@@ -371,7 +372,7 @@ def _tell(job: JobHandle, *, follow: bool, output: Output) -> int:
         if entry.indices > 1:
             write_bytes(b"[%d] %s\n" % (run, line) for run, line in follow_all(job, tell=tell))
         else:
-            write_bytes(job.logs(index=first_index(entry), follow=True, tell=tell))
+            write_bytes(job.logs(index=entry.first_index, follow=True, tell=tell))
         status = job.wait()
     except KeyboardInterrupt:
         detached(job.id)

@@ -21,9 +21,9 @@ from runtime.cli.render.jobs import (
 from runtime.cli.show import note
 from runtime.client.identify import get_task_id, recall_last
 from runtime.client.tasks.logs import AttemptLog, choose_log, find_logs, follow, read_log
-from runtime.client.tasks.status import read_standing
+from runtime.client.tasks.standing import read_standing
 from runtime.errors import InvalidValue, RequestRefused
-from runtime.stack.find import open_stack
+from runtime.stack.open import open_stack
 
 INTERRUPTED = 130
 
@@ -84,14 +84,15 @@ def logs(
 def _job_logs(
     text: str, *, follow: bool, attempt: str | None, rank: int | None, index: int | None, on: str | None
 ) -> int:
-    from runtime.client.jobs.status import check_index, check_log, first_index, follow_all, read_unbegun
+    from runtime.client.jobs.logs import check_log, follow_all, read_unbegun
+    from runtime.jobs.ledger import check_index
 
     if attempt is not None and not attempt.isdigit():
         raise InvalidValue("attempt", attempt, "its number, such as 2: attempts of a job are counted")
     number = int(attempt) if attempt else None
     with open_job(text, on) as job:
         entry = job.entry()
-        chosen = first_index(entry) if index is None else check_index(entry, index)
+        chosen = entry.first_index if index is None else check_index(entry, index)
         check_log(job, chosen, number, rank or 0)
         try:
             if follow and entry.indices > 1 and index is None and not rank and number is None:

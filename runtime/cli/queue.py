@@ -15,16 +15,17 @@ from runtime.cli.show import Output, confirm, format_count, note, note_skew, pri
 from runtime.client.identify import Kind, identify, recall_last
 from runtime.client.tasks.redrive import DeadLetter, dead_letter, find_dead, parse_reasons, purge_dead, read_dead
 from runtime.client.tasks.redrive import redrive as redrive_marks
-from runtime.client.tasks.status import read_queue, read_workers
+from runtime.client.tasks.status import read_queue
+from runtime.client.tasks.workers import read_workers
 from runtime.errors import NotPossible, RequestRefused
-from runtime.stack.find import open_stack
+from runtime.stack.open import open_stack
 from runtime.tasks.model import describe_entry
 from runtime.tasks.wire import task_fields
 from runtime.values import dataclass, fields
 
 if TYPE_CHECKING:
     from runtime.reasons import EndReason
-    from runtime.stack.find import OpenStack
+    from runtime.stack.open import OpenStack
     from runtime.tasks.history import Mark
 
 app = new_app("Look after queues: pause, purge and repair them, and redrive dead letters.")
@@ -260,7 +261,7 @@ def repair(
       runtime queue repair
       runtime queue repair training --experiment sweep --yes
     """
-    from runtime.client.tasks.submit import repair as repair_queue
+    from runtime.client.tasks.repair import repair as repair_queue
 
     with open_stack(stack, queue=queue) as opened:
         target = opened.queue()

@@ -16,6 +16,7 @@ from runtime.cli.commands import OutputOption
 from runtime.cli.show import Output, format_count, format_duration, note, paint, print_json, progress, render_table
 from runtime.config import load_settings
 from runtime.errors import WorkFailed
+from runtime.units import count_noun
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -98,7 +99,7 @@ def render_result(result: QuickstartResult, commands: Sequence[str]) -> str:
         _heading(f"{format_count(audit.files)} files, {result.bytes / 1e6:.1f} MB, below {result.root}"),
         _languages(value["languages"]),
         _heading(
-            f"Near-duplicates: {_count(value['clusters'], 'group')} of files, "
+            f"Near-duplicates: {count_noun(value['clusters'], 'group')} of files, "
             f"{format_count(value['spare_tokens'])} tokens to spare"
         ),
         _clusters(value["largest"]),
@@ -186,7 +187,3 @@ def _fields(result: QuickstartResult) -> dict[str, Any]:
 
 def _heading(text: str) -> str:
     return f"\n{paint(text, 'bold')}\n"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{format_count(number)} {noun}{'' if number == 1 else 's'}"

@@ -17,7 +17,7 @@ from runtime.client.identify import get_experiment, get_task_id, recall_last
 from runtime.client.tasks.redrive import Redriven, parse_reasons, read_dead, redrive
 from runtime.client.tasks.redrive import retry as retry_task
 from runtime.errors import NotPossible, RequestRefused
-from runtime.stack.find import open_stack
+from runtime.stack.open import open_stack
 
 T = TypeVar("T")
 
@@ -149,8 +149,8 @@ def _find_job(tasks: list[str], failed: str | None) -> str | None:
 
 
 def _retry_job(text: str, indices: list[int], *, others: bool, on: str | None, yes: bool, output: Output) -> int:
+    from runtime.client.jobs.find import check_owner
     from runtime.client.jobs.retry import choose_runs, retry_job
-    from runtime.client.jobs.status import check_owner
     from runtime.config import load_settings
     from runtime.jobs.identity import owner_name
 

@@ -14,20 +14,23 @@ from typer.core import TyperCommand
 
 from runtime.cli.commands import OutputOption, StackOption, new_app
 from runtime.cli.main import INTERRUPTED
-from runtime.cli.show import Output, format_count, note, note_skew, print_json, progress
+from runtime.cli.show import Output, note, note_skew, print_json, progress
 from runtime.errors import InfrastructureFailure, InvalidTask, InvalidValue, RequestRefused
 from runtime.tasks.model import DEFAULT_EXPERIMENT, DEFAULT_MAX_FAILURES, TaskState
+from runtime.units import count_noun
 from runtime.values import dataclass, replace
 
 if TYPE_CHECKING:
     from runtime.client.tasks.code import SubmittedCode
-    from runtime.client.tasks.status import Stack
-    from runtime.client.tasks.submit import Submission, TaskOptions, Waited
+    from runtime.client.tasks.make import TaskOptions
+    from runtime.client.tasks.submit import Submission
+    from runtime.client.tasks.workers import Stack
     from runtime.config import Settings
     from runtime.queues.base import Queue
     from runtime.records.base import RecordStore
     from runtime.tasks.grid import Grid
     from runtime.tasks.model import CommandEntry, Resources, Task, WorkflowEntry
+from runtime.cli.render.submission import say_ended, say_submitted, submission_fields
 
 SHOW_PROGRESS_FROM = 2_000
 """Shorter inputs are over before a bar is read."""
@@ -304,7 +307,7 @@ def _read_options(
     resources: Resources,
     outputs: tuple[str, ...],
 ) -> TaskOptions:
-    from runtime.client.tasks.submit import TaskOptions, moment_after, submitter
+    from runtime.client.tasks.make import TaskOptions, moment_after, submitter
     from runtime.units import parse_duration
 
     now = datetime.now(UTC)
@@ -366,7 +369,7 @@ def _print_tasks(tasks: Iterator[Task], output: Output) -> int:
     for task in tasks:
         print(encode_task(task))
         count += 1
-    note(f"dry run: {_tasks(count)}, nothing submitted")
+    note(f"dry run: {count_noun(count, 'task')}, nothing submitted")
     return 0
 
 
@@ -401,7 +404,7 @@ def _submit(
 ) -> int:
     from runtime.client.identify import remember_last
     from runtime.client.tasks.submit import check_priority, submit_tasks
-    from runtime.stack.find import open_stack
+    from runtime.stack.open import open_stack
 
     with open_stack(stack, queue=queue) as opened:
         target = opened.queue()
@@ -427,11 +430,13 @@ def _submit(
                 )
             except KeyboardInterrupt:
                 shown.close()
-                note(f"interrupted: {_tasks(dealt_with)} dealt with and safe; run the same command again to go on")
+                note(
+                    f"interrupted: {count_noun(dealt_with, 'task')} dealt with and safe; run the same command again to go on"
+                )
                 return INTERRUPTED
         done = replace(done, stack=opened.name, snapshot=code.snapshot)
         remember_last(opened.settings.data_dir, opened.name, done.experiment)
-        _say(done, request, code)
+        say_submitted(done, request.source is not None, code)
         if done.new:
             note_skew(target.records)
         if not wait:
@@ -449,67 +454,8 @@ def _finish(done: Submission, output: Output) -> int:
     return 0
 
 
-def submission_fields(done: Submission) -> dict[str, Any]:
-    """What `-o json` prints."""
-    return {
-        "experiment": done.experiment,
-        "queue": done.queue,
-        "stack": done.stack,
-        "new": done.new,
-        "known": done.known,
-        "same": done.same,
-        "known_other": done.known_other,
-        "same_other": done.same_other,
-        "skipped": done.skipped,
-        "resumed": done.resumed,
-        "snapshot": done.snapshot,
-        "kept_code": done.kept_code,
-        "ids": None if done.ids is None else list(done.ids),
-    }
-
-
-def _say(done: Submission, request: _Request, code: SubmittedCode) -> None:
-    total = done.new + done.known + done.same + done.skipped
-    lines = "lines" if request.source is not None else "tasks"
-    where = f"queue `{done.queue}` of stack `{done.stack}`, experiment `{done.experiment}`"
-    note(f"{_tasks(done.new)} submitted to {where}")
-    if done.new and code.taken_from:
-        note(f"with the code of `{code.taken_from}` as it is now, {_short(code.snapshot)}")
-    if done.known:
-        note("it was already submitted" if total == 1 else f"{_of(done.known, total)} were already submitted")
-    if done.known_other:
-        from runtime.client.tasks.submit import NAMED_TASKS
-
-        those = (
-            "it" if total == 1 else f"{'at least ' if done.known > NAMED_TASKS else ''}{_of(done.known_other, total)}"
-        )
-        note(
-            f"{those} had other content when it was submitted before, and that stands; for what is new, name another"
-            " `--experiment` or `--key`"
-        )
-    if done.kept_code:
-        note(
-            f"what was submitted before runs, or ran, {_short(done.kept_code)} and not {_short(done.snapshot)}; for"
-            " that, name another `--experiment` or `--key` (`runtime retry` runs the earlier code again)"
-        )
-    if done.same:
-        note(
-            f"{_of(done.same, total)} {lines} repeat an earlier one: without a `key` of its own, what runs the same is"
-            " one task"
-        )
-    if done.same_other:
-        note(f"{_of(done.same_other, total)} {lines} have other content than the earlier one: the first stands")
-    if done.skipped:
-        note(f"{_of(done.skipped, total)} skipped: their outputs exist")
-    if done.resumed:
-        note(f"{_tasks(done.resumed)} of an interrupted submission published")
-    name = done.tasks[0][0] if done.tasks and len(done.tasks) == 1 else done.experiment
-    if done.count:
-        note(f"follow with `runtime status {name}`")
-
-
 def _wait(done: Submission, target: Queue, opened: Stack, output: Output) -> int:
-    from runtime.client.tasks.submit import wait
+    from runtime.client.tasks.wait import wait
 
     name = done.tasks[0][0] if done.tasks and len(done.tasks) == 1 else done.experiment
     with ExitStack() as shown:
@@ -538,7 +484,7 @@ def _wait(done: Submission, target: Queue, opened: Stack, output: Output) -> int
         )
     else:
         _finish(done, output)
-    _say_ended(waited, target)
+    say_ended(waited, target)
     return 1 if waited.failed else 0
 
 
@@ -577,37 +523,3 @@ def _why_it_waits(opened: Stack, experiment: str) -> str | None:
     if seen.why is None:
         return None
     return seen.why + (f"; next: `{seen.next_step}`" if seen.next_step else "")
-
-
-def _say_ended(waited: Waited, target: Queue) -> None:
-    counts = [f"{format_count(count)} {state.value}" for state, count in waited.totals.items() if count]
-    note(", ".join(counts) or "nothing to wait for")
-    if not waited.failed:
-        return
-    if waited.records:
-        failed = [
-            (record.task_id, record.message) for record in waited.records if record.state is not TaskState.SUCCEEDED
-        ]
-    else:
-        failed = []
-        for mark in target.records.marks(waited.experiment):
-            failed.append((mark.task_id, mark.message))
-            if len(failed) == 5:
-                break
-    for identity, message in failed[:5]:
-        last = (message or "").strip().rpartition("\n")[2]
-        note(f"  {identity}: {last or 'no message'}")
-    note(f"see why with `runtime explain {failed[0][0] if failed else waited.experiment}`")
-
-
-def _short(code: str | None) -> str:
-    """A content id as people read it."""
-    return f"`{code[:19]}`" if code and code.startswith("sha256:") else "the code that workers have"
-
-
-def _tasks(count: int) -> str:
-    return f"{format_count(count)} task" + ("" if count == 1 else "s")
-
-
-def _of(part: int, total: int) -> str:
-    return f"{format_count(part)} of {format_count(total)}"

@@ -14,7 +14,7 @@ from runtime.units import parse_duration
 
 if TYPE_CHECKING:
     from runtime.client.jobs.probe import Step
-    from runtime.jobs.plan import Keeping, Target
+    from runtime.jobs.plan import FieldSupport, Target
 
 app = new_app("Places to launch on: what they are, what they can keep, and whether they work.")
 
@@ -86,8 +86,8 @@ def show(
         **_row(found),
         "settings": dict(found.settings),
         "defaults": dict(found.defaults),
-        "fields": _keepings(launcher.keeps),
-        "interrupts": _keepings(interrupts),
+        "fields": _describe_fields(launcher.keeps),
+        "interrupts": _describe_fields(interrupts),
     }
     if output is Output.JSON:
         print_json(fields)
@@ -98,11 +98,11 @@ def show(
     for title, table in (("job fields", launcher.keeps), ("interruptions", interrupts)):
         if table:
             print(f"\n{paint(title, 'bold')}")
-            for name, keeping in sorted(table.items()):
-                print(f"  {name:<28} {keeping.fidelity:<8} {keeping.how}")
+            for name, support in sorted(table.items()):
+                print(f"  {name:<28} {support.fidelity:<8} {support.how}")
 
 
-def _keepings(table: Mapping[str, Keeping]) -> dict[str, Any]:
+def _describe_fields(table: Mapping[str, FieldSupport]) -> dict[str, Any]:
     return {name: {"kept": each.fidelity, "how": each.how} for name, each in sorted(table.items())}
 
 

@@ -65,7 +65,7 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     arguments = build_parser().parse_args(argv)
     options = _read_options(arguments)
-    from runtime.stack.find import open_stack
+    from runtime.stack.open import open_stack
     from runtime.worker.reporter import LogFormat, Reporter
     from runtime.worker.worker import Worker
 

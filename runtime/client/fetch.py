@@ -8,14 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtime.client.jobs.status import check_index, first_index
 from runtime.client.local_folder import Became, LocalFolder, check_name
 from runtime.errors import NotPossible
-from runtime.jobs.ledger import job_folder
+from runtime.jobs.ledger import LedgerEntry, check_index, job_folder, list_attempts
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
-    from runtime.client.jobs.launch import JobHandle
     from runtime.jobs.hosts.base import Files
 
 
@@ -47,28 +45,27 @@ class FilesDiffer(NotPossible):
         )
 
 
-def list_outputs(job: JobHandle, indices: Sequence[int] = ()) -> list[RemoteFile]:
+def list_outputs(files: Files, entry: LedgerEntry, indices: Sequence[int] = ()) -> list[RemoteFile]:
     """What the attempts that count wrote, of all runs or of some."""
-    entry = job.entry()
-    first = first_index(entry)
+    first = entry.first_index
     wanted = [check_index(entry, each) for each in indices] or range(first, first + entry.indices)
     found = []
     for index in wanted:
-        for name, relative, size in _outputs_of(job, index):
+        for name, relative, size in _outputs_of(files, entry.id, index):
             place = relative if entry.indices == 1 else f"{index}/{relative}"
             found.append(RemoteFile(name=f"{name}/{relative}", place=place, size_bytes=size))
     return found
 
 
-def _outputs_of(job: JobHandle, index: int) -> Iterator[tuple[str, str, int]]:
-    run = f"{job_folder(job.id)}/runs/{index}"
-    result = json.loads(job.files.read(f"{run}/result") or b"{}")
+def _outputs_of(files: Files, job: str, index: int) -> Iterator[tuple[str, str, int]]:
+    run = f"{job_folder(job)}/runs/{index}"
+    result = json.loads(files.read(f"{run}/result") or b"{}")
     # Results of runs that were not run again lie with the job that they are from.
-    run = f"{job_folder(result.get('from', job.id))}/runs/{index}"
-    attempt = result.get("attempt") or max(job.attempts(index), default=None)
+    run = f"{job_folder(result.get('from', job))}/runs/{index}"
+    attempt = result.get("attempt") or max(list_attempts(files, job, index), default=None)
     if attempt is not None:
         folder = f"{run}/output/a{attempt:04d}"
-        for relative, size in job.files.tree(folder):
+        for relative, size in files.tree(folder):
             yield folder, relative, size
 
 
@@ -85,9 +82,9 @@ def fetch(files: Files, listed: Sequence[RemoteFile], to: Path, *, overwrite: bo
             yield Fetched(path=str(to / each.place), size_bytes=each.size_bytes, what=became)
 
 
-def name_folder(job: JobHandle, short: str) -> Path:
+def name_folder(name: str, short: str) -> Path:
     """Where the files of a job go unless a folder is named."""
-    return Path(check_name(f"{job.entry().name}-{short}"))
+    return Path(check_name(f"{name}-{short}"))
 
 
 def refuse_differing(done: Sequence[Fetched], folder: Path) -> None:
@@ -100,8 +97,8 @@ def list_task(text: str, *, stack: str | None) -> tuple[str, Files, list[RemoteF
     """A task's id, the folder with what it wrote, and the files in it; only where this machine can see that folder."""
     from runtime.client.identify import get_task_id, recall_last
     from runtime.client.tasks.status import read_task
-    from runtime.jobs.hosts.base import LocalFiles
-    from runtime.stack.find import open_stack
+    from runtime.jobs.hosts.local import LocalFiles
+    from runtime.stack.open import open_stack
 
     with open_stack(stack) as opened:
         task = get_task_id(text, opened.records, last=recall_last(opened.settings.data_dir, opened.name))

@@ -25,7 +25,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Final, Protocol, Self
 
-from runtime.client.tasks.submit import Submission, submit, wait
+from runtime.client.tasks.submit import Submission, submit
+from runtime.client.tasks.wait import wait
 from runtime.config import Settings, load_settings
 from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible, RequestRefused, WorkFailed
 from runtime.outputs import SqliteQueueOutput
@@ -33,7 +34,8 @@ from runtime.queues.sqlite.presence import Presence
 from runtime.reasons import EndReason
 from runtime.records.base import RecordStore
 from runtime.records.embedded import refuse_network_filesystem
-from runtime.stack.find import LOCAL, OpenStack, open_stack
+from runtime.stack.find import LOCAL
+from runtime.stack.open import OpenStack, open_stack
 from runtime.tasks.history import Record
 from runtime.tasks.model import TaskState
 from runtime.values import dataclass, field, replace

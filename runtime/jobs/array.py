@@ -8,11 +8,37 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from runtime.errors import NotPossible
 from runtime.jobs.spec import MAX_INDICES, Array
 from runtime.schema import describe
+
+
+def read_indices(array: Array | None, base: Path) -> list[dict[str, Any]]:
+    """The parameters of each index in order; `base` is the folder that `array.file` starts from."""
+    return expand_array(array, _read_lines(base / array.file) if array and array.file is not None else ())
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """The parameters in `array.file`, one JSON object a line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as problem:
+        raise NotPossible(f"cannot read `array.file` `{path}`: {(problem.strerror or str(problem)).lower()}") from None
+    found = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except ValueError as problem:
+            raise NotPossible(f"`{path}` line {number} is no JSON: {problem}") from None
+        if not isinstance(value, dict):
+            raise NotPossible(f"`{path}` line {number} is no object", hint='write {"name": value, …} on each line')
+        found.append(value)
+    return found
 
 
 def expand_array(array: Array | None, lines: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:

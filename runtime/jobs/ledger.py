@@ -28,7 +28,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from runtime.errors import NotPossible, RequestRefused, StoreUnavailable
+from runtime.errors import NotPossible, RequestRefused, StoreUnavailable, UnknownName
 from runtime.jobs.hosts.base import AccessDenied, Files, Links
 from runtime.jobs.plan import NativeState
 from runtime.jobs.spec import JobState
@@ -90,6 +90,10 @@ class LedgerEntry:
     """Why the backend did not take it; says nothing once a native job is there."""
     intent: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def first_index(self) -> int:
+        return int(self.intent.get("offset", 0))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexStatus:
@@ -113,6 +117,15 @@ class JobStatus:
     counts: Mapping[JobState, int]
     indices: tuple[IndexStatus, ...] = ()
     """Only where they were asked for."""
+
+
+def check_index(entry: LedgerEntry, index: int) -> int:
+    """`index`, if the job has it. Raises `UnknownName`."""
+    first = entry.first_index
+    if not first <= index < first + entry.indices:
+        known = f"{first} to {first + entry.indices - 1}" if entry.indices > 1 else f"only {first}, it is no array"
+        raise UnknownName("run", str(index), [known], where=f"in job `{entry.id}`")
+    return index
 
 
 # marks and names
@@ -189,6 +202,12 @@ def read_objects(files: Files, names: Iterable[str]) -> dict[str, dict[str, Any]
         if isinstance(value, dict):
             found[name] = value
     return found
+
+
+def list_attempts(files: Files, job: str, index: int) -> list[int]:
+    """Numbers of the attempts that a run has begun, oldest first."""
+    names = files.names(f"{job_folder(job)}/runs/{index}", "a")
+    return sorted(int(name[1:]) for name in names if name[1:].isdigit())
 
 
 def read_outcomes(files: Files, job: str = "") -> dict[str, dict[int, Outcome]]:
@@ -346,7 +365,7 @@ def judge(
         known = by_index.get(each.index)
         if known is None or known.state.terminal:
             by_index[each.index] = each  # of several native jobs the one that lives counts
-    offset = int(entry.intent.get("offset", 0))
+    offset = entry.first_index
     statuses = [_judge_index(entry, index, by_index, begun) for index in range(offset, offset + entry.indices)]
     counts = Counter(each.state for each in statuses)
     state = _overall(counts)
@@ -367,7 +386,7 @@ def name_unbegun(files: Files, entry: LedgerEntry, natives: Sequence[NativeState
     A shim commits how its command failed. Where a native job failed, no result is there and no attempt is open, what
     comes before the command is to blame: lines of setup, a Python that is missing or too old, the code of the shim.
     """
-    first = int(entry.intent.get("offset", 0))
+    first = entry.first_index
     runs = f"{job_folder(entry.id)}/runs"
     begun: set[str] | None = None
     named = []

@@ -32,6 +32,7 @@ def make_order(
     `setup`, `requeue`, `pack`, `output_dir`.
     """
     offset = spec.array.offset if spec.array else 0
+    secrets = [each.name for each in secret_refs(spec)]
     order: dict[str, Any] = {
         "schema": ORDER_SCHEMA,
         "job": job.id,
@@ -40,7 +41,7 @@ def make_order(
         "runs": {str(offset + place): _run(spec, params, offset + place) for place, params in enumerate(indices)},
         "nodes": spec.nodes,
         "tasks_per_node": spec.tasks_per_node,
-        "env": _variables(spec, environ),
+        "env": _variables(spec, secrets, environ),
         "grace_s": spec.grace_period.total_seconds(),
         "retry": {
             "failure": spec.retry.failure,
@@ -77,8 +78,8 @@ def make_order(
         }
     elif spec.code.mode is CodeMode.NONE and live_tree:
         order["code"] = {"path": live_tree}
-    if refs := secret_refs(spec):
-        order["secrets"] = {each.name: f"secrets/{each.name}" for each in refs}
+    if secrets:
+        order["secrets"] = {name: f"secrets/{name}" for name in secrets}
     setup = [*backend.get("setup", ()), *spec.environment.setup]
     if setup:
         order["setup"] = setup
@@ -132,9 +133,8 @@ def _run(spec: JobSpec, params: Mapping[str, Any], index: int) -> dict[str, Any]
     return run
 
 
-def _variables(spec: JobSpec, environ: Mapping[str, str]) -> dict[str, str]:
-    secret = {each.name for each in secret_refs(spec)}
-    plain = {name: value for name, value in sorted(spec.env.items()) if name not in secret}
+def _variables(spec: JobSpec, secrets: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    plain = {name: value for name, value in sorted(spec.env.items()) if name not in secrets}
     missing = [name for name, value in plain.items() if value is None and name not in environ]
     if missing:
         raise NotPossible(

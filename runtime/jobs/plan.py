@@ -11,7 +11,7 @@ from typing import Any
 
 from runtime.config import Settings
 from runtime.errors import InvalidValue
-from runtime.jobs.spec import JobSpec, JobState
+from runtime.jobs.spec import JobSpec, JobState, SecretRef, secret_refs
 from runtime.reasons import EndReason
 from runtime.values import dataclass, field
 
@@ -28,7 +28,7 @@ class Fidelity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
+class FieldSupport:
     """How, and in which words of the backend."""
 
     fidelity: Fidelity
@@ -72,7 +72,7 @@ class JobIdentity:
     name: str
     """For people: the spec's name, or one made of the command."""
     owner: str
-    """`user@host`"""
+    """The user's name, the same on all machines of a person."""
     snapshot: str | None
     """`sha256:…` of the code; None where the spec has none."""
     experiment: str | None = None
@@ -104,7 +104,7 @@ class LaunchPlan:
     """File name → text of what the backend is given: a script, a manifest, a command line."""
     parts: tuple[NativePart, ...]
     """What is submitted, one native job each; more than one where a limit splits an array."""
-    fidelity: Mapping[str, Keeping]
+    fidelity: Mapping[str, FieldSupport]
     """Field that the spec sets → how it is kept."""
     indices: tuple[Mapping[str, Any], ...] = ({},)
     """Parameters of each index, in order."""
@@ -118,8 +118,14 @@ class LaunchPlan:
         """The job's run folder under the record root."""
         return f"jobs/{self.job.id}"
 
+    @property
+    def secrets(self) -> list[SecretRef]:
+        """Secrets whose values the launch reads and brings in files; the backend itself brings the others."""
+        files = self.order.get("secrets")
+        return [ref for ref in secret_refs(self.spec) if ref.name in files] if files else []
+
     def refused(self) -> list[str]:
-        return [name for name, keeping in self.fidelity.items() if keeping.fidelity is Fidelity.REFUSED]
+        return [name for name, support in self.fidelity.items() if support.fidelity is Fidelity.REFUSED]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,10 @@ wrong with a file at once; `encode_spec` is canonical, so equal specs have equal
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
 from types import MappingProxyType
@@ -19,10 +18,8 @@ from typing import Any, ClassVar, Final
 from runtime.errors import RequestRefused
 from runtime.schema import Problem, Size, describe, json_schema, read_record
 from runtime.units import format_duration, format_size, parse_size
-from runtime.values import MISSING, dataclass, field, fields, is_dataclass
+from runtime.values import dataclass, field
 
-SPEC_SCHEMA: Final = 1
-ID_LETTERS: Final = 24
 MAX_INDICES: Final = 100_000
 MAX_RANKS: Final = 100_000
 MAX_CODE: Final = Size(100 * 1024 * 1024)
@@ -534,31 +531,12 @@ def parse_spec(value: object, *, source: str = "the request") -> JobSpec:
     return spec
 
 
-def spec_fields(spec: JobSpec) -> dict[str, Any]:
-    """The spec as JSON, without what has its default; `parse_spec` reads it back as an equal value."""
-    found = _plain(spec)
-    assert isinstance(found, dict)
-    return found
-
-
-def encode_spec(spec: JobSpec) -> str:
-    """Canonical JSON: equal specs have equal text."""
-    return json.dumps(spec_fields(spec), separators=(",", ":"), ensure_ascii=False)
-
-
 def spec_schema() -> dict[str, Any]:
     """The JSON Schema that editors check job files with."""
     schema = {"title": "research-runtime job", **json_schema(JobSpec)}
     job = {"type": "string", "pattern": f"^(({'|'.join(When)}):)?j-\\S+$", "examples": ["j-91c0…", "any:j-91c0…"]}
     schema["properties"]["after"] |= {"type": ["string", "array"], "items": job, "pattern": job["pattern"]}
     return schema
-
-
-def job_id(*, owner: str, target: str, spec: JobSpec, snapshot: str | None, again: int = 0) -> str:
-    """`j-…`, the same for the same launch: it is a hash of owner, target, spec, snapshot and key."""
-    parts = [str(SPEC_SCHEMA), owner, target, encode_spec(spec), snapshot or "", str(again)]
-    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    return f"j-{digest[:ID_LETTERS]}"
 
 
 def secret_refs(spec: JobSpec) -> tuple[SecretRef, ...]:
@@ -570,70 +548,3 @@ def secret_refs(spec: JobSpec) -> tuple[SecretRef, ...]:
         if value is None and looks_secret(name) and name not in named
     )
     return (*spec.secrets, *implied)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Range):
-        return str(value)
-    if isinstance(value, Size):
-        return int(value)
-    if is_dataclass(value):
-        return dict(_set_fields(value))
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, StrEnum):
-        return value.value
-    if isinstance(value, Mapping):
-        return {key: _plain(value[key]) for key in sorted(value)}
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    return value
-
-
-def _set_fields(value: Any) -> Iterator[tuple[str, Any]]:
-    for each in fields(value):
-        found = getattr(value, each.name)
-        default = each.default if each.default is not MISSING else None
-        if each.default_factory is not MISSING:
-            default = each.default_factory()
-        required = each.default is MISSING and each.default_factory is MISSING
-        if not required and found == default:
-            continue
-        if each.type in ("float", "float | None"):
-            # 8 and 8.0 are one amount, and have to be one text.
-            yield each.name, float(found)
-        elif isinstance(value, Array) and each.name == "params":
-            # Their order says which index has which.
-            yield each.name, {key: _plain(item) for key, item in found.items()}
-        else:
-            yield each.name, _plain(found)
-
-
-def set_fields(spec: JobSpec) -> list[str]:
-    """Dotted names of every field that differs from its default: what a fidelity report has to answer for."""
-    return sorted(_dotted(spec_fields(spec), JobSpec, ""))
-
-
-def _dotted(values: Mapping[str, Any], kind: type, prefix: str) -> Iterator[str]:
-    known = {each.name: each for each in fields(kind)}
-    for name, value in values.items():
-        inner = _inner_kind(known[name])
-        if isinstance(value, Mapping) and value and inner is not None:
-            yield from _dotted(value, inner, f"{prefix}{name}.")
-        else:
-            yield prefix + name
-
-
-def leaf_fields(kind: type = JobSpec, prefix: str = "") -> list[str]:
-    """Dotted names of everything that a spec can say: what a launcher's table has to answer for."""
-    found: list[str] = []
-    for each in fields(kind):
-        inner = _inner_kind(each)
-        found += leaf_fields(inner, f"{prefix}{each.name}.") if inner else [prefix + each.name]
-    return found
-
-
-def _inner_kind(field: Any) -> type | None:
-    """The class that holds a field's own fields. Types are looked up as they are written: evaluating all takes 2 ms."""
-    inner = globals().get(field.type.removesuffix(" | None"))
-    return inner if isinstance(inner, type) and is_dataclass(inner) and inner is not Range else None

@@ -6,14 +6,14 @@ became lies in its record root (docs/jobs.md); a launcher adds what only its bac
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol, runtime_checkable
 
 from runtime.jobs.hosts.base import Host
 from runtime.jobs.plan import (
+    FieldSupport,
     JobIdentity,
-    Keeping,
     LaunchPlan,
     NativePart,
     NativeStart,
@@ -44,12 +44,11 @@ class Launcher(Protocol):
     """
 
     kind: ClassVar[str]
-    keeps: ClassVar[Mapping[str, Keeping]]
-    """Every leaf field of `JobSpec`, dotted → how it is kept here; a test holds that none is missing.
-
-    A launcher whose backend starts nothing again by itself also has `takes_up = True`: launching a job again, whose
-    native job is gone without a result, then starts its shim anew.
-    """
+    keeps: ClassVar[Mapping[str, FieldSupport]]
+    """Every leaf field of `JobSpec`, dotted → how it is kept here; a test holds that none is missing."""
+    takes_up: ClassVar[bool]
+    """True if the backend starts nothing again by itself: launching a job again, whose native job is gone without a result,
+    then starts its shim again. A launcher of another package that does not say so has False."""
 
     def check_settings(self, target: Target) -> None:
         """Raise `RequestRefused` unless the target's settings are such as this launcher reads; nothing is asked."""
@@ -79,7 +78,7 @@ class Launcher(Protocol):
 class Interrupts(Protocol):
     """A launcher that can provoke what backends do to jobs, for tests and rehearsals."""
 
-    interrupts: ClassVar[Mapping[str, Keeping]]
+    interrupts: ClassVar[Mapping[str, FieldSupport]]
     """`preempt`, `timeout`, `node-loss` and `oom` → how it is provoked here, or why not."""
 
     def interrupt(self, target: Target, native_id: str, index: int | None, how: str, host: Host) -> None:
@@ -167,9 +166,3 @@ class ChecksHost(Protocol):
 
     def check_host(self, target: Target, host: Host) -> list[str]:
         """What a person should know, in words. Raises `NotPossible` where no job should be launched."""
-
-
-class FollowsLogs(Protocol):
-    """A launcher whose logs cannot be read from the record root while the job runs."""
-
-    def live_log(self, target: Target, native_id: str, index: int, rank: int, host: Host) -> Iterator[str]: ...

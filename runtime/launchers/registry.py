@@ -42,7 +42,10 @@ def get_launcher(kind: str) -> Launcher:
         if kind in _EXTRAS and not (problem.name or "").startswith("runtime"):
             raise MissingExtra(f"launcher `{kind}`", _EXTRAS[kind]) from problem
         raise
-    return cast("Launcher", made())
+    launcher = made()
+    if not hasattr(launcher, "takes_up"):
+        type(launcher).takes_up = False
+    return cast("Launcher", launcher)
 
 
 def _entry_points() -> tuple[EntryPoint, ...]:

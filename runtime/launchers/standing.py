@@ -59,7 +59,8 @@ def _judge(
     }
     said: dict[str, list[NativeState]] = {}
     for state in ask(list(homes), target, launcher, host, tell=tell):
-        home = homes.get(state.native_id) or homes.get(state.native_id.rpartition("_")[0])
+        home = entries[0].id if len(entries) == 1 else homes.get(state.native_id)
+        home = home or homes.get(state.native_id.rpartition("_")[0])
         if home is not None:
             said.setdefault(home, []).append(state)
     open_jobs = set(homes.values())

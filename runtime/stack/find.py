@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from runtime.config import Durability, Settings, load_settings
+from runtime.config import Settings, load_settings
 from runtime.errors import (
     InvalidContract,
     InvalidValue,
-    MissingExtra,
     NotPossible,
     RequestRefused,
     RuntimeFailure,
@@ -28,36 +26,24 @@ from runtime.errors import (
 )
 from runtime.outputs import (
     OUTPUT_NAME,
-    PUBLISHED,
-    MissingOutput,
-    OtherQueueOutput,
-    Published,
-    PubSubQueueOutput,
-    QueueOutput,
     RecordsOutput,
     SqliteQueueOutput,
     StackOutputs,
     decode_fields,
-    outputs_fields,
-    parse_outputs,
-    read_published,
 )
 from runtime.queues.base import DEFAULT_QUEUE
-from runtime.units import format_duration, format_time, parse_time
-from runtime.values import dataclass, field
+from runtime.units import format_duration
+from runtime.values import dataclass
 
 if TYPE_CHECKING:
     import subprocess
-    from types import TracebackType
 
-    from runtime.queues.base import Queue
-    from runtime.records.base import RecordStore
+from runtime.stack.cache import CACHE_PREFIX, FoundStack, cache_folder, list_cached, parse_found, read_cache, remember
 
 LOCAL: Final = "local"
 PULUMI_PATIENCE_S: Final = 60
 READ_PATIENCE: Final = timedelta(seconds=20)
 """For a published copy; the cache comes after it."""
-CACHE_PREFIX: Final = "cache:"
 PUBLISHED_PREFIX: Final = "published:"
 
 
@@ -80,29 +66,6 @@ class StackNotFound(UnknownName):
 
 class NothingThere(StoreUnavailable):
     """The place was reached, and holds no contract."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundStack:
-    outputs: StackOutputs
-    source: str
-    """`built-in`, `pulumi`, or the path or URL it was read from."""
-    read_at: datetime
-    cached: bool = False
-    """From the cache: the source itself did not answer now."""
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    """The contract as it was read, with keys that this release does not know."""
-    published: Published | None = None
-    """What a published copy says of itself."""
-
-    @property
-    def name(self) -> str:
-        return self.outputs.stack
-
-    @property
-    def contract(self) -> dict[str, Any]:
-        """The contract without what only its published copy has."""
-        return {key: value for key, value in self.fields.items() if key != PUBLISHED} or outputs_fields(self.outputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +106,7 @@ def pull_stack(source: str, *, settings: Settings | None = None) -> FoundStack:
     """Read a stack from its source now, never from the cache, and keep it there. `source` is a name, path or URL."""
     settings = settings or load_settings()
     if is_location(source):
-        return _remember(_parse_published(source), settings)
+        return remember(_parse_published(source), settings)
     if source == LOCAL:
         raise NotPossible("stack `local` is built in: there is nothing to pull", hint="`runtime stack show local`")
     return _find_named(source, settings, allow_cache=False)
@@ -160,9 +123,9 @@ def read_stack(source: str, *, settings: Settings | None = None) -> FoundStack:
         return find_stack(LOCAL, settings=settings)
     if source.startswith(CACHE_PREFIX):
         name = source.removeprefix(CACHE_PREFIX)
-        cached = _read_cache(name, settings)
+        cached = read_cache(name, settings)
         if cached is None:
-            raise UnknownName("cached stack", name, [found.name for found in _cached_stacks(settings)])
+            raise UnknownName("cached stack", name, [found.name for found in list_cached(settings)])
         return cached
     if source.startswith(PUBLISHED_PREFIX):
         return _parse_published(_published_of(source.removeprefix(PUBLISHED_PREFIX), settings))
@@ -184,7 +147,7 @@ def find_published_url(name: str | None = None, *, settings: Settings | None = N
     name = name or settings.stack
     if settings.outputs is not None and name is None:
         return settings.outputs
-    return _known_copy(_read_cache(name, settings)) if name else None
+    return _known_copy(read_cache(name, settings)) if name else None
 
 
 def _published_of(name: str, settings: Settings) -> str:
@@ -218,7 +181,7 @@ def list_stacks(*, settings: Settings | None = None) -> list[ListedStack]:
     add(LOCAL, "built-in")
     for name in _pulumi_stacks():
         add(name, "pulumi")
-    for cached in _cached_stacks(settings):
+    for cached in list_cached(settings):
         add(cached.name, cached.source, cached.read_at)
     if settings.outputs is not None:
         published = _try_published(settings.outputs)
@@ -246,7 +209,7 @@ def _find_named(name: str, settings: Settings, *, allow_cache: bool = True) -> F
     failed: PulumiFailed | None = None
     if _has_pulumi():
         try:
-            return _remember(_read_pulumi(name), settings, name)
+            return remember(_read_pulumi(name), settings, name)
         except PulumiFailed as problem:
             tried.append(f"pulumi: {problem.reason}")
             hint, first, failed = problem.hint or hint, problem, problem
@@ -262,17 +225,17 @@ def _find_named(name: str, settings: Settings, *, allow_cache: bool = True) -> F
         elif _is_of(published, name):
             if failed is not None:
                 _say_published(published, failed)
-            return _remember(published, settings, name)
+            return remember(published, settings, name)
         else:
             tried.append(f"RUNTIME_OUTPUTS: `{settings.outputs}` holds stack `{published.name}`")
-    cached = _read_cache(name, settings)
+    cached = read_cache(name, settings)
     copy = _known_copy(cached)
     if copy is not None and copy != settings.outputs and (failed is not None or not allow_cache):
         published = _try_published(copy)
         if isinstance(published, FoundStack) and _is_of(published, name):
             if failed is not None:
                 _say_published(published, failed)
-            return _remember(published, settings, name)
+            return remember(published, settings, name)
         if isinstance(published, RuntimeFailure):
             tried.append(f"published copy: {published.message}")
             first = first or published
@@ -282,13 +245,13 @@ def _find_named(name: str, settings: Settings, *, allow_cache: bool = True) -> F
         return _say_cached(cached, tried[0] if _has_pulumi() else tried[-1])
     if not allow_cache and isinstance(first, StoreUnavailable):
         raise first
-    tried.append(f"cache: no copy in `{_cache_folder(settings)}`")
+    tried.append(f"cache: no copy in `{cache_folder(settings)}`")
     listed = _pulumi_stacks()
     if failed is not None and name in listed:
         # Pulumi has it: that it cannot be read is the news, not its name.
         failed.facts = tuple(tried)
         raise failed
-    known = [LOCAL, *(stack.name for stack in _cached_stacks(settings)), *listed]
+    known = [LOCAL, *(stack.name for stack in list_cached(settings)), *listed]
     raise StackNotFound(name, sorted(set(known)), tried, hint=hint) from first
 
 
@@ -296,8 +259,8 @@ def _find_published(settings: Settings) -> FoundStack:
     assert settings.outputs is not None
     published = _try_published(settings.outputs)
     if isinstance(published, FoundStack):
-        return _remember(published, settings)
-    for cached in _cached_stacks(settings):
+        return remember(published, settings)
+    for cached in list_cached(settings):
         if cached.source == settings.outputs:
             return _say_cached(cached, published.message)
     raise published
@@ -343,13 +306,7 @@ def _try_published(source: str) -> FoundStack | StoreUnavailable | RequestRefuse
 
 
 def _parse_published(source: str) -> FoundStack:
-    return _parse(decode_fields(read_location(source), source=source), source, datetime.now(UTC))
-
-
-def _parse(value: Any, source: str, read_at: datetime, *, path: str | None = None, cached: bool = False) -> FoundStack:
-    outputs = parse_outputs(value, source=path or source)
-    published = read_published(value, source=path or source)
-    return FoundStack(outputs=outputs, source=source, read_at=read_at, cached=cached, fields=value, published=published)
+    return parse_found(decode_fields(read_location(source), source=source), source, datetime.now(UTC))
 
 
 def read_location(source: str) -> bytes:
@@ -420,7 +377,7 @@ def _read_pulumi(name: str) -> FoundStack:
         raise PulumiFailed(
             name, "pulumi printed no JSON", hint=f"see what `pulumi stack output --json --stack {name}` prints"
         ) from None
-    return _parse(value, "pulumi", datetime.now(UTC))
+    return parse_found(value, "pulumi", datetime.now(UTC))
 
 
 def _explain_pulumi(stack: str, stderr: str) -> PulumiFailed:
@@ -481,250 +438,3 @@ def _run_pulumi(*args: str) -> subprocess.CompletedProcess[str] | None:
         )
     except subprocess.TimeoutExpired:
         return None
-
-
-# cache
-
-
-def _cache_folder(settings: Settings) -> Path:
-    return settings.cache_dir / "stacks"
-
-
-def _cache_path(name: str, settings: Settings) -> Path:
-    # A full Pulumi name has slashes.
-    return _cache_folder(settings) / f"{name.replace('/', '%2F')}.json"
-
-
-def _remember(found: FoundStack, settings: Settings, name: str | None = None) -> FoundStack:
-    """Keep it, as `name` where it was asked for by another, for when no source answers.
-
-    A cache that cannot be written stops nobody.
-    """
-    path = _cache_path(name or found.name, settings)
-    content = {
-        "source": found.source,
-        "read_at": format_time(found.read_at),
-        OUTPUT_NAME: dict(found.fields) or outputs_fields(found.outputs),
-    }
-    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(path)
-    except OSError:
-        pass
-    return found
-
-
-def _read_cache(name: str, settings: Settings) -> FoundStack | None:
-    path = _cache_path(name, settings)
-    try:
-        content: dict[str, Any] = json.loads(path.read_bytes())
-        read_at, source = parse_time(content["read_at"]), str(content["source"])
-        contract = content[OUTPUT_NAME]
-    except (OSError, ValueError, KeyError, TypeError, RequestRefused):
-        return None
-    return _parse(contract, source, read_at, path=str(path), cached=True)
-
-
-def _cached_stacks(settings: Settings) -> Iterator[FoundStack]:
-    for path in sorted(_cache_folder(settings).glob("*.json")):
-        try:
-            found = _read_cache(path.stem.replace("%2F", "/"), settings)
-        except InvalidContract:
-            continue
-        if found is not None:
-            yield found
-
-
-# opening
-
-
-def open_stack(
-    name: str | None = None,
-    *,
-    queue: str | None = None,
-    durability: Durability | None = None,
-    settings: Settings | None = None,
-) -> OpenStack:
-    """The stack's queues and records, each opened on first use; see `find_stack` for how it is found.
-
-    `queue` is the queue that commands mean when they name none: one of the stack's, or a URL (`sqlite:/path.db#name`,
-    `pubsub:projects/P/subscriptions/S?topic=T`), whose records are then the stack's records too.
-    """
-    settings = settings or load_settings()
-    return OpenStack(find_stack(name, settings=settings), settings, queue=queue, durability=durability)
-
-
-class OpenStack:
-    """What work on a stack needs. Closing it closes what was opened."""
-
-    def __init__(
-        self, found: FoundStack, settings: Settings, *, queue: str | None = None, durability: Durability | None = None
-    ) -> None:
-        self.found = found
-        self.outputs = found.outputs
-        self.settings = settings
-        self.default_queue = queue or settings.queue or DEFAULT_QUEUE
-        self._durability: Durability = durability or settings.durability
-        self._queues: dict[str, Queue] = {}
-        self._records: RecordStore | None = None
-
-    @property
-    def name(self) -> str:
-        return self.outputs.stack
-
-    @property
-    def records(self) -> RecordStore:
-        """The store that the default queue settles into."""
-        if self._records is None:
-            if _is_queue_url(self.default_queue) or self._sqlite_output(self.default_queue):
-                self._records = self.queue().records
-            else:
-                self._records = self._open_records(f"stack `{self.name}`")
-        return self._records
-
-    def queue(self, name: str | None = None) -> Queue:
-        """The queue called `name`, or the default one; the same object each time.
-
-        Raises `UnknownName`, and `NotPossible` for a queue that has no record store beside it.
-        """
-        name = name or self.default_queue
-        # Tasks and workers call a queue of a URL by its name.
-        by_url = name not in self._queues and name != self.default_queue and _is_queue_url(self.default_queue)
-        if by_url and (named := self.queue()).name == name:
-            return named
-        if name not in self._queues:
-            self._queues[name] = self._open_queue(name)
-        return self._queues[name]
-
-    def queue_names(self) -> list[str]:
-        """The stack's queues; of the local stack the default one, though any name makes another."""
-        return sorted(self.outputs.queues)
-
-    def close(self) -> None:
-        queues, opened = list(self._queues.values()), self._records
-        self._queues.clear()
-        self._records = None
-        stores = {id(queue.records): queue.records for queue in queues}
-        if opened is not None:
-            stores[id(opened)] = opened
-        for queue in queues:
-            queue.close()
-        for store in stores.values():
-            store.close()
-
-    def abandon(self) -> None:
-        """Let go of an embedded queue in a forked child, where it is the parent's."""
-        for queue in self._queues.values():
-            if hasattr(queue, "abandon"):
-                queue.abandon()
-
-    def __enter__(self) -> OpenStack:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _open_queue(self, name: str) -> Queue:
-        if _is_queue_url(name):
-            return self._open_queue_url(name)
-        output = self.outputs.queues.get(name)
-        if output is None and self.name == LOCAL:
-            # A queue of the embedded file comes into being when it is named.
-            output = self.outputs.queues[DEFAULT_QUEUE]
-        if output is None and not self.outputs.queues:
-            raise MissingOutput(self.name, "queues", f"queue `{name}`")
-        if output is None:
-            raise UnknownName("queue", name, self.outputs.queues, where=f"in stack `{self.name}`")
-        return self._open_output(name, output)
-
-    def _open_output(self, name: str, output: QueueOutput) -> Queue:
-        match output:
-            case SqliteQueueOutput(path=path):
-                return self._open_sqlite(Path(path), name)
-            case PubSubQueueOutput():
-                return self._open_pubsub(name, output, self._records or self._open_records(f"queue `{name}`"))
-            case OtherQueueOutput(kind=kind):
-                raise NotPossible(
-                    f"queue `{name}` of stack `{self.name}` is of kind `{kind}`",
-                    facts=["this release opens pubsub and sqlite queues"],
-                    hint="pip install --upgrade research-runtime",
-                )
-
-    def _open_queue_url(self, url: str) -> Queue:
-        kind, _, rest = url.partition(":")
-        if kind == "sqlite":
-            path, _, name = rest.partition("#")
-            if not path or "?" in path:
-                raise InvalidValue(
-                    "queue",
-                    url,
-                    "sqlite:/path/to/file.db, or sqlite:/path/to/file.db#name",
-                    hint="it takes no parameters: the records lie in the same file" if path else None,
-                )
-            return self._open_sqlite(Path(path).expanduser(), name or DEFAULT_QUEUE)
-        from urllib.parse import parse_qsl
-
-        subscription, _, query = rest.partition("?")
-        values = dict(parse_qsl(query))
-        topic = values.pop("topic", "")
-        records_url = values.pop("records", None)
-        parts = subscription.split("/")
-        if len(parts) != 4 or parts[0] != "projects" or parts[2] != "subscriptions" or not topic or values:
-            raise InvalidValue(
-                "queue",
-                url,
-                "pubsub:projects/P/subscriptions/S?topic=T, and &records=URL where the stack has no records",
-            )
-        output = PubSubQueueOutput(
-            topic=topic if "/" in topic else f"projects/{parts[1]}/topics/{topic}", subscription=subscription
-        )
-        return self._open_pubsub(parts[3], output, self._open_records(f"queue `{url}`", records_url))
-
-    def _open_sqlite(self, path: Path, name: str) -> Queue:
-        from runtime.queues.sqlite.queue import open_sqlite
-
-        try:
-            name.encode()
-        except UnicodeEncodeError:
-            raise InvalidValue("queue", name, "any name that is UTF-8") from None
-        queue, _ = open_sqlite(path, queue=name, durability=self._durability)
-        return queue
-
-    def _open_pubsub(self, name: str, output: PubSubQueueOutput, records: RecordStore) -> Queue:
-        try:
-            from runtime.queues.pubsub.queue import open_pubsub
-        except ModuleNotFoundError as problem:
-            if (problem.name or "").startswith("google"):
-                raise MissingExtra(f"queue `{name}` on Pub/Sub", "gcp") from problem
-            raise
-        self._records = records
-        return open_pubsub(output, name=name, records=records)
-
-    def _open_records(self, needed_by: str, url: str | None = None) -> RecordStore:
-        """A folder or bucket: a queue elsewhere cannot settle into an embedded file."""
-        url = url or (self.outputs.records.url if self.outputs.records else None)
-        if url is None and self.name != LOCAL:
-            raise MissingOutput(self.name, "records", needed_by)
-        if url is None or url.startswith("sqlite:"):
-            problem = "exports no `records`" if url is None else "keeps its records in an embedded file"
-            raise NotPossible(
-                f"stack `{self.name}` {problem}, and {needed_by} needs a folder or bucket for them",
-                facts=["the queue only delivers; what became of each task lies in the record store"],
-                hint=f"run `pulumi up --stack {self.name}` with a record bucket"
-                if self.name != LOCAL
-                else "add `&records=gs://BUCKET/PATH` or `&records=file:/FOLDER` to the queue's URL",
-            )
-        from runtime.records import open_records
-
-        return open_records(url)
-
-    def _sqlite_output(self, name: str) -> bool:
-        return self.name == LOCAL or isinstance(self.outputs.queues.get(name), SqliteQueueOutput)
-
-
-def _is_queue_url(text: str) -> bool:
-    return text.startswith(("sqlite:", "pubsub:"))

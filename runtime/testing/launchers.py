@@ -14,52 +14,26 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import pytest
 
-from runtime.client.jobs.launch import (
-    FieldsRefused,
-    JobHandle,
-    LaunchOptions,
-    carry_out,
-    find_job,
-    launch,
-    make_context,
-    prepare,
-)
+from runtime.client.jobs.attempts import read_attempts
+from runtime.client.jobs.launch import carry_out
+from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, prepare
 from runtime.client.jobs.roots import RootLost
-from runtime.client.jobs.status import read_attempts
-from runtime.client.jobs.targets import find_target
-from runtime.config import Project, Settings
-from runtime.errors import NotPossible
 from runtime.jobs import ledger
 from runtime.jobs.hosts.agent import MARKER
-from runtime.jobs.hosts.base import Host
 from runtime.jobs.hosts.bucket import is_bucket
-from runtime.jobs.plan import Fidelity, Keeping, LaunchPlan, Target
-from runtime.jobs.spec import (
-    Array,
-    Backoff,
-    Code,
-    CodeMode,
-    Environment,
-    JobSpec,
-    JobState,
-    Retry,
-    SecretRef,
-    leaf_fields,
-    set_fields,
-)
-from runtime.launchers.base import Launcher
-from runtime.launchers.registry import get_launcher
+from runtime.jobs.plan import Fidelity, FieldSupport, LaunchPlan
+from runtime.jobs.spec import Array, Backoff, Code, CodeMode, Environment, JobSpec, JobState, Retry
+from runtime.jobs.spec_fields import leaf_fields, set_fields
 from runtime.reasons import EndReason
-from runtime.values import dataclass, field, replace
+from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
 
 NAME: Final = "here"
 """The target of the suite."""
@@ -90,174 +64,14 @@ CONTRACT: Final = frozenset(
 """Variables that every command sees on every backend; RUNTIME_DEADLINE is there where there is a time limit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LauncherCase:
-    """One launcher with a target that works, for the suite."""
-
-    kind: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """As a project's file has them for the target."""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that every job of the suite needs there, such as `{"image": "debian:12"}`."""
-    records: str | None = None
-    environ: Mapping[str, str] = field(default_factory=dict)
-    """Variables of processes that launch: a PYTHONPATH that finds the launcher, a KUBECONFIG."""
-    patience_s: float = 60
-    """How long a job that takes a second may take until it has ended."""
-    break_job: Callable[[JobHandle], None] | None = None
-    """Takes a running job's machine away without a word, for launchers with `takes_up`."""
-
-    def target(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"kind": self.kind, "defaults": dict(self.defaults), **self.settings}
-        return found if self.records is None else {**found, "records": self.records}
-
-
-Opened = TypeVar("Opened", JobHandle, Host)
-
-
-class Bench:
-    """A project with one target and a work tree, and launches from it."""
-
-    def __init__(self, case: LauncherCase, folder: Path) -> None:
-        self.case, self.folder = case, folder
-        self.tree = folder / "tree"
-        self.tree.mkdir(parents=True)
-        (self.tree / "main.sh").write_text("echo from the tree\n")
-        self.settings = make_settings(case, folder)
-        self._opened: list[JobHandle | Host] = []
-
-    @property
-    def target(self) -> Target:
-        return find_target(NAME, self.settings)
-
-    @property
-    def launcher(self) -> Launcher:
-        return get_launcher(self.case.kind)
-
-    def keeps(self, name: str) -> bool:
-        """Whether a field has a meaning there."""
-        return self.launcher.keeps[name].fidelity is not Fidelity.REFUSED
-
-    def require(self, *fields: str) -> None:
-        """Skip the test where one of the fields is refused."""
-        for name in fields:
-            keeping = self.launcher.keeps[name]
-            if keeping.fidelity is Fidelity.REFUSED:
-                pytest.skip(f"`{name}` is refused: {keeping.how}")
-
-    def require_secret(self) -> SecretRef:
-        """A secret that the launching machine reads, of the variable `CANARY`. Skip the test where the target takes none."""
-        self.require("secrets")
-        ref = SecretRef(name="TOKEN", source="env://CANARY")
-        try:
-            self.plan("true", secrets=(ref,))
-        except NotPossible as refused:
-            pytest.skip(refused.message)
-        return ref
-
-    def start(self, *command: str, ignore: tuple[str, ...] = (), **changes: Any) -> JobHandle:
-        spec = replace(JobSpec(command=command), **changes)
-        options = LaunchOptions(base=self.tree, ignore=ignore)
-        return self.keep(launch(spec, NAME, settings=self.settings, options=options))
-
-    def plan(self, *command: str, **changes: Any) -> LaunchPlan:
-        spec = replace(JobSpec(command=command), **changes)
-        return prepare(spec, self.target, self.settings, LaunchOptions(base=self.tree)).plan
-
-    def end(self, job: JobHandle) -> ledger.JobStatus:
-        return job.wait(timeout_s=self.case.patience_s)
-
-    def launch_elsewhere(
-        self, spec: Mapping[str, Any], *, follow: bool = False, holder_is_dead: bool = False, **environ: str
-    ) -> subprocess.Popen[str]:
-        """The same launch in a session of its own, which may be killed; it prints the id and whether it was new.
-
-        With `follow` it stays until the job has ended. Where it is known that whoever may hold the job's lock is dead,
-        it sees so in a second.
-        """
-        about = {
-            "folder": str(self.folder),
-            "spec": dict(spec),
-            "kind": self.case.kind,
-            "settings": dict(self.case.settings),
-            "defaults": dict(self.case.defaults),
-            "records": self.case.records,
-            "follow": follow,
-            "holder_is_dead": holder_is_dead,
-        }
-        # From wherever this file was imported; the process may start in another folder.
-        here = str(Path(__file__).parents[2])
-        paths = os.pathsep.join(
-            path for path in (self.case.environ.get("PYTHONPATH"), here, os.environ.get("PYTHONPATH")) if path
-        )
-        return subprocess.Popen(
-            [sys.executable, "-c", "from runtime.testing.launchers import _launch; _launch()", json.dumps(about)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, **self.case.environ, "PYTHONPATH": paths, **environ},
-        )
-
-    def find(self, job: str) -> JobHandle:
-        return self.keep(find_job(job, settings=self.settings, target=NAME))
-
-    def open_host(self) -> Host:
-        """Without a look at which record root it is."""
-        context = make_context(self.target, self.settings, self.tree)
-        return self.keep(self.launcher.open_host(self.target, context))
-
-    def keep(self, opened: Opened) -> Opened:
-        """Close it when the test is over."""
-        self._opened.append(opened)
-        return opened
-
-    def close(self) -> None:
-        for each in self._opened:
-            each.close()
-
-
-def make_settings(case: LauncherCase, folder: Path) -> Settings:
-    return Settings(
-        project=Project(root=folder, targets={NAME: case.target()}),
-        data_dir=folder / "data",
-        cache_dir=folder / "cache",
-        config_dir=folder / "config",
-    )
-
-
-def _launch() -> None:
-    from runtime.jobs.spec import parse_spec
-
-    about = json.loads(sys.argv[1])
-    if about["holder_is_dead"]:
-        vars(ledger)["STILL_S"] = 1.0
-    case = LauncherCase(**{name: about[name] for name in ("kind", "settings", "defaults", "records")})
-    folder = Path(about["folder"])
-    job = launch(
-        parse_spec(about["spec"]),
-        NAME,
-        settings=make_settings(case, folder),
-        options=LaunchOptions(base=folder / "tree"),
-    )
-    sys.stdout.write(f"{job.id} {job.new}\n")
-    if about["follow"]:
-        sys.stdout.flush()
-        job.wait()
-
-
-def read_log(job: JobHandle, index: int = 0, **which: Any) -> str:
-    return b"".join(job.logs(index=index, **which)).decode()
-
-
-def check_keeps(keeps: Mapping[str, Keeping]) -> list[str]:
+def check_keeps(keeps: Mapping[str, FieldSupport]) -> list[str]:
     """What is wrong with a launcher's table, in words: every field of a spec is in exactly one class, with a reason."""
     wrong = [f"`{name}` is not in the table" for name in leaf_fields() if name not in keeps]
     wrong += [f"`{name}` is no field of a spec" for name in keeps if name not in leaf_fields()]
-    for name, keeping in keeps.items():
-        if keeping.fidelity not in list(Fidelity):
-            wrong.append(f"`{name}` has the class {keeping.fidelity!r}")
-        if not keeping.how.strip():
+    for name, support in keeps.items():
+        if support.fidelity not in list(Fidelity):
+            wrong.append(f"`{name}` has the class {support.fidelity!r}")
+        if not support.how.strip():
             wrong.append(f"`{name}` does not say how it is kept, or why not")
     return wrong
 
@@ -516,7 +330,7 @@ class LauncherSuite:
 
     @pytest.mark.parametrize("point", TAKE_UP_FAULTS)
     def test_job_that_is_gone_is_taken_up_once_by_launching_again(self, bench: Bench, point: str) -> None:
-        if bench.case.break_job is None or not getattr(bench.launcher, "takes_up", False):
+        if bench.case.break_job is None or not bench.launcher.takes_up:
             pytest.skip("its backend starts what is gone again by itself")
         spec = {"command": ["sh", "-c", "echo attempt $RUNTIME_ATTEMPT; [ $RUNTIME_ATTEMPT = 2 ] || sleep 600"]}
         out, errors = bench.launch_elsewhere(spec).communicate(timeout=bench.case.patience_s)
@@ -540,7 +354,7 @@ class LauncherSuite:
         assert [each.epoch for each in job.entry().natives] in ([1, 2], *([[1]] if point == "resubmitted" else []))
 
     def test_array_that_is_gone_is_taken_up_where_it_was(self, bench: Bench) -> None:
-        if bench.case.break_job is None or not getattr(bench.launcher, "takes_up", False):
+        if bench.case.break_job is None or not bench.launcher.takes_up:
             pytest.skip("its backend starts what is gone again by itself")
         command = ("sh", "-c", "[ $RUNTIME_ARRAY_INDEX = 0 ] || [ $RUNTIME_ATTEMPT = 2 ] || sleep 600")
         array = Array(count=3, max_parallel=2)
@@ -556,7 +370,7 @@ class LauncherSuite:
         assert [again.attempts(index) for index in range(3)] == [[1], [1, 2], [1, 2]]
 
     def test_job_that_is_gone_with_no_budget_left_ends_as_lost(self, bench: Bench) -> None:
-        if bench.case.break_job is None or not getattr(bench.launcher, "takes_up", False):
+        if bench.case.break_job is None or not bench.launcher.takes_up:
             pytest.skip("its backend starts what is gone again by itself")
         job = bench.start("sleep", "600", retry=Retry(preemption=0))
         _wait_for(lambda: job.attempts() == [1], bench.case.patience_s)
@@ -607,7 +421,7 @@ class LauncherSuite:
         assert bench.end(second).state is JobState.SUCCEEDED
 
 
-def _refused_change(keeps: Mapping[str, Keeping]) -> tuple[str, dict[str, Any]]:
+def _refused_change(keeps: Mapping[str, FieldSupport]) -> tuple[str, dict[str, Any]]:
     """A field that the launcher refuses, and a spec's change that sets it alone."""
     from runtime.jobs.spec import EnvironmentManager, Gpus, JobResources, Outputs, Placement, Priority, Tpu
 

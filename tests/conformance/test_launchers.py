@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.client.jobs.launch import JobHandle, read_fidelity
+from runtime.client.jobs.handle import JobHandle
+from runtime.client.jobs.prepare import read_fidelity
 from runtime.errors import MissingExtra, UnknownName
-from runtime.jobs.plan import Fidelity, Keeping
+from runtime.jobs.plan import Fidelity, FieldSupport
 from runtime.jobs.spec import (
     Array,
     BuildOn,
@@ -35,11 +36,11 @@ from runtime.jobs.spec import (
     Priority,
     Range,
     Retry,
-    leaf_fields,
-    set_fields,
 )
+from runtime.jobs.spec_fields import leaf_fields, set_fields
 from runtime.launchers.registry import get_launcher, list_kinds
-from runtime.testing.launchers import LauncherCase, LauncherSuite, check_keeps, check_plan
+from runtime.testing.launcher_bench import LauncherCase
+from runtime.testing.launchers import LauncherSuite, check_keeps, check_plan
 from tests.services_support import PATIENCE_S
 from tests.shim_support import processes_with, signal_all
 from tests.ssh_support import SshServer
@@ -106,11 +107,11 @@ def test_every_field_of_a_spec_is_in_exactly_one_class_of_every_launcher(kind: s
 
 
 def test_check_of_a_table_finds_what_is_missing_unknown_or_unexplained() -> None:
-    fine = dict.fromkeys(leaf_fields(), Keeping(fidelity=Fidelity.SHIM, how="the shim"))
-    broken = {name: keeping for name, keeping in fine.items() if name != "nodes"} | {
+    fine = dict.fromkeys(leaf_fields(), FieldSupport(fidelity=Fidelity.SHIM, how="the shim"))
+    broken = {name: support for name, support in fine.items() if name != "nodes"} | {
         "node": fine["name"],
-        "name": Keeping(fidelity=Fidelity.NATIVE, how=" "),
-        "env": Keeping(fidelity="sometimes", how="x"),  # type: ignore[arg-type]
+        "name": FieldSupport(fidelity=Fidelity.NATIVE, how=" "),
+        "env": FieldSupport(fidelity="sometimes", how="x"),  # type: ignore[arg-type]
     }
 
     assert check_keeps(fine) == []
@@ -123,7 +124,7 @@ def test_check_of_a_table_finds_what_is_missing_unknown_or_unexplained() -> None
 
 
 def test_check_of_a_plan_finds_what_is_wrong(tmp_path: Path) -> None:
-    from runtime.testing.launchers import Bench
+    from runtime.testing.launcher_bench import Bench
 
     plan = Bench(LauncherCase(kind="local", records=str(tmp_path / "r")), tmp_path / "b").plan("true", name="one")
     part = plan.parts[0]
@@ -131,7 +132,7 @@ def test_check_of_a_plan_finds_what_is_wrong(tmp_path: Path) -> None:
         plan,
         order={**{name: value for name, value in plan.order.items() if name != "retries"}, "odd": {1}},
         parts=(part, replace(part, artefact="none", offset=1)),
-        fidelity={"shell": Keeping(fidelity=Fidelity.REFUSED, how="no")},
+        fidelity={"shell": FieldSupport(fidelity=Fidelity.REFUSED, how="no")},
     )
 
     assert check_plan(plan) == []

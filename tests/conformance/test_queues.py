@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.client.tasks.submit import repair, submit_tasks
+from runtime.client.tasks.repair import repair
+from runtime.client.tasks.submit import submit_tasks
 from runtime.errors import NotPossible
 from runtime.queues.base import Queue
 from runtime.reasons import EndReason

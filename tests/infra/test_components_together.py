@@ -28,7 +28,6 @@ from infra.settings.model import (
     BudgetSettings,
     CiSettings,
     HeadSettings,
-    InvalidSettings,
     NetworkSettings,
     PoolSettings,
     QueueSettings,
@@ -38,6 +37,7 @@ from infra.settings.model import (
     SecretSettings,
     Settings,
 )
+from infra.settings.valid import InvalidSettings
 from tests.infra.components_support import depends_on, find_grants, run, sample_site
 
 ROOT = Path(__file__).parents[2]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.check.recording import record
+from infra.settings.kubernetes_rules import quantity
 from infra.settings.model import (
     KEYS,
     AccessSettings,
@@ -18,7 +19,6 @@ from infra.settings.model import (
     Capacity,
     ClaimSettings,
     HeadSettings,
-    InvalidSettings,
     NamespaceSettings,
     NetworkSettings,
     PoolSettings,
@@ -27,13 +27,10 @@ from infra.settings.model import (
     Role,
     SecretSettings,
     Settings,
-    ensure_valid,
-    find_problems,
-    parse_settings,
-    settings_from,
 )
-from infra.settings.rules import quantity
-from infra.settings.typed import Problem
+from infra.settings.read import parse_settings, settings_from
+from infra.settings.valid import InvalidSettings, ensure_valid, find_problems
+from runtime.schema import Problem
 
 DIGEST = "sha256:" + "0" * 64
 IMAGE = f"us-west4-docker.pkg.dev/my-lab/marin/cluster@{DIGEST}"
@@ -380,7 +377,7 @@ WRONG: list[tuple[str, Any, str, str]] = [
 def test_one_wrong_setting_is_named_with_its_value_and_what_is_allowed(
     change: str, value: Any, path: str, says: str
 ) -> None:
-    found = {problem.path: problem.line() for problem in problems_of(changed(change, value))}
+    found = {problem.path: str(problem) for problem in problems_of(changed(change, value))}
 
     assert path in found, found
     assert says in found[path]
@@ -449,14 +446,14 @@ def test_typed_secret_is_named_by_its_place_and_never_repeated(change: str, path
     for value in (secret, [secret]):
         [problem] = problems_of(changed(change, value))
         assert problem.path in (path, f"{path}[0]")
-        assert "`runtime secrets put`" in problem.line()
-        assert secret not in problem.line()
+        assert "`runtime secrets put`" in str(problem)
+        assert secret not in str(problem)
 
 
 def test_part_that_cannot_be_read_is_the_only_news() -> None:
     [problem] = problems_of(changed("queues", ["default"]))
 
-    assert problem.line() == "`queues` is a list, allowed is an object with keys; write `{default: {}}`"
+    assert str(problem) == "`queues` is a list, allowed is an object with keys; write `{default: {}}`"
 
 
 def test_part_that_cannot_be_read_hides_nothing_that_is_wrong_in_another() -> None:
@@ -580,7 +577,7 @@ def test_defaults_that_the_engine_fills_in_mean_absent() -> None:
 
 
 def test_settings_of_the_running_stack_are_read_with_misspelt_keys_in_view() -> None:
-    from infra.settings.model import read_settings
+    from infra.settings.read import read_settings
 
     good = {f"research-runtime:{key}": v if isinstance(v, str) else json.dumps(v) for key, v in GOOD.items()}
     seen: list[Settings] = []

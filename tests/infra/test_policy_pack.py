@@ -33,8 +33,9 @@ from pulumi_policy.deserialize import SPECIAL_SECRET_SIG, SPECIAL_SIG_KEY
 from pulumi_policy.proxy import UNKNOWN_OBJECT_VALUE, UNKNOWN_STRING_VALUE, unknown_checking_proxy
 
 from infra.check.recording import UNKNOWN, Recording, Registration, Secret, Unknown, record
+from infra.policy.base import Bounds
 from infra.policy.packed import READER, as_registration, describe, policies, stack_bounds
-from infra.policy.rules import RULES, Bounds, apply_rules
+from infra.policy.rules import RULES, apply_rules
 from tests.infra.test_policy_rules import AGENT, BROKEN, KEPT, NEW, THERE, Lab, Program, run
 
 PACK = Path(__file__).parents[2] / "infra" / "policy" / "pack"

@@ -15,9 +15,11 @@ import pytest
 from infra.check.recording import UNKNOWN, Recording, Unknown, record
 from infra.google.outputs import compute
 from infra.naming import labels
+from infra.policy.base import Bounds
 from infra.policy.graph import Graph
-from infra.policy.rules import IAP_RANGE, RULES, Bounds, Violation, apply_rule, apply_rules, bounds_of
-from infra.settings.model import parse_settings
+from infra.policy.machines import IAP_RANGE
+from infra.policy.rules import RULES, Violation, apply_rule, apply_rules, bounds_of
+from infra.settings.read import parse_settings
 from tests.infra.test_config import GOOD
 
 LABELS = labels("dev", {})

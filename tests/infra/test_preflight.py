@@ -13,7 +13,9 @@ import pytest
 from infra.check.check import check_stack
 from infra.cli import main
 from infra.preflight import command as subject
-from infra.preflight.command import Finding, Level, load_settings, preflight
+from infra.preflight.command import load_settings, preflight
+from infra.preflight.findings import Finding, Level
+from infra.preflight.names import list_wanted
 from infra.settings.model import Settings
 from runtime.errors import UnknownName
 from runtime.stack.google_api import GoogleApi
@@ -143,7 +145,7 @@ def test_every_name_that_the_program_takes_is_looked_up(stack: str) -> None:
     made = sorted(str(each.inputs[keys[each.type]]) for each in report.recording.resources if each.type in keys)
 
     settings = load_settings(stack, ROOT)
-    assert sorted(each.name for each in subject._wanted(settings)) == made
+    assert sorted(each.name for each in list_wanted(settings)) == made
 
 
 # names

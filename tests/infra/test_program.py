@@ -21,7 +21,7 @@ from infra.check.recording import UNKNOWN, UNKNOWN_MARK, Recording, Registration
 from infra.google.outputs import compute
 from infra.policy.rules import apply_rules, bounds_of
 from infra.settings.files import load_stack_config
-from infra.settings.model import settings_from
+from infra.settings.read import settings_from
 from runtime.outputs import (
     OtherQueueOutput,
     SqliteQueueOutput,
@@ -252,7 +252,7 @@ def test_main_file_with_wrong_settings_ends_with_the_engines_own_error() -> None
 
 
 def test_program_with_wrong_settings_makes_nothing(project: Project) -> None:
-    from infra.settings.model import InvalidSettings
+    from infra.settings.valid import InvalidSettings
 
     project.copy("dev", lambda config: config.update(region="nowhere"))
     made: list[str] = []

@@ -26,7 +26,7 @@ from runtime.client.tasks.submit import submit
 from runtime.config import load_settings
 from runtime.outputs import PubSubQueueOutput, RecordsOutput, StackOutputs, encode_outputs
 from runtime.records.base import RecordStore
-from runtime.stack.find import OpenStack, open_stack
+from runtime.stack.open import OpenStack, open_stack
 from runtime.tasks.history import EndedNote, Record
 from runtime.tasks.model import TaskState
 from runtime.worker.attempts import processes

@@ -14,7 +14,7 @@ import pytest
 from runtime.client.tasks.cancel import cancel_task
 from runtime.client.tasks.redrive import retry
 from runtime.client.tasks.status import read_experiment
-from runtime.client.tasks.submit import Waited, wait
+from runtime.client.tasks.wait import Waited, wait
 from runtime.tasks.model import TaskState
 from tests.fakes.faults import Fault, Request, Response
 from tests.fakes.gcs import GcsServer

@@ -30,11 +30,14 @@ from kubernetes import client
 
 from infra.settings.model import ClaimSettings, NamespaceSettings
 from runtime.cli.main import main
+from runtime.client.jobs.explain import explain, read_facts
+from runtime.client.jobs.find import find_job
 from runtime.client.jobs.gc import Garbage, find_garbage, remove
-from runtime.client.jobs.launch import JobHandle, LaunchOptions, find_job, launch, make_context
+from runtime.client.jobs.handle import JobHandle
+from runtime.client.jobs.launch import launch
+from runtime.client.jobs.prepare import LaunchOptions, make_context
 from runtime.client.jobs.probe import Verdict, check_target
 from runtime.client.jobs.retry import retry_job
-from runtime.client.jobs.status import explain, read_facts
 from runtime.client.jobs.targets import find_target
 from runtime.config import Project, Settings
 from runtime.errors import NotPossible
@@ -60,7 +63,8 @@ from runtime.launchers.kubernetes.states import INDEX
 from runtime.outputs import PubSubQueueOutput, RecordsOutput, StackOutputs, encode_outputs
 from runtime.queues.pubsub.client import ensure_topics
 from runtime.reasons import EndReason
-from runtime.testing.launchers import LauncherCase, LauncherSuite
+from runtime.testing.launcher_bench import LauncherCase
+from runtime.testing.launchers import LauncherSuite
 from tests.fakes.gcs import GcsServer
 from tests.images_support import INSTALL, ROOT, TOOLS_FOLDER, tool_environment
 from tests.kubernetes_support import Access, Kubernetes, run_script
@@ -1009,7 +1013,7 @@ def test_probes_and_pods_that_serve_files_leave_nothing(lab: Lab, monkeypatch: p
     settings = replace(lab.settings, project=replace(lab.settings.project, targets={"own": own}))
     target = find_target("own", settings)
     shared = set(jobs())
-    host = KubernetesLauncher().open_host(target, make_context(target, settings))
+    host = KubernetesLauncher().open_host(target, make_context(settings))
     assert host.files.names("jobs") == sorted(before)
     (mine,) = set(jobs()) - shared
     made = client.BatchV1Api(lab.admin.api).read_namespaced_job(mine, lab.namespace)

@@ -16,9 +16,14 @@ from typing import Any
 
 import pytest
 
-from runtime.client.jobs.launch import JobHandle, LaunchOptions, find_job, launch, prepare
+from runtime.client.jobs.explain import explain, read_facts
+from runtime.client.jobs.find import find_job
+from runtime.client.jobs.handle import JobHandle
+from runtime.client.jobs.launch import launch
+from runtime.client.jobs.logs import read_unbegun
+from runtime.client.jobs.prepare import LaunchOptions, prepare
 from runtime.client.jobs.retry import retry_job
-from runtime.client.jobs.status import explain, read_facts, read_job, read_unbegun
+from runtime.client.jobs.status import read_job
 from runtime.client.jobs.targets import find_target
 from runtime.config import Project, Settings
 from runtime.errors import NotPossible
@@ -37,9 +42,11 @@ from runtime.jobs.spec import (
     Retry,
 )
 from runtime.launchers.slurm.bundle import export_bundle
-from runtime.launchers.slurm.launcher import SlurmLauncher, SubmitRefused
+from runtime.launchers.slurm.launcher import SlurmLauncher
+from runtime.launchers.slurm.refusal import SubmitRefused
 from runtime.reasons import EndReason
-from runtime.testing.launchers import LauncherCase, LauncherSuite
+from runtime.testing.launcher_bench import LauncherCase
+from runtime.testing.launchers import LauncherSuite
 from tests import slurm_support
 from tests.readme_support import AS_PROMISED, follow_readme
 from tests.services_support import require, wait_until

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.client.jobs.launch import JobHandle, LaunchOptions, launch
+from runtime.client.jobs.handle import JobHandle
+from runtime.client.jobs.launch import launch
+from runtime.client.jobs.prepare import LaunchOptions
 from runtime.client.jobs.retry import retry_job
 from runtime.client.jobs.targets import find_target
 from runtime.config import Project, Settings

@@ -160,12 +160,10 @@ def test_checker_of_stored_objects_sees_a_difference() -> None:
 
 def test_checked_in_phoebe_stack_is_accepted_object_by_object(kubernetes: Kubernetes, admin: Access) -> None:
     from infra.program import build
-    from infra.settings import model as config
+    from infra.settings.read import read_settings
 
     path = ROOT / "Pulumi.phoebe.yaml"
-    recording = record(
-        lambda: _ignore(build(config.read_settings())), stack="phoebe", config=read_stack_file(path).values
-    )
+    recording = record(lambda: _ignore(build(read_settings())), stack="phoebe", config=read_stack_file(path).values)
     objects = manifests(recording.resources)
 
     assert {each["kind"] for each in objects} >= {"Namespace", "ResourceQuota", "NetworkPolicy", "Role", "RoleBinding"}

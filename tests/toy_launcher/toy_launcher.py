@@ -12,12 +12,13 @@ from typing import ClassVar, Final
 
 from runtime.errors import NotPossible, UnknownName
 from runtime.jobs.array import expand_array
-from runtime.jobs.hosts.base import Host, LocalFiles, LocalHost
+from runtime.jobs.hosts.base import Host
+from runtime.jobs.hosts.local import LocalFiles, LocalHost
 from runtime.jobs.order import make_order
 from runtime.jobs.plan import (
     Fidelity,
+    FieldSupport,
     JobIdentity,
-    Keeping,
     LaunchPlan,
     NativePart,
     NativeState,
@@ -25,7 +26,8 @@ from runtime.jobs.plan import (
     Target,
     check_record_folder,
 )
-from runtime.jobs.spec import JobSpec, JobState, leaf_fields, set_fields
+from runtime.jobs.spec import JobSpec, JobState
+from runtime.jobs.spec_fields import leaf_fields, set_fields
 from runtime.launchers.base import Explanation
 from runtime.reasons import EndReason
 
@@ -45,9 +47,9 @@ KEPT: Final = (
 
 class ToyLauncher:
     kind: ClassVar[str] = "toy"
-    keeps: ClassVar[Mapping[str, Keeping]] = {
-        **dict.fromkeys(leaf_fields(), Keeping(fidelity=Fidelity.REFUSED, how="the toy has none")),
-        **dict.fromkeys(KEPT, Keeping(fidelity=Fidelity.SHIM, how="the shim")),
+    keeps: ClassVar[Mapping[str, FieldSupport]] = {
+        **dict.fromkeys(leaf_fields(), FieldSupport(fidelity=Fidelity.REFUSED, how="the toy has none")),
+        **dict.fromkeys(KEPT, FieldSupport(fidelity=Fidelity.SHIM, how="the shim")),
     }
 
     def check_settings(self, target: Target) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.jobs.spec import leaf_fields, parse_spec
+from runtime.jobs.spec import parse_spec
+from runtime.jobs.spec_fields import leaf_fields
 from runtime.jobs.spec_file import load_yaml
 from runtime.launchers.processes.base import PROCESS_SETTINGS
 from runtime.reasons import EndReason

@@ -13,8 +13,9 @@ import typer
 from runtime.cli.show import cut_lines, format_ago, format_cell, format_count, is_terminal, note, paint, render_table
 
 if TYPE_CHECKING:
-    from runtime.client.jobs.launch import JobHandle
-    from runtime.client.jobs.status import AttemptView, JobLine, JobView, TargetJobs
+    from runtime.client.jobs.attempts import AttemptView
+    from runtime.client.jobs.handle import JobHandle
+    from runtime.client.jobs.status import JobLine, JobView, TargetJobs
     from runtime.jobs.ledger import IndexStatus, JobStatus
     from runtime.jobs.spec import JobState
 
@@ -38,7 +39,7 @@ def is_job(text: str | None) -> bool:
 
 def open_job(text: str, on: str | None = None) -> JobHandle:
     """The job that an id, its beginning or `last` means. Raises `UnknownName`."""
-    from runtime.client.jobs.launch import find_job
+    from runtime.client.jobs.find import find_job
 
     return find_job(_last_job(text) or text, target=on)
 

@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from runtime.client.jobs.launch import make_context, remember_job
+from runtime.client.jobs.find import remember_job
+from runtime.client.jobs.prepare import make_context
 from runtime.client.jobs.roots import open_target
 from runtime.client.jobs.targets import find_target
 from runtime.errors import NotPossible
@@ -46,7 +47,7 @@ def import_bundle(folder: str, on: str, settings: Settings) -> list[Imported]:
     root = f"{folder.rstrip('/')}/{RECORDS}"
     target = replace(named, records=root)
     launcher = get_launcher(target.kind)
-    host = open_target(target, launcher, make_context(target, settings))
+    host = open_target(target, launcher, make_context(settings))
     try:
         found = list(_import(host.files, target.name))
     finally:

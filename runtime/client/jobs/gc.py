@@ -16,7 +16,8 @@ from typing import Final
 from runtime.client.jobs.leftovers import end_processes, find_processes, find_secrets, remove_secrets
 from runtime.errors import InfrastructureFailure, StoreUnavailable
 from runtime.jobs import ledger
-from runtime.jobs.hosts.base import Files, Host, find_python
+from runtime.jobs.hosts.base import Files, Host
+from runtime.jobs.hosts.local import find_python
 from runtime.jobs.ledger import JobStatus, job_folder
 from runtime.jobs.plan import Started, Target
 from runtime.jobs.spec import JobState

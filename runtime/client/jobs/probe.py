@@ -18,17 +18,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from runtime.client.jobs.launch import (
-    JobHandle,
-    LaunchOptions,
-    Prepared,
-    carry_out,
-    forget_job,
-    make_context,
-    prepare,
-)
+from runtime.client.jobs.attempts import read_attempts
+from runtime.client.jobs.explain import describe_room, explain, read_facts
+from runtime.client.jobs.find import forget_job
+from runtime.client.jobs.handle import JobHandle
+from runtime.client.jobs.launch import carry_out
+from runtime.client.jobs.prepare import LaunchOptions, Prepared, make_context, prepare
 from runtime.client.jobs.roots import open_target
-from runtime.client.jobs.status import describe_room, explain, read_attempts, read_facts
 from runtime.client.jobs.targets import find_target
 from runtime.errors import InfrastructureFailure, RuntimeFailure
 from runtime.jobs import ledger
@@ -97,7 +93,7 @@ def check_target(
         yield _failed("settings", problem)
         return
     try:
-        host = open_target(target, launcher, make_context(target, settings), new_records=new_records)
+        host = open_target(target, launcher, make_context(settings), new_records=new_records)
     except RuntimeFailure as problem:
         yield _failed("connection", problem)
         return

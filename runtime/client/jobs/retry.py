@@ -16,21 +16,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from runtime.client.jobs.launch import (
-    JobHandle,
-    LaunchOptions,
-    Prepared,
-    bring_secrets,
-    carry_out,
-    make_context,
-)
-from runtime.client.jobs.status import check_index
+from runtime.client.jobs.handle import JobHandle
+from runtime.client.jobs.launch import bring_secrets, carry_out
+from runtime.client.jobs.prepare import LaunchOptions, Prepared, make_context
 from runtime.errors import NotPossible
 from runtime.faults import reach
 from runtime.jobs import ledger
-from runtime.jobs.hosts.base import Links, find_python
+from runtime.jobs.hosts.base import Links
+from runtime.jobs.hosts.local import find_python
 from runtime.jobs.identity import owner_name
-from runtime.jobs.ledger import JobStatus, LedgerEntry, NativeJob, job_folder, newest_natives
+from runtime.jobs.ledger import JobStatus, LedgerEntry, NativeJob, check_index, job_folder, newest_natives
 from runtime.jobs.lock import Lock
 from runtime.jobs.order import SNAPSHOT_FILE
 from runtime.jobs.plan import JobIdentity, LaunchPlan, NativePart
@@ -73,7 +68,7 @@ def retry_job(
     """
     status, _ = job.look()
     chosen = choose_runs(status, indices)
-    if getattr(job.launcher, "takes_up", False) or isinstance(job.launcher, Resubmits):
+    if job.launcher.takes_up or isinstance(job.launcher, Resubmits):
         return _next_epoch(job, chosen, settings, status=status, progress=progress)
     return _as_new_job(job, status, chosen, settings, progress)
 
@@ -83,7 +78,7 @@ def start_anew(
 ) -> Rerun | None:
     """Start again what was taken away, as a backend that requeues does: nothing is forgiven. None if nothing is open."""
     entry = job.entry()
-    first = int(entry.intent.get("offset", 0))
+    first = entry.first_index
     left = [index for index in range(first, first + entry.indices) if index not in entry.outcomes]
     return _next_epoch(job, left, settings, status=None, progress=progress) if left else None
 
@@ -151,7 +146,7 @@ def _next_epoch(
             forgiven |= {str(index): max(job.attempts(index), default=0) for index in sorted(fresh)}
         plan = replace(plan, order={**plan.order, "epoch": epoch, "forgiven": forgiven})
         folder = plan.folder
-        bring_secrets(plan, job.files, make_context(job.target, settings))
+        bring_secrets(plan, job.files, make_context(settings))
         job.files.write(f"{folder}/shim.py", build_shim(), mode=0o700)
         job.files.write(f"{folder}/order.json", json.dumps(plan.order, sort_keys=True, indent=1).encode() + b"\n")
         job.files.write(f"{folder}/{ledger.EPOCH}", str(epoch).encode())
@@ -260,7 +255,7 @@ def _restore_parts(
     if isinstance(job.launcher, Resubmits):
         return job.launcher.restore_parts(artefacts, entry.intent["parts"], indices), job.files.root
     words = shlex.split(artefacts["command"])
-    first = int(entry.intent.get("offset", 0))
+    first = entry.first_index
     part = NativePart(name=job.id, artefact="command", offset=first, count=entry.indices, native={"words": words})
     return [part], words[1].partition(f"/{job_folder(job.id)}/")[0]
 
@@ -306,7 +301,7 @@ def _as_new_job(
     if archive is None and entry.snapshot is not None:
         archive = job.files.read(ledger.snapshot_name(entry.snapshot))
     snapshot = Snapshot(archive=archive, files=0, content_bytes=len(archive)) if archive is not None else None
-    context = make_context(job.target, settings)
+    context = make_context(settings)
     identity = JobIdentity(id=_free_id(job, spec, entry), name=entry.name, owner=owner_name(), snapshot=entry.snapshot)
     plan = job.launcher.plan(spec, job.target, identity, context)
     done = {index: outcome for index, outcome in entry.outcomes.items() if index not in set(indices)}
@@ -324,7 +319,7 @@ def _as_new_job(
 
 
 def _free_id(job: JobHandle, spec: JobSpec, entry: LedgerEntry) -> str:
-    from runtime.jobs.spec import job_id
+    from runtime.jobs.spec_fields import job_id
 
     again = 0
     while True:

@@ -16,9 +16,8 @@ from typing import Any, Final
 from runtime.config import Settings
 from runtime.errors import InvalidValue, NotPossible, UnknownName
 from runtime.jobs.plan import Target
-from runtime.jobs.spec import JobSpec, parse_spec, spec_fields
+from runtime.jobs.spec import JobSpec
 from runtime.launchers.registry import get_launcher, list_kinds
-from runtime.values import replace
 
 LOCAL: Final = "local"
 _OURS: Final = ("kind", "records", "stack", "defaults")
@@ -73,14 +72,6 @@ def read_target(name: str, settings: Settings) -> Target:
     )
 
 
-def apply_defaults(spec: JobSpec, target: Target) -> JobSpec:
-    """The spec with the target's defaults in the places that it leaves open, at every depth."""
-    if not target.defaults:
-        return spec
-    merged = _merge(target.defaults, spec_fields(spec))
-    return parse_spec(merged, source=f"the request with the defaults of target `{target.name}`")
-
-
 def choose_target(spec: JobSpec, names: Sequence[str], settings: Settings) -> list[Target]:
     """The targets to try in order: those named for this launch, else those of the spec. Raises `NotPossible` for none."""
     wanted = list(names) or list(spec.placement.on)
@@ -89,16 +80,3 @@ def choose_target(spec: JobSpec, names: Sequence[str], settings: Settings) -> li
             "no target is named", hint="runtime launch --on local …; `runtime targets list` says which there are"
         )
     return [find_target(name, settings) for name in wanted]
-
-
-def named_here(spec: JobSpec) -> JobSpec:
-    """The spec without the choice of a target, which is no part of what the job is."""
-    return replace(spec, placement=replace(spec.placement, on=()))
-
-
-def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(under)
-    for key, value in over.items():
-        below = merged.get(key)
-        merged[key] = _merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
-    return merged

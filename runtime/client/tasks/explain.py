@@ -11,18 +11,9 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from runtime.client.identify import FindsTasks
-from runtime.client.tasks.status import (
-    ExperimentStatus,
-    Stack,
-    Standing,
-    WorkerStatus,
-    ask_queue,
-    last_line,
-    purged,
-    queue_of,
-    read_standing,
-    read_workers,
-)
+from runtime.client.tasks.standing import Standing, read_standing
+from runtime.client.tasks.status import ExperimentStatus, ask_queue, last_line, purged, queue_of
+from runtime.client.tasks.workers import Stack, WorkerStatus, read_workers
 from runtime.errors import NotPossible, RuntimeFailure
 from runtime.jobs.traces import find_raised
 from runtime.queues.base import Depth, FindsWaiting
@@ -33,7 +24,7 @@ from runtime.records.orders import Control
 from runtime.tasks.history import EndedNote, Record
 from runtime.tasks.model import DEFAULT_MAX_FAILURES, Task, TaskState
 from runtime.tasks.retry import PREEMPTION_BUDGET, Again, decide, failures_allowed
-from runtime.units import format_duration, format_time
+from runtime.units import count_noun, format_duration, format_time
 from runtime.values import dataclass, replace
 
 PEEKED: Final = 1_000
@@ -242,7 +233,7 @@ def _budget_spent(facts: Facts, record: Record) -> str:
         case Budget.FAILURES:
             before = [note for note in facts.standing.history.ended if note.token != record.token]
             spent = 1 + sum(note.reason.budget is Budget.FAILURES for note in before)
-            return f"{spent} of {_count(limit, 'failure')} spent, {why}"
+            return f"{spent} of {count_noun(limit, 'failure')} spent, {why}"
         case Budget.PREEMPTIONS:
             return f"its preemption budget of {PREEMPTION_BUDGET} is spent, {why}"
         case Budget.NEVER:
@@ -330,7 +321,7 @@ def _queued(facts: Facts) -> Explanation:
 def _declined(facts: Facts, name: str, evidence: Sequence[str]) -> Explanation:
     reasons = "; ".join(sorted(set(facts.declined.values())))
     return Explanation(
-        f"{name} waits because none of {_count(len(facts.live), 'live worker')} can hold it: {reasons}",
+        f"{name} waits because none of {count_noun(len(facts.live), 'live worker')} can hold it: {reasons}",
         (*(f"worker `{worker}`: {why}" for worker, why in sorted(facts.declined.items())), *evidence),
         "start a worker on a machine that can, or submit the task with smaller `resources`",
     )
@@ -389,7 +380,7 @@ def _charged(task: Task | None, ended: Sequence[EndedNote], now: datetime) -> st
         return None
     match decision.charged:
         case Budget.FAILURES:
-            return f"{decision.spent} of {_count(task.max_failures, 'failure')} spent"
+            return f"{decision.spent} of {count_noun(task.max_failures, 'failure')} spent"
         case Budget.PREEMPTIONS:
             return f"{decision.spent} of {PREEMPTION_BUDGET} preemptions spent; its failure budget is untouched"
         case _:
@@ -400,9 +391,9 @@ def _turn(facts: Facts) -> str:
     ahead = (
         "it is next"
         if facts.ahead == 0
-        else f"{_count(facts.ahead, 'task')} before it"
+        else f"{count_noun(facts.ahead, 'task')} before it"
         if facts.ahead is not None
-        else f"more than {_count(facts.ahead_at_least, 'task')} before it"
+        else f"more than {count_noun(facts.ahead_at_least, 'task')} before it"
         if facts.ahead_at_least is not None
         else "its place in the queue cannot be seen"
     )
@@ -452,7 +443,9 @@ def _attempts(ended: Sequence[EndedNote], record: Record | None = None) -> list[
         took = f" after {format_duration(record.ended_at - record.started_at)}" if record.started_at else ""
         lines.append(f"attempt {max(record.attempts, len(ended) + 1)}{where}: {_reason_text(record.reason)}{took}")
     left_out = len(lines) - ATTEMPTS_SHOWN
-    return lines if left_out <= 0 else [f"{_count(left_out, 'earlier attempt')} not shown", *lines[-ATTEMPTS_SHOWN:]]
+    return (
+        lines if left_out <= 0 else [f"{count_noun(left_out, 'earlier attempt')} not shown", *lines[-ATTEMPTS_SHOWN:]]
+    )
 
 
 def _attempt_line(number: int, note: EndedNote) -> str:
@@ -478,7 +471,7 @@ def _queue_lines(facts: Facts) -> list[str]:
         )
     if facts.live:
         slots, running = sum(w.slots for w in facts.live), sum(len(w.running) for w in facts.live)
-        lines.append(f"{_count(len(facts.live), 'live worker')} with {_count(slots, 'slot')}, {running} busy")
+        lines.append(f"{count_noun(len(facts.live), 'live worker')} with {count_noun(slots, 'slot')}, {running} busy")
     return lines
 
 
@@ -537,10 +530,6 @@ def _in(at: datetime, now: datetime) -> str:
     return f"in {format_duration(max(at - now, timedelta()))}"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
 def _nth(number: int) -> str:
     return {2: "second", 3: "third"}.get(number, f"{number}th")
 
@@ -558,7 +547,7 @@ def explain_experiment(status: ExperimentStatus) -> Explanation:
     reasons = Counter(failure.reason for failure in status.failures)
     evidence = [
         ", ".join(f"{count:,} {state}" for state, count in totals.items() if count) or "nothing was submitted to it",
-        *(f"{_count(count, 'task')} {_reason_text(reason)}" for reason, count in reasons.most_common()),
+        *(f"{count_noun(count, 'task')} {_reason_text(reason)}" for reason, count in reasons.most_common()),
         *(f"`{failure.task}`: {_cut(failure.error, 160)}" for failure in status.failures[:3]),
     ]
     failed = f"runtime status {status.experiment} --failed" if totals[TaskState.FAILED] else None
@@ -577,12 +566,12 @@ def explain_experiment(status: ExperimentStatus) -> Explanation:
         )
     if status.why is not None:
         left = f", {format_duration(status.eta_s)} left at the present rate" if status.eta_s else ""
-        waiting = _count(totals[TaskState.QUEUED], "task")
+        waiting = count_noun(totals[TaskState.QUEUED], "task")
         verb = "waits" if totals[TaskState.QUEUED] == 1 else "wait"
         return Explanation(
             f"{waiting} of {name} {verb}: {status.why}{left}", tuple(evidence), status.next_step or failed
         )
-    return Explanation(f"{name} runs: {_count(status.remaining, 'task')} left", tuple(evidence), failed)
+    return Explanation(f"{name} runs: {count_noun(status.remaining, 'task')} left", tuple(evidence), failed)
 
 
 def explain_worker(worker: WorkerStatus, *, now: datetime) -> Explanation:
@@ -600,7 +589,7 @@ def explain_worker(worker: WorkerStatus, *, now: datetime) -> Explanation:
             sentence = f"{name} was last heard of {_ago(worker.seen_at, now)} and did not say that it leaves"
             step = "what it held goes back to the queue when its leases end; start another worker if none is left"
         case _ if worker.running:
-            sentence = f"{name} runs {_count(len(worker.running), 'task')} in {_count(worker.slots, 'slot')}"
+            sentence = f"{name} runs {count_noun(len(worker.running), 'task')} in {count_noun(worker.slots, 'slot')}"
             evidence += [f"runs `{task}`" for task in worker.running[:10]]
             step = None
         case _:

@@ -19,7 +19,7 @@ from runtime.client.tasks.code import LOOK_EVERY_S, CodeInHand, SubmittedCode, t
 from runtime.config import files_looked_at, no_working_folder
 from runtime.queues.sqlite.queue import SqliteQueue
 from runtime.snapshots.watch import TreeWatch
-from runtime.stack.find import OpenStack, open_stack
+from runtime.stack.open import OpenStack, open_stack
 
 MOST: Final = 4
 """Stacks that are kept at a time, and folders of code for each; the earliest gives way to another."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from runtime.client.tasks.status import Standing, read_standing
+from runtime.client.tasks.standing import Standing, read_standing
 from runtime.errors import NotPossible, UnknownName
 from runtime.records.base import RecordStore
 from runtime.tasks.model import TaskState

@@ -10,39 +10,25 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final, Protocol
+from typing import Final
 
-from runtime.client.identify import FindsTasks, find_home, find_submitted
-from runtime.errors import RuntimeFailure, UnknownName
+from runtime.client.tasks.standing import Standing, read_standing
+from runtime.client.tasks.workers import Stack, WorkerStatus, read_workers
+from runtime.errors import RuntimeFailure
 from runtime.queues.base import DEFAULT_QUEUE, Depth, Queue
 from runtime.reasons import EndReason
-from runtime.records.base import ExperimentSeen, RecordStore, WorkerSeen
+from runtime.records.base import ExperimentSeen, RecordStore
 from runtime.records.orders import Control
 from runtime.records.totals import FEW, FEW_OF_ONE, Tally
-from runtime.tasks.history import EndedNote, History, Mark, Record, StartedMark
-from runtime.tasks.model import DEFAULT_EXPERIMENT, Task, TaskState, describe_entry, experiment_digest
-from runtime.units import format_duration
+from runtime.tasks.history import EndedNote, Mark, Record, StartedMark
+from runtime.tasks.model import DEFAULT_EXPERIMENT, TaskState, describe_entry, experiment_digest
+from runtime.units import count_noun
 from runtime.values import dataclass, field, replace
 
-LIVE_FOR: Final = timedelta(seconds=90)
-"""A worker reports every 30 s; after three reports missed it is silent."""
 FAILURES_SHOWN: Final = 10
 EXPERIMENTS_SHOWN: Final = 10
 RECENT: Final = timedelta(days=1)
 _OUR_ID: Final = re.compile(r"t-[0-9a-f]{24}")
-
-
-class Stack(Protocol):
-    """What the verbs need of an open stack."""
-
-    default_queue: str
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def records(self) -> RecordStore: ...
-    def queue(self, name: str | None = None) -> Queue: ...
-    def queue_names(self) -> list[str]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,28 +47,6 @@ class Failure:
     """The entry in one line; None if it could not be parsed."""
     new: bool = False
     """Since this user last asked for the overview."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerStatus:
-    worker: str
-    state: str
-    """`live`, `silent` (no report for 90 s, and it did not say that it leaves) or `left`."""
-    host: str
-    queue: str
-    seen_at: datetime
-    started_at: datetime
-    slots: int
-    running: tuple[str, ...]
-    done: int
-    failed: int
-    rate_per_s: float
-    labels: Mapping[str, str]
-    declined: Mapping[str, str]
-
-    @property
-    def live(self) -> bool:
-        return self.state == "live"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,31 +154,6 @@ class TaskStatus:
     code: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """How a task stands now, as far as the store tells."""
-
-    task_id: str
-    experiment: str
-    generation: int
-    state: TaskState
-    task: Task | None = None
-    recorded: tuple[Record, ...] = ()
-    """Of every generation that ended, oldest first."""
-    mark: Mark | None = None
-    """Of the newest of them, if it did not succeed and was not tried again since."""
-    history: History = field(default_factory=History)
-    """Of the current generation."""
-    holder: str | None = None
-    held_since: datetime | None = None
-
-    @property
-    def record(self) -> Record | None:
-        """Of the current generation."""
-        last = self.recorded[-1] if self.recorded else None
-        return last if last is not None and last.generation == self.generation else None
-
-
 # reading
 
 
@@ -302,40 +241,6 @@ def purged(mark: Mark) -> bool:
     return mark.task is None and mark.raw is None
 
 
-def read_workers(records: RecordStore, now: datetime) -> list[WorkerStatus]:
-    """Of the last day, live ones first."""
-    order = ("live", "silent", "left")
-    found = [worker_status(seen, now) for seen in records.workers()]
-    return sorted(found, key=lambda worker: (order.index(worker.state), worker.worker))
-
-
-def worker_status(seen: WorkerSeen, now: datetime) -> WorkerStatus:
-    silent = now - seen.seen_at > LIVE_FOR
-    return WorkerStatus(
-        worker=seen.worker,
-        state="left" if seen.left else "silent" if silent else "live",
-        host=seen.host,
-        queue=seen.queue,
-        seen_at=seen.seen_at,
-        started_at=seen.started_at,
-        slots=seen.slots,
-        running=seen.running,
-        done=seen.done,
-        failed=seen.failed,
-        rate_per_s=seen.rate_per_s,
-        labels=seen.labels,
-        declined=seen.declined,
-    )
-
-
-def read_worker(stack: Stack, worker: str, *, now: datetime) -> WorkerStatus:
-    workers = read_workers(stack.records, now)
-    for seen in workers:
-        if seen.worker == worker:
-            return seen
-    raise UnknownName("worker", worker, [seen.worker for seen in workers])
-
-
 def read_queue(
     stack: Stack,
     name: str,
@@ -398,70 +303,13 @@ def explain_waiting(
     slots = sum(worker.slots for worker in live)
     if max(leased, sum(len(worker.running) for worker in live)) >= slots:
         all_slots = "its slot is" if slots == 1 else f"all {slots:,} slots are"
-        return f"{_count(len(live), 'live worker')} and {all_slots} busy", None
-    return f"{_count(len(live), 'live worker')} will take them next", None
+        return f"{count_noun(len(live), 'live worker')} and {all_slots} busy", None
+    return f"{count_noun(len(live), 'live worker')} will take them next", None
 
 
 def estimate_left(remaining: int, rate_per_s: float) -> float | None:
     """Seconds until nothing remains; None where nothing moves."""
     return remaining / rate_per_s if remaining and rate_per_s > 0 else None
-
-
-def read_standing(records: RecordStore, task_id: str, *, with_task: bool = True) -> Standing:
-    """How a task stands. `with_task` also looks for its definition, which may read manifest parts.
-
-    A record that did not succeed and has no mark was tried again: its next generation is on its way.
-    """
-    recorded = tuple(records.find_all(task_id))
-    last = recorded[-1] if recorded else None
-    mark = None
-    if isinstance(records, FindsTasks):
-        found = records.find_task(task_id)
-        if found is None:
-            raise UnknownName("task", task_id, [], where=f"in `{records.url}`")
-        task, generation, state, experiment = found.task, found.generation, found.state, found.experiment
-        if last is not None and state.terminal and state is not TaskState.SUCCEEDED:
-            mark = records.find_mark(task_id, last.generation, last.state)
-    else:
-        task, generation, state, experiment = None, 1, TaskState.QUEUED, ""
-        if last is not None:
-            mark = (
-                None if last.state is TaskState.SUCCEEDED else records.find_mark(task_id, last.generation, last.state)
-            )
-            ended = last.state is TaskState.SUCCEEDED or mark is not None
-            generation, state = (last.generation, last.state) if ended else (last.generation + 1, TaskState.QUEUED)
-            task = mark.task if mark else None
-        if task is None and with_task:
-            task = find_submitted(records, task_id)
-            task = replace(task, generation=generation) if task else None
-    history = records.history(task_id, generation)
-    standing = Standing(
-        task_id=task_id,
-        experiment=experiment
-        or (last.experiment if last else "")
-        or (task.experiment if task else find_home(records, task_id) or ""),
-        generation=generation,
-        state=state,
-        task=task,
-        recorded=recorded,
-        mark=mark,
-        history=history,
-    )
-    return standing if state.terminal else _with_holder(records, standing)
-
-
-def _with_holder(records: RecordStore, standing: Standing) -> Standing:
-    """Who holds it: an attempt on file, or a worker that reported it and has not gone."""
-    if standing.history.open:
-        newest = standing.history.open[-1]
-        return replace(standing, state=TaskState.LEASED, holder=newest.worker, held_since=newest.started_at)
-    if records.holds_tasks:
-        return standing
-    running = [seen for seen in records.workers() if standing.task_id in seen.running and not seen.left]
-    if not running:
-        return standing
-    newest_seen = max(running, key=lambda seen: seen.seen_at)
-    return replace(standing, state=TaskState.LEASED, holder=newest_seen.worker)
 
 
 def read_task(stack: Stack, task_id: str) -> TaskStatus:
@@ -671,11 +519,3 @@ def _summed(totals: Iterable[Mapping[TaskState, int]]) -> dict[TaskState, int]:
 
 def _age(seen: ExperimentSeen) -> datetime:
     return seen.created_at or datetime.min.replace(tzinfo=UTC)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
-def describe_left(seconds: float | None) -> str:
-    return "unknown" if seconds is None else f"about {format_duration(seconds)}"

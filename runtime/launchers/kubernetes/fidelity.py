@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from runtime.jobs.plan import Fidelity, Keeping
-from runtime.jobs.spec import leaf_fields
+from runtime.jobs.plan import Fidelity, FieldSupport
+from runtime.jobs.spec_fields import leaf_fields
 
 
-def _native(how: str) -> Keeping:
-    return Keeping(fidelity=Fidelity.NATIVE, how=how)
+def _native(how: str) -> FieldSupport:
+    return FieldSupport(fidelity=Fidelity.NATIVE, how=how)
 
 
-def _refused(why: str) -> Keeping:
-    return Keeping(fidelity=Fidelity.REFUSED, how=why)
+def _refused(why: str) -> FieldSupport:
+    return FieldSupport(fidelity=Fidelity.REFUSED, how=why)
 
 
-_SHIM: Final = Keeping(fidelity=Fidelity.SHIM, how="the shim")
+_SHIM: Final = FieldSupport(fidelity=Fidelity.SHIM, how="the shim")
 _NO_PACKING: Final = _refused("each run has a pod of its own; runs share a GPU by resources.gpus.count below 1")
 _NO_TPU: Final = _refused("this launcher asks for no TPUs")
 _NO_BUILD: Final = _refused("build it into the image, or name an environment that is there: environment.name")
 _NO_BACKOFF: Final = _refused("the job controller waits: 10 s, doubling up to 10 min")
 
-KEEPS: Final[Mapping[str, Keeping]] = {
+KEEPS: Final[Mapping[str, FieldSupport]] = {
     **dict.fromkeys(leaf_fields(), _SHIM),
     "name": _native("an annotation of the Job, whose own name is a hash"),
     "image": _native("image"),
@@ -59,17 +59,17 @@ KEEPS: Final[Mapping[str, Keeping]] = {
     "placement.selector": _native("nodeSelector"),
     "priority": _native("priorityClassName, by priority_classes of the target"),
     "account": _native("a label of the Job and its pods"),
-    "time_limit": Keeping(
+    "time_limit": FieldSupport(
         fidelity=Fidelity.SHIM, how="the shim's clock, and activeDeadlineSeconds of the pod behind it"
     ),
     "start_deadline": _refused("a pod that does not fit waits until it does"),
     "grace_period": _native("terminationGracePeriodSeconds"),
     "ttl_after_finished": _native("ttlSecondsAfterFinished"),
-    "retry.failure": Keeping(
+    "retry.failure": FieldSupport(
         fidelity=Fidelity.SHIM,
         how="the shim's count in the record root; backoffLimitPerIndex leaves room for all of it",
     ),
-    "retry.preemption": Keeping(
+    "retry.preemption": FieldSupport(
         fidelity=Fidelity.SHIM, how="the shim's count in the record root; podFailurePolicy ignores them"
     ),
     "retry.capacity.window": _refused("a pod that does not fit waits until it does"),
@@ -80,11 +80,11 @@ KEEPS: Final[Mapping[str, Keeping]] = {
     "idempotency_key": _native("part of the job's id"),
 }
 
-INTERRUPTS: Final[Mapping[str, Keeping]] = {
+INTERRUPTS: Final[Mapping[str, FieldSupport]] = {
     "preempt": _native("the eviction API, as a drain does it"),
-    "timeout": Keeping(
+    "timeout": FieldSupport(
         fidelity=Fidelity.SHIM, how="ALRM to the shim: its deadline is now, or a checkpoint's lead away"
     ),
     "node-loss": _native("the pod is deleted without grace"),
-    "oom": Keeping(fidelity=Fidelity.SHIM, how="KILL to the command, and a note that memory was the reason"),
+    "oom": FieldSupport(fidelity=Fidelity.SHIM, how="KILL to the command, and a note that memory was the reason"),
 }

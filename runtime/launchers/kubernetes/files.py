@@ -18,8 +18,9 @@ from typing import Any, Final
 
 from runtime.errors import NotPossible, StoreUnavailable
 from runtime.jobs.hosts import agent
-from runtime.jobs.hosts.base import Answer, Files, HostUnavailable, RootWatch, SshFiles, check_root, render_request
+from runtime.jobs.hosts.base import Answer, Files, HostUnavailable, RootWatch
 from runtime.jobs.hosts.bucket import BucketFiles
+from runtime.jobs.hosts.ssh import SshFiles, check_root, render_request
 from runtime.jobs.spec import JobState
 from runtime.launchers.kubernetes.client import Cluster, KubernetesUnavailable, close_exec
 from runtime.launchers.kubernetes.render import render_files_job

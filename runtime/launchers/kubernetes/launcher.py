@@ -8,12 +8,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, cast
 
 from runtime.errors import InfrastructureFailure, NotPossible
-from runtime.jobs.array import expand_array
-from runtime.jobs.array_file import read_array_file
+from runtime.jobs.array import read_indices
 from runtime.jobs.hosts.base import Host
 from runtime.jobs.order import activation_lines, make_order
-from runtime.jobs.plan import JobIdentity, Keeping, LaunchPlan, NativePart, NativeState, PlanContext, Started, Target
-from runtime.jobs.spec import CodeMode, JobSpec, set_fields
+from runtime.jobs.plan import (
+    FieldSupport,
+    JobIdentity,
+    LaunchPlan,
+    NativePart,
+    NativeState,
+    PlanContext,
+    Started,
+    Target,
+)
+from runtime.jobs.spec import CodeMode, JobSpec
+from runtime.jobs.spec_fields import set_fields
 from runtime.launchers.base import Explanation
 from runtime.launchers.kubernetes.client import ApiRefused, Cluster, Object
 from runtime.launchers.kubernetes.explain import explain_index
@@ -75,8 +84,9 @@ class NoFreeSlot(NotPossible):
 
 class KubernetesLauncher:
     kind: ClassVar[str] = "kubernetes"
-    keeps: ClassVar[Mapping[str, Keeping]] = KEEPS
-    interrupts: ClassVar[Mapping[str, Keeping]] = INTERRUPTS
+    keeps: ClassVar[Mapping[str, FieldSupport]] = KEEPS
+    takes_up: ClassVar[bool] = False
+    interrupts: ClassVar[Mapping[str, FieldSupport]] = INTERRUPTS
 
     def check_settings(self, target: Target) -> None:
         check_settings(target)
@@ -90,7 +100,7 @@ class KubernetesLauncher:
     def plan(self, spec: JobSpec, target: Target, job: JobIdentity, context: PlanContext) -> LaunchPlan:
         check_code(spec)
         place = read_place(target, context)
-        indices = expand_array(spec.array, read_array_file(spec.array, context.base))
+        indices = read_indices(spec.array, context.base)
         offset = spec.array.offset if spec.array else 0
         order = _order(spec, job, indices, context, place)
         parts: list[NativePart] = []

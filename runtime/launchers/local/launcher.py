@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
 from runtime.errors import UnknownName
-from runtime.jobs.hosts.base import Host, LocalFiles, LocalHost
-from runtime.jobs.plan import JobIdentity, Keeping, LaunchPlan, NativePart, NativeState, PlanContext, Target
+from runtime.jobs.hosts.base import Host
+from runtime.jobs.hosts.local import LocalFiles, LocalHost
+from runtime.jobs.plan import FieldSupport, JobIdentity, LaunchPlan, NativePart, NativeState, PlanContext, Target
 from runtime.jobs.spec import JobSpec
 from runtime.launchers.base import Explanation
 from runtime.launchers.processes.base import (
@@ -31,9 +32,9 @@ SETTINGS: Final = PROCESS_SETTINGS
 
 class LocalLauncher:
     kind: ClassVar[str] = "local"
-    keeps: ClassVar[Mapping[str, Keeping]] = PROCESS_KEEPS
+    keeps: ClassVar[Mapping[str, FieldSupport]] = PROCESS_KEEPS
     takes_up: ClassVar[bool] = True
-    interrupts: ClassVar[Mapping[str, Keeping]] = PROCESS_INTERRUPTS
+    interrupts: ClassVar[Mapping[str, FieldSupport]] = PROCESS_INTERRUPTS
 
     def check_settings(self, target: Target) -> None:
         for name in target.settings:

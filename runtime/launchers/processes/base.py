@@ -14,15 +14,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible
-from runtime.jobs.array import expand_array
-from runtime.jobs.array_file import read_array_file
+from runtime.jobs.array import read_indices
 from runtime.jobs.hosts.base import Host, HostUnavailable
 from runtime.jobs.ledger import job_folder
 from runtime.jobs.order import activation_lines, environment_order, make_order
 from runtime.jobs.plan import (
     Fidelity,
+    FieldSupport,
     JobIdentity,
-    Keeping,
     LaunchPlan,
     NativePart,
     NativeState,
@@ -30,7 +29,8 @@ from runtime.jobs.plan import (
     Target,
     check_record_folder,
 )
-from runtime.jobs.spec import BuildOn, CodeMode, JobSpec, JobState, leaf_fields, set_fields
+from runtime.jobs.spec import BuildOn, CodeMode, JobSpec, JobState
+from runtime.jobs.spec_fields import leaf_fields, set_fields
 from runtime.launchers.processes.interrupt import Process, job_of, list_shims, signal_processes
 from runtime.reasons import EndReason
 
@@ -53,46 +53,50 @@ _LIST: Final = f"({_BOOT}) | head -n 1; ps -ww -A -o args= | grep -F -e '--nativ
 # Whatever of /proc there is and may be read; a process that asks bears variables of its own job.
 _BEARING: Final = 'grep -ahzsxF "$0" "$@" /proc/[0-9]*/environ | tr "\\0" "\\n" | sort -u'
 
-_SHIM: Final = Keeping(fidelity=Fidelity.SHIM, how="the shim")
-_NO_LIMIT: Final = Keeping(fidelity=Fidelity.REFUSED, how="nothing on a plain machine holds a process to it")
-_NO_SCHEDULER: Final = Keeping(fidelity=Fidelity.REFUSED, how="there is no scheduler: what is launched runs at once")
+_SHIM: Final = FieldSupport(fidelity=Fidelity.SHIM, how="the shim")
+_NO_LIMIT: Final = FieldSupport(fidelity=Fidelity.REFUSED, how="nothing on a plain machine holds a process to it")
+_NO_SCHEDULER: Final = FieldSupport(
+    fidelity=Fidelity.REFUSED, how="there is no scheduler: what is launched runs at once"
+)
 
-PROCESS_KEEPS: Final[Mapping[str, Keeping]] = {
+PROCESS_KEEPS: Final[Mapping[str, FieldSupport]] = {
     **dict.fromkeys(leaf_fields(), _SHIM),
-    "command": Keeping(fidelity=Fidelity.NATIVE, how="a process"),
-    "name": Keeping(fidelity=Fidelity.NATIVE, how="the ledger"),
-    "image": Keeping(fidelity=Fidelity.REFUSED, how="processes of this machine run without a container"),
-    "mounts": Keeping(
+    "command": FieldSupport(fidelity=Fidelity.NATIVE, how="a process"),
+    "name": FieldSupport(fidelity=Fidelity.NATIVE, how="the ledger"),
+    "image": FieldSupport(fidelity=Fidelity.REFUSED, how="processes of this machine run without a container"),
+    "mounts": FieldSupport(
         fidelity=Fidelity.REFUSED,
         how="a path of the machine is there already: name it in the command, which reads a bucket by itself",
     ),
-    "resources.cpus": Keeping(
+    "resources.cpus": FieldSupport(
         fidelity=Fidelity.SHIM, how="as a limit: a run is kept to so many of the machine's CPUs, and none are set aside"
     ),
-    "resources.memory": Keeping(
+    "resources.memory": FieldSupport(
         fidelity=Fidelity.SHIM, how="as a limit: a run that holds more is ended, and none is set aside"
     ),
     "resources.disk": _NO_LIMIT,
-    "resources.shared_memory": Keeping(fidelity=Fidelity.NATIVE, how="the machine's own /dev/shm"),
-    "resources.gpus.count": Keeping(fidelity=Fidelity.SHIM, how="locks of the machine's GPUs that all its users share"),
+    "resources.shared_memory": FieldSupport(fidelity=Fidelity.NATIVE, how="the machine's own /dev/shm"),
+    "resources.gpus.count": FieldSupport(
+        fidelity=Fidelity.SHIM, how="locks of the machine's GPUs that all its users share"
+    ),
     "resources.gpus.type": _NO_LIMIT,
     "resources.tpu.type": _NO_LIMIT,
     "resources.tpu.topology": _NO_LIMIT,
     "resources.tpu.slices": _NO_LIMIT,
-    "gang.start_timeout": Keeping(fidelity=Fidelity.NATIVE, how="all ranks are started at once"),
-    "placement.on": Keeping(fidelity=Fidelity.NATIVE, how="the choice of the target"),
+    "gang.start_timeout": FieldSupport(fidelity=Fidelity.NATIVE, how="all ranks are started at once"),
+    "placement.on": FieldSupport(fidelity=Fidelity.NATIVE, how="the choice of the target"),
     "placement.capacity": _NO_SCHEDULER,
     "placement.nodes": _NO_SCHEDULER,
     "placement.exclude": _NO_SCHEDULER,
     "placement.selector": _NO_SCHEDULER,
     "priority": _NO_SCHEDULER,
     "account": _NO_SCHEDULER,
-    "start_deadline": Keeping(fidelity=Fidelity.NATIVE, how="it starts at once"),
-    "ttl_after_finished": Keeping(fidelity=Fidelity.CLIENT, how="runtime gc"),
+    "start_deadline": FieldSupport(fidelity=Fidelity.NATIVE, how="it starts at once"),
+    "ttl_after_finished": FieldSupport(fidelity=Fidelity.CLIENT, how="runtime gc"),
     "retry.capacity.window": _NO_SCHEDULER,
-    "outputs.upload": Keeping(fidelity=Fidelity.REFUSED, how="outputs stay in the record root: runtime fetch"),
-    "after": Keeping(fidelity=Fidelity.REFUSED, how="there is no scheduler that could wait"),
-    "idempotency_key": Keeping(fidelity=Fidelity.NATIVE, how="part of the job's id"),
+    "outputs.upload": FieldSupport(fidelity=Fidelity.REFUSED, how="outputs stay in the record root: runtime fetch"),
+    "after": FieldSupport(fidelity=Fidelity.REFUSED, how="there is no scheduler that could wait"),
+    "idempotency_key": FieldSupport(fidelity=Fidelity.NATIVE, how="part of the job's id"),
 }
 
 
@@ -102,7 +106,7 @@ def plan_processes(
     job: JobIdentity,
     context: PlanContext,
     *,
-    keeps: Mapping[str, Keeping],
+    keeps: Mapping[str, FieldSupport],
     root: str,
     slots: int | None,
 ) -> LaunchPlan:
@@ -113,7 +117,7 @@ def plan_processes(
             facts=[f"`nodes` is {spec.nodes}, `tasks_per_node` is {spec.tasks_per_node}"],
             hint="fewer of `--nodes` or `--tasks-per-node`, or a target of several machines; `--seeds N` runs N times in turn",
         )
-    indices = expand_array(spec.array, read_array_file(spec.array, context.base))
+    indices = read_indices(spec.array, context.base)
     offset = spec.array.offset if spec.array else 0
     backend: dict[str, Any] = {}
     if spec.array:

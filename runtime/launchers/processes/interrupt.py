@@ -9,16 +9,16 @@ from typing import Final
 
 from runtime.errors import NotPossible
 from runtime.jobs.hosts.base import Host
-from runtime.jobs.plan import Fidelity, Keeping
+from runtime.jobs.plan import Fidelity, FieldSupport
 from runtime.values import dataclass
 
-PROCESS_INTERRUPTS: Final[Mapping[str, Keeping]] = {
-    "preempt": Keeping(fidelity=Fidelity.CLIENT, how="TERM to the shim, which this command then starts anew"),
-    "timeout": Keeping(
+PROCESS_INTERRUPTS: Final[Mapping[str, FieldSupport]] = {
+    "preempt": FieldSupport(fidelity=Fidelity.CLIENT, how="TERM to the shim, which this command then starts anew"),
+    "timeout": FieldSupport(
         fidelity=Fidelity.SHIM, how="ALRM to the shim: its deadline is now, or a checkpoint's lead away"
     ),
-    "node-loss": Keeping(fidelity=Fidelity.NATIVE, how="KILL to the shim and everything below it at once"),
-    "oom": Keeping(fidelity=Fidelity.SHIM, how="KILL to the command, and a note that memory was the reason"),
+    "node-loss": FieldSupport(fidelity=Fidelity.NATIVE, how="KILL to the shim and everything below it at once"),
+    "oom": FieldSupport(fidelity=Fidelity.SHIM, how="KILL to the command, and a note that memory was the reason"),
 }
 
 

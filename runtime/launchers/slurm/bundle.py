@@ -16,7 +16,8 @@ from typing import Final
 from runtime.errors import NotPossible
 from runtime.jobs.order import SNAPSHOT_FILE
 from runtime.jobs.plan import LaunchPlan, NativePart
-from runtime.jobs.spec import BuildOn, secret_refs, spec_fields
+from runtime.jobs.spec import BuildOn, secret_refs
+from runtime.jobs.spec_fields import spec_fields
 from runtime.launchers.slurm import render
 from runtime.launchers.slurm.client import SCRUB
 from runtime.launchers.slurm.settings import SlurmSettings, read_settings

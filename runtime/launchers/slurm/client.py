@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from runtime.errors import InfrastructureFailure
-from runtime.jobs.hosts.base import Answer, Host, LocalHost
+from runtime.jobs.hosts.base import Answer, Host
+from runtime.jobs.hosts.local import LocalHost
 from runtime.jobs.plan import NativeStart
 from runtime.launchers.slurm import limits, states
 from runtime.launchers.slurm.settings import SlurmSettings

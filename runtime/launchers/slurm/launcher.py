@@ -5,23 +5,22 @@ commands as it takes.
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from runtime.errors import InvalidValue, NotPossible, RequestRefused
+from runtime.errors import InvalidValue, NotPossible
 from runtime.faults import reach
-from runtime.jobs.array import expand_array
-from runtime.jobs.array_file import read_array_file
-from runtime.jobs.hosts.base import Host, LocalFiles, LocalHost, SshHost, read_tail
+from runtime.jobs.array import read_indices
+from runtime.jobs.hosts.base import Host, read_tail
+from runtime.jobs.hosts.local import LocalFiles, LocalHost
+from runtime.jobs.hosts.ssh import SshHost
 from runtime.jobs.ledger import newest_natives, read_entry
 from runtime.jobs.order import activation_lines, environment_order, make_order
 from runtime.jobs.plan import (
-    Fidelity,
+    FieldSupport,
     JobIdentity,
-    Keeping,
     LaunchPlan,
     NativePart,
     NativeStart,
@@ -30,7 +29,8 @@ from runtime.jobs.plan import (
     Target,
     check_record_folder,
 )
-from runtime.jobs.spec import BuildOn, CodeMode, JobSpec, JobState, When, leaf_fields, set_fields
+from runtime.jobs.spec import BuildOn, CodeMode, JobSpec, JobState, When
+from runtime.jobs.spec_fields import set_fields
 from runtime.launchers.base import Explanation
 from runtime.launchers.slurm import render, states
 from runtime.launchers.slurm.client import (
@@ -42,7 +42,9 @@ from runtime.launchers.slurm.client import (
     read_id,
     wait_for,
 )
-from runtime.launchers.slurm.explain import describe_nodes, explain_failed, explain_pending
+from runtime.launchers.slurm.explain import explain_failed, explain_pending
+from runtime.launchers.slurm.fidelity import INTERRUPTS, KEEPS
+from runtime.launchers.slurm.refusal import explain_refusal
 from runtime.launchers.slurm.settings import Profile, SlurmSettings, read_settings
 from runtime.launchers.slurm.states import Row
 from runtime.launchers.standing import judge_job
@@ -55,81 +57,12 @@ SETTLE_S: Final = 10.0
 GONE_S: Final = 150.0
 _FOLDERS: Final = ("SCRATCH", "WORK", "PSCRATCH", "SCRATCHDIR")
 
-_NATIVE: Final = Fidelity.NATIVE
-_SHIM: Final = Keeping(fidelity=Fidelity.SHIM, how="the shim")
-
-
-def _native(how: str) -> Keeping:
-    return Keeping(fidelity=Fidelity.NATIVE, how=how)
-
-
-def _refused(why: str) -> Keeping:
-    return Keeping(fidelity=Fidelity.REFUSED, how=why)
-
-
-KEEPS: Final[Mapping[str, Keeping]] = {
-    **dict.fromkeys(leaf_fields(), _SHIM),
-    "command": _native("the batch script, which runs the shim"),
-    "name": _native("the ledger; the job's name on Slurm is its id"),
-    "image": _native("`apptainer exec` before the command"),
-    "mounts": _native("`--bind` of the container"),
-    "resources.cpus": _native("--cpus-per-task"),
-    "resources.memory": _native("--mem"),
-    "resources.disk": _native("--tmp"),
-    "resources.shared_memory": _native("the node's own /dev/shm"),
-    "resources.gpus.count": _native("--gres=gpu"),
-    "resources.gpus.type": _native("--gres=gpu:TYPE"),
-    "resources.tpu.type": _refused("nodes of Slurm have no TPUs"),
-    "resources.tpu.topology": _refused("nodes of Slurm have no TPUs"),
-    "resources.tpu.slices": _refused("nodes of Slurm have no TPUs"),
-    "nodes": _native("--nodes, and srun starts the ranks"),
-    "tasks_per_node": _native("--ntasks-per-node where there are several nodes; else the shim starts the ranks"),
-    "gang.start_timeout": _native("all nodes are given at once"),
-    "array.count": _native("--array"),
-    "array.params": _native("--array, and the shim sets them"),
-    "array.file": _native("--array, and the shim sets them"),
-    "array.seeds": _native("--array, and the shim sets them"),
-    "array.offset": _native("offset + task of --array"),
-    "array.max_parallel": _native("--array=…%N, divided over the arrays"),
-    "placement.on": _native("the choice of the target"),
-    "placement.capacity": _native("--reservation, or the target's `capacity`"),
-    "placement.nodes": _native("--nodelist"),
-    "placement.exclude": _native("--exclude"),
-    "placement.selector": _native("--constraint"),
-    "priority": _native("--qos by the target's `priorities`; low is --nice"),
-    "account": _native("--account"),
-    "time_limit": _native("--time, behind the shim's own clock"),
-    "start_deadline": _native("--deadline, the time limit added"),
-    "ttl_after_finished": Keeping(fidelity=Fidelity.CLIENT, how="runtime gc"),
-    "retry.failure": _native("scontrol requeue by the shim; runs that share a node start again there"),
-    "retry.preemption": _native("--requeue; the shim counts"),
-    "retry.capacity.window": _native("a job waits in the queue for as long as it takes"),
-    "checkpoint.signal": _native("--signal=B:USR1 before a preemption, the shim's clock before the time limit"),
-    "outputs.upload": _refused("outputs stay in the record root: runtime fetch"),
-    "after": _native("--dependency: afterok, afterany or afternotok"),
-    "idempotency_key": _native("part of the job's id"),
-}
-
-
-class SubmitRefused(RequestRefused):
-    """Slurm does not take the job; `said` is its own sentence."""
-
-    def __init__(self, target: str, job: str, said: str, *, facts: Sequence[str], hint: str) -> None:
-        self.target, self.job, self.said = target, job, said
-        super().__init__(f"slurm refused job `{job}`: {said}", facts=facts, hint=hint)
-
 
 class SlurmLauncher:
     kind: ClassVar[str] = "slurm"
-    keeps: ClassVar[Mapping[str, Keeping]] = KEEPS
-    interrupts: ClassVar[Mapping[str, Keeping]] = {
-        "preempt": Keeping(fidelity=Fidelity.NATIVE, how="scontrol requeue"),
-        "timeout": Keeping(
-            fidelity=Fidelity.SHIM, how="ALRM to the shim: its deadline is now, or a checkpoint's lead away"
-        ),
-        "node-loss": Keeping(fidelity=Fidelity.REFUSED, how="taking a node down needs an operator"),
-        "oom": Keeping(fidelity=Fidelity.REFUSED, how="only the memory of a running command can be exceeded"),
-    }
+    keeps: ClassVar[Mapping[str, FieldSupport]] = KEEPS
+    takes_up: ClassVar[bool] = False
+    interrupts: ClassVar[Mapping[str, FieldSupport]] = INTERRUPTS
 
     def check_settings(self, target: Target) -> None:
         settings = read_settings(target)
@@ -158,7 +91,7 @@ class SlurmLauncher:
     def plan(self, spec: JobSpec, target: Target, job: JobIdentity, context: PlanContext) -> LaunchPlan:
         settings = read_settings(target)
         profile = settings.profile_for(spec)
-        indices = expand_array(spec.array, read_array_file(spec.array, context.base))
+        indices = read_indices(spec.array, context.base)
         if settings.host:
             root = str(target.records).rstrip("/")
         else:
@@ -607,35 +540,6 @@ def find_records(target: Target, context: PlanContext) -> str:
         facts=[f"none of {', '.join(_FOLDERS)} is set here, and a home is taken only where it is named"],
         hint=f'set records = "/scratch/…" in [tool.runtime.targets.{target.name}]',
     )
-
-
-def explain_refusal(plan: LaunchPlan, client: SlurmClient, said: str) -> SubmitRefused:
-    """What sbatch said, with the names that there are."""
-    text = re.sub(r"^(sbatch: )?(error: )?(Batch job submission failed: )?", "", said).strip()
-    lower = text.lower()
-    target = plan.target.name
-    facts: list[str] = []
-    hint = f"see the words that were used: {plan.folder}/artefacts/sbatch.txt in the record root"
-    if "policy" in lower or "submit limit" in lower:
-        hint = "ask for less, wait until others of your jobs have ended, or set `max_submit` of the target"
-    elif "partition" in lower and "account" not in lower:
-        facts = [f"partitions on `{target}`: {', '.join(client.partitions()) or 'unknown'}"]
-        hint = f"set `partition` of target `{target}`"
-    elif "account" in lower:
-        facts = [f"your accounts on `{target}`: {', '.join(client.names_of('account')) or 'unknown'}"]
-        hint = f"set `account` of the job or of target `{target}`"
-    elif "qos" in lower:
-        facts = [f"your QOS on `{target}`: {', '.join(client.names_of('qos')) or 'unknown'}"]
-        hint = f"set `qos` of target `{target}`"
-    elif "array" in lower:
-        facts = [f"MaxArraySize on `{target}`: {client.configuration('MaxArraySize') or 'unknown'}"]
-        hint = f"set `max_array_size` of target `{target}` to it"
-    elif "time limit" in lower:
-        hint = f"shorten time_limit, or set `max_time` of target `{target}` to the partition's longest"
-    elif "node configuration" in lower or "memory specification" in lower or "feature" in lower:
-        facts = describe_nodes(client.nodes())
-        hint = "ask for less, or for another `partition`"
-    return SubmitRefused(target, plan.job.id, text, facts=facts, hint=hint)
 
 
 def _job_of(name: str) -> str:

@@ -10,8 +10,18 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
 
 from runtime.errors import InvalidValue, NotPossible, UnknownName
-from runtime.jobs.hosts.base import Host, SshHost
-from runtime.jobs.plan import Fidelity, JobIdentity, Keeping, LaunchPlan, NativePart, NativeState, PlanContext, Target
+from runtime.jobs.hosts.base import Host
+from runtime.jobs.hosts.ssh import SshHost
+from runtime.jobs.plan import (
+    Fidelity,
+    FieldSupport,
+    JobIdentity,
+    LaunchPlan,
+    NativePart,
+    NativeState,
+    PlanContext,
+    Target,
+)
 from runtime.jobs.spec import JobSpec
 from runtime.launchers.base import Explanation
 from runtime.launchers.processes.base import (
@@ -50,12 +60,12 @@ _QUOTA: Final = 'quota -wpl --filesystem="$HOME" 2>/dev/null || quota -wp 2>/dev
 
 class SshLauncher:
     kind: ClassVar[str] = "ssh"
-    keeps: ClassVar[Mapping[str, Keeping]] = {
+    keeps: ClassVar[Mapping[str, FieldSupport]] = {
         **PROCESS_KEEPS,
-        "image": Keeping(fidelity=Fidelity.REFUSED, how="processes of that machine run without a container"),
+        "image": FieldSupport(fidelity=Fidelity.REFUSED, how="processes of that machine run without a container"),
     }
     takes_up: ClassVar[bool] = True
-    interrupts: ClassVar[Mapping[str, Keeping]] = PROCESS_INTERRUPTS
+    interrupts: ClassVar[Mapping[str, FieldSupport]] = PROCESS_INTERRUPTS
 
     def check_settings(self, target: Target) -> None:
         for name in target.settings:

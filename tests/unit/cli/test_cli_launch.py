@@ -20,7 +20,8 @@ import runtime
 from runtime.cli.commands import load_command
 from runtime.cli.launch import build_spec
 from runtime.jobs.hosts.base import HostUnavailable
-from runtime.jobs.spec import JobState, parse_spec, spec_fields, spec_schema
+from runtime.jobs.spec import JobState, parse_spec, spec_schema
+from runtime.jobs.spec_fields import spec_fields
 from runtime.jobs.spec_file import load_spec
 from runtime.launchers.local.launcher import LocalLauncher
 from tests.jobs_support import Terminal, open_terminal

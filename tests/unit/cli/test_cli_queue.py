@@ -16,7 +16,7 @@ from runtime.cli.main import main
 from runtime.client.tasks.redrive import read_dead
 from runtime.queues.sqlite.queue import SqliteQueue
 from runtime.reasons import EndReason
-from runtime.stack.find import OpenStack
+from runtime.stack.open import OpenStack
 from runtime.tasks.model import TaskState
 from runtime.testing import sample_task
 from tests.verbs_support import Bench

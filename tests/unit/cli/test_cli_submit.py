@@ -15,7 +15,8 @@ import pytest
 
 from runtime.cli import submit as command
 from runtime.cli.main import main
-from runtime.client.tasks import submit as submit_module
+from runtime.client.tasks import sending
+from runtime.client.tasks import wait as wait_module
 from runtime.outputs import PubSubQueueOutput, RecordsOutput, StackOutputs, encode_outputs
 from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.reasons import EndReason
@@ -184,7 +185,7 @@ def test_submitted_again_it_says_what_was_known_and_what_is_the_same(
 def test_bad_line_stops_with_line_field_and_what_stands(
     run: Run, queue: SqliteQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submit_module._Direct, "part_tasks", 2)
+    monkeypatch.setattr(sending.Direct, "part_tasks", 2)
     lines = [json.dumps({"command": ["echo", str(n)]}) for n in range(3)]
     (tmp_path / "t.jsonl").write_text("\n".join([*lines, '{"command": ["ls"], "timeout_s": "2h"}']))
 
@@ -335,7 +336,7 @@ def in_the_wait(queue: SqliteQueue, act: Callable[[], None]) -> Callable[[float]
 
 def test_wait_returns_with_the_work(run: Run, queue: SqliteQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     instead = in_the_wait(queue, lambda: settle(queue, 5, TaskState.SUCCEEDED))
-    monkeypatch.setattr(submit_module.time, "sleep", instead)
+    monkeypatch.setattr(wait_module.time, "sleep", instead)
 
     code, out, err = run("--wait", "-o", "json", "--grid", "n=0:2", "p", "w")
 
@@ -348,7 +349,7 @@ def test_wait_returns_with_the_work(run: Run, queue: SqliteQueue, monkeypatch: p
 
 def test_wait_exits_1_and_names_what_failed(run: Run, queue: SqliteQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     instead = in_the_wait(queue, lambda: settle(queue, 1, TaskState.FAILED, "Traceback …\nValueError: boom"))
-    monkeypatch.setattr(submit_module.time, "sleep", instead)
+    monkeypatch.setattr(wait_module.time, "sleep", instead)
 
     code, out, err = run("--wait", "p", "w")
 
@@ -375,7 +376,7 @@ def test_wait_without_a_live_worker_says_why_it_waits(
         settle(queue, 5, TaskState.SUCCEEDED)
         queue.close()
 
-    monkeypatch.setattr(submit_module.time, "sleep", work)
+    monkeypatch.setattr(wait_module.time, "sleep", work)
 
     code, _, err = run("--wait", *url, "p", "w")
 
@@ -420,7 +421,7 @@ def test_interrupted_wait_detaches(run: Run, queue: SqliteQueue, monkeypatch: py
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(submit_module.time, "sleep", in_the_wait(queue, interrupt))
+    monkeypatch.setattr(wait_module.time, "sleep", in_the_wait(queue, interrupt))
 
     code, _, err = run("--wait", "p", "w")
 
@@ -432,7 +433,7 @@ def test_interrupted_wait_detaches(run: Run, queue: SqliteQueue, monkeypatch: py
 def test_interrupted_submission_says_what_is_safe(
     run: Run, queue: SqliteQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submit_module._Direct, "part_tasks", 2)
+    monkeypatch.setattr(sending.Direct, "part_tasks", 2)
     original = SqliteQueue.put
 
     def put(self: SqliteQueue, tasks: Any) -> Any:

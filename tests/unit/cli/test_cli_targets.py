@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.jobs.hosts.base import LocalFiles
-from runtime.jobs.spec import leaf_fields
+from runtime.jobs.hosts.local import LocalFiles
+from runtime.jobs.spec_fields import leaf_fields
 from tests.jobs_support import Terminal, open_terminal
 
 

@@ -11,7 +11,7 @@ import pytest
 from runtime.client.identify import Identity, Kind
 from runtime.client.tasks.cancel import Cancelled, cancel, cancel_experiment, cancel_task
 from runtime.client.tasks.redrive import retry
-from runtime.client.tasks.status import read_standing
+from runtime.client.tasks.standing import read_standing
 from runtime.errors import NotPossible, StoreUnavailable
 from runtime.reasons import EndReason
 from runtime.records.coverage import Coverage

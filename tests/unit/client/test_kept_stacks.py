@@ -22,14 +22,15 @@ from runtime.client.tasks import code as submitted_code
 from runtime.client.tasks import kept_stacks
 from runtime.client.tasks.code import CodeInHand, take_code
 from runtime.client.tasks.kept_stacks import borrow_stack, close_kept
-from runtime.client.tasks.submit import Submission, submit, wait
+from runtime.client.tasks.submit import Submission, submit
+from runtime.client.tasks.wait import wait
 from runtime.config import load_settings
 from runtime.errors import InvalidTask, NotPossible, UnknownName
 from runtime.queues.sqlite.queue import open_sqlite
 from runtime.records import embedded
 from runtime.snapshots.snapshot import fetch_snapshot
 from runtime.snapshots.watch import TreeWatch
-from runtime.stack.find import OpenStack
+from runtime.stack.open import OpenStack
 from runtime.testing import sample_task
 
 WORDS = ("p", "w")

@@ -17,12 +17,15 @@ from types import SimpleNamespace
 import pytest
 
 from runtime.client.fetch import FilesDiffer
-from runtime.client.jobs.launch import FieldsRefused, JobHandle, LaunchOptions, find_job, launch
-from runtime.client.jobs.status import read_attempts
+from runtime.client.jobs.attempts import read_attempts
+from runtime.client.jobs.find import find_job
+from runtime.client.jobs.handle import JobHandle
+from runtime.client.jobs.launch import launch
+from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions
 from runtime.config import Project, Settings
 from runtime.errors import NotPossible, UnknownName
 from runtime.jobs import ledger
-from runtime.jobs.hosts.base import LocalFiles
+from runtime.jobs.hosts.local import LocalFiles
 from runtime.jobs.identity import owner_name
 from runtime.jobs.lock import Lock
 from runtime.jobs.spec import Array, Code, CodeMode, JobSpec, JobState, Retry

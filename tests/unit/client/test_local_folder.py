@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from runtime.client.fetch import RemoteFile, fetch
 from runtime.client.local_folder import Became, LocalFolder, NameRefused, check_name
 from runtime.errors import InvalidContract, NotPossible, StoreUnavailable
-from runtime.jobs.hosts.base import LocalFiles
 from runtime.jobs.hosts.bucket import BucketFiles
+from runtime.jobs.hosts.local import LocalFiles
 from runtime.outputs import parse_outputs
 from tests.fakes.gcs import GcsServer
 from tests.jobs_support import Terminal, launch_as_before, open_terminal

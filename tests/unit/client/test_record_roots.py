@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.client.jobs.launch import find_job
+from runtime.client.jobs.find import find_job
 from runtime.client.jobs.roots import KnownRoot
 from runtime.jobs.hosts.agent import MARKER
-from runtime.testing.launchers import read_log
+from runtime.testing.launcher_bench import read_log
 from runtime.worker.attempts import processes
 from tests.jobs_support import Terminal, open_terminal
 from tests.shim_support import processes_with, wait_for

@@ -23,7 +23,7 @@ from runtime.client.tasks.redrive import (
     redrive,
     retry,
 )
-from runtime.client.tasks.status import read_standing
+from runtime.client.tasks.standing import read_standing
 from runtime.errors import InvalidValue
 from runtime.reasons import EndReason
 from runtime.records.coverage import Coverage

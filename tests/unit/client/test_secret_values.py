@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.client.jobs.launch import make_context
+from runtime.client.jobs.prepare import make_context
 from runtime.client.jobs.secrets import OLDER_VERSIONS, read_values
 from runtime.config import Project, Settings
 from runtime.errors import InfrastructureFailure, MissingExtra, NotPossible, RequestRefused, UnknownName
@@ -73,7 +73,7 @@ def settings(tmp_path: Path, google: GoogleServer, published: Path) -> Settings:
 @pytest.fixture
 def read(settings: Settings) -> Read:
     def call(*refs: SecretRef, target: Target = HPC, changed: Settings | None = None, **environ: str) -> dict[str, str]:
-        return read_values(refs or [TOKEN], target, replace(make_context(target, changed or settings), environ=environ))
+        return read_values(refs or [TOKEN], target, replace(make_context(changed or settings), environ=environ))
 
     return call
 

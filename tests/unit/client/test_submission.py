@@ -18,8 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.client.tasks import submit as submit_module
-from runtime.client.tasks.submit import Submission, make_tasks, repair, submit, submit_tasks, wait
+from runtime.client.tasks import sending
+from runtime.client.tasks.make import TaskOptions, make_tasks
+from runtime.client.tasks.repair import repair
+from runtime.client.tasks.submit import Submission, submit, submit_tasks
+from runtime.client.tasks.wait import wait
 from runtime.errors import (
     InfrastructureFailure,
     InvalidTask,
@@ -88,8 +91,8 @@ def queue(records: MemoryRecords) -> Forgetful:
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submit_module._ThroughManifest, "part_tasks", 4)
-    monkeypatch.setattr(submit_module._Direct, "part_tasks", 4)
+    monkeypatch.setattr(sending.ThroughManifest, "part_tasks", 4)
+    monkeypatch.setattr(sending.Direct, "part_tasks", 4)
 
 
 def listed(records: MemoryRecords, experiment: str = EXPERIMENT) -> list[str]:
@@ -409,8 +412,8 @@ def test_progress_counts_every_task_once(queue: Forgetful) -> None:
 
 
 def test_many_tasks_are_not_named(queue: Forgetful) -> None:
-    assert put(queue, tasks_of(*range(submit_module.NAMED_TASKS))).ids is not None
-    assert put(queue, tasks_of(*range(1000, 1001 + submit_module.NAMED_TASKS))).ids is None
+    assert put(queue, tasks_of(*range(sending.NAMED_TASKS))).ids is not None
+    assert put(queue, tasks_of(*range(1000, 1001 + sending.NAMED_TASKS))).ids is None
 
 
 # into the queue's own file
@@ -609,7 +612,7 @@ def test_key_and_arguments_of_a_list_are_refused(queue: Any) -> None:
 
 def test_malformed_item_of_a_list_is_named_by_its_place() -> None:
     with pytest.raises(InvalidTask) as refused:
-        list(make_tasks([{"command": ["a"]}, {"command": []}], submit_module.TaskOptions()))
+        list(make_tasks([{"command": ["a"]}, {"command": []}], TaskOptions()))
 
     assert refused.value.line == 2
 
@@ -759,7 +762,7 @@ def test_wait_counts_what_did_not_succeed(tmp_path: Path) -> None:
 
 
 def test_large_submission_is_waited_for_as_an_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submit_module, "NAMED_TASKS", 2)
+    monkeypatch.setattr(sending, "NAMED_TASKS", 2)
     queue, records = open_sqlite(tmp_path / "q.db")
     done = submit([("p", "w", [str(n)]) for n in range(5)], queue=queue, experiment="many")
     assert done.ids is None
@@ -878,7 +881,7 @@ def test_wait_for_what_only_a_foreign_producer_sent_goes_by_its_records(tmp_path
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch) -> MemoryQueue:
     """A queue of 6 tasks beside its records, all waited for as an experiment."""
-    monkeypatch.setattr(submit_module, "NAMED_TASKS", 2)
+    monkeypatch.setattr(sending, "NAMED_TASKS", 2)
     queue = MemoryQueue(MemoryRecords())
     submit([("p", "w", [str(n)]) for n in range(6)], queue=queue, experiment=EXPERIMENT)
     return queue

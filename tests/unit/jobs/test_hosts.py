@@ -19,19 +19,10 @@ import pytest
 from runtime.client.jobs.roots import RootLost
 from runtime.errors import StoreUnavailable
 from runtime.jobs.hosts.agent import MARKER
-from runtime.jobs.hosts.base import (
-    AccessDenied,
-    Answer,
-    Files,
-    FileToWrite,
-    Host,
-    HostUnavailable,
-    Links,
-    LocalHost,
-    Room,
-    SshHost,
-)
+from runtime.jobs.hosts.base import AccessDenied, Answer, Files, FileToWrite, Host, HostUnavailable, Links, Room
 from runtime.jobs.hosts.bucket import is_bucket
+from runtime.jobs.hosts.local import LocalHost
+from runtime.jobs.hosts.ssh import SshHost
 from tests.jobs_support import as_somebody_else, folder_for_all
 from tests.shim_support import PATIENCE_S, find_pythons, wait_for
 from tests.ssh_support import SshServer

@@ -36,13 +36,10 @@ from runtime.jobs.spec import (
     Range,
     Retry,
     SecretRef,
-    encode_spec,
-    job_id,
     parse_spec,
-    set_fields,
-    spec_fields,
     spec_schema,
 )
+from runtime.jobs.spec_fields import encode_spec, job_id, set_fields, spec_fields
 from runtime.jobs.spec_file import load_spec, load_yaml
 from runtime.schema import Size
 

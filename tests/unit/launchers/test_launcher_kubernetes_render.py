@@ -29,9 +29,9 @@ from runtime.jobs.spec import (
     Range,
     Retry,
     SecretRef,
-    leaf_fields,
     parse_spec,
 )
+from runtime.jobs.spec_fields import leaf_fields
 from runtime.launchers.kubernetes.fidelity import KEEPS
 from runtime.launchers.kubernetes.files import JobFiles
 from runtime.launchers.kubernetes.gpu_leases import (
@@ -339,11 +339,11 @@ def test_pod_that_serves_files_ends_and_goes_although_nobody_is_there(context: P
 
 def test_every_field_of_a_spec_is_kept_in_one_way() -> None:
     assert sorted(KEEPS) == sorted(leaf_fields())
-    assert all(keeping.how for keeping in KEEPS.values())
+    assert all(support.how for support in KEEPS.values())
 
 
 def test_refused_fields_say_why(context: PlanContext) -> None:
-    refused = {name for name, keeping in KEEPS.items() if keeping.fidelity is Fidelity.REFUSED}
+    refused = {name for name, support in KEEPS.items() if support.fidelity is Fidelity.REFUSED}
 
     assert {"nodes", "resources.tpu.type", "after", "start_deadline", "outputs.upload"} <= refused
     assert plan(context, nodes=2).refused() == ["nodes"]

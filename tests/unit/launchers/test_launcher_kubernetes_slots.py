@@ -10,10 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from runtime.client.jobs.launch import make_context
+from runtime.client.jobs.prepare import make_context
 from runtime.config import Project, Settings
 from runtime.errors import InfrastructureFailure, NotPossible
-from runtime.jobs.hosts.base import Host, LocalFiles
+from runtime.jobs.hosts.base import Host
+from runtime.jobs.hosts.local import LocalFiles
 from runtime.jobs.ledger import now
 from runtime.jobs.plan import JobIdentity, LaunchPlan, Target
 from runtime.jobs.spec import Array, Code, CodeMode, Gpus, JobResources, JobSpec
@@ -111,12 +112,12 @@ def planned(tmp_path: Path) -> LaunchPlan:
         resources=JobResources(gpus=Gpus(count=0.25)),
     )
     job = JobIdentity(id="j-0123456789abcdef01234567", name="train", owner="ada", snapshot=None)
-    return KubernetesLauncher().plan(spec, target, job, make_context(target, settings, tmp_path))
+    return KubernetesLauncher().plan(spec, target, job, make_context(settings, tmp_path))
 
 
 def submit(api: Api, plan: LaunchPlan, number: int, tmp_path: Path) -> str:
     settings = Settings(project=Project(root=tmp_path), data_dir=tmp_path, cache_dir=tmp_path, config_dir=tmp_path)
-    place = read_place(plan.target, make_context(plan.target, settings, tmp_path))
+    place = read_place(plan.target, make_context(settings, tmp_path))
     host = SimpleNamespace(cluster=api, place=place, files=LocalFiles(str(tmp_path)))
     return KubernetesLauncher().submit(plan, plan.parts[number], cast(Host, host))
 

@@ -13,13 +13,16 @@ from typing import Any
 import pytest
 
 from runtime.client.jobs.gc import Garbage, find_garbage
-from runtime.client.jobs.launch import JobHandle, launch, make_context
+from runtime.client.jobs.handle import JobHandle
+from runtime.client.jobs.launch import launch
+from runtime.client.jobs.prepare import make_context
 from runtime.client.jobs.retry import retry_job
 from runtime.client.jobs.targets import find_target
 from runtime.config import Settings, load_settings
 from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.jobs import ledger
-from runtime.jobs.hosts.base import HostUnavailable, LocalFiles
+from runtime.jobs.hosts.base import HostUnavailable
+from runtime.jobs.hosts.local import LocalFiles
 from runtime.jobs.identity import owner_name
 from runtime.jobs.plan import PlanContext, Target
 from runtime.jobs.spec import Array, Gpus, JobResources, JobSpec, JobState
@@ -89,7 +92,7 @@ class Lab:
 
     def launch_host(self) -> Any:
         target = find_target("lab", self.settings)
-        return KubernetesLauncher().open_host(target, make_context(target, self.settings))
+        return KubernetesLauncher().open_host(target, make_context(self.settings))
 
     def record(self, job: JobHandle) -> Path:
         return self.root / "data" / "runtime" / "jobs" / job.id

@@ -15,16 +15,18 @@ from typing import Any
 
 import pytest
 
-from runtime.client.jobs.launch import make_context
+from runtime.client.jobs.prepare import make_context
 from runtime.config import Project, Settings
-from runtime.jobs.hosts.base import HostUnavailable, LocalHost
+from runtime.jobs.hosts.base import HostUnavailable
+from runtime.jobs.hosts.local import LocalHost
 from runtime.jobs.plan import JobIdentity, LaunchPlan, NativeState, Target
 from runtime.jobs.spec import Code, CodeMode, JobSpec, JobState
 from runtime.launchers.base import Explanation
 from runtime.launchers.slurm import client as client_module
 from runtime.launchers.slurm import launcher as launcher_module
 from runtime.launchers.slurm.client import SCRUB, SlurmClient, SlurmUnavailable, clean_variables, read_code
-from runtime.launchers.slurm.launcher import SlurmLauncher, SubmitRefused
+from runtime.launchers.slurm.launcher import SlurmLauncher
+from runtime.launchers.slurm.refusal import SubmitRefused
 from runtime.launchers.slurm.settings import SlurmSettings
 from runtime.reasons import EndReason
 from tests.shim_support import signal_all, wait_for
@@ -61,7 +63,7 @@ class Cluster:
         )
         spec = JobSpec(command=("true",), code=Code(mode=CodeMode.IMAGE))
         job = JobIdentity(id=JOB, name="x", owner="ada", snapshot=None)
-        plan = SlurmLauncher().plan(spec, self.target, job, make_context(self.target, loaded, self.folder))
+        plan = SlurmLauncher().plan(spec, self.target, job, make_context(loaded, self.folder))
         self.host.files.make_folder(plan.folder)
         return replace(plan, order={**plan.order, **order})
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.client.jobs.launch import make_context
+from runtime.client.jobs.prepare import make_context
 from runtime.config import Project, Settings
 from runtime.errors import InvalidValue, NotPossible, UnknownName
 from runtime.jobs.plan import JobIdentity, LaunchPlan, Target
@@ -39,11 +39,12 @@ from runtime.jobs.spec import (
     Range,
     SecretRef,
     When,
-    leaf_fields,
 )
+from runtime.jobs.spec_fields import leaf_fields
 from runtime.launchers.slurm import render
 from runtime.launchers.slurm.bundle import export_bundle
-from runtime.launchers.slurm.launcher import KEEPS, SlurmLauncher
+from runtime.launchers.slurm.fidelity import KEEPS
+from runtime.launchers.slurm.launcher import SlurmLauncher
 from runtime.launchers.slurm.settings import SlurmSettings, read_settings
 from runtime.shim.setup import END_SETUP
 
@@ -56,7 +57,7 @@ def make_plan(spec: JobSpec, tmp_path: Path, **settings: Any) -> LaunchPlan:
     loaded = Settings(project=Project(root=tmp_path), data_dir=tmp_path, cache_dir=tmp_path, config_dir=tmp_path)
     job = JobIdentity(id=JOB, name="train", owner="ada", snapshot=None)
     spec = replace(spec, code=Code(mode=CodeMode.IMAGE))
-    return SlurmLauncher().plan(spec, target, job, make_context(target, loaded, tmp_path))
+    return SlurmLauncher().plan(spec, target, job, make_context(loaded, tmp_path))
 
 
 def shown(plan: LaunchPlan) -> str:
@@ -336,7 +337,7 @@ def test_record_root_is_the_clusters_scratch_and_never_a_home_by_itself(tmp_path
     from runtime.launchers.slurm.launcher import find_records
 
     loaded = Settings(project=Project(root=tmp_path), data_dir=tmp_path, cache_dir=tmp_path, config_dir=tmp_path)
-    context = make_context(Target(name="hpc", kind="slurm"), loaded)
+    context = make_context(loaded)
 
     with pytest.raises(NotPossible):
         find_records(Target(name="hpc", kind="slurm"), replace(context, environ={"HOME": "/home/ada"}))

@@ -13,7 +13,8 @@ import pytest
 
 from runtime.config import Project, Settings
 from runtime.errors import NotPossible
-from runtime.jobs.hosts.base import Answer, FileToWrite, HostUnavailable, LocalFiles
+from runtime.jobs.hosts.base import Answer, FileToWrite, HostUnavailable
+from runtime.jobs.hosts.local import LocalFiles
 from runtime.jobs.plan import Fidelity, JobIdentity, LaunchPlan, PlanContext, Target
 from runtime.jobs.spec import (
     Array,
@@ -75,7 +76,7 @@ def make_context(tmp_path: Path, **environ: str) -> PlanContext:
 
 def render(plan: LaunchPlan) -> str:
     order = json.dumps(plan.order, indent=1, sort_keys=True)
-    kept = "\n".join(f"{name}: {keeping.fidelity} by {keeping.how}" for name, keeping in plan.fidelity.items())
+    kept = "\n".join(f"{name}: {support.fidelity} by {support.how}" for name, support in plan.fidelity.items())
     return f"# command\n{plan.artefacts['command']}\n# order\n{order}\n\n# fidelity\n{kept}\n"
 
 
@@ -123,7 +124,7 @@ def test_plan_of_a_job_with_cpus_and_memory_has_them_as_limits(
     plan = SshLauncher().plan(spec, BOX, JOB, make_context(tmp_path))
 
     assert plan.order["limits"] == limits
-    assert {name: keeping.fidelity for name, keeping in plan.fidelity.items() if name.startswith("resources.")} == {
+    assert {name: support.fidelity for name, support in plan.fidelity.items() if name.startswith("resources.")} == {
         "resources.cpus": Fidelity.SHIM,
         "resources.memory": Fidelity.SHIM,
     }

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import NotPossible
-from runtime.jobs.hosts.base import Files, LocalFiles, LocalHost, SshHost
+from runtime.jobs.hosts.base import Files
+from runtime.jobs.hosts.local import LocalFiles, LocalHost
+from runtime.jobs.hosts.ssh import SshHost
 from runtime.jobs.lock import Lock
 from runtime.shim import fold as folding
 from runtime.shim.fold import FOLDED, close_job, fold_job, unfold

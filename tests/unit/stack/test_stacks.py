@@ -37,10 +37,10 @@ from runtime.stack.find import (
     find_published_url,
     find_stack,
     list_stacks,
-    open_stack,
     pull_stack,
     read_stack,
 )
+from runtime.stack.open import open_stack
 from runtime.testing import sample_task
 
 DEV = StackOutputs(stack="dev", region="us-west4")

@@ -14,15 +14,16 @@ import pytest
 
 from runtime.cli.main import main
 from runtime.client.identify import identify
+from runtime.client.tasks.make import TaskOptions
 from runtime.client.tasks.redrive import begin_again, plan_redrive
-from runtime.client.tasks.submit import TaskOptions, submit
+from runtime.client.tasks.submit import submit
 from runtime.errors import InvalidTask, InvalidValue, RequestRefused, UnknownName
 from runtime.queues.memory import MemoryQueue
 from runtime.queues.pubsub.client import ReceivedMessage
 from runtime.queues.pubsub.message import read_message
 from runtime.queues.sqlite.queue import open_sqlite
 from runtime.records.memory import MemoryRecords
-from runtime.stack.find import open_stack
+from runtime.stack.open import open_stack
 from runtime.tasks.model import (
     LIMITS,
     CommandEntry,

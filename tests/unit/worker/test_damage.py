@@ -17,8 +17,11 @@ from runtime.client.tasks.cancel import cancel
 from runtime.client.tasks.explain import explain, read_facts
 from runtime.client.tasks.logs import find_logs
 from runtime.client.tasks.redrive import dead_letter, read_dead, redrive, retry
-from runtime.client.tasks.status import read_experiment, read_overview, read_standing, read_task
-from runtime.client.tasks.submit import Submission, repair, submit_tasks, wait
+from runtime.client.tasks.repair import repair
+from runtime.client.tasks.standing import read_standing
+from runtime.client.tasks.status import read_experiment, read_overview, read_task
+from runtime.client.tasks.submit import Submission, submit_tasks
+from runtime.client.tasks.wait import wait
 from runtime.errors import NotPossible
 from runtime.queues.sqlite.queue import open_sqlite
 from runtime.reasons import EndReason

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from runtime.errors import StoreUnavailable
-from runtime.jobs.hosts.base import LocalFiles
+from runtime.jobs.hosts.local import LocalFiles
 from runtime.shim import serve as serving
 from runtime.shim.attempt import Attempt
 from runtime.shim.files import _write_beside, write_whole

@@ -16,7 +16,7 @@ STILL_S: Final = 1.3 * BEAT_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pulse:
+class Heartbeat:
     """What the counter was at the first look and at the last one."""
 
     attempt: int
@@ -29,7 +29,7 @@ class Pulse:
         return self.before != self.after
 
 
-class PulseWatch:
+class HeartbeatWatch:
     """Looks for the first time when it is made, so that what is asked of others until `wait` counts as waiting."""
 
     def __init__(self, files: Files, run: str, attempt: int) -> None:
@@ -38,7 +38,7 @@ class PulseWatch:
         self._before = files.read(self._name)
         self._began = time.monotonic()
 
-    def wait(self, tell: Callable[[str], None]) -> Pulse | None:
+    def wait(self, tell: Callable[[str], None]) -> Heartbeat | None:
         """None where nothing is counted yet. Takes at most `STILL_S`, and says so to `tell`."""
         if not self._before:
             return None
@@ -47,18 +47,22 @@ class PulseWatch:
             watched = time.monotonic() - self._began
             now = self._files.read(self._name) or self._before
             if now != self._before or watched >= STILL_S:
-                return Pulse(attempt=self._attempt, before=self._before.decode(), after=now.decode(), watched_s=watched)
+                return Heartbeat(
+                    attempt=self._attempt, before=self._before.decode(), after=now.decode(), watched_s=watched
+                )
             if not told:
                 told = True
                 tell(f"waiting for a sign of life of attempt {self._attempt}, at most {format_duration(STILL_S)}")
             time.sleep(min(1.0, max(0.05, STILL_S - watched)))
 
 
-def describe_pulse(pulse: Pulse) -> list[str]:
-    if pulse.moved:
-        return [f"the shim of attempt {pulse.attempt} lives: its counter went from {pulse.before} to {pulse.after}"]
-    stood = f"its counter stood at {pulse.before} for {format_duration(round(pulse.watched_s))}"
+def describe_heartbeat(heartbeat: Heartbeat) -> list[str]:
+    if heartbeat.moved:
+        return [
+            f"the shim of attempt {heartbeat.attempt} lives: its counter went from {heartbeat.before} to {heartbeat.after}"
+        ]
+    stood = f"its counter stood at {heartbeat.before} for {format_duration(round(heartbeat.watched_s))}"
     return [
-        f"no sign of life of attempt {pulse.attempt}: {stood}; a shim that lives moves it every {format_duration(BEAT_S)}",
+        f"no sign of life of attempt {heartbeat.attempt}: {stood}; a shim that lives moves it every {format_duration(BEAT_S)}",
         "that alone proves nothing: a shim that stands still, a folder that hangs and one that shows changes late look alike",
     ]

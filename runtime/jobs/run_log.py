@@ -1,4 +1,4 @@
-"""The log of one rank of an attempt, read on as it grows, also where its shim keeps only its beginning and its end."""
+"""The log of one rank of an attempt, read on as it grows, even if its shim keeps only the beginning and the end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 
 from runtime.jobs.hosts.base import Files
-from runtime.jobs.ledger import job_folder
+from runtime.jobs.ledger import job_folder, list_attempts
 from runtime.shim.logs import GAP, LOG_BYTES, render_gap, split_log
 
 
@@ -45,3 +45,19 @@ class LogReader:
         """How many bytes are left out behind the beginning; None of a log that is whole."""
         found = GAP.fullmatch(self._files.read_from(self._name, self._head, len(render_gap(0))))
         return int(found[1]) if found else None
+
+
+class RunLog:
+    """Reads what one rank of a run has printed since the last call, attempt after attempt."""
+
+    def __init__(self, files: Files, job: str, index: int, limit: int, *, rank: int = 0) -> None:
+        self._files, self._job, self._index, self._rank, self._limit = files, job, index, rank, limit
+        self._readers: dict[int, LogReader] = {}
+
+    def read(self, attempt: int | None = None) -> Iterator[bytes]:
+        """The new bytes of `attempt`, or of the newest attempt that was read and those after it."""
+        newest = max(self._readers, default=1)
+        numbers = [each for each in list_attempts(self._files, self._job, self._index) if each >= newest]
+        for number in numbers if attempt is None else [attempt]:
+            name = f"{job_folder(self._job)}/runs/{self._index}/a{number:04d}/rank{self._rank}.log"
+            yield from self._readers.setdefault(number, LogReader(self._files, name, self._limit)).read()

@@ -1,0 +1,180 @@
+"""Whether the names that a stack would take are free, and the resources of other stacks that it refers to exist."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from infra.naming import MAKER, MANAGED_BY, STACK_LABEL, Names, labels
+from infra.preflight.findings import Finding, fail, guard_all, ok, warn
+from infra.settings.model import Settings
+from runtime.stack.google_api import GoogleApi, GoogleRefused
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A name that the stack would take."""
+
+    what: str
+    name: str
+    service: str
+    path: str
+    adoptable: bool = False
+
+
+def list_wanted(settings: Settings) -> Iterator[Wanted]:
+    """Every name that `up` would take in the project."""
+    project, names = f"projects/{settings.project}", Names(stack=settings.stack, project=settings.project)
+    for queue in settings.queues:
+        for what, kind, name in (
+            ("topic", "topics", names.topic(queue)),
+            ("topic", "topics", names.dead_letters(queue)),
+            ("subscription", "subscriptions", names.subscription(queue)),
+            ("subscription", "subscriptions", names.dead_letters(queue)),
+        ):
+            yield Wanted(what, name, "pubsub", f"v1/{project}/{kind}/{name}")
+    if settings.records is not None:
+        name = settings.records.bucket or names.bucket("records")
+        yield Wanted("bucket", name, "storage", f"storage/v1/b/{name}", adoptable=True)
+    for registry, each in settings.registries.items():
+        name = each.repository or names.repository(registry)
+        for region in each.regions or (settings.region or "",):
+            if region not in each.existing:
+                path = f"v1/{project}/locations/{region}/repositories"
+                yield Wanted(f"repository in {region}", name, "artifactregistry", f"{path}/{name}")
+                if each.pull_through is not None:
+                    cache = names.repository(f"{registry}-cache")
+                    yield Wanted(f"repository in {region}", cache, "artifactregistry", f"{path}/{cache}")
+    for secret, wanted in settings.secrets.items():
+        if wanted.existing is None:
+            name = names.secret(secret)
+            yield Wanted("secret", name, "secretmanager", f"v1/{project}/secrets/{name}")
+    yield from _wanted_identities(settings, names)
+    if settings.network is not None and settings.network.subnet is None:
+        name = names.network()
+        yield Wanted("network", name, "compute", f"compute/v1/{project}/global/networks/{name}")
+    for head in settings.heads:
+        name = names.head(head)
+        path = f"compute/v1/{project}/zones/{settings.zone}/instances/{name}"
+        yield Wanted("machine", name, "compute", path)
+
+
+def _wanted_identities(settings: Settings, names: Names) -> Iterator[Wanted]:
+    from infra.program import find_roles
+
+    project = f"projects/{settings.project}"
+    roles = [role.value for role in find_roles(settings)]
+    roles += [f"{head}-{role}" for head in settings.heads for role in ("head", "node")]
+    roles += ["deployer", "previewer"] if settings.ci is not None else []
+    for role in roles:
+        path = f"v1/{project}/serviceAccounts/{names.account_email(role)}"
+        yield Wanted("service account", names.account(role), "iam", path)
+    made = [f"{head}-{role}" for head in settings.heads for role in ("head", "reaper")]
+    made += ["deployer", "previewer"] if settings.ci is not None else []
+    for role in made:
+        name = names.role(role)
+        yield Wanted("custom role", name, "iam", f"v1/{project}/roles/{name}", adoptable=True)
+    if settings.ci is not None and settings.ci.pool is None:
+        name = names.identity_pool()
+        path = f"v1/{project}/locations/global/workloadIdentityPools/{name}"
+        yield Wanted("identity pool", name, "iam", path, adoptable=True)
+
+
+def look_at_names(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
+    free = total = 0
+    for wanted in list_wanted(settings):
+        total += 1
+        found = list(guard_all(f"name {wanted.name}", partial(_look_up, settings, wanted, api)))
+        free += not found
+        yield from found
+    if settings.records is not None:
+        bucket = settings.records.bucket or Names(stack=settings.stack, project=settings.project).bucket("records")
+        yield from guard_all(f"name {bucket}", lambda: _deleted_buckets(settings, bucket, api))
+    if total:
+        yield ok("names", f"{free} of {total} are free")
+
+
+def _look_up(settings: Settings, wanted: Wanted, api: GoogleApi) -> Iterator[Finding]:
+    """Yield nothing if the name is free."""
+    check = f"name {wanted.name}"
+    thing = f"{wanted.what} `{wanted.name}`"
+    try:
+        found = api.find(wanted.service, wanted.path)
+    except GoogleRefused as refused:
+        if refused.status == 403 and not refused.disabled_api and wanted.what == "bucket":
+            text = f"{thing} is another project's: the names of buckets are unique in the world"
+            yield fail(check, text, "set `records.bucket` to another name")
+            return
+        if refused.disabled_api:
+            return  # An API that was never on holds nothing.
+        raise
+    if found is None:
+        return
+    adopts = "`adopt: true` in the stack file takes it over"
+    if found.get("deleted") or found.get("state") == "DELETED":
+        if settings.adopt and wanted.adoptable:
+            yield ok(check, f"{thing} is soft-deleted, and `adopt` brings it back")
+        else:
+            yield fail(check, f"{thing} is soft-deleted, and its name cannot be taken until it is gone", adopts)
+        return
+    owner = _owner(found, settings)
+    if owner == settings.stack:
+        yield ok(check, f"{thing} is there and this stack's own")
+    elif owner is not None:
+        yield fail(check, f"{thing} is there and belongs to stack `{owner}`", "choose another name for this stack")
+    elif settings.adopt and wanted.adoptable:
+        yield ok(check, f"{thing} is there, and `adopt` takes it over")
+    else:
+        fix = adopts if wanted.adoptable else "import it (docs/operations.md), or delete it"
+        yield warn(check, f"{thing} is there: fine if an earlier `up` of this stack made it, else `up` fails", fix)
+
+
+def _owner(found: Mapping[str, Any], settings: Settings) -> str | None:
+    """The stack that made `found`, by its labels, or by the words of its description if its kind has no labels."""
+    borne = found.get("labels", {})
+    if borne.get(MANAGED_BY) == MAKER:
+        own = borne.get(STACK_LABEL)
+        return settings.stack if own == labels(settings.stack, {})[STACK_LABEL] else str(own)
+    said = " ".join(str(found.get(key, "")) for key in ("displayName", "title", "description"))
+    names = Names(stack=settings.stack, project=settings.project)
+    ours = {settings.stack, *(names.cluster(head) for head in settings.heads)}
+    return settings.stack if ours & set(re.findall(r"[\w-]+", said)) else None
+
+
+def find_referred(settings: Settings) -> Iterator[Wanted]:
+    """Resources that the stack uses and another stack makes."""
+    for registry in settings.registries.values():
+        for existing in registry.existing.values():
+            yield Wanted("repository", existing, "artifactregistry", f"v1/{existing}")
+    for secret in settings.secrets.values():
+        if secret.existing is not None:
+            yield Wanted("secret", secret.existing, "secretmanager", f"v1/{secret.existing}")
+    if settings.ci is not None and settings.ci.pool is not None:
+        yield Wanted("identity pool", settings.ci.pool, "iam", f"v1/{settings.ci.pool}")
+    subnet = settings.network.subnet if settings.network is not None else None
+    if subnet is not None:
+        path = subnet[subnet.index("projects/") :] if "projects/" in subnet else subnet
+        yield Wanted("subnet", path, "compute", f"compute/v1/{path}")
+
+
+def look_for(wanted: Wanted, api: GoogleApi) -> Iterator[Finding]:
+    check = f"uses {wanted.what}"
+    found = api.find(wanted.service, wanted.path)
+    if found is None or found.get("state") == "DELETED":
+        fix = "bring up the stack that makes it first, or correct the name"
+        yield fail(check, f"there is no `{wanted.name}`, which this stack refers to", fix)
+    else:
+        yield ok(check, f"{wanted.name} is there")
+
+
+def _deleted_buckets(settings: Settings, bucket: str, api: GoogleApi) -> Iterator[Finding]:
+    found = api.pages("storage", "storage/v1/b", "items", project=settings.project, softDeleted="true", prefix=bucket)
+    for each in found:
+        if each.get("name") == bucket:
+            until = str(each.get("hardDeleteTime", "some days"))[:10]
+            text = f"bucket `{bucket}` was deleted; what it held can be had back until {until}"
+            fix = f"gcloud storage restore gs://{bucket}#{each.get('generation', 'GENERATION')}, then `adopt: true`"
+            yield warn(f"name {bucket}", text, fix)

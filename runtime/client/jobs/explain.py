@@ -1,0 +1,355 @@
+"""Why a job stands where it does: what was seen, and one sentence, the evidence and the next step made of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from runtime.client.jobs.attempts import AttemptView, read_attempts, tell_attempts
+from runtime.client.jobs.handle import JobHandle
+from runtime.client.jobs.logs import find_native, read_backend_log
+from runtime.client.jobs.status import AfterView, describe_after, read_after
+from runtime.errors import RuntimeFailure
+from runtime.jobs import ledger
+from runtime.jobs.heartbeat import Heartbeat, HeartbeatWatch, describe_heartbeat
+from runtime.jobs.hosts.base import Room, read_tail
+from runtime.jobs.ledger import IndexStatus, JobStatus, LedgerEntry, check_index, job_folder, newest_natives
+from runtime.jobs.plan import NativeState
+from runtime.jobs.spec import JobState
+from runtime.jobs.traces import Raised, describe_code, find_raised
+from runtime.launchers.standing import ask
+from runtime.reasons import EndReason
+from runtime.units import format_duration, format_size, format_time
+from runtime.values import dataclass
+
+TOLD_LINES: Final = 3
+"""Lines of a log that an explanation has."""
+UNCAUGHT: Final = 1
+"""How Python exits with an exception that nobody caught."""
+TOLD_ALONE: Final = 10
+"""The same of the backend's own log, if no attempt began."""
+
+
+# why
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts:
+    """What was seen of one job, or of one run of it; everything that an explanation may rest on."""
+
+    status: JobStatus
+    index: int
+    """The run that is explained."""
+    attempts: tuple[AttemptView, ...] = ()
+    log: tuple[str, ...] = ()
+    """Last lines of its newest attempt."""
+    raised: Raised | None = None
+    """The exception that ended it, if its log says so."""
+    backend_log: tuple[str, ...] = ()
+    """Last lines of what the backend kept beside the log: of what ran before the shim, and of the shim itself."""
+    backend: tuple[str, tuple[str, ...], str | None] | None = None
+    """The launcher's own sentence, evidence and hint."""
+    native: NativeState | None = None
+    cancelled_by: str | None = None
+    one_of_many: bool = False
+    """A run of an array was asked for by its index."""
+    limits: Mapping[str, Any] | None = None
+    """The order's `retry`, `time_limit_s` and the like."""
+    heartbeat: Heartbeat | None = None
+    """None where it was not looked for, or where nothing is counted yet."""
+    after: tuple[AfterView, ...] = ()
+    """The jobs that it comes after, if nothing of it has begun."""
+    room: Room | None = None
+    """What is free in the record root; None if it was not looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobExplanation:
+    sentence: str
+    evidence: tuple[str, ...] = ()
+    next_step: str | None = None
+
+
+def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str], None] | None = None) -> JobFacts:
+    """Look at everything that tells why a job stands where it does.
+
+    With `watch`, also for a sign of life of an attempt that runs; `watch` is told where that takes time.
+    """
+    status, said = job.look()
+    entry = status.entry
+    chosen = check_index(entry, index) if index is not None else _telling_index(status)
+    attempts = read_attempts(job.files, job.id, chosen)
+    watched = None
+    if watch and _may_live(status, chosen, attempts):
+        watched = HeartbeatWatch(job.files, f"{job_folder(job.id)}/runs/{chosen}", attempts[-1].attempt)
+    native, backend = _ask_why(job, entry, chosen, said)
+    log: list[str] = []
+    if attempts:
+        log = read_tail(job.files, f"{job_folder(job.id)}/runs/{chosen}/a{attempts[-1].attempt:04d}/rank0.log", 100)
+    mark = job.files.read(f"{job_folder(job.id)}/cancel") or job.files.read(f"{job_folder(job.id)}/cancel.{chosen}")
+    order = json.loads(job.files.read(f"{job_folder(job.id)}/order.json") or b"{}")
+    beside = read_backend_log(job, native)
+    heartbeat = watched.wait(watch) if watched and watch else None
+    if heartbeat and not heartbeat.moved and read_attempts(job.files, job.id, chosen) != attempts:
+        return read_facts(job, index)  # it ended meanwhile
+    return JobFacts(
+        status=status,
+        index=chosen,
+        attempts=tuple(tell_attempts(job, entry, chosen)),
+        log=tuple(log[-TOLD_LINES:]),
+        raised=find_raised("\n".join(log)) if attempts and attempts[-1].exit_code == UNCAUGHT else None,
+        backend_log=tuple(beside[-(TOLD_LINES if attempts else TOLD_ALONE) :]),
+        backend=backend,
+        native=native,
+        cancelled_by=_who(mark),
+        one_of_many=entry.indices > 1 and index is not None,
+        limits={key: order.get(key) for key in ("retry", "time_limit_s", "idle_timeout_s", "checkpoint")},
+        heartbeat=heartbeat,
+        after=tuple(read_after(job, entry)),
+        room=None if status.state is JobState.SUCCEEDED else job.files.room(),
+    )
+
+
+def _may_live(status: JobStatus, index: int, attempts: Sequence[AttemptView]) -> bool:
+    one = next(each for each in status.indices if each.index == index)
+    return one.state is JobState.RUNNING and bool(attempts) and attempts[-1].reason is None
+
+
+def _telling_index(status: JobStatus) -> int:
+    for state in (JobState.FAILED, JobState.UNKNOWN, JobState.PENDING, JobState.RUNNING):
+        for each in status.indices:
+            if each.state is state and each.message != ledger.ITS_TURN:
+                return each.index
+    return status.entry.first_index
+
+
+def _ask_why(
+    job: JobHandle, entry: LedgerEntry, index: int, states: Sequence[NativeState]
+) -> tuple[NativeState | None, tuple[str, tuple[str, ...], str | None] | None]:
+    natives = [each.native_id for each in newest_natives(entry)]
+    states = states or ask(natives, job.target, job.launcher, job.host)
+    native = find_native(states, index)
+    if native is None or native.state is JobState.UNKNOWN:
+        return native, None
+    try:
+        said = job.launcher.explain(job.target, native, job.host)
+    except RuntimeFailure:
+        return native, None
+    return native, (said.sentence, tuple(said.evidence), said.hint) if said else None
+
+
+def _who(mark: bytes | None) -> str | None:
+    if mark is None:
+        return None
+    try:
+        said = json.loads(mark)
+        return f"{said['by']} at {said['at']}"
+    except (ValueError, KeyError):
+        return "somebody"
+
+
+def explain(facts: JobFacts) -> JobExplanation:
+    """Pure: one sentence, the evidence, the next step."""
+    status = facts.status
+    entry = status.entry
+    one = next(each for each in status.indices if each.index == facts.index)
+    what = f"job `{entry.id[:10]}`" if not facts.one_of_many else f"run {facts.index} of job `{entry.id[:10]}`"
+    state = one.state if facts.one_of_many or entry.indices == 1 else status.state
+    counted = _count_states(status) if entry.indices > 1 and not facts.one_of_many else None
+    evidence = _evidence(facts, one)
+    short = entry.id[:10]
+    at = f" --index {facts.index}" if entry.indices > 1 else ""
+    if state is JobState.SUCCEEDED:
+        return JobExplanation(f"{what} succeeded", evidence, f"runtime fetch {short}")
+    if (hopeless := next((each for each in facts.after if each.hopeless), None)) and not facts.cancelled_by:
+        will = "never ran" if state.terminal else "will never run"
+        return JobExplanation(
+            f"{what} {will}: it comes after {describe_after(hopeless)}",
+            evidence,
+            f"runtime explain {hopeless.job[:10]}",
+        )
+    if state is JobState.CANCELLED:
+        by = f" by {facts.cancelled_by}" if facts.cancelled_by else ""
+        return JobExplanation(f"{what} was cancelled{by}", evidence, f"runtime retry {short}")
+    if state is JobState.UNKNOWN:
+        said = facts.native.message if facts.native else one.message
+        return JobExplanation(
+            f"nobody knows how {what} stands: target `{entry.target}` does not answer",
+            ((said,) if said else ()) + evidence,
+            f"runtime targets check {entry.target}",
+        )
+    if not entry.natives and not entry.outcomes and entry.refused:
+        return JobExplanation(
+            f"{what} was not taken by `{entry.target}`: {entry.refused.message}",
+            evidence,
+            "mend that, and launch it again",
+        )
+    if not entry.natives and not entry.outcomes:
+        return JobExplanation(
+            f"{what} was never handed to `{entry.target}`: its launch did not get to the end",
+            evidence,
+            "run the same `runtime launch` again: it goes on where it stopped",
+        )
+    if state in (JobState.PENDING, JobState.RUNNING):
+        return _explain_unfinished(facts, what, one, counted, evidence, f"{short}{at}")
+    return _explain_failure(facts, what, one, counted, evidence, short, at)
+
+
+def _explain_unfinished(
+    facts: JobFacts, what: str, one: IndexStatus, counted: str | None, evidence: tuple[str, ...], target: str
+) -> JobExplanation:
+    if facts.backend:
+        sentence, more, hint = facts.backend
+        if counted and facts.status.state is JobState.RUNNING:
+            return JobExplanation(
+                f"{what} runs: {counted}; run {facts.index} {'is pending' if one.state is JobState.PENDING else 'runs'}: "
+                f"{sentence}",
+                (*more, *evidence),
+                hint,
+            )
+        doing = " is pending" if one.state is JobState.PENDING else ""
+        return JobExplanation(f"{what}{doing}: {sentence}", (*more, *evidence), hint)
+    if one.state is JobState.PENDING and not (counted and facts.status.state is JobState.RUNNING):
+        said = f": {one.message}" if one.message else ""
+        return JobExplanation(f"{what} waits on `{facts.status.entry.target}`{said}", evidence, None)
+    last, step = facts.attempts[-1] if facts.attempts else None, f"runtime logs -f {target}"
+    doing = f"its attempt {last.attempt} runs on {last.host}" if last and last.reason is None else "between attempts"
+    if not facts.attempts:
+        doing = "its first attempt has not begun"
+    doing = counted or doing
+    if facts.heartbeat and not facts.heartbeat.moved:
+        of = f" of run {facts.index}" if counted else ""
+        doing += f"; attempt {facts.heartbeat.attempt}{of} gives no sign of life"
+        where = last.host if last and last.host else "its machine"
+        step = f"see whether {where} and the record root answer; if they do not, runtime cancel {target}"
+    return JobExplanation(f"{what} runs: {doing}", evidence, step)
+
+
+NOT_FOUND: Final = 127
+"""Exit code of a command that is not there, as shells have it."""
+
+BY_SETUP: Final = "the setup lines "
+"""How the shim's word of an attempt begins whose lines of setup failed."""
+
+_SAYINGS: Final[Mapping[EndReason, tuple[str, str]]] = {
+    EndReason.APP_FAILED: ("the command failed with exit code {code}{raised}", "runtime logs {job}{at}"),
+    EndReason.OOM: (
+        "the command was killed for memory",
+        "ask for more: --memory SIZE, or do less at a time; then runtime launch again",
+    ),
+    EndReason.DISK: (
+        "the command used more disk than its limit",
+        "ask for more: `resources.disk`, or write less beside the record root; then runtime launch again",
+    ),
+    EndReason.TIMEOUT: (
+        "it came to its time limit{limit} without a new checkpoint",
+        "raise --time-limit, or write checkpoints into RUNTIME_CHECKPOINT_DIR",
+    ),
+    EndReason.IDLE: (
+        "it printed nothing for longer than `idle_timeout`",
+        "see where it hangs: runtime logs {job}{at}; or raise `idle_timeout`",
+    ),
+    EndReason.SETUP_FAILED: ("it could not be prepared{said}", "runtime targets check {target}"),
+    EndReason.PREEMPTED: (
+        "its machine was taken away more often than `retry.preemption` allows",
+        "runtime retry {job} --failed",
+    ),
+    EndReason.NODE_FAILED: ("its machine failed or was started anew", "runtime retry {job} --failed"),
+    EndReason.LOST: (
+        "it went without a word: neither a result nor its process is there",
+        "runtime retry {job} --failed",
+    ),
+    EndReason.NO_CAPACITY: ("no machine could take it in time", "name another target, or ask for less"),
+    EndReason.QUOTA: ("a quota forbids it", "see the quota with whoever runs `{target}`, or ask for less"),
+    EndReason.IMAGE_FAILED: ("its container image could not be started", "correct `image`"),
+    EndReason.CONFIG_INVALID: ("the backend cannot take it as it is", "correct the job file"),
+    EndReason.SIBLING_FAILED: ("another rank of it failed first", "runtime logs {job}{at}"),
+    EndReason.DUPLICATE: ("it was a twin: another native job serves it", "runtime status {job}"),
+}
+
+
+def _explain_failure(
+    facts: JobFacts,
+    what: str,
+    one: IndexStatus,
+    counted: str | None,
+    evidence: tuple[str, ...],
+    short: str,
+    at: str,
+) -> JobExplanation:
+    saying, step = _SAYINGS.get(one.reason or EndReason.LOST, (f"it ended as {one.reason}", "runtime logs {job}{at}"))
+    told = one.message or (facts.attempts[-1].message if facts.attempts else "")
+    if one.reason is EndReason.SETUP_FAILED and facts.index not in facts.status.entry.outcomes:
+        step = "mend `setup` or `python` of target `{target}`; runtime logs {job}{at} shows what was printed"
+    elif told.startswith(BY_SETUP):
+        step = "mend that line of `environment.setup`, or of `setup` of target `{target}`; runtime logs {job}{at}"
+    elif one.reason is EndReason.SETUP_FAILED and one.exit_code == NOT_FOUND:
+        step = "name a program that is there, or bring it with `environment`"
+    limit = (facts.limits or {}).get("time_limit_s")
+    words = {
+        "said": f": {told}" if told else "",
+        "code": "unknown" if one.exit_code is None else describe_code(one.exit_code),
+        "raised": f": {facts.raised}" if facts.raised else "",
+        "limit": f" of {format_duration(limit)}" if limit else "",
+        "job": short,
+        "at": at,
+        "target": facts.status.entry.target,
+    }
+    if facts.backend:
+        sentence, more, hint = facts.backend
+        evidence, step = (sentence, *more, *evidence), hint or step
+    why = saying.format(**words)
+    sentence = f"{what} failed: {counted}; run {facts.index}: {why}" if counted else f"{what} failed: {why}"
+    return JobExplanation(sentence, evidence, step.format(**words))
+
+
+def _count_states(status: JobStatus) -> str:
+    parts = [f"{status.counts[state]} {state}" for state in JobState if status.counts.get(state)]
+    reasons = Counter(each.reason for each in status.indices if each.state is JobState.FAILED)
+    why = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common() if reason)
+    return ", ".join(parts) + f" of {status.entry.indices}" + (f" ({why})" if why else "")
+
+
+def _evidence(facts: JobFacts, one: IndexStatus) -> tuple[str, ...]:
+    lines = []
+    gone = facts.native is not None and facts.native.reason in (EndReason.LOST, EndReason.NODE_FAILED)
+    # That the process of a job that has its result is gone tells nothing.
+    tells = facts.native is not None and not (gone and facts.index in facts.status.entry.outcomes)
+    if facts.native is not None and tells and (facts.native.raw or facts.native.message):
+        known = "\n".join([facts.backend[0] if facts.backend else "", *(each.message for each in facts.attempts)])
+        said = ", ".join(part for part in (facts.native.raw, facts.native.message) if part and part not in known)
+        said = said or facts.native.raw
+        lines.append(f"{facts.status.entry.kind} says of {facts.native.native_id or 'it'}: {said}")
+    if one.message and facts.native is None:
+        lines.append(one.message)
+    lines += [_attempt_line(attempt) for attempt in facts.attempts[-5:]]
+    lines += describe_heartbeat(facts.heartbeat) if facts.heartbeat else []
+    if facts.limits and facts.limits.get("retry") and len(facts.attempts) > 1:
+        retry = facts.limits["retry"]
+        lines.append(f"budgets: {retry['failure']} failures and {retry['preemption']} preemptions are tried again")
+    lines += [f"log: {line}" for line in facts.log]
+    if one.reason in (EndReason.LOST, EndReason.SETUP_FAILED, None):
+        lines += [f"{facts.status.entry.kind}'s own log: {line}" for line in facts.backend_log]
+    lines += [f"it comes after {describe_after(each)}" for each in facts.after]
+    if facts.room and facts.room.bytes is not None:
+        lines.append(f"the record root has {describe_room(facts.room)} free")
+    return tuple(lines)
+
+
+def describe_room(room: Room) -> str:
+    """`3.2 GiB and 1,204 files`"""
+    parts = [format_size(room.bytes)] if room.bytes is not None else []
+    parts += [f"{room.files:,} files"] if room.files is not None else []
+    return " and ".join(parts)
+
+
+def _attempt_line(attempt: AttemptView) -> str:
+    where = f" on {attempt.host}" if attempt.host else ""
+    if attempt.reason is None:
+        began = f", began {format_time(attempt.started_at)}" if attempt.started_at else ""
+        return f"attempt {attempt.attempt}{where}{began}: no end is noted"
+    code = f", exit code {describe_code(attempt.exit_code)}" if attempt.exit_code else ""
+    said = f": {attempt.message}" if attempt.message else ""
+    return f"attempt {attempt.attempt}{where} ended as {attempt.reason}{code}{said}"

@@ -1,0 +1,328 @@
+"""Makes tasks from what a caller hands over: functions, triples, entries, and the terms that all of them share."""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import FunctionType
+from typing import Any, Final, TypeAlias
+
+from runtime.client.tasks.code import import_root
+from runtime.client.tasks.kept_stacks import KeptStack, borrow_stack, look_up_variable
+from runtime.errors import (
+    InvalidTask,
+    InvalidValue,
+    RequestRefused,
+    explain_json,
+)
+from runtime.queues.base import Queue
+from runtime.tasks.model import (
+    DEFAULT_EXPERIMENT,
+    DEFAULT_MAX_FAILURES,
+    NO_RESOURCES,
+    Entry,
+    FunctionEntry,
+    Resources,
+    Task,
+    WorkflowEntry,
+    canonical_json,
+    check_terms,
+    check_text,
+    check_texts,
+    is_plain,
+    make_task,
+    task_id,
+)
+from runtime.tasks.wire import TaskDefaults, parse_resources, parse_task
+from runtime.units import parse_duration
+from runtime.values import dataclass, replace
+
+OWN_CODE: Final = "worker"
+"""Stands for the code that a worker has, in the place of a content id."""
+
+
+# making tasks
+Work: TypeAlias = Task | Callable[..., Any] | tuple[str, str, Sequence[str]] | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOptions:
+    """What one submission says about all of its tasks; a field that a task sets itself goes first."""
+
+    experiment: str = DEFAULT_EXPERIMENT
+    key: str | None = None
+    timeout: timedelta | None = None
+    max_failures: int = DEFAULT_MAX_FAILURES
+    expires_at: datetime | None = None
+    not_before: datetime | None = None
+    priority: int = 0
+    resources: Resources = NO_RESOURCES
+    outputs: tuple[str, ...] = ()
+    snapshot: str | None = None
+    folder: str | None = None
+    """Where in the snapshot attempts start."""
+    submitted_by: str | None = None
+    submitted_at: datetime | None = None
+
+    def __post_init__(self) -> None:
+        check_terms(self)
+        check_texts("outputs", self.outputs)
+        if self.key is not None:
+            check_text("key", self.key)
+
+    def defaults(self) -> TaskDefaults:
+        return TaskDefaults(
+            experiment=self.experiment,
+            max_failures=self.max_failures,
+            timeout=self.timeout,
+            not_before=self.not_before,
+            expires_at=self.expires_at,
+            priority=self.priority,
+            resources=self.resources,
+            snapshot=self.snapshot,
+            folder=self.folder,
+            submitted_by=self.submitted_by,
+            submitted_at=self.submitted_at,
+        )
+
+    def make_task(self, entry: Entry, *, key: str | None = None, outputs: tuple[str, ...] | None = None) -> Task:
+        key = self.key if key is None else key
+        identity = task_id(self.experiment, key=key, entry=entry)
+        return make_task(self, identity, entry, key=key, outputs=self.outputs if outputs is None else outputs)
+
+
+def submitter() -> str:
+    """`user@host` of this process."""
+    # The variables that `getpass` takes a name from, in its order.
+    find = look_up_variable
+    name = find(b"LOGNAME") or find(b"USER") or find(b"LNAME") or find(b"USERNAME")
+    return _submitter(name or os.geteuid(), socket.gethostname())
+
+
+@functools.lru_cache(16)
+def _submitter(_: bytes | int, host: str) -> str:
+    """Looked up again when what the user's name follows from is another."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        # A container's user may have no name.
+        user = "unknown"
+    # An environment variable may hold any bytes.
+    return f"{user}@{host}".encode(errors="replace").decode()
+
+
+def function_entry(
+    function: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> FunctionEntry:
+    """The entry that names a callable by its import path.
+
+    Raises `RequestRefused` where a worker could not import it, or for arguments that JSON cannot hold.
+    """
+    module = getattr(function, "__module__", None)
+    name = getattr(function, "__qualname__", None)
+    shown = f"{module}:{name}" if name else repr(function)
+    reason = None
+    if not module or not name:
+        reason = "it has no name of its own"
+    elif "<lambda>" in name:
+        reason = "it is a lambda"
+    elif "<locals>" in name:
+        reason = "it is defined inside another function"
+    elif module == "__main__":
+        reason = "it is defined in the script that runs, which a worker cannot import"
+    if reason:
+        raise RequestRefused(
+            f"function `{shown}` cannot be submitted: {reason}",
+            hint="move it to the top level of a module that workers can import, and submit it from there",
+        )
+    entry = FunctionEntry(shown, tuple(args), dict(kwargs or {}))
+    if kwargs or not all(map(is_plain, args)):
+        try:
+            canonical_json([entry.args, entry.kwargs])
+        except (TypeError, ValueError, RecursionError) as problem:
+            raise RequestRefused(
+                f"arguments of function `{shown}` cannot be submitted: {explain_json(problem)}",
+                facts=["a task is JSON: text, numbers, true, false, null, lists and dictionaries"],
+                hint="pass a path or an id, and load the rest in the function",
+            ) from None
+    return entry
+
+
+def make_tasks(
+    work: Work | Iterable[Work],
+    options: TaskOptions,
+    *,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> Iterator[Task]:
+    """The tasks of whatever `submit` takes, as they are needed."""
+    if is_one(work):
+        yield make_task_of(work, options, args, kwargs)
+        return
+    if options.key is not None:
+        raise RequestRefused("`key` names one task, and this is a list", hint='give each its own: {"key": "…", …}')
+    if args or kwargs:
+        raise RequestRefused("`args` and `kwargs` belong to one function or workflow, and this is a list")
+    if not isinstance(work, Iterable):
+        raise InvalidTask(
+            "work", f"is {type(work).__name__}, expected a task, a function, a workflow or a list of them"
+        )
+    defaults = options.defaults()
+    for number, each in enumerate(work, start=1):
+        try:
+            yield make_task_of(each, options, (), None, defaults)
+        except InvalidTask as problem:
+            raise InvalidTask(problem.field, problem.problem, line=number, hint=problem.hint) from None
+
+
+def is_one(work: object) -> bool:
+    return callable(work) or isinstance(work, Task | Mapping) or _is_triple(work)
+
+
+def _is_triple(work: object) -> bool:
+    return (
+        isinstance(work, tuple)
+        and len(work) in (2, 3)
+        and all(isinstance(part, str) for part in work[:2])
+        and (len(work) == 2 or isinstance(work[2], list | tuple))
+    )
+
+
+def make_task_of(
+    work: Any,
+    options: TaskOptions,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    defaults: TaskDefaults | None = None,
+) -> Task:
+    """`defaults` are those of `options`, where they are at hand."""
+    if isinstance(work, Task):
+        if work.experiment != options.experiment:
+            raise InvalidTask("experiment", f"is {work.experiment!r}, and this submission is of `{options.experiment}`")
+        if work.submitted_at and work.submitted_by and work.snapshot:
+            return work
+        return replace(
+            work,
+            submitted_at=work.submitted_at or options.submitted_at,
+            submitted_by=work.submitted_by or options.submitted_by,
+            snapshot=work.snapshot or options.snapshot,
+            folder=work.folder if work.snapshot else options.folder,
+        )
+    if type(work) is dict or isinstance(work, Mapping):
+        fields = work if type(work) is dict else dict(work)
+        task = parse_task(fields, defaults=defaults or options.defaults())
+        if task.experiment != options.experiment:
+            raise InvalidTask("experiment", f"is {task.experiment!r}, and this submission is of `{options.experiment}`")
+        if options.key is not None and task.key is None and "id" not in work:
+            task = replace(task, key=options.key, id=task_id(task.experiment, key=options.key))
+        return replace(task, outputs=options.outputs) if options.outputs and not task.outputs else task
+    if _is_triple(work):
+        words = [*(work[2] if len(work) == 3 else ()), *args]
+        for index, word in enumerate(words):
+            if not isinstance(word, str):
+                raise InvalidTask(f"args[{index}]", f"is {word!r}, expected text as on a command line")
+        return options.make_task(WorkflowEntry(work[0], work[1], tuple(words)))
+    if callable(work):
+        return options.make_task(function_entry(work, args, kwargs))
+    raise InvalidTask(
+        "work", f"is {work!r:.60}, expected a task, a function, a workflow or an object of the wire format"
+    )
+
+
+def make_one(work: Any, terms: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Task:
+    """The task of `work` that has these terms, which `TaskOptions` takes too."""
+    if not isinstance(work, FunctionType):
+        return make_task_of(work, TaskOptions(**terms), args, kwargs)
+    entry = function_entry(work, args, kwargs)
+    return Task(id=task_id(terms["experiment"], key=terms["key"], entry=entry), entry=entry, **terms)
+
+
+def experiment_of(work: object) -> str:
+    """A task or an object that names its experiment decides where nobody else does."""
+    if isinstance(work, Task):
+        return work.experiment
+    if isinstance(work, Mapping) and isinstance(work.get("experiment"), str):
+        return str(work["experiment"])
+    if isinstance(work, list | tuple) and work and not _is_triple(work):
+        return experiment_of(work[0])
+    return DEFAULT_EXPERIMENT
+
+
+def module_folder(work: object) -> Path | None:
+    """Where the code of a function lies, so that it goes with it though it is not the working directory's."""
+    if isinstance(work, FunctionType):
+        return import_root(work)
+    if isinstance(work, list | tuple) and work and not _is_triple(work):
+        return module_folder(work[0])
+    return import_root(work) if callable(work) and not isinstance(work, Task | Mapping) else None
+
+
+def read_span(value: timedelta | float | str | None, name: str) -> timedelta | None:
+    if value is None or isinstance(value, timedelta):
+        return value
+    return parse_duration(str(value), field=name)
+
+
+def moment_after(now: datetime, value: timedelta | float | str, name: str) -> datetime:
+    """The time that lies a duration after `now`. Raises `InvalidValue` for one that no calendar has."""
+    span = value if isinstance(value, timedelta) else parse_duration(str(value), field=name)
+    try:
+        return now + span
+    except OverflowError:
+        raise InvalidValue(name, value, "a time before the year 10000") from None
+
+
+LISTS: Final = (tuple, list)
+_ARGUMENTS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
+    "args": ((tuple, list), "a list of arguments"),
+    "kwargs": ((dict, Mapping), "a dictionary of arguments by their names"),
+    "experiment": ((str,), "a name, which is text"),
+    "resources": (
+        (Resources, Mapping),
+        'a dictionary such as {"cpus": 2, "memory": "16GiB"}, or `Resources`',
+    ),
+    "outputs": ((tuple, list, str), "a list of paths and URLs"),
+    "snapshot": (
+        (str, Path, bool),
+        "the content id of a snapshot as text, a folder as `Path`, True or False",
+    ),
+    "progress": ((FunctionType, Callable), "a function of a number of tasks"),
+    "queue": ((str,), "the name or URL of a queue, which is text, or an open queue"),
+    "stack": ((str,), "the name of a stack, which is text"),
+}
+"""What each argument may be, and how that is said. What is more exact is checked of the task that comes of them."""
+
+
+def check_argument(name: str, value: object) -> None:
+    kinds, allowed = _ARGUMENTS[name]
+    if isinstance(value, kinds):
+        return
+    if name in ("args", "outputs") and isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
+        return  # Such as a range; of a text it would be the letters.
+    try:
+        shown = repr(value)
+    except (RecursionError, ValueError):
+        shown = type(value).__name__
+    raise InvalidValue(name, shown if len(shown) <= 60 else f"{shown[:59]}…", allowed)
+
+
+def read_resources(value: Resources | Mapping[str, Any] | None) -> Resources:
+    if value is None:
+        return NO_RESOURCES
+    return value if isinstance(value, Resources) else parse_resources(value)
+
+
+def open_target(queue: str | Queue | None, stack: str | None) -> AbstractContextManager[KeptStack | Queue]:
+    if stack is not None:
+        check_argument("stack", stack)
+    if queue is None or isinstance(queue, str):
+        return borrow_stack(stack, queue)
+    if not hasattr(queue, "records"):
+        check_argument("queue", queue)
+    return nullcontext(queue)

@@ -1,0 +1,119 @@
+"""Publishes again what a manifest names and no record, worker or queue has: `runtime queue repair`."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from runtime.client.tasks.sending import Progress, bury_lines, decode_part
+from runtime.errors import (
+    InfrastructureFailure,
+)
+from runtime.queues.base import MakesTopics, Queue
+from runtime.records.base import RecordStore
+from runtime.tasks.idset import IdSet, task_key
+from runtime.tasks.model import (
+    LIMITS,
+    next_generation,
+)
+from runtime.values import dataclass, replace
+
+log = logging.getLogger(__name__)
+
+LIVE_WITHIN: Final = timedelta(minutes=2)
+"""A worker that has not reported for longer holds nothing; they report every 30 s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repaired:
+    """What `repair` published again, and why it left the rest alone."""
+
+    published: int = 0
+    recorded: int = 0
+    held: int = 0
+    """A live worker says that it runs them."""
+    malformed: int = 0
+    """Listed in a way that cannot be decoded: dead letters now."""
+    unreadable: int = 0
+    """Manifest parts that were left out, because they are damaged or gone."""
+    experiments: tuple[str, ...] = ()
+
+
+# repair
+
+
+def repair(
+    queue: Queue,
+    records: RecordStore,
+    *,
+    experiment: str | None = None,
+    now: datetime | None = None,
+    progress: Progress | None = None,
+) -> Repaired:
+    """Publish again what a manifest lists, has no terminal record of its newest generation, and no live worker runs.
+
+    For when the queue has forgotten: its retention is over, or it was lost. What still waits in the queue is then
+    there twice, which costs a look at its record and no second run. Safe to call again.
+    """
+    if records.holds_tasks:
+        return Repaired()
+    if isinstance(queue, MakesTopics):
+        queue.ensure_topics()
+    names = [seen.name for seen in records.experiments() if seen.queue in (None, queue.name)]
+    if experiment is not None:
+        names = [name for name in names if name == experiment]
+    held = {
+        running
+        for worker in records.workers(newer_than=LIVE_WITHIN)
+        if not worker.left and (now or datetime.now(UTC)) - worker.seen_at < LIVE_WITHIN
+        for running in worker.running
+    }
+    published = recorded_count = held_count = malformed_count = unreadable = 0
+    for name in names:
+        recorded = IdSet()
+        for task_id_, generation in records.recorded(name):
+            recorded.add(task_key(task_id_, generation))
+        again = dict(records.tried_again(name))
+        for part in records.parts(name):
+            try:
+                tasks, malformed_lines = decode_part(records, part)
+            except InfrastructureFailure as problem:
+                if problem.retryable:
+                    raise
+                log.warning("%s; its tasks are left out", problem.message)
+                unreadable += 1
+                continue
+            unfiled = [
+                (task, invalid)
+                for task, invalid in malformed_lines
+                if task_key(task.id, task.generation) not in recorded and task.id not in held
+            ]
+            bury_lines(records, unfiled, now or datetime.now(UTC))
+            open_tasks = [task for task in tasks if task_key(task.id, task.generation) not in recorded]
+            # A later generation is in no manifest; it is the same task, begun anew.
+            most = LIMITS["generation"][1]
+            open_tasks += [
+                replace(next_generation(task), generation=again[task.id] + 1)
+                for task in tasks
+                if again.get(task.id, most) < most
+            ]
+            free = [task for task in open_tasks if task.id not in held]
+            if free:
+                queue.put(free)
+            if not part.sent:
+                records.mark_sent(part)
+            published += len(free)
+            recorded_count += sum(task_key(task.id, task.generation) in recorded for task in tasks)
+            held_count += len(open_tasks) - len(free)
+            malformed_count += len(unfiled)
+            if progress:
+                progress(len(tasks))
+    return Repaired(
+        published=published,
+        recorded=recorded_count,
+        held=held_count,
+        malformed=malformed_count,
+        unreadable=unreadable,
+        experiments=tuple(names),
+    )

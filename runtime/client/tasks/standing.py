@@ -1,0 +1,94 @@
+"""What the records say of one task: its record, mark, attempts and holder."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from runtime.client.identify import FindsTasks, find_home, find_submitted
+from runtime.errors import UnknownName
+from runtime.records.base import RecordStore
+from runtime.tasks.history import History, Mark, Record
+from runtime.tasks.model import Task, TaskState
+from runtime.values import dataclass, field, replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How a task stands now, as far as the store tells."""
+
+    task_id: str
+    experiment: str
+    generation: int
+    state: TaskState
+    task: Task | None = None
+    recorded: tuple[Record, ...] = ()
+    """Of every generation that ended, oldest first."""
+    mark: Mark | None = None
+    """Of the newest of them, if it did not succeed and was not tried again since."""
+    history: History = field(default_factory=History)
+    """Of the current generation."""
+    holder: str | None = None
+    held_since: datetime | None = None
+
+    @property
+    def record(self) -> Record | None:
+        """Of the current generation."""
+        last = self.recorded[-1] if self.recorded else None
+        return last if last is not None and last.generation == self.generation else None
+
+
+def read_standing(records: RecordStore, task_id: str, *, with_task: bool = True) -> Standing:
+    """How a task stands. `with_task` also looks for its definition, which may read manifest parts.
+
+    A record that did not succeed and has no mark was tried again: its next generation is on its way.
+    """
+    recorded = tuple(records.find_all(task_id))
+    last = recorded[-1] if recorded else None
+    mark = None
+    if isinstance(records, FindsTasks):
+        found = records.find_task(task_id)
+        if found is None:
+            raise UnknownName("task", task_id, [], where=f"in `{records.url}`")
+        task, generation, state, experiment = found.task, found.generation, found.state, found.experiment
+        if last is not None and state.terminal and state is not TaskState.SUCCEEDED:
+            mark = records.find_mark(task_id, last.generation, last.state)
+    else:
+        task, generation, state, experiment = None, 1, TaskState.QUEUED, ""
+        if last is not None:
+            mark = (
+                None if last.state is TaskState.SUCCEEDED else records.find_mark(task_id, last.generation, last.state)
+            )
+            ended = last.state is TaskState.SUCCEEDED or mark is not None
+            generation, state = (last.generation, last.state) if ended else (last.generation + 1, TaskState.QUEUED)
+            task = mark.task if mark else None
+        if task is None and with_task:
+            task = find_submitted(records, task_id)
+            task = replace(task, generation=generation) if task else None
+    history = records.history(task_id, generation)
+    standing = Standing(
+        task_id=task_id,
+        experiment=experiment
+        or (last.experiment if last else "")
+        or (task.experiment if task else find_home(records, task_id) or ""),
+        generation=generation,
+        state=state,
+        task=task,
+        recorded=recorded,
+        mark=mark,
+        history=history,
+    )
+    return standing if state.terminal else _with_holder(records, standing)
+
+
+def _with_holder(records: RecordStore, standing: Standing) -> Standing:
+    """Who holds it: an attempt on file, or a worker that reported it and has not gone."""
+    if standing.history.open:
+        newest = standing.history.open[-1]
+        return replace(standing, state=TaskState.LEASED, holder=newest.worker, held_since=newest.started_at)
+    if records.holds_tasks:
+        return standing
+    running = [seen for seen in records.workers() if standing.task_id in seen.running and not seen.left]
+    if not running:
+        return standing
+    newest_seen = max(running, key=lambda seen: seen.seen_at)
+    return replace(standing, state=TaskState.LEASED, holder=newest_seen.worker)

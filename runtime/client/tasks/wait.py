@@ -1,0 +1,201 @@
+"""Waits until tasks have ended, by their records alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any, Final, TypeAlias
+
+from runtime.client.tasks.kept_stacks import KeptStack
+from runtime.client.tasks.make import open_target, read_span
+from runtime.client.tasks.sending import NAMED_TASKS
+from runtime.client.tasks.submit import Submission
+from runtime.errors import (
+    NotPossible,
+    UnknownName,
+    WorkFailed,
+)
+from runtime.queues.base import Queue
+from runtime.records.base import RecordStore, calls_at_once
+from runtime.records.codec import read_value
+from runtime.records.totals import Tally, open_tasks
+from runtime.tasks.history import Record
+from runtime.tasks.model import (
+    TaskState,
+)
+from runtime.values import dataclass, field, replace
+
+FAILED_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waited:
+    """How the tasks of a submission or an experiment ended."""
+
+    experiment: str
+    totals: Mapping[TaskState, int]
+    records: tuple[Record, ...] = ()
+    """In the order of submission; only where they were waited for task by task."""
+    complete: bool = True
+    """False if the time was up first."""
+    asked: Queue | str | None = field(default=None, repr=False, compare=False)
+    """The queue that was waited for, as it was named or passed, and its stack: large values are read from its records."""
+    stack: str | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def failed(self) -> int:
+        """Tasks that ended otherwise than by success."""
+        return sum(self.totals.get(state, 0) for state in TaskState if state.terminal) - self.totals.get(
+            TaskState.SUCCEEDED, 0
+        )
+
+    def values(self, *, none_for_failed: bool = False) -> list[Any]:
+        """What the tasks returned, in the order of submission.
+
+        Large ones are read from the record store now. Raises `WorkFailed` if one did not succeed, unless
+        `none_for_failed` asks for None in its place; `NotPossible` if one has not ended yet, and beyond `NAMED_TASKS`;
+        `StoreUnavailable` if the store has one no more or does not answer.
+        """
+        total = sum(self.totals.values())
+        if not self.complete:
+            left = total - self.failed - self.totals.get(TaskState.SUCCEEDED, 0)
+            raise NotPossible(
+                f"{left:,} of {total:,} tasks have not ended, so there are no values of them",
+                hint=f"wait again without `timeout`, or see what they wait for: runtime status {self.experiment}",
+            )
+        if len(self.records) != total:
+            raise NotPossible(
+                "only what was waited for task by task has its values at hand",
+                facts=[f"{total} tasks, up to {NAMED_TASKS} are waited for that way"],
+                hint="read them from the stack's records: open_stack().records.records(experiment), where a value over "
+                "64 KiB is `get_blob(record.value_url)`, as JSON",
+            )
+        failed = [record for record in self.records if record.state is not TaskState.SUCCEEDED]
+        if failed and not none_for_failed:
+            more = [f"and {len(failed) - FAILED_SHOWN} more"] if len(failed) > FAILED_SHOWN else []
+            raise WorkFailed(
+                f"{len(failed)} of {total} tasks did not succeed, and have no value",
+                facts=[*(_how_it_ended(record) for record in failed[:FAILED_SHOWN]), *more],
+                hint=f"runtime explain {failed[0].task_id}; values(none_for_failed=True) gives None for them",
+            )
+        for record in self.records:
+            if record.unreadable:
+                raise NotPossible(
+                    f"the value of task `{record.task_id}` cannot be read",
+                    facts=[record.unreadable],
+                    hint="leave it out: the other values are in `records`",
+                )
+        if all(record.value_url is None for record in self.records):
+            return [record.value for record in self.records]
+        with open_target(self.asked, self.stack) as opened:
+            store = (opened.queue if isinstance(opened, KeptStack) else opened).records
+            with ThreadPoolExecutor(calls_at_once(store), thread_name_prefix="values") as pool:
+                return list(pool.map(lambda record: read_value(record, store), self.records))
+
+
+def _how_it_ended(record: Record) -> str:
+    last = (record.message or "").strip().rpartition("\n")[2]
+    return f"`{record.task_id}` {record.state}" + (f": {last}" if last else "")
+
+
+# waiting
+
+
+def wait(
+    what: Submission | str,
+    *,
+    queue: str | Queue | None = None,
+    stack: str | None = None,
+    timeout: timedelta | float | str | None = None,
+    poll: timedelta = timedelta(seconds=0.5),
+    progress: Callable[[Mapping[TaskState, int]], None] | None = None,
+) -> Waited:
+    """Wait until every task of a submission, or of the experiment named, has ended.
+
+    Returns also when `timeout` is over, with `complete` False. A submission of more than `NAMED_TASKS` tasks is
+    waited for with all of its experiment. Interrupting it leaves the work alone. Raises `UnknownName` for an experiment
+    that nothing was submitted to.
+    """
+    span = read_span(timeout, "timeout")
+    deadline = None if span is None else time.monotonic() + span.total_seconds()
+    submission = what if isinstance(what, Submission) else None
+    if submission is not None:
+        queue = queue or submission.asked or submission.queue
+        stack = stack or submission.stack
+    with open_target(queue, stack) as opened:
+        target = opened.queue if isinstance(opened, KeptStack) else opened
+        if submission is not None and submission.tasks is not None:
+            look: _Look = _ByTask(target.records, submission.experiment, submission.tasks)
+        else:
+            name = submission.experiment if submission else str(what)
+            if submission is None:
+                _ensure_known(name, target.records)
+            look = _ByExperiment(target.records, name)
+        return replace(_poll(look, deadline, poll.total_seconds(), progress), asked=queue, stack=stack)
+
+
+def _ensure_known(experiment: str, records: RecordStore) -> None:
+    # What only foreign producers sent to is named by nobody, and has records once a task of it ended.
+    if records.find_experiment(experiment) is None and not records.totals(experiment, exact=True).submitted:
+        raise UnknownName(
+            "experiment",
+            experiment,
+            [seen.name for seen in records.experiments()],
+            where=f"in `{records.url}`",
+            hint="`runtime status` lists experiments; a task is waited for by what `submit` returned",
+        )
+
+
+class _ByTask:
+    def __init__(self, records: RecordStore, experiment: str, tasks: Sequence[tuple[str, int]]) -> None:
+        self._records, self._experiment, self._tasks = records, experiment, tasks
+        self._found: dict[tuple[str, int], Record] = {}
+
+    def look(self, *, final: bool) -> Waited:
+        for identity in self._tasks:
+            if identity not in self._found and (record := self._records.find(*identity)):
+                self._found[identity] = record
+        totals = dict.fromkeys((record.state for record in self._found.values()), 0)
+        for record in self._found.values():
+            totals[record.state] += 1
+        if open_tasks := len(self._tasks) - len(self._found):
+            totals[TaskState.QUEUED] = open_tasks
+        return Waited(
+            experiment=self._experiment,
+            totals=totals,
+            records=tuple(self._found[identity] for identity in self._tasks if identity in self._found),
+            complete=not open_tasks,
+        )
+
+
+class _ByExperiment:
+    def __init__(self, records: RecordStore, experiment: str) -> None:
+        self._tally, self._experiment = Tally(records), experiment
+
+    def look(self, *, final: bool) -> Waited:
+        totals = self._tally.count(self._experiment, final=final)
+        return Waited(experiment=self._experiment, totals=dict(totals.counts), complete=not open_tasks(totals))
+
+
+_Look: TypeAlias = _ByTask | _ByExperiment
+
+
+def _poll(
+    look: _Look,
+    deadline: float | None,
+    poll_s: float,
+    progress: Callable[[Mapping[TaskState, int]], None] | None,
+) -> Waited:
+    pause = min(0.05, poll_s)
+    while True:
+        left = None if deadline is None else deadline - time.monotonic()
+        final = left is not None and left <= 0
+        seen = look.look(final=final)
+        if progress:
+            progress(seen.totals)
+        if seen.complete or final:
+            return seen
+        time.sleep(pause if left is None else min(pause, left))
+        pause = min(pause * 1.5, poll_s)

@@ -1,0 +1,104 @@
+"""A spec as fields: a mapping, the canonical text that a job's id is a hash of, and the dotted names of its fields."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any, Final
+
+from runtime.jobs import spec as spec_module
+from runtime.jobs.spec import Array, JobSpec, Range
+from runtime.schema import Size
+from runtime.values import MISSING, fields, is_dataclass
+
+SPEC_SCHEMA: Final = 1
+ID_LETTERS: Final = 24
+
+
+def spec_fields(spec: JobSpec) -> dict[str, Any]:
+    """The spec as JSON, without what has its default; `parse_spec` reads it back as an equal value."""
+    found = _plain(spec)
+    assert isinstance(found, dict)
+    return found
+
+
+def encode_spec(spec: JobSpec) -> str:
+    """Canonical JSON: equal specs have equal text."""
+    return json.dumps(spec_fields(spec), separators=(",", ":"), ensure_ascii=False)
+
+
+def job_id(*, owner: str, target: str, spec: JobSpec, snapshot: str | None, again: int = 0) -> str:
+    """`j-…`, the same for the same launch: it is a hash of owner, target, spec, snapshot and key."""
+    parts = [str(SPEC_SCHEMA), owner, target, encode_spec(spec), snapshot or "", str(again)]
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return f"j-{digest[:ID_LETTERS]}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Range):
+        return str(value)
+    if isinstance(value, Size):
+        return int(value)
+    if is_dataclass(value):
+        return dict(_set_fields(value))
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, StrEnum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {key: _plain(value[key]) for key in sorted(value)}
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _set_fields(value: Any) -> Iterator[tuple[str, Any]]:
+    for each in fields(value):
+        found = getattr(value, each.name)
+        default = each.default if each.default is not MISSING else None
+        if each.default_factory is not MISSING:
+            default = each.default_factory()
+        required = each.default is MISSING and each.default_factory is MISSING
+        if not required and found == default:
+            continue
+        if each.type in ("float", "float | None"):
+            # 8 and 8.0 are one amount, and have to be one text.
+            yield each.name, float(found)
+        elif isinstance(value, Array) and each.name == "params":
+            # Their order says which index has which.
+            yield each.name, {key: _plain(item) for key, item in found.items()}
+        else:
+            yield each.name, _plain(found)
+
+
+def set_fields(spec: JobSpec) -> list[str]:
+    """Dotted names of every field that differs from its default: what a fidelity report has to answer for."""
+    return sorted(_dotted(spec_fields(spec), JobSpec, ""))
+
+
+def _dotted(values: Mapping[str, Any], kind: type, prefix: str) -> Iterator[str]:
+    known = {each.name: each for each in fields(kind)}
+    for name, value in values.items():
+        inner = _inner_kind(known[name])
+        if isinstance(value, Mapping) and value and inner is not None:
+            yield from _dotted(value, inner, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def leaf_fields(kind: type = JobSpec, prefix: str = "") -> list[str]:
+    """Dotted names of everything that a spec can say: what a launcher's table has to answer for."""
+    found: list[str] = []
+    for each in fields(kind):
+        inner = _inner_kind(each)
+        found += leaf_fields(inner, f"{prefix}{each.name}.") if inner else [prefix + each.name]
+    return found
+
+
+def _inner_kind(field: Any) -> type | None:
+    """The class that holds a field's own fields. Types are looked up as they are written: evaluating all takes 2 ms."""
+    inner = vars(spec_module).get(field.type.removesuffix(" | None"))
+    return inner if isinstance(inner, type) and is_dataclass(inner) and inner is not Range else None

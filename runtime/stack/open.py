@@ -1,0 +1,222 @@
+"""Opens the queues and records of a stack that was found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runtime.config import Durability, Settings, load_settings
+from runtime.errors import (
+    InvalidValue,
+    MissingExtra,
+    NotPossible,
+    UnknownName,
+)
+from runtime.outputs import (
+    MissingOutput,
+    OtherQueueOutput,
+    PubSubQueueOutput,
+    QueueOutput,
+    SqliteQueueOutput,
+)
+from runtime.queues.base import DEFAULT_QUEUE
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from runtime.queues.base import Queue
+    from runtime.records.base import RecordStore
+from runtime.stack.cache import FoundStack
+from runtime.stack.find import LOCAL, find_stack
+
+# opening
+
+
+def open_stack(
+    name: str | None = None,
+    *,
+    queue: str | None = None,
+    durability: Durability | None = None,
+    settings: Settings | None = None,
+) -> OpenStack:
+    """The stack's queues and records, each opened on first use; see `find_stack` for how it is found.
+
+    `queue` is the queue that commands mean when they name none: one of the stack's, or a URL (`sqlite:/path.db#name`,
+    `pubsub:projects/P/subscriptions/S?topic=T`), whose records are then the stack's records too.
+    """
+    settings = settings or load_settings()
+    return OpenStack(find_stack(name, settings=settings), settings, queue=queue, durability=durability)
+
+
+class OpenStack:
+    """What work on a stack needs. Closing it closes what was opened."""
+
+    def __init__(
+        self, found: FoundStack, settings: Settings, *, queue: str | None = None, durability: Durability | None = None
+    ) -> None:
+        self.found = found
+        self.outputs = found.outputs
+        self.settings = settings
+        self.default_queue = queue or settings.queue or DEFAULT_QUEUE
+        self._durability: Durability = durability or settings.durability
+        self._queues: dict[str, Queue] = {}
+        self._records: RecordStore | None = None
+
+    @property
+    def name(self) -> str:
+        return self.outputs.stack
+
+    @property
+    def records(self) -> RecordStore:
+        """The store that the default queue settles into."""
+        if self._records is None:
+            if _is_queue_url(self.default_queue) or self._sqlite_output(self.default_queue):
+                self._records = self.queue().records
+            else:
+                self._records = self._open_records(f"stack `{self.name}`")
+        return self._records
+
+    def queue(self, name: str | None = None) -> Queue:
+        """The queue called `name`, or the default one; the same object each time.
+
+        Raises `UnknownName`, and `NotPossible` for a queue that has no record store beside it.
+        """
+        name = name or self.default_queue
+        # Tasks and workers call a queue of a URL by its name.
+        by_url = name not in self._queues and name != self.default_queue and _is_queue_url(self.default_queue)
+        if by_url and (named := self.queue()).name == name:
+            return named
+        if name not in self._queues:
+            self._queues[name] = self._open_queue(name)
+        return self._queues[name]
+
+    def queue_names(self) -> list[str]:
+        """The stack's queues; of the local stack the default one, though any name makes another."""
+        return sorted(self.outputs.queues)
+
+    def close(self) -> None:
+        queues, opened = list(self._queues.values()), self._records
+        self._queues.clear()
+        self._records = None
+        stores = {id(queue.records): queue.records for queue in queues}
+        if opened is not None:
+            stores[id(opened)] = opened
+        for queue in queues:
+            queue.close()
+        for store in stores.values():
+            store.close()
+
+    def abandon(self) -> None:
+        """Let go of an embedded queue in a forked child, where it is the parent's."""
+        for queue in self._queues.values():
+            if hasattr(queue, "abandon"):
+                queue.abandon()
+
+    def __enter__(self) -> OpenStack:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open_queue(self, name: str) -> Queue:
+        if _is_queue_url(name):
+            return self._open_queue_url(name)
+        output = self.outputs.queues.get(name)
+        if output is None and self.name == LOCAL:
+            # A queue of the embedded file comes into being when it is named.
+            output = self.outputs.queues[DEFAULT_QUEUE]
+        if output is None and not self.outputs.queues:
+            raise MissingOutput(self.name, "queues", f"queue `{name}`")
+        if output is None:
+            raise UnknownName("queue", name, self.outputs.queues, where=f"in stack `{self.name}`")
+        return self._open_output(name, output)
+
+    def _open_output(self, name: str, output: QueueOutput) -> Queue:
+        match output:
+            case SqliteQueueOutput(path=path):
+                return self._open_sqlite(Path(path), name)
+            case PubSubQueueOutput():
+                return self._open_pubsub(name, output, self._records or self._open_records(f"queue `{name}`"))
+            case OtherQueueOutput(kind=kind):
+                raise NotPossible(
+                    f"queue `{name}` of stack `{self.name}` is of kind `{kind}`",
+                    facts=["this release opens pubsub and sqlite queues"],
+                    hint="pip install --upgrade research-runtime",
+                )
+
+    def _open_queue_url(self, url: str) -> Queue:
+        kind, _, rest = url.partition(":")
+        if kind == "sqlite":
+            path, _, name = rest.partition("#")
+            if not path or "?" in path:
+                raise InvalidValue(
+                    "queue",
+                    url,
+                    "sqlite:/path/to/file.db, or sqlite:/path/to/file.db#name",
+                    hint="it takes no parameters: the records lie in the same file" if path else None,
+                )
+            return self._open_sqlite(Path(path).expanduser(), name or DEFAULT_QUEUE)
+        from urllib.parse import parse_qsl
+
+        subscription, _, query = rest.partition("?")
+        values = dict(parse_qsl(query))
+        topic = values.pop("topic", "")
+        records_url = values.pop("records", None)
+        parts = subscription.split("/")
+        if len(parts) != 4 or parts[0] != "projects" or parts[2] != "subscriptions" or not topic or values:
+            raise InvalidValue(
+                "queue",
+                url,
+                "pubsub:projects/P/subscriptions/S?topic=T, and &records=URL where the stack has no records",
+            )
+        output = PubSubQueueOutput(
+            topic=topic if "/" in topic else f"projects/{parts[1]}/topics/{topic}", subscription=subscription
+        )
+        return self._open_pubsub(parts[3], output, self._open_records(f"queue `{url}`", records_url))
+
+    def _open_sqlite(self, path: Path, name: str) -> Queue:
+        from runtime.queues.sqlite.queue import open_sqlite
+
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise InvalidValue("queue", name, "any name that is UTF-8") from None
+        queue, _ = open_sqlite(path, queue=name, durability=self._durability)
+        return queue
+
+    def _open_pubsub(self, name: str, output: PubSubQueueOutput, records: RecordStore) -> Queue:
+        try:
+            from runtime.queues.pubsub.queue import open_pubsub
+        except ModuleNotFoundError as problem:
+            if (problem.name or "").startswith("google"):
+                raise MissingExtra(f"queue `{name}` on Pub/Sub", "gcp") from problem
+            raise
+        self._records = records
+        return open_pubsub(output, name=name, records=records)
+
+    def _open_records(self, needed_by: str, url: str | None = None) -> RecordStore:
+        """A folder or bucket: a queue elsewhere cannot settle into an embedded file."""
+        url = url or (self.outputs.records.url if self.outputs.records else None)
+        if url is None and self.name != LOCAL:
+            raise MissingOutput(self.name, "records", needed_by)
+        if url is None or url.startswith("sqlite:"):
+            problem = "exports no `records`" if url is None else "keeps its records in an embedded file"
+            raise NotPossible(
+                f"stack `{self.name}` {problem}, and {needed_by} needs a folder or bucket for them",
+                facts=["the queue only delivers; what became of each task lies in the record store"],
+                hint=f"run `pulumi up --stack {self.name}` with a record bucket"
+                if self.name != LOCAL
+                else "add `&records=gs://BUCKET/PATH` or `&records=file:/FOLDER` to the queue's URL",
+            )
+        from runtime.records import open_records
+
+        return open_records(url)
+
+    def _sqlite_output(self, name: str) -> bool:
+        return self.name == LOCAL or isinstance(self.outputs.queues.get(name), SqliteQueueOutput)
+
+
+def _is_queue_url(text: str) -> bool:
+    return text.startswith(("sqlite:", "pubsub:"))

@@ -1,0 +1,194 @@
+"""A project with one target, for suites of launchers: launches from it, here and in a process that a test can kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from runtime.client.jobs.find import find_job
+from runtime.client.jobs.handle import JobHandle
+from runtime.client.jobs.launch import launch
+from runtime.client.jobs.prepare import LaunchOptions, make_context, prepare
+from runtime.client.jobs.targets import find_target
+from runtime.config import Project, Settings
+from runtime.errors import NotPossible
+from runtime.jobs import ledger
+from runtime.jobs.hosts.base import Host
+from runtime.jobs.plan import Fidelity, LaunchPlan, Target
+from runtime.jobs.spec import JobSpec, SecretRef
+from runtime.launchers.base import Launcher
+from runtime.launchers.registry import get_launcher
+from runtime.testing.launchers import NAME
+from runtime.values import dataclass, field, replace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherCase:
+    """One launcher with a target that works, for the suite."""
+
+    kind: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """As a project's file has them for the target."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that every job of the suite needs there, such as `{"image": "debian:12"}`."""
+    records: str | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """Variables of processes that launch: a PYTHONPATH that finds the launcher, a KUBECONFIG."""
+    patience_s: float = 60
+    """How long a job that takes a second may take until it has ended."""
+    break_job: Callable[[JobHandle], None] | None = None
+    """Takes a running job's machine away without a word, for launchers with `takes_up`."""
+
+    def target(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"kind": self.kind, "defaults": dict(self.defaults), **self.settings}
+        return found if self.records is None else {**found, "records": self.records}
+
+
+Opened = TypeVar("Opened", JobHandle, Host)
+
+
+class Bench:
+    """A project with one target and a work tree, and launches from it."""
+
+    def __init__(self, case: LauncherCase, folder: Path) -> None:
+        self.case, self.folder = case, folder
+        self.tree = folder / "tree"
+        self.tree.mkdir(parents=True)
+        (self.tree / "main.sh").write_text("echo from the tree\n")
+        self.settings = make_settings(case, folder)
+        self._opened: list[JobHandle | Host] = []
+
+    @property
+    def target(self) -> Target:
+        return find_target(NAME, self.settings)
+
+    @property
+    def launcher(self) -> Launcher:
+        return get_launcher(self.case.kind)
+
+    def keeps(self, name: str) -> bool:
+        """Whether a field has a meaning there."""
+        return self.launcher.keeps[name].fidelity is not Fidelity.REFUSED
+
+    def require(self, *fields: str) -> None:
+        """Skip the test where one of the fields is refused."""
+        for name in fields:
+            support = self.launcher.keeps[name]
+            if support.fidelity is Fidelity.REFUSED:
+                pytest.skip(f"`{name}` is refused: {support.how}")
+
+    def require_secret(self) -> SecretRef:
+        """A secret that the launching machine reads, of the variable `CANARY`. Skip the test where the target takes none."""
+        self.require("secrets")
+        ref = SecretRef(name="TOKEN", source="env://CANARY")
+        try:
+            self.plan("true", secrets=(ref,))
+        except NotPossible as refused:
+            pytest.skip(refused.message)
+        return ref
+
+    def start(self, *command: str, ignore: tuple[str, ...] = (), **changes: Any) -> JobHandle:
+        spec = replace(JobSpec(command=command), **changes)
+        options = LaunchOptions(base=self.tree, ignore=ignore)
+        return self.keep(launch(spec, NAME, settings=self.settings, options=options))
+
+    def plan(self, *command: str, **changes: Any) -> LaunchPlan:
+        spec = replace(JobSpec(command=command), **changes)
+        return prepare(spec, self.target, self.settings, LaunchOptions(base=self.tree)).plan
+
+    def end(self, job: JobHandle) -> ledger.JobStatus:
+        return job.wait(timeout_s=self.case.patience_s)
+
+    def launch_elsewhere(
+        self, spec: Mapping[str, Any], *, follow: bool = False, holder_is_dead: bool = False, **environ: str
+    ) -> subprocess.Popen[str]:
+        """The same launch in a session of its own, which may be killed; it prints the id and whether it was new.
+
+        With `follow` it stays until the job has ended. Where it is known that whoever may hold the job's lock is dead,
+        it sees so in a second.
+        """
+        about = {
+            "folder": str(self.folder),
+            "spec": dict(spec),
+            "kind": self.case.kind,
+            "settings": dict(self.case.settings),
+            "defaults": dict(self.case.defaults),
+            "records": self.case.records,
+            "follow": follow,
+            "holder_is_dead": holder_is_dead,
+        }
+        # From wherever this file was imported; the process may start in another folder.
+        here = str(Path(__file__).parents[2])
+        paths = os.pathsep.join(
+            path for path in (self.case.environ.get("PYTHONPATH"), here, os.environ.get("PYTHONPATH")) if path
+        )
+        return subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "from runtime.testing.launcher_bench import run_launch; run_launch()",
+                json.dumps(about),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, **self.case.environ, "PYTHONPATH": paths, **environ},
+        )
+
+    def find(self, job: str) -> JobHandle:
+        return self.keep(find_job(job, settings=self.settings, target=NAME))
+
+    def open_host(self) -> Host:
+        """Without a look at which record root it is."""
+        context = make_context(self.settings, self.tree)
+        return self.keep(self.launcher.open_host(self.target, context))
+
+    def keep(self, opened: Opened) -> Opened:
+        """Close it when the test is over."""
+        self._opened.append(opened)
+        return opened
+
+    def close(self) -> None:
+        for each in self._opened:
+            each.close()
+
+
+def make_settings(case: LauncherCase, folder: Path) -> Settings:
+    return Settings(
+        project=Project(root=folder, targets={NAME: case.target()}),
+        data_dir=folder / "data",
+        cache_dir=folder / "cache",
+        config_dir=folder / "config",
+    )
+
+
+def run_launch() -> None:
+    from runtime.jobs.spec import parse_spec
+
+    about = json.loads(sys.argv[1])
+    if about["holder_is_dead"]:
+        vars(ledger)["STILL_S"] = 1.0
+    case = LauncherCase(**{name: about[name] for name in ("kind", "settings", "defaults", "records")})
+    folder = Path(about["folder"])
+    job = launch(
+        parse_spec(about["spec"]),
+        NAME,
+        settings=make_settings(case, folder),
+        options=LaunchOptions(base=folder / "tree"),
+    )
+    sys.stdout.write(f"{job.id} {job.new}\n")
+    if about["follow"]:
+        sys.stdout.flush()
+        job.wait()
+
+
+def read_log(job: JobHandle, index: int = 0, **which: Any) -> str:
+    return b"".join(job.logs(index=index, **which)).decode()
