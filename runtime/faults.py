@@ -4,11 +4,9 @@ Off unless RUNTIME_FAULTS is set, such as `worker.mid_commit=kill:after=3,attemp
 (SIGKILL to itself), `exit` (status 70), `stall` (sleeps for ever), `raise`. `after=N` lets N times pass first.
 """
 
-from __future__ import annotations
-
 import os
 
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # the shim ships this module too, for Python from 3.6 on
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -19,7 +17,7 @@ class FaultReached(Exception):
     """What `raise` raises."""
 
 
-def parse_faults(text: str) -> dict[str, tuple[str, int]]:
+def parse_faults(text: str) -> "dict[str, tuple[str, int]]":
     """Name → action and how often it is passed before it acts. Raises `ValueError`."""
     faults = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
@@ -32,10 +30,10 @@ def parse_faults(text: str) -> dict[str, tuple[str, int]]:
     return faults
 
 
-_armed: dict[str, tuple[str, int]] = {}
+_armed: "dict[str, tuple[str, int]]" = {}
 
 
-def arm(environ: Mapping[str, str] = os.environ) -> None:
+def arm(environ: "Mapping[str, str]" = os.environ) -> None:
     """Read the variable again; it is read once when this module is imported."""
     _armed.clear()
     _armed.update(parse_faults(environ.get("RUNTIME_FAULTS", "")))

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runtime.shim.program import build_shim, list_shipped
 from tests.services_support import PATIENCE_S, wait_until
 
-SHIM = Path(__file__).parents[1] / "runtime" / "shim" / "shim.py"
-CALL = "sys.exit(shim.main(sys.argv[1:]))"
+
+def write_shim() -> Path:
+    """The shim as it lies on a machine, for as long as this process lives."""
+    folder = Path(tempfile.mkdtemp(prefix="runtime-shim-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "shim.py").write_bytes(build_shim())
+    return folder / "shim.py"
+
+
+SHIM = write_shim()
+IMPORT = f"import os, sys\nsys.path.insert(0, {str(SHIM.parent)!r})\nimport shim\nsys.argv[0] = {str(SHIM)!r}\n"
+"""Lines of Python after which the shim's modules can be imported, as on a machine without ours."""
+CALL = "from runtime.shim.main import main\nsys.exit(main(sys.argv[1:]))"
 CLOCK = """
 import time
 clock, ahead = time.time, 0
@@ -60,6 +75,14 @@ time.sleep(600)
 """A daemon as in the books, which writes its process id to a file."""
 
 
+def set_constant(name: str, value: float | str) -> str:
+    """Lines of Python that set a constant of the shim in every module that has it."""
+    word = re.compile(rf"\b{name}\b")
+    modules = [module for module, path in list_shipped().items() if word.search(path.read_text(encoding="utf-8"))]
+    assert modules, name
+    return "".join(f"import {module} as module\nmodule.{name} = {value!r}\n" for module in modules)
+
+
 @dataclass
 class ShimJob:
     """A run folder; `run` starts the shim on it as a backend would."""
@@ -89,9 +112,9 @@ class ShimJob:
         scratch.mkdir(exist_ok=True)
         program = [str(SHIM)]
         if self.constants or self.clock:
-            lines = "".join(f"shim.{name} = {value!r}\n" for name, value in self.constants.items())
+            lines = "".join(set_constant(name, value) for name, value in self.constants.items())
             lines += CLOCK.format(path=str(self.clock)) if self.clock else ""
-            program = ["-c", f"import os, sys\nsys.path.insert(0, {str(SHIM.parent)!r})\nimport shim\n{lines}{CALL}"]
+            program = ["-c", IMPORT + lines + CALL]
         return subprocess.Popen(
             [self.python, *program, str(folder or self.folder), "--scratch", str(scratch), *words],
             stdin=subprocess.DEVNULL,

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import BinaryIO, Final
 
 from runtime.errors import NotPossible
-from runtime.shim import shim
+from runtime.shim import names
 
 _PIECE: Final = 1 << 20
 
@@ -37,7 +37,7 @@ class Became(StrEnum):
 class NameRefused(NotPossible):
     """A remote name that leads elsewhere, or that cannot be a file's name here; nothing was written for it."""
 
-    def __init__(self, problem: shim.NameRefused) -> None:
+    def __init__(self, problem: names.NameRefused) -> None:
         self.name, self.reason = problem.name, problem.reason
         super().__init__(
             f"the remote side names a file `{ascii(self.name)[1:-1]}`, which is refused: it {self.reason}",
@@ -48,10 +48,10 @@ class NameRefused(NotPossible):
 def check_name(name: str) -> str:
     """`name`, which another machine chose, if it can be the name of one file or folder. Raises `NameRefused`."""
     try:
-        parts = shim.local_parts(name)
+        parts = names.local_parts(name)
         if len(parts) > 1:
-            raise shim.NameRefused(name, "is a path")
-    except shim.NameRefused as problem:
+            raise names.NameRefused(name, "is a path")
+    except names.NameRefused as problem:
         raise NameRefused(problem) from None
     return name
 
@@ -64,7 +64,7 @@ class LocalFolder:
             path.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise NotPossible(f"`{path}` is no folder", hint="name another folder, or move it away") from None
-        self._below = shim.Below(str(path))
+        self._below = names.Below(str(path))
 
     def put(self, name: str, write: Callable[[BinaryIO], None], *, overwrite: bool = False) -> Became:
         """Place the file that `write` fills under its remote name, whole or not at all.
@@ -74,7 +74,7 @@ class LocalFolder:
         """
         try:
             return self._put(name, write, overwrite)
-        except shim.NameRefused as problem:
+        except names.NameRefused as problem:
             raise NameRefused(problem) from None
 
     def _put(self, name: str, write: Callable[[BinaryIO], None], overwrite: bool) -> Became:
@@ -112,7 +112,7 @@ def _compare(new: BinaryIO, folder: int, name: str, last: str, overwrite: bool) 
     except FileNotFoundError:
         return Became.FETCHED
     except OSError as problem:
-        raise shim.explain_name(name, problem) from None
+        raise names.explain_name(name, problem) from None
     if stat.S_ISREG(found.st_mode) and _is_same(new, folder, last):
         return Became.SAME
     if overwrite and (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from runtime.jobs.hosts.base import Files
-from runtime.shim.shim import BEAT_S
+from runtime.shim.words import BEAT_S
 from runtime.units import format_duration
 from runtime.values import dataclass
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 from runtime.jobs.hosts.base import Files
 from runtime.jobs.ledger import job_folder, list_attempts
-from runtime.shim import shim
+from runtime.shim.logs import GAP, LOG_BYTES, render_gap, split_log
 
 
 def read_limit(files: Files, job: str) -> int:
     """What a log of this job takes at most, in bytes."""
     order = json.loads(files.read(f"{job_folder(job)}/order.json") or b"{}")
-    return int(order.get("log_bytes", shim.LOG_BYTES))
+    return int(order.get("log_bytes", LOG_BYTES))
 
 
 class LogReader:
@@ -21,7 +21,7 @@ class LogReader:
 
     def __init__(self, files: Files, name: str, limit: int) -> None:
         self._files, self._name = files, name
-        self._head, self._tail = shim.split_log(limit)
+        self._head, self._tail = split_log(limit)
         self._at = 0
         """How many of the bytes that were printed have been read or passed over."""
 
@@ -33,8 +33,8 @@ class LogReader:
             elif (left_out := self._find_gap()) is not None:
                 if missed := max(0, self._head + left_out - self._at):
                     self._at += missed
-                    yield shim.render_gap(missed)
-                offset = self._at - left_out + len(shim.render_gap(0))
+                    yield render_gap(missed)
+                offset = self._at - left_out + len(render_gap(0))
             chunk = self._files.read_from(self._name, offset, limit)
             if not chunk:
                 return
@@ -43,7 +43,7 @@ class LogReader:
 
     def _find_gap(self) -> int | None:
         """How many bytes are left out behind the beginning; None of a log that is whole."""
-        found = shim.GAP.fullmatch(self._files.read_from(self._name, self._head, len(shim.render_gap(0))))
+        found = GAP.fullmatch(self._files.read_from(self._name, self._head, len(render_gap(0))))
         return int(found[1]) if found else None
 
 

@@ -141,12 +141,13 @@ def _reference(identity: str) -> str:
 
 
 def read_entries(archive: bytes, identity: str, folder: str) -> list[tuple[str, int, int, int, str]]:
-    """What is in an archive that is to be restored into `folder`, judged as the shim does; see `shim.list_entries`.
+    """What is in an archive that is to be restored into `folder`, judged as the shim does; see `list_entries` there.
 
     Raises `StoreUnsafe` if these are not the bytes of `identity`, and `NotPossible` for an archive that holds what no
     snapshot has: a device, a name that leads elsewhere.
     """
-    from runtime.shim import shim
+    from runtime.shim.names import NameRefused
+    from runtime.shim.tree import list_entries
 
     if snapshot_id(archive) != identity:
         raise StoreUnsafe(
@@ -155,8 +156,8 @@ def read_entries(archive: bytes, identity: str, folder: str) -> list[tuple[str, 
             retryable=False,
         )
     try:
-        return shim.list_entries(archive, folder)
-    except shim.NameRefused as problem:
+        return list_entries(archive, folder)
+    except NameRefused as problem:
         raise NotPossible(f"snapshot `{identity}` is refused: {problem}") from None
 
 

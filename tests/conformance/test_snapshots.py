@@ -11,7 +11,8 @@ import pytest
 
 from runtime.errors import NotPossible, StoreUnsafe
 from runtime.records.memory import MemoryRecords
-from runtime.shim import shim
+from runtime.shim.tree import restore
+from runtime.shim.words import SetupFailed
 from runtime.snapshots.snapshot import snapshot_id
 from runtime.worker.attempts.trees import Tree, Trees
 from tests.conformance.snapshot_cases import Case, make_cases
@@ -47,8 +48,8 @@ def by_shim(archive: bytes, identity: str, folder: Path) -> str | None:
     stored = folder.with_name("snapshot.tar")
     stored.write_bytes(archive)
     try:
-        shim.restore(str(stored), identity.removeprefix("sha256:"), str(folder))
-    except shim.SetupFailed as problem:
+        restore(str(stored), identity.removeprefix("sha256:"), str(folder))
+    except SetupFailed as problem:
         return str(problem)
     return None
 

@@ -12,7 +12,7 @@ from runtime.jobs.spec_fields import leaf_fields
 from runtime.jobs.spec_file import load_yaml
 from runtime.launchers.processes.base import PROCESS_SETTINGS
 from runtime.reasons import EndReason
-from runtime.shim import shim
+from runtime.shim.words import AGAIN, DONE, DUPLICATE, FAILED, LOST, NEVER, REFUSED
 from tests.commands_support import find_command_lines, find_problem
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -60,13 +60,13 @@ def test_shim_page_has_every_exit_code() -> None:
     codes = re.findall(r"^\| (\d+) \|", read("shim.md").split("## Exit codes", 1)[1], re.MULTILINE)
 
     assert [int(code) for code in codes] == [
-        shim.DONE,
-        shim.FAILED,
-        shim.REFUSED,
-        shim.DUPLICATE,
-        shim.AGAIN,
-        shim.NEVER,
-        shim.LOST,
+        DONE,
+        FAILED,
+        REFUSED,
+        DUPLICATE,
+        AGAIN,
+        NEVER,
+        LOST,
     ]
 
 

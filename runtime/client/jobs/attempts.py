@@ -58,7 +58,7 @@ def read_attempts(files: Files, job: str, index: int) -> list[AttemptView]:
         if not end and number != numbers[-1]:
             end = {"reason": EndReason.LOST, "message": "it left no word, and the next one began"}
         if end.get("reason") == "stopped" and "failures" in start:
-            from runtime.shim.shim import name_end
+            from runtime.shim.retry import name_end
 
             then = read.get(f"{run}/a{number + 1:04d}/start.json", {})
             end = name_end(end, start["failures"], then.get("failures"), None)  # type: ignore[no-untyped-call]

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from runtime.client.jobs.launch import SHIM
 from runtime.client.jobs.leftovers import end_processes, find_processes, find_secrets, remove_secrets
 from runtime.errors import InfrastructureFailure, StoreUnavailable
 from runtime.jobs import ledger
@@ -24,7 +23,8 @@ from runtime.jobs.plan import Started, Target
 from runtime.jobs.spec import JobState
 from runtime.launchers.base import Launcher, Sweeps
 from runtime.launchers.standing import ask, judge_many
-from runtime.shim.shim import FOLDED
+from runtime.shim.fold import FOLDED
+from runtime.shim.program import build_shim
 from runtime.values import dataclass
 
 _TREES: Final = (
@@ -198,7 +198,7 @@ def fold(target: Target, launcher: Launcher, host: Host, *, owner: str | None) -
     done = 0
     for first in range(0, len(jobs), 1000):
         words = [python, "-", host.files.root, "--fold", *jobs[first : first + 1000]]
-        done += len(host.run(words, stdin=SHIM.read_bytes(), timeout_s=3600).out.split())
+        done += len(host.run(words, stdin=build_shim(), timeout_s=3600).out.split())
     return done
 
 

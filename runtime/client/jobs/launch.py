@@ -13,8 +13,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from runtime.client.jobs.roots import open_target
 from runtime.client.jobs.secrets import read_values
@@ -32,6 +31,7 @@ from runtime.jobs.spec_fields import job_id, spec_fields
 from runtime.launchers.base import ChecksHost
 from runtime.launchers.standing import judge_job
 from runtime.reasons import EndReason
+from runtime.shim.program import build_shim
 from runtime.snapshots.snapshot import GitState, Snapshot, read_git_state
 from runtime.units import format_time
 from runtime.values import replace
@@ -44,8 +44,6 @@ from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, Prepared, 
 from runtime.jobs.ledger import newest_natives
 
 T = TypeVar("T")
-
-SHIM: Final = Path(__file__).parents[2] / "shim" / "shim.py"
 
 
 def launch(
@@ -224,7 +222,7 @@ def _take_up(prepared: Prepared, host: Host, lock: Lock, progress: Callable[[str
         order = json.loads(host.files.read(f"{prepared.plan.folder}/order.json") or b"{}") or prepared.plan.order
         plan = replace(prepared.plan, order={**order, "epoch": epoch})
         bring_secrets(plan, host.files, prepared.context)
-        host.files.write(f"{plan.folder}/shim.py", SHIM.read_bytes(), mode=0o700)
+        host.files.write(f"{plan.folder}/shim.py", build_shim(), mode=0o700)
         host.files.write(f"{plan.folder}/order.json", _json(plan.order))
         host.files.write(f"{plan.folder}/{ledger.EPOCH}", str(epoch).encode())
         reach("launch.reordered")
@@ -271,7 +269,7 @@ def _write_down(
         _store_snapshot(prepared.snapshot, plan, files, progress)
     wanted = [FileToWrite(f"{plan.folder}/secrets/{name}", value.encode()) for name, value in values.items()]
     wanted += [
-        FileToWrite(f"{plan.folder}/shim.py", SHIM.read_bytes(), 0o700),
+        FileToWrite(f"{plan.folder}/shim.py", build_shim(), 0o700),
         FileToWrite(f"{plan.folder}/order.json", _json(plan.order)),
     ]
     wanted += [

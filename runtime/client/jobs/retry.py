@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from runtime.client.jobs.handle import JobHandle
-from runtime.client.jobs.launch import SHIM, bring_secrets, carry_out
+from runtime.client.jobs.launch import bring_secrets, carry_out
 from runtime.client.jobs.prepare import LaunchOptions, Prepared, make_context
 from runtime.errors import NotPossible
 from runtime.faults import reach
@@ -31,6 +31,7 @@ from runtime.jobs.order import SNAPSHOT_FILE
 from runtime.jobs.plan import JobIdentity, LaunchPlan, NativePart
 from runtime.jobs.spec import JobSpec, JobState, parse_spec
 from runtime.launchers.base import Resubmits
+from runtime.shim.program import build_shim
 from runtime.snapshots.snapshot import Snapshot
 from runtime.units import format_time
 from runtime.values import dataclass, replace
@@ -146,7 +147,7 @@ def _next_epoch(
         plan = replace(plan, order={**plan.order, "epoch": epoch, "forgiven": forgiven})
         folder = plan.folder
         bring_secrets(plan, job.files, make_context(settings))
-        job.files.write(f"{folder}/shim.py", SHIM.read_bytes(), mode=0o700)
+        job.files.write(f"{folder}/shim.py", build_shim(), mode=0o700)
         job.files.write(f"{folder}/order.json", json.dumps(plan.order, sort_keys=True, indent=1).encode() + b"\n")
         job.files.write(f"{folder}/{ledger.EPOCH}", str(epoch).encode())
         reach("launch.reordered")
@@ -196,7 +197,7 @@ def _unfold(job: JobHandle, plan: LaunchPlan, indices: Sequence[int]) -> None:
         return
     words = [find_python(job.target.settings, job.host), "-", f"{job.files.root}/{plan.folder}", "--unfold"]
     words += [str(index) for index in indices]
-    done = job.host.run(words, stdin=SHIM.read_bytes(), timeout_s=600)
+    done = job.host.run(words, stdin=build_shim(), timeout_s=600)
     if done.code != 0:
         raise NotPossible(
             f"the files of job `{job.id}` cannot be put back where they were", facts=done.err.strip().splitlines()[-1:]

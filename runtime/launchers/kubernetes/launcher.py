@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
 from runtime.errors import InfrastructureFailure, NotPossible
@@ -58,10 +57,8 @@ from runtime.launchers.kubernetes.states import (
 )
 from runtime.launchers.kubernetes.sweep import END_S, MANAGED_JOBS, grace_of, list_started, sweep, wait_until_gone
 from runtime.reasons import EndReason
-from runtime.shim import shim
+from runtime.shim.program import build_shim
 
-SHIM: Final = Path(shim.__file__)
-SHIM_BUCKET: Final = SHIM.with_name("bucket.py")
 _FEW: Final = 20
 _LOOK_S: Final = 0.2
 _TRIES: Final = 3
@@ -261,8 +258,7 @@ def _let_go(job: Object, host: KubernetesHost, changes: Mapping[str, Any] | None
     cluster, place = host.cluster, host.place
     annotations = dict((changes or {}).get("annotations", {}))
     if place.bucket:
-        files = {"shim.py": SHIM.read_text(encoding="utf-8"), "shim_bucket.py": SHIM_BUCKET.read_text(encoding="utf-8")}
-        _bring("configmaps", render_shim(job, files), cluster, place)
+        _bring("configmaps", render_shim(job, build_shim()), cluster, place)
         if values := cast(JobFiles, host.files).secrets_of(job["metadata"]["labels"][JOB]):
             _bring("secrets", render_secrets(job, values), cluster, place)
         annotations[FILES] = "sent"

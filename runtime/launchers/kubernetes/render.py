@@ -128,9 +128,10 @@ def render_job(
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": made}
 
 
-def render_shim(job: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
-    """The shim as files that the Job's pods mount, and that go when it goes."""
-    return {**_owned(job, "ConfigMap", _brought(job, "shim")["configMap"]["name"]), "data": dict(files)}
+def render_shim(job: Mapping[str, Any], shim: bytes) -> dict[str, Any]:
+    """The shim as a file that the Job's pods mount, and that goes when the Job goes."""
+    name = _brought(job, "shim")["configMap"]["name"]
+    return {**_owned(job, "ConfigMap", name), "data": {"shim.py": shim.decode()}}
 
 
 def render_secrets(job: Mapping[str, Any], values: Mapping[str, bytes]) -> dict[str, Any]:

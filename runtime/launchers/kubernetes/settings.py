@@ -20,7 +20,7 @@ SHIM_MOUNT: Final = "/runtime-shim"
 SECRETS_MOUNT: Final = "/runtime-secrets"
 """Where they see its secrets, likewise."""
 RECORDS_VARIABLES: Final = "RUNTIME_RECORDS_"
-"""What variables begin with that are for the shim and not for commands (`OWN` of shim_bucket.py)."""
+"""What variables begin with that are for the shim and not for commands (`OWN` of runtime/shim/cloud.py)."""
 CLAIM_SCHEME: Final = "claim://"
 REGISTRY_SCHEME: Final = "registry://"
 

@@ -11,7 +11,6 @@ import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible
@@ -362,10 +361,9 @@ def clear_processes(folder: str, host: Host) -> list[str]:
         return []
     place = f"{host.files.root}/{folder}"
     # Ours, for that of the job goes with its end, and may be of an earlier version.
-    from runtime.shim import shim
+    from runtime.shim.program import build_shim
 
-    program = Path(shim.__file__).read_bytes()
-    done = host.run([shlex.split(command.decode())[0], "-", place, "--clear"], stdin=program)
+    done = host.run([shlex.split(command.decode())[0], "-", place, "--clear"], stdin=build_shim())
     said = done.err.strip().splitlines()[-1:]
     return [] if done.code == 0 else [f"what its shim started on `{host.name}`: {''.join(said)}"]
 

@@ -21,8 +21,8 @@ from runtime.jobs.spec_fields import spec_fields
 from runtime.launchers.slurm import render
 from runtime.launchers.slurm.client import SCRUB
 from runtime.launchers.slurm.settings import SlurmSettings, read_settings
+from runtime.shim.program import build_shim
 
-SHIM: Final = Path(__file__).parents[2] / "shim" / "shim.py"
 RECORDS: Final = "records"
 
 
@@ -36,7 +36,7 @@ def export_bundle(plan: LaunchPlan, folder: Path, snapshot: bytes | None = None)
     run = f"{RECORDS}/{plan.folder}"
     files: dict[str, tuple[bytes, int]] = {
         "submit.sh": (render_submit(plan).encode(), 0o755),
-        f"{run}/shim.py": (SHIM.read_bytes(), 0o700),
+        f"{run}/shim.py": (build_shim(), 0o700),
         # What is brought home is read file by file.
         f"{run}/order.json": (_json({**plan.order, "fold": False}), 0o600),
         f"{run}/spec.json": (_json(spec_fields(plan.spec)), 0o600),

@@ -30,7 +30,7 @@ from runtime.records.blobs.base import BlobInfo
 from runtime.records.store import BlobRecords
 
 if TYPE_CHECKING:
-    from runtime.shim import bucket as shim_bucket
+    from runtime.shim.bucket import Bucket
 
 REQUEST_TIMEOUT: Final = timedelta(seconds=60)
 RETRY_FOR: Final = timedelta(seconds=90)
@@ -113,7 +113,7 @@ class BucketBlobs:
                 },
             },
         )
-        self._plain: shim_bucket.Bucket | None = None
+        self._plain: Bucket | None = None
         self._next_chunk: dict[str, int] = {}
 
     def create(self, key: str, data: bytes) -> bool:
@@ -249,7 +249,7 @@ class BucketBlobs:
         self, prefix: str, after: str | None, refused: Exception, delimiter: str | None = None
     ) -> Iterator[_Row]:
         """As `_list`, with a client that takes any name: those that are not ours are reported and left out."""
-        from runtime.shim import bucket as shim_bucket
+        from runtime.shim.cloud import Denied, Unreachable
 
         self._plain = self._plain or self._open_plain_client()
         whole = self._below + prefix
@@ -258,12 +258,12 @@ class BucketBlobs:
         while True:
             try:
                 page = next(pages, None)
-            except shim_bucket.Unreachable as problem:
+            except Unreachable as problem:
                 raise StoreUnavailable(
                     f"bucket `{self._bucket}` cannot be listed around a name that is not ours",
                     facts=[f"at `{self.url}/{prefix}`", str(refused), str(problem)],
-                    hint="remove that object" if isinstance(problem, shim_bucket.Denied) else None,
-                    retryable=not isinstance(problem, shim_bucket.Denied),
+                    hint="remove that object" if isinstance(problem, Denied) else None,
+                    retryable=not isinstance(problem, Denied),
                 ) from problem
             if page is None:
                 return
@@ -276,16 +276,17 @@ class BucketBlobs:
                 elif not key.endswith("/"):  # what consoles and mounts put where they show a folder
                     yield name, size, datetime.fromisoformat(modified)
 
-    def _open_plain_client(self) -> shim_bucket.Bucket:
-        from runtime.shim import bucket as shim_bucket
+    def _open_plain_client(self) -> Bucket:
+        from runtime.shim.bucket import Bucket
+        from runtime.shim.cloud import Amazon
 
-        client = shim_bucket.Bucket(self.url)
+        client = Bucket(self.url)
         client.answer_s = self._timeout.total_seconds()
         client.say = _say_nothing
         provider = self._credentials.get("credential_provider")
         if provider is not None:
             if self._scheme == "s3":
-                client.cloud = shim_bucket.Amazon(getattr(provider, "config", {}).get("region"))
+                client.cloud = Amazon(getattr(provider, "config", {}).get("region"))
             client.cloud.find = functools.partial(_ask_provider, provider)  # type: ignore[method-assign]
         return client
 

@@ -33,7 +33,8 @@ from runtime.jobs.run_log import LogReader
 from runtime.jobs.spec import JobState, When
 from runtime.launchers.local.launcher import LocalLauncher
 from runtime.reasons import EndReason
-from runtime.shim import shim
+from runtime.shim.logs import Log, render_gap, split_log
+from runtime.shim.processes import list_processes
 from tests.jobs_support import Terminal, Typed, as_somebody_else, folder_for_all, launch_as_before, open_terminal
 from tests.shim_support import (
     DAEMON,
@@ -428,7 +429,7 @@ def test_cancel_ends_a_job_whose_command_stops_its_shim(
 
 
 def is_stopped(run: Terminal, job: str) -> bool:
-    table = shim.list_processes()
+    table = list_processes()
     return any(table[pid][2] == "T" for pid in processes_with(f"{run.folder(job)}/shim.py") if pid in table)
 
 
@@ -470,7 +471,7 @@ def test_log_limit_that_is_too_small_is_refused(run: Terminal) -> None:
 
 
 def test_log_that_is_written_over_is_followed_on_with_a_line_for_what_was_missed(tmp_path: Path) -> None:
-    log, files = shim.Log(str(tmp_path / "log"), 65_536), LocalFiles(str(tmp_path))
+    log, files = Log(str(tmp_path / "log"), 65_536), LocalFiles(str(tmp_path))
     reader = LogReader(files, "log", 65_536)
     seen = []
     for turn in range(40):
@@ -481,13 +482,13 @@ def test_log_that_is_written_over_is_followed_on_with_a_line_for_what_was_missed
 
     assert b"".join(seen) == b"".join(b"%09d\n" % number for number in range(40_000))
     late = b"".join(LogReader(files, "log", 65_536).read())
-    missed = 400_000 - len(late) + len(shim.render_gap(0))
+    missed = 400_000 - len(late) + len(render_gap(0))
     assert late == (tmp_path / "log").read_bytes()
-    assert shim.render_gap(missed) in late
+    assert render_gap(missed) in late
 
 
 def test_follower_that_comes_too_late_for_the_end_says_how_much_it_missed(tmp_path: Path) -> None:
-    log, files = shim.Log(str(tmp_path / "log"), 65_536), LocalFiles(str(tmp_path))
+    log, files = Log(str(tmp_path / "log"), 65_536), LocalFiles(str(tmp_path))
     reader = LogReader(files, "log", 65_536)
     log.add(b"x" * 60_000)
     first = b"".join(reader.read())
@@ -496,9 +497,9 @@ def test_follower_that_comes_too_late_for_the_end_says_how_much_it_missed(tmp_pa
 
     second = b"".join(reader.read())
 
-    tail = shim.split_log(65_536)[1]
+    tail = split_log(65_536)[1]
     assert first == b"x" * 60_000
-    assert second == shim.render_gap(100_000 - tail) + b"y" * tail
+    assert second == render_gap(100_000 - tail) + b"y" * tail
 
 
 def test_evidence_of_a_line_of_megabytes_is_cut_and_a_pipe_gets_all_of_it(run: Terminal) -> None:

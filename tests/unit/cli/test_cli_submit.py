@@ -201,7 +201,7 @@ def test_bad_line_stops_with_line_field_and_what_stands(
 
 
 def test_snapshot_binds_the_tasks_to_the_code_as_it_is(run: Run, queue: SqliteQueue, tmp_path: Path) -> None:
-    from runtime.shim.shim import unpack
+    from runtime.shim.tree import unpack
     from runtime.snapshots.snapshot import fetch_snapshot
 
     (tmp_path / "code").mkdir()

@@ -21,7 +21,7 @@ from runtime.queues.memory import MemoryQueue
 from runtime.queues.sqlite.queue import open_sqlite
 from runtime.records import open_records
 from runtime.records.memory import MemoryRecords
-from runtime.shim.shim import list_entries
+from runtime.shim.tree import list_entries
 from runtime.snapshots.snapshot import fetch_snapshot, make_snapshot
 from runtime.tasks.model import CommandEntry, Task
 from runtime.tasks.wire import encode_task

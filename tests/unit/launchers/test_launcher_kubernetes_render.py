@@ -44,10 +44,11 @@ from runtime.launchers.kubernetes.gpu_leases import (
     read_table,
     write_table,
 )
-from runtime.launchers.kubernetes.launcher import SHIM, SHIM_BUCKET, KubernetesLauncher
+from runtime.launchers.kubernetes.launcher import KubernetesLauncher
 from runtime.launchers.kubernetes.render import label_value, quantity, render_files_job, render_secrets, render_shim
 from runtime.launchers.kubernetes.settings import read_place
 from runtime.outputs import ClaimOutput, KubernetesOutput, NamespaceOutput, RegistryOutput, StackOutputs, encode_outputs
+from runtime.shim.program import build_shim
 
 Golden = Callable[[str, str], None]
 GIB = 1 << 30
@@ -259,9 +260,8 @@ def test_secret_of_a_job_enters_no_bucket_and_goes_with_the_job(context: PlanCon
 def test_shim_of_a_job_with_a_bucket_goes_with_the_job_and_fits_into_an_object(context: PlanContext) -> None:
     made = manifest(plan(context, target(records="gs://lab/p")))
     made["metadata"]["uid"] = "u-1"
-    files = {path.name: path.read_text() for path in (SHIM, SHIM_BUCKET)}
 
-    shim = render_shim(made, files)
+    shim = render_shim(made, build_shim())
 
     assert made["spec"]["suspend"] is True
     assert is_waiting(made)
@@ -276,7 +276,7 @@ def test_shim_of_a_job_with_a_bucket_goes_with_the_job_and_fits_into_an_object(c
     ]
     volumes = {each["name"]: each for each in made["spec"]["template"]["spec"]["volumes"]}
     assert volumes["shim"]["configMap"]["name"] == shim["metadata"]["name"]
-    assert (shim["immutable"], sorted(shim["data"])) == (True, ["shim.py", "shim_bucket.py"])
+    assert (shim["immutable"], shim["data"]) == (True, {"shim.py": build_shim().decode()})
     assert len(yaml.safe_dump(shim)) < 900 << 10
 
 

@@ -18,9 +18,12 @@ from runtime.jobs.hosts.base import Files
 from runtime.jobs.hosts.local import LocalFiles, LocalHost
 from runtime.jobs.hosts.ssh import SshHost
 from runtime.jobs.lock import Lock
-from runtime.shim import shim
+from runtime.shim import fold as folding
+from runtime.shim.fold import FOLDED, close_job, fold_job, unfold
+from runtime.shim.record import FolderRecord, Run
+from runtime.shim.words import Taken
 from tests.jobs_support import Terminal, launch_as_before, open_terminal
-from tests.shim_support import JOB, find_pythons, make_job, processes_with, wait_for
+from tests.shim_support import JOB, SHIM, find_pythons, make_job, processes_with, wait_for
 from tests.ssh_support import SshServer
 
 PYTHONS = find_pythons()
@@ -351,10 +354,10 @@ def test_everything_is_read_where_it_was_after_it_was_folded_and_after_it_was_un
         folder.rmdir()
     before = look(files)
 
-    shim.fold_job(str(job), json.loads((job / "order.json").read_text()))
+    fold_job(str(job), json.loads((job / "order.json").read_text()))
     folded, count = look(files), entries(job)
     for start in ["", *(f"runs/{index}" for index in range(runs))]:
-        shim.unfold(str(job), start)
+        unfold(str(job), start)
 
     assert folded == before
     assert look(files) == before
@@ -368,7 +371,7 @@ def test_folding_leaves_a_job_alone_that_somebody_launches(tmp_path: Path) -> No
     launching = Lock(LocalFiles(str(tmp_path)), job.name, "somebody")
     launching.take(patience_s=0)
 
-    shim.fold_job(str(job), {"runs": {"0": {}}})
+    fold_job(str(job), {"runs": {"0": {}}})
 
     launching.ensure_held()
     launching.release()
@@ -390,13 +393,13 @@ def test_lock_that_is_taken_while_a_job_is_folded_is_not_folded_with_it(
         real(*words)
         held.append((job / "lock.7").exists())
 
-    real = shim.fold
-    monkeypatch.setattr(shim, "fold", fold)
+    real = folding.fold
+    monkeypatch.setattr(folding, "fold", fold)
 
-    shim.fold_job(str(job), {"runs": {"0": {}}})
+    fold_job(str(job), {"runs": {"0": {}}})
 
     assert held == [True]
-    assert (job / shim.FOLDED).exists()
+    assert (job / FOLDED).exists()
     assert not (job / "lock.1").exists()
 
 
@@ -415,17 +418,17 @@ def test_folding_that_is_cut_off_at_any_step_hides_nothing_and_is_gone_on_with(
 
     def act(job: Path) -> None:
         if way == "fold":
-            shim.fold_job(str(job), order)
+            fold_job(str(job), order)
         else:
             for start in starts:
-                shim.unfold(str(job), start)
+                unfold(str(job), start)
 
     cut = 0
     while True:
         root = tmp_path / f"cut{cut}"
         job = fill(root, runs=runs)
         if way == "unfold":
-            shim.fold_job(str(job), order)
+            fold_job(str(job), order)
         left = [cut]
 
         def die(step: Callable[..., object], left: list[int] = left) -> Callable[..., object]:
@@ -439,7 +442,7 @@ def test_folding_that_is_cut_off_at_any_step_hides_nothing_and_is_gone_on_with(
 
         with monkeypatch.context() as cutting:
             for name in STEPS:
-                cutting.setattr(shim.os, name, die(getattr(os, name)))
+                cutting.setattr(os, name, die(getattr(os, name)))
             try:
                 act(job)
             except KeyboardInterrupt:
@@ -466,15 +469,15 @@ def test_folding_that_is_cut_off_at_any_step_hides_nothing_and_is_gone_on_with(
 @pytest.mark.parametrize("runs", [1, 2])
 def test_result_of_a_folded_run_stays_whoever_comes_later(tmp_path: Path, runs: int) -> None:
     job = fill(tmp_path, runs=runs)
-    shim.fold_job(str(job), {"runs": {str(index): {} for index in range(runs)}})
-    record, files = shim.FolderRecord(str(job)), LocalFiles(str(tmp_path))
+    fold_job(str(job), {"runs": {str(index): {} for index in range(runs)}})
+    record, files = FolderRecord(str(job)), LocalFiles(str(tmp_path))
     twin = json.dumps({"reason": "succeeded", "code": 0, "attempt": 3})
 
-    with pytest.raises(shim.Taken):
+    with pytest.raises(Taken):
         record.create("runs/0/result", twin)
 
     assert not files.create(f"jobs/{JOB}/runs/0/result", twin.encode())
-    assert shim.Run(record, 0).result()["reason"] == "app_failed"
+    assert Run(record, 0).result()["reason"] == "app_failed"
     assert json.loads(files.read(f"jobs/{JOB}/runs/0/result") or b"")["reason"] == "app_failed"
 
 
@@ -495,7 +498,7 @@ def test_job_with_secrets_in_its_folder_is_not_folded(tmp_path: Path) -> None:
     (job / "secrets").mkdir()
     (job / "secrets/TOKEN").write_text("canary-4711")
 
-    shim.fold_job(str(job), {"runs": {"0": {}}})
+    fold_job(str(job), {"runs": {"0": {}}})
 
     assert not (job / "ended").exists()
 
@@ -506,15 +509,15 @@ def test_job_on_a_full_disk_ends_as_it_would_and_is_not_folded(tmp_path: Path, m
 
     job = fill(tmp_path, runs=1)
     before = sorted(path for path in job.rglob("*"))
-    monkeypatch.setattr(shim, "_write_folded", refuse)
+    monkeypatch.setattr("runtime.shim.fold._write_folded", refuse)
 
-    shim.close_job(json.loads((job / "order.json").read_text()), shim.FolderRecord(str(job)))
+    close_job(json.loads((job / "order.json").read_text()), FolderRecord(str(job)))
 
     assert sorted(path for path in job.rglob("*")) == before
 
 
 def test_folder_that_is_folded_while_it_is_removed_goes(tmp_path: Path) -> None:
-    words = [sys.executable, shim.__file__, str(tmp_path), "--fold", JOB]
+    words = [sys.executable, str(SHIM), str(tmp_path), "--fold", JOB]
     for _ in range(10):
         job = fill(tmp_path, runs=3)
         folding = subprocess.Popen(words, stderr=subprocess.DEVNULL)
@@ -528,10 +531,10 @@ def test_folder_that_is_folded_while_it_is_removed_goes(tmp_path: Path) -> None:
 
 def test_file_that_is_new_beside_a_folded_one_of_its_name_counts(tmp_path: Path) -> None:
     job, files = fill(tmp_path, runs=1), LocalFiles(str(tmp_path))
-    shim.fold_job(str(job), {"runs": {"0": {}}})
+    fold_job(str(job), {"runs": {"0": {}}})
     files.write(f"jobs/{JOB}/intent.json", b"newer")
 
-    shim.fold_job(str(job), {"runs": {"0": {}}})
+    fold_job(str(job), {"runs": {"0": {}}})
 
     assert files.read(f"jobs/{JOB}/intent.json") == b"newer"
 
@@ -539,7 +542,7 @@ def test_file_that_is_new_beside_a_folded_one_of_its_name_counts(tmp_path: Path)
 def test_two_that_fold_one_job_at_once_lose_nothing(tmp_path: Path) -> None:
     fill(tmp_path, runs=1)
     before = own_folders_aside(look(LocalFiles(str(tmp_path))))
-    words = [sys.executable, shim.__file__, str(tmp_path), "--fold", JOB]
+    words = [sys.executable, str(SHIM), str(tmp_path), "--fold", JOB]
 
     both = [subprocess.Popen(words) for _ in range(4)]
 

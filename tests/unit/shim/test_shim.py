@@ -23,24 +23,26 @@ from typing import Any
 
 import pytest
 
-from runtime.shim import shim
-from runtime.shim.shim import (
-    Attempt,
-    FolderRecord,
-    NoCapacity,
-    Run,
-    check_gpus,
-    decide,
-    name_end,
-    parse_indices,
-    share_out,
-    write_patiently,
-    write_whole,
-)
+from runtime.jobs.hosts import agent
+from runtime.shim.attempt import Attempt
+from runtime.shim.disk import DiskUse, mount_points
+from runtime.shim.environment import find_environment
+from runtime.shim.files import create_whole, write_patiently, write_whole
+from runtime.shim.gpus import check_gpus
+from runtime.shim.logs import Log, Logs, render_gap
+from runtime.shim.main import parse_indices
+from runtime.shim.pack import share_out
+from runtime.shim.processes import boot_id, list_processes
+from runtime.shim.program import build_shim, list_shipped
+from runtime.shim.record import FolderRecord, Run
+from runtime.shim.retry import decide, name_end
+from runtime.shim.setup import setup_script
+from runtime.shim.words import NoCapacity
 from runtime.snapshots.snapshot import make_snapshot
 from tests.services_support import require
 from tests.shim_support import (
     DAEMON,
+    IMPORT,
     JOB,
     PATIENCE_S,
     SHIM,
@@ -252,7 +254,7 @@ def test_setup_lines_may_go_over_several_of_them_and_see_the_command(job: MakeJo
 
 
 def test_lines_inside_of_a_wrapper_are_setup_lines_too(job: MakeJob) -> None:
-    inside = ["sh", "-c", shim.setup_script(["exec true"]), "pre"]
+    inside = ["sh", "-c", setup_script(["exec true"]), "pre"]
     made = job("echo never", setup=["true"], wrap=inside)
 
     assert made.run() == 1
@@ -812,7 +814,7 @@ def test_shim_without_a_visible_gpu_fails_to_set_up(job: MakeJob, tmp_path: Path
 def test_shim_on_a_gpu_that_somebody_else_fills_has_no_capacity(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.shim.shim.GPU_PATIENCE_S", 0.0)
+    monkeypatch.setattr("runtime.shim.gpus.GPU_PATIENCE_S", 0.0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setenv("PATH", _smi(tmp_path / "bin", *TWO)["PATH"])
 
@@ -1025,9 +1027,9 @@ def test_disk_use_counts_what_is_new_once_and_nothing_that_is_mounted(
     (root / "image/old").write_bytes(bytes(MIB))
     changed = (root / "image/old").stat().st_ctime
     wait_for(lambda: touched(tmp_path / "clock") > changed, "the next tick of the clock")
-    monkeypatch.setattr(shim, "BEGAN", (tmp_path / "clock").stat().st_ctime)
-    monkeypatch.setattr(shim, "OWN_DISK", str(root))
-    monkeypatch.setattr(shim, "mount_points", lambda: {str(root / "claim")})
+    monkeypatch.setattr("runtime.shim.disk.BEGAN", (tmp_path / "clock").stat().st_ctime)
+    monkeypatch.setattr("runtime.shim.disk.OWN_DISK", str(root))
+    monkeypatch.setattr("runtime.shim.disk.mount_points", lambda: {str(root / "claim")})
     monkeypatch.setattr("tempfile.tempdir", str(root / "tmp"))
     (root / "claim/large").write_bytes(bytes(8 * MIB))
     (root / "tmp/one").write_bytes(bytes(MIB))
@@ -1037,12 +1039,12 @@ def test_disk_use_counts_what_is_new_once_and_nothing_that_is_mounted(
         os.utime(unpacked, (0, 0))
     (root / "image/away").symlink_to(root / "claim")
 
-    use = shim.DiskUse(64 * MIB, [])
+    use = DiskUse(64 * MIB, [])
 
     assert not use.is_over(60, now=True)
     assert use.used >> 20 == 2
-    assert shim.DiskUse(MIB, []).is_over(60, now=True)
-    assert not shim.DiskUse(None, []).is_over(60, now=True)
+    assert DiskUse(MIB, []).is_over(60, now=True)
+    assert not DiskUse(None, []).is_over(60, now=True)
 
 
 def touched(path: Path) -> float:
@@ -1051,15 +1053,15 @@ def touched(path: Path) -> float:
 
 
 def test_disk_use_is_looked_at_a_little_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shim, "BEGAN", 0.0)
-    monkeypatch.setattr(shim, "DISK_S", 0.0)
-    monkeypatch.setattr(shim, "OWN_DISK", str(tmp_path))
-    monkeypatch.setattr(shim, "mount_points", set)
+    monkeypatch.setattr("runtime.shim.disk.BEGAN", 0.0)
+    monkeypatch.setattr("runtime.shim.disk.DISK_S", 0.0)
+    monkeypatch.setattr("runtime.shim.disk.OWN_DISK", str(tmp_path))
+    monkeypatch.setattr("runtime.shim.disk.mount_points", set)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     for number in range(20):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "file").write_bytes(bytes(4096))
-    use = shim.DiskUse(20 * 4096 - 1, [])
+    use = DiskUse(20 * 4096 - 1, [])
 
     looks = 0
     while not use.is_over(0):
@@ -1070,8 +1072,8 @@ def test_disk_use_is_looked_at_a_little_at_a_time(tmp_path: Path, monkeypatch: p
 
 
 def test_mount_points_are_read_with_their_odd_names() -> None:
-    assert "/proc" in shim.mount_points()
-    assert "/" not in shim.mount_points()
+    assert "/proc" in mount_points()
+    assert "/" not in mount_points()
 
 
 def test_shim_that_finds_a_cancel_mark_ends_the_run_as_cancelled(job: MakeJob) -> None:
@@ -1149,7 +1151,7 @@ def test_shim_beats_while_the_command_runs(job: MakeJob) -> None:
 def test_shim_killed_at_any_step_and_started_again_ends_with_one_result(job: MakeJob, point: str) -> None:
     made = job("echo attempt >> $RUNTIME_OUTPUT_DIR/../ran; exit 5", retry={"failure": 3})
 
-    assert made.run(RUNTIME_SHIM_FAULT=point) == -signal.SIGKILL
+    assert made.run(RUNTIME_FAULTS=f"shim.{point}=kill") == -signal.SIGKILL
     assert made.run() == 1
 
     assert made.results()[0][:2] == ("app_failed", 5)
@@ -1162,7 +1164,7 @@ def test_shim_lost_three_times_in_a_row_is_not_started_a_fourth_time(job: MakeJo
     made = job("true")
 
     for _ in range(3):
-        assert made.run(RUNTIME_SHIM_FAULT="claimed") == -signal.SIGKILL
+        assert made.run(RUNTIME_FAULTS="shim.claimed=kill") == -signal.SIGKILL
 
     assert made.run() == 1
     assert made.ends() == ["-", "-", "-"]
@@ -1603,7 +1605,7 @@ def test_log_keeps_its_beginning_and_its_end_and_says_what_is_left_out(
         return
     head, left_out, tail = read_gap(log)
     assert (head, tail) == (whole[: len(head)], whole[-len(tail) :])
-    assert len(log) - len(shim.render_gap(0)) + left_out == lines * 100
+    assert len(log) - len(render_gap(0)) + left_out == lines * 100
     assert min(len(head), len(tail)) > 100
 
 
@@ -1655,7 +1657,7 @@ def test_log_of_each_rank_has_the_limit_for_itself(job: MakeJob, tmp_path: Path)
 def test_bytes_that_the_disk_refuses_are_counted_where_they_are_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = shim.Log(str(tmp_path / "log"), 65_536)
+    log = Log(str(tmp_path / "log"), 65_536)
     log.add(b"one\n")
     with monkeypatch.context() as full:
         full.setattr(os, "pwrite", refuse)
@@ -1693,13 +1695,13 @@ def test_last_words_of_a_command_are_in_its_log_however_soon_that_is_closed(
                 return ready[:1]
             return ready
 
-    monkeypatch.setattr(shim.select, "poll", Late)
-    logs = shim.Logs(65_536)
+    monkeypatch.setattr(select, "poll", Late)
+    logs = Logs(65_536)
     sink = logs.open(str(tmp_path / "log"))
     assert looked.wait(60)
     os.write(sink, b"last words\n")
     os.close(sink)
-    monkeypatch.setattr(shim.os, "write", lambda *words: (write(*words), opened.set())[0])
+    monkeypatch.setattr(os, "write", lambda *words: (write(*words), opened.set())[0])
 
     logs.close()
 
@@ -1707,8 +1709,8 @@ def test_last_words_of_a_command_are_in_its_log_however_soon_that_is_closed(
 
 
 def test_logs_are_closed_although_something_goes_on_printing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shim, "LEFT_S", 0.2)
-    logs = shim.Logs(65_536)
+    monkeypatch.setattr("runtime.shim.logs.LEFT_S", 0.2)
+    logs = Logs(65_536)
     sink = logs.open(str(tmp_path / "log"))
     flood = subprocess.Popen(["yes"], stdout=sink)
     os.close(sink)
@@ -1816,7 +1818,7 @@ def test_what_a_command_orphans_leaves_no_dead_process_behind(job: MakeJob, tmp_
     wait_for((made.folder / "runs/0/a0001/rank0.log").exists, "the command")
 
     def dead() -> list[int]:
-        found = shim.list_processes().items()
+        found = list_processes().items()
         return [pid for pid, (parent, _, state) in found if (parent, state) == (running.pid, "Z")]
 
     try:
@@ -1888,7 +1890,7 @@ def test_shim_that_cannot_beat_lets_the_command_finish(tmp_path: Path, monkeypat
         write_whole(path, text, durable)
 
     made = make_job(tmp_path, sys.executable, "exit 4")
-    monkeypatch.setattr("runtime.shim.shim.write_whole", refuse)
+    monkeypatch.setattr("runtime.shim.record.write_whole", refuse)
 
     assert begin_attempt(made).go()[:2] == ("app_failed", 4)
 
@@ -1900,7 +1902,7 @@ def test_shim_beats_while_it_waits_for_a_command_that_is_slow_to_end(
     until_it_beats = f'was=$(cat {beat}); while [ "$(cat {beat})" = "$was" ]; do sleep 0.05; done; exit'
     script = f"trap '{until_it_beats}' TERM; echo slow; while :; do sleep 0.1; done"
     made = make_job(tmp_path, sys.executable, script, grace_s=PATIENCE_S)
-    monkeypatch.setattr("runtime.shim.shim.BEAT_S", 0.05)
+    monkeypatch.setattr("runtime.shim.attempt.BEAT_S", 0.05)
     attempt = begin_attempt(made)
     when_stopped: list[int] = []
 
@@ -1912,7 +1914,7 @@ def test_shim_beats_while_it_waits_for_a_command_that_is_slow_to_end(
         def stop(self) -> bool:
             if "slow" not in made.log():
                 return False
-            when_stopped.append(attempt.beats)
+            when_stopped.append(attempt.life.beats)
             return True
 
     attempt.asked = Asked()
@@ -1941,7 +1943,7 @@ def test_result_waits_for_a_disk_that_is_full(
             raise OSError(errno.ENOSPC, "no space left on device")
         write_whole(path, text)
 
-    monkeypatch.setattr("runtime.shim.shim.WRITE_AGAIN_S", 0.0)
+    monkeypatch.setattr("runtime.shim.files.WRITE_AGAIN_S", 0.0)
     write_patiently(write, str(tmp_path / "result"), "done")
 
     assert (tmp_path / "result").read_text() == "done"
@@ -1966,12 +1968,12 @@ def test_record_on_a_file_server_that_starts_anew_is_read_once_it_answers(
 
         return call
 
-    monkeypatch.setattr("runtime.shim.shim.WRITE_AGAIN_S", 0.0)
-    monkeypatch.setattr("runtime.shim.shim.os.listdir", failing("listdir"))
-    monkeypatch.setattr("runtime.shim.shim.io.open", failing("open"))
+    monkeypatch.setattr("runtime.shim.files.WRITE_AGAIN_S", 0.0)
+    monkeypatch.setattr("runtime.shim.record.os.listdir", failing("listdir"))
+    monkeypatch.setattr("runtime.shim.files.io.open", failing("open"))
     assert (record.names("."), record.read("result")) == (["result"], "done")
 
-    monkeypatch.setattr("runtime.shim.shim.WRITE_PATIENCE_S", 0.0)
+    monkeypatch.setattr("runtime.shim.files.WRITE_PATIENCE_S", 0.0)
     failures["listdir"] = failures["open"] = 1000
     for look in (lambda: record.names("."), lambda: record.read("result")):
         with pytest.raises(OSError, match=os.strerror(number)):
@@ -2066,7 +2068,7 @@ def test_tree_of_a_killed_shim_goes_with_what_it_left_running(job: MakeJob, word
 
 def test_shim_killed_before_it_made_its_tree_disturbs_no_later_one(job: MakeJob) -> None:
     made = job("true")
-    made.finish(made.start(RUNTIME_SHIM_FAULT="claimed"))
+    made.finish(made.start(RUNTIME_FAULTS="shim.claimed=kill"))
 
     assert made.run() == 0
 
@@ -2080,7 +2082,7 @@ def test_shim_removes_no_folder_but_one_that_attempts_make(job: MakeJob, tmp_pat
     noted[2].mkdir()
     noted[3].symlink_to(noted[1])
     for attempt, path in noted.items():
-        start = {"host": socket.gethostname(), "boot": shim.boot_id(), "pid": 1, "start": "0", "scratch": str(path)}
+        start = {"host": socket.gethostname(), "boot": boot_id(), "pid": 1, "start": "0", "scratch": str(path)}
         (made.folder / f"runs/0/a{attempt:04d}").mkdir(parents=True)
         (made.folder / f"runs/0/a{attempt:04d}/start.json").write_text(json.dumps(start))
 
@@ -2165,16 +2167,16 @@ def test_environment_that_is_there_just_before_it_could_be_made_leaves_no_mark(
     job, environments = tmp_path / "jobs" / "j-1", tmp_path / "environments"
     job.mkdir(parents=True)
     (tmp_path / "environment.yml").write_text("dependencies: [numpy]\n")
-    create = shim.create_whole
+    create = create_whole
 
     def create_after_it_is_made(path: str, text: str) -> None:
         Path(path.removesuffix(".builder")).mkdir()
         create(path, text)
 
-    monkeypatch.setattr(shim, "create_whole", create_after_it_is_made)
+    monkeypatch.setattr("runtime.shim.environment.create_whole", create_after_it_is_made)
     made = {"manager": "conda", "lock": "environment.yml"}
 
-    place = shim.find_environment(made, str(job), str(tmp_path), True)
+    place = find_environment(made, str(job), str(tmp_path), True)
 
     assert [str(path) for path in environments.iterdir()] == [place]
 
@@ -2253,9 +2255,47 @@ def test_shim_makes_an_environment_of_a_uv_lock(job: MakeJob, tmp_path: Path) ->
 # what it is written in
 
 
-@pytest.mark.parametrize("name", ["runtime/shim/shim.py", "runtime/shim/bucket.py", "runtime/jobs/hosts/agent.py"])
-def test_files_that_travel_need_nothing_newer_than_python_3_6(name: str) -> None:
-    assert needed_python(Path(__file__).parents[3] / name) <= (3, 6)
+def test_files_that_travel_need_nothing_newer_than_python_3_6() -> None:
+    assert needed_python(SHIM, *list_shipped().values(), Path(agent.__file__)) <= (3, 6)
+
+
+def test_shim_is_one_file_that_holds_every_module_as_it_is() -> None:
+    program: dict[str, Any] = {"__name__": "shim"}
+    exec(compile(build_shim(), "shim.py", "exec"), program)
+    sys.meta_path.remove(next(each for each in sys.meta_path if isinstance(each, program["Modules"])))
+
+    sources = {module: path.read_text(encoding="utf-8") for module, path in list_shipped().items()}
+    assert program["SOURCES"] == {"runtime": "", "runtime.shim": "", **sources}
+    assert "runtime.shim.program" not in sources
+
+
+@pytest.mark.parametrize("python", dict.fromkeys((OLDEST, OWN, NEWEST)))
+def test_every_module_of_the_shim_is_taken_from_its_file_and_from_nowhere_else(tmp_path: Path, python: str) -> None:
+    (tmp_path / "runtime.py").write_text("raise SystemExit('the wrong one')\n")
+    (tmp_path / "shim").mkdir()
+    lines = "".join(f"import {module}\nprint({module}.__spec__.loader.__class__)\n" for module in list_shipped())
+
+    done = subprocess.run(
+        [PYTHONS[python], "-c", IMPORT + lines],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": str(tmp_path)},
+    )
+
+    assert (done.stderr, set(done.stdout.splitlines())) == ("", {"<class 'shim.Modules'>"})
+
+
+def test_command_of_a_shim_sees_none_of_its_modules(job: MakeJob) -> None:
+    made = job(
+        [sys.executable, "-Sc", "import sys; print([each for each in sys.path if 'shim' in each])\nimport runtime"]
+    )
+
+    assert made.run() == 1
+
+    assert made.log().startswith("[]\n")
+    assert "No module named 'runtime'" in made.log()
 
 
 def test_check_of_the_python_that_is_needed_sees_a_newer_call(tmp_path: Path) -> None:
@@ -2265,10 +2305,10 @@ def test_check_of_the_python_that_is_needed_sees_a_newer_call(tmp_path: Path) ->
     assert needed_python(newer) == (3, 8)
 
 
-def needed_python(path: Path) -> tuple[int, ...]:
-    """The oldest Python 3 that has everything the file uses, by vermin's tables."""
+def needed_python(*paths: Path) -> tuple[int, ...]:
+    """The oldest Python 3 that has everything the files use, by vermin's tables."""
     done = subprocess.run(
-        [sys.executable, "-c", "from vermin import main; main()", "--no-tips", "--eval-annotations", str(path)],
+        [sys.executable, "-c", "from vermin import main; main()", "--no-tips", "--eval-annotations", *map(str, paths)],
         capture_output=True,
         text=True,
         check=True,
@@ -2278,21 +2318,19 @@ def needed_python(path: Path) -> tuple[int, ...]:
 
 
 REAPED_EARLY = """
-import os, signal, subprocess, sys, time
-sys.path.insert(0, os.path.dirname(sys.argv[1]))
-import shim
-shim.adopt_orphans()
-child = shim.Command(["/bin/sh", "-c", "exit 5"], start_new_session=True)
+from runtime.shim import processes
+processes.adopt_orphans()
+child = processes.Child(["/bin/sh", "-c", "exit 5"], start_new_session=True)
 os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-shim.reap_orphans()
-print(child.pid in shim.KNOWN, child.wait(), child.pid in shim.KNOWN)
+processes.reap_orphans()
+print(child.pid in processes.KNOWN, child.wait(), child.pid in processes.KNOWN)
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "waitid"), reason="orphans fall to nobody here")
 def test_command_that_ends_while_orphans_are_taken_keeps_its_exit_code() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", REAPED_EARLY, shim.__file__], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", IMPORT + REAPED_EARLY], capture_output=True, text=True, check=False, timeout=60
     )
 
     assert done.stdout == "True 5 False\n", done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import importlib
 import json
 import os
 import shutil
@@ -26,10 +25,15 @@ from typing import Any
 import pytest
 
 from runtime.jobs.hosts.bucket import BucketFiles
+from runtime.shim import upload
+from runtime.shim.bucket import Bucket, Stopped
+from runtime.shim.checkpoints import Checkpoints
+from runtime.shim.cloud import Amazon, Denied, Google, Unreachable
+from runtime.shim.upload import BucketRecord, Carrier
 from tests.fakes.faults import Fault
 from tests.fakes.gcs import GcsServer
 from tests.services_support import MotoServer
-from tests.shim_support import JOB, SHIM, ShimJob, find_pythons, make_job, wait_for
+from tests.shim_support import JOB, ShimJob, find_pythons, make_job, wait_for
 from tests.unit.shim import test_shim as folder
 
 URL = "gs://lab/runtime"
@@ -270,11 +274,11 @@ def test_checkpoint_comes_back_with_its_links_folders_and_modes(job: MakeJob) ->
 
 
 def test_checkpoint_that_is_replaced_while_it_is_sent_is_the_one_that_was_whole(
-    server: GcsServer, bucket_module: Any, tmp_path: Path
+    server: GcsServer, tmp_path: Path
 ) -> None:
     run = SimpleNamespace(name="runs/0", folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)])
-    record = bucket_module.BucketRecord(bucket_module.Bucket(URL), str(tmp_path / "jobs" / JOB))
-    checkpoints = bucket_module.Checkpoints(record, run, 1)
+    record = BucketRecord(Bucket(URL), str(tmp_path / "jobs" / JOB))
+    checkpoints = Checkpoints(record, run, 1)
     checkpoints.restore()
     folder = tmp_path / "runs/0/checkpoint"
     for name in ("a", "b"):
@@ -298,27 +302,25 @@ def test_checkpoint_that_is_replaced_while_it_is_sent_is_the_one_that_was_whole(
     assert record.bucket.get(record.key(f"runs/0/checkpoint/data/{first}")) == b"first"
 
 
-def test_checkpoint_is_restored_among_names_of_others(server: GcsServer, bucket_module: Any, tmp_path: Path) -> None:
+def test_checkpoint_is_restored_among_names_of_others(server: GcsServer, tmp_path: Path) -> None:
     run = SimpleNamespace(name="runs/0", folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)])
-    record = bucket_module.BucketRecord(bucket_module.Bucket(URL), str(tmp_path / "jobs" / JOB))
-    checkpoints = bucket_module.Checkpoints(record, run, 1)
+    record = BucketRecord(Bucket(URL), str(tmp_path / "jobs" / JOB))
+    checkpoints = Checkpoints(record, run, 1)
     checkpoints.restore()
     (tmp_path / "runs/0/checkpoint/a").write_text("kept")
     checkpoints.send()
     for name in ("notes.json", "a0001.000000.json.bak.json", "x//a0009.000000.json"):
         server.fill("lab", [f"runtime/jobs/{JOB}/runs/0/checkpoint/{name}"], b"{}")
 
-    bucket_module.Checkpoints(record, run, 2).restore()
+    Checkpoints(record, run, 2).restore()
 
     assert (tmp_path / "runs/0/checkpoint/a").read_text() == "kept"
 
 
-def test_file_that_is_written_over_while_it_is_sent_makes_no_checkpoint(
-    server: GcsServer, bucket_module: Any, tmp_path: Path
-) -> None:
+def test_file_that_is_written_over_while_it_is_sent_makes_no_checkpoint(server: GcsServer, tmp_path: Path) -> None:
     run = SimpleNamespace(name="runs/0", folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)])
-    record = bucket_module.BucketRecord(bucket_module.Bucket(URL), str(tmp_path / "jobs" / JOB))
-    checkpoints = bucket_module.Checkpoints(record, run, 1)
+    record = BucketRecord(Bucket(URL), str(tmp_path / "jobs" / JOB))
+    checkpoints = Checkpoints(record, run, 1)
     checkpoints.restore()
     (tmp_path / "runs/0/checkpoint/a").write_text("first")
     upload = record.bucket.upload
@@ -335,11 +337,9 @@ def test_file_that_is_written_over_while_it_is_sent_makes_no_checkpoint(
     assert [each for each in record.names("runs/0/checkpoint") if each.endswith(".json")] == []
 
 
-def test_shim_that_is_told_to_stop_begins_nothing_and_brings_no_more(
-    server: GcsServer, bucket_module: Any, tmp_path: Path
-) -> None:
+def test_shim_that_is_told_to_stop_begins_nothing_and_brings_no_more(server: GcsServer, tmp_path: Path) -> None:
     run = SimpleNamespace(name="runs/0", folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)])
-    record = bucket_module.BucketRecord(bucket_module.Bucket(URL), str(tmp_path / "jobs" / JOB))
+    record = BucketRecord(Bucket(URL), str(tmp_path / "jobs" / JOB))
     server.fail_next("GET", [Fault.REFUSE_503] * 1000)
     asked = SimpleNamespace(stop=False)
     threading.Timer(0.5, lambda: setattr(asked, "stop", True)).start()
@@ -348,26 +348,24 @@ def test_shim_that_is_told_to_stop_begins_nothing_and_brings_no_more(
     assert record.carrier is None
 
 
-def test_checkpoint_that_goes_while_it_is_sent_at_the_end_costs_no_result(
-    bucket_module: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_checkpoint_that_goes_while_it_is_sent_at_the_end_costs_no_result(capsys: pytest.CaptureFixture[str]) -> None:
     def send() -> None:
         raise FileNotFoundError(2, "No such file or directory", "step")
 
-    bucket_module.Carrier._send_last_checkpoint(SimpleNamespace(checkpoints=SimpleNamespace(send=send)))
+    Carrier._send_last_checkpoint(SimpleNamespace(checkpoints=SimpleNamespace(send=send)))
 
     assert "the last checkpoint is left out" in capsys.readouterr().err
 
 
 def test_upload_that_is_not_wanted_any_more_is_given_up(
-    server: GcsServer, bucket_module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    server: GcsServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(bucket_module, "PART_BYTES", 1 << 20)
+    monkeypatch.setattr("runtime.shim.bucket.PART_BYTES", 1 << 20)
     (tmp_path / "large").write_bytes(bytes(3 << 20))
     looks = iter([False, False, True])
 
-    with pytest.raises(bucket_module.Stopped):
-        bucket_module.Bucket(URL).upload("a/large", str(tmp_path / "large"), 0.0, lambda: next(looks))
+    with pytest.raises(Stopped):
+        Bucket(URL).upload("a/large", str(tmp_path / "large"), 0.0, lambda: next(looks))
 
     assert not server.uploads
 
@@ -455,22 +453,14 @@ def test_shim_does_the_same_with_s3_on_every_python(moto_server: MotoServer, tmp
 # the client
 
 
-@pytest.fixture
-def bucket_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.syspath_prepend(str(SHIM.parent))
-    yield importlib.import_module("shim_bucket")
-    for name in ("shim", "shim_bucket"):
-        sys.modules.pop(name, None)
-
-
 def test_file_that_is_large_goes_in_parts_and_comes_back_whole(
-    server: GcsServer, bucket_module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    server: GcsServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(bucket_module, "PART_BYTES", 1 << 20)
+    monkeypatch.setattr("runtime.shim.bucket.PART_BYTES", 1 << 20)
     server.least_part = 1 << 20
     content = os.urandom((5 << 20) // 2)
     (tmp_path / "large").write_bytes(content)
-    bucket = bucket_module.Bucket(URL)
+    bucket = Bucket(URL)
 
     bucket.upload("a/large", str(tmp_path / "large"))
 
@@ -482,12 +472,12 @@ def test_file_that_is_large_goes_in_parts_and_comes_back_whole(
 
 @pytest.mark.parametrize("fault", [Fault.STORE_THEN_503, Fault.STORE_THEN_DROP])
 def test_end_of_an_upload_whose_answer_was_lost_is_found_to_be_there(
-    server: GcsServer, bucket_module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: Fault
+    server: GcsServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: Fault
 ) -> None:
-    monkeypatch.setattr(bucket_module, "PART_BYTES", 1 << 20)
+    monkeypatch.setattr("runtime.shim.bucket.PART_BYTES", 1 << 20)
     server.least_part = 1 << 20
     (tmp_path / "large").write_bytes(bytes(3 << 20))
-    bucket = bucket_module.Bucket(URL)
+    bucket = Bucket(URL)
     put = bucket._complete
 
     def complete(*args: Any) -> None:
@@ -500,16 +490,16 @@ def test_end_of_an_upload_whose_answer_was_lost_is_found_to_be_there(
     assert len(bucket.get("a/large")) == 3 << 20
 
 
-def test_error_in_the_body_of_a_good_answer_is_one(bucket_module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket_module, "PATIENCE_S", 0.1)
+def test_error_in_the_body_of_a_good_answer_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.shim.bucket.PATIENCE_S", 0.1)
     with answering(lambda *_: (200, b"<?xml version='1.0'?><Error><Code>InternalError</Code></Error>")) as url:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
-        with pytest.raises(bucket_module.Unreachable, match="InternalError"):
-            bucket_module.Bucket(URL)._complete("k", "u", b"", 1, 0.1)
+        with pytest.raises(Unreachable, match="InternalError"):
+            Bucket(URL)._complete("k", "u", b"", 1, 0.1)
 
 
 def test_clock_that_is_wrong_is_set_right_for_the_service_and_old_keys_are_asked_for_anew(
-    bucket_module: Any, nobody: None, monkeypatch: pytest.MonkeyPatch
+    nobody: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "A")
     dates: list[str] = []
@@ -521,7 +511,7 @@ def test_clock_that_is_wrong_is_set_right_for_the_service_and_old_keys_are_asked
 
     with answering(answer) as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-        bucket = bucket_module.Bucket("s3://b/p")
+        bucket = Bucket("s3://b/p")
         bucket.cloud.skew = 1_000_000_000 - time.time()  # as on a machine whose clock is years behind
         assert bucket.get("k") == b"x"
 
@@ -530,13 +520,13 @@ def test_clock_that_is_wrong_is_set_right_for_the_service_and_old_keys_are_asked
 
 
 def test_machine_that_gives_no_credentials_is_given_up_after_a_while(
-    bucket_module: Any, nobody: None, monkeypatch: pytest.MonkeyPatch
+    nobody: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket_module, "CREDENTIALS_S", 0.1)
+    monkeypatch.setattr("runtime.shim.bucket.CREDENTIALS_S", 0.1)
     with answering(lambda *_: (200, b'{"Code": "Failed"}')) as url:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", url)
-        with pytest.raises(bucket_module.Denied, match="no credentials"):
-            bucket_module.Bucket("s3://b/p").get("k")
+        with pytest.raises(Denied, match="no credentials"):
+            Bucket("s3://b/p").get("k")
 
 
 def test_variables_of_the_record_root_count_before_those_of_the_command_and_stay_with_the_shim(
@@ -552,43 +542,38 @@ def test_variables_of_the_record_root_count_before_those_of_the_command_and_stay
     assert not [line for line in seen if line.startswith("RUNTIME_RECORDS_")]
 
 
-def test_key_of_a_service_account_may_be_in_a_variable(
-    bucket_module: Any, nobody: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_of_a_service_account_may_be_in_a_variable(nobody: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNTIME_RECORDS_GOOGLE_SERVICE_ACCOUNT_KEY", '{"type": "external_account"}')
 
-    with pytest.raises(
-        bucket_module.Denied, match="credentials of type external_account in GOOGLE_SERVICE_ACCOUNT_KEY"
-    ):
-        bucket_module.Google().credentials()
+    with pytest.raises(Denied, match="credentials of type external_account in GOOGLE_SERVICE_ACCOUNT_KEY"):
+        Google().credentials()
 
 
 def test_parts_of_a_file_that_cannot_be_sent_are_given_up(
-    server: GcsServer, bucket_module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    server: GcsServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(bucket_module, "PART_BYTES", 1 << 20)
+    monkeypatch.setattr("runtime.shim.bucket.PART_BYTES", 1 << 20)
     (tmp_path / "large").write_bytes(bytes(3 << 20))
     server.fail_next("PUT", [Fault.REFUSE_403])
 
-    with pytest.raises(bucket_module.Denied):
-        bucket_module.Bucket(URL).upload("a/large", str(tmp_path / "large"))
+    with pytest.raises(Denied):
+        Bucket(URL).upload("a/large", str(tmp_path / "large"))
 
     assert not server.uploads
-    assert bucket_module.Bucket(URL).get("a/large") is None
+    assert Bucket(URL).get("a/large") is None
 
 
 def test_bucket_that_is_silent_for_long_leaves_the_job_to_another_start(
     server: GcsServer,
-    bucket_module: Any,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(bucket_module, "PATIENCE_S", 0.5)
+    monkeypatch.setattr("runtime.shim.bucket.PATIENCE_S", 0.5)
     server.fail_next("GET", [Fault.REFUSE_503] * 50)
     begun: list[Any] = []
 
-    code = bucket_module.run(SimpleNamespace(bucket=URL), str(tmp_path / "jobs" / JOB), begun.append)
+    code = upload.run(SimpleNamespace(bucket=URL), str(tmp_path / "jobs" / JOB), begun.append)
 
     # Another start, and one that is counted: what would have begun counts as lost.
     assert (code, begun) == (12, [])
@@ -596,20 +581,22 @@ def test_bucket_that_is_silent_for_long_leaves_the_job_to_another_start(
 
 
 def test_machine_that_has_no_place_for_the_job_is_refused_with_the_reason(
-    server: GcsServer, bucket_module: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: GcsServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "jobs").write_text("a file where a folder should be")
 
-    code = bucket_module.run(SimpleNamespace(bucket=URL), str(tmp_path / "jobs" / JOB), pytest.fail)
+    code = upload.run(SimpleNamespace(bucket=URL), str(tmp_path / "jobs" / JOB), pytest.fail)
 
     assert code == 2
     assert f"the record root {URL} cannot be used: " in capsys.readouterr().err
 
 
-def test_names_are_those_of_one_folder_on_any_number_of_pages(server: GcsServer, bucket_module: Any) -> None:
+def test_names_are_those_of_one_folder_on_any_number_of_pages(
+    server: GcsServer,
+) -> None:
     server.fill("lab", [f"runtime/a/{number:05}/deep" for number in range(1500)] + ["runtime/a/x", "runtime/b"])
 
-    names = bucket_module.Bucket(URL).names("a/")
+    names = Bucket(URL).names("a/")
 
     assert names == [*(f"{number:05}" for number in range(1500)), "x"]
 
@@ -626,11 +613,11 @@ PAGE_FAULTS = (
 
 
 @pytest.mark.parametrize("fault", PAGE_FAULTS)
-def test_names_with_a_fault_on_any_page_are_all_there(server: GcsServer, bucket_module: Any, fault: Fault) -> None:
+def test_names_with_a_fault_on_any_page_are_all_there(server: GcsServer, fault: Fault) -> None:
     server.fill("lab", [f"runtime/a/{number}/deep" for number in range(7)] + ["runtime/a/x", "runtime/b"])
     server.page_size = 2
     server.stall_s = 1.0
-    bucket = bucket_module.Bucket(URL)
+    bucket = Bucket(URL)
     bucket.answer_s = 0.5 if fault is Fault.STORE_THEN_STALL else 60.0
 
     for page in range(4):
@@ -639,11 +626,13 @@ def test_names_with_a_fault_on_any_page_are_all_there(server: GcsServer, bucket_
         assert server.faults_left == 0
 
 
-def test_names_among_those_of_others_are_all_there(server: GcsServer, bucket_module: Any) -> None:
+def test_names_among_those_of_others_are_all_there(
+    server: GcsServer,
+) -> None:
     others = ["runtime/a//x", "runtime/a/../x", "runtime/a/\x01\ufffe", "runtime/a/", "runtime/a/é &<>"]
     server.fill("lab", [*others, "runtime/a/a0001/end", "runtime/a/zz"])
 
-    assert set(bucket_module.Bucket(URL).names("a/")) == {"..", "\ufffd\ufffd", "a0001", "zz", "é &<>"}
+    assert set(Bucket(URL).names("a/")) == {"..", "\ufffd\ufffd", "a0001", "zz", "é &<>"}
 
 
 def page(body: str, more: str = "") -> bytes:
@@ -664,13 +653,13 @@ def page(body: str, more: str = "") -> bytes:
     ids=["nothing", "a page of a proxy", "an error", "no size", "no token", "the same token", "cut off"],
 )
 def test_listing_that_makes_no_sense_is_no_empty_one(
-    bucket_module: Any, nobody: None, monkeypatch: pytest.MonkeyPatch, answer: bytes
+    nobody: None, monkeypatch: pytest.MonkeyPatch, answer: bytes
 ) -> None:
     with answering(lambda *_: (200, answer)) as url:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
 
-        with pytest.raises(bucket_module.Unreachable):
-            list(bucket_module.Bucket(URL).pages("runtime/a/", patience=0.0))
+        with pytest.raises(Unreachable):
+            list(Bucket(URL).pages("runtime/a/", patience=0.0))
 
 
 @contextlib.contextmanager
@@ -714,7 +703,7 @@ def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("into_a_file", [False, True])
 def test_answer_that_was_cut_off_is_asked_for_again(
-    bucket_module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, into_a_file: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, into_a_file: bool
 ) -> None:
     asked: list[str] = []
 
@@ -724,7 +713,7 @@ def test_answer_that_was_cut_off_is_asked_for_again(
 
     with answering(answer, missing=3) as url:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
-        bucket = bucket_module.Bucket(URL)
+        bucket = Bucket(URL)
         if into_a_file:
             assert bucket.download("k", str(tmp_path / "k")) is True
             assert (tmp_path / "k").read_bytes() == b"all of it"
@@ -734,9 +723,7 @@ def test_answer_that_was_cut_off_is_asked_for_again(
     assert asked == ["/lab/runtime/k"] * 2
 
 
-def test_token_of_google_comes_from_the_machine(
-    bucket_module: Any, nobody: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_token_of_google_comes_from_the_machine(nobody: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(method: str, path: str, headers: dict[str, str], body: bytes) -> tuple[int, bytes]:
         assert headers["metadata-flavor"] == "Google"
         assert path == "/computeMetadata/v1/instance/service-accounts/default/token"
@@ -744,14 +731,14 @@ def test_token_of_google_comes_from_the_machine(
 
     with answering(answer) as url:
         monkeypatch.setenv("GCE_METADATA_HOST", url.removeprefix("http://"))
-        google = bucket_module.Google()
+        google = Google()
 
         assert google.credentials() == "t-1"
         assert 3500 < google.ends - time.time() < 3600
 
 
 def test_key_of_a_service_account_signs_for_a_token(
-    bucket_module: Any, nobody: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    nobody: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if not shutil.which("openssl"):
         pytest.skip("openssl is not installed")
@@ -769,7 +756,7 @@ def test_key_of_a_service_account_signs_for_a_token(
         (tmp_path / "account.json").write_text(json.dumps(about))
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "account.json"))
 
-        assert bucket_module.Google().credentials() == "t-2"
+        assert Google().credentials() == "t-2"
 
     head, claims, signature = asked[0]["assertion"].split(".")
     (tmp_path / "signature").write_bytes(base64.urlsafe_b64decode(signature + "=="))
@@ -780,7 +767,7 @@ def test_key_of_a_service_account_signs_for_a_token(
 
 
 def test_keys_of_amazon_come_from_variables_a_role_a_container_a_file_or_the_machine(
-    bucket_module: Any, nobody: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    nobody: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     expires = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3000))
     as_json = json.dumps({"AccessKeyId": "A", "SecretAccessKey": "S", "Token": "T", "Expiration": expires}).encode()
@@ -805,32 +792,30 @@ def test_keys_of_amazon_come_from_variables_a_role_a_container_a_file_or_the_mac
 
     with answering(answer) as url:
         monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", url)
-        machine = bucket_module.Amazon()
+        machine = Amazon()
         assert machine.credentials() == ("A", "S", "T")
         assert 2900 < machine.ends - time.time() < 3100
 
         (tmp_path / ".aws").mkdir()
         (tmp_path / ".aws/credentials").write_text("[default]\naws_access_key_id = F\naws_secret_access_key = S\n")
-        assert bucket_module.Amazon().credentials() == ("F", "S", None)
+        assert Amazon().credentials() == ("F", "S", None)
 
         monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{url}/container")
-        with pytest.raises(bucket_module.Denied):
-            bucket_module.Amazon().credentials()
+        with pytest.raises(Denied):
+            Amazon().credentials()
         monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", "pass")
-        assert bucket_module.Amazon().credentials() == ("C", "S", "T")
+        assert Amazon().credentials() == ("C", "S", "T")
 
         (tmp_path / "jwt").write_text("jwt")
         monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(tmp_path / "jwt"))
         monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"{url}/")
-        assert bucket_module.Amazon().credentials() == ("W", "S", "T")
+        assert Amazon().credentials() == ("W", "S", "T")
 
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "E")
-        assert bucket_module.Amazon().credentials() == ("E", "", None)
+        assert Amazon().credentials() == ("E", "", None)
 
 
-def test_request_is_signed_as_amazon_documents_it(
-    bucket_module: Any, nobody: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_request_is_signed_as_amazon_documents_it(nobody: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The service itself is never asked here, so an implementation of its own keeper says what it would expect."""
     auth = pytest.importorskip("botocore.auth")
     from botocore.awsrequest import AWSRequest
@@ -839,7 +824,7 @@ def test_request_is_signed_as_amazon_documents_it(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
     monkeypatch.setenv("AWS_REGION", "eu-west-3")
-    amazon = bucket_module.Amazon()
+    amazon = Amazon()
     for method, path, query, data in (
         ("GET", "/lab", "list-type=2&prefix=a%2Fb", None),
         ("PUT", "/lab/a%20b/%C3%A9~", "", b"content"),
@@ -866,11 +851,11 @@ def test_request_is_signed_as_amazon_documents_it(
     ],
 )
 def test_checkpoint_whose_list_names_a_file_elsewhere_is_refused_and_an_earlier_one_is_taken(
-    server: GcsServer, bucket_module: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, why: str
+    server: GcsServer, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, why: str
 ) -> None:
     run = SimpleNamespace(name="runs/0", folder=str(tmp_path / "jobs" / "runs/0"), attempts=lambda: [(1, None)])
-    record = bucket_module.BucketRecord(bucket_module.Bucket(URL), str(tmp_path / "jobs" / JOB))
-    checkpoints = bucket_module.Checkpoints(record, run, 1)
+    record = BucketRecord(Bucket(URL), str(tmp_path / "jobs" / JOB))
+    checkpoints = Checkpoints(record, run, 1)
     checkpoints.restore()
     (tmp_path / "jobs/runs/0/checkpoint/good").write_text("good")
     checkpoints.send()
@@ -887,17 +872,15 @@ def test_checkpoint_whose_list_names_a_file_elsewhere_is_refused_and_an_earlier_
     assert f"the checkpoint a0009.000000.json is refused: {name!a} {why}" in capfd.readouterr().err
 
 
-def test_checkpoint_brings_no_mode_that_changes_who_runs_it(
-    server: GcsServer, bucket_module: Any, tmp_path: Path
-) -> None:
+def test_checkpoint_brings_no_mode_that_changes_who_runs_it(server: GcsServer, tmp_path: Path) -> None:
     run = SimpleNamespace(name="runs/0", folder=str(tmp_path / "runs/0"), attempts=lambda: [(1, None)])
-    record = bucket_module.BucketRecord(bucket_module.Bucket(URL), str(tmp_path / "jobs" / JOB))
+    record = BucketRecord(Bucket(URL), str(tmp_path / "jobs" / JOB))
     content = hashlib.sha256(b"x").hexdigest()
     record.bucket.put(record.key(f"runs/0/checkpoint/data/{content}"), b"x")
     files = {"a": {"sha256": content, "size": 1, "mode": 0o6755}, "d": {"folder": True}, "l": {"link": "/nowhere"}}
     record.write("runs/0/checkpoint/a0001.000000.json", json.dumps({"files": files}))
 
-    bucket_module.Checkpoints(record, run, 2).restore()
+    Checkpoints(record, run, 2).restore()
 
     folder = tmp_path / "runs/0/checkpoint"
     assert (folder / "a").stat().st_mode & 0o7777 == 0o755

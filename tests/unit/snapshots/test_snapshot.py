@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from runtime.errors import InvalidValue, NotPossible, StoreUnsafe
 from runtime.records import open_records
 from runtime.records.store import BlobRecords
-from runtime.shim.shim import unpack
+from runtime.shim.tree import unpack
 from runtime.snapshots.snapshot import (
     SnapshotRules,
     fetch_snapshot,

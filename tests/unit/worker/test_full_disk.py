@@ -16,9 +16,14 @@ import pytest
 
 from runtime.errors import StoreUnavailable
 from runtime.jobs.hosts.local import LocalFiles
-from runtime.shim import shim
+from runtime.shim import serve as serving
+from runtime.shim.attempt import Attempt
+from runtime.shim.files import _write_beside, write_whole
+from runtime.shim.processes import boot_id, started_at
+from runtime.shim.record import FolderRecord, Run
+from runtime.shim.words import HOST
 from tests.jobs_support import Terminal, open_terminal
-from tests.shim_support import JOB, PATIENCE_S, make_job, processes_with, signal_all, wait_for
+from tests.shim_support import CALL, IMPORT, JOB, PATIENCE_S, SHIM, make_job, processes_with, signal_all, wait_for
 
 FULL = OSError(errno.ENOSPC, "no space left on device")
 FILLS = {
@@ -173,15 +178,16 @@ class Disk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.full = False
-        write = shim._write_beside
+        write = _write_beside
 
         def refuse(path: str, text: str, durable: bool = True) -> str:
             if self.full and not path.endswith("beat"):
                 raise FULL
             return write(path, text, durable)
 
-        monkeypatch.setattr(shim, "_write_beside", refuse)
-        monkeypatch.setattr(shim, "create_empty", lambda path, text: refuse(path, text) and None)
+        monkeypatch.setattr("runtime.shim.files._write_beside", refuse)
+        for module in ("files", "record"):
+            monkeypatch.setattr(f"runtime.shim.{module}.create_empty", lambda path, text: refuse(path, text) and None)
 
 
 @pytest.fixture
@@ -192,7 +198,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 def serve(tmp_path: Path, script: str, asked: object, **changes: object) -> int:
     made = make_job(tmp_path, sys.executable, script, **changes)
     options = SimpleNamespace(native="test", member=None, scratch=str(tmp_path))
-    return shim.serve(made.order, shim.FolderRecord(str(made.folder)), 0, options, asked, {})
+    return serving.serve(made.order, FolderRecord(str(made.folder)), 0, options, asked, {})
 
 
 def not_asked() -> SimpleNamespace:
@@ -214,14 +220,14 @@ def test_shim_that_waits_to_note_a_failure_on_a_full_disk_ends_when_it_is_told_t
                 (tmp_path / "jobs" / JOB / "cancel").touch()
         sleep(seconds)
 
-    end = shim.Run.end
+    end = Run.end
 
     def fill_up(*args: object) -> None:
         disk.full = True
         end(*args)
 
-    monkeypatch.setattr(shim.Run, "end", fill_up)
-    monkeypatch.setattr(shim.time, "sleep", tell)
+    monkeypatch.setattr(Run, "end", fill_up)
+    monkeypatch.setattr(time, "sleep", tell)
 
     assert serve(tmp_path, "exit 3", asked) == code
     assert not (tmp_path / "done").is_dir() or list((tmp_path / "done").iterdir()) == []
@@ -230,13 +236,13 @@ def test_shim_that_waits_to_note_a_failure_on_a_full_disk_ends_when_it_is_told_t
 def test_shim_that_is_told_to_stop_on_a_full_disk_leaves_nothing_running(tmp_path: Path) -> None:
     made = make_job(tmp_path, sys.executable, "echo up; sleep 600")
     program = (
-        "import errno, os, sys\nsys.path.insert(0, os.path.dirname(sys.argv[1]))\nimport shim\n"
+        IMPORT + "import errno\nfrom runtime.shim import files\nfrom runtime.shim.record import Run\n"
         "def full(*_):\n    raise OSError(errno.ENOSPC, 'no space left on device')\n"
-        "end = shim.Run.end\n"
-        "def fill(*words):\n    shim._write_beside = full\n    return end(*words)\n"
-        "shim.Run.end = fill\nsys.exit(shim.main(sys.argv[2:]))\n"
+        "end = Run.end\n"
+        "def fill(*words):\n    files._write_beside = full\n    return end(*words)\n"
+        "Run.end = fill\n" + CALL
     )
-    words = [sys.executable, "-c", program, shim.__file__, str(made.folder), "--scratch", str(tmp_path)]
+    words = [sys.executable, "-c", program, str(made.folder), "--scratch", str(tmp_path)]
     started = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: (made.folder / "runs/0/a0001/rank0.log").exists() and made.log() == "up\n", "the command")
 
@@ -261,9 +267,9 @@ def test_ranks_are_ended_at_their_time_limit_whatever_can_be_written(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, spare: bool
 ) -> None:
     """Their shims look for a file; where there can be none their starter is told, which ends all of them at once."""
-    watch = shim.Attempt._watch
+    watch = Attempt._watch
 
-    def fill_up(attempt: shim.Attempt) -> object:
+    def fill_up(attempt: Attempt) -> object:
         folder = tmp_path / "jobs"
         wait_for(lambda: len(list(folder.glob("*/runs/0/output/a0001/*"))) == 2, "both ranks")
         disk.full = True
@@ -273,10 +279,11 @@ def test_ranks_are_ended_at_their_time_limit_whatever_can_be_written(
     def refuse(*_: object) -> None:
         raise FULL
 
-    monkeypatch.setattr(shim.Attempt, "_watch", fill_up)
-    monkeypatch.setattr(shim, "WRITE_PATIENCE_S", 0.0)
+    monkeypatch.setattr(sys, "argv", [str(SHIM)])
+    monkeypatch.setattr(Attempt, "_watch", fill_up)
+    monkeypatch.setattr("runtime.shim.files.WRITE_PATIENCE_S", 0.0)
     if not spare:
-        monkeypatch.setattr(shim.os, "link", refuse)
+        monkeypatch.setattr("os.link", refuse)
     script = "touch $RUNTIME_OUTPUT_DIR/$RANK; exec sleep 600"
     starter = ["sh", "-c", STARTER.format(told=tmp_path / "told"), "starter"]
 
@@ -294,7 +301,7 @@ def test_ranks_are_ended_at_their_time_limit_whatever_can_be_written(
 
 def test_failed_run_stops_the_others_of_its_array_on_a_full_disk(tmp_path: Path, disk: Disk) -> None:
     made = make_job(tmp_path, sys.executable, "true", on_task_failure="stop")
-    run = shim.Run(shim.FolderRecord(str(made.folder)), 0)
+    run = Run(FolderRecord(str(made.folder)), 0)
     disk.full = True
 
     run.halt()
@@ -306,14 +313,14 @@ def test_what_a_killed_shim_left_running_is_ended_before_notes_are_written(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = make_job(tmp_path, sys.executable, "true")
-    run = shim.Run(shim.FolderRecord(str(made.folder)), 0)
+    run = Run(FolderRecord(str(made.folder)), 0)
     left = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    monkeypatch.setattr(shim, "is_alive", lambda _: False)
+    monkeypatch.setattr("runtime.shim.record.is_alive", lambda _: False)
     first, second = run.claim("one"), run.claim("two")
     folders = [Path(run.attempt_folder(number)) for number in (first, second)]
-    (folders[0] / "start.json").write_text(json.dumps({"host": shim.HOST, "boot": "another"}))
-    group = {"boot": shim.boot_id(), "pid": left.pid, "start": shim.started_at(left.pid)}
-    shim.write_whole(str(folders[1] / "processes.json"), json.dumps([group]))
+    (folders[0] / "start.json").write_text(json.dumps({"host": HOST, "boot": "another"}))
+    group = {"boot": boot_id(), "pid": left.pid, "start": started_at(left.pid)}
+    write_whole(str(folders[1] / "processes.json"), json.dumps([group]))
     disk.full = True
 
     run.clear()

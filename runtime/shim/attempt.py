@@ -1,0 +1,327 @@
+"""One attempt of an index: watched until it ends, and judged."""
+
+import io
+import json
+import os
+import signal
+import time
+
+from runtime.shim.command import PREEMPTED_NOTE, make_command
+from runtime.shim.disk import DiskUse, disk_limit
+from runtime.shim.files import make_folder, write_whole
+from runtime.shim.memory import memory_share, ran_out_of_memory
+from runtime.shim.processes import end_orphans, reap_orphans
+from runtime.shim.ranks import Ranks
+from runtime.shim.retry import TEMPORARY_FAILURE, pod_failures
+from runtime.shim.setup import SETUP_FAILED
+from runtime.shim.signals import ENDING
+from runtime.shim.words import BEAT_S, BEGAN, LOOK_S, SOON_S, NoCapacity, SetupFailed, say, shell_code
+
+HEAR_S = 1.0
+"""How long a signal to this shim is waited for if a command ended by one."""
+MEMORY_S = 0.5
+MEMORY_FULL, MEMORY_FREE = 0.9, 0.8
+"""The part of a container's memory at which it counts as nearly full, and at which it no longer does."""
+DISK_AT_ONCE_S = 0.005
+"""How long one look at the disk lasts, since nothing else is looked at meanwhile."""
+DISK_LAST_S = 0.5
+"""How long the last look lasts when asked to stop: a node that evicts for the disk gives a second."""
+LIMIT_SLACK_S = 30.0
+"""How long before the backend's own limit, less the grace, an attempt ends at the latest."""
+
+
+class LifeSigns(object):
+    """Files that an attempt keeps writing while it runs: a counter that moves, and whether its memory is nearly full."""
+
+    def __init__(self, record, attempt):
+        self.record, self.attempt = record, attempt
+        self.beats, self.due = 0, 0.0
+        self.full = False
+
+    def beat(self):
+        """Move the counter on if that is due, by a clock that nobody sets."""
+        now = time.monotonic()
+        if not self.beats or now >= self.due:
+            self.beats, self.due = self.beats + 1, now + BEAT_S
+            self.record.beat(self.attempt + "/beat", str(self.beats))
+
+    def tell_memory(self):
+        """Note when the memory is nearly full and when it no longer is, for the next start to know if this one is killed."""
+        share = 0.0 if pod_failures() is None else memory_share() or 0.0
+        full = share >= (MEMORY_FREE if self.full else MEMORY_FULL)
+        if full != self.full:
+            self.full = full
+            self.record.beat(self.attempt + "/memory", "%d %%" % (100 * share) if full else "")
+
+
+class Attempt(object):
+    """Prepares, runs and ends the command of one index, once."""
+
+    def __init__(self, order, run, number, scratch, asked, binding, gpus=None, leader=None):
+        """`leader` is the host of the shim that watches the attempt, if this one runs a single rank of it."""
+        self.order, self.run, self.number, self.asked = order, run, number, asked
+        self.scratch = scratch
+        self.binding = binding
+        self.gpus = gpus
+        self.folder = run.attempt_folder(number)
+        self.started = time.time()
+        limit = order.get("time_limit_s")
+        self.deadline = self.started + limit if limit else None
+        if order.get("native_limit_s"):
+            # What starts again in place has what is left of the backend's own limit, whose end would leave no word.
+            left = BEGAN + order["native_limit_s"] - order["grace_s"] - LIMIT_SLACK_S
+            self.deadline = min(self.deadline or left, left)
+        self.checkpoints = (order.get("checkpoint") or {}).get("dir") or os.path.join(run.folder, "checkpoint")
+        make_folder(self.checkpoints, within=run.job)
+        self.had = find_newest(self.checkpoints)
+        self.ranks = Ranks(order, self.folder, leader)
+        self.signalled = False
+        self.life = LifeSigns(run.record, run.attempt_name(number))
+        self.disk = DiskUse(disk_limit(), run.record.own_folders())
+
+    def go(self):
+        """Run the attempt; returns (reason, exit code, details). Whatever goes wrong here, no process is left."""
+        try:
+            failure = self._start_elsewhere() if self.order.get("launch_ranks") else self._start()
+            return failure or self._watch()
+        except BaseException:
+            self.ranks.end(0)
+            raise
+        finally:
+            self.ranks.close()
+
+    def _start(self):
+        """Start all ranks on this machine; what `go` returns if that cannot be done, else None."""
+        try:
+            self._check_gpus()
+            command = self._prepare()
+        except SetupFailed as problem:
+            return "setup_failed", 1, {"message": str(problem)}
+        except NoCapacity as problem:
+            return "no_capacity", 1, {"message": str(problem)}
+        try:
+            for rank in range(self.ranks.count):
+                self.ranks.start(rank, command)
+        except (OSError, ValueError) as problem:
+            self.ranks.end(0)
+            said = problem.strerror if isinstance(problem, OSError) else problem
+            return "setup_failed", 127, {"message": "cannot start %s: %s" % (command.words[0], said)}
+        groups = self.ranks.groups()
+        try:
+            write_whole(os.path.join(self.folder, "processes.json"), json.dumps(groups), durable=False)
+        except (IOError, OSError) as problem:
+            say("cannot note the processes of attempt %d: %s" % (self.number, problem.strerror))
+        if self.gpus:
+            self.gpus.note(groups)
+        return None
+
+    def _check_gpus(self):
+        if self.order.get("gpu_check"):
+            from runtime.shim.gpus import check_gpus
+
+            self.binding = dict(self.binding, **check_gpus(self.order["gpu_check"]))
+
+    def _prepare(self):
+        return make_command(
+            self.order, self.run, self.number, self.scratch, self.checkpoints, self.deadline, self.binding
+        )
+
+    def _start_elsewhere(self):
+        """Start the ranks on several machines; returns what `_start` does."""
+        try:
+            self.ranks.start_elsewhere(self.run.job, self.run.index, self.number)
+        except OSError as problem:
+            words = self.order["launch_ranks"]
+            return "setup_failed", 127, {"message": "cannot start %s: %s" % (words[0], problem.strerror)}
+        return None
+
+    def run_rank(self, rank):
+        """Run one rank of an attempt that another shim watches; returns the command's exit code."""
+        try:
+            self.ranks.start(rank, self._prepare())
+        except (SetupFailed, OSError) as problem:
+            write_whole(os.path.join(self.folder, SETUP_FAILED), str(problem))
+            return 1
+        stopped = False
+        child = self.ranks.children[0]
+        while child.poll() is None:
+            if self.asked.stop or os.path.exists(os.path.join(self.folder, "stop")):
+                self.ranks.end(self.order["grace_s"])
+                stopped = True
+                break
+            if not self.signalled and os.path.exists(os.path.join(self.folder, "ask")):
+                self._ask_for_checkpoint()
+            reap_orphans()
+            time.sleep(LOOK_S)
+        self.ranks.kill()
+        code = child.wait()
+        end_orphans()
+        self.ranks.logs.close()
+        setup = self.ranks.setup
+        if setup.files and not stopped:
+            self._hear([code])
+        failure = None if stopped or self.asked.stop or self.signalled else setup.find_unreached([(rank, code)])
+        setup.forget()
+        if failure is not None:
+            write_whole(os.path.join(self.folder, SETUP_FAILED), failure)
+            return shell_code(code) or 1
+        return shell_code(code)
+
+    def _watch(self):
+        """Wait for the command, and for all that may end it sooner."""
+        quiet = (self.ranks.printed(), time.time())
+        checkpoint = self.order.get("checkpoint")
+        limit, look = (self.order.get("limits") or {}).get("memory_bytes"), 0.0
+        pause = SOON_S
+        while True:
+            codes = self.ranks.poll()
+            if all(code is not None for code in codes):
+                return self._judge(codes)
+            if any(code for code in codes):
+                # One rank's end ends the others: they would wait for it for ever.
+                self._end(self.order["grace_s"])
+                return self._judge(codes)
+            now = time.time()
+            reap_orphans()
+            if self.asked.due:
+                self.asked.due = False
+                self.deadline = min(self.deadline or now + 1e9, now + (checkpoint or {}).get("lead_s", 0))
+            self.life.beat()
+            self.life.tell_memory()
+            if self.run.cancelled():
+                self._end(self.order["grace_s"])
+                return "cancelled", 1, {}
+            if self.asked.stop:
+                return self._stop(self.order["grace_s"])
+            if self.disk.is_over(DISK_AT_ONCE_S):
+                return self._out_of_disk()
+            if self.deadline and now >= self.deadline:
+                self._end(self.order["grace_s"])
+                return self._timed_out()
+            soon = self.deadline and checkpoint and now >= self.deadline - checkpoint["lead_s"]
+            if (soon or self.asked.checkpoint) and not self.signalled:
+                self.asked.checkpoint = False  # asked of this attempt, and not of the next one here
+                self._ask_for_checkpoint()
+            idle = self.order.get("idle_timeout_s")
+            if idle:
+                printed = self.ranks.printed()
+                if printed != quiet[0]:
+                    quiet = (printed, now)
+                elif now - quiet[1] >= idle:
+                    self._end(self.order["grace_s"])
+                    return "idle", 1, {"message": "printed nothing for %d s" % idle}
+            if limit and now >= look:
+                used = self.ranks.held_memory(limit)
+                # Many processes take long to look at; it is never more than a small part of the time.
+                look = now + max(MEMORY_S, 50 * (time.time() - now))
+                if used > limit:
+                    self._end(0.0)
+                    return "oom", 137, {"message": "held %d MiB, its limit is %d MiB" % (used >> 20, limit >> 20)}
+            time.sleep(pause)
+            pause = min(LOOK_S, pause * 1.5)
+
+    def _ask_for_checkpoint(self):
+        self.signalled = True
+        name = (self.order.get("checkpoint") or {}).get("signal")
+        if name:
+            self.ranks.ask_for_checkpoint(name)
+
+    def _end(self, grace):
+        self.ranks.end(grace, self.life.beat)
+
+    def _judge(self, codes):
+        """How the attempt ended, by the codes at the moment when the first rank failed: ranks ended after that have none."""
+        self.ranks.kill()  # what a command that ended left behind
+        end_orphans()
+        self._hear(codes)
+        if self.asked.stop:
+            return self._stop(0.0)
+        first = next((code for code in codes if code), 0)
+        code = shell_code(first)
+        checkpoint = self.order.get("checkpoint") if self.signalled else None
+        died_of = code - 128 if first < 0 or self.ranks.leads else 0  # shims of ranks say it as shells do
+        asked = died_of == getattr(signal, "SIG%s" % (checkpoint or {}).get("signal"), None)
+        failure = self.ranks.setup.find_failure([(rank, each) for rank, each in enumerate(codes) if each is not None])
+        if failure is not None and not asked:
+            # A setup that ends well by itself has kept the command from running all the same.
+            return "setup_failed", code or 1, {"message": failure}
+        if not first:
+            return "succeeded", 0, {}
+        if code == TEMPORARY_FAILURE and os.path.exists(os.path.join(self.folder, PREEMPTED_NOTE)):
+            return self._gave_way(code)
+        said = self.order["retry"]["on_exit"].get(str(code))
+        if said == "succeed":
+            return "succeeded", code, {}
+        if said == "requeue" or (code == TEMPORARY_FAILURE and said is None):
+            free = said is None and self._has_new_checkpoint()
+            return "checkpointed" if free else "requeue", code, {}
+        if said == "fail":
+            return "final_failure", code, {}
+        if code == 137 and (ran_out_of_memory() or self.run.record.has(self.run.attempt_name(self.number) + "/oom")):
+            return "oom", code, {}
+        if checkpoint and self.deadline and time.time() >= self.deadline - checkpoint["lead_s"]:
+            if died_of in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGTERM):
+                return self._timed_out()
+        elif asked:
+            # The backend warned of an end that is not the time limit's: a preemption.
+            return "stopped", code, {"message": "ended by the signal that asked it for a checkpoint"}
+        return "app_failed", code, {"rank": codes.index(first)} if len(codes) > 1 else {}
+
+    def _hear(self, codes):
+        """Wait for the signal that ended a command: a backend that signals all processes may reach the command first."""
+        until = time.time() + HEAR_S
+        if any(code in (-number, 128 + number) for code in codes if code for number in ENDING):
+            while not self.asked.stop and time.time() < until:
+                time.sleep(0.02)
+
+    def _stop(self, grace):
+        """End the attempt as asked to. TERM alone does not say why: the backend's own state does, or the start of a next
+        attempt. The shim itself knows how much disk was used."""
+        if self.disk.is_over(DISK_LAST_S, now=True):
+            return self._out_of_disk()
+        self._end(grace)
+        return "stopped", 143, {"message": "asked to stop by %s" % self.asked.why}
+
+    def _gave_way(self, code):
+        """The end of a command that left a note of a notice. Its code alone proves nothing: commands may fail with it."""
+        try:
+            with io.open(os.path.join(self.folder, PREEMPTED_NOTE), encoding="utf-8", errors="replace") as opened:
+                text = opened.readline(500).strip()
+        except (IOError, OSError):
+            text = ""
+        said = "gave way to a notice: %s" % text if text else "gave way to a notice"
+        return "preempted", code, {"message": said, "lasted_s": round(time.time() - self.started, 3)}
+
+    def _out_of_disk(self):
+        """Note the end before anything else is done: a node that evicts for its disk gives a second."""
+        details = {
+            "message": "used %d MiB of disk, its limit is %d MiB" % (self.disk.used >> 20, self.disk.limit >> 20)
+        }
+        try:
+            self.run.end(self.number, "disk", 1, details, lambda: True)
+        except (IOError, OSError):
+            pass  # it is tried again, patiently, when the command has ended
+        self._end(0.0)
+        return "disk", 1, details
+
+    def _timed_out(self):
+        if self._has_new_checkpoint():
+            return "checkpointed", 124, {"message": "time limit, after a new checkpoint"}
+        return "timeout", 124, {}
+
+    def _has_new_checkpoint(self):
+        newest = find_newest(self.checkpoints)
+        return newest is not None and newest != self.had
+
+
+def find_newest(folder):
+    """The newest time and the number of files below, which differ from one checkpoint to the next."""
+    newest, count = 0.0, 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                newest = max(newest, os.stat(os.path.join(place, name)).st_mtime)
+                count += 1
+            except OSError:
+                continue
+    return (newest, count) if count else None

@@ -1,0 +1,155 @@
+"""The shim's command line.
+
+    shim.py FOLDER [--bucket URL] [--native ID] [--index I | --indices A-B] [--scratch FOLDER]
+
+The shim does what `order.json` in the job's folder says, decides by the files that lie there, and writes nowhere else but to
+a scratch folder of the machine. docs/shim.md describes the folder and each rule.
+"""
+
+import argparse
+import math
+import os
+import shutil
+import sys
+
+from runtime.shim.files import list_names, make_folder
+from runtime.shim.fold import close_job, fold_job, folded_path, is_being_launched, read_header, unfold
+from runtime.shim.processes import adopt_orphans
+from runtime.shim.record import FolderRecord, Run, claim_job, load_order
+from runtime.shim.serve import serve, serve_rank
+from runtime.shim.signals import Asked
+from runtime.shim.words import AGAIN, BEGAN, DONE, DUPLICATE, LOST, REFUSED, Refused, Taken, say, worst
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import List
+
+
+def parse_index(text):
+    return sum(int(number) for number in text.split("+"))
+
+
+def parse_indices(text):
+    found: List[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def forget_secrets(order, folder):
+    """Remove the files of secrets once every index has its result; who was last does it."""
+    if not order.get("secrets"):
+        return
+    job = os.path.basename(folder)
+    names = list_names(os.path.join(os.path.dirname(os.path.dirname(folder)), "done"))
+    ended = {name.split(".")[1] for name in names if name.startswith(job + ".") and name.count(".") == 4}
+    if ended.issuperset(order["runs"]):
+        shutil.rmtree(os.path.join(folder, "secrets"), ignore_errors=True)
+
+
+def main(words):
+    parser = argparse.ArgumentParser(description="Runs a job by the order in its folder.")
+    parser.add_argument("folder", help="the job's run folder")
+    parser.add_argument("--native", default="local", help="the backend's own id of this job")
+    parser.add_argument("--member", help="its id of this array member, where that differs")
+    parser.add_argument("--part", type=int, help="which part of the job this native job is, where there are several")
+    parser.add_argument(
+        "--index", type=parse_index, help="run this index; a sum such as 8+3 where the backend counts from 0"
+    )
+    parser.add_argument("--indices", type=parse_indices, help="run these, such as 0-7,9, in turn or packed")
+    parser.add_argument("--bucket", help="the record root, gs://… or s3://…; FOLDER is then this machine's own")
+    parser.add_argument("--scratch", help="folder on this machine for trees; the system's temporary one by default")
+    parser.add_argument("--prepare", action="store_true", help="make the job's environment and run nothing")
+    parser.add_argument("--clear", action="store_true", help="end what killed shims of the job left running here")
+    parser.add_argument(
+        "--fold", nargs="+", metavar="JOB", help="put what has ended into few files; FOLDER is the root"
+    )
+    parser.add_argument("--unfold", nargs="+", metavar="INDEX", help="the other way round, for a job that goes on")
+    parser.add_argument("--rank-of", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    folder = os.path.abspath(options.folder)
+    os.environ["RUNTIME_SHIM_BEGAN"] = repr(BEGAN)
+    if options.fold:
+        return fold_all(folder, options.fold)
+    if options.unfold:
+        for start in [""] + ["runs/" + index for index in options.unfold]:
+            unfold(folder, start)
+        return DONE
+    asked = Asked()
+    adopt_orphans()
+    if options.scratch:
+        make_folder(options.scratch)
+    if options.bucket:
+        from runtime.shim.upload import run
+
+        return run(options, folder, lambda record: follow(record, options, asked))
+    return follow(FolderRecord(folder), options, asked)
+
+
+def fold_all(root, jobs):
+    """Fold jobs that have ended; prints the ids of those that were not folded before."""
+    for name in jobs:
+        job = os.path.join(root, "jobs", name)
+        try:
+            if os.path.exists(os.path.join(job, "intent.json")) and not is_being_launched(job):
+                fold_job(job, load_order(job))
+                sys.stdout.write(name + "\n")
+        except (Refused, IOError, OSError, ValueError) as problem:
+            say("cannot fold %s: %s" % (name, problem))
+    return DONE
+
+
+def follow(record, options, asked):
+    """Do what the order in the record's folder says; returns an exit code."""
+    folder = record.folder
+    if options.clear and read_header(folded_path(folder, ""))[0]:
+        return DONE  # it has ended, and its shims left nothing
+    try:
+        if options.clear:
+            for name in list_names(os.path.join(folder, "runs")):
+                Run(record, name).clear()
+            return DONE
+        order = load_order(folder)
+        if options.prepare:
+            from runtime.shim.environment import prepare
+
+            return prepare(order, folder, options)
+        if options.rank_of:
+            return serve_rank(order, folder, options, asked)
+        part = order.get("part", 0) if options.part is None else options.part
+        claim_job(record, order.get("epoch", 1), part, options.native)
+    except Refused as problem:
+        say(str(problem))
+        return REFUSED
+    except (IOError, OSError) as problem:
+        say("cannot begin: %s" % problem)
+        return REFUSED
+    except Taken as owner:
+        say("this is a twin: the job is served by %s" % owner)
+        return DUPLICATE
+    indices = [options.index] if options.index is not None else options.indices or [0]
+    unknown = [index for index in indices if str(index) not in order["runs"]]
+    if unknown:
+        say("the order has no index %d" % unknown[0])
+        return REFUSED
+    if order.get("pack") and options.index is None:
+        from runtime.shim.pack import pack
+
+        code = pack(order, record, indices, options, asked)
+        forget_secrets(order, folder)
+        close_job(order, record)
+        return code
+    if (order.get("limits") or {}).get("cpus"):
+        from runtime.shim.pack import keep_to_cpus
+
+        keep_to_cpus(math.ceil(order["limits"]["cpus"]))
+    codes = []
+    for index in indices:
+        codes.append(serve(order, record, index, options, asked, {}))
+        if asked.stop:
+            break
+    forget_secrets(order, folder)
+    close_job(order, record)
+    code = worst(codes)
+    return LOST if code == AGAIN and asked.stop and order.get("retries") == "backend" else code

@@ -1,0 +1,214 @@
+"""Many indices on one machine: its CPUs and GPUs, shared out."""
+
+import io
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+from runtime.shim.gpus import given_gpus
+from runtime.shim.memory import forget_oom_kills
+from runtime.shim.processes import KNOWN, adopt_orphans, end_orphans, is_alive, kill, reap_orphans
+from runtime.shim.record import FolderRecord, Run
+from runtime.shim.serve import serve
+from runtime.shim.signals import ASKING, Asked
+from runtime.shim.words import AGAIN, FAILED, LOOK_S, SOON_S, own_path, worst
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Dict
+
+
+def pack(order, record, indices, options, asked):
+    """Fill this machine's slots with the runs of `indices`, each with CPUs and GPUs of its own; returns an exit code."""
+    cpus, limits = _cpus(), order.get("limits") or {}
+    wanted = order["pack"]["slots"] or min(len(cpus), len(indices))
+    slots = share_out(min(wanted, room(limits, len(cpus))), order["pack"].get("per", "node"), cpus, given_gpus())
+    if limits.get("cpus"):
+        slots = [(mine[: math.ceil(limits["cpus"])], own) for mine, own in slots]
+    waiting, codes = list(indices), []
+    running: Dict[int, Any] = {}
+    pause = SOON_S
+    tempfile.gettempdir()  # found out by writing to it, once for all copies
+    while waiting or running:
+        for slot in range(len(slots)):
+            if slot in running and running[slot].poll() is not None:
+                codes.append(running.pop(slot).returncode)
+                if codes[-1] < 0:
+                    end_orphans()  # it was killed, and what it ran fell to us
+                pause = SOON_S
+            if slot not in running and waiting and not asked.stop:
+                if order["pack"].get("step"):
+                    running[slot] = Step(order["pack"]["step"], record.folder, waiting.pop(0), options)
+                else:
+                    running[slot] = Branch(order, record, waiting.pop(0), slots[slot], options)
+        for name in asked.take():
+            for branch in running.values():
+                branch.signal(name)
+        if asked.stop:
+            for branch in running.values():
+                branch.signal(signal.SIGTERM)
+            codes += [branch.wait() for branch in running.values()]
+            return AGAIN
+        reap_orphans()
+        time.sleep(pause)
+        pause = min(LOOK_S / 4, pause * 1.5)
+    return worst(codes)
+
+
+class Branch(object):
+    """A copy of this process that serves one index of a packed machine.
+
+    It is copied rather than started, because a new Python with all that the shim imports costs many times what the rest of
+    a short run does. This process has one thread and holds nothing open that a copy could disturb.
+    """
+
+    def __init__(self, order, record, index, share, options):
+        self.returncode = None
+        sys.stderr.flush()
+        # A signal that comes before the copy has handlers of its own waits, rather than being noted in ours.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
+        try:
+            self.pid = os.fork()
+            if self.pid == 0:
+                self._serve(order, record, index, share, options, blocked)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        KNOWN.add(self.pid)
+
+    def poll(self):
+        """The exit code, None while it runs."""
+        return self._reap(os.WNOHANG)
+
+    def wait(self):
+        return self._reap(0)
+
+    def signal(self, number):
+        kill(self.pid, number)
+
+    def _reap(self, how):
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, how)
+            if pid:
+                KNOWN.discard(pid)
+                self.returncode = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+        return self.returncode
+
+    def _serve(self, order, record, index, share, options, unblocked):
+        code = FAILED
+        try:
+            os.setsid()
+            KNOWN.clear()
+            adopt_orphans()
+            asked = Asked()
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+            random.seed()
+            forget_oom_kills()
+            code = serve(order, record, index, options, asked, bind(*share))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+
+
+class Step(object):
+    """A shim of one index of a packed machine that a command of the backend starts, with what it keeps the run to."""
+
+    def __init__(self, starter, folder, index, options):
+        self.run = Run(FolderRecord(folder), index)
+        self.before = len(self.run.attempts())
+        words = list(starter) + [sys.executable, own_path(), folder, "--native", options.native]
+        words += ["--index", str(index)] + (["--part", str(options.part)] if options.part is not None else [])
+        words += ["--scratch", options.scratch] if options.scratch else []
+        self.child = subprocess.Popen(words, stdin=subprocess.DEVNULL)
+
+    @property
+    def returncode(self):
+        return self.child.returncode
+
+    def poll(self):
+        return self.child.poll()
+
+    def wait(self):
+        return self.child.wait()
+
+    def signal(self, number):
+        """To its shim alone: the starter would pass it on to every process of the run, or end them at once."""
+        for attempt, _ in self.run.attempts()[self.before :]:
+            start = self.run.started(attempt)
+            if start and is_alive(start):
+                kill(start["pid"], number)
+                return
+        if number == signal.SIGTERM:
+            kill(self.child.pid, number)  # nothing of it has begun
+
+
+def share_out(slots, per, cpus, gpus):
+    """The CPUs and GPUs of each slot, shared out as evenly as they go."""
+    count = slots * max(1, len(gpus)) if per == "gpu" else slots
+    shares = []
+    for slot in range(count):
+        mine = [cpu for place, cpu in enumerate(cpus) if place % count == slot] or [cpus[slot % len(cpus)]]
+        if per == "gpu":
+            own = [gpus[slot // slots]] if gpus else []
+        elif len(gpus) >= count:
+            own = [gpu for place, gpu in enumerate(gpus) if place % count == slot]
+        else:
+            own = [gpus[slot % len(gpus)]] if gpus else []
+        shares.append((mine, own))
+    return shares
+
+
+def room(limits, cpus):
+    """How many runs with these limits the machine has CPUs and memory for, at least one."""
+    found = [cpus / limits["cpus"]] if limits.get("cpus") else []
+    if limits.get("memory_bytes"):
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / limits["memory_bytes"])
+    return max(1, int(min(found))) if found else sys.maxsize
+
+
+def keep_to_cpus(count):
+    """Keep this process and its children to `count` CPUs, those that have least to do now."""
+    cpus = _cpus()
+    if count >= len(cpus):
+        return
+    before = _idle_time()
+    time.sleep(LOOK_S / 2)
+    after = _idle_time()
+    idlest = sorted(cpus, key=lambda cpu: before.get(cpu, 0) - after.get(cpu, 0))
+    try:
+        os.sched_setaffinity(0, idlest[:count])
+    except (AttributeError, OSError):
+        pass
+
+
+def _idle_time():
+    try:
+        with io.open("/proc/stat") as opened:
+            lines = [line.split() for line in opened if line.startswith("cpu") and line[3].isdigit()]
+    except (IOError, OSError):
+        return {}
+    return {int(words[0][3:]): int(words[4]) for words in lines}
+
+
+def _cpus():
+    try:
+        return sorted(os.sched_getaffinity(0))
+    except AttributeError:
+        return list(range(os.cpu_count() or 1))
+
+
+def bind(cpus, gpus):
+    """Keep this run to its CPUs, and return the variables that keep it to its GPUs."""
+    try:
+        os.sched_setaffinity(0, cpus)
+    except (AttributeError, OSError):
+        pass
+    # Both, for frameworks look at one and container runtimes at the other.
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "NVIDIA_VISIBLE_DEVICES": ",".join(gpus) or "void"}

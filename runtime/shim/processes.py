@@ -1,0 +1,250 @@
+"""Processes of this machine: whether one lives, which fell to this shim, and how they are ended."""
+
+import errno
+import io
+import os
+import re
+import signal
+import subprocess
+import time
+
+from runtime.shim.files import list_names
+from runtime.shim.words import LOOK_S, SOON_S, say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Dict, List, Set
+
+LEFT_S = 10.0
+"""How long what a command left running is killed over and over: what is stuck in the kernel ends later, or never."""
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def boot_id():
+    """The id of this boot of the machine, empty if the system has none."""
+    try:
+        with io.open("/proc/sys/kernel/random/boot_id") as opened:
+            return opened.read().strip()
+    except (IOError, OSError):
+        return ""
+
+
+def _stat(pid):
+    """State, group and start of a process; None where there is none, or the system does not say."""
+    words = _stat_words(pid)
+    return (words[0], int(words[2]), words[19]) if words else None
+
+
+def _stat_words(pid):
+    """The fields of /proc/PID/stat behind the process's name, None if there are none."""
+    try:
+        with io.open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as opened:
+            return opened.read().rpartition(")")[2].split()
+    except (IOError, OSError):
+        return None
+
+
+def started_at(pid):
+    found = _stat(pid)
+    return found[2] if found else None
+
+
+def is_alive(who):
+    """Whether the process of `{"boot", "pid", "start"}` still runs. A number that another has now is not it."""
+    if who.get("boot") != boot_id():
+        return False
+    try:
+        os.kill(who["pid"], 0)
+    except OSError as problem:
+        if problem.errno != errno.EPERM:
+            return False
+    found = _stat(who["pid"])
+    return found is None or (found[0] != "Z" and who.get("start") in (None, found[2]))
+
+
+def is_group_alive(leader):
+    """Whether anything of the process group of `{"boot", "pid", "start"}` still runs."""
+    if leader.get("boot") != boot_id():
+        return False
+    found = _stat(leader["pid"])
+    if found and leader.get("start") not in (None, found[2]):
+        return False  # the number is another's now, so nothing of the group was left
+    members = [_stat(int(name)) for name in list_names("/proc") if name.isdigit()]
+    return any(each and each[0] != "Z" and each[1] == leader["pid"] for each in members)
+
+
+def adopt_orphans():
+    """Have what is orphaned below this process fall to it, whatever session it is in: daemons too.
+
+    Does nothing where the system has no such thing; only the process group of a command can be ended there.
+    """
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    except (ImportError, OSError, AttributeError):
+        pass
+
+
+def reap_orphans():
+    """Take the exit status of what fell to us and has ended; False where we have no child at all.
+
+    What commands started is in sessions of their own. A child in ours is waited for by the code that started it.
+    """
+    if not hasattr(os, "waitid"):
+        return True
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None or ended.si_pid in KNOWN or os.getsid(ended.si_pid) == os.getsid(0):
+                return True
+            os.waitpid(ended.si_pid, os.WNOHANG)
+        except OSError as problem:
+            return problem.errno != errno.ECHILD
+
+
+KNOWN: "Set[int]" = set()
+"""Children of ours in sessions of their own that this process waits for by itself."""
+
+
+class Child(subprocess.Popen):  # type: ignore[type-arg]
+    """A child in a session of its own whose exit code is taken here alone: Popen takes one that is gone for a success."""
+
+    def __init__(self, words, **more):
+        subprocess.Popen.__init__(self, words, **more)
+        KNOWN.add(self.pid)
+
+    def poll(self):
+        return self._known(subprocess.Popen.poll(self))
+
+    def wait(self, timeout=None):
+        return self._known(subprocess.Popen.wait(self, timeout))
+
+    def _known(self, code):
+        if code is not None:
+            KNOWN.discard(self.pid)
+        return code
+
+
+def end_orphans():
+    """Kill what the commands of this process left running, daemons too, until nothing is left.
+
+    Shims of other jobs, which a command launched, stay. Gives up on what cannot be killed.
+    """
+    until, pause, found_none = time.monotonic() + LEFT_S, SOON_S / 5, 0
+    while reap_orphans() and found_none < 2:
+        left = find_orphans()
+        for pid in left:
+            kill(pid, signal.SIGKILL)
+        found_none = 0 if left else found_none + 1
+        if time.monotonic() >= until:
+            say("cannot end what a command left running: %s" % ", ".join(str(pid) for pid in left))
+            return
+        time.sleep(pause if left else 0)
+        pause = min(LOOK_S, pause * 2)
+
+
+def find_orphans():
+    """Living processes below this one in other sessions than ours, but for known children and shims of other jobs with
+    all that is below them."""
+    table = list_processes()
+    below: Dict[int, List[int]] = {}
+    for pid, each in table.items():
+        below.setdefault(each[0], []).append(pid)
+    found, left, own = [], list(below.get(os.getpid(), ())), os.getsid(0)
+    while left:
+        pid = left.pop()
+        if pid in KNOWN or (table[pid][1] != own and is_shim(pid)):
+            continue
+        if table[pid][1] != own and table[pid][2] != "Z":
+            found.append(pid)
+        left += below.get(pid, ())
+    return found
+
+
+def list_processes():
+    """Process → its parent, session and state; empty where the system does not say."""
+    found = {}
+    for name in list_names("/proc"):
+        words = _stat_words(int(name)) if name.isdigit() else None
+        if words:
+            found[int(name)] = int(words[1]), int(words[3]), words[0]
+    return found
+
+
+def end_marked(job, index, attempts):
+    """Kill what attempts of a run left on this machine whose shim was killed: what bears their variables, with all below.
+
+    Neither this process and those above it, nor shims and what is below them.
+    """
+    until, pause = time.monotonic() + LEFT_S, SOON_S
+    while True:
+        left = find_marked(job, index, attempts)
+        for pid in left:
+            kill(pid, signal.SIGKILL)
+        if not left:
+            return
+        if time.monotonic() >= until:
+            say("cannot end what was left running: %s" % ", ".join(str(pid) for pid in left))
+            return
+        say("ends what was left running: %s" % ", ".join(str(pid) for pid in left))
+        time.sleep(pause)
+        pause = min(LOOK_S, pause * 2)
+
+
+def find_marked(job, index, attempts):
+    table = list_processes()
+    spared, pid = set(), os.getpid()
+    while pid in table:
+        spared.add(pid)
+        pid = table[pid][0]
+    ours = {b"RUNTIME_JOB_ID": [job], b"RUNTIME_ARRAY_INDEX": [str(index)], b"RUNTIME_ATTEMPT": attempts}
+    wanted = {name: [value.encode("ascii") for value in values] for name, values in ours.items()}
+    marked = {pid for pid in table if pid not in spared and table[pid][2] != "Z" and _bears(pid, wanted)}
+    return [pid for pid in table if marked and _is_left(pid, table, marked, spared)]
+
+
+def _is_left(pid, table, marked, spared):
+    line = []
+    while pid in table:
+        line.append(pid)
+        pid = table[pid][0]
+    if not line or line[0] in spared or table[line[0]][2] == "Z" or not marked.intersection(line):
+        return False
+    return not any(is_shim(each) for each in line)
+
+
+def _bears(pid, wanted):
+    """Whether the variables that a process was started with have these values."""
+    try:
+        with io.open("/proc/%d/environ" % pid, "rb") as opened:
+            pairs = [each.partition(b"=") for each in opened.read().split(b"\0")]
+    except (IOError, OSError):
+        return False
+    borne = {name: value for name, _, value in pairs}
+    return all(borne.get(name) in values for name, values in wanted.items())
+
+
+def is_shim(pid):
+    """Whether a process is a shim, or a copy of one."""
+    try:
+        with io.open("/proc/%d/cmdline" % pid, "rb") as opened:
+            words = opened.read().split(b"\0")
+    except (IOError, OSError):
+        return False
+    names = [word.rpartition(b"/")[2] for word in words]
+    return any(b"shim" in word for word in words) and any(re.match(b"j-[0-9a-f]{24}$", name) for name in names)
+
+
+def kill(pid, number):
+    try:
+        os.kill(pid, number)
+    except OSError:
+        pass
+
+
+def kill_group(pid, number):
+    try:
+        os.killpg(pid, number)
+    except OSError:
+        pass

@@ -1,0 +1,339 @@
+"""The record of a job and of each of its indices, in the job's folder."""
+
+import errno
+import io
+import json
+import os
+import signal
+import stat
+import sys
+import time
+
+from runtime.shim.files import (
+    PASSING,
+    create_empty,
+    create_whole,
+    leave_mark,
+    make_common_folder,
+    make_folder,
+    patiently,
+    read_json,
+    read_text,
+    remove_folder,
+    write_patiently,
+    write_whole,
+)
+from runtime.shim.fold import read_folded
+from runtime.shim.logs import LOG_BYTES
+from runtime.shim.processes import boot_id, end_marked, is_alive, is_group_alive, kill_group, started_at
+from runtime.shim.retry import name_end, pod_failures
+from runtime.shim.words import HOST, SCHEMA, Refused, Taken, say
+
+
+class FolderRecord(object):
+    """The record of a job as files of its folder. Names are relative to it.
+
+    `BucketRecord` keeps the same in a bucket.
+    """
+
+    folds = True
+    """Whether what has ended is put into few files."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def _path(self, name):
+        return os.path.join(self.folder, name)
+
+    def read(self, name):
+        """The text of a file, None while there is none."""
+        try:
+            return patiently("read", name, lambda: read_text(self._path(name)))
+        except (IOError, OSError) as problem:
+            if problem.errno in PASSING:
+                raise
+            folded = read_folded(self.folder, name)
+            return None if folded is None else folded.decode("utf-8")
+
+    def write(self, name, text, give_up=None):
+        write_patiently(self._put(write_whole), self._path(name), text, give_up)
+
+    def create(self, name, text, give_up=None):
+        """Raises `Taken` if it is there already."""
+        write_patiently(self._put(create_whole), self._path(name), text, give_up)
+        if name.endswith("/result") and read_folded(self.folder, name) is not None:
+            os.unlink(self._path(name))  # it was folded a moment ago
+            raise Taken(name)
+
+    def _put(self, write, make=make_folder):
+        def put(path, text):
+            make(os.path.dirname(path), within=self.folder)
+            return write(path, text)
+
+        return put
+
+    def mark(self, name):
+        """Make a file whose name says all, if there is any way."""
+        if not leave_mark(self._path(name), self._path("order.json")):
+            say("cannot write %s" % name)
+
+    def begin(self, name, text):
+        """Make the folder of an attempt with its `start.json`. Raises `Taken` if it is another's."""
+        make_folder(os.path.dirname(self._path(name)), within=self.folder)
+        try:
+            os.mkdir(self._path(name))
+        except OSError as problem:
+            if problem.errno != errno.EEXIST:
+                raise
+            raise Taken(name)
+        write_whole(os.path.join(self._path(name), "start.json"), text, durable=False)
+
+    def has(self, name):
+        return os.path.exists(self._path(name))
+
+    def names(self, name):
+        """Names in a folder, none while there is no such folder. Attempts are counted by them, so it is all or an error."""
+        try:
+            return sorted(patiently("list", name, lambda: os.listdir(self._path(name))))
+        except (IOError, OSError) as problem:
+            if problem.errno not in (errno.ENOENT, errno.ENOTDIR):
+                raise
+            return []
+
+    def announce(self, name, give_up=None):
+        """Say an outcome in a name, so that one listing of the record root shows the state of every job."""
+        done = os.path.join(os.path.dirname(os.path.dirname(self.folder)), "done", name)
+        write_patiently(self._put(create_empty, make_common_folder), done, "", give_up)
+
+    def beat(self, name, text):
+        try:
+            write_whole(self._path(name), text, durable=False)
+        except (IOError, OSError):
+            pass  # a full disk is no reason to end a command that does without
+
+    def before(self, run, attempt, asked):
+        """Called before an attempt is prepared. False where it was asked to stop meanwhile."""
+        return True
+
+    def after(self, run, attempt):
+        """Called when all that an attempt started has ended, before it is said how."""
+
+    def own_folders(self):
+        """Folders of the record that lie on this machine's own disk."""
+        return []
+
+
+class Run(object):
+    """The run of one index of a job: its attempts, its result, and its folder on this machine."""
+
+    def __init__(self, record, index, told=None):
+        """`told` is a file that the backend shows of what has ended."""
+        self.record = record
+        self.job = record.folder
+        self.index = index
+        self.told = told
+        self.log_bytes = LOG_BYTES
+        self.name = "runs/%s" % index
+        self.folder = os.path.join(self.job, "runs", str(index))
+
+    def result(self):
+        """The committed result, None while there is none."""
+        text = self.record.read(self.name + "/result")
+        return None if text is None else json.loads(text)
+
+    def commit(self, reason, code, attempt, details, give_up=None):
+        """Make this the result of the index, unless another is; returns the one that stands."""
+        result = dict(details, reason=reason, code=code, attempt=attempt, at=time.time())
+        self.tell(result)
+        try:
+            self.record.create(self.name + "/result", json.dumps(result, sort_keys=True), give_up)
+        except Taken:
+            result = self.result()
+        self.announce(result, give_up)
+        return result
+
+    def tell(self, result):
+        """Say it to the backend too, which may be asked where the record root cannot be read."""
+        if not self.told:
+            return
+        short = {name: result[name] for name in ("reason", "code", "attempt") if name in result}
+        short["message"] = result.get("message", "")[:1000]
+        try:
+            with io.open(self.told, "w", encoding="utf-8") as opened:
+                opened.write(json.dumps(short, sort_keys=True))
+        except (IOError, OSError):
+            pass
+
+    def announce(self, result, give_up=None):
+        job = os.path.basename(self.job)
+        outcome = (job, self.index, result["reason"], result["code"], result["attempt"])
+        self.record.announce("%s.%d.%s.%s.%d" % outcome, give_up)
+
+    def cancelled(self):
+        return any(self.record.has(name) for name in ("cancel", "cancel.%d" % self.index))
+
+    def attempts(self):
+        """Every attempt so far, oldest first: its number, and how it ended or None."""
+        found = []
+        for name in self.record.names(self.name):
+            if name.startswith("a") and name[1:].isdigit():
+                found.append((int(name[1:]), self.ended(int(name[1:]))))
+        return sorted(found, key=lambda each: each[0])
+
+    def counted(self, order, last=None):
+        """How the attempts ended that budgets count: those before a retry by hand are forgiven.
+
+        Up to `last` where one is named: later ones are a twin's, and it says itself how they end.
+        """
+        forgiven = (order.get("forgiven") or {}).get(str(self.index), 0)
+        known = [each for each in self.attempts() if forgiven < each[0] <= (last or each[0])]
+        if pod_failures() is None:
+            return [note for _, note in known]
+        found = []
+        for place, (number, note) in enumerate(known):
+            if note is None or note["reason"] == "stopped":
+                later = known[place + 1 :]
+                after = self.seen_failures(later[0][0]) if later else pod_failures()
+                full = None if note else self.record.read(self.attempt_name(number) + "/memory")
+                note = name_end(note, self.seen_failures(number), after, full)
+            found.append(note)
+        return found
+
+    def seen_failures(self, attempt):
+        """How many failures the backend had counted when an attempt began, None where it did not say."""
+        return (self.started(attempt) or {}).get("failures")
+
+    def ended(self, attempt):
+        for name in self.record.names(self.attempt_name(attempt)):
+            if name.startswith("end.") and name.count(".") == 2:  # more is what a killed shim was just writing
+                return json.loads(self.record.read("%s/%s" % (self.attempt_name(attempt), name)))
+        return None
+
+    def attempt_name(self, attempt):
+        return "%s/a%04d" % (self.name, attempt)
+
+    def attempt_folder(self, attempt):
+        return os.path.join(self.folder, "a%04d" % attempt)
+
+    def claim(self, native, scratch=None):
+        """Begin the next attempt: its number, which nobody else gets. `scratch` is the folder that it will make here."""
+        start = {
+            "native": native,
+            "host": HOST,
+            "boot": boot_id(),
+            "pid": os.getpid(),
+            "start": started_at(os.getpid()),
+            "at": time.time(),
+            "python": "%d.%d.%d" % sys.version_info[:3],
+        }
+        if scratch:
+            start["scratch"] = scratch
+        if pod_failures() is not None:
+            start["failures"] = pod_failures()
+        if "SLURM_JOB_ID" in os.environ:
+            start["restarts"] = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+        known = self.attempts()
+        attempt = known[-1][0] + 1 if known else 1
+        while True:
+            try:
+                self.record.begin(self.attempt_name(attempt), json.dumps(start, sort_keys=True))
+                return attempt
+            except Taken:
+                attempt += 1
+
+    def clear(self):
+        """End what attempts left running here whose shim died, with their trees, and note those that a restart of this
+        machine ended."""
+        rebooted, dead, trees = [], set(), []
+        for attempt, ended in self.attempts():
+            start = None if ended else self.started(attempt)
+            if not start or start.get("host") != HOST or not start.get("boot") or is_alive(start):
+                continue
+            trees.append(start.get("scratch"))
+            if start["boot"] != boot_id():
+                rebooted.append(attempt)
+                continue
+            dead.add(str(attempt))
+            try:
+                groups = read_json(os.path.join(self.attempt_folder(attempt), "processes.json"))
+            except (IOError, OSError, ValueError):
+                continue
+            for group in groups:
+                if is_group_alive(group):
+                    say("ends what attempt %d left running: process group %d" % (attempt, group["pid"]))
+                    kill_group(group["pid"], signal.SIGKILL)
+        if dead:
+            end_marked(os.path.basename(self.job), self.index, dead)
+        for tree in trees:
+            self._remove_scratch(tree)
+        for attempt in rebooted:  # last, for a full disk may refuse it; the next start finds them again
+            try:
+                self.end(attempt, "node_failed", 1, {"message": "%s was started anew" % HOST}, lambda: True)
+            except (IOError, OSError) as problem:
+                say("cannot note how attempt %d ended: %s" % (attempt, problem))
+
+    def _remove_scratch(self, path):
+        """Remove what a note says an attempt made here, if it is such a folder, and ours."""
+        if not path or not os.path.basename(path).startswith(scratch_prefix(os.path.basename(self.job), self.index)):
+            return
+        try:
+            found = os.lstat(path)
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
+                say("removes %s, which a killed shim left" % path)
+                remove_folder(path)
+        except OSError as problem:
+            if problem.errno != errno.ENOENT:
+                say("cannot remove %s: %s" % (path, problem.strerror))
+
+    def started(self, attempt):
+        """The note of the shim that began an attempt, None if it left none."""
+        try:
+            return json.loads(self.record.read(self.attempt_name(attempt) + "/start.json") or "null")
+        except ValueError:
+            return None
+
+    def halted(self):
+        """Whether another index failed of an array that stops then."""
+        return self.record.has("stopped")
+
+    def halt(self):
+        self.record.mark("stopped")
+
+    def end(self, attempt, reason, code, details, give_up=None):
+        """Note how an attempt ended; the name says it too."""
+        note = dict(details, reason=reason, code=code, at=time.time())
+        self.tell(dict(note, attempt=attempt))
+        name = "%s/end.%s.%s" % (self.attempt_name(attempt), reason, code)
+        self.record.write(name, json.dumps(note, sort_keys=True), give_up)
+
+
+def claim_job(record, epoch, part, native):
+    """Raise `Taken` if another native job than ours serves this part of the job."""
+    name = "owners/%d.%d" % (epoch, part)
+    try:
+        record.create(name, native)
+    except Taken:
+        owner = record.read(name)
+        if owner != native:
+            raise Taken(owner)
+    names = record.names("owners")
+    epochs = [name.partition(".")[0] for name in names if name.endswith(".%d" % part)]
+    later = [each for each in epochs if each.isdigit() and int(each) > epoch]
+    if later:
+        raise Taken("%s.%d" % (later[-1], part))
+
+
+def scratch_prefix(job, index):
+    return "job-%s-%s-" % (job[:10], index)
+
+
+def load_order(folder):
+    try:
+        order = read_json(os.path.join(folder, "order.json"))
+    except (IOError, OSError) as problem:
+        raise Refused("cannot read the order in %s: %s" % (folder, problem.strerror))
+    except ValueError as problem:
+        raise Refused("the order in %s is no JSON: %s" % (folder, problem))
+    if order.get("schema") != SCHEMA:
+        raise Refused("the order has schema %s, this shim follows %d" % (order.get("schema"), SCHEMA))
+    return order

@@ -1,0 +1,186 @@
+"""One index, attempt after attempt."""
+
+import os
+import subprocess
+import tempfile
+
+from runtime.faults import reach
+from runtime.shim.attempt import Attempt
+from runtime.shim.files import remove_folder, token
+from runtime.shim.fold import fold
+from runtime.shim.logs import LOG_BYTES
+from runtime.shim.record import FolderRecord, Run, scratch_prefix
+from runtime.shim.retry import decide, pod_failures
+from runtime.shim.signals import stops_within
+from runtime.shim.words import AGAIN, DONE, FAILED, Refused, SetupFailed, say
+
+KILLED_S = 10.0
+"""How long to wait for the end of this shim if the command that requeues it was killed."""
+
+
+def rank_number():
+    """Which of the ranks this is, as the backend's starter says."""
+    for name in ("SLURM_PROCID", "PMI_RANK", "OMPI_COMM_WORLD_RANK"):
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    raise Refused("nothing says which rank this is")
+
+
+def serve_rank(order, folder, options, asked):
+    """One rank of an attempt whose ranks a starter of the backend runs; returns an exit code."""
+    leader = os.environ.get("RUNTIME_LEADER") or "127.0.0.1"
+    scratch = tempfile.mkdtemp(prefix=scratch_prefix(order["job"], options.index), dir=options.scratch)
+    try:
+        run = Run(FolderRecord(folder), options.index)
+        return Attempt(order, run, options.rank_of, scratch, asked, {}, leader=leader).run_rank(rank_number())
+    finally:
+        remove_folder(scratch)
+
+
+def serve(order, record, index, options, asked, binding):
+    """Run one index until it has a result or the backend has to start us again; returns an exit code."""
+    run = Run(record, index, order.get("told"))
+    run.log_bytes = order.get("log_bytes", LOG_BYTES)
+
+    def give_up():
+        """Whether the cancel mark, or a request to stop, says what a full disk refuses now."""
+        return asked.stop or run.cancelled()
+
+    try:
+        return _serve(order, run, options, asked, binding, give_up)
+    except (IOError, OSError) as problem:
+        if not give_up():
+            raise
+        say("leaves no word of how index %d ended: %s" % (index, problem))
+        return FAILED if run.cancelled() else AGAIN
+
+
+def _serve(order, run, options, asked, binding, give_up):
+    while True:
+        result = run.result()
+        if result:
+            run.tell(result)
+            run.announce(result)  # its maker may have died before it could
+            return settle(order, run, result)
+        if run.cancelled():
+            return settle(order, run, run.commit("cancelled", 1, 0, {}, give_up))
+        run.clear()
+        before = run.counted(order)
+        if before and _is_final(order, before):
+            what, reason = decide(before, order["retry"])
+            return settle(order, run, run.commit(reason, 1, run.attempts()[-1][0], before[-1] or {}, give_up))
+        if run.halted():
+            last = run.attempts()[-1][0] if before else 0
+            said = {"message": "another index failed"}
+            return settle(order, run, run.commit("sibling_failed", 1, last, said, give_up))
+        gpus, problem = None, None
+        try:
+            if order.get("gpus"):
+                from runtime.shim.gpus import take_gpus
+
+                gpus = take_gpus(order, lambda: asked.stop or run.cancelled())
+        except SetupFailed as found:
+            problem = found
+        if gpus is False:
+            if asked.stop:
+                return AGAIN
+            continue
+        scratch = name_scratch(order["job"], run.index, options)
+        number = run.claim(options.native, scratch)
+        reach("shim.claimed")
+        if problem:
+            reason, code, details = "setup_failed", 1, {"message": str(problem)}
+        else:
+            reason, code, details = attempt_once(order, run, number, scratch, asked, binding, gpus)
+        reach("shim.ended")
+        if reason != "succeeded" and run.cancelled():
+            reason, code, details = "cancelled", 1, {}  # whatever stopped the command before we saw the mark
+        if reason == "succeeded":
+            return settle(order, run, run.commit(reason, code, number, details))
+        if reason == "cancelled":
+            return settle(order, run, run.commit(reason, code, number, details, give_up))
+        named = "app_failed" if reason == "final_failure" else reason
+        run.end(number, named, code, details, give_up)
+        reach("shim.noted")
+        if named == "stopped" and asked.stop and pod_failures() is not None:
+            return AGAIN  # the next start is told whether the backend took the machine away, and decides
+        if reason == "final_failure":
+            return settle(order, run, run.commit(named, code, number, details, give_up))
+        what, then = decide(run.counted(order, number), order["retry"])
+        if what == "final":
+            return settle(order, run, run.commit(then, code, number, details, give_up))
+        if asked.stop:
+            return AGAIN
+        again = next_start(order, options, then, asked, run)
+        if again is not None:
+            return again
+
+
+def name_scratch(job, index, options):
+    """A folder of this machine that nobody has yet. It is written down before it is made, for a shim may be killed."""
+    parent = os.path.abspath(options.scratch or tempfile.gettempdir())
+    return os.path.join(parent, scratch_prefix(job, index) + token())
+
+
+def attempt_once(order, run, number, scratch, asked, binding, gpus):
+    """Returns (reason, exit code, details) of one attempt; what it needed of the machine is given back."""
+    os.mkdir(scratch, 0o700)
+    try:
+        if gpus:
+            binding = dict(binding, **gpus.variables())
+        if not run.record.before(run, number, asked):
+            return "stopped", 143, {"message": "asked to stop by %s" % asked.why}
+        try:
+            return Attempt(order, run, number, scratch, asked, binding, gpus).go()
+        finally:
+            run.record.after(run, number)
+    finally:
+        remove_folder(scratch)
+        if gpus:
+            gpus.drop()
+
+
+def settle(order, run, result):
+    """The exit code of an index with this result. The first that failed of an array may stop the others."""
+    stops = order.get("on_task_failure") == "stop"
+    if stops and result["reason"] not in ("succeeded", "cancelled", "sibling_failed"):
+        run.halt()
+    if order.get("fold") and len(order["runs"]) > 1 and run.record.folds:
+        try:
+            fold(run.job, run.name)
+        except (IOError, OSError) as problem:
+            say("cannot fold run %d: %s" % (run.index, problem))
+    return _exit_code(result["reason"])
+
+
+def _is_final(order, before):
+    return decide(before, order["retry"])[0] == "final"
+
+
+def _exit_code(reason):
+    return DONE if reason == "succeeded" else FAILED
+
+
+def next_start(order, options, pause, asked, run):
+    """Have the job started again after a pause: by the backend (then an exit code), or here (then None)."""
+    how = order["retries"]
+    if how == "backend":
+        return AGAIN
+    if stops_within(pause, asked, run.cancelled):
+        return AGAIN
+    if run.cancelled():
+        return None
+    if how == "requeue":
+        words = [word.replace("{native}", options.member or options.native) for word in order["requeue"]]
+        try:
+            answer = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            said = answer.communicate()[0].decode("utf-8", "replace").strip()
+        except OSError as problem:
+            answer, said = None, str(problem)
+        if answer is not None and answer.returncode == 0:
+            return AGAIN
+        # What requeues us may be ended by the very requeuing, a moment before we are.
+        if stops_within(KILLED_S if answer is not None and answer.returncode < 0 else 1.0, asked):
+            return AGAIN
+        say("cannot be requeued, goes on here: %s" % said)
+    return None

@@ -1,0 +1,64 @@
+"""Exit codes, errors, pauses and the line on stderr that all modules of the shim share."""
+
+import os
+import socket
+import sys
+import time
+
+SCHEMA = 1
+DONE, FAILED, REFUSED, DUPLICATE, AGAIN, NEVER, LOST = 0, 1, 2, 3, 10, 11, 12
+"""Exit codes: the runs succeeded, one failed for good, the order cannot be followed, this is a twin of another job, the backend
+should start it again, the backend should never start it again, and as `AGAIN` but what was begun counts as lost unless the
+backend knows why it ended."""
+
+BEAT_S = 10.0
+"""How often the counter of an attempt that runs moves."""
+LOOK_S = 0.2
+SOON_S = 0.005
+"""The first looks at what was just started come sooner, so that short commands wait for nobody."""
+HOST = os.environ.get("RUNTIME_HOST") or socket.gethostname()
+"""The host's name; inside a container the name of its machine, if the backend provides it."""
+BEGAN = float(os.environ.get("RUNTIME_SHIM_BEGAN") or time.time())
+"""When the first shim of this native job began; that shim passes it on to those that it starts."""
+
+
+class Refused(Exception):
+    """The order cannot be followed; the text says why."""
+
+
+class SetupFailed(Exception):
+    """The attempt could not be prepared."""
+
+
+class NoCapacity(Exception):
+    """The GPUs that a backend gave to this attempt are in use."""
+
+
+class Taken(Exception):
+    """A file that only one process may make is there already."""
+
+
+def worst(codes):
+    """One exit code for many runs."""
+    for code in (AGAIN, REFUSED, DUPLICATE):
+        if code in codes:
+            return code
+    return FAILED if any(codes) else DONE
+
+
+def shell_code(code: int) -> int:
+    """The exit code as shells say it."""
+    return code if code >= 0 else 128 - code
+
+
+def own_path() -> str:
+    """The file that this shim runs from."""
+    return os.path.abspath(sys.argv[0])
+
+
+def say(text: str) -> None:
+    try:
+        sys.stderr.write("shim: %s\n" % text)
+        sys.stderr.flush()
+    except (IOError, OSError):
+        pass  # its file may lie on the very disk that is full
