@@ -10,13 +10,14 @@ import os
 import sys
 import time
 
-from runtime.worker.attempts import child as attempt
-from runtime.worker.attempts import scratch
+from runtime.worker.attempts import child, scratch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
+
+    from runtime.worker.attempts.execution import Execution
 
 
 class Attempt:
@@ -72,11 +73,10 @@ class Attempt:
 
 def current_attempt() -> Attempt:
     """The attempt that this code runs in, or a stand-in for it."""
-    child = attempt.current
-    if child is not None:
-        if child.context is None:
-            child.context = _ChildAttempt(child)
-        return child.context
+    if child.current is not None and (execution := child.current.execution) is not None:
+        if execution.context is None:
+            execution.context = _ChildAttempt(execution)
+        return execution.context
     global _local
     if _local is None:
         _local = _LocalAttempt()
@@ -84,38 +84,38 @@ def current_attempt() -> Attempt:
 
 
 class _ChildAttempt(Attempt):
-    def __init__(self, child: attempt.Child) -> None:
-        self._child = child
-        self.token, self.task_id, generation, count, self.experiment = child.fields[:5]
+    def __init__(self, execution: Execution) -> None:
+        self._execution = execution
+        self.token, self.task_id, generation, count, self.experiment = execution.fields[:5]
         self.generation, self.attempt = int(generation), int(count)
-        self.deadline = _time(child.deadline) if child.deadline else None
-        self.metrics = child.metrics
+        self.deadline = _time(execution.deadline) if execution.deadline else None
+        self.metrics = execution.metrics
 
     @property
     def output_dir(self) -> Path:
-        return _path(self._child.make_output() or "output")
+        return _path(self._execution.make_output() or "output")
 
     @property
     def scratch_dir(self) -> Path:
-        return _path(self._child.make_scratch() or _temporary())
+        return _path(self._execution.make_scratch() or _temporary())
 
     @property
     def checkpoint_dir(self) -> Path:
-        return _made(self._child.checkpoint_dir or f"checkpoints/{self.task_id}")
+        return _made(self._execution.checkpoint_dir or f"checkpoints/{self.task_id}")
 
     @property
     def stop_reason(self) -> str | None:
-        self._child.looks_at_stop = True
-        return self._child.stop_reason() or None
+        self._execution.looks_at_stop = True
+        return self._execution.stop_reason() or None
 
     def progress(self, done: float, total: float | None = None, text: str | None = None, **metrics: float) -> None:
         if metrics:
             super().report(**metrics)
-        self._child.note_progress(float(done), None if total is None else float(total), text)
+        self._execution.note_progress(float(done), None if total is None else float(total), text)
 
     def report(self, **metrics: float) -> None:
         super().report(**metrics)
-        self._child.note_progress(None, None, None)
+        self._execution.note_progress(None, None, None)
 
 
 _SPEAK_EVERY_S = 5.0

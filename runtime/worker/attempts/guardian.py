@@ -25,8 +25,7 @@ import socket
 import sys
 import time
 
-from runtime.worker.attempts import child as attempt
-from runtime.worker.attempts import processes
+from runtime.worker.attempts import child, entries, environment, processes, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,10 +43,10 @@ class Guardian:
         self.prctl = processes.find_prctl()
         self.page = mmap.mmap(config["page_fd"], config["page_bytes"])
         os.close(config["page_fd"])
-        limits = attempt.Limits(
+        limits = child.Limits(
             reuse=config["reuse"], max_tasks=config["max_tasks"], max_growth_bytes=config["max_growth_bytes"]
         )
-        self.child = attempt.current = attempt.Child(self.page, limits)
+        self.child = child.current = child.Child(self.page, limits)
         self.null_fd = os.open(os.devnull, os.O_RDWR)
         self.wake_fd, self.waker_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) if hasattr(os, "pipe2") else _pipe()
         self.worker_pid = config["worker_pid"]
@@ -132,7 +131,7 @@ class Guardian:
             case "ping":
                 self._say("pong")
             case "sweep":
-                self._sweep_before(f"exited {rest} {attempt.CLEAN_EXIT << 8} 0")
+                self._sweep_before(f"exited {rest} {wire.CLEAN_EXIT << 8} 0")
             case "preload":
                 self._preload(rest.split(" "))
             case "remove":
@@ -166,13 +165,13 @@ class Guardian:
             os.dup2(self.null_fd, 0)
             os.dup2(output_fd, 1)
             os.dup2(output_fd, 2)
-            if control_fd != attempt.CONTROL_FD:
-                os.dup2(control_fd, attempt.CONTROL_FD)
-            os.set_inheritable(attempt.CONTROL_FD, False)
-            os.closerange(attempt.CONTROL_FD + 1, 1024)
+            if control_fd != wire.CONTROL_FD:
+                os.dup2(control_fd, wire.CONTROL_FD)
+            os.set_inheritable(wire.CONTROL_FD, False)
+            os.closerange(wire.CONTROL_FD + 1, 1024)
             self.child.serve(cell)
         except BaseException as problem:
-            attempt.print_error(f"runtime: the attempt's process failed: {attempt.describe(problem)}")
+            entries.print_error(f"runtime: the attempt's process failed: {entries.describe(problem)}")
         finally:
             os._exit(1)
 
@@ -180,13 +179,13 @@ class Guardian:
         os.setsid()
         self.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != self.pid:
-            os._exit(attempt.CLEAN_EXIT)
+            os._exit(wire.CLEAN_EXIT)
         self.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
         signal.set_wakeup_fd(-1)
         gc.enable()
 
     def _stop(self, name: str) -> None:
-        leader = attempt.COMMAND_PID.unpack_from(self.page, self.cells[name] + attempt.COMMAND_PID_AT)[0]
+        leader = wire.COMMAND_PID.unpack_from(self.page, self.cells[name] + wire.COMMAND_PID_AT)[0]
         leader = leader or self.pids[name]
         members = processes.find_session(processes.read_table(), leader)
         if members:
@@ -198,7 +197,7 @@ class Guardian:
         """Load modules of the standard library for all children to come, as long as nothing else has their names."""
         before, path = set(sys.modules), list(sys.path)
         for name in names:
-            if name in attempt.PRELOADABLE and _is_standard(name):
+            if name in environment.PRELOADABLE and _is_standard(name):
                 sys.path[:] = [_LIBRARY, f"{_LIBRARY}/lib-dynload"]
                 try:
                     __import__(name)
@@ -206,8 +205,7 @@ class Guardian:
                     pass  # Whoever needs it will see why.
                 finally:
                     sys.path[:] = path
-        self.child.preloaded |= sys.modules.keys() - before
-        self.child.not_loaded = attempt.PRELOADABLE.difference(sys.modules)
+        self.child.environment.note_preloaded(sys.modules.keys() - before)
         gc.freeze()
 
     def _remove(self, path: str) -> None:
@@ -220,7 +218,7 @@ class Guardian:
 
             self._leave_guardian()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            os.closerange(attempt.CONTROL_FD, 1024)
+            os.closerange(wire.CONTROL_FD, 1024)
             scratch.remove_tree(path)
         finally:
             os._exit(0)
@@ -244,7 +242,7 @@ class Guardian:
             del self.pids[name], self.cells[name]
             peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
             message = f"exited {name} {status} {peak}"
-            if os.WIFEXITED(status) and os.WEXITSTATUS(status) == attempt.CLEAN_EXIT:
+            if os.WIFEXITED(status) and os.WEXITSTATUS(status) == wire.CLEAN_EXIT:
                 self._say(message)
             else:
                 self._sweep_before(message)
@@ -326,9 +324,9 @@ def _set_up_for_children(config: dict[str, Any]) -> None:
     """Everything that each child would otherwise have to do for itself."""
     sys.path[:] = config["sys_path"]
     sys.argv = [""]
-    for name in attempt.FOREIGN_ENVIRONMENT:
+    for name in environment.FOREIGN_ENVIRONMENT:
         os.environ.pop(name, None)
-    os.environ.update(attempt.BASE_ENVIRONMENT)
+    os.environ.update(environment.BASE_ENVIRONMENT)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
     main_module = sys.modules["__main__"]

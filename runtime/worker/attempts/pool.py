@@ -30,8 +30,9 @@ from runtime.errors import InfrastructureFailure, explain_json
 from runtime.reasons import EndReason
 from runtime.units import format_duration, format_size
 from runtime.values import dataclass, field
-from runtime.worker.attempts import child as attempt
-from runtime.worker.attempts import processes, scratch
+from runtime.worker.attempts import processes, scratch, wire
+from runtime.worker.attempts.entries import signal_name
+from runtime.worker.attempts.environment import PRELOADABLE
 from runtime.worker.attempts.processes import OomWatch
 
 LOG_TAIL_BYTES: Final = 64 * 1024
@@ -273,9 +274,9 @@ class Crew:
     def start(self) -> None:
         """Start the guardian, without waiting for it."""
         cells = 2 * len(self._slots) + 2
-        self._page_fd = _make_memory(cells * attempt.CELL_BYTES)
-        self._page = mmap.mmap(self._page_fd, cells * attempt.CELL_BYTES)
-        self._free_cells = [index * attempt.CELL_BYTES for index in range(cells)]
+        self._page_fd = _make_memory(cells * wire.CELL_BYTES)
+        self._page = mmap.mmap(self._page_fd, cells * wire.CELL_BYTES)
+        self._free_cells = [index * wire.CELL_BYTES for index in range(cells)]
         if self.settings.adopt_orphans:
             processes.find_prctl()(processes.PR_SET_CHILD_SUBREAPER, 1)
         self._start_guardian()
@@ -478,7 +479,7 @@ class Crew:
                 order.body,
             )
         ).encode("utf-8", "surrogatepass")
-        return _pack_order(attempt.MAGIC, len(payload), attempt.ORDER) + payload
+        return _pack_order(wire.MAGIC, len(payload), wire.ORDER) + payload
 
     def _write(self, child: _Child, data: bytes) -> None:
         if child.out:
@@ -522,7 +523,7 @@ class Crew:
         """Have a child begin nothing further; returns how many of its orders have begun and not ended."""
         assert self._page is not None
         child.held = True
-        self._page[child.cell + attempt.HOLD_AT] = 1
+        self._page[child.cell + wire.HOLD_AT] = 1
         # The child counts before it looks at HOLD. Leaving the interpreter for the kernel once puts our write before
         # the reading of its count.
         time.sleep(0)
@@ -550,7 +551,7 @@ class Crew:
         os.set_blocking(read_fd, False)
         cell = self._free_cells.pop()
         assert self._page is not None
-        self._page[cell : cell + attempt.CELL_BYTES] = bytes(attempt.CELL_BYTES)
+        self._page[cell : cell + wire.CELL_BYTES] = bytes(wire.CELL_BYTES)
         child = _Child(str(next(self._names)), slot, cell, ours, read_fd)
         self._children[child.name] = child
         self._selector.register(ours, selectors.EVENT_READ, _Channel(self, partial(self._read_results, child)))
@@ -586,14 +587,14 @@ class Crew:
         """Orders begun, and the start of the last on the wall and the monotonic clock."""
         if self._page is None:
             return 0, 0.0, 0.0
-        begun: tuple[int, float, float] = attempt.BEGUN.unpack_from(self._page, child.cell)
+        begun: tuple[int, float, float] = wire.BEGUN.unpack_from(self._page, child.cell)
         return begun
 
     def _pid(self, child: _Child) -> int:
         """As the guardian has told, or before that the child itself; 0 before that."""
         if child.pid or self._page is None:
             return child.pid
-        (pid,) = attempt.PID.unpack_from(self._page, child.cell + attempt.PID_AT)
+        (pid,) = wire.PID.unpack_from(self._page, child.cell + wire.PID_AT)
         return int(pid)
 
     def _find(self, token: str) -> _Child | None:
@@ -623,13 +624,13 @@ class Crew:
             at, size = 0, len(data)
             while size - at >= _RESULT_BYTES:
                 magic, length, kind, flags, started, ended, peak = _unpack_result(data, at)
-                if magic != _MAGIC or length > attempt.MOST_FRAME_BYTES:
+                if magic != _MAGIC or length > wire.MOST_FRAME_BYTES:
                     self._reject(child)
                     return
                 end = at + _RESULT_BYTES + length
                 if end > size:
                     break
-                if kind == attempt.PROGRESS:
+                if kind == wire.PROGRESS:
                     child.progress = _parse_progress(data[at + _RESULT_BYTES : end], started) or child.progress
                     child.progressed = child.progressed or bool(child.progress and child.progress.done is not None)
                 elif flags or peak or child.asked or child.log_bytes or child.progress:
@@ -672,14 +673,14 @@ class Crew:
         self, child: _Child, flags: int, started: float, ended: float, peak: int, payload: bytes
     ) -> None:
         """A result with more to it than success."""
-        if flags & attempt.WAITS:
+        if flags & wire.WAITS:
             # What is in the pipe now is this attempt's: the child begins nothing before we have read it.
             self._read_output(child)
         child.done += 1
         order = child.orders.popleft()
         result = Ended(order.token, child.slot.index, _SUCCEEDED, started, ended)
         result.max_rss_bytes = peak or None
-        if flags & attempt.DETAILED:
+        if flags & wire.DETAILED:
             imported = _fill_in(result, payload)
             self._learn(imported or ())
             if imported is None or result.reason is EndReason.SETUP_FAILED:
@@ -689,7 +690,7 @@ class Crew:
         if result.reason is not _SUCCEEDED and child.asked:
             _override(result, *child.asked)
         self._add_evidence(child, order, result)
-        if flags & attempt.RETIRES:
+        if flags & wire.RETIRES:
             child.retired, child.result = True, result
             # Its remaining orders never began.
             while child.orders:
@@ -699,8 +700,8 @@ class Crew:
         self._add_log(child, result)
         child.reset()
         self._ended.append(result)
-        if flags & attempt.WAITS:
-            self._write(child, _pack_order(attempt.MAGIC, 0, attempt.GO_ON))
+        if flags & wire.WAITS:
+            self._write(child, _pack_order(wire.MAGIC, 0, wire.GO_ON))
 
     def _distrust(self, child: _Child, order: Order, result: Ended, *, began: bool) -> None:
         """Replace a child that failed at what it does around user code; what ran in it before may have caused that.
@@ -716,7 +717,7 @@ class Crew:
 
     def _learn(self, imported: Sequence[str]) -> None:
         """Have the guardian load what fresh attempts of ours load."""
-        names = attempt.PRELOADABLE.intersection(imported) - self._learned
+        names = PRELOADABLE.intersection(imported) - self._learned
         if names:
             self._learned |= names
             self._tell(f"preload {' '.join(sorted(names))}")
@@ -947,7 +948,7 @@ class Crew:
         code = os.waitstatus_to_exitcode(status)
         begun, started, _ = self._begun(child)
         if child.result is None and begun > child.done and child.orders:
-            if code == attempt.CLEAN_EXIT and not child.swept:
+            if code == wire.CLEAN_EXIT and not child.swept:
                 # The user's code took the exit status that stands for a child in good order.
                 child.swept = True
                 self._tell(f"sweep {child.name}")
@@ -956,7 +957,7 @@ class Crew:
             child.result = self._judge_death(child, order, code, started, peak)
             self._give_back_unheard(child, begun)
         slot, result = child.slot, child.result
-        slot.false_starts = 0 if begun or code == attempt.CLEAN_EXIT else slot.false_starts + 1
+        slot.false_starts = 0 if begun or code == wire.CLEAN_EXIT else slot.false_starts + 1
         if slot.false_starts >= FALSE_STARTS and child.orders:
             slot.false_starts = 0
             now = time.time()
@@ -990,7 +991,7 @@ class Crew:
         else:
             result.exit_code = code
             result.message = f"the process exited with {_describe_code(code)} before the attempt had ended"
-        if self._page is not None and self._page[child.cell + attempt.CLOSED_AT]:
+        if self._page is not None and self._page[child.cell + wire.CLOSED_AT]:
             result.exit_code, result.message = None, f"closed {_CONTROL}"
         self._judge_sigkill(result)
         if child.asked:
@@ -1139,9 +1140,9 @@ class Crew:
         assert self._page is not None
         if child.asked is None:
             child.asked = (reason, message)
-            code = attempt.STOP_REASONS.index(reason) if reason in attempt.STOP_REASONS else _OTHER
-            self._page[child.cell + attempt.REASON_AT] = code
-            attempt.STOP.pack_into(self._page, child.cell + attempt.STOP_AT, child.done + 1)
+            code = wire.STOP_REASONS.index(reason) if reason in wire.STOP_REASONS else _OTHER
+            self._page[child.cell + wire.REASON_AT] = code
+            wire.STOP.pack_into(self._page, child.cell + wire.STOP_AT, child.done + 1)
         self._tell(f"{verb} {child.name}")
 
     def _awake_by(self, due: float) -> None:
@@ -1185,7 +1186,7 @@ class Crew:
                 )
                 self._tell(f"kill {child.name}")
                 child.kill_at = now + 5.0
-            elif not child.kill_at and self._page[child.cell + attempt.OVER_AT]:
+            elif not child.kill_at and self._page[child.cell + wire.OVER_AT]:
                 child.kill_at = now + TIDY_PATIENCE_S
             elif not child.kill_at:
                 # One that was asked to stop before will end for that reason, and its limit holds all the same.
@@ -1212,7 +1213,7 @@ class Crew:
             return
         if child.overdue_at != child.done:
             child.overdue, child.overdue_at = 0, child.done
-        waits = child.orders and self._page[child.cell + attempt.WAITS_AT]
+        waits = child.orders and self._page[child.cell + wire.WAITS_AT]
         robbed = waits and not child.out and not _has_unread(child.sock)
         if child.overdue < (SILENCES_WHEN_STOPPED if stopped or robbed else SILENCES):
             child.overdue += 1
@@ -1276,13 +1277,13 @@ main(int(sys.argv[2]))
 
 # The fast path of each result: looked up once.
 _SUCCEEDED = EndReason.SUCCEEDED
-_RESULT_BYTES = attempt.RESULT_HEADER.size
-_MAGIC = attempt.MAGIC
-_unpack_result = attempt.RESULT_HEADER.unpack_from
-_pack_order = attempt.ORDER_HEADER.pack
-_OTHER = attempt.STOP_REASONS.index("other")
+_RESULT_BYTES = wire.RESULT_HEADER.size
+_MAGIC = wire.MAGIC
+_unpack_result = wire.RESULT_HEADER.unpack_from
+_pack_order = wire.ORDER_HEADER.pack
+_OTHER = wire.STOP_REASONS.index("other")
 _CONTROL: Final = (
-    f"file descriptor {attempt.CONTROL_FD}, over which its process reports to the worker; "
+    f"file descriptor {wire.CONTROL_FD}, over which its process reports to the worker; "
     "use only descriptors that your code has opened"
 )
 
@@ -1293,7 +1294,7 @@ def _unstarted(token: str, slot: int, reason: EndReason) -> Ended:
 
 
 def _describe_code(code: int) -> str:
-    return f"code {code}" if code >= 0 else f"signal {-code} ({attempt.signal_name(-code)})"
+    return f"code {code}" if code >= 0 else f"signal {-code} ({signal_name(-code)})"
 
 
 def _is_awaited(child: _Child) -> bool:
@@ -1307,9 +1308,9 @@ def _fill_in(result: Ended, payload: bytes) -> Sequence[str] | None:
     Details that cannot be read are the attempt's failure; then it returns None.
     """
     try:
-        (length,) = attempt.DETAIL_HEADER.unpack_from(payload)
-        split = attempt.DETAIL_HEADER.size + length
-        details: dict[str, Any] = json.loads(payload[attempt.DETAIL_HEADER.size : split])
+        (length,) = wire.DETAIL_HEADER.unpack_from(payload)
+        split = wire.DETAIL_HEADER.size + length
+        details: dict[str, Any] = json.loads(payload[wire.DETAIL_HEADER.size : split])
         result.value = payload[split:].decode("utf-8", "surrogatepass")
         result.reason = EndReason(details["outcome"])
         result.message = str(details["message"]) if details.get("message") else None

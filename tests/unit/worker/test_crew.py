@@ -23,8 +23,7 @@ import pytest
 from runtime.reasons import EndReason
 from runtime.records.memory import MemoryRecords
 from runtime.snapshots.snapshot import take_snapshot
-from runtime.worker.attempts import child as attempt
-from runtime.worker.attempts import processes
+from runtime.worker.attempts import processes, wire
 from runtime.worker.attempts.pool import Crew, CrewSettings, Ended, Order
 from runtime.worker.attempts.trees import Trees
 from tests.services_support import PATIENCE_S
@@ -141,7 +140,7 @@ class Bench:
     def is_over(self) -> bool:
         """Whether the code of the attempt on the first slot has ended, if not what its process does after that."""
         page = self.crew._page
-        return page is not None and self.child is not None and bool(page[self.child.cell + attempt.OVER_AT])
+        return page is not None and self.child is not None and bool(page[self.child.cell + wire.OVER_AT])
 
     def has_reported(self) -> bool:
         """Whether the attempt on the first slot, the only one, has said how it ended; its process may live on."""

@@ -51,9 +51,9 @@ def stop_guardian(value):
 
 
 def spoil_reports():
-    from runtime.worker.attempts import child as attempt
+    from runtime.worker.attempts import wire
 
-    attempt.DETAIL_HEADER = attempt.STOP
+    wire.DETAIL_HEADER = wire.STOP
 
 
 def daemon_then_stop_guardian(name):
