@@ -24,7 +24,8 @@ from runtime.reasons import EndReason
 from runtime.records.memory import MemoryRecords
 from runtime.snapshots.snapshot import take_snapshot
 from runtime.worker.attempts import processes, wire
-from runtime.worker.attempts.pool import Crew, CrewSettings, Ended, Order
+from runtime.worker.attempts.model import Ended, Order, PoolSettings
+from runtime.worker.attempts.pool import AttemptPool
 from runtime.worker.attempts.trees import Trees
 from tests.services_support import PATIENCE_S
 
@@ -55,9 +56,9 @@ class Bench:
         self.tmp = tmp_path
         self.selector = selectors.DefaultSelector()
         path = [str(Path(__file__).parent), *sys.path]
-        self.crew = Crew(selector=self.selector, slots=slots, settings=CrewSettings(sys_path=path, **settings))
+        self.crew = AttemptPool(selector=self.selector, slots=slots, settings=PoolSettings(sys_path=path, **settings))
         # Not the machine's count, which an attempt of another test may raise.
-        self.crew._oom = processes.OomWatch("")
+        self.crew._endings._oom = processes.OomWatch("")
         self.crew.start()
         self.ended: dict[str, Ended] = {}
         (tmp_path / "trees").mkdir(exist_ok=True)
@@ -121,7 +122,7 @@ class Bench:
         """Send an order and wait until it has begun; we have heard by then which process it runs in."""
         order = self.order(entry, *args, **fields)
         # Before as well: some attempts keep the guardian from telling it.
-        self.step_until(lambda: all(child.pid for child in self.crew._children.values()))
+        self.step_until(lambda: all(child.pid for child in self.crew._children))
         self.crew.send(0, [order])
         self.step_until(lambda: self.crew.running(0) and self.child.pid)
         return order
@@ -134,13 +135,12 @@ class Bench:
     def expire(self, order: Order) -> None:
         """Let its time limit pass now."""
         order.timeout_s = 0.001
-        self.crew._awake_by(0.0)
+        self.crew._events.wake_by(0.0)
         self.crew.tick()
 
     def is_over(self) -> bool:
         """Whether the code of the attempt on the first slot has ended, if not what its process does after that."""
-        page = self.crew._page
-        return page is not None and self.child is not None and bool(page[self.child.cell + wire.OVER_AT])
+        return self.child is not None and self.child.cell.has(wire.OVER_AT)
 
     def has_reported(self) -> bool:
         """Whether the attempt on the first slot, the only one, has said how it ended; its process may live on."""
@@ -149,8 +149,8 @@ class Bench:
     def grow_idle(self) -> None:
         """As if the slots had been idle for long."""
         for slot in self.crew._slots:
-            slot.idle_since -= self.crew.settings.standby_idle_s
-        self.crew._awake_by(0.0)
+            slot.idle_since -= self.crew._settings.standby_idle_s
+        self.crew._events.wake_by(0.0)
 
     def path(self, name: str) -> str:
         return str(self.tmp / name)
@@ -160,8 +160,8 @@ class Bench:
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is given up here because the machine is slow."""
     monkeypatch.setattr("runtime.worker.attempts.pool.CLOSE_PATIENCE_S", PATIENCE_S)
-    monkeypatch.setattr("runtime.worker.attempts.pool.STRAYS_PATIENCE_S", PATIENCE_S)
-    monkeypatch.setattr("runtime.worker.attempts.pool.PING_EVERY_S", 30.0)
+    monkeypatch.setattr("runtime.worker.attempts.liveness.STRAYS_PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr("runtime.worker.attempts.liveness.PING_EVERY_S", 30.0)
 
 
 @pytest.fixture
@@ -320,11 +320,11 @@ def test_attempts_behind_one_that_writes_to_stray_descriptors_run_or_are_given_b
 def test_time_limit_holds_until_the_result_is_read(
     bench: Bench, call: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.worker.attempts.pool.TIDY_PATIENCE_S", 0.2)
+    monkeypatch.setattr("runtime.worker.attempts.limits.TIDY_PATIENCE_S", 0.2)
 
     order = bench.order(*call, timeout_s=600.0)
     bench.crew.send(0, [order])
-    if call[0] == "announce_result" and not bench.crew.settings.reuse:
+    if call[0] == "announce_result" and not bench.crew._settings.reuse:
         # A child that serves once goes all the same.
         assert bench.wait(order)[0].reason is EndReason.APP_FAILED
     else:
@@ -465,7 +465,7 @@ def test_kernel_kill_for_memory_is_oom(make: Callable[..., Bench], tmp_path: Pat
     counter = tmp_path / "memory.events"
     counter.write_text("oom_kill 0\n")
     bench = make()
-    bench.crew._oom = processes.OomWatch(str(counter))
+    bench.crew._endings._oom = processes.OomWatch(str(counter))
     order = bench.start("sleep")
     counter.write_text("oom_kill 1\n")
     os.kill(bench.crew.pids()[1], signal.SIGKILL)
@@ -1071,17 +1071,17 @@ def test_guardian_killed_alone_loses_the_running_attempt_and_the_rest_goes_on(be
 @pytest.fixture
 def quick_guardians(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one comes at once, and one that is stopped is noticed at once; one that is but slow is not given up."""
-    monkeypatch.setattr("runtime.worker.attempts.pool.GUARDIAN_WAIT_S", 0.01)
-    monkeypatch.setattr("runtime.worker.attempts.pool.PING_EVERY_S", 0.2)
-    monkeypatch.setattr("runtime.worker.attempts.pool.SILENCES", 1000)
+    monkeypatch.setattr("runtime.worker.attempts.liveness.GUARDIAN_WAIT_S", 0.01)
+    monkeypatch.setattr("runtime.worker.attempts.liveness.PING_EVERY_S", 0.2)
+    monkeypatch.setattr("runtime.worker.attempts.liveness.SILENCES", 1000)
 
 
 def ping_often(bench: Bench, monkeypatch: pytest.MonkeyPatch, *, silences: int = 1000) -> None:
     """From now on let it be noticed soon that a guardian or a child is stopped; after `silences`, that it is silent."""
-    monkeypatch.setattr("runtime.worker.attempts.pool.PING_EVERY_S", 0.1)
-    monkeypatch.setattr("runtime.worker.attempts.pool.SILENCES", silences)
-    bench.crew._ping_at = 0.0
-    bench.crew._awake_by(0.0)
+    monkeypatch.setattr("runtime.worker.attempts.liveness.PING_EVERY_S", 0.1)
+    monkeypatch.setattr("runtime.worker.attempts.liveness.SILENCES", silences)
+    bench.crew._events.ping_at = 0.0
+    bench.crew._events.wake_by(0.0)
 
 
 @pytest.mark.usefixtures("quick_guardians")
@@ -1119,7 +1119,7 @@ def test_slots_beside_one_that_kills_the_guardian_are_lost_with_it_and_what_wait
 
 @pytest.mark.usefixtures("quick_guardians")
 def test_orders_taken_back_while_no_guardian_lives_never_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.worker.attempts.pool.GUARDIAN_WAIT_S", 600.0)
+    monkeypatch.setattr("runtime.worker.attempts.liveness.GUARDIAN_WAIT_S", 600.0)
     killers = [bench.order("signal_guardian", signal.SIGKILL) for _ in range(2)]
     waiting = bench.order("note", bench.path("notes"))
     bench.crew.send(0, [*killers, waiting])
@@ -1132,13 +1132,13 @@ def test_orders_taken_back_while_no_guardian_lives_never_run(bench: Bench, monke
 
 def make_guardians_fail(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     if how == "ends at once":
-        monkeypatch.setattr("runtime.worker.attempts.pool._GUARDIAN", "import os; os._exit(3)")
+        monkeypatch.setattr("runtime.worker.attempts.guardian_link._GUARDIAN", "import os; os._exit(3)")
         return
 
     def refuse(*args: object, **keywords: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr("runtime.worker.attempts.pool.subprocess.Popen", refuse)
+    monkeypatch.setattr("runtime.worker.attempts.guardian_link.subprocess.Popen", refuse)
 
 
 @pytest.mark.parametrize("how", ["ends at once", "cannot be forked"])
@@ -1225,16 +1225,16 @@ def test_stop_of_an_attempt_holds_though_the_guardian_is_stopped(
 def test_guardian_that_reads_nothing_does_not_stop_the_loop(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert bench.crew._socket
-    bench.crew._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 100_000))
+    assert bench.crew._guardian._socket
+    bench.crew._guardian._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 100_000))
     # The next one has to start before it reads.
-    monkeypatch.setattr("runtime.worker.attempts.pool.SEND_PATIENCE_S", int(PATIENCE_S))
+    monkeypatch.setattr("runtime.worker.attempts.guardian_link.SEND_PATIENCE_S", int(PATIENCE_S))
     order = bench.start("signal_guardian", signal.SIGSTOP, bench.path("done"))
     bench.step_until(Path(bench.path("done")).exists)
     for number in range(1000):
         (tmp_path / f"tree-{number}").mkdir()
         bench.crew.discard(str(tmp_path / f"tree-{number}"))
-        if bench.crew._silences >= 20:
+        if bench.crew._guardian.silences >= 20:
             break
 
     assert bench.wait(order)[0].reason is EndReason.LOST
@@ -1268,15 +1268,15 @@ def test_tree_is_removed_though_the_guardian_is_stopped_and_nothing_runs(bench: 
 def test_guardian_that_was_stopped_together_with_this_process_is_not_ended(bench: Bench) -> None:
     order = bench.start("wait_for", bench.path("go"))
     guardian = bench.crew.pids()[0]
-    bench.step_until(lambda: not bench.crew._silences)
+    bench.step_until(lambda: not bench.crew._guardian.silences)
     for _ in range(30):
         os.kill(guardian, signal.SIGSTOP)
         # Back after a long time, a turn comes before the guardian's.
-        bench.crew._ping_at = 0.0
-        bench.crew._awake_by(0.0)
+        bench.crew._events.ping_at = 0.0
+        bench.crew._events.wake_by(0.0)
         bench.crew.tick()
         os.kill(guardian, signal.SIGCONT)
-        bench.step_until(lambda: not bench.crew._silences)
+        bench.step_until(lambda: not bench.crew._guardian.silences)
     Path(bench.path("go")).touch()
 
     assert bench.wait(order)[0].reason is EndReason.SUCCEEDED
@@ -1363,8 +1363,8 @@ def test_order_for_a_warm_child_that_reads_no_more_runs_in_another(
 STOPS_ITS_CHILDREN = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
-from runtime.worker.attempts import child as attempt
-attempt.Child.serve = lambda self, cell: os.kill(os.getpid(), signal.SIGSTOP)
+from runtime.worker.attempts import child
+child.Child.serve = lambda self, cell: os.kill(os.getpid(), signal.SIGSTOP)
 from runtime.worker.attempts.guardian import main
 main(int(sys.argv[2]))
 """
@@ -1374,7 +1374,7 @@ main(int(sys.argv[2]))
 def test_order_whose_children_are_stopped_again_and_again_is_setup_failed(
     fresh: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.worker.attempts.pool._GUARDIAN", STOPS_ITS_CHILDREN)
+    monkeypatch.setattr("runtime.worker.attempts.guardian_link._GUARDIAN", STOPS_ITS_CHILDREN)
     first = fresh.crew.pids()[0]
     os.kill(first, signal.SIGKILL)
     # Its child could still run an order that comes at once.
@@ -1437,14 +1437,15 @@ def test_unreadable_report_is_put_down_to_the_process_once_and_then_to_the_task(
 WORKER = """
 import json, selectors, sys, fcntl
 from pathlib import Path
-from runtime.worker.attempts.pool import Crew, CrewSettings, Order
+from runtime.worker.attempts.model import Order, PoolSettings
+from runtime.worker.attempts.pool import AttemptPool
 
 folder, tasks, adopt, prefix = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "adopt", sys.argv[4]
 lock = open(folder / "lock", "w")
 fcntl.flock(lock, fcntl.LOCK_EX)
 selector = selectors.DefaultSelector()
-settings = CrewSettings(hold_fds=(lock.fileno(),), sys_path=[tasks, *sys.path], adopt_orphans=adopt)
-crew = Crew(selector=selector, slots=3, settings=settings)
+settings = PoolSettings(hold_fds=(lock.fileno(),), sys_path=[tasks, *sys.path], adopt_orphans=adopt)
+crew = AttemptPool(selector=selector, slots=3, settings=settings)
 crew.start()
 for slot, (name, args) in enumerate([("start_daemon", [True, "hang"]), ("start_daemon", [False, "hang"])]):
     body = json.dumps({"function": f"crew_tasks:{name}", "args": [str(folder / f"pid{slot}"), *args]})
