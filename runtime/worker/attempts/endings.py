@@ -70,7 +70,7 @@ class Endings:
     def judge_report(self, child: ChildHandle, order: Order, result: Ended, payload: bytes | None) -> None:
         """Complete a result by what the child reported, in `payload`, and what was seen of the attempt."""
         if payload is not None:
-            imported = _fill_in(result, payload)
+            imported = read_report(result, payload)
             self._guardian.preload(imported or ())
             if imported is None or result.reason is EndReason.SETUP_FAILED:
                 self._distrust(child, order, result, began=imported is None)
@@ -159,7 +159,7 @@ def describe_code(code: int) -> str:
     return f"code {code}" if code >= 0 else f"signal {-code} ({signal_name(-code)})"
 
 
-def _fill_in(result: Ended, payload: bytes) -> Sequence[str] | None:
+def read_report(result: Ended, payload: bytes) -> Sequence[str] | None:
     """Fill in the child's details and value; returns what it imported.
 
     Details that cannot be read are the attempt's failure; then None is returned.

@@ -31,7 +31,7 @@ class ScratchRoot:
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
         self.fd = fd
-        """Holds the lock; hand it to the crew in `hold_fds`."""
+        """Holds the lock; hand it to the attempt pool in `hold_fds`."""
 
     def close(self) -> None:
         """Remove the root and give up the lock. Safe to call twice."""

@@ -1,4 +1,4 @@
-"""What the attempts of the crew's tests run; imported in children only."""
+"""What the attempts of the attempt pool's tests run; imported in children only."""
 
 import atexit
 import json
