@@ -31,15 +31,6 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 
-class Limits:
-    """When a child is replaced."""
-
-    __slots__ = ("max_growth_bytes", "max_tasks", "reuse")
-
-    def __init__(self, *, reuse: bool, max_tasks: int, max_growth_bytes: int) -> None:
-        self.reuse, self.max_tasks, self.max_growth_bytes = reuse, max_tasks, max_growth_bytes
-
-
 current: Child | None = None
 """The child this process is, once it serves; `runtime.worker.attempts.context` reads it."""
 
@@ -51,11 +42,11 @@ class Child:
     of memory that a child writes to must be copied first, which is most of the price of a fresh attempt.
     """
 
-    def __init__(self, page: mmap.mmap, limits: Limits) -> None:
+    def __init__(self, page: mmap.mmap, *, reuse: bool, max_tasks: int, max_growth_bytes: int) -> None:
         self.control, self.environment = wire.Control(page), Environment(self._on_term)
         self.execution: Execution | None = None
         """The order that was begun last."""
-        self._limits = limits
+        self._reuse, self._max_tasks, self._max_growth_bytes = reuse, max_tasks, max_growth_bytes
         self._functions_run = 0
         self._command_rss_bytes = 0
         self._tree: trees.Tree | None = None
@@ -65,12 +56,12 @@ class Child:
         self._checked_at = time.monotonic()
 
     def serve(self, cell: int) -> NoReturn:
-        """Be a child: called right after the fork, with output on 1 and 2 and the control socket on 3."""
+        """Serve orders, right after the fork, with output on 1 and 2 and the control socket on 3."""
         self.control.open(cell)
         self.environment.set_handlers()
         while True:
             fields = self.control.next_order()
-            # Before it counts as begun: its time limit is for what was submitted.
+            # Before the order counts as begun: its time limit is for what was submitted.
             unprepared = self._lay_out(fields[10])
             started = time.time()
             self.control.begin(started)
@@ -104,7 +95,7 @@ class Child:
             if "command" in body:
                 self._run_command(execution, body["command"])
             else:
-                functions, fresh = True, not self._limits.reuse
+                functions, fresh = True, not self._reuse
                 value = self._run_python(execution, body, fresh=fresh)
         except Failed as failure:
             details = failure.details
@@ -167,7 +158,7 @@ class Child:
     # around the user's code
 
     def _is_worn(self) -> bool:
-        if self._functions_run >= self._limits.max_tasks:
+        if self._functions_run >= self._max_tasks:
             return True
         if self._functions_run == 1:
             # Growth counts from here: what the first function imported stays for the others.
@@ -176,7 +167,7 @@ class Child:
         if now - self._checked_at < 0.25:
             return False
         self._checked_at = now
-        return processes.own_rss_bytes() - self._settled_rss_bytes > self._limits.max_growth_bytes
+        return processes.own_rss_bytes() - self._settled_rss_bytes > self._max_growth_bytes
 
     def _end_descendants(self) -> None:
         try:
@@ -195,7 +186,7 @@ class Child:
         try:
             left = tree.tidy()
         except OSError:
-            return  # The next attempt there finds out.
+            return  # The next attempt in this tree finds out.
         if left:
             names = ", ".join(left[:3]) + (", …" if len(left) > 3 else "")
             what = f"`{names}` goes" if len(left) == 1 else f"{len(left)} files and folders ({names}) go"
@@ -252,7 +243,7 @@ class Child:
         execution.ran_user_code = True
         self.control.note_command(pid)
         if execution.is_asked_to_stop():
-            # Whoever sends the signal may have looked for the command before its pid was there.
+            # The guardian may have looked for the command before its pid was in the cell.
             processes.send_signal([pid], signal.SIGTERM)
         try:
             while True:

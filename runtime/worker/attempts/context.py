@@ -1,4 +1,4 @@
-"""What user code can know and say about the attempt it runs in, through `current_attempt()`.
+"""What user code can learn and report about the attempt it runs in, through `current_attempt()`.
 
 Outside of an attempt, and in a Python that a command started, there is a stand-in with the same methods, so the same
 function runs anywhere.
@@ -31,9 +31,9 @@ class Attempt:
     experiment: str
     generation: int
     deadline: datetime | None
-    """When it will be stopped, in UTC; None without a time limit."""
+    """When the attempt will be stopped, in UTC; None without a time limit."""
     metrics: dict[str, float]
-    """What was reported so far."""
+    """Numbers reported so far."""
 
     @property
     def output_dir(self) -> Path:
@@ -63,11 +63,11 @@ class Attempt:
         return self.stop_reason is not None
 
     def progress(self, done: float, total: float | None = None, text: str | None = None, **metrics: float) -> None:
-        """Say how far it is; cheap enough for every step. Also keeps `metrics`, as `report` does."""
+        """Report how far the attempt is; cheap enough for every step. Also keeps `metrics`, as `report` does."""
         raise NotImplementedError
 
     def report(self, **metrics: float) -> None:
-        """Keep numbers for the record; of each name the last one counts."""
+        """Keep numbers for the record; the last one of each name counts."""
         self.metrics.update((name, float(value)) for name, value in metrics.items())
 
 
@@ -122,7 +122,7 @@ _SPEAK_EVERY_S = 5.0
 
 
 class _LocalAttempt(Attempt):
-    """Outside of a child: from the environment contract where a command runs us, else made up.
+    """An attempt outside of a child: from the environment contract if a command runs us, else made up.
 
     Progress is printed to stderr every five seconds.
     """
@@ -172,7 +172,7 @@ class _LocalAttempt(Attempt):
             sys.stderr.write(" ".join(filter(None, parts)) + "\n")
 
     def _listen(self) -> None:
-        """SIGTERM means stop, unless the code has a handler of its own or runs us in another thread."""
+        """Take SIGTERM for a request to stop, unless the code has its own handler or runs us in another thread."""
         import signal
         import threading
 

@@ -1,5 +1,5 @@
-"""The small process between a worker and its attempts: it forks them, ends their trees, and outlives the worker by
-just that.
+"""The small process between a worker and its attempts: it forks them, ends their trees, and outlives the worker until
+that is done.
 
 It is single-threaded, holds no state of the queue, and never runs user code. As the subreaper of all that it started
 it inherits whatever an attempt leaves behind. Every child is a subreaper too, so what falls to the guardian can only
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 SWEEP_PATIENCE_S = 10.0
-"""After that an attempt is reported as ended although something of it still lives: stuck in the kernel, or another
+"""After this time an attempt is reported as ended although something of it still lives: stuck in the kernel, or another
 user's."""
 
 
@@ -41,24 +41,24 @@ class Guardian:
         self.worker = worker
         self.pid = os.getpid()
         self.prctl = processes.find_prctl()
-        self.page = mmap.mmap(config["page_fd"], config["page_bytes"])
+        page = mmap.mmap(config["page_fd"], config["page_bytes"])
         os.close(config["page_fd"])
-        limits = child.Limits(
-            reuse=config["reuse"], max_tasks=config["max_tasks"], max_growth_bytes=config["max_growth_bytes"]
+        self.child = child.current = child.Child(
+            page, reuse=config["reuse"], max_tasks=config["max_tasks"], max_growth_bytes=config["max_growth_bytes"]
         )
-        self.child = child.current = child.Child(self.page, limits)
         self.null_fd = os.open(os.devnull, os.O_RDWR)
-        self.wake_fd, self.waker_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) if hasattr(os, "pipe2") else _pipe()
+        self.wake_fd, self.waker_fd = _pipe()
+        """The wake-up descriptor, readable after SIGCHLD, and its other end."""
         self.worker_pid = config["worker_pid"]
         self.worker_fd = _open_process(self.worker_pid)
         self.buffer = b""
         self.fds: list[int] = []
-        self.pids: dict[str, int] = {}
-        self.ids: dict[int, str] = {}
-        self.cells: dict[str, int] = {}
+        self.forked: dict[str, tuple[int, int]] = {}
+        """Pid and cell of each child, by the name that the worker knows it by."""
+        self.names: dict[int, str] = {}
         self.removals: dict[int, str] = {}
         self.unswept: list[str] = []
-        """Messages on children that died otherwise than in good order; sent once nothing of them is left."""
+        """Reports on children that did not die in good order; sent once nothing of them is left."""
         self.sweep_pause, self.sweep_since = 0.0, 0.0
 
     def set_up(self) -> None:
@@ -122,10 +122,10 @@ class Guardian:
             case "fork":
                 name, cell = rest.split(" ")
                 self._fork(name, int(cell))
-            case "stop" if rest in self.pids:
-                self._stop(rest)
-            case "kill" if rest in self.pids:
-                pid = self.pids[rest]
+            case "stop" if rest in self.forked:
+                self._stop(*self.forked[rest])
+            case "kill" if rest in self.forked:
+                pid, _ = self.forked[rest]
                 processes.send_signal([pid], signal.SIGKILL)
                 processes.send_signal(processes.find_descendants(processes.read_table(), pid), signal.SIGKILL)
             case "ping":
@@ -154,7 +154,7 @@ class Guardian:
         else:
             if not pid:
                 self._become_child(cell, control_fd, output_fd)
-            self.pids[name], self.ids[pid], self.cells[name] = pid, name, cell
+            self.forked[name], self.names[pid] = (pid, cell), name
             self._say(f"forked {name} {pid}")
         os.close(control_fd)
         os.close(output_fd)
@@ -184,9 +184,8 @@ class Guardian:
         signal.set_wakeup_fd(-1)
         gc.enable()
 
-    def _stop(self, name: str) -> None:
-        leader = wire.COMMAND_PID.unpack_from(self.page, self.cells[name] + wire.COMMAND_PID_AT)[0]
-        leader = leader or self.pids[name]
+    def _stop(self, pid: int, cell: int) -> None:
+        leader = wire.COMMAND_PID.unpack_from(self.child.control.page, cell + wire.COMMAND_PID_AT)[0] or pid
         members = processes.find_session(processes.read_table(), leader)
         if members:
             processes.send_signal(members, signal.SIGTERM)
@@ -194,7 +193,7 @@ class Guardian:
             os.killpg(leader, signal.SIGTERM)
 
     def _preload(self, names: list[str]) -> None:
-        """Load modules of the standard library for all children to come, as long as nothing else has their names."""
+        """Load modules of the standard library for all children to come, if nothing else has their names."""
         before, path = set(sys.modules), list(sys.path)
         for name in names:
             if name in environment.PRELOADABLE and _is_standard(name):
@@ -202,7 +201,7 @@ class Guardian:
                 try:
                     __import__(name)
                 except Exception:
-                    pass  # Whoever needs it will see why.
+                    pass  # An attempt that needs it will see why.
                 finally:
                     sys.path[:] = path
         self.child.environment.note_preloaded(sys.modules.keys() - before)
@@ -223,7 +222,7 @@ class Guardian:
         finally:
             os._exit(0)
 
-    # what has died
+    # dead children
 
     def _reap(self) -> None:
         while True:
@@ -236,10 +235,10 @@ class Guardian:
             if pid in self.removals:
                 self._say(f"removed {self.removals.pop(pid)}")
                 continue
-            name = self.ids.pop(pid, None)
+            name = self.names.pop(pid, None)
             if name is None:
                 continue
-            del self.pids[name], self.cells[name]
+            del self.forked[name]
             peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
             message = f"exited {name} {status} {peak}"
             if os.WIFEXITED(status) and os.WEXITSTATUS(status) == wire.CLEAN_EXIT:
@@ -260,7 +259,7 @@ class Guardian:
             for process in table.values()
             if process.ppid == self.pid
             and not process.dead
-            and process.pid not in self.ids
+            and process.pid not in self.names
             and process.pid not in self.removals
         ]
         if orphans and time.monotonic() - self.sweep_since < SWEEP_PATIENCE_S:
@@ -273,9 +272,9 @@ class Guardian:
             self._say(message)
 
     def _end(self) -> NoReturn:
-        """The worker is gone: end everything, and only then let go of the locks that say so."""
+        """End everything after the worker has died, and only then let go of the locks that stand for its life."""
         signal.set_wakeup_fd(-1)
-        processes.send_signal([*self.ids, *self.removals], signal.SIGKILL)
+        processes.send_signal([*self.names, *self.removals], signal.SIGKILL)
         while processes.reap():
             processes.end_tree(self.pid, patience_s=60)
             if not processes.find_descendants(processes.read_table(), self.pid):
@@ -294,7 +293,7 @@ def _is_standard(name: str) -> bool:
 
 
 def _open_process(pid: int) -> int:
-    """A descriptor that turns readable when the process dies; -1 where there is none."""
+    """A descriptor that turns readable when the process dies; -1 if the system has none."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
@@ -321,7 +320,7 @@ def _nothing(signum: int, frame: object) -> None:
 
 
 def _set_up_for_children(config: dict[str, Any]) -> None:
-    """Everything that each child would otherwise have to do for itself."""
+    """Do once what each child would otherwise have to do for itself."""
     sys.path[:] = config["sys_path"]
     sys.argv = [""]
     for name in environment.FOREIGN_ENVIRONMENT:
@@ -343,7 +342,7 @@ def main(fd: int) -> NoReturn:
     """Serve the worker at the other end of `fd`, whose first message is the configuration."""
     worker = socket.socket(fileno=fd)
     os.set_inheritable(fd, False)
-    # The first orders may follow so closely that they, and their descriptors, come along.
+    # The first messages, and their descriptors, may come along with the configuration.
     data, fds = b"", []
     while b"\0" not in data:
         part, more, _, _ = socket.recv_fds(worker, 65536, 64)
