@@ -174,17 +174,17 @@ class ChildHandle:
         self.done = 0
         """Orders that have ended, as the child counts them."""
         self.code: tuple[str | None, str | None] | None = None
-        """Tree and working directory of its first order: from then on it imports from there and nowhere else."""
+        """Tree and working directory of its first order; the child imports from there and nowhere else."""
         self.buffer = self.unsent = b""
         self.sock_open = True
         self.noted: Noted | None = None
         """None if there is nothing to note of the attempt that runs."""
         self.result: Ended | None = None
-        """How its last attempt ended; complete but for the child's own end."""
+        """The end of its last attempt; complete but for the child's own output."""
         self.held = self.swept = False
 
     def find_pid(self) -> int:
-        """The pid as the guardian has told it, or before that the child itself; 0 before both."""
+        """The pid as the guardian has reported it, or before that the child itself; 0 before both."""
         return self.pid or self.cell.pid()
 
     def runs(self) -> bool:
@@ -201,11 +201,11 @@ class ChildHandle:
         return self.noted.asked if self.noted else None
 
     def is_awaited(self) -> bool:
-        """Whether it is to begin, end or exit, or yet to be forked: all but a child that waits for its next order."""
+        """Whether the child is to begin, end or exit, or yet to be forked: false only if it waits for its next order."""
         return bool(self.orders or self.result or self.held or not self.sock_open or not self.pid)
 
-    def is_robbed(self) -> bool:
-        """Whether it waits for a frame although nothing of its orders is left in the socket: user code has read it."""
+    def has_lost_orders(self) -> bool:
+        """Whether the child waits for a frame although its socket holds none of its orders: user code has read them."""
         waits = self.orders and self.cell.has(wire.WAITS_AT)
         return bool(waits) and not self.unsent and fcntl.ioctl(self.sock, termios.TIOCOUTQ, b"\0" * 4) == b"\0" * 4
 
@@ -216,7 +216,7 @@ class ChildHandle:
         return self.cell.begun()[0] - self.done
 
     def replace(self) -> None:
-        """Let the child go once what it has begun is over; the rest of its orders is for the next child."""
+        """Retire the child once what it has begun is over; the rest of its orders is for the next child."""
         self.hand_back(self.hold())
         if not self.orders:
             self.retire()
@@ -227,7 +227,7 @@ class ChildHandle:
             self.slot.pending.appendleft(self.orders.pop())
 
     def retire(self) -> None:
-        """Let a child go that runs nothing: it exits at the end of its orders."""
+        """Have a child that runs nothing exit at the end of its orders."""
         self.held = True
         self.events.await_answer()
         try:

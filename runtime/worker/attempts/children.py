@@ -1,4 +1,4 @@
-"""The guardian's children: starting them, sending them orders, reading their results, and taking leave of the dead."""
+"""The guardian's children: starting them, sending them orders, reading their results, and ending what the dead ones had."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _unpack_result = wire.RESULT_HEADER.unpack_from
 
 
 class Children:
-    """All children of one guardian, by the names that it knows them by."""
+    """The children of one pool, by the names that the guardian knows them by."""
 
     def __init__(
         self, settings: PoolSettings, page: Page, events: Events, guardian: GuardianLink, endings: Endings
@@ -110,7 +110,7 @@ class Children:
         except BlockingIOError:
             sent = 0
         except OSError:
-            return  # It has just died; its end is on the way, and what it had not begun goes to the next one.
+            return  # The child has just died; the guardian will report that, and what it had not begun goes to the next one.
         if sent < len(data) and child.sock_open:
             child.unsent = data[sent:]
             self._events.change(child.sock, partial(self._flush, child), writable=True)
@@ -129,10 +129,10 @@ class Children:
             try:
                 data = child.sock.recv(262144)
             except OSError:
-                # BlockingIOError: all read. ECONNRESET: it died with orders unread, and its end is on the way.
+                # BlockingIOError: all read. ECONNRESET: the child died with orders unread, which the guardian will report.
                 return
             if not data:
-                # The end of the stream comes before the guardian's word, and epoll would repeat it until then.
+                # The end of the stream comes before the guardian's report, and epoll would repeat it until then.
                 child.stop_reading()
                 return
             if child.buffer:
@@ -161,7 +161,7 @@ class Children:
             if at < size:
                 child.buffer = data[at:]
             if not child.orders:
-                self._rest(child)
+                self._go_on(child)
             if len(data) < 262144:
                 return
 
@@ -186,8 +186,8 @@ class Children:
         if flags & wire.WAITS:
             self.write(child, wire.ORDER_HEADER.pack(wire.MAGIC, 0, wire.GO_ON))
 
-    def _rest(self, child: ChildHandle) -> None:
-        """Let a child whose orders have all ended go, if it is held; else send it more."""
+    def _go_on(self, child: ChildHandle) -> None:
+        """Retire a child whose orders have all ended, if it is held; else send it more."""
         slot = child.slot
         if child.held and child.result is None:
             child.retire()
@@ -205,7 +205,7 @@ class Children:
         self.kill(child)
 
     def _read_output(self, child: ChildHandle) -> None:
-        """Output came. It belongs to the attempt that runs: one that ends with output in the pipe waits for us."""
+        """Read output of the attempt that runs: a child whose attempt ends with output in the pipe waits for us."""
         if not child.output.is_readable():
             return
         before = child.done
@@ -227,8 +227,8 @@ class Children:
         child.hand_back()
         slot.pump()
 
-    def bury(self, child: ChildHandle, status: int, peak: int) -> None:
-        """End what a child had that is gone, with all that it left behind."""
+    def end_dead(self, child: ChildHandle, status: int, peak: int) -> None:
+        """End the attempt of a child that is gone with all that it left behind, and return its other orders."""
         self.read_results(child)
         child.output.read()
         code, slot = os.waitstatus_to_exitcode(status), child.slot
@@ -249,8 +249,8 @@ class Children:
         self._finish(child)
         slot.pump()
 
-    def lose(self, child: ChildHandle, how: str) -> None:
-        """End what a child had that died with its guardian."""
+    def end_lost(self, child: ChildHandle, how: str) -> None:
+        """End the attempt of a child that died with its guardian, and return its other orders."""
         self.read_results(child)
         child.output.read()
         begun, started, _ = child.cell.begun()

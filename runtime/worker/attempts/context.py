@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from runtime.worker.attempts.execution import Execution
-
 
 class Attempt:
     """One execution of a task."""
@@ -84,7 +82,7 @@ def current_attempt() -> Attempt:
 
 
 class _ChildAttempt(Attempt):
-    def __init__(self, execution: Execution) -> None:
+    def __init__(self, execution: child.Execution) -> None:
         self._execution = execution
         self.token, self.task_id, generation, count, self.experiment = execution.fields[:5]
         self.generation, self.attempt = int(generation), int(count)

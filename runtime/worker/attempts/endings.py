@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from runtime.worker.attempts.guardian_link import GuardianLink
 
 SPARED: Final = 1000
-"""Tasks of which we remember that an attempt of theirs was put down to its process."""
+"""The number of tasks of which we remember that a failed attempt was blamed on its process."""
 _SUCCEEDED = EndReason.SUCCEEDED
 _CONTROL: Final = (
     f"file descriptor {wire.CONTROL_FD}, over which its process reports to the worker; "
@@ -41,7 +41,7 @@ class Endings:
         self.ended: list[Ended] = []
         self._oom = OomWatch()
         self._spared: deque[str] = deque(maxlen=SPARED)
-        """Tasks with an attempt that failed by what others had done to its process."""
+        """Tasks with an attempt that others in its process may have made fail."""
 
     def take(self) -> list[Ended]:
         ended, self.ended = self.ended, []

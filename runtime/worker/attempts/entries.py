@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _FOLDER = __file__.rpartition("/")[0]
-OWN_FILES = frozenset(f"{_FOLDER}/{name}.py" for name in ("child", "entries", "environment", "execution", "wire"))
+OWN_FILES = frozenset(f"{_FOLDER}/{name}.py" for name in ("child", "entries", "environment", "wire"))
 """Files of the code between a child's loop and what the user wrote; tracebacks are shown without their frames."""
 
 

@@ -171,7 +171,7 @@ class Environment:
                 self._path = [*first, *(item for item in self._path if item not in first)]
                 sys.path[:] = self._path
                 for each in first:
-                    self._uncover(each)
+                    self._drop_shadowed(each)
         self._enter(cwd, code_dir)
 
     def _enter(self, cwd: str, code_dir: str) -> None:
@@ -190,7 +190,7 @@ class Environment:
         parts = [*_import_folders(code_dir), self._python_path] if code_dir else [self._python_path]
         return os.pathsep.join(part for part in parts if part)
 
-    def _uncover(self, folder: str) -> None:
+    def _drop_shadowed(self, folder: str) -> None:
         """Forget modules that were loaded ahead if `folder` has a module of the same name, which comes first."""
         if not self._preloaded:
             return
@@ -228,7 +228,7 @@ class Environment:
 
     # after an attempt
 
-    def take_streams_back(self) -> bool:
+    def restore_streams(self) -> bool:
         """Undo what user code did to standard output and error; returns False if it has closed them."""
         if sys.stdout is not self._stdout or sys.stderr is not self._stderr:
             flush()

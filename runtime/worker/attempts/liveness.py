@@ -97,7 +97,7 @@ class LivenessWatch:
         events.wake_by(events.ping_at)
 
     def _check_overdue(self, child: ChildHandle) -> tuple[int, int] | None:
-        """Kill a child that neither begins its next order nor exits, as it should; what it has not begun is not lost.
+        """Kill a child that neither begins its next order nor exits, as it should; its other orders are not lost.
 
         User code has stopped it, keeps its interpreter busy from a thread, or has read its order from the socket.
         """
@@ -109,7 +109,7 @@ class LivenessWatch:
         pings, done = self._overdue.get(child.name, (0, child.done))
         if done != child.done:
             pings = 0
-        if pings < (SILENCES_WHEN_STOPPED if stopped or child.is_robbed() else SILENCES):
+        if pings < (SILENCES_WHEN_STOPPED if stopped or child.has_lost_orders() else SILENCES):
             return pings + 1, child.done
         if not child.orders or child.hold() <= 0:
             self._children.kill(child)
@@ -142,7 +142,7 @@ class LivenessWatch:
         elif verb == "exited":
             status, _, peak = value.partition(" ")
             self._deaths = 0
-            self._children.bury(child, int(status), int(peak))
+            self._children.end_dead(child, int(status), int(peak))
 
     def _replace(self, how: str | None = None) -> None:
         """End what the guardian left, and begin again. Its children end with it. `how` is why it was ended, if it was."""
@@ -151,7 +151,7 @@ class LivenessWatch:
         if how is None:
             how = f"ended with {describe_code(guardian.returncode)}" if guardian else "ended"
         for child in children:
-            self._children.lose(child, how)
+            self._children.end_lost(child, how)
             if child.done:
                 self._deaths = 0
         self._start_later(how)
@@ -195,7 +195,7 @@ def end_strays(
     while time.monotonic() < give_up:
         table = processes.read_table()
         if any(pid in table and not table[pid].dead for pid in born):
-            # They first: one whose command we end would still report that as how its attempt ended.
+            # Children first: a child whose command we end would still report that as the end of its attempt.
             processes.send_signal(born, signal.SIGKILL)
             time.sleep(0.001)
             continue

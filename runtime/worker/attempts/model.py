@@ -27,13 +27,13 @@ class Order:
     env: Mapping[str, str] = field(default_factory=dict)
     """Further variables, such as CUDA_VISIBLE_DEVICES."""
     output_dir: str = ""
-    """Made on first use and removed if it stayed empty."""
+    """The folder for results; made on first use and removed if it stayed empty."""
     checkpoint_dir: str = ""
     scratch_root: str = ""
     """The attempt's scratch is `<scratch_root>/<token>`."""
     cwd: str | None = None
     code_dir: str | None = None
-    """A snapshot's tree, of this slot alone (`runtime.worker.attempts.trees`): first on the import path, and the working directory where
+    """A snapshot's tree, of this slot alone (`runtime.worker.attempts.trees`): first on the import path, and the working directory if
     `cwd` is None."""
     snapshot: str | None = None
     """The content id of that tree."""
@@ -56,22 +56,22 @@ class Ended:
     signal: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     progressed: bool = False
-    """It reported progress, or left a new file in its checkpoint folder."""
+    """Whether it reported progress, or left a new file in its checkpoint folder."""
     log: bytes = b""
     """The last 64 KiB of standard output and error."""
     log_bytes: int = 0
-    """How much there was in all."""
+    """The size of all output."""
     undrained: bytes = b""
-    """What `drain_log` has not returned; the whole log if it was never called."""
+    """Output that `drain_log` has not returned; the whole log if it was never called."""
     max_rss_bytes: int | None = None
-    """Peak of the attempt's own process; None where it shared a warm one too shortly to tell."""
+    """Peak of the attempt's own process; None if it shared a warm one too shortly to measure."""
     not_started: bool = False
-    """It never began and counts in no budget: a stop, or the end of the pool, came first."""
+    """Whether it never began, and counts in no budget: a stop, or the end of the pool, came first."""
 
 
 @dataclass(slots=True, eq=False)
 class Progress:
-    """The last word of a running attempt."""
+    """The last report of a running attempt."""
 
     at: float
     done: float | None = None
@@ -94,12 +94,12 @@ class PoolSettings:
     stop_grace_s: float = 10.0
     """Between SIGTERM and SIGKILL after a time-out."""
     standby_idle_s: float = 600.0
-    """A child that waits for its first order is let go after a slot was idle for so long."""
+    """Idle time of a slot after which its child that waits for a first order exits."""
     adopt_orphans: bool = False
-    """The process that runs the pool has no business but this: should the guardian be killed, every process that
+    """Whether the process that runs the pool does nothing else: should the guardian be killed, every process that
     falls to it is one of ours and is ended."""
     sys_path: Sequence[str] | None = None
-    """Import path of the children; None takes this process's own."""
+    """Import path of the children; None stands for this process's own."""
 
 
 class GuardianFailed(InfrastructureFailure):

@@ -147,7 +147,7 @@ class AttemptPool:
         for child in self._busy_children():
             self._limits.check_time(child, now)
         for slot in self._slots:
-            slot.let_idle_go(now)
+            slot.retire_idle(now)
 
     def _busy_children(self) -> list[ChildHandle]:
         return [slot.child for slot in self._slots if slot.child and slot.child.orders]

@@ -41,7 +41,7 @@ class SlotOrders:
         self.child: ChildHandle | None = None
         self.standby: ChildHandle | None = None
         self.forks_ahead = False
-        """Its children serve once, so the next one is forked while one runs."""
+        """The slot's children serve once, so the next one is forked while one runs."""
         self.false_starts = 0
         """Children in a row that died before they began anything."""
         self.idle_since = time.monotonic()
@@ -173,7 +173,7 @@ class SlotOrders:
             self.child = None
             self.idle_since = time.monotonic()
 
-    def let_idle_go(self, now: float) -> None:
+    def retire_idle(self, now: float) -> None:
         """Retire children that have waited too long for their first order; the first slot keeps its own."""
         child = self.child
         for idle in (self.standby, None if child and child.orders else child):
