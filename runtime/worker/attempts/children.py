@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Final
 
 from runtime.reasons import EndReason
 from runtime.worker.attempts import processes, wire
-from runtime.worker.attempts.child_handle import ChildHandle, Output
+from runtime.worker.attempts.child_handle import ChildHandle, Output, Page
 from runtime.worker.attempts.endings import WROTE_TO_CONTROL, Endings, describe_code, parse_progress
+from runtime.worker.attempts.events import Events
+from runtime.worker.attempts.guardian_link import GuardianLink
 from runtime.worker.attempts.model import Ended, PoolSettings
 
 if TYPE_CHECKING:
-    from runtime.worker.attempts.child_handle import Page
-    from runtime.worker.attempts.events import Events
-    from runtime.worker.attempts.guardian_link import GuardianLink
     from runtime.worker.attempts.slot_orders import SlotOrders
 
 FALSE_STARTS: Final = 3

@@ -9,19 +9,17 @@ import struct
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from runtime.errors import explain_json
 from runtime.reasons import EndReason
 from runtime.units import format_size
 from runtime.worker.attempts import scratch, wire
+from runtime.worker.attempts.child_handle import ChildHandle
 from runtime.worker.attempts.entries import signal_name
+from runtime.worker.attempts.guardian_link import GuardianLink
 from runtime.worker.attempts.model import Ended, Order, Progress
 from runtime.worker.attempts.processes import OomWatch
-
-if TYPE_CHECKING:
-    from runtime.worker.attempts.child_handle import ChildHandle
-    from runtime.worker.attempts.guardian_link import GuardianLink
 
 SPARED: Final = 1000
 """The number of tasks of which we remember that a failed attempt was blamed on its process."""

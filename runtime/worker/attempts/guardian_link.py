@@ -11,14 +11,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from runtime.worker.attempts.child_handle import Page
 from runtime.worker.attempts.environment import PRELOADABLE
-
-if TYPE_CHECKING:
-    from runtime.worker.attempts.child_handle import Page
-    from runtime.worker.attempts.events import Events
-    from runtime.worker.attempts.model import PoolSettings
+from runtime.worker.attempts.events import Events
+from runtime.worker.attempts.model import PoolSettings
 
 SEND_PATIENCE_S: Final = 5
 

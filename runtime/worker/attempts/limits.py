@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from runtime.reasons import EndReason
 from runtime.units import format_duration, format_size
 from runtime.worker.attempts import processes, wire
+from runtime.worker.attempts.child_handle import ChildHandle
+from runtime.worker.attempts.children import Children
+from runtime.worker.attempts.events import Events
+from runtime.worker.attempts.model import PoolSettings
 from runtime.worker.attempts.slot_orders import MEMORY_EVERY_S
-
-if TYPE_CHECKING:
-    from runtime.worker.attempts.child_handle import ChildHandle
-    from runtime.worker.attempts.children import Children
-    from runtime.worker.attempts.events import Events
-    from runtime.worker.attempts.model import PoolSettings
 
 TIDY_PATIENCE_S: Final = 60.0
 """What a child gets beyond the time limit to tidy up and report, if its user code has ended within it."""

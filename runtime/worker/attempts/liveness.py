@@ -7,18 +7,16 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from runtime.worker.attempts import processes
+from runtime.worker.attempts.child_handle import ChildHandle
+from runtime.worker.attempts.children import Children
 from runtime.worker.attempts.endings import describe_code
+from runtime.worker.attempts.events import Events
+from runtime.worker.attempts.guardian_link import GuardianLink
 from runtime.worker.attempts.model import GuardianFailed, PoolSettings
-
-if TYPE_CHECKING:
-    from runtime.worker.attempts.child_handle import ChildHandle
-    from runtime.worker.attempts.children import Children
-    from runtime.worker.attempts.events import Events
-    from runtime.worker.attempts.guardian_link import GuardianLink
-    from runtime.worker.attempts.slot_orders import SlotOrders
+from runtime.worker.attempts.slot_orders import SlotOrders
 
 STRAYS_PATIENCE_S: Final = 5.0
 GUARDIAN_FALSE_STARTS: Final = 8

@@ -6,18 +6,16 @@ import json
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from runtime.reasons import EndReason
 from runtime.worker.attempts import wire
+from runtime.worker.attempts.child_handle import ChildHandle
+from runtime.worker.attempts.children import Children
+from runtime.worker.attempts.endings import Endings
+from runtime.worker.attempts.events import Events
+from runtime.worker.attempts.guardian_link import GuardianLink
 from runtime.worker.attempts.model import Order, PoolSettings
-
-if TYPE_CHECKING:
-    from runtime.worker.attempts.child_handle import ChildHandle
-    from runtime.worker.attempts.children import Children
-    from runtime.worker.attempts.endings import Endings
-    from runtime.worker.attempts.events import Events
-    from runtime.worker.attempts.guardian_link import GuardianLink
 
 MEMORY_EVERY_S: Final = 1.0
 _pack_order = wire.ORDER_HEADER.pack

@@ -1003,6 +1003,16 @@ def test_progress_is_seen_while_running_and_metrics_are_kept(bench: Bench) -> No
     assert (ended.progressed, ended.metrics) == (False, {})
 
 
+def test_memory_peak_is_that_of_its_own_attempt(make: Callable[..., Bench]) -> None:
+    bench = make(reuse=True)
+    bench.run("nothing")
+    order = bench.start("wait_for", bench.path("go"), memory_bytes=1 << 40)
+    bench.step_until(lambda: bench.child.noted and bench.child.noted.memory_peak)
+    Path(bench.path("go")).touch()
+    assert bench.wait(order)[0].max_rss_bytes
+    assert bench.run("echo").max_rss_bytes is None
+
+
 def test_new_checkpoint_counts_as_progress(bench: Bench) -> None:
     assert bench.run("leaves_checkpoint", task_id="t-1").progressed
     assert not bench.run("fail", task_id="t-1").progressed
