@@ -266,10 +266,10 @@ def _load_env_file(name: str, project: Project) -> None:
 
     path = project.root / name
     child = getattr(sys.modules.get("runtime.worker.attempts.child"), "current", None)
-    if not path.is_file() and child is not None and child.code_dir:
+    if not path.is_file() and child is not None and child.environment.code_dir:
         from runtime.config import load_project
 
-        path = load_project(Path(child.cwd)).root / name
+        path = load_project(Path(child.environment.cwd)).root / name
     if not path.is_file():
         raise RequestRefused(
             f"no file `{path}` to load variables from",

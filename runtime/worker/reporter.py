@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from runtime.queues.base import Refused
     from runtime.tasks.history import Record
     from runtime.tasks.retry import GiveUp
-    from runtime.worker.attempts.pool import Ended
+    from runtime.worker.attempts.model import Ended
     from runtime.worker.notices import Notice
 
 SUCCESSES_PER_S: Final = 5

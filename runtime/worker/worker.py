@@ -42,7 +42,8 @@ from runtime.tasks.wire import encode_task
 from runtime.units import format_size
 from runtime.values import dataclass, field, replace
 from runtime.worker.attempts import fence
-from runtime.worker.attempts.pool import Crew, CrewSettings, Ended, Order
+from runtime.worker.attempts.model import Ended, Order, PoolSettings
+from runtime.worker.attempts.pool import AttemptPool
 from runtime.worker.attempts.scratch import open_root, remove_leftovers
 from runtime.worker.attempts.trees import Trees
 from runtime.worker.handover import Handed, Outgoing, failed_instead, hand_over, may_pass
@@ -313,10 +314,10 @@ class Worker:
         self._count.set_slots(len(self._slots))
         life_fds = self.queue.join(self.name)
         self._scratch = open_root(self.name)
-        self._crew = Crew(
+        self._crew = AttemptPool(
             selector=self._selector,
             slots=len(self._slots),
-            settings=CrewSettings(
+            settings=PoolSettings(
                 reuse=self.options.reuse_process,
                 hold_fds=(*life_fds, self._scratch.fd),
                 adopt_orphans=self.options.owns_process,

@@ -1,4 +1,4 @@
-"""What user code can know and say about the attempt it runs in, through `current_attempt()`.
+"""What user code can learn and report about the attempt it runs in, through `current_attempt()`.
 
 Outside of an attempt, and in a Python that a command started, there is a stand-in with the same methods, so the same
 function runs anywhere.
@@ -10,8 +10,7 @@ import os
 import sys
 import time
 
-from runtime.worker.attempts import child as attempt
-from runtime.worker.attempts import scratch
+from runtime.worker.attempts import child, scratch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,9 +29,9 @@ class Attempt:
     experiment: str
     generation: int
     deadline: datetime | None
-    """When it will be stopped, in UTC; None without a time limit."""
+    """When the attempt will be stopped, in UTC; None without a time limit."""
     metrics: dict[str, float]
-    """What was reported so far."""
+    """Numbers reported so far."""
 
     @property
     def output_dir(self) -> Path:
@@ -62,21 +61,20 @@ class Attempt:
         return self.stop_reason is not None
 
     def progress(self, done: float, total: float | None = None, text: str | None = None, **metrics: float) -> None:
-        """Say how far it is; cheap enough for every step. Also keeps `metrics`, as `report` does."""
+        """Report how far the attempt is; cheap enough for every step. Also keeps `metrics`, as `report` does."""
         raise NotImplementedError
 
     def report(self, **metrics: float) -> None:
-        """Keep numbers for the record; of each name the last one counts."""
+        """Keep numbers for the record; the last one of each name counts."""
         self.metrics.update((name, float(value)) for name, value in metrics.items())
 
 
 def current_attempt() -> Attempt:
     """The attempt that this code runs in, or a stand-in for it."""
-    child = attempt.current
-    if child is not None:
-        if child.context is None:
-            child.context = _ChildAttempt(child)
-        return child.context
+    if child.current is not None and (execution := child.current.execution) is not None:
+        if execution.context is None:
+            execution.context = _ChildAttempt(execution)
+        return execution.context
     global _local
     if _local is None:
         _local = _LocalAttempt()
@@ -84,45 +82,45 @@ def current_attempt() -> Attempt:
 
 
 class _ChildAttempt(Attempt):
-    def __init__(self, child: attempt.Child) -> None:
-        self._child = child
-        self.token, self.task_id, generation, count, self.experiment = child.fields[:5]
+    def __init__(self, execution: child.Execution) -> None:
+        self._execution = execution
+        self.token, self.task_id, generation, count, self.experiment = execution.fields[:5]
         self.generation, self.attempt = int(generation), int(count)
-        self.deadline = _time(child.deadline) if child.deadline else None
-        self.metrics = child.metrics
+        self.deadline = _time(execution.deadline) if execution.deadline else None
+        self.metrics = execution.metrics
 
     @property
     def output_dir(self) -> Path:
-        return _path(self._child.make_output() or "output")
+        return _path(self._execution.make_output() or "output")
 
     @property
     def scratch_dir(self) -> Path:
-        return _path(self._child.make_scratch() or _temporary())
+        return _path(self._execution.make_scratch() or _temporary())
 
     @property
     def checkpoint_dir(self) -> Path:
-        return _made(self._child.checkpoint_dir or f"checkpoints/{self.task_id}")
+        return _made(self._execution.checkpoint_dir or f"checkpoints/{self.task_id}")
 
     @property
     def stop_reason(self) -> str | None:
-        self._child.looks_at_stop = True
-        return self._child.stop_reason() or None
+        self._execution.looks_at_stop = True
+        return self._execution.stop_reason() or None
 
     def progress(self, done: float, total: float | None = None, text: str | None = None, **metrics: float) -> None:
         if metrics:
             super().report(**metrics)
-        self._child.note_progress(float(done), None if total is None else float(total), text)
+        self._execution.note_progress(float(done), None if total is None else float(total), text)
 
     def report(self, **metrics: float) -> None:
         super().report(**metrics)
-        self._child.note_progress(None, None, None)
+        self._execution.note_progress(None, None, None)
 
 
 _SPEAK_EVERY_S = 5.0
 
 
 class _LocalAttempt(Attempt):
-    """Outside of a child: from the environment contract where a command runs us, else made up.
+    """An attempt outside of a child: from the environment contract if a command runs us, else made up.
 
     Progress is printed to stderr every five seconds.
     """
@@ -172,7 +170,7 @@ class _LocalAttempt(Attempt):
             sys.stderr.write(" ".join(filter(None, parts)) + "\n")
 
     def _listen(self) -> None:
-        """SIGTERM means stop, unless the code has a handler of its own or runs us in another thread."""
+        """Take SIGTERM for a request to stop, unless the code has its own handler or runs us in another thread."""
         import signal
         import threading
 

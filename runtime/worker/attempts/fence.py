@@ -1,4 +1,4 @@
-"""Keeps an attempt from signalling its worker, so that what ended a worker can be told from what merely ran on it.
+"""Keeps an attempt from signalling its worker, so that the attempt that ended a worker can be told from the others on it.
 
 Nothing on a host records who sent a SIGKILL. An attempt whose worker was lost again and again on one host runs behind a
 filter of system calls: to signal its worker or guardian, or everything at once, is refused (EPERM), and the attempt's own
@@ -31,9 +31,9 @@ _CALLS = {
 
 
 def put_up(worker: int) -> bool:
-    """Refuse this process and all that it starts to signal its worker and guardian; False where that is not possible.
+    """Refuse this process and all that it starts to signal its worker and guardian; False if the system has no such filter.
 
-    It cannot be taken down again, and programs that change their user (sudo, mount helpers) lose that right behind it.
+    The fence cannot be taken down, and programs that change their user (sudo, mount helpers) lose that right behind it.
     """
     try:
         with open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123 (pathlib is too large for attempts)

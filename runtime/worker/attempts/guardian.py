@@ -1,5 +1,5 @@
-"""The small process between a worker and its attempts: it forks them, ends their trees, and outlives the worker by
-just that.
+"""The small process between a worker and its attempts: it forks them, ends their trees, and outlives the worker until
+that is done.
 
 It is single-threaded, holds no state of the queue, and never runs user code. As the subreaper of all that it started
 it inherits whatever an attempt leaves behind. Every child is a subreaper too, so what falls to the guardian can only
@@ -25,15 +25,14 @@ import socket
 import sys
 import time
 
-from runtime.worker.attempts import child as attempt
-from runtime.worker.attempts import processes
+from runtime.worker.attempts import child, entries, environment, processes, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 SWEEP_PATIENCE_S = 10.0
-"""After that an attempt is reported as ended although something of it still lives: stuck in the kernel, or another
+"""After this time an attempt is reported as ended although something of it still lives: stuck in the kernel, or another
 user's."""
 
 
@@ -42,24 +41,24 @@ class Guardian:
         self.worker = worker
         self.pid = os.getpid()
         self.prctl = processes.find_prctl()
-        self.page = mmap.mmap(config["page_fd"], config["page_bytes"])
+        page = mmap.mmap(config["page_fd"], config["page_bytes"])
         os.close(config["page_fd"])
-        limits = attempt.Limits(
-            reuse=config["reuse"], max_tasks=config["max_tasks"], max_growth_bytes=config["max_growth_bytes"]
+        self.child = child.current = child.Child(
+            page, reuse=config["reuse"], max_tasks=config["max_tasks"], max_growth_bytes=config["max_growth_bytes"]
         )
-        self.child = attempt.current = attempt.Child(self.page, limits)
         self.null_fd = os.open(os.devnull, os.O_RDWR)
-        self.wake_fd, self.waker_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK) if hasattr(os, "pipe2") else _pipe()
+        self.wake_fd, self.waker_fd = _pipe()
+        """The wake-up descriptor, readable after SIGCHLD, and its other end."""
         self.worker_pid = config["worker_pid"]
         self.worker_fd = _open_process(self.worker_pid)
         self.buffer = b""
         self.fds: list[int] = []
-        self.pids: dict[str, int] = {}
-        self.ids: dict[int, str] = {}
-        self.cells: dict[str, int] = {}
+        self.forked: dict[str, tuple[int, int]] = {}
+        """Pid and cell of each child, by the name that the worker knows it by."""
+        self.names: dict[int, str] = {}
         self.removals: dict[int, str] = {}
         self.unswept: list[str] = []
-        """Messages on children that died otherwise than in good order; sent once nothing of them is left."""
+        """Reports on children that did not die in good order; sent once nothing of them is left."""
         self.sweep_pause, self.sweep_since = 0.0, 0.0
 
     def set_up(self) -> None:
@@ -123,16 +122,16 @@ class Guardian:
             case "fork":
                 name, cell = rest.split(" ")
                 self._fork(name, int(cell))
-            case "stop" if rest in self.pids:
-                self._stop(rest)
-            case "kill" if rest in self.pids:
-                pid = self.pids[rest]
+            case "stop" if rest in self.forked:
+                self._stop(*self.forked[rest])
+            case "kill" if rest in self.forked:
+                pid, _ = self.forked[rest]
                 processes.send_signal([pid], signal.SIGKILL)
                 processes.send_signal(processes.find_descendants(processes.read_table(), pid), signal.SIGKILL)
             case "ping":
                 self._say("pong")
             case "sweep":
-                self._sweep_before(f"exited {rest} {attempt.CLEAN_EXIT << 8} 0")
+                self._sweep_before(f"exited {rest} {wire.CLEAN_EXIT << 8} 0")
             case "preload":
                 self._preload(rest.split(" "))
             case "remove":
@@ -155,7 +154,7 @@ class Guardian:
         else:
             if not pid:
                 self._become_child(cell, control_fd, output_fd)
-            self.pids[name], self.ids[pid], self.cells[name] = pid, name, cell
+            self.forked[name], self.names[pid] = (pid, cell), name
             self._say(f"forked {name} {pid}")
         os.close(control_fd)
         os.close(output_fd)
@@ -166,13 +165,13 @@ class Guardian:
             os.dup2(self.null_fd, 0)
             os.dup2(output_fd, 1)
             os.dup2(output_fd, 2)
-            if control_fd != attempt.CONTROL_FD:
-                os.dup2(control_fd, attempt.CONTROL_FD)
-            os.set_inheritable(attempt.CONTROL_FD, False)
-            os.closerange(attempt.CONTROL_FD + 1, 1024)
+            if control_fd != wire.CONTROL_FD:
+                os.dup2(control_fd, wire.CONTROL_FD)
+            os.set_inheritable(wire.CONTROL_FD, False)
+            os.closerange(wire.CONTROL_FD + 1, 1024)
             self.child.serve(cell)
         except BaseException as problem:
-            attempt.print_error(f"runtime: the attempt's process failed: {attempt.describe(problem)}")
+            entries.print_error(f"runtime: the attempt's process failed: {entries.describe(problem)}")
         finally:
             os._exit(1)
 
@@ -180,14 +179,13 @@ class Guardian:
         os.setsid()
         self.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != self.pid:
-            os._exit(attempt.CLEAN_EXIT)
+            os._exit(wire.CLEAN_EXIT)
         self.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
         signal.set_wakeup_fd(-1)
         gc.enable()
 
-    def _stop(self, name: str) -> None:
-        leader = attempt.COMMAND_PID.unpack_from(self.page, self.cells[name] + attempt.COMMAND_PID_AT)[0]
-        leader = leader or self.pids[name]
+    def _stop(self, pid: int, cell: int) -> None:
+        leader = wire.COMMAND_PID.unpack_from(self.child.control.page, cell + wire.COMMAND_PID_AT)[0] or pid
         members = processes.find_session(processes.read_table(), leader)
         if members:
             processes.send_signal(members, signal.SIGTERM)
@@ -195,19 +193,18 @@ class Guardian:
             os.killpg(leader, signal.SIGTERM)
 
     def _preload(self, names: list[str]) -> None:
-        """Load modules of the standard library for all children to come, as long as nothing else has their names."""
+        """Load modules of the standard library for all children to come, if nothing else has their names."""
         before, path = set(sys.modules), list(sys.path)
         for name in names:
-            if name in attempt.PRELOADABLE and _is_standard(name):
+            if name in environment.PRELOADABLE and _is_standard(name):
                 sys.path[:] = [_LIBRARY, f"{_LIBRARY}/lib-dynload"]
                 try:
                     __import__(name)
                 except Exception:
-                    pass  # Whoever needs it will see why.
+                    pass  # An attempt that needs it will see why.
                 finally:
                     sys.path[:] = path
-        self.child.preloaded |= sys.modules.keys() - before
-        self.child.not_loaded = attempt.PRELOADABLE.difference(sys.modules)
+        self.child.environment.note_preloaded(sys.modules.keys() - before)
         gc.freeze()
 
     def _remove(self, path: str) -> None:
@@ -220,12 +217,12 @@ class Guardian:
 
             self._leave_guardian()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            os.closerange(attempt.CONTROL_FD, 1024)
+            os.closerange(wire.CONTROL_FD, 1024)
             scratch.remove_tree(path)
         finally:
             os._exit(0)
 
-    # what has died
+    # dead children
 
     def _reap(self) -> None:
         while True:
@@ -238,13 +235,13 @@ class Guardian:
             if pid in self.removals:
                 self._say(f"removed {self.removals.pop(pid)}")
                 continue
-            name = self.ids.pop(pid, None)
+            name = self.names.pop(pid, None)
             if name is None:
                 continue
-            del self.pids[name], self.cells[name]
+            del self.forked[name]
             peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
             message = f"exited {name} {status} {peak}"
-            if os.WIFEXITED(status) and os.WEXITSTATUS(status) == attempt.CLEAN_EXIT:
+            if os.WIFEXITED(status) and os.WEXITSTATUS(status) == wire.CLEAN_EXIT:
                 self._say(message)
             else:
                 self._sweep_before(message)
@@ -262,7 +259,7 @@ class Guardian:
             for process in table.values()
             if process.ppid == self.pid
             and not process.dead
-            and process.pid not in self.ids
+            and process.pid not in self.names
             and process.pid not in self.removals
         ]
         if orphans and time.monotonic() - self.sweep_since < SWEEP_PATIENCE_S:
@@ -275,9 +272,9 @@ class Guardian:
             self._say(message)
 
     def _end(self) -> NoReturn:
-        """The worker is gone: end everything, and only then let go of the locks that say so."""
+        """End everything after the worker has died, and only then let go of the locks that stand for its life."""
         signal.set_wakeup_fd(-1)
-        processes.send_signal([*self.ids, *self.removals], signal.SIGKILL)
+        processes.send_signal([*self.names, *self.removals], signal.SIGKILL)
         while processes.reap():
             processes.end_tree(self.pid, patience_s=60)
             if not processes.find_descendants(processes.read_table(), self.pid):
@@ -296,7 +293,7 @@ def _is_standard(name: str) -> bool:
 
 
 def _open_process(pid: int) -> int:
-    """A descriptor that turns readable when the process dies; -1 where there is none."""
+    """A descriptor that turns readable when the process dies; -1 if the system has none."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
@@ -323,12 +320,12 @@ def _nothing(signum: int, frame: object) -> None:
 
 
 def _set_up_for_children(config: dict[str, Any]) -> None:
-    """Everything that each child would otherwise have to do for itself."""
+    """Do once what each child would otherwise have to do for itself."""
     sys.path[:] = config["sys_path"]
     sys.argv = [""]
-    for name in attempt.FOREIGN_ENVIRONMENT:
+    for name in environment.FOREIGN_ENVIRONMENT:
         os.environ.pop(name, None)
-    os.environ.update(attempt.BASE_ENVIRONMENT)
+    os.environ.update(environment.BASE_ENVIRONMENT)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
     main_module = sys.modules["__main__"]
@@ -345,7 +342,7 @@ def main(fd: int) -> NoReturn:
     """Serve the worker at the other end of `fd`, whose first message is the configuration."""
     worker = socket.socket(fileno=fd)
     os.set_inheritable(fd, False)
-    # The first orders may follow so closely that they, and their descriptors, come along.
+    # The first messages, and their descriptors, may come along with the configuration.
     data, fds = b"", []
     while b"\0" not in data:
         part, more, _, _ = socket.recv_fds(worker, 65536, 64)

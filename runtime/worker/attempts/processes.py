@@ -1,4 +1,4 @@
-"""Which processes there are, what they hold, and how to end a tree of them, from /proc and the cgroup's files.
+"""The process table, the memory that processes hold, and the end of a tree of them, from /proc and the cgroup's files.
 
 Used in the guardian and in attempts, so it imports next to nothing. Without /proc (macOS) the table is empty:
 then only a whole process group can be signalled, and nothing can be said about memory.
@@ -35,7 +35,7 @@ class Process:
 
     @property
     def dead(self) -> bool:
-        """Only its exit status is left."""
+        """Whether only its exit status is left."""
         return self.state in ("Z", "X")
 
 
@@ -53,7 +53,7 @@ def parse_stat(line: bytes) -> Process:
 
 
 def read_table() -> dict[int, Process]:
-    """Every process that can be seen, by pid; empty where there is no /proc."""
+    """Every process that can be seen, by pid; empty without /proc."""
     table: dict[int, Process] = {}
     try:
         names = os.listdir("/proc")
@@ -69,7 +69,7 @@ def read_table() -> dict[int, Process]:
 
 
 def read_file(path: str, limit: int = 1 << 20) -> bytes:
-    """The file's first bytes, or nothing if it cannot be read: processes go away while one looks."""
+    """The file's first bytes, or nothing if it cannot be read: processes may end meanwhile."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -83,13 +83,13 @@ def read_file(path: str, limit: int = 1 << 20) -> bytes:
 
 
 def find_process(pid: int) -> Process | None:
-    """One entry of the table; None if there is none, or no table."""
+    """One entry of the table; None if the process or the table does not exist."""
     line = read_file(f"/proc/{pid}/stat", 1024)
     return parse_stat(line) if line else None
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether the process got SIGSTOP or the like and waits for SIGCONT; False where it cannot be told."""
+    """Whether the process got SIGSTOP or the like and waits for SIGCONT; False if unknown."""
     process = find_process(pid)
     return process is not None and process.state == "T"
 
@@ -129,7 +129,7 @@ def find_marked(table: Mapping[int, Process], tokens: Iterable[str]) -> list[int
 
 
 def send_signal(pids: Iterable[int], signum: int) -> int:
-    """Signal each; returns how many could be signalled. What is gone or not ours is passed over."""
+    """Signal each process; returns how many could be signalled. Those that are gone or not ours are passed over."""
     reached = 0
     for pid in pids:
         try:
@@ -143,7 +143,7 @@ def send_signal(pids: Iterable[int], signum: int) -> int:
 def end_tree(root: int, known: Iterable[int] = (), *, patience_s: float = 5.0) -> int:
     """SIGKILL everything below this process but `known` until nothing is left; returns how many were ended.
 
-    Called by a subreaper on itself: what is orphaned meanwhile falls to it and is found in the next round. Gives up
+    A subreaper calls this on itself: what is orphaned meanwhile falls to it and is found in the next round. Gives up
     on what still lives after `patience_s`, such as a process stuck in the kernel or one of another user.
     """
     spared, ended = set(known), set()
@@ -171,7 +171,7 @@ def reap() -> bool:
 
 
 def find_prctl() -> Callable[[int, int], int]:
-    """The C library's prctl as `(option, value)`; does nothing where there is none."""
+    """The C library's prctl as `(option, value)`; does nothing on other systems than Linux."""
     if sys.platform != "linux":
         return lambda option, value: -1
     import ctypes
@@ -182,7 +182,7 @@ def find_prctl() -> Callable[[int, int], int]:
 
 
 def set_process_name(name: str) -> None:
-    """What ps and top show; at most 15 bytes."""
+    """Set the name that ps and top show; at most 15 bytes."""
     if sys.platform == "linux":
         import ctypes
 
@@ -194,13 +194,13 @@ def set_process_name(name: str) -> None:
 
 
 def own_rss_bytes() -> int:
-    """What this process holds in memory now; 0 where it cannot be told."""
+    """Resident memory of this process; 0 if unknown."""
     fields = read_file("/proc/self/statm", 256).split()
     return int(fields[1]) * PAGE_BYTES if len(fields) > 1 else 0
 
 
 def pss_bytes(pid: int) -> int | None:
-    """Memory with shared pages divided among those that share them; None where it cannot be read."""
+    """Memory with shared pages divided among the processes that share them; None if it cannot be read."""
     for line in read_file(f"/proc/{pid}/smaps_rollup", 4096).splitlines():
         if line.startswith(b"Pss:"):
             return int(line.split()[1]) * 1024
@@ -208,10 +208,10 @@ def pss_bytes(pid: int) -> int | None:
 
 
 def tree_memory_bytes(table: Mapping[int, Process], root: int, *, limit_bytes: int) -> int:
-    """What `root` and all below it hold.
+    """Memory that `root` and all below it hold.
 
-    Resident sizes count a shared page once for each process, so where their sum is over the limit, and only
-    there, the costlier proportional sizes are read.
+    Resident sizes count a shared page once for each process, so if their sum is over the limit, and only then,
+    the costlier proportional sizes are read.
     """
     pids = [root, *find_descendants(table, root)]
     total = sum(table[pid].rss_bytes for pid in pids if pid in table)
@@ -225,9 +225,9 @@ def tree_memory_bytes(table: Mapping[int, Process], root: int, *, limit_bytes: i
 
 
 class OomWatch:
-    """Whether the kernel has killed for memory since one last looked.
+    """Counts what the kernel has killed for memory.
 
-    Reads the counter of this process's cgroup (v2 memory.events, v1 memory.oom_control); in the root cgroup, which
+    The counter is that of this process's cgroup (v2 memory.events, v1 memory.oom_control); in the root cgroup, which
     has none, that of the whole kernel.
     """
 
@@ -239,7 +239,7 @@ class OomWatch:
         return parse_oom_kills(read_file(self.path, 65536)) if self.path else 0
 
     def kills(self) -> int:
-        """How many more than at the last call."""
+        """Kills since the last call."""
         now = self.count()
         more, self._seen = now - self._seen, now
         return max(more, 0)
@@ -255,7 +255,7 @@ def parse_oom_kills(text: bytes) -> int:
 
 
 def find_oom_counter(root: str = "/sys/fs/cgroup", membership: bytes | None = None) -> str:
-    """The file with this process's `oom_kill` counter; empty where there is none."""
+    """The file with this process's `oom_kill` counter; empty if none is found."""
     if membership is None:
         membership = read_file("/proc/self/cgroup", 65536)
     candidates = []

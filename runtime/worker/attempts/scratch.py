@@ -1,7 +1,7 @@
 """Scratch: a root for each worker, a folder in it for each attempt, and removal of what dead workers left.
 
-A root is `<base>/w-…/` with a lock file beside it. Who holds the lock is alive; a root whose lock is free is a
-leftover. The guardian inherits the lock, so a root outlives its worker until the last attempt is gone.
+A root is `<base>/w-…/` with a lock file beside it. The process that holds the lock is alive; a root whose lock is
+free is a leftover. The guardian inherits the lock, so a root outlives its worker until the last attempt is gone.
 """
 
 # pathlib is too large for the processes that load this.
@@ -31,7 +31,7 @@ class ScratchRoot:
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
         self.fd = fd
-        """Holds the lock; hand it to the crew in `hold_fds`."""
+        """Descriptor that holds the lock; hand it to the attempt pool in `hold_fds`."""
 
     def close(self) -> None:
         """Remove the root and give up the lock. Safe to call twice."""
@@ -46,7 +46,7 @@ class ScratchRoot:
 def open_root(worker: str, *, base: str | None = None) -> ScratchRoot:
     """Make a worker's root and lock it. `worker` is a name such as `w-1a2b` that no living worker has.
 
-    Raises `InfrastructureFailure` where the base folder is another user's or the name is taken.
+    Raises `InfrastructureFailure` if the base folder is another user's or the name is taken.
     """
     import fcntl
 
@@ -157,14 +157,14 @@ def remove_empty(path: str, *, parents: int = 0) -> None:
         try:
             os.rmdir(path)
         except FileNotFoundError:
-            pass  # Somebody else has, and may have left its parent.
+            pass  # Another process has, and may have left its parent.
         except OSError:
             return
         path = os.path.dirname(path)
 
 
 def make_folder(path: str) -> None:
-    """Make it and its parents; another process may be removing an empty parent meanwhile."""
+    """Make a folder and its parents; another process may be removing an empty parent meanwhile."""
     for _ in range(10):
         try:
             os.makedirs(path, exist_ok=True)

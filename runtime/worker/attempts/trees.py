@@ -1,8 +1,8 @@
 """Trees of snapshots for attempts: each slot has one of its own, and every attempt finds it as it was submitted.
 
 A worker fetches a snapshot once, proves its bytes and checks every name (`Trees`). The attempt's process lays the tree out
-where its slot has none, and before each further attempt looks whether anything in it has changed, and mends just that
-(`Tree`): looking at 2,000 files costs a few milliseconds, writing them a few hundred.
+if its slot has none, and before each further attempt finds what in it has changed, and mends just that (`Tree`): looking
+at 2,000 files costs a few milliseconds, writing them a few hundred.
 
 Every fresh attempt pays for what this module loads.
 """
@@ -31,12 +31,12 @@ KEPT = 4
 KEPT_OF_SLOT = 2
 """Trees that a slot keeps while nothing runs on it."""
 TICKS_NS = 100_000_000
-"""What was written later than this before it was looked at may be written again without showing: the clock that file
-systems read ticks every 1 to 10 ms."""
+"""A file written within this time before a look at it may be written again unnoticed: the clock that file systems read
+ticks every 1 to 10 ms."""
 _CACHE = "__pycache__"
 _ARCHIVE, _INDEX = "archive", "index"
 _LONGEST = "trees/000000.000000"
-"""As long as the name of a tree can be."""
+"""The longest name of a tree."""
 
 
 class Trees:
@@ -46,39 +46,39 @@ class Trees:
         """`discard` removes a folder in the background."""
         self._root, self._discard = root, discard
         self._places: dict[str, str] = {}
-        """Folder of each snapshot that is there, the one that was used last at the end."""
+        """Folder of each fetched snapshot, the last used at the end."""
         self._of_slot: dict[int, dict[str, str]] = {}
-        """Path and snapshot of the trees that each slot has, the one that was used last at the end."""
+        """Path and snapshot of each slot's trees, the last used at the end."""
         self._doubted: set[str] = set()
-        """Snapshots that are fetched again before the next attempt; some that were set up before may still run."""
+        """Snapshots to fetch again before the next attempt; attempts that were set up before may still run."""
         self._dropped = 0
 
     def __contains__(self, snapshot: str) -> bool:
         return snapshot in self._places and snapshot not in self._doubted
 
     def fetch(self, snapshot: str, records: RecordStore) -> str:
-        """Bring a snapshot here and return its folder, for `add`. May be called from any thread.
+        """Bring a snapshot to this host and return its folder, for `add`. May be called from any thread.
 
-        Raises what `fetch_snapshot` raises, and `NotPossible` for an archive that no snapshot is.
+        Raises what `fetch_snapshot` raises, and `NotPossible` for an archive that is no snapshot.
         """
         from runtime.snapshots.snapshot import fetch_snapshot, read_entries
 
         folder = f"{self._root}/code-{os.urandom(4).hex()}"
         archive = fetch_snapshot(snapshot, records)
         entries = read_entries(archive, snapshot, f"{folder}/{_LONGEST}")
-        # An attempt that removes what lies beside its tree has this to itself.
+        # One folder for each snapshot: an attempt that removes what lies beside its tree harms no other snapshot.
         os.makedirs(f"{folder}/trees", 0o700)
         try:
             for name, content in ((_ARCHIVE, archive), (_INDEX, marshal.dumps(entries))):
                 with open(f"{folder}/{name}", "wb") as opened:
                     opened.write(content)
         except OSError:
-            scratch.remove_tree(folder)  # on a full disk it would be in the way of everybody
+            scratch.remove_tree(folder)  # on a full disk it would be in the way
             raise
         return folder
 
     def add(self, snapshot: str, folder: str, *, used: Collection[str]) -> None:
-        """Know what `fetch` returned; of those beyond `KEPT` that are not in `used` the oldest go."""
+        """Register what `fetch` returned, and remove the oldest snapshots beyond `KEPT` that are not in `used`."""
         self._places[snapshot] = folder
         self._doubted.discard(snapshot)
         idle = [each for each in self._places if each not in used and each != snapshot]
@@ -101,13 +101,13 @@ class Trees:
         trees = self._of_slot.setdefault(slot, {})
         path = next((path for path, held in trees.items() if held == snapshot), None)
         if path is None:
-            # A name is used once: what had it before may still be on its way out.
+            # A name is used once: the tree that had it before may still be being removed.
             path = f"{folder}/trees/{slot}.{self._dropped}"
         trees[path] = trees.pop(path, snapshot)
         return path
 
     def trim(self, slot: int, *, spoiled: str | None = None) -> None:
-        """Remove the slot's tree of the snapshot `spoiled`, and those beyond `KEPT_OF_SLOT`; nothing may run on it."""
+        """Remove the slot's tree of the snapshot `spoiled`, and trees beyond `KEPT_OF_SLOT`; nothing may run on the slot."""
         trees = self._of_slot.get(slot, {})
         old = list(trees)[: max(0, len(trees) - KEPT_OF_SLOT)]
         for path in [path for path, held in trees.items() if path in old or held == spoiled]:
@@ -124,7 +124,7 @@ class Tree:
         self._seen: dict[str, Any] | None = None
 
     def prepare(self) -> None:
-        """Make the tree what was submitted, byte for byte. Nothing else may use it meanwhile. Raises `OSError`."""
+        """Make the tree what was submitted, byte for byte. Nothing else may use the tree meanwhile. Raises `OSError`."""
         seen = self._seen or self._load()
         if seen is None:
             self._lay()
@@ -140,7 +140,7 @@ class Tree:
             self._mend(seen, touched, suspect)
 
     def tidy(self) -> list[str]:
-        """Remove what an attempt has left in the tree beside the files that were submitted; its names.
+        """Remove what an attempt has left in the tree beside the submitted files; returns its names.
 
         Compiled Python stays: it belongs to files that did not change, and `prepare` sees to those that did.
         """
@@ -193,7 +193,7 @@ class Tree:
     # putting it back
 
     def _mend(self, seen: dict[str, Any], touched: list[str], suspect: list[str]) -> None:
-        """Remove what does not belong there, write again what is not as it was, and remember how all of it looks."""
+        """Remove what does not belong, write again what has changed, and remember how all of it looks."""
         files, folders = seen["files"], seen["folders"]
         self._seen = None
         self._forget()
@@ -211,7 +211,7 @@ class Tree:
         finally:
             os.close(descriptor)
         if changed:
-            # Byte code of what was there meanwhile might fit by its time, which counts seconds, and its size.
+            # Byte code of the changed files might fit by its time, which counts seconds, and its size.
             for folder in folders:
                 if f"{folder}/{_CACHE}".lstrip("/") not in folders:
                     scratch.remove_tree(f"{self.folder}/{folder}/{_CACHE}")
@@ -255,7 +255,7 @@ class Tree:
         finally:
             os.close(descriptor)
 
-    # what is known of it
+    # how it looked
 
     def _find_touched(self, folders: dict[str, Any], settled: int | None) -> list[str] | None:
         """Folders that may hold other names now, also those that changed after `settled`; None if one was replaced."""
@@ -292,7 +292,7 @@ class Tree:
         return self._seen
 
     def _remember(self, names: dict[str, Any]) -> None:
-        # Before the looks: what changes meanwhile is looked at again.
+        # Before the looks: a file that changes meanwhile is looked at again.
         at = time.time_ns()
         seen = {kind: {name: self._look(name) for name in names[kind]} for kind in ("files", "folders")}
         self._seen = {**seen, "at": at}

@@ -1,4 +1,4 @@
-"""The stand-in for an attempt, outside of one. What a real attempt sees is in test_crew.py."""
+"""The stand-in for an attempt, outside of one. What a real attempt sees is in test_pool.py."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from runtime.tasks.model import CommandEntry, Task, TaskState, WorkflowEntry
 from runtime.tasks.retry import Again, GiveUp
 from runtime.tasks.verdict import Drop, Settle, TryAgain, Verdict
 from runtime.testing import FakeClock, sample_task
-from runtime.worker.attempts.pool import Ended
+from runtime.worker.attempts.model import Ended
 from runtime.worker.notices import Notice
 from runtime.worker.reporter import FAILURES_PER_S, SUCCESSES_PER_S, TROUBLE_EVERY_S, Reporter, describe_retry
 from runtime.worker.slots import Machine, plan_slots

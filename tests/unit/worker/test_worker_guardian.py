@@ -12,7 +12,7 @@ import pytest
 from runtime.reasons import EndReason
 from runtime.tasks.model import TaskState
 from runtime.worker.attempts import processes
-from runtime.worker.attempts.pool import GuardianFailed
+from runtime.worker.attempts.model import GuardianFailed
 from runtime.worker.attempts.scratch import remove_leftovers
 from tests.services_support import wait_until
 from tests.unit.worker.worker_bench import EXPERIMENT, Bench, bench, start_command
@@ -51,9 +51,9 @@ def stop_guardian(value):
 
 
 def spoil_reports():
-    from runtime.worker.attempts import child as attempt
+    from runtime.worker.attempts import wire
 
-    attempt.DETAIL_HEADER = attempt.STOP
+    wire.DETAIL_HEADER = wire.STOP
 
 
 def daemon_then_stop_guardian(name):
@@ -78,10 +78,10 @@ def bodies(bench: Bench) -> None:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.tasks.retry.FIRST_DELAY", timedelta(seconds=0.02))
-    monkeypatch.setattr("runtime.worker.attempts.pool.GUARDIAN_WAIT_S", 0.01)
-    monkeypatch.setattr("runtime.worker.attempts.pool.PING_EVERY_S", 0.2)
+    monkeypatch.setattr("runtime.worker.attempts.liveness.GUARDIAN_WAIT_S", 0.01)
+    monkeypatch.setattr("runtime.worker.attempts.liveness.PING_EVERY_S", 0.2)
     # One that is stopped is noticed; one that is slow to start is not given up.
-    monkeypatch.setattr("runtime.worker.attempts.pool.SILENCES", 1000)
+    monkeypatch.setattr("runtime.worker.attempts.liveness.SILENCES", 1000)
 
 
 @pytest.mark.slow
@@ -134,7 +134,7 @@ def test_tasks_behind_one_that_spoils_the_reports_of_its_process_spend_no_failur
 def test_worker_that_can_start_no_guardian_gives_its_tasks_back_and_says_why(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.worker.attempts.pool._GUARDIAN", "import os; os._exit(3)")
+    monkeypatch.setattr("runtime.worker.attempts.guardian_link._GUARDIAN", "import os; os._exit(3)")
     task = bench.function("give", 1)
     bench.put(task)
 

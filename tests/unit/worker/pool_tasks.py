@@ -1,4 +1,4 @@
-"""What the attempts of the crew's tests run; imported in children only."""
+"""What the attempts of the attempt pool's tests run; imported in children only."""
 
 import atexit
 import json
@@ -92,9 +92,9 @@ def write_stray(text, count=1, then="return"):
 
 def announce_result(length):
     """A frame's beginning, in good order, of which the rest never comes."""
-    from runtime.worker.attempts import child as attempt
+    from runtime.worker.attempts import wire
 
-    os.write(3, attempt.RESULT_HEADER.pack(attempt.MAGIC, length, attempt.RESULT, 0, 0.0, 0.0, 0))
+    os.write(3, wire.RESULT_HEADER.pack(wire.MAGIC, length, wire.RESULT, 0, 0.0, 0.0, 0))
 
 
 class Blocked:
@@ -191,8 +191,8 @@ def undecodable_progress():
     sys.set_int_max_str_digits(0)
     attempt = runtime.worker.attempts.context.current_attempt()
     attempt.progress(1, total=2)
-    attempt._child.progress_sent_at = 0.0
-    attempt._child.note_progress(10**5000, None, None)
+    attempt._execution._sent_at = 0.0
+    attempt._execution.note_progress(10**5000, None, None)
 
 
 def broken_details():
@@ -405,9 +405,9 @@ def spoil_folders():
 
 
 def spoil_reports():
-    from runtime.worker.attempts import child as attempt
+    from runtime.worker.attempts import wire
 
-    attempt.DETAIL_HEADER = attempt.STOP
+    wire.DETAIL_HEADER = wire.STOP
 
 
 class Untold:

@@ -1,4 +1,4 @@
-"""The crew with real processes: every way an attempt can end, and that nothing of it is left."""
+"""The attempt pool with real processes: every way an attempt can end, and that nothing of it is left."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ import pytest
 from runtime.reasons import EndReason
 from runtime.records.memory import MemoryRecords
 from runtime.snapshots.snapshot import take_snapshot
-from runtime.worker.attempts import child as attempt
-from runtime.worker.attempts import processes
-from runtime.worker.attempts.pool import Crew, CrewSettings, Ended, Order
+from runtime.worker.attempts import child, entries, environment, processes, wire
+from runtime.worker.attempts.model import Ended, Order, PoolSettings
+from runtime.worker.attempts.pool import AttemptPool
 from runtime.worker.attempts.trees import Trees
 from tests.services_support import PATIENCE_S
 
@@ -50,19 +50,19 @@ def is_alive(pid: int) -> bool:
 
 
 class Bench:
-    """A crew, its loop, and orders with short names for the functions of crew_tasks."""
+    """An attempt pool, its loop, and orders with short names for the functions of pool_tasks."""
 
     def __init__(self, tmp_path: Path, *, slots: int = 1, **settings: Any) -> None:
         self.tmp = tmp_path
         self.selector = selectors.DefaultSelector()
         path = [str(Path(__file__).parent), *sys.path]
-        self.crew = Crew(selector=self.selector, slots=slots, settings=CrewSettings(sys_path=path, **settings))
+        self.pool = AttemptPool(selector=self.selector, slots=slots, settings=PoolSettings(sys_path=path, **settings))
         # Not the machine's count, which an attempt of another test may raise.
-        self.crew._oom = processes.OomWatch("")
-        self.crew.start()
+        self.pool._endings._oom = processes.OomWatch("")
+        self.pool.start()
         self.ended: dict[str, Ended] = {}
         (tmp_path / "trees").mkdir(exist_ok=True)
-        self.trees = Trees(str(tmp_path / "trees"), self.crew.discard)
+        self.trees = Trees(str(tmp_path / "trees"), self.pool.discard)
 
     def tree(self, folder: Path, slot: int = 0) -> str:
         """The slot's tree of a folder's snapshot, the same for the same content."""
@@ -74,7 +74,7 @@ class Bench:
 
     def order(self, entry: str | list[str] | dict[str, Any], *args: object, **fields: Any) -> Order:
         if isinstance(entry, str):
-            body: dict[str, Any] = {"function": f"crew_tasks:{entry}", "args": list(args)}
+            body: dict[str, Any] = {"function": f"pool_tasks:{entry}", "args": list(args)}
         else:
             body = {"command": entry} if isinstance(entry, list) else entry
         token = f"{_PREFIX}{next(_tokens):08x}"
@@ -90,15 +90,15 @@ class Bench:
         )
 
     def step(self, timeout: float = 0.05) -> list[Ended]:
-        due = self.crew.next_deadline()
+        due = self.pool.next_deadline()
         if due is not None:
             timeout = min(timeout, max(0.0, due - time.monotonic()))
         ended = []
         for key, _ in self.selector.select(timeout):
             if key.fd in self.selector.get_map():
-                assert self.crew.owns(key)
-                ended += self.crew.ready(key)
-        ended += self.crew.tick()
+                assert self.pool.owns(key)
+                ended += self.pool.ready(key)
+        ended += self.pool.tick()
         self.ended.update((one.token, one) for one in ended)
         return ended
 
@@ -115,33 +115,32 @@ class Bench:
 
     def run(self, entry: str | list[str] | dict[str, Any], *args: object, **fields: Any) -> Ended:
         order = self.order(entry, *args, **fields)
-        self.crew.send(0, [order])
+        self.pool.send(0, [order])
         return self.wait(order)[0]
 
     def start(self, entry: str | list[str], *args: object, **fields: Any) -> Order:
         """Send an order and wait until it has begun; we have heard by then which process it runs in."""
         order = self.order(entry, *args, **fields)
         # Before as well: some attempts keep the guardian from telling it.
-        self.step_until(lambda: all(child.pid for child in self.crew._children.values()))
-        self.crew.send(0, [order])
-        self.step_until(lambda: self.crew.running(0) and self.child.pid)
+        self.step_until(lambda: all(child.pid for child in self.pool._children))
+        self.pool.send(0, [order])
+        self.step_until(lambda: self.pool.running(0) and self.child.pid)
         return order
 
     @property
     def child(self) -> Any:
         """The one that runs what the first slot is sent."""
-        return self.crew._slots[0].child
+        return self.pool._slots[0].child
 
     def expire(self, order: Order) -> None:
         """Let its time limit pass now."""
         order.timeout_s = 0.001
-        self.crew._awake_by(0.0)
-        self.crew.tick()
+        self.pool._events.wake_by(0.0)
+        self.pool.tick()
 
     def is_over(self) -> bool:
         """Whether the code of the attempt on the first slot has ended, if not what its process does after that."""
-        page = self.crew._page
-        return page is not None and self.child is not None and bool(page[self.child.cell + attempt.OVER_AT])
+        return self.child is not None and self.child.cell.has(wire.OVER_AT)
 
     def has_reported(self) -> bool:
         """Whether the attempt on the first slot, the only one, has said how it ended; its process may live on."""
@@ -149,9 +148,9 @@ class Bench:
 
     def grow_idle(self) -> None:
         """As if the slots had been idle for long."""
-        for slot in self.crew._slots:
-            slot.idle_since -= self.crew.settings.standby_idle_s
-        self.crew._awake_by(0.0)
+        for slot in self.pool._slots:
+            slot.idle_since -= self.pool._settings.standby_idle_s
+        self.pool._events.wake_by(0.0)
 
     def path(self, name: str) -> str:
         return str(self.tmp / name)
@@ -161,8 +160,8 @@ class Bench:
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is given up here because the machine is slow."""
     monkeypatch.setattr("runtime.worker.attempts.pool.CLOSE_PATIENCE_S", PATIENCE_S)
-    monkeypatch.setattr("runtime.worker.attempts.pool.STRAYS_PATIENCE_S", PATIENCE_S)
-    monkeypatch.setattr("runtime.worker.attempts.pool.PING_EVERY_S", 30.0)
+    monkeypatch.setattr("runtime.worker.attempts.liveness.STRAYS_PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr("runtime.worker.attempts.liveness.PING_EVERY_S", 30.0)
 
 
 @pytest.fixture
@@ -175,8 +174,8 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
 
     yield make
     for bench in benches:
-        pids = bench.crew.pids()
-        bench.crew.close()
+        pids = bench.pool.pids()
+        bench.pool.close()
         assert not [pid for pid in pids if is_alive(pid)]
         assert not bench.selector.get_map()
         bench.selector.close()
@@ -202,7 +201,7 @@ def bench(request: pytest.FixtureRequest, make: Callable[..., Bench]) -> Bench:
 
 def test_function_returns_value(bench: Bench) -> None:
     before = time.time()
-    ended = bench.run({"function": "crew_tasks:echo", "args": [1, "é\u2028"], "kwargs": {"x": None}})
+    ended = bench.run({"function": "pool_tasks:echo", "args": [1, "é\u2028"], "kwargs": {"x": None}})
     assert (ended.reason, ended.message, ended.exit_code, ended.signal) == (EndReason.SUCCEEDED, None, None, None)
     assert json.loads(ended.value) == {"args": [1, "é\u2028"], "kwargs": {"x": None}}
     assert before - 1 < ended.started_at <= ended.ended_at < time.time() + 1
@@ -216,14 +215,14 @@ def test_function_without_value_has_none(bench: Bench) -> None:
 
 def test_large_argument_and_value_pass(bench: Bench) -> None:
     order = bench.order("echo", "x" * 3_000_000)
-    bench.crew.send(0, [order])
+    bench.pool.send(0, [order])
     assert len(json.loads(bench.wait(order)[0].value)["args"][0]) == 3_000_000
 
 
 @pytest.mark.parametrize(
     ("call", "reason", "message", "log"),
     [
-        (("fail",), EndReason.APP_FAILED, "ValueError: boom", b"crew_tasks.py"),
+        (("fail",), EndReason.APP_FAILED, "ValueError: boom", b"pool_tasks.py"),
         (("interrupt",), EndReason.APP_FAILED, "KeyboardInterrupt", b"KeyboardInterrupt"),
         (("leave", 3), EndReason.APP_FAILED, "exited with code 3", b""),
         (("leave", "out of luck"), EndReason.APP_FAILED, "out of luck", b"out of luck"),
@@ -241,7 +240,7 @@ def test_large_argument_and_value_pass(bench: Bench) -> None:
         ),
         (("deep",), EndReason.APP_FAILED, "the function returned list, which is no JSON value: it is nested", b""),
         (("spoil_metrics",), EndReason.APP_FAILED, "its metrics cannot be recorded", b""),
-        (("missing",), EndReason.CONFIG_INVALID, "module `crew_tasks` has no function `missing`", b""),
+        (("missing",), EndReason.CONFIG_INVALID, "module `pool_tasks` has no function `missing`", b""),
         (("leave",), EndReason.CONFIG_INVALID, "TypeError: leave() missing 1 required", b"TypeError"),
         (("leave_at_once", 4), EndReason.APP_FAILED, "the process exited with code 4 before", b""),
         (("leave_at_once", 0), EndReason.APP_FAILED, "the process exited with code 0 before", b""),
@@ -304,7 +303,7 @@ def test_attempts_behind_one_that_writes_to_stray_descriptors_run_or_are_given_b
     ahead, spoiler = warm.order("wait_for", warm.path("go")), warm.order("write_stray", "hello\n", 1000)
     begun = [warm.order("nothing"), warm.order("wait_for", warm.path("spoilt"))]
     behind = [warm.order("note", warm.path("notes")) for _ in range(3)]
-    warm.crew.send(0, [ahead, spoiler, *begun, *behind])
+    warm.pool.send(0, [ahead, spoiler, *begun, *behind])
     Path(warm.path("go")).touch()
 
     [first] = warm.wait(spoiler)
@@ -321,11 +320,11 @@ def test_attempts_behind_one_that_writes_to_stray_descriptors_run_or_are_given_b
 def test_time_limit_holds_until_the_result_is_read(
     bench: Bench, call: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.worker.attempts.pool.TIDY_PATIENCE_S", 0.2)
+    monkeypatch.setattr("runtime.worker.attempts.limits.TIDY_PATIENCE_S", 0.2)
 
     order = bench.order(*call, timeout_s=600.0)
-    bench.crew.send(0, [order])
-    if call[0] == "announce_result" and not bench.crew.settings.reuse:
+    bench.pool.send(0, [order])
+    if call[0] == "announce_result" and not bench.pool._settings.reuse:
         # A child that serves once goes all the same.
         assert bench.wait(order)[0].reason is EndReason.APP_FAILED
     else:
@@ -363,7 +362,7 @@ def test_orders_that_an_attempt_read_from_its_socket_run_all_the_same(
     warm: Bench, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     thief, behind = warm.start("steal_orders", warm.path("go"), size), [warm.order("echo", n) for n in range(3)]
-    warm.crew.send(0, behind)
+    warm.pool.send(0, behind)
     Path(warm.path("go")).touch()
     [stolen] = warm.wait(thief)
     ping_often(warm, monkeypatch)
@@ -377,6 +376,43 @@ def test_value_that_every_store_takes_is_passed_on(bench: Bench, value: str) -> 
 
     assert ended.reason is EndReason.SUCCEEDED
     assert json.loads(ended.value) == {"surrogate": ["a\udcff"], "nul": ["a\0"]}.get(value) or "NaN" in ended.value
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "shown"),
+    [
+        ("pool_tasks:fail", (), b"ValueError: boom"),
+        ("pool_tasks:leave", (), b"TypeError: leave() missing 1 required"),
+        ("pool_tasks:missing", (), b"module `pool_tasks` has no function `missing`"),
+        ("no_such_module:f", (), b"no module named `no_such_module`"),
+        ("needy:f", (), b"No module named 'also_missing'"),
+        ("broken:f", (), b"SyntaxError"),
+        ("json:loads", ("{",), b"JSONDecodeError"),
+        ("pool_tasks:interrupt", (), b"KeyboardInterrupt"),
+    ],
+)
+def test_traceback_shows_no_frame_of_ours(
+    bench: Bench, tmp_path: Path, name: str, args: tuple[str, ...], shown: bytes
+) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "needy.py").write_text("import also_missing\n")
+    (tmp_path / "code" / "broken.py").write_text("def f(:\n")
+    ended = bench.run({"function": name, "args": list(args)}, code_dir=bench.tree(tmp_path / "code"))
+    assert shown in ended.log
+    assert b"worker/attempts" not in ended.log
+
+
+def test_traceback_of_what_fails_before_user_code_shows_no_frame_of_ours(bench: Bench) -> None:
+    ended = bench.run("nothing", env={"A\0B": "1"})
+    assert (ended.reason, ended.message) == (EndReason.SETUP_FAILED, "ValueError: embedded null byte")
+    assert ended.log == b"ValueError: embedded null byte\n"
+
+
+def test_own_files_are_those_of_the_modules_around_user_code() -> None:
+    modules = {child, entries, environment, wire}
+    assert {module.__file__ for module in modules} == entries.OWN_FILES
+    called = [child.Child._run, entries.load_function, environment.Environment.prepare, wire.Control.begin]
+    assert {function.__code__.co_filename for function in called} <= entries.OWN_FILES
 
 
 def test_unknown_module_is_config_invalid_and_failing_import_is_not(bench: Bench, tmp_path: Path) -> None:
@@ -445,7 +481,7 @@ def test_workflow_value_that_is_no_json_is_dropped_with_a_note(bench: Bench, tmp
     tree = bench.tree(tmp_path / "code")
     for _ in range(2):
         order = bench.order({"project": "proj", "workflow": "odd", "args": ["--n", "4"]}, code_dir=tree)
-        bench.crew.send(0, [order])
+        bench.pool.send(0, [order])
         ended = bench.wait(order)[0]
         assert (ended.reason, ended.value) == (EndReason.SUCCEEDED, ""), ended
         assert f"5 True {tmp_path}/scratch/{order.token}".encode() in ended.log
@@ -466,10 +502,10 @@ def test_kernel_kill_for_memory_is_oom(make: Callable[..., Bench], tmp_path: Pat
     counter = tmp_path / "memory.events"
     counter.write_text("oom_kill 0\n")
     bench = make()
-    bench.crew._oom = processes.OomWatch(str(counter))
+    bench.pool._endings._oom = processes.OomWatch(str(counter))
     order = bench.start("sleep")
     counter.write_text("oom_kill 1\n")
-    os.kill(bench.crew.pids()[1], signal.SIGKILL)
+    os.kill(bench.pool.pids()[1], signal.SIGKILL)
     ended = bench.wait(order)[0]
     assert (ended.reason, ended.signal) == (EndReason.OOM, signal.SIGKILL)
     assert ended.message
@@ -510,7 +546,7 @@ def test_time_limit_that_passes_after_an_attempt_was_asked_to_stop_holds_and_is_
     bench = make(stop_grace_s=0.2)
     order = bench.start("stubborn", bench.path("up"), timeout_s=600.0)
     bench.step_until(Path(bench.path("up")).exists)
-    bench.crew.ask_to_stop(order.token, reason)
+    bench.pool.ask_to_stop(order.token, reason)
 
     bench.expire(order)
     [ended] = bench.wait(order)
@@ -520,9 +556,9 @@ def test_time_limit_that_passes_after_an_attempt_was_asked_to_stop_holds_and_is_
 
 def test_memory_limit_that_is_crossed_after_an_attempt_was_asked_to_stop_is_not_what_ended_it(bench: Bench) -> None:
     order = bench.order("hold_when_stopped", 200 << 20, bench.path("up"), memory_bytes=100 << 20)
-    bench.crew.send(0, [order])
+    bench.pool.send(0, [order])
     bench.step_until(Path(bench.path("up")).exists)
-    bench.crew.ask_to_stop(order.token, EndReason.PREEMPTED)
+    bench.pool.ask_to_stop(order.token, EndReason.PREEMPTED)
 
     assert bench.wait(order)[0].reason is EndReason.PREEMPTED
 
@@ -531,8 +567,8 @@ def test_attempt_that_is_preempted_after_its_time_limit_has_timed_out(bench: Ben
     order = bench.start("stubborn", bench.path("up"), timeout_s=600.0)
     bench.step_until(Path(bench.path("up")).exists)
     bench.expire(order)
-    bench.crew.ask_to_stop(order.token, EndReason.PREEMPTED)
-    bench.crew.kill(order.token, EndReason.PREEMPTED)
+    bench.pool.ask_to_stop(order.token, EndReason.PREEMPTED)
+    bench.pool.kill(order.token, EndReason.PREEMPTED)
 
     assert bench.wait(order)[0].reason is EndReason.TIMEOUT
 
@@ -544,7 +580,7 @@ def test_timeout_of_command_reaches_its_session(bench: Bench) -> None:
 
 def test_timeout_counts_from_the_start_of_each_pipelined_order(warm: Bench) -> None:
     orders = [warm.order("sleep", 600.0, timeout_s=0.5) for _ in range(3)]
-    warm.crew.send(0, orders)
+    warm.pool.send(0, orders)
     ended = warm.wait(*orders)
     assert {one.reason for one in ended} == {EndReason.TIMEOUT}
     # Counted from when they were sent, none but the first would have had any time.
@@ -562,7 +598,7 @@ def test_memory_over_limit_is_oom_with_numbers(bench: Bench) -> None:
 def test_stop_raises_in_code_that_does_not_look_and_runs_finally(bench: Bench) -> None:
     order = bench.start("careful", bench.path("note"))
     bench.step_until(Path(bench.path("note.up")).exists)
-    bench.crew.ask_to_stop(order.token, EndReason.PREEMPTED)
+    bench.pool.ask_to_stop(order.token, EndReason.PREEMPTED)
     ended = bench.wait(order)[0]
     assert (ended.reason, ended.message) == (EndReason.PREEMPTED, "stopped: preempted")
     assert Path(bench.path("note")).read_text() == "left in good order"
@@ -571,7 +607,7 @@ def test_stop_raises_in_code_that_does_not_look_and_runs_finally(bench: Bench) -
 def test_stop_only_sets_the_flag_for_code_that_looks(bench: Bench) -> None:
     order = bench.start("saves_checkpoint", bench.path("note"))
     bench.step_until(Path(bench.path("note.up")).exists)
-    bench.crew.ask_to_stop(order.token, EndReason.CANCELLED)
+    bench.pool.ask_to_stop(order.token, EndReason.CANCELLED)
     ended = bench.wait(order)[0]
     assert (ended.reason, json.loads(ended.value)) == (EndReason.SUCCEEDED, "cancelled")
     assert bench.run("nothing").reason is EndReason.SUCCEEDED
@@ -579,13 +615,13 @@ def test_stop_only_sets_the_flag_for_code_that_looks(bench: Bench) -> None:
 
 def test_stop_of_command_is_reported_with_the_asked_reason(bench: Bench) -> None:
     order = bench.start(["sleep", "300"])
-    bench.crew.ask_to_stop(order.token, EndReason.PREEMPTED)
+    bench.pool.ask_to_stop(order.token, EndReason.PREEMPTED)
     assert bench.wait(order)[0].reason is EndReason.PREEMPTED
 
 
 def test_kill_ends_at_once_with_the_given_message(bench: Bench) -> None:
     order = bench.start("stubborn", bench.path("up"))
-    bench.crew.kill(order.token, EndReason.LOST, "the lease was lost")
+    bench.pool.kill(order.token, EndReason.LOST, "the lease was lost")
     ended = bench.wait(order)[0]
     assert (ended.reason, ended.message) == (EndReason.LOST, "the lease was lost")
 
@@ -593,9 +629,9 @@ def test_kill_ends_at_once_with_the_given_message(bench: Bench) -> None:
 def test_stop_of_what_has_not_begun_reports_it_as_not_started(bench: Bench) -> None:
     first = bench.order("wait_for", bench.path("go"))
     others = [bench.order("note", bench.path("notes")) for _ in range(3)]
-    bench.crew.send(0, [first, *others])
-    bench.step_until(lambda: bench.crew.running(0))
-    bench.crew.ask_to_stop(others[1].token, EndReason.CANCELLED)
+    bench.pool.send(0, [first, *others])
+    bench.step_until(lambda: bench.pool.running(0))
+    bench.pool.ask_to_stop(others[1].token, EndReason.CANCELLED)
     ended = bench.wait(others[1])[0]
     assert (ended.reason, ended.not_started) == (EndReason.CANCELLED, True)
     Path(bench.path("go")).touch()
@@ -614,19 +650,19 @@ def test_process_is_told_to_be_an_attempts_also_before_the_guardian_has_said_whi
     )
     bench.step_until(Path(bench.path("pid")).exists)
     below = int(Path(bench.path("pid")).read_text())
-    assert bench.crew.attempt_of(below) == order.token
+    assert bench.pool.attempt_of(below) == order.token
 
     bench.child.pid = 0
 
-    assert bench.crew.attempt_of(below) == order.token
-    assert bench.crew.attempt_of(os.getpid()) is None
-    bench.crew.kill(order.token, EndReason.CANCELLED)
+    assert bench.pool.attempt_of(below) == order.token
+    assert bench.pool.attempt_of(os.getpid()) is None
+    bench.pool.kill(order.token, EndReason.CANCELLED)
     bench.wait(order)
 
 
 def test_stop_of_unknown_token_is_passed_over(bench: Bench) -> None:
-    bench.crew.ask_to_stop("gone", EndReason.CANCELLED)
-    bench.crew.kill("gone", EndReason.CANCELLED)
+    bench.pool.ask_to_stop("gone", EndReason.CANCELLED)
+    bench.pool.kill("gone", EndReason.CANCELLED)
     assert bench.run("nothing").reason is EndReason.SUCCEEDED
 
 
@@ -651,7 +687,7 @@ def test_daemon_is_gone_after_the_attempt(bench: Bench, scrub: bool, then: str) 
 def test_daemon_is_gone_after_kill(bench: Bench) -> None:
     order = bench.start("start_daemon", bench.path("pid"), True, "hang")
     bench.step_until(Path(bench.path("pid")).exists)
-    bench.crew.kill(order.token, EndReason.CANCELLED)
+    bench.pool.kill(order.token, EndReason.CANCELLED)
     bench.wait(order)
     assert not is_alive(int(Path(bench.path("pid")).read_text()))
 
@@ -665,7 +701,7 @@ def test_daemon_of_command_is_gone_after_it(bench: Bench) -> None:
 def test_daemon_of_another_slot_is_left_alone(make: Callable[..., Bench]) -> None:
     bench = make(slots=2)
     order = bench.order("start_daemon", bench.path("pid"), True, "hang")
-    bench.crew.send(1, [order])
+    bench.pool.send(1, [order])
     bench.step_until(Path(bench.path("pid")).exists)
     assert bench.run("crash").reason is EndReason.APP_FAILED
     assert bench.run("start_daemon", bench.path("other"), True, "crash").reason is EndReason.APP_FAILED
@@ -683,7 +719,7 @@ def test_forked_copy_that_returns_reports_nothing(bench: Bench) -> None:
 
 def test_pipelined_orders_run_in_order(bench: Bench) -> None:
     orders = [bench.order("echo", index) for index in range(40)]
-    bench.crew.send(0, orders)
+    bench.pool.send(0, orders)
     ended = bench.wait(*orders)
     assert [json.loads(one.value)["args"][0] for one in ended] == list(range(40))
     assert [one.started_at for one in ended] == sorted(one.started_at for one in ended)
@@ -691,7 +727,7 @@ def test_pipelined_orders_run_in_order(bench: Bench) -> None:
 
 def test_death_blames_the_running_order_only(bench: Bench) -> None:
     orders = [bench.order(*call) for call in [("echo", 1), ("echo", 2), ("die", signal.SIGSEGV), ("echo", 3)]]
-    bench.crew.send(0, orders)
+    bench.pool.send(0, orders)
     assert [one.reason for one in bench.wait(*orders)] == [
         EndReason.SUCCEEDED,
         EndReason.SUCCEEDED,
@@ -701,31 +737,31 @@ def test_death_blames_the_running_order_only(bench: Bench) -> None:
 
 
 def test_room_and_outstanding_follow_orders(bench: Bench) -> None:
-    room = bench.crew.room(0)
+    room = bench.pool.room(0)
     orders = [bench.order("wait_for", bench.path("go")), bench.order("nothing")]
-    bench.crew.send(0, orders)
-    assert bench.crew.room(0) == room - 2
-    assert bench.crew.outstanding(0) == [order.token for order in orders]
-    bench.step_until(lambda: bench.crew.running(0))
-    token, started = bench.crew.running(0) or ("", 0.0)
+    bench.pool.send(0, orders)
+    assert bench.pool.room(0) == room - 2
+    assert bench.pool.outstanding(0) == [order.token for order in orders]
+    bench.step_until(lambda: bench.pool.running(0))
+    token, started = bench.pool.running(0) or ("", 0.0)
     assert (token, abs(started - time.time()) < PATIENCE_S) == (orders[0].token, True)
     Path(bench.path("go")).touch()
     bench.wait(*orders)
-    assert (bench.crew.room(0), bench.crew.outstanding(0), bench.crew.running(0)) == (room, [], None)
+    assert (bench.pool.room(0), bench.pool.outstanding(0), bench.pool.running(0)) == (room, [], None)
 
 
 def test_take_back_returns_what_has_not_begun_and_it_never_runs(bench: Bench) -> None:
     first = bench.order("wait_for", bench.path("go"))
     others = [bench.order("note", bench.path("notes")) for _ in range(5)]
-    bench.crew.send(0, [first, *others])
-    bench.step_until(lambda: bench.crew.running(0))
-    assert bench.crew.take_back(0) == [order.token for order in others]
-    assert bench.crew.outstanding(0) == [first.token]
+    bench.pool.send(0, [first, *others])
+    bench.step_until(lambda: bench.pool.running(0))
+    assert bench.pool.take_back(0) == [order.token for order in others]
+    assert bench.pool.outstanding(0) == [first.token]
     Path(bench.path("go")).touch()
     assert bench.wait(first)[0].reason is EndReason.SUCCEEDED
     assert bench.run("nothing").reason is EndReason.SUCCEEDED
     assert not Path(bench.path("notes")).exists()
-    assert bench.crew.take_back(0) == []
+    assert bench.pool.take_back(0) == []
 
 
 def test_take_back_of_busy_slot_loses_and_repeats_nothing(warm: Bench) -> None:
@@ -735,11 +771,11 @@ def test_take_back_of_busy_slot_loses_and_repeats_nothing(warm: Bench) -> None:
     for round_ in range(30):
         batch = [warm.order("note", warm.path("notes")) for _ in range(20)]
         orders.update((order.token, order) for order in batch)
-        warm.crew.send(0, batch)
-        warm.step_until(lambda: warm.crew.running(0) or not warm.crew.outstanding(0))
+        warm.pool.send(0, batch)
+        warm.step_until(lambda: warm.pool.running(0) or not warm.pool.outstanding(0))
         time.sleep(round_ * 0.0001)
-        taken.update(warm.crew.take_back(0))
-        warm.step_until(lambda: not warm.crew.outstanding(0))
+        taken.update(warm.pool.take_back(0))
+        warm.step_until(lambda: not warm.pool.outstanding(0))
     warm.step()
     ran = [json.loads(line)[1] for line in Path(warm.path("notes")).read_text().splitlines()]
     expected = {order.task_id for token, order in orders.items() if token not in taken}
@@ -787,7 +823,7 @@ def test_warm_functions_share_a_process(warm: Bench) -> None:
 def test_warm_child_is_replaced_after_its_tasks(make: Callable[..., Bench]) -> None:
     bench = make(reuse=True, max_tasks_per_child=3)
     orders = [bench.order("count_calls") for _ in range(7)]
-    bench.crew.send(0, orders)
+    bench.pool.send(0, orders)
     assert [json.loads(ended.value) for ended in bench.wait(*orders)] == [1, 2, 3, 1, 2, 3, 1]
 
 
@@ -812,7 +848,7 @@ def test_warm_child_gets_its_own_snapshot_only(warm: Bench, tmp_path: Path) -> N
     orders = [
         warm.order({"function": "mine:f"}, code_dir=warm.tree(tmp_path / name)) for name in ("one", "two", "one", "one")
     ]
-    warm.crew.send(0, orders)
+    warm.pool.send(0, orders)
     assert [json.loads(ended.value) for ended in warm.wait(*orders)] == ["one", "two", "one", "one"]
 
 
@@ -841,7 +877,7 @@ def test_environment_contract(bench: Bench) -> None:
         snapshot="s-1",
         cwd=str(bench.tmp),
     )
-    bench.crew.send(0, [order])
+    bench.pool.send(0, [order])
     ended = bench.wait(order)[0]
     seen = json.loads(ended.value)
     deadline = seen["environ"].pop("RUNTIME_DEADLINE")
@@ -885,7 +921,7 @@ def test_environment_of_one_order_is_not_the_next_ones(bench: Bench) -> None:
 def test_command_has_folders_and_environment(bench: Bench) -> None:
     script = "echo $RUNTIME_TASK_ID $EXTRA; echo x > $TMPDIR/a; echo done > $RUNTIME_OUTPUT_DIR/result; pwd"
     order = bench.order(["sh", "-c", script], env={"EXTRA": "more"}, cwd=str(bench.tmp))
-    bench.crew.send(0, [order])
+    bench.pool.send(0, [order])
     ended = bench.wait(order)[0]
     assert ended.log.decode().splitlines() == [f"{order.task_id} more", str(bench.tmp)]
     assert Path(order.output_dir, "result").read_text() == "done\n"
@@ -897,7 +933,7 @@ def test_folders_come_into_being_on_use_and_scratch_goes(bench: Bench) -> None:
     assert not (bench.tmp / "outputs").exists()
     assert not (bench.tmp / "scratch").exists()
     order = bench.order("use_folders")
-    bench.crew.send(0, [order])
+    bench.pool.send(0, [order])
     assert bench.wait(order)[0].reason is EndReason.SUCCEEDED
     assert Path(order.output_dir, "result.txt").read_text() == "done"
     assert list((bench.tmp / "scratch").iterdir()) == []
@@ -905,7 +941,7 @@ def test_folders_come_into_being_on_use_and_scratch_goes(bench: Bench) -> None:
 
 def test_output_folder_that_stayed_empty_is_removed(bench: Bench) -> None:
     order = bench.order("use_folders", False, False)
-    bench.crew.send(0, [order])
+    bench.pool.send(0, [order])
     assert bench.wait(order)[0].reason is EndReason.SUCCEEDED
     assert not Path(order.output_dir).parent.exists()
 
@@ -913,7 +949,7 @@ def test_output_folder_that_stayed_empty_is_removed(bench: Bench) -> None:
 def test_scratch_of_killed_attempt_is_removed(bench: Bench) -> None:
     order = bench.start(["sh", "-c", "mkdir $TMPDIR/deep; touch $TMPDIR/deep/file; sleep 300"])
     bench.step_until(Path(order.scratch_root, order.token, "deep", "file").exists)
-    os.kill(bench.crew.pids()[1], signal.SIGKILL)
+    os.kill(bench.pool.pids()[1], signal.SIGKILL)
     assert bench.wait(order)[0].signal == signal.SIGKILL
     bench.step_until(lambda: not Path(order.scratch_root, order.token).exists())
     assert not Path(order.output_dir).exists()
@@ -936,7 +972,7 @@ def test_output_of_a_megabyte_is_counted_and_its_end_kept(bench: Bench) -> None:
 def test_output_belongs_to_its_own_attempt(bench: Bench) -> None:
     calls = [("say", f"line {index}\n" * (index % 3)) for index in range(60)]
     orders = [bench.order(*call) for call in calls]
-    bench.crew.send(0, orders)
+    bench.pool.send(0, orders)
     assert [ended.log.decode() for ended in bench.wait(*orders)] == [text for _, text in calls]
 
 
@@ -946,25 +982,35 @@ def test_output_of_running_attempt_can_be_drained(bench: Bench) -> None:
 
     def drained() -> bool:
         nonlocal seen
-        seen += bench.crew.drain_log(order.token)
+        seen += bench.pool.drain_log(order.token)
         return seen == b"so far\n"
 
     bench.step_until(drained)
     Path(bench.path("go")).touch()
     ended = bench.wait(order)[0]
     assert (ended.log, ended.log_bytes, ended.undrained) == (b"so far\n", 7, b"")
-    assert bench.crew.drain_log(order.token) == b""
+    assert bench.pool.drain_log(order.token) == b""
 
 
 def test_progress_is_seen_while_running_and_metrics_are_kept(bench: Bench) -> None:
     order = bench.start("count_up", bench.path("go"))
-    progress = bench.step_until(lambda: bench.crew.progress(order.token))
+    progress = bench.step_until(lambda: bench.pool.progress(order.token))
     assert (progress.done, progress.total, progress.text, progress.metrics) == (1, 3, "first", {"loss": 0.5})
     Path(bench.path("go")).touch()
     ended = bench.wait(order)[0]
     assert (ended.progressed, ended.metrics) == (True, {"loss": 0.25, "accuracy": 1.0})
     ended = bench.run("nothing")
     assert (ended.progressed, ended.metrics) == (False, {})
+
+
+def test_memory_peak_is_that_of_its_own_attempt(make: Callable[..., Bench]) -> None:
+    bench = make(reuse=True)
+    bench.run("nothing")
+    order = bench.start("wait_for", bench.path("go"), memory_bytes=1 << 40)
+    bench.step_until(lambda: bench.child.noted and bench.child.noted.memory_peak)
+    Path(bench.path("go")).touch()
+    assert bench.wait(order)[0].max_rss_bytes
+    assert bench.run("echo").max_rss_bytes is None
 
 
 def test_new_checkpoint_counts_as_progress(bench: Bench) -> None:
@@ -976,7 +1022,7 @@ def test_child_has_no_descriptor_but_its_own(make: Callable[..., Bench], tmp_pat
     with (tmp_path / "lock").open("w") as lock:
         bench = make(slots=2, hold_fds=(lock.fileno(),))
         second = bench.order("wait_for", bench.path("go"))
-        bench.crew.send(1, [second])
+        bench.pool.send(1, [second])
         assert json.loads(bench.run("list_fds").value) == [0, 1, 2, 3]
         shown = bench.run(["sh", "-c", "ls /proc/self/fd"]).log.split()
         assert len(shown) == 4, "of its own, ls has the folder open"
@@ -996,10 +1042,10 @@ def test_temporary_folder_of_one_workflow_is_not_the_next_ones(warm: Bench) -> N
 def test_hundreds_of_fresh_attempts_leave_no_descriptor_and_no_zombie(fresh: Bench) -> None:
     for entry in ("nothing", "nothing", ["true"]):
         fresh.run(entry)
-    guardian = fresh.crew.pids()[0]
+    guardian = fresh.pool.pids()[0]
 
     def is_settled() -> bool:
-        return len(fresh.crew.pids()) == 3 and all(fresh.crew.pids())  # the guardian, and two children of the slot
+        return len(fresh.pool.pids()) == 3 and all(fresh.pool.pids())  # the guardian, and two children of the slot
 
     def count_descriptors() -> tuple[int, int]:
         return len(list(Path("/proc/self/fd").iterdir())), len(list(Path(f"/proc/{guardian}/fd").iterdir()))
@@ -1009,7 +1055,7 @@ def test_hundreds_of_fresh_attempts_leave_no_descriptor_and_no_zombie(fresh: Ben
     mine, of_guardian = (max(counts) for counts in zip(*(count_descriptors() for _ in range(20)), strict=True))
     orders = [fresh.order("nothing") for _ in range(300)] + [fresh.order(["true"]) for _ in range(200)]
     for start in range(0, len(orders), 50):
-        fresh.crew.send(0, orders[start : start + 50])
+        fresh.pool.send(0, orders[start : start + 50])
         ended = fresh.wait(*orders[start : start + 50])
         assert {one.reason for one in ended} == {EndReason.SUCCEEDED}
     fresh.step_until(lambda: is_settled() and count_descriptors()[0] <= mine and count_descriptors()[1] <= of_guardian)
@@ -1020,21 +1066,21 @@ def test_hundreds_of_fresh_attempts_leave_no_descriptor_and_no_zombie(fresh: Ben
 def test_close_ends_running_attempts_as_preempted(bench: Bench) -> None:
     running = bench.start("start_daemon", bench.path("pid"), True, "hang")
     waiting = bench.order("nothing")
-    bench.crew.send(0, [waiting])
+    bench.pool.send(0, [waiting])
     bench.step_until(Path(bench.path("pid")).exists)
-    ended = {one.token: one for one in bench.crew.close()}
+    ended = {one.token: one for one in bench.pool.close()}
     assert {token: (one.reason, one.not_started) for token, one in ended.items()} == {
         running.token: (EndReason.PREEMPTED, False),
         waiting.token: (EndReason.PREEMPTED, True),
     }
     assert not is_alive(int(Path(bench.path("pid")).read_text()))
-    assert bench.crew.close() == []
+    assert bench.pool.close() == []
 
 
 def test_close_gives_the_grace_it_was_told(bench: Bench) -> None:
     order = bench.start("careful", bench.path("note"))
     bench.step_until(Path(bench.path("note.up")).exists)
-    ended = bench.crew.close(grace_s=PATIENCE_S)
+    ended = bench.pool.close(grace_s=PATIENCE_S)
     assert [(one.token, one.reason) for one in ended] == [(order.token, EndReason.PREEMPTED)]
     assert Path(bench.path("note")).read_text() == "left in good order"
 
@@ -1042,14 +1088,14 @@ def test_close_gives_the_grace_it_was_told(bench: Bench) -> None:
 def test_idle_children_are_let_go_but_the_first_slots(make: Callable[..., Bench]) -> None:
     bench = make(slots=2, reuse=True)
     orders = [bench.order("nothing"), bench.order("nothing")]
-    bench.crew.send(0, orders[:1])
-    bench.crew.send(1, orders[1:])
+    bench.pool.send(0, orders[:1])
+    bench.pool.send(1, orders[1:])
     bench.wait(*orders)
-    bench.step_until(lambda: len(bench.crew.pids()) == 3)
+    bench.step_until(lambda: len(bench.pool.pids()) == 3)
     bench.grow_idle()
-    bench.step_until(lambda: len(bench.crew.pids()) == 2)
+    bench.step_until(lambda: len(bench.pool.pids()) == 2)
     order = bench.order("nothing")
-    bench.crew.send(1, [order])
+    bench.pool.send(1, [order])
     assert bench.wait(order)[0].reason is EndReason.SUCCEEDED
 
 
@@ -1059,9 +1105,9 @@ def test_idle_children_are_let_go_but_the_first_slots(make: Callable[..., Bench]
 def test_guardian_killed_alone_loses_the_running_attempt_and_the_rest_goes_on(bench: Bench) -> None:
     running = bench.start("start_daemon", bench.path("pid"), False, "hang")
     waiting = bench.order("echo", 1)
-    bench.crew.send(0, [waiting])
+    bench.pool.send(0, [waiting])
     bench.step_until(Path(bench.path("pid")).exists)
-    old = bench.crew.pids()
+    old = bench.pool.pids()
     os.kill(old[0], signal.SIGKILL)
     lost, done = bench.wait(running, waiting)
     assert (lost.reason, done.reason) == (EndReason.LOST, EndReason.SUCCEEDED)
@@ -1072,24 +1118,24 @@ def test_guardian_killed_alone_loses_the_running_attempt_and_the_rest_goes_on(be
 @pytest.fixture
 def quick_guardians(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one comes at once, and one that is stopped is noticed at once; one that is but slow is not given up."""
-    monkeypatch.setattr("runtime.worker.attempts.pool.GUARDIAN_WAIT_S", 0.01)
-    monkeypatch.setattr("runtime.worker.attempts.pool.PING_EVERY_S", 0.2)
-    monkeypatch.setattr("runtime.worker.attempts.pool.SILENCES", 1000)
+    monkeypatch.setattr("runtime.worker.attempts.liveness.GUARDIAN_WAIT_S", 0.01)
+    monkeypatch.setattr("runtime.worker.attempts.liveness.PING_EVERY_S", 0.2)
+    monkeypatch.setattr("runtime.worker.attempts.liveness.SILENCES", 1000)
 
 
 def ping_often(bench: Bench, monkeypatch: pytest.MonkeyPatch, *, silences: int = 1000) -> None:
     """From now on let it be noticed soon that a guardian or a child is stopped; after `silences`, that it is silent."""
-    monkeypatch.setattr("runtime.worker.attempts.pool.PING_EVERY_S", 0.1)
-    monkeypatch.setattr("runtime.worker.attempts.pool.SILENCES", silences)
-    bench.crew._ping_at = 0.0
-    bench.crew._awake_by(0.0)
+    monkeypatch.setattr("runtime.worker.attempts.liveness.PING_EVERY_S", 0.1)
+    monkeypatch.setattr("runtime.worker.attempts.liveness.SILENCES", silences)
+    bench.pool._events.ping_at = 0.0
+    bench.pool._events.wake_by(0.0)
 
 
 @pytest.mark.usefixtures("quick_guardians")
 def test_guardian_that_is_killed_again_and_again_is_started_again_each_time(bench: Bench) -> None:
     orders = [bench.order("signal_guardian", signal.SIGKILL) for _ in range(7)]
     good = bench.order("echo", 1)
-    bench.crew.send(0, [*orders, good])
+    bench.pool.send(0, [*orders, good])
 
     *lost, done = bench.wait(*orders, good)
 
@@ -1098,7 +1144,7 @@ def test_guardian_that_is_killed_again_and_again_is_started_again_each_time(benc
         "the guardian of this worker ended with signal 9 (SIGKILL), and the attempt with it"
     }
     assert done.reason is EndReason.SUCCEEDED
-    assert bench.crew.failure is None
+    assert bench.pool.failure is None
 
 
 @pytest.mark.usefixtures("quick_guardians")
@@ -1107,10 +1153,10 @@ def test_slots_beside_one_that_kills_the_guardian_are_lost_with_it_and_what_wait
 ) -> None:
     bench = make(slots=2, reuse=True)
     beside, waiting = bench.order("start_daemon", bench.path("pid"), False, "hang"), bench.order("echo", 1)
-    bench.crew.send(1, [beside, waiting])
+    bench.pool.send(1, [beside, waiting])
     bench.step_until(Path(bench.path("pid")).exists)
     killer = bench.order("signal_guardian", signal.SIGKILL)
-    bench.crew.send(0, [killer])
+    bench.pool.send(0, [killer])
 
     ended = bench.wait(killer, beside, waiting)
 
@@ -1120,26 +1166,26 @@ def test_slots_beside_one_that_kills_the_guardian_are_lost_with_it_and_what_wait
 
 @pytest.mark.usefixtures("quick_guardians")
 def test_orders_taken_back_while_no_guardian_lives_never_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.worker.attempts.pool.GUARDIAN_WAIT_S", 600.0)
+    monkeypatch.setattr("runtime.worker.attempts.liveness.GUARDIAN_WAIT_S", 600.0)
     killers = [bench.order("signal_guardian", signal.SIGKILL) for _ in range(2)]
     waiting = bench.order("note", bench.path("notes"))
-    bench.crew.send(0, [*killers, waiting])
+    bench.pool.send(0, [*killers, waiting])
     bench.wait(*killers)
 
-    assert bench.crew.take_back(0) == [waiting.token]
-    assert bench.crew.close() == []
+    assert bench.pool.take_back(0) == [waiting.token]
+    assert bench.pool.close() == []
     assert not Path(bench.path("notes")).exists()
 
 
 def make_guardians_fail(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     if how == "ends at once":
-        monkeypatch.setattr("runtime.worker.attempts.pool._GUARDIAN", "import os; os._exit(3)")
+        monkeypatch.setattr("runtime.worker.attempts.guardian_link._GUARDIAN", "import os; os._exit(3)")
         return
 
     def refuse(*args: object, **keywords: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr("runtime.worker.attempts.pool.subprocess.Popen", refuse)
+    monkeypatch.setattr("runtime.worker.attempts.guardian_link.subprocess.Popen", refuse)
 
 
 @pytest.mark.parametrize("how", ["ends at once", "cannot be forked"])
@@ -1150,15 +1196,15 @@ def test_guardian_that_never_gets_ready_is_a_failure_and_no_order_is_lost(
     make_guardians_fail(monkeypatch, how)
     bench = make()
     order = bench.order("nothing")
-    bench.crew.send(0, [order])
+    bench.pool.send(0, [order])
 
-    bench.step_until(lambda: bench.crew.failure is not None)
+    bench.step_until(lambda: bench.pool.failure is not None)
 
-    assert bench.crew.failure
-    [fact] = bench.crew.failure.facts
+    assert bench.pool.failure
+    [fact] = bench.pool.failure.facts
     assert fact.startswith("8 in a row ended before they were ready; the last one ")
     assert fact.endswith({"ends at once": "ended with code 3", "cannot be forked": "temporarily unavailable"}[how])
-    assert bench.crew.take_back(0) == [order.token]
+    assert bench.pool.take_back(0) == [order.token]
 
 
 @pytest.mark.usefixtures("quick_guardians")
@@ -1179,9 +1225,9 @@ STOPPED = "the guardian of this worker was stopped and had to be killed, and the
 def test_attempt_of_a_stopped_guardian_is_lost_with_its_daemon_and_the_rest_goes_on(bench: Bench, scrub: bool) -> None:
     running = bench.start("start_daemon", bench.path("pid"), scrub, "hang")
     waiting = bench.order("echo", 1)
-    bench.crew.send(0, [waiting])
+    bench.pool.send(0, [waiting])
     bench.step_until(Path(bench.path("pid")).exists)
-    old = bench.crew.pids()
+    old = bench.pool.pids()
     os.kill(old[0], signal.SIGSTOP)
 
     lost, done = bench.wait(running, waiting)
@@ -1218,7 +1264,7 @@ def test_stop_of_an_attempt_holds_though_the_guardian_is_stopped(
 ) -> None:
     order = bench.start("signal_guardian", signal.SIGSTOP, bench.path("done"))
     bench.step_until(Path(bench.path("done")).exists)
-    getattr(bench.crew, verb)(order.token, EndReason.PREEMPTED)
+    getattr(bench.pool, verb)(order.token, EndReason.PREEMPTED)
     ping_often(bench, monkeypatch)
     assert bench.wait(order)[0].reason is EndReason.PREEMPTED
 
@@ -1226,16 +1272,16 @@ def test_stop_of_an_attempt_holds_though_the_guardian_is_stopped(
 def test_guardian_that_reads_nothing_does_not_stop_the_loop(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert bench.crew._socket
-    bench.crew._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 100_000))
+    assert bench.pool._guardian._socket
+    bench.pool._guardian._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 100_000))
     # The next one has to start before it reads.
-    monkeypatch.setattr("runtime.worker.attempts.pool.SEND_PATIENCE_S", int(PATIENCE_S))
+    monkeypatch.setattr("runtime.worker.attempts.guardian_link.SEND_PATIENCE_S", int(PATIENCE_S))
     order = bench.start("signal_guardian", signal.SIGSTOP, bench.path("done"))
     bench.step_until(Path(bench.path("done")).exists)
     for number in range(1000):
         (tmp_path / f"tree-{number}").mkdir()
-        bench.crew.discard(str(tmp_path / f"tree-{number}"))
-        if bench.crew._silences >= 20:
+        bench.pool.discard(str(tmp_path / f"tree-{number}"))
+        if bench.pool._guardian.silences >= 20:
             break
 
     assert bench.wait(order)[0].reason is EndReason.LOST
@@ -1246,7 +1292,7 @@ def test_end_of_an_attempt_is_told_though_the_guardian_was_stopped_before_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = bench.order("stop_guardian")
-    bench.crew.send(0, [order])
+    bench.pool.send(0, [order])
     bench.step_until(bench.has_reported)
     ping_often(bench, monkeypatch)
     assert bench.wait(order)[0].reason is EndReason.SUCCEEDED
@@ -1257,38 +1303,38 @@ def test_end_of_an_attempt_is_told_though_the_guardian_was_stopped_before_it(
 def test_tree_is_removed_though_the_guardian_is_stopped_and_nothing_runs(bench: Bench, tmp_path: Path) -> None:
     bench.run("nothing")
     # Nothing is awaited any more but that the child has been idle for ten minutes.
-    bench.step_until(lambda: (bench.crew.next_deadline() or float("inf")) > time.monotonic() + 100)
+    bench.step_until(lambda: (bench.pool.next_deadline() or float("inf")) > time.monotonic() + 100)
     (tmp_path / "tree").mkdir()
-    os.kill(bench.crew.pids()[0], signal.SIGSTOP)
+    os.kill(bench.pool.pids()[0], signal.SIGSTOP)
 
-    bench.crew.discard(str(tmp_path / "tree"))
+    bench.pool.discard(str(tmp_path / "tree"))
 
     bench.step_until(lambda: not (tmp_path / "tree").exists())
 
 
 def test_guardian_that_was_stopped_together_with_this_process_is_not_ended(bench: Bench) -> None:
     order = bench.start("wait_for", bench.path("go"))
-    guardian = bench.crew.pids()[0]
-    bench.step_until(lambda: not bench.crew._silences)
+    guardian = bench.pool.pids()[0]
+    bench.step_until(lambda: not bench.pool._guardian.silences)
     for _ in range(30):
         os.kill(guardian, signal.SIGSTOP)
         # Back after a long time, a turn comes before the guardian's.
-        bench.crew._ping_at = 0.0
-        bench.crew._awake_by(0.0)
-        bench.crew.tick()
+        bench.pool._events.ping_at = 0.0
+        bench.pool._events.wake_by(0.0)
+        bench.pool.tick()
         os.kill(guardian, signal.SIGCONT)
-        bench.step_until(lambda: not bench.crew._silences)
+        bench.step_until(lambda: not bench.pool._guardian.silences)
     Path(bench.path("go")).touch()
 
     assert bench.wait(order)[0].reason is EndReason.SUCCEEDED
-    assert bench.crew.pids()[0] == guardian
+    assert bench.pool.pids()[0] == guardian
 
 
 def test_close_ends_a_guardian_that_is_stopped(bench: Bench) -> None:
     bench.run("nothing")
-    pids = bench.crew.pids()
+    pids = bench.pool.pids()
     os.kill(pids[0], signal.SIGSTOP)
-    bench.crew.close()
+    bench.pool.close()
     assert not [pid for pid in pids if is_alive(pid)]
 
 
@@ -1297,8 +1343,8 @@ def test_close_ends_a_guardian_that_is_stopped(bench: Bench) -> None:
 
 @pytest.mark.usefixtures("quick_guardians")
 def test_order_for_a_child_that_was_stopped_while_it_waited_runs_in_another(bench: Bench) -> None:
-    bench.step_until(lambda: len(bench.crew.pids()) == 2)
-    stopped = bench.crew.pids()[1]
+    bench.step_until(lambda: len(bench.pool.pids()) == 2)
+    stopped = bench.pool.pids()[1]
     os.kill(stopped, signal.SIGSTOP)
 
     assert bench.run("own_pid").value != str(stopped)
@@ -1310,7 +1356,7 @@ def test_orders_for_a_warm_child_that_was_stopped_between_two_run_in_another_in_
     stopped = int(warm.run("own_pid").value)
     os.kill(stopped, signal.SIGSTOP)
     orders = [warm.order("own_pid") for _ in range(3)]
-    warm.crew.send(0, orders)
+    warm.pool.send(0, orders)
 
     ended = warm.wait(*orders)
 
@@ -1323,13 +1369,13 @@ def test_orders_for_a_warm_child_that_was_stopped_between_two_run_in_another_in_
 def test_child_that_was_stopped_while_idle_is_let_go_and_its_slot_goes_on(make: Callable[..., Bench]) -> None:
     bench = make(slots=2, reuse=True)
     order = bench.order("own_pid")
-    bench.crew.send(1, [order])
+    bench.pool.send(1, [order])
     stopped = int(bench.wait(order)[0].value)
     os.kill(stopped, signal.SIGSTOP)
     bench.grow_idle()
 
     bench.step_until(lambda: not is_alive(stopped))
-    bench.crew.send(1, [again := bench.order("nothing")])
+    bench.pool.send(1, [again := bench.order("nothing")])
 
     assert bench.wait(again)[0].reason is EndReason.SUCCEEDED
 
@@ -1339,7 +1385,7 @@ def test_end_of_an_attempt_is_told_though_its_process_does_not_leave(
     fresh: Bench, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = fresh.order("never_leave", how)
-    fresh.crew.send(0, [order])
+    fresh.pool.send(0, [order])
     fresh.step_until(fresh.has_reported)
     with monkeypatch.context() as context:
         ping_often(fresh, context, silences=20)
@@ -1353,7 +1399,7 @@ def test_order_for_a_warm_child_that_reads_no_more_runs_in_another(
     warm.run("read_no_more")
     deaf = warm.child
     orders = [warm.order("echo", n, timeout_s=600.0) for n in range(2)]
-    warm.crew.send(0, orders)
+    warm.pool.send(0, orders)
     with monkeypatch.context() as context:
         ping_often(warm, context, silences=20)
         warm.step_until(lambda: warm.child is not deaf)
@@ -1364,8 +1410,8 @@ def test_order_for_a_warm_child_that_reads_no_more_runs_in_another(
 STOPS_ITS_CHILDREN = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
-from runtime.worker.attempts import child as attempt
-attempt.Child.serve = lambda self, cell: os.kill(os.getpid(), signal.SIGSTOP)
+from runtime.worker.attempts import child
+child.Child.serve = lambda self, cell: os.kill(os.getpid(), signal.SIGSTOP)
 from runtime.worker.attempts.guardian import main
 main(int(sys.argv[2]))
 """
@@ -1375,11 +1421,11 @@ main(int(sys.argv[2]))
 def test_order_whose_children_are_stopped_again_and_again_is_setup_failed(
     fresh: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.worker.attempts.pool._GUARDIAN", STOPS_ITS_CHILDREN)
-    first = fresh.crew.pids()[0]
+    monkeypatch.setattr("runtime.worker.attempts.guardian_link._GUARDIAN", STOPS_ITS_CHILDREN)
+    first = fresh.pool.pids()[0]
     os.kill(first, signal.SIGKILL)
     # Its child could still run an order that comes at once.
-    fresh.step_until(lambda: fresh.crew.pids() and fresh.crew.pids()[0] != first)
+    fresh.step_until(lambda: fresh.pool.pids() and fresh.pool.pids()[0] != first)
 
     ended = fresh.run("nothing")
 
@@ -1402,10 +1448,10 @@ def test_functions_replaced_in_json_do_not_reach_the_reports_of_a_warm_child(war
 def test_attempt_that_finds_its_process_spoilt_before_it_begins_is_not_started_and_then_runs(warm: Bench) -> None:
     warm.run("spoil_folders")
     order = warm.order("echo", 1)
-    warm.crew.send(0, [order, behind := warm.order("echo", 2)])
+    warm.pool.send(0, [order, behind := warm.order("echo", 2)])
 
     refused, other = warm.wait(order, behind)
-    warm.crew.send(0, [order])
+    warm.pool.send(0, [order])
 
     assert (refused.reason, refused.not_started) == (EndReason.PREEMPTED, True)
     assert "cannot enter folder" in (refused.message or "")
@@ -1438,34 +1484,35 @@ def test_unreadable_report_is_put_down_to_the_process_once_and_then_to_the_task(
 WORKER = """
 import json, selectors, sys, fcntl
 from pathlib import Path
-from runtime.worker.attempts.pool import Crew, CrewSettings, Order
+from runtime.worker.attempts.model import Order, PoolSettings
+from runtime.worker.attempts.pool import AttemptPool
 
 folder, tasks, adopt, prefix = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "adopt", sys.argv[4]
 lock = open(folder / "lock", "w")
 fcntl.flock(lock, fcntl.LOCK_EX)
 selector = selectors.DefaultSelector()
-settings = CrewSettings(hold_fds=(lock.fileno(),), sys_path=[tasks, *sys.path], adopt_orphans=adopt)
-crew = Crew(selector=selector, slots=3, settings=settings)
-crew.start()
+settings = PoolSettings(hold_fds=(lock.fileno(),), sys_path=[tasks, *sys.path], adopt_orphans=adopt)
+pool = AttemptPool(selector=selector, slots=3, settings=settings)
+pool.start()
 for slot, (name, args) in enumerate([("start_daemon", [True, "hang"]), ("start_daemon", [False, "hang"])]):
-    body = json.dumps({"function": f"crew_tasks:{name}", "args": [str(folder / f"pid{slot}"), *args]})
-    crew.send(slot, [Order(token=f"{prefix}{slot}", body=body, task_id=f"t-{slot}")])
+    body = json.dumps({"function": f"pool_tasks:{name}", "args": [str(folder / f"pid{slot}"), *args]})
+    pool.send(slot, [Order(token=f"{prefix}{slot}", body=body, task_id=f"t-{slot}")])
 command = ["sh", "-c", f"sleep 300 & echo $! > {folder}/pid2.part; mv {folder}/pid2.part {folder}/pid2; wait"]
-crew.send(2, [Order(token=f"{prefix}2", body=json.dumps({"command": command}), task_id="t-2")])
+pool.send(2, [Order(token=f"{prefix}2", body=json.dumps({"command": command}), task_id="t-2")])
 told = False
 while True:
     for key, _ in selector.select(0.05):
-        for ended in crew.ready(key):
+        for ended in pool.ready(key):
             print(json.dumps([ended.token, ended.reason, ended.message, ended.log.decode()]), flush=True)
-    crew.tick()
+    pool.tick()
     if not told and all((folder / f"pid{slot}").exists() for slot in range(3)):
         told = True
-        print(json.dumps(crew.pids()), flush=True)
+        print(json.dumps(pool.pids()), flush=True)
 """
 
 
 def start_worker(tmp_path: Path, mode: str = "plain") -> tuple[subprocess.Popen[str], list[int], list[int]]:
-    """A process with a crew: itself, the pids of guardian and children, and those of what the attempts started."""
+    """A process with a pool: itself, the pids of guardian and children, and those of what the attempts started."""
     worker = subprocess.Popen(
         [sys.executable, "-c", WORKER, str(tmp_path), str(Path(__file__).parent), mode, _PREFIX],
         stdout=subprocess.PIPE,

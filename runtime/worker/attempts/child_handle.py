@@ -1,0 +1,254 @@
+"""One child of the guardian as the worker sees it: its cell of the shared page, its output, and its orders."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import select
+import socket
+import sys
+import termios
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from runtime.reasons import EndReason
+from runtime.worker.attempts import wire
+
+if TYPE_CHECKING:
+    from runtime.worker.attempts.events import Events
+    from runtime.worker.attempts.model import Ended, Order, Progress
+    from runtime.worker.attempts.slot_orders import SlotOrders
+
+LOG_TAIL_BYTES: Final = 64 * 1024
+UNDRAINED_BYTES: Final = 4 * 1024 * 1024
+_OTHER = wire.STOP_REASONS.index("other")
+
+
+class Page:
+    """The memory that worker, guardian and children share; each child has a cell of it."""
+
+    def __init__(self, cells: int) -> None:
+        self.size = cells * wire.CELL_BYTES
+        self.fd = _make_memory(self.size)
+        self._memory = mmap.mmap(self.fd, self.size)
+        self._free = list(range(0, self.size, wire.CELL_BYTES))
+
+    def take(self) -> Cell:
+        at = self._free.pop()
+        self._memory[at : at + wire.CELL_BYTES] = bytes(wire.CELL_BYTES)
+        return Cell(self._memory, at)
+
+    def give_back(self, cell: Cell) -> None:
+        self._free.append(cell.at)
+
+    def close(self) -> None:
+        self._memory.close()
+        os.close(self.fd)
+
+
+class Cell:
+    """The worker's side of one cell; `runtime.worker.attempts.wire` has its layout."""
+
+    __slots__ = ("_memory", "at")
+
+    def __init__(self, memory: mmap.mmap, at: int) -> None:
+        self._memory, self.at = memory, at
+
+    def begun(self) -> tuple[int, float, float]:
+        """Orders begun, and the start of the last on the wall and the monotonic clock."""
+        begun: tuple[int, float, float] = wire.BEGUN.unpack_from(self._memory, self.at)
+        return begun
+
+    def pid(self) -> int:
+        (pid,) = wire.PID.unpack_from(self._memory, self.at + wire.PID_AT)
+        return int(pid)
+
+    def has(self, flag_at: int) -> bool:
+        return bool(self._memory[self.at + flag_at])
+
+    def hold(self) -> None:
+        self._memory[self.at + wire.HOLD_AT] = 1
+        # The child counts before it looks at HOLD. Leaving the interpreter for the kernel once puts our write before
+        # the reading of its count.
+        time.sleep(0)
+
+    def ask_to_stop(self, order: int, reason: EndReason) -> None:
+        code = wire.STOP_REASONS.index(reason) if reason in wire.STOP_REASONS else _OTHER
+        self._memory[self.at + wire.REASON_AT] = code
+        wire.STOP.pack_into(self._memory, self.at + wire.STOP_AT, order)
+
+
+class Output:
+    """Standard output and error of a child, read from its pipe; what is held is the current attempt's."""
+
+    __slots__ = ("_dropped", "_events", "_tail", "_undrained", "fd", "size")
+
+    def __init__(self, fd: int, events: Events) -> None:
+        self.fd, self._events = fd, events
+        self.reset()
+
+    def reset(self) -> None:
+        self.size = self._dropped = 0
+        self._tail, self._undrained = bytearray(), bytearray()
+
+    def is_readable(self) -> bool:
+        """Whether there is data, or the end of it, now: an event may be older than our last reading."""
+        if self.fd < 0:
+            return False
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def read(self) -> None:
+        while self.fd >= 0:
+            try:
+                data = os.read(self.fd, 262144)
+            except BlockingIOError:
+                return
+            if not data:
+                self.close()
+                return
+            self.size += len(data)
+            self._tail += data
+            if len(self._tail) > 4 * LOG_TAIL_BYTES:
+                del self._tail[:-LOG_TAIL_BYTES]
+            self._undrained += data
+            if len(self._undrained) > 2 * UNDRAINED_BYTES:
+                self._dropped += len(self._undrained) - UNDRAINED_BYTES
+                del self._undrained[:-UNDRAINED_BYTES]
+            if len(data) < 65536:
+                return
+
+    def take_undrained(self) -> bytes:
+        data = bytes(self._undrained)
+        if self._dropped:
+            data = f"[{self._dropped} bytes of output are not kept]\n".encode() + data
+        self._undrained.clear()
+        self._dropped = 0
+        return data
+
+    def add_to(self, result: Ended) -> None:
+        if self.size:
+            result.log, result.log_bytes = bytes(self._tail[-LOG_TAIL_BYTES:]), self.size
+            result.undrained = self.take_undrained()
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            self._events.forget(self.fd)
+            os.close(self.fd)
+            self.fd = -1
+
+
+class Noted:
+    """What the worker has heard of a running attempt and done to it."""
+
+    __slots__ = ("asked", "kill_at", "memory_peak", "progress", "progressed")
+
+    def __init__(self) -> None:
+        self.progress: Progress | None = None
+        self.progressed = False
+        self.memory_peak = 0
+        self.asked: tuple[EndReason, str | None] | None = None
+        """Why it was asked to stop."""
+        self.kill_at = 0.0
+
+
+class ChildHandle:
+    """A process that serves orders."""
+
+    __slots__ = (
+        "buffer", "cell", "code", "done", "events", "held", "name", "noted", "orders", "output", "pid", "result",
+        "slot", "sock", "sock_open", "swept", "unsent",
+    )  # fmt: skip
+
+    def __init__(
+        self, name: str, slot: SlotOrders, cell: Cell, sock: socket.socket, output: Output, events: Events
+    ) -> None:
+        self.name, self.slot, self.cell, self.sock, self.output, self.events = name, slot, cell, sock, output, events
+        self.pid = 0
+        self.orders: deque[Order] = deque()
+        """Sent and not ended; the first is the one that runs."""
+        self.done = 0
+        """Orders that have ended, as the child counts them."""
+        self.code: tuple[str | None, str | None] | None = None
+        """Tree and working directory of its first order; the child imports from there and nowhere else."""
+        self.buffer = self.unsent = b""
+        self.sock_open = True
+        self.noted: Noted | None = None
+        """None if there is nothing to note of the attempt that runs."""
+        self.result: Ended | None = None
+        """The end of its last attempt; complete but for the child's own output."""
+        self.held = self.swept = False
+
+    def find_pid(self) -> int:
+        """The pid as the guardian has reported it, or before that the child itself; 0 before both."""
+        return self.pid or self.cell.pid()
+
+    def runs(self) -> bool:
+        """Whether its first order has begun."""
+        return bool(self.orders) and self.cell.begun()[0] > self.done
+
+    def note(self) -> Noted:
+        if self.noted is None:
+            self.noted = Noted()
+        return self.noted
+
+    @property
+    def asked(self) -> tuple[EndReason, str | None] | None:
+        return self.noted.asked if self.noted else None
+
+    def is_awaited(self) -> bool:
+        """Whether the child is to begin, end or exit, or yet to be forked: false only if it waits for its next order."""
+        return bool(self.orders or self.result or self.held or not self.sock_open or not self.pid)
+
+    def has_lost_orders(self) -> bool:
+        """Whether the child waits for a frame although its socket holds none of its orders: user code has read them."""
+        waits = self.orders and self.cell.has(wire.WAITS_AT)
+        return bool(waits) and not self.unsent and fcntl.ioctl(self.sock, termios.TIOCOUTQ, b"\0" * 4) == b"\0" * 4
+
+    def hold(self) -> int:
+        """Have the child begin nothing further; returns how many of its orders have begun and not ended."""
+        self.held = True
+        self.cell.hold()
+        return self.cell.begun()[0] - self.done
+
+    def replace(self) -> None:
+        """Retire the child once what it has begun is over; the rest of its orders is for the next child."""
+        self.hand_back(self.hold())
+        if not self.orders:
+            self.retire()
+
+    def hand_back(self, kept: int = 0) -> None:
+        """Return all orders but the first `kept` to the front of the slot's."""
+        while len(self.orders) > kept:
+            self.slot.pending.appendleft(self.orders.pop())
+
+    def retire(self) -> None:
+        """Have a child that runs nothing exit at the end of its orders."""
+        self.held = True
+        self.events.await_answer()
+        try:
+            self.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def stop_reading(self) -> None:
+        self.sock_open = False
+        self.events.await_answer()
+        self.events.forget(self.sock)
+
+
+def _make_memory(size: int) -> int:
+    """A descriptor of that much zeroed memory without a name."""
+    if sys.platform == "linux":
+        fd = os.memfd_create("runtime-cells")
+    else:
+        import tempfile
+
+        fd, path = tempfile.mkstemp()
+        Path(path).unlink()
+    os.ftruncate(fd, size)
+    return fd

@@ -1,0 +1,266 @@
+"""The guardian's children: starting them, sending them orders, reading their results, and ending what the dead ones had."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from runtime.reasons import EndReason
+from runtime.worker.attempts import processes, wire
+from runtime.worker.attempts.child_handle import ChildHandle, Output, Page
+from runtime.worker.attempts.endings import WROTE_TO_CONTROL, Endings, describe_code, parse_progress
+from runtime.worker.attempts.events import Events
+from runtime.worker.attempts.guardian_link import GuardianLink
+from runtime.worker.attempts.model import Ended, PoolSettings
+
+if TYPE_CHECKING:
+    from runtime.worker.attempts.slot_orders import SlotOrders
+
+FALSE_STARTS: Final = 3
+
+# The fast path of each result: looked up once.
+_SUCCEEDED = EndReason.SUCCEEDED
+_RESULT_BYTES = wire.RESULT_HEADER.size
+_MAGIC = wire.MAGIC
+_unpack_result = wire.RESULT_HEADER.unpack_from
+
+
+class Children:
+    """The children of one pool, by the names that the guardian knows them by."""
+
+    def __init__(
+        self, settings: PoolSettings, page: Page, events: Events, guardian: GuardianLink, endings: Endings
+    ) -> None:
+        self._settings, self._page, self._events = settings, page, events
+        self._guardian, self._endings = guardian, endings
+        self._by_name: dict[str, ChildHandle] = {}
+        self._names = itertools.count(1)
+
+    def __iter__(self) -> Iterator[ChildHandle]:
+        """A copy: children may be dropped meanwhile."""
+        return iter(list(self._by_name.values()))
+
+    def find(self, name: str) -> ChildHandle | None:
+        return self._by_name.get(name)
+
+    def attempt_of(self, pid: int) -> str | None:
+        """The token of the running attempt that a process belongs to; None if it belongs to none, or is gone."""
+        born = {child.find_pid(): child for child in self}
+        born.pop(0, None)
+        while (child := born.get(pid)) is None:
+            process = processes.find_process(pid)
+            if process is None:
+                return None
+            pid = process.ppid
+        return child.orders[0].token if child.orders else None
+
+    # starting and stopping
+
+    def fork(self, slot: SlotOrders) -> ChildHandle:
+        ours, theirs = socket.socketpair()
+        read_fd, write_fd = os.pipe()
+        ours.setblocking(False)
+        os.set_blocking(read_fd, False)
+        cell, events = self._page.take(), self._events
+        child = ChildHandle(str(next(self._names)), slot, cell, ours, Output(read_fd, events), events)
+        self._by_name[child.name] = child
+        events.listen(ours, partial(self.read_results, child))
+        events.listen(read_fd, partial(self._read_output, child))
+        self._guardian.tell(f"fork {child.name} {cell.at}", (theirs.fileno(), write_fd))
+        theirs.close()
+        os.close(write_fd)
+        events.wake_by(time.monotonic() + self._settings.standby_idle_s)
+        return child
+
+    def ask_to_stop(self, child: ChildHandle, reason: EndReason, message: str | None, verb: str) -> None:
+        """Have the guardian `stop` or `kill` the attempt that runs; the first reason asked for is the one that counts."""
+        noted = child.note()
+        if noted.asked is None:
+            noted.asked = (reason, message)
+            child.cell.ask_to_stop(child.done + 1, reason)
+        self._guardian.tell(f"{verb} {child.name}")
+
+    def kill(self, child: ChildHandle) -> None:
+        self._guardian.tell(f"kill {child.name}")
+
+    def drop(self, child: ChildHandle) -> None:
+        """Forget a child that is gone."""
+        del self._by_name[child.name]
+        if child.sock_open:
+            self._events.forget(child.sock)
+        child.output.close()
+        child.sock.close()
+        self._page.give_back(child.cell)
+        child.slot.forget(child)
+
+    # what is sent to them
+
+    def write(self, child: ChildHandle, data: bytes) -> None:
+        if child.unsent:
+            child.unsent += data
+            return
+        try:
+            sent = child.sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return  # The child has just died; the guardian will report that, and what it had not begun goes to the next one.
+        if sent < len(data) and child.sock_open:
+            child.unsent = data[sent:]
+            self._events.change(child.sock, partial(self._flush, child), writable=True)
+
+    def _flush(self, child: ChildHandle) -> None:
+        data, child.unsent = child.unsent, b""
+        self.write(child, data)
+        if not child.unsent and child.sock_open:
+            self._events.change(child.sock, partial(self.read_results, child), writable=False)
+        self.read_results(child)
+
+    # what they report
+
+    def read_results(self, child: ChildHandle) -> None:
+        while child.sock_open:
+            try:
+                data = child.sock.recv(262144)
+            except OSError:
+                # BlockingIOError: all read. ECONNRESET: the child died with orders unread, which the guardian will report.
+                return
+            if not data:
+                # The end of the stream comes before the guardian's report, and epoll would repeat it until then.
+                child.stop_reading()
+                return
+            if child.buffer:
+                data = child.buffer + data
+                child.buffer = b""
+            at, size = 0, len(data)
+            while size - at >= _RESULT_BYTES:
+                magic, length, kind, flags, started, ended, peak = _unpack_result(data, at)
+                if magic != _MAGIC or length > wire.MOST_FRAME_BYTES:
+                    self._reject(child)
+                    return
+                end = at + _RESULT_BYTES + length
+                if end > size:
+                    break
+                if kind == wire.PROGRESS:
+                    noted = child.note()
+                    noted.progress = parse_progress(data[at + _RESULT_BYTES : end], started) or noted.progress
+                    noted.progressed = noted.progressed or bool(noted.progress and noted.progress.done is not None)
+                elif flags or peak or child.noted or child.output.size:
+                    self._end(child, flags, started, ended, peak, data[at + _RESULT_BYTES : end])
+                else:
+                    child.done += 1
+                    order = child.orders.popleft()
+                    self._endings.ended.append(Ended(order.token, child.slot.index, _SUCCEEDED, started, ended))
+                at = end
+            if at < size:
+                child.buffer = data[at:]
+            if not child.orders:
+                self._go_on(child)
+            if len(data) < 262144:
+                return
+
+    def _end(self, child: ChildHandle, flags: int, started: float, ended: float, peak: int, payload: bytes) -> None:
+        """End an attempt whose result holds more than success."""
+        if flags & wire.WAITS:
+            # What is in the pipe now is this attempt's: the child begins nothing before we have read it.
+            child.output.read()
+        child.done += 1
+        order = child.orders.popleft()
+        result = Ended(order.token, child.slot.index, _SUCCEEDED, started, ended, max_rss_bytes=peak or None)
+        self._endings.judge_report(child, order, result, payload if flags & wire.DETAILED else None)
+        if flags & wire.RETIRES:
+            child.result = result
+            child.hand_back()
+            child.slot.forks_ahead = not self._settings.reuse
+            return
+        child.output.add_to(result)
+        child.output.reset()
+        child.noted = None
+        self._endings.ended.append(result)
+        if flags & wire.WAITS:
+            self.write(child, wire.ORDER_HEADER.pack(wire.MAGIC, 0, wire.GO_ON))
+
+    def _go_on(self, child: ChildHandle) -> None:
+        """Retire a child whose orders have all ended, if it is held; else send it more."""
+        slot = child.slot
+        if child.held and child.result is None:
+            child.retire()
+        elif slot.pending:
+            slot.pump()
+        else:
+            slot.idle_since = time.monotonic()
+
+    def _reject(self, child: ChildHandle) -> None:
+        """Kill a child whose report cannot be read; the attempt that runs has failed."""
+        child.stop_reading()
+        child.held, child.buffer = True, b""
+        noted = child.note()
+        noted.asked = noted.asked or WROTE_TO_CONTROL
+        self.kill(child)
+
+    def _read_output(self, child: ChildHandle) -> None:
+        """Read output of the attempt that runs: a child whose attempt ends with output in the pipe waits for us."""
+        if not child.output.is_readable():
+            return
+        before = child.done
+        self.read_results(child)
+        if child.done == before or child.result is not None:
+            child.output.read()
+
+    # how they end
+
+    def fail_to_fork(self, child: ChildHandle, error: int) -> None:
+        slot, orders = child.slot, child.orders
+        was_current = slot.child is child
+        self.drop(child)
+        if not was_current or not orders:
+            slot.forks_ahead = False
+            return
+        message = f"cannot start a process: {os.strerror(error)}"
+        self._endings.add_unable(orders.popleft().token, slot.index, message)
+        child.hand_back()
+        slot.pump()
+
+    def end_dead(self, child: ChildHandle, status: int, peak: int) -> None:
+        """End the attempt of a child that is gone with all that it left behind, and return its other orders."""
+        self.read_results(child)
+        child.output.read()
+        code, slot = os.waitstatus_to_exitcode(status), child.slot
+        begun, started, _ = child.cell.begun()
+        if child.result is None and begun > child.done and child.orders:
+            if code == wire.CLEAN_EXIT and not child.swept:
+                # The user's code took the exit status that stands for a child in good order.
+                child.swept = True
+                self._guardian.tell(f"sweep {child.name}")
+                return
+            child.result = self._endings.judge_death(child, child.orders.popleft(), code, started, peak)
+            self._endings.add_unheard(child, begun)
+        slot.false_starts = 0 if begun or code == wire.CLEAN_EXIT else slot.false_starts + 1
+        if slot.false_starts >= FALSE_STARTS and child.orders:
+            slot.false_starts = 0
+            message = f"its process died {FALSE_STARTS} times before it could begin, last with {describe_code(code)}"
+            self._endings.add_unable(child.orders.popleft().token, slot.index, message)
+        self._finish(child)
+        slot.pump()
+
+    def end_lost(self, child: ChildHandle, how: str) -> None:
+        """End the attempt of a child that died with its guardian, and return its other orders."""
+        self.read_results(child)
+        child.output.read()
+        begun, started, _ = child.cell.begun()
+        if child.result is None and begun > child.done and child.orders:
+            child.result = self._endings.judge_loss(child, child.orders.popleft(), started, how)
+            self._endings.add_unheard(child, begun)
+        self._finish(child)
+
+    def _finish(self, child: ChildHandle) -> None:
+        child.hand_back()
+        if child.result is not None:
+            child.output.add_to(child.result)
+            self._endings.ended.append(child.result)
+        self.drop(child)

@@ -1,0 +1,261 @@
+"""The entries that an attempt runs, and what their exceptions, exit codes and signals mean for how it ended."""
+
+# pathlib is too large for the processes that load this.
+# ruff: noqa: PTH109, PTH110
+
+from __future__ import annotations
+
+import errno
+import importlib
+import json
+import os
+import signal
+import sys
+
+from runtime.worker.attempts import wire
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import TracebackType
+    from typing import Any
+
+_FOLDER = __file__.rpartition("/")[0]
+OWN_FILES = frozenset(f"{_FOLDER}/{name}.py" for name in ("child", "entries", "environment", "wire"))
+"""Files of the code between a child's loop and what the user wrote; tracebacks are shown without their frames."""
+
+
+class Stopped(SystemExit):
+    """Raised in the main thread of an attempt that is asked to stop and does not look at its context."""
+
+
+class Failed(Exception):
+    """An attempt that cannot go on, with what the worker shall report."""
+
+    def __init__(self, outcome: str, message: str, *, exit_code: int | None = None, signum: int | None = None) -> None:
+        super().__init__(message)
+        self.details: dict[str, Any] = {"outcome": outcome, "message": message}
+        if exit_code is not None:
+            self.details["exit_code"] = exit_code
+        if signum is not None:
+            self.details["signal"] = signum
+
+
+class _Misnamed(Exception):
+    """An entry that names nothing that can be called."""
+
+
+# Made before any user code runs: in a warm process user code may replace what `json` offers.
+_decoder = json.JSONDecoder()
+_scan = _decoder.raw_decode
+_encode_value = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """A JSON object, at half the cost if the text begins with it."""
+    parsed: dict[str, Any] = _scan(text)[0] if text.startswith("{") else _decoder.decode(text)
+    return parsed
+
+
+# functions
+
+
+def load_function(name: str) -> Callable[..., object]:
+    """The callable of `module:qualname`."""
+    module_name, _, qualname = name.partition(":")
+    target = _import_named(module_name)
+    if target is None:
+        # What a long-lived child knows of a folder may be older than the module.
+        importlib.invalidate_caches()
+        target = _import_named(module_name)
+    if target is None:
+        raise _Misnamed(f"no module named `{module_name}` for function `{name}`")
+    for part in qualname.split("."):
+        try:
+            target = getattr(target, part)
+        except AttributeError:
+            raise _Misnamed(f"module `{module_name}` has no function `{qualname}`") from None
+    if not callable(target):
+        raise _Misnamed(f"`{name}` is {type(target).__name__}, which cannot be called")
+    found: Callable[..., object] = target
+    return found
+
+
+def _import_named(name: str) -> Any:
+    """The module, or None if no module has that name; raises what importing it raises."""
+    try:
+        __import__(name)
+        return sys.modules[name]
+    except ModuleNotFoundError as problem:
+        if problem.name and (name == problem.name or name.startswith(f"{problem.name}.")):
+            return None
+        raise
+
+
+def encode_value(value: object, *, strict: bool) -> str:
+    """JSON text of a returned value. If it has none, raises `Failed`, or if not strict, says so in the log."""
+    try:
+        text = _encode_value(value)
+        if len(text) <= wire.MOST_VALUE_BYTES:
+            return text
+        problem = f"which is {len(text) >> 20} MiB of JSON; the most is {wire.MOST_VALUE_BYTES >> 20} MiB"
+    except (TypeError, ValueError, RecursionError) as failure:
+        from runtime.errors import explain_json
+
+        problem = f"which is no JSON value: {explain_json(failure)}"
+    message = f"returned {type(value).__qualname__}, {problem}"
+    if strict:
+        message += "; return plain numbers, texts, lists and dicts, and write the rest to the output folder"
+        print_error(f"error: the function {message}")
+        raise Failed("app_failed", f"the function {message}")
+    print_error(f"runtime: the workflow {message}; the value is not kept")
+    return ""
+
+
+def leave_python() -> None:
+    """Do what Python does at exit and user code counts on: wait for threads, call what is registered, flush."""
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        threading._shutdown()
+    atexit = sys.modules.get("atexit")
+    if atexit is not None:
+        atexit._run_exitfuncs()
+
+
+# exceptions
+
+
+def explain(problem: BaseException, traceback: TracebackType | None) -> Failed:
+    """What the worker shall report of an exception that user code let go; the traceback goes to the log."""
+    if isinstance(problem, Stopped):
+        return Failed("app_failed", str(problem.args[0]))
+    if isinstance(problem, SystemExit):
+        return _explain_exit(problem.code)
+    show(problem, traceback)
+    if isinstance(problem, MemoryError):
+        return Failed("oom", describe(problem))
+    if isinstance(problem, _Misnamed) or (isinstance(problem, TypeError) and _skip_own(traceback) is None):
+        # A TypeError of the call itself: none of the user's code had run yet.
+        return Failed("config_invalid", describe(problem))
+    return Failed("app_failed", describe(problem))
+
+
+def show(problem: BaseException, traceback: TracebackType | None) -> None:
+    """Print the traceback on stderr, from the user's first frame on."""
+    traceback = None if isinstance(problem, _Misnamed) else _skip_own(traceback)
+    try:
+        sys.__excepthook__(type(problem), problem.with_traceback(traceback), traceback)
+    except Exception:
+        pass
+
+
+def _skip_own(traceback: TracebackType | None) -> TracebackType | None:
+    while traceback is not None and traceback.tb_frame.f_code.co_filename in OWN_FILES:
+        traceback = traceback.tb_next
+    return traceback
+
+
+def describe(problem: BaseException) -> str:
+    """`Type: message`, as a traceback ends."""
+    kind = type(problem)
+    if isinstance(problem, _Misnamed):
+        return str(problem)
+    name = (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+    try:
+        text = str(problem)
+    except Exception:
+        text = "<no text>"
+    return (f"{name}: {text}" if text else name)[:4000]
+
+
+def _explain_exit(code: object) -> Failed:
+    """The meaning of `SystemExit`; a `succeeded` failure stands for an exit with 0 or None."""
+    if code is None or code == 0:
+        return Failed("succeeded", "")
+    if isinstance(code, int):
+        return Failed("app_failed", f"exited with code {code}", exit_code=code)
+    try:
+        text = str(code)
+    except Exception:
+        text = ""
+    if not text.strip():
+        return Failed("app_failed", "exited with code 1", exit_code=1)
+    print_error(text)
+    return Failed("app_failed", text[:4000], exit_code=1)
+
+
+# commands
+
+
+def spawn(argv: list[str], environ: Mapping[bytes, bytes]) -> int:
+    """Start a command in a session of its own; returns its pid."""
+    try:
+        if _CAN_SPAWN_SESSIONS:
+            return os.posix_spawnp(argv[0], argv, environ, setsid=True, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ])
+        import subprocess
+
+        return subprocess.Popen(argv, env=environ, start_new_session=True).pid
+    except (OSError, ValueError) as problem:
+        raise _explain_spawn(argv, problem) from None
+
+
+_CAN_SPAWN_SESSIONS = sys.platform.startswith("linux")
+
+
+def _explain_spawn(argv: list[str], problem: OSError | ValueError) -> Failed:
+    """Exit codes as a shell has them: 127 if no such program exists, 126 if it cannot be run."""
+    program = argv[0]
+    outcome, exit_code = "config_invalid", 126
+    if isinstance(problem, ValueError):
+        message = f"cannot start `{program}`: {problem}"
+    elif problem.errno in (errno.ENOENT, errno.ENOTDIR):
+        where = f"in folder `{os.getcwd()}`" if "/" in program else "on PATH"
+        interpreter = ", or the interpreter in its first line is missing" if os.path.exists(program) else ""
+        message, exit_code = f"no program `{program}` {where}{interpreter}", 127
+    elif problem.errno == errno.EACCES:
+        message = f"`{program}` may not be executed: permission denied"
+    elif problem.errno == errno.ENOEXEC:
+        message = f"`{program}` is no program: it needs a first line such as #!/bin/sh"
+    elif problem.errno == errno.E2BIG:
+        message = f"cannot start `{program}`: arguments and environment are too long"
+    else:
+        outcome, message = "setup_failed", f"cannot start `{program}`: {problem.strerror}"
+    print_error(f"error: {message}")
+    return Failed(outcome, message, exit_code=exit_code)
+
+
+def explain_status(code: int) -> None:
+    """Raise `Failed` unless a command's exit code is 0; negative stands for a signal."""
+    if code == 0:
+        return
+    if code < 0:
+        raise Failed("app_failed", f"died of signal {-code} ({signal_name(-code)})", signum=-code)
+    text = f"exit code {code}"
+    if 128 < code < 160 and signal_name(code - 128):
+        text += f" (128 + {code - 128}: as a shell reports {signal_name(code - 128)})"
+    raise Failed("app_failed", text, exit_code=code)
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+# output
+
+
+def flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:  # the user's own stream, or one it closed
+            pass
+
+
+def print_error(text: str) -> None:
+    flush()
+    os.write(2, f"{text}\n".encode("utf-8", "backslashreplace"))

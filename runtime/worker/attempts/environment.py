@@ -1,0 +1,268 @@
+"""What an attempt finds around it in a child's process: variables, folders, import path, signal handlers, streams.
+
+docs/attempts.md lists what is set for each attempt and what is restored between two of them.
+"""
+
+# pathlib is too large for the processes that load this.
+# ruff: noqa: PTH109, PTH112, PTH208
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import os
+import signal
+import sys
+
+from runtime.worker.attempts import scratch, wire
+from runtime.worker.attempts.entries import Failed, flush, parse_object
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_NAMES = (
+    b"RUNTIME_TASK_ID",
+    b"RUNTIME_GENERATION",
+    b"RUNTIME_ATTEMPT",
+    b"RUNTIME_RESTARTS",
+    b"RUNTIME_ATTEMPT_TOKEN",
+    b"RUNTIME_EXPERIMENT",
+    b"RUNTIME_OUTPUT_DIR",
+    b"RUNTIME_CHECKPOINT_DIR",
+    b"RUNTIME_SCRATCH_DIR",
+    b"RUNTIME_SNAPSHOT_ID",
+    b"RUNTIME_SNAPSHOT_DIR",
+    b"RUNTIME_DEADLINE",
+    b"PYTHONPATH",
+)
+
+BASE_ENVIRONMENT = {
+    "PYTHONUNBUFFERED": "1",
+    "RUNTIME_RANK": "0",
+    "RUNTIME_WORLD_SIZE": "1",
+    "RUNTIME_LOCAL_RANK": "0",
+    "RUNTIME_NODE_RANK": "0",
+    "RUNTIME_NUM_NODES": "1",
+}
+"""Set once for all attempts."""
+
+FOREIGN_ENVIRONMENT = (
+    *(name.decode() for name in _NAMES if name != b"PYTHONPATH"),
+    "RUNTIME_ARRAY_INDEX",
+    "RUNTIME_PREEMPTED_NOTE",
+    "RUNTIME_MASTER_ADDR",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+    "JAX_COORDINATOR_ADDRESS",
+    "JAX_NUM_PROCESSES",
+    "JAX_PROCESS_ID",
+)
+"""Variables of the worker's own job; with them an attempt would take itself for a rank of that job, or report for it."""
+
+# fmt: off
+PRELOADABLE = frozenset((
+    "argparse", "ast", "base64", "bisect", "bz2", "calendar", "configparser", "contextvars", "copy", "csv",
+    "dataclasses", "datetime", "decimal", "difflib", "fnmatch", "fractions", "getpass", "gettext", "glob", "gzip",
+    "heapq", "html", "importlib.metadata", "importlib.resources", "importlib.util", "inspect", "itertools",
+    "linecache", "locale", "lzma", "numbers", "pathlib", "pickle", "pkgutil", "platform", "pprint", "queue",
+    "random", "shlex", "shutil", "statistics", "string", "subprocess", "tarfile", "tempfile", "textwrap",
+    "threading", "tokenize", "tomllib", "traceback", "typing", "unicodedata", "urllib.parse", "uuid", "weakref",
+    "zipfile", "zlib", "zoneinfo",
+))
+# fmt: on
+"""Modules of the standard library that the guardian loads too once it hears that attempts load them.
+
+Each is small, starts nothing, opens nothing, and is as good after a fork as when it was loaded. Without this a fresh
+attempt that says `from pathlib import Path` spends three quarters of its time on that."""
+
+_SIGNALS = tuple(
+    int(getattr(signal, name))
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM", "SIGCHLD", "SIGPIPE")
+)
+
+# The public module makes enums of what it finds, which would be a third of what a small task costs.
+_get_handler: Callable[[int], Any] = _signal.getsignal
+
+
+class Environment:
+    """The process's variables, folders, import path, signal handlers and streams, as the next attempt is to find them.
+
+    Made in the guardian; `on_term` handles SIGTERM in its children.
+    """
+
+    def __init__(self, on_term: Callable[..., None]) -> None:
+        self.variables: dict[bytes, bytes] = getattr(os.environ, "_data", {})
+        """What `os.environ` holds."""
+        self._base = dict(self.variables)
+        """Variables that are restored after each attempt."""
+        self._inherited = dict(self.variables)
+        self._values = [os.environb.get(name, b"") for name in _NAMES]
+        self._extra = ""
+        """JSON text of an order's further variables."""
+        self.fenced = False
+        """This process has put up a fence, which cannot be taken down; no other attempt is to run behind it."""
+        self.cwd = os.getcwd()
+        self._umask = os.umask(0o022)
+        os.umask(self._umask)
+        self._path = list(sys.path)
+        self.code_dir = ""
+        self._python_path = os.environ.get("PYTHONPATH", "")
+        self._preloaded: frozenset[str] = frozenset()
+        self._not_loaded = PRELOADABLE.difference(sys.modules)
+        self._stdout, self._stderr = sys.stdout, sys.stderr
+        own: dict[int, Any] = {
+            signal.SIGTERM: on_term,
+            signal.SIGHUP: _signal.SIG_DFL,
+            signal.SIGCHLD: _signal.SIG_DFL,
+            signal.SIGINT: _signal.default_int_handler,
+        }
+        self._handlers = [(signum, own.get(signum, _get_handler(signum))) for signum in _SIGNALS]
+
+    def note_preloaded(self, names: set[str]) -> None:
+        """Note modules that the guardian has loaded for all children to come."""
+        self._preloaded |= names
+        self._not_loaded = PRELOADABLE.difference(sys.modules)
+
+    def list_imported(self) -> list[str]:
+        """Modules that the guardian could have loaded ahead and this process had to load itself."""
+        return [name for name in self._not_loaded if name in sys.modules]
+
+    # before an attempt
+
+    def prepare(self, fields: list[str], deadline: float) -> None:
+        """Set everything as an order says; `deadline` is 0.0 if the attempt has none."""
+        token, task_id, generation, attempt, experiment, _, output_dir, checkpoint_dir = fields[:8]
+        scratch_root, cwd, code_dir, snapshot, extra = fields[8 : wire.ORDER_FIELDS]
+        if extra != self._extra:
+            self._set_extra(extra)
+        values = [
+            text.encode("utf-8", "surrogateescape")
+            for text in (
+                task_id,
+                generation,
+                attempt,
+                str(int(attempt) - 1),
+                token,
+                experiment,
+                output_dir,
+                checkpoint_dir,
+                f"{scratch_root}/{token}" if scratch_root else "",
+                snapshot,
+                code_dir,
+                f"{deadline:.3f}" if deadline else "",
+                self._join_python_path(code_dir),
+            )
+        ]
+        if values != self._values:
+            for name, value, old in zip(_NAMES, values, self._values, strict=True):
+                if value != old:
+                    self._set_variable(name, value)
+            self._values = values
+        if code_dir != self.code_dir:
+            self.code_dir = code_dir
+            if code_dir:
+                first = [*([cwd] if cwd else []), *_import_folders(code_dir)]
+                self._path = [*first, *(item for item in self._path if item not in first)]
+                sys.path[:] = self._path
+                for each in first:
+                    self._drop_shadowed(each)
+        self._enter(cwd, code_dir)
+
+    def _enter(self, cwd: str, code_dir: str) -> None:
+        folder = cwd or code_dir or self.cwd
+        try:
+            if cwd and code_dir and not os.path.isdir(cwd):
+                if not os.path.realpath(cwd).startswith(f"{os.path.realpath(code_dir)}/"):
+                    raise Failed("config_invalid", f"folder `{cwd[len(code_dir) + 1 :]}` leads out of the snapshot")
+                scratch.make_folder(cwd)  # A snapshot has no empty folders.
+            os.chdir(folder)
+        except OSError as problem:
+            raise Failed("setup_failed", f"cannot enter folder `{folder}`: {problem.strerror}") from None
+
+    def _join_python_path(self, code_dir: str) -> str:
+        """PYTHONPATH of what the attempt starts: the submitted code comes before any that is installed."""
+        parts = [*_import_folders(code_dir), self._python_path] if code_dir else [self._python_path]
+        return os.pathsep.join(part for part in parts if part)
+
+    def _drop_shadowed(self, folder: str) -> None:
+        """Forget modules that were loaded ahead if `folder` has a module of the same name, which comes first."""
+        if not self._preloaded:
+            return
+        try:
+            own = {name.partition(".")[0] for name in os.listdir(folder)}
+        except OSError:
+            return
+        for name in self._preloaded:
+            if name.partition(".")[0] in own:
+                sys.modules.pop(name, None)
+
+    def _set_variable(self, name: bytes, value: bytes) -> None:
+        """Set a variable in `os.environ`, for C code, and in what is restored after each attempt; empty means unset."""
+        if value:
+            os.putenv(name, value)
+            self.variables[name] = self._base[name] = value
+        else:
+            os.unsetenv(name)
+            self.variables.pop(name, None)
+            self._base.pop(name, None)
+
+    def _set_extra(self, text: str) -> None:
+        new: dict[str, str] = parse_object(text) if text else {}
+        old: dict[str, str] = parse_object(self._extra) if self._extra else {}
+        for name in old.keys() - new.keys():
+            self._set_variable(os.fsencode(name), self._inherited.get(os.fsencode(name), b""))
+        for name, value in new.items():
+            self._set_variable(os.fsencode(name), os.fsencode(value))
+        self._extra = text
+        if "RUNTIME_FENCED" in new:
+            from runtime.worker.attempts import fence
+
+            fence.put_up(int(new["RUNTIME_FENCED"]))
+            self.fenced = True
+
+    # after an attempt
+
+    def restore_streams(self) -> bool:
+        """Undo what user code did to standard output and error; returns False if it has closed them."""
+        if sys.stdout is not self._stdout or sys.stderr is not self._stderr:
+            flush()
+            sys.stdout, sys.stderr = self._stdout, self._stderr
+        flush()
+        return not (self._stdout.closed or self._stderr.closed)
+
+    def restore(self) -> None:
+        """Undo what user code changed and the next attempt in this child would inherit."""
+        if self.variables != self._base:
+            for name in self.variables.keys() - self._base.keys():
+                os.unsetenv(name)
+                del self.variables[name]
+            for name, value in self._base.items():
+                if self.variables.get(name) != value:
+                    os.putenv(name, value)
+                    self.variables[name] = value
+        os.umask(self._umask)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        self.set_handlers()
+        if sys.path != self._path:
+            sys.path[:] = self._path
+        if sys.argv != [""]:
+            sys.argv = [""]
+        tempfile = sys.modules.get("tempfile")
+        if tempfile is not None:
+            tempfile.tempdir = None  # type: ignore[attr-defined]
+
+    def set_handlers(self) -> None:
+        for signum, handler in self._handlers:
+            if _get_handler(signum) != handler:
+                _signal.signal(signum, handler)
+
+
+def _import_folders(tree: str) -> list[str]:
+    """Folders of a project that hold its modules; the shim has the same."""
+    return [f"{tree}/src", tree] if os.path.isdir(f"{tree}/src") else [tree]

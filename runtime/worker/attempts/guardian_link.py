@@ -1,0 +1,155 @@
+"""The worker's end of its guardian: the process, and the socket over which it is given orders and reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from runtime.worker.attempts.child_handle import Page
+from runtime.worker.attempts.environment import PRELOADABLE
+from runtime.worker.attempts.events import Events
+from runtime.worker.attempts.model import PoolSettings
+
+SEND_PATIENCE_S: Final = 5
+
+# The standard library first: a folder that is put in front of it may hold a module with one of its names.
+_GUARDIAN = """
+import faulthandler, fcntl, importlib.machinery, json, mmap, resource, select, signal, socket, sys, termios
+sys.path.insert(0, sys.argv[1])
+from runtime.worker.attempts.guardian import main
+main(int(sys.argv[2]))
+"""
+
+
+class GuardianLink:
+    """The guardian of one pool; when one has ended, `start` starts the next."""
+
+    def __init__(self, settings: PoolSettings, page: Page, events: Events) -> None:
+        self._settings, self._page, self._events = settings, page, events
+        self.process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._inbox = b""
+        self.silences = 0
+        """Pings since the guardian's last word."""
+        self.removals: set[str] = set()
+        """Trees that it has yet to remove."""
+        self._preloaded: set[str] = set()
+        self.closing = False
+        """The pool ends: no guardian follows this one, and nothing further begins."""
+
+    @property
+    def is_open(self) -> bool:
+        return self._socket is not None
+
+    def start(self, read: Callable[[], None]) -> None:
+        """Start the guardian, without waiting for it; `read` is called when it reports. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        # A guardian that does not read must not stop the loop.
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_PATIENCE_S, 0))
+        source = str(Path(__file__).resolve().parents[3])
+        self.silences = 0
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _GUARDIAN, source, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), self._page.fd, *self._settings.hold_fds),
+                start_new_session=True,
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._socket, self._inbox = ours, b""
+        self._preloaded.clear()
+        self.tell(json.dumps(self._configure()))
+        self._events.listen(ours, read)
+        for path in self.removals:
+            self.tell(f"remove {path}")
+
+    def _configure(self) -> dict[str, object]:
+        settings = self._settings
+        sys_path = sys.path if settings.sys_path is None else settings.sys_path
+        here = str(Path.cwd())
+        return {
+            "worker_pid": os.getpid(),
+            "page_fd": self._page.fd,
+            "page_bytes": self._page.size,
+            "hold_fds": settings.hold_fds,
+            "reuse": settings.reuse,
+            "max_tasks": settings.max_tasks_per_child,
+            "max_growth_bytes": settings.max_growth_bytes,
+            "sys_path": [item or here for item in sys_path],
+        }
+
+    def tell(self, message: str, fds: Sequence[int] = ()) -> None:
+        if self._socket is None:
+            return
+        self._events.await_answer()
+        data = f"{message}\0".encode("utf-8", "surrogateescape")
+        try:
+            if fds:
+                socket.send_fds(self._socket, [data], fds)
+            else:
+                self._socket.sendall(data)
+        except BlockingIOError:
+            # It has not read for seconds, and what it was told now is lost: it is to be replaced.
+            self.silences, self._events.ping_at = sys.maxsize, 0.0
+            self._events.wake_by(0.0)
+        except OSError:
+            pass  # It has died; reading its socket shows that.
+
+    def receive(self) -> list[str] | None:
+        """What the guardian has reported; None if it has ended."""
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(65536, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        if not data:
+            return None
+        self.silences = 0
+        *messages, self._inbox = (self._inbox + data).split(b"\0")
+        return [message.decode("utf-8", "surrogateescape") for message in messages]
+
+    def remove(self, path: str) -> None:
+        """Have a tree removed in the background; a guardian that dies before it did passes this on to the next."""
+        self.removals.add(path)
+        self.tell(f"remove {path}")
+
+    def preload(self, imported: Iterable[str]) -> None:
+        """Have the guardian load what attempts have loaded, if it is fit for that."""
+        names = PRELOADABLE.intersection(imported) - self._preloaded
+        if names:
+            self._preloaded |= names
+            self.tell(f"preload {' '.join(sorted(names))}")
+
+    def disconnect(self) -> subprocess.Popen[bytes] | None:
+        """Close our end, upon which the guardian ends everything; returns its process."""
+        if self._socket is not None:
+            self._events.forget(self._socket)
+            self._socket.close()
+            self._socket = None
+        process, self.process = self.process, None
+        return process
+
+    def stop(self, patience_s: float) -> None:
+        """End the guardian and wait for that."""
+        process = self.disconnect()
+        if process is not None:
+            process.send_signal(signal.SIGCONT)
+            try:
+                process.wait(patience_s)
+            except subprocess.TimeoutExpired:
+                pass  # Something cannot be killed; the guardian waits for it, and holds our locks as long.

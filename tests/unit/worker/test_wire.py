@@ -1,0 +1,56 @@
+"""Reports between child and worker, without either."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from runtime.reasons import EndReason
+from runtime.worker.attempts import wire
+from runtime.worker.attempts.endings import parse_progress, read_report
+from runtime.worker.attempts.model import Ended
+
+
+def read(payload: bytes) -> tuple[Ended, Any]:
+    result = Ended("t-1", 0, EndReason.SUCCEEDED, 1.0, 2.0)
+    return result, read_report(result, payload)
+
+
+def test_report_is_read_as_it_was_written() -> None:
+    details = {"outcome": "app_failed", "message": "no", "exit_code": 3, "signal": 9, "metrics": {"n": 1}}
+    result, imported = read(wire.encode_report({**details, "progressed": True, "imported": ["json"]}, '"\ud800é"'))
+
+    assert (result.reason, result.message, result.exit_code, result.signal) == (EndReason.APP_FAILED, "no", 3, 9)
+    assert (result.metrics, result.progressed, result.value) == ({"n": 1.0}, True, '"\ud800é"')
+    assert imported == ["json"]
+
+
+def test_report_that_no_json_can_hold_is_a_failure_that_says_so() -> None:
+    result, imported = read(wire.encode_report({"outcome": "succeeded", "metrics": {"n": object()}}, "1"))
+
+    assert (result.reason, result.value, imported) == (EndReason.APP_FAILED, "", [])
+    assert (result.message or "").startswith("its metrics cannot be recorded: Object of type object")
+
+
+def test_report_over_the_most_a_frame_may_have_is_a_failure_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MOST_FRAME_BYTES", 1 << 20)
+    result, _ = read(wire.encode_report({"outcome": "succeeded"}, "x" * (3 << 20)))
+
+    assert (result.reason, result.value) == (EndReason.APP_FAILED, "")
+    assert result.message == "it reported 3 MiB; the most is 1 MiB"
+
+
+@pytest.mark.parametrize("payload", [b"", b"\1\0\0\0", b"\2\0\0\0[]", b"\2\0\0\0{}", b'\x0f\0\0\0{"outcome":"no"}'])
+def test_report_that_cannot_be_read_is_the_attempts_failure(payload: bytes) -> None:
+    result, imported = read(payload)
+
+    assert (result.reason, result.value, imported) == (EndReason.APP_FAILED, "", None)
+    assert (result.message or "").startswith("what it reported cannot be read: ")
+
+
+def test_progress_that_cannot_be_read_is_none() -> None:
+    said = parse_progress(b'{"done": 1, "text": "x"}', 5.0)
+    assert said
+    assert (said.at, said.done, said.total, said.text, said.metrics) == (5.0, 1.0, None, "x", {})
+    assert [parse_progress(payload, 5.0) for payload in (b"", b"[]", b'{"done": []}', b'{"metrics": 3}')] == [None] * 4
