@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from runtime.stack.find import open_stack
     from runtime.tasks.workflows import workflow
     from runtime.worker.attempts.context import current_attempt
-    from runtime.worker.worker import WorkerOptions, run_worker
+    from runtime.worker.options import WorkerOptions
+    from runtime.worker.worker import run_worker
 
 __version__ = "0.1.0"
 
@@ -35,7 +36,7 @@ _HOMES = {
     "JobHandle": "runtime.client.jobs.launch",
     "JobSpec": "runtime.jobs.spec",
     "RuntimeFailure": "runtime.errors",
-    "WorkerOptions": "runtime.worker.worker",
+    "WorkerOptions": "runtime.worker.options",
     "current_attempt": "runtime.worker.attempts.context",
     "launch": "runtime.client.jobs.launch",
     "open_stack": "runtime.stack.find",
