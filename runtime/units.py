@@ -72,6 +72,11 @@ def format_size(size: float) -> str:
     return f"{size:.1f}".rstrip("0").rstrip(".") + unit
 
 
+def divide(total: int, parts: int) -> list[int]:
+    """Split a number into parts that differ by at most 1, the larger ones first."""
+    return [total // parts + (place < total % parts) for place in range(parts)]
+
+
 def format_time(at: datetime) -> str:
     """RFC 3339 in UTC with milliseconds, as records and messages carry it."""
     at = at.astimezone(UTC)

@@ -150,8 +150,14 @@ class NoticeWatch:
             self._thread.start()
 
     def stop(self) -> None:
-        """Returns at once; a request that is under way ends by its time-out, and its answer is dropped."""
+        """Return at once; a request that is under way ends by its time-out, and its answer is dropped."""
         self._stop.set()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait until the watch has ended, by its first notice or by `stop`; return whether it has."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return self._thread is None or not self._thread.is_alive()
 
     def _watch(self) -> None:
         polls = [_Poll(source) for source in self._sources]

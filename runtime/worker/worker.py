@@ -33,7 +33,7 @@ from runtime.worker.held import Holdings
 from runtime.worker.leasing import Leasing
 from runtime.worker.leaving import Leaving
 from runtime.worker.logs import AttemptLogs
-from runtime.worker.metrics import NoMetrics, open_metrics
+from runtime.worker.metrics import WorkerMetrics, open_metrics
 from runtime.worker.offload import Offload
 from runtime.worker.options import WorkerOptions, WorkerResult, new_worker_name
 from runtime.worker.orders import Orders
@@ -75,7 +75,7 @@ class Worker:
             records=queue.records,
             clock=clock or SystemClock(),
             say=say,
-            metrics=NoMetrics(),
+            metrics=WorkerMetrics(),
             offload=Offload(inline=local),
             leaving=self._leaving,
             local=local,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-import time
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -57,10 +57,29 @@ def test_worker_that_is_idle_waits_for_a_task_that_is_due_soon(bench: Bench) -> 
     assert bench.record(task).value == 1
 
 
+class CountingQueue:
+    """Passes on every call of a queue, or of its records, and counts it by name."""
+
+    def __init__(self, beneath: Any, calls: Counter[str], **instead: Any) -> None:
+        self._beneath, self._calls, self._instead = beneath, calls, instead
+
+    def __getattr__(self, name: str) -> Any:
+        found = self._instead.get(name) or getattr(self._beneath, name)
+        if name == "records":
+            return CountingQueue(found, self._calls)
+        self._calls[name] += 1
+        return found
+
+
 def test_worker_that_waits_for_its_first_task_counts_idle_time_from_its_end(bench: Bench) -> None:
-    task = bench.function("give", 1)
-    with bench.running(idle_timeout=timedelta(seconds=0.1), wait_for_first=True) as running:
-        time.sleep(0.4)
+    task, calls = bench.function("give", 1), Counter[str]()
+    with bench.running(
+        over=lambda queue: CountingQueue(queue, calls, doorbell=lambda: None),
+        idle_timeout=timedelta(seconds=0.1),
+        wait_for_first=True,
+    ) as running:
+        # It looks every 50 ms, and would have left long before.
+        assert wait_until(lambda: calls["outlook"] >= 8)
         assert running.result is None
         bench.put(task)
         result = running.join()
@@ -149,9 +168,10 @@ def test_worker_that_cannot_hold_a_task_reports_it_once_however_often_it_comes(
     large = bench.function("give", resources=Resources(gpus=64))
     bench.put(large)
 
-    with bench.running(name="w-small") as running:
-        assert wait_until(lambda: bool(bench.events("task_declined")))
-        time.sleep(0.4)
+    calls = Counter[str]()
+
+    with bench.running(over=lambda queue: CountingQueue(queue, calls), name="w-small") as running:
+        assert wait_until(lambda: calls["release"] >= 4)
         running.worker.stop()
         running.join()
 
@@ -291,7 +311,7 @@ def test_worker_told_to_stop_asks_the_attempt_to_end_and_releases_it_unspent(ben
     with bench.running(look_ahead=4) as running:
         bench.began("slow")
         bench.put(waiting)
-        time.sleep(0.1)
+        assert wait_until(lambda: bench.records.totals(EXPERIMENT).counts[TaskState.LEASED] == 2)
         running.worker.stop("enough")
         result = running.join()
 
@@ -487,10 +507,11 @@ def test_paused_queue_hands_out_nothing_until_it_is_resumed(bench: Bench, monkey
     monkeypatch.setattr("runtime.worker.orders.CONTROL_EVERY_S", 0.05)
     queue = bench.open_queue()
     queue.pause()
-    task = bench.function("give")
+    task, calls = bench.function("give"), Counter[str]()
     bench.put(task)
-    with bench.running():
-        time.sleep(0.3)
+    with bench.running(over=lambda queue: CountingQueue(queue, calls)):
+        assert wait_until(lambda: calls["control"] >= 4)
+        assert calls["lease"] == 0
         assert bench.records.find(task.id, 1) is None
         queue.resume()
         assert wait_until(lambda: bench.records.find(task.id, 1) is not None)
@@ -640,10 +661,12 @@ def test_worker_runs_each_task_in_a_process_of_its_own(bench: Bench) -> None:
 
 def test_worker_with_slots_runs_as_many_at_a_time(bench: Bench) -> None:
     bench.put(*(bench.function("wait", f"w{n}") for n in range(3)))
-    with bench.running(slots=2, look_ahead=0):
+    calls = Counter[str]()
+    with bench.running(over=lambda queue: CountingQueue(queue, calls), slots=2, look_ahead=0):
         bench.began("w0")
         bench.began("w1")
-        time.sleep(0.1)
+        tended = calls["tend"]
+        assert wait_until(lambda: calls["tend"] > tended)
         assert not (bench.code / "w2.began").exists()
         bench.let_go("w1")
         bench.began("w2")
