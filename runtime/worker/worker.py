@@ -82,9 +82,9 @@ class Worker:
         )
         self._selector = selectors.DefaultSelector()
         self._signal_reader: SignalReader | None = None
-        self._bell: int | None = None
+        self._queue_fd: int | None = None
         """The queue's wake-up descriptor."""
-        self._bell_on = False
+        self._hears_queue = False
 
     def run(self) -> WorkerResult:
         """Serve until asked to leave. Raises what makes it impossible to begin; afterwards only reports."""
@@ -109,12 +109,12 @@ class Worker:
         self._crew.start()
         # Trees of dead workers may be large; nothing waits for their end.
         threading.Thread(target=remove_leftovers, name="leftovers", daemon=True).start()
-        self._bell = queue.doorbell()
+        self._queue_fd = queue.doorbell()
         self._build_parts()
         if services.offload.fd is not None:
             self._selector.register(services.offload.fd, selectors.EVENT_READ, services.offload)
         self._selector.register(leaving.wake_fd, selectors.EVENT_READ)
-        with self._listen():
+        with self._listen_to_signals():
             say.started(self.name, queue.name, services.slots)
             if metrics.port is not None:
                 say.serving_metrics(metrics.port)
@@ -152,7 +152,7 @@ class Worker:
             trees,
             conclude=lambda end: ending.conclude(end, time.monotonic()),
         )
-        leasing = Leasing(services, holdings, outbox, orders, dispatch, preparing, is_woken=self._bell is not None)
+        leasing = Leasing(services, holdings, outbox, orders, dispatch, preparing, is_woken=self._queue_fd is not None)
         settling = Settling(services, outbox, leasing)
         logs = AttemptLogs(services, holdings, dispatch, crew)
         ending = Ending(services, holdings, outbox, dispatch, preparing, settling, logs, crew, code, scratch)
@@ -172,7 +172,7 @@ class Worker:
         while True:
             now = time.monotonic()
             drain.advance(now)
-            self._watch_bell()
+            self._listen_to_queue()
             if ended and leaving.reason is None and dispatch.may_linger():
                 time.sleep(LINGER_S)
             ended = self._wait(now)
@@ -208,7 +208,7 @@ class Worker:
                 ended += crew.ready(key)
             elif key.data is offload:
                 offload.collect()
-            elif key.fd == self._bell:
+            elif key.fd == self._queue_fd:
                 if self._services.queue.hush():
                     self._upkeep.tend_now()
                 self._leasing.poll_now()
@@ -219,7 +219,7 @@ class Worker:
         return ended
 
     def _patience(self, now: float) -> float:
-        """Seconds the loop may sleep."""
+        """Return how many seconds the loop may sleep."""
         until = min(self._upkeep.next_at(), self._settling.next_at())
         deadline = self._crew.next_deadline()
         if deadline is not None:
@@ -237,23 +237,23 @@ class Worker:
                 until = min(until, self._dispatch.pause_until)
         return max(0.0, until - now)
 
-    def _watch_bell(self) -> None:
+    def _listen_to_queue(self) -> None:
         """Listen to the queue only while there is room; when full, every put would wake the loop for nothing."""
-        if self._bell is None:
+        if self._queue_fd is None:
             return
         wanted = self._leaving.reason is None and self._leasing.room() > 0
-        if wanted != self._bell_on:
-            self._bell_on = wanted
+        if wanted != self._hears_queue:
+            self._hears_queue = wanted
             if wanted:
-                self._selector.register(self._bell, selectors.EVENT_READ)
+                self._selector.register(self._queue_fd, selectors.EVENT_READ)
             else:
-                self._selector.unregister(self._bell)
+                self._selector.unregister(self._queue_fd)
 
     # signals
 
     @contextlib.contextmanager
-    def _listen(self) -> Iterator[None]:
-        """Signals and preemption notices, if the process is the worker's own."""
+    def _listen_to_signals(self) -> Iterator[None]:
+        """Answer signals and preemption notices inside, if the process is the worker's own."""
         if not self._services.options.owns_process:
             yield
             return
