@@ -1,4 +1,4 @@
-"""What the end of an attempt means for its task: a record, or another try. Pure; the worker acts on it."""
+"""What the end of an attempt means for its task: a record, or another attempt. Pure; the worker acts on it."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def judge_end(
 
 
 def judge_history(task: Task, history: History, *, now: datetime) -> Again | GiveUp:
-    """Before a start: whether the earlier attempts already bury the task, and if not, how and when it may run.
+    """Decide before a start whether the earlier attempts bury the task, and if not, how and when it may run.
 
-    A worker that vanished could not say when, so the wait after such a loss begins with the note of it. It is spread by
-    that attempt's token: whoever looks sees the same time.
+    A worker that vanished could not say when, so the wait after such a loss begins with the note of it. That attempt's
+    token spreads the wait, so that every worker computes the same time.
     """
     last = history.ended[-1] if history.ended else None
     if last is None or last.reason is not EndReason.LOST or last.ended_at > now:
-        # By a clock that is ahead of ours no wait can be told.
+        # The note's clock is ahead of ours, so no wait can be computed from it.
         decision = decide(task, history.ended, now=now)
         return replace(decision, not_before=now) if isinstance(decision, Again) else decision
     return decide(task, history.ended, now=last.ended_at, jitter=lambda: zlib.crc32(last.token.encode()) / 2**32)
@@ -109,7 +109,7 @@ def failure(
 def unstarted(
     lease: Lease, reason: EndReason, message: str, *, worker: str | None, now: datetime, attempts: int = 0
 ) -> Settlement:
-    """The record of a task that ends without another start: malformed, expired, cancelled or buried."""
+    """Make the record of a task that ends without another start: malformed, expired, cancelled or buried."""
     states = {EndReason.EXPIRED: TaskState.EXPIRED, EndReason.CANCELLED: TaskState.CANCELLED}
     record = Record(
         task_id=lease.task.id,
@@ -128,7 +128,7 @@ def unstarted(
 
 
 def malformed(task: Task, invalid: InvalidMessage, *, now: datetime) -> Settlement:
-    """The record of what could not be parsed and is in nobody's hands; `task` stands for it."""
+    """Make the record of a message that could not be parsed and that nobody has leased; `task` stands for it."""
     lease = Lease(task, new_token(), invalid=invalid)
     return unstarted(lease, EndReason.CONFIG_INVALID, invalid.problem, worker=None, now=now)
 
@@ -171,5 +171,5 @@ def failed_instead(
 
 
 def counts_against_worker(reason: EndReason) -> bool:
-    """Whether a task that ended so says something about this worker: a malformed or badly called one does not."""
+    """Return whether this end says something about the worker; that of a malformed or badly called task does not."""
     return reason.budget is Budget.FAILURES

@@ -42,7 +42,7 @@ def test_one_suspect_runs_at_a_time_until_it_has_proved_itself(holdings: Holding
 
 
 def test_success_lets_one_more_run_and_a_loss_only_one_again(holdings: Holdings) -> None:
-    suspects = Suspects(holdings, 3)
+    suspects = Suspects(holdings, 4)
     for key in "1234":
         suspects.add(hold(holdings, key))
     first = suspects.start_next(0.0)
