@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from runtime.stack.open import open_stack
     from runtime.tasks.workflows import workflow
     from runtime.worker.attempts.context import current_attempt
-    from runtime.worker.worker import WorkerOptions, run_worker
+    from runtime.worker.options import WorkerOptions
+    from runtime.worker.worker import run_worker
 
 __version__ = "0.1.0"
 
@@ -37,7 +38,7 @@ _HOMES = {
     "JobHandle": "runtime.client.jobs.handle",
     "JobSpec": "runtime.jobs.spec",
     "RuntimeFailure": "runtime.errors",
-    "WorkerOptions": "runtime.worker.worker",
+    "WorkerOptions": "runtime.worker.options",
     "current_attempt": "runtime.worker.attempts.context",
     "launch": "runtime.client.jobs.launch",
     "open_stack": "runtime.stack.open",

@@ -77,8 +77,8 @@ def count_noun(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-def divide_evenly(total: int, parts: int) -> list[int]:
-    """Shares that add up to `total` and differ by one at most, the larger ones first."""
+def divide(total: int, parts: int) -> list[int]:
+    """Split a number into parts that differ by at most 1, the larger ones first."""
     return [total // parts + (place < total % parts) for place in range(parts)]
 
 

@@ -11,7 +11,8 @@ from benchmarks.peers.ours_pubsub import open_queue
 
 
 def work(topic: str, subscription: str) -> None:
-    from runtime.worker.worker import WorkerOptions, run_worker
+    from runtime.worker.options import WorkerOptions
+    from runtime.worker.worker import run_worker
 
     run_worker(open_queue(topic, subscription), WorkerOptions(reuse_process=True))
 

@@ -12,7 +12,7 @@ from runtime.errors import InvalidValue, UnknownName
 from runtime.units import parse_duration
 
 if TYPE_CHECKING:
-    from runtime.worker.worker import EntryKind, WorkerOptions
+    from runtime.worker.options import EntryKind, WorkerOptions
 
 _DESCRIPTION = "Serve a queue: lease tasks, run each in a process of its own, record how it ended, repeat."
 _EPILOG = """\
@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _read_options(arguments: object) -> WorkerOptions:
-    from runtime.worker.worker import WorkerOptions
+    from runtime.worker.options import WorkerOptions
 
     get = vars(arguments).get
     idle = _idle_timeout(get("idle_timeout") or "never")
@@ -141,7 +141,7 @@ def _lease(text: str) -> timedelta:
 
 
 def _kinds(text: str | None) -> frozenset[EntryKind]:
-    from runtime.worker.worker import ENTRY_KINDS
+    from runtime.worker.options import ENTRY_KINDS
 
     if text is None:
         return frozenset(ENTRY_KINDS)

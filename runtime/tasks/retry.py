@@ -1,9 +1,9 @@
 """Whether a task is tried again: a pure function of how its attempts ended.
 
-Three things are told apart. A *failure* is the task's own doing and spends `max_failures`: with 3 the third is final,
+Three kinds of end differ. A *failure* is the task's own doing and spends `max_failures`: with 3 the third is final,
 with 1 or 0 no failure is retried. A *preemption* or a lost machine is not: it spends a budget of its own, and only
-where the attempt had no time to prove anything. A *crasher* ends the worker it runs on: a task that was lost twice is
-suspected, and is buried only where the evidence points at it or where it was lost on machine after machine. An attempt
+if the attempt had no time to prove anything. A *crasher* ends the worker it runs on: a task that was lost twice is
+suspected, and is buried only if the evidence points at it or if it was lost on machine after machine. An attempt
 that proved itself clears both counts. docs/decisions/retry-budgets.md has the reasons and a simulation.
 """
 
@@ -22,11 +22,11 @@ from runtime.values import dataclass
 
 PREEMPTION_BUDGET: Final = 100
 LOSSES_TO_SUSPECT: Final = 2
-"""Of which one at least was no loss together with others."""
+"""Losses that make a suspect if the task was alone in at least one of them."""
 LOSSES_TOGETHER_TO_SUSPECT: Final = 4
-"""Where others were lost with it each time: machines are suspected first."""
+"""The same if others were lost with it each time: machines are suspected first."""
 LOSSES_TO_FENCE: Final = 3
-"""Alone and on one machine, where nothing shows what ended the workers: the next attempt runs fenced (`fence`)."""
+"""Losses alone on one machine after which the next attempt runs fenced (`fence`): nothing shows what ended the workers."""
 CRASHES_TO_BURY: Final = 3
 """Losses with evidence against the task; or machines that a suspect was lost on."""
 PROVEN_AFTER: Final = timedelta(minutes=10)
@@ -40,14 +40,14 @@ LONGEST_DELAY: Final = timedelta(minutes=10)
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Run it once more, not before a time."""
+    """Run the task once more, not before a time."""
 
     not_before: datetime
     alone: bool
-    """It is suspected of ending its workers: run it with no other suspect beside it."""
+    """The task is suspected of ending its workers: run it with no other suspect beside it."""
     charged: Budget
     spent: int
-    """Of that budget, this end included."""
+    """Spent of that budget, this end included."""
     fenced: bool = False
     """Keep the attempt from signalling its worker, and its memory from costing the worker's."""
 
@@ -70,7 +70,7 @@ def decide(
     now: datetime,
     jitter: Callable[[], float] = random.random,
 ) -> Decision:
-    """What follows on the last of `ended`, the attempts of this generation that did not succeed, oldest first.
+    """Decide what follows the last of `ended`, the attempts of this generation that did not succeed, oldest first.
 
     `jitter` returns 0 to 1 and spreads the delay over half to one and a half times its length.
     """
@@ -100,12 +100,12 @@ def decide(
 
 
 def failures_allowed(task: Task) -> int:
-    """The failure of this number is the last one. No task is given up before its first."""
+    """Return the number of the failure that is final. No task is given up before its first."""
     return max(1, task.max_failures)
 
 
 def backoff(times: int, jitter: Callable[[], float] = random.random) -> timedelta:
-    """1 s, 2 s, 4 s … up to 10 min for the first, second, third … time, spread by jitter; nothing for 0."""
+    """Return 1 s, 2 s, 4 s … up to 10 min for the first, second, third … time, spread by jitter; nothing for 0."""
     if times <= 0:
         return timedelta()
     longest = min(LONGEST_DELAY, FIRST_DELAY * (1 << min(times - 1, 30)))
@@ -113,7 +113,7 @@ def backoff(times: int, jitter: Callable[[], float] = random.random) -> timedelt
 
 
 def _in_a_row(notes: list[EndedNote]) -> int:
-    """How often in a row it ended like this; a machine that was taken away costs no wait the first time."""
+    """Count the attempts in a row that ended like the last; a machine that was taken away costs no wait the first time."""
     last = notes[-1].reason.budget
     count = 0
     for note in reversed(notes):
@@ -124,7 +124,7 @@ def _in_a_row(notes: list[EndedNote]) -> int:
 
 
 def _since_proven(notes: list[EndedNote]) -> list[EndedNote]:
-    """The attempts since the last that ran long enough, or got somewhere: it cleared what was held against the task.
+    """Return the attempts since the last that ran long enough or made progress: it cleared what was held against the task.
 
     Without this, machines that live for hours on average would bury a task of many hours by their few early deaths.
     """
@@ -149,7 +149,7 @@ def _is_suspect(losses: list[EndedNote]) -> bool:
 
 
 def explain_crasher(losses: list[EndedNote]) -> str | None:
-    """Why a task is buried for these early losses, in words that say what is known; None if it is not."""
+    """Explain why a task is buried for these early losses, in words that say what is known; None if it is not."""
     blamed = [note for note in losses if note.alone and note.evidence]
     within = f"within {PROVEN_AFTER.seconds // 60} minutes and without progress"
     if len(blamed) >= CRASHES_TO_BURY:

@@ -1,4 +1,4 @@
-"""What the end of an attempt means for its task: a record, or another try. Pure; the worker acts on it."""
+"""What the end of an attempt means for its task: a record, or another attempt. Pure; the worker acts on it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TypeAlias
 
+from runtime.errors import explain_briefly
 from runtime.reasons import Budget, EndReason
 from runtime.tasks.history import EndedNote, History, Record, mark_of
 from runtime.tasks.lease import InvalidMessage, Lease, Release, Settlement
@@ -17,7 +18,7 @@ from runtime.values import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Record it; `again` is None because nothing follows."""
+    """Record how the task ended; no attempt follows."""
 
     settlement: Settlement
 
@@ -48,10 +49,9 @@ def judge_end(
     code: str | None,
     log: str,
     log_url: str | None,
-    outputs_url: str | None = None,
     jitter: Callable[[], float],
 ) -> Verdict:
-    """For an attempt that did not succeed. `holds` says whether its lease is still confirmed."""
+    """Decide what follows an attempt that did not succeed. `holds` says whether its lease is still confirmed."""
     if not holds:
         return Drop(f"its lease had passed on when it ended as {note.reason}")
     ended = (*history.ended, note)
@@ -63,14 +63,14 @@ def judge_end(
 
 
 def judge_history(task: Task, history: History, *, now: datetime) -> Again | GiveUp:
-    """Before a start: whether the earlier attempts already bury the task, and if not, how and when it may run.
+    """Decide before a start whether the earlier attempts bury the task, and if not, how and when it may run.
 
-    A worker that vanished could not say when, so the wait after such a loss begins with the note of it. It is spread by
-    that attempt's token: whoever looks sees the same time.
+    A worker that vanished could not say when, so the wait after such a loss begins with the note of it. That attempt's
+    token spreads the wait, so that every worker computes the same time.
     """
     last = history.ended[-1] if history.ended else None
     if last is None or last.reason is not EndReason.LOST or last.ended_at > now:
-        # By a clock that is ahead of ours no wait can be told.
+        # The note's clock is ahead of ours, so no wait can be computed from it.
         decision = decide(task, history.ended, now=now)
         return replace(decision, not_before=now) if isinstance(decision, Again) else decision
     return decide(task, history.ended, now=last.ended_at, jitter=lambda: zlib.crc32(last.token.encode()) / 2**32)
@@ -109,7 +109,7 @@ def failure(
 def unstarted(
     lease: Lease, reason: EndReason, message: str, *, worker: str | None, now: datetime, attempts: int = 0
 ) -> Settlement:
-    """The record of a task that ends without another start: malformed, expired, cancelled or buried."""
+    """Make the record of a task that ends without another start: malformed, expired, cancelled or buried."""
     states = {EndReason.EXPIRED: TaskState.EXPIRED, EndReason.CANCELLED: TaskState.CANCELLED}
     record = Record(
         task_id=lease.task.id,
@@ -128,11 +128,48 @@ def unstarted(
 
 
 def malformed(task: Task, invalid: InvalidMessage, *, now: datetime) -> Settlement:
-    """The record of what could not be parsed and is in nobody's hands; `task` stands for it."""
+    """Make the record of a message that could not be parsed and that nobody has leased; `task` stands for it."""
     lease = Lease(task, new_token(), invalid=invalid)
     return unstarted(lease, EndReason.CONFIG_INVALID, invalid.problem, worker=None, now=now)
 
 
+def refuse(lease: Lease, *, cancelled: bool, worker: str, now: datetime) -> Settlement | None:
+    """Return the record of a task that must not start: malformed, expired or cancelled; None if it may."""
+    expires_at = lease.task.expires_at
+    if lease.invalid is not None:
+        return unstarted(lease, EndReason.CONFIG_INVALID, lease.invalid.problem, worker=worker, now=now)
+    if expires_at is not None and expires_at <= now:
+        message = f"expired at {expires_at:%Y-%m-%d %H:%M:%S} UTC before it was started"
+        return unstarted(lease, EndReason.EXPIRED, message, worker=worker, now=now)
+    if cancelled:
+        return unstarted(lease, EndReason.CANCELLED, "cancelled before it was started", worker=worker, now=now)
+    return None
+
+
+def failed_instead(
+    refused: Settlement | Release, problem: Exception, what: str, *, worker: str, now: datetime
+) -> Settlement:
+    """Return the failure to record for a task whose end, or return to the queue, was refused; it bears the same token."""
+    lease = refused.lease
+    task = lease.task
+    known = refused.record if isinstance(refused, Settlement) else refused.note
+    record = Record(
+        task_id=task.id,
+        generation=task.generation,
+        experiment=task.experiment,
+        state=TaskState.FAILED,
+        token=lease.token,
+        reason=EndReason.CONFIG_INVALID,
+        ended_at=known.ended_at if known else now,
+        started_at=known.started_at if known else None,
+        message=f"{what}: {explain_briefly(problem)[:2000]}",
+        worker=worker,
+        attempts=refused.record.attempts if isinstance(refused, Settlement) else lease.tries + (known is not None),
+    )
+    raw = lease.invalid.raw if lease.invalid else None
+    return Settlement(lease, record, mark_of(record, None if lease.invalid else task, raw=raw))
+
+
 def counts_against_worker(reason: EndReason) -> bool:
-    """Whether a task that ended so says something about this worker: a malformed or badly called one does not."""
+    """Return whether this end says something about the worker; that of a malformed or badly called task does not."""
     return reason.budget is Budget.FAILURES

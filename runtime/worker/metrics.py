@@ -1,4 +1,4 @@
-"""A worker's numbers for Prometheus, through the official client, which is imported only where a port is given.
+"""A worker's numbers for Prometheus, through the official client, which is imported only if a port is given.
 
 The page is served on all interfaces unless another address is named, because the Prometheus server scrapes from
 elsewhere. It holds counts, times and the queue's name: no arguments, no ids of tasks, no messages.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from runtime.errors import InvalidValue, NotPossible
 from runtime.reasons import EndReason
@@ -25,24 +25,24 @@ LATENCIES: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10, 60, 300, 1800, 7200,
 """Upper bounds in seconds: from no-ops to tasks of a day, from an idle worker to a queue of a day."""
 
 
-class WorkerMetrics(Protocol):
-    """What a worker counts. Every method is cheap and never raises."""
+class WorkerMetrics:
+    """What a worker counts; here for nobody. Every method is cheap and never raises."""
 
-    port: int | None
-    """Where the page is served; None if it is not."""
+    port: int | None = None
+    """The port of the page; None if it is not served."""
 
     def set_slots(self, count: int) -> None: ...
     def set_running(self, count: int) -> None: ...
     def set_leases(self, held: int) -> None: ...
     def attempt_started(self, waited: timedelta | None = None) -> None:
-        """`waited` is the time since the task was submitted, or since it was due; None where that is unknown."""
+        """`waited` is the time since the task was submitted, or since it was due; None if that is unknown."""
 
     def attempt_ended(self, reason: EndReason, seconds: float) -> None: ...
     def task_recorded(self, state: TaskState) -> None:
         """A record was committed: the task ended for good."""
 
     def task_released(self, reason: EndReason | None = None) -> None:
-        """It went back to the queue; None if it had not been started."""
+        """The task went back to the queue; None if it had not been started."""
 
     def task_declined(self) -> None: ...
     def renewal_failed(self) -> None: ...
@@ -50,55 +50,16 @@ class WorkerMetrics(Protocol):
     def close(self) -> None: ...
 
 
-class NoMetrics:
-    """Counts nothing."""
-
-    port: int | None = None
-
-    def set_slots(self, count: int) -> None:
-        pass
-
-    def set_running(self, count: int) -> None:
-        pass
-
-    def set_leases(self, held: int) -> None:
-        pass
-
-    def attempt_started(self, waited: timedelta | None = None) -> None:
-        pass
-
-    def attempt_ended(self, reason: EndReason, seconds: float) -> None:
-        pass
-
-    def task_recorded(self, state: TaskState) -> None:
-        pass
-
-    def task_released(self, reason: EndReason | None = None) -> None:
-        pass
-
-    def task_declined(self) -> None:
-        pass
-
-    def renewal_failed(self) -> None:
-        pass
-
-    def lease_lost(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 def open_metrics(address: tuple[str, int] | None, *, queue: str) -> WorkerMetrics:
-    """Serve the page at `address`, host and port, or count nothing where it is None.
+    """Serve the page at `address`, host and port, or count nothing if `address` is None.
 
-    An empty host is all interfaces; port 0 takes a free one, which `port` then says. Raises `NotPossible` where the
+    An empty host is all interfaces; port 0 takes a free one, which `port` then says. Raises `NotPossible` if the
     port is taken or the address is not this machine's.
     """
-    return NoMetrics() if address is None else PrometheusMetrics(address, queue=queue)
+    return WorkerMetrics() if address is None else PrometheusMetrics(address, queue=queue)
 
 
-class PrometheusMetrics:
+class PrometheusMetrics(WorkerMetrics):
     """The page at `http://HOST:PORT/metrics`. Each number carries the queue as a label."""
 
     def __init__(self, address: tuple[str, int], *, queue: str) -> None:
@@ -107,7 +68,7 @@ class PrometheusMetrics:
         self._registry = prometheus.CollectorRegistry()
         prometheus.ProcessCollector(registry=self._registry)
         self._server = _serve(address, self._registry)
-        self.port: int | None = self._server.server_address[1]
+        self.port = self._server.server_address[1]
 
         def gauge(name: str, text: str) -> Any:
             return prometheus.Gauge(name, text, ["queue"], registry=self._registry).labels(queue)
@@ -174,7 +135,7 @@ class PrometheusMetrics:
         self._leases_lost.inc()
 
     def close(self) -> None:
-        """Returns when the port is free again."""
+        """Stop serving, and return when the port is free again."""
         import socket
         import threading
 
@@ -192,7 +153,7 @@ class PrometheusMetrics:
 
 
 def _serve(address: tuple[str, int], registry: Any) -> ThreadingHTTPServer:
-    """The client's handler on a server of ours.
+    """Serve the client's handler on a server of our own.
 
     `prometheus_client.start_http_server` looks the host's name up, which may wait on a resolver for seconds, and on
     Python 3.14 shares a port that is taken instead of refusing it.

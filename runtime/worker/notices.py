@@ -1,8 +1,8 @@
 """Preemption notices: the cloud, or an operator, says that this machine will be taken away.
 
-`NoticeWatch` polls in a daemon thread: a file wherever one is named, Google's metadata server where the firmware says
-Compute Engine, Amazon's where it says EC2. On any other machine nothing is asked over the network. Whoever owns the
-watch is woken by a byte on a descriptor, and finds the notice in `NoticeWatch.notice`.
+`NoticeWatch` polls in a daemon thread: a file if one is named, Google's metadata server if the firmware says Compute
+Engine, Amazon's if it says EC2. On any other machine nothing is asked over the network. A byte on a descriptor wakes
+the owner of the watch, who finds the notice in `NoticeWatch.notice`.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ class Notice:
     source: str
     """`file`, `gce` or `ec2`."""
     at: datetime
-    """When it was seen."""
+    """When the notice was seen."""
     deadline: datetime | None
-    """When the machine goes, where that is known."""
+    """When the machine goes, if that is known."""
     text: str
-    """What was said, one line for people."""
+    """The notice in one line for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoticeSettings:
-    """Which places to ask, and how often. A URL without a path; None asks only where the firmware says so."""
+    """Which places to ask, and how often. URLs have no path; None asks a cloud only if the firmware names it."""
 
     file: Path | None = None
-    """Its existence is a notice; its first line is the text."""
+    """A file whose existence is a notice, with its first line as the text."""
     gce_url: str | None = None
     ec2_url: str | None = None
     clouds: tuple[str, ...] = ("gce", "ec2")
-    """Those that may be asked at all."""
+    """Clouds that may be asked at all."""
     every: timedelta = timedelta(seconds=5)
     file_every: timedelta = timedelta(seconds=0.5)
     timeout: timedelta = timedelta(seconds=2)
-    """Of one request."""
+    """The time-out of one request."""
 
 
 def notice_settings_from(environ: Mapping[str, str]) -> NoticeSettings:
-    """What the environment says: RUNTIME_PREEMPTION_FILE, RUNTIME_PREEMPTION_NOTICES=auto|off, and the variables that
+    """Read the settings from the environment: RUNTIME_PREEMPTION_FILE, RUNTIME_PREEMPTION_NOTICES=auto|off, and the variables that
     the clouds' own libraries obey: GCE_METADATA_HOST, AWS_EC2_METADATA_SERVICE_ENDPOINT and AWS_EC2_METADATA_DISABLED.
     """
     file = environ.get("RUNTIME_PREEMPTION_FILE")
@@ -83,7 +83,7 @@ def notice_settings_from(environ: Mapping[str, str]) -> NoticeSettings:
 
 
 def answer_notice(notice: Notice, environ: Mapping[str, str]) -> int:
-    """Exit code of a process that gives way to `notice`.
+    """Return the exit code of a process that gives way to `notice`.
 
     A job has to be started again. Its shim takes the exit code for a preemption only beside the note that is written
     here; without one, as on a full disk, it takes the command for one that asks to be started again.
@@ -99,7 +99,7 @@ def answer_notice(notice: Notice, environ: Mapping[str, str]) -> int:
 
 
 def find_cloud(root: Path = Path("/")) -> str | None:
-    """`gce`, `ec2` or None, by what the firmware calls this machine."""
+    """Return `gce`, `ec2` or None, by what the firmware calls this machine."""
     firmware = root / "sys/class/dmi/id"
     if _read_line(firmware / "product_name") in ("Google Compute Engine", "Google"):
         return "gce"
@@ -110,7 +110,7 @@ def find_cloud(root: Path = Path("/")) -> str | None:
 
 
 class NoticeWatch:
-    """Watches until the first notice. Inert, and without a thread, where there is nothing to ask.
+    """Watches until the first notice. Inert, and without a thread, if there is nothing to ask.
 
     On a notice one byte is written to `fd` and `on_notice` is called, once, from the thread. A descriptor that is
     gone or full is no error.
@@ -134,7 +134,7 @@ class NoticeWatch:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """What is watched: some of `file`, `gce`, `ec2`."""
+        """The sources watched: some of `file`, `gce`, `ec2`."""
         return tuple(source.name for source in self._sources)
 
     def __enter__(self) -> NoticeWatch:
@@ -150,8 +150,14 @@ class NoticeWatch:
             self._thread.start()
 
     def stop(self) -> None:
-        """Returns at once; a request that is under way ends by its time-out, and its answer is dropped."""
+        """Return at once; a request that is under way ends by its time-out, and its answer is dropped."""
         self._stop.set()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait until the watch has ended, by its first notice or by `stop`; return whether it has."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return self._thread is None or not self._thread.is_alive()
 
     def _watch(self) -> None:
         polls = [_Poll(source) for source in self._sources]
@@ -182,7 +188,7 @@ class _Source(Protocol):
     every: timedelta
 
     def ask(self) -> Notice | None:
-        """The notice, if there is one; raises OSError or ValueError where no answer can be had."""
+        """Return the notice, or None; raises OSError or ValueError if no answer can be had."""
 
 
 class _Poll:
@@ -235,7 +241,7 @@ class _FileSource:
         except FileNotFoundError:
             return None
         except OSError:
-            # It is there, whatever else it is.
+            # Something is there that is no readable file.
             text = ""
         first = text.strip().partition("\n")[0]
         return Notice("file", datetime.now(UTC), None, first or f"`{self._path}` exists")
@@ -313,7 +319,7 @@ class _Ec2Source:
 
     @staticmethod
     def _parse(body: str) -> Notice:
-        """An action is a notice even where its details cannot be read."""
+        """Read an action, which is a notice even if its details cannot be read."""
         action, deadline = "take away", None
         try:
             said = json.loads(body)

@@ -27,28 +27,46 @@ class Offload:
     def __init__(self, *, inline: bool) -> None:
         self.fd: int | None = None
         """Turns readable when results wait for `collect`; None inline."""
+        self.awaited = 0
+        """Calls whose results a worker needs before it leaves, and that have not been handed over."""
         self._threads: Threads | None = None
         self._done: deque[Callable[[], None]] = deque()
-        """What hands the results over, on the loop's thread."""
+        """Steps that hand the results over, on the loop's thread."""
         self._lanes: list[Callable[[], None]] = []
-        """As above, for what came of each kind of calls since."""
+        """The same for lanes: a step for each that hands over all results it has gathered."""
         self._rung = False
         """`fd` is readable already."""
         if not inline:
             self._threads = Threads(THREADS, "runtime-io")
             self.fd, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
-    def call(self, work: Callable[[], T], then: Callable[[T | None, Exception | None], None]) -> None:
+    def call(
+        self, work: Callable[[], T], then: Callable[[T | None, Exception | None], None], *, awaited: bool = False
+    ) -> None:
         """Make the call; `then` gets its result, or None and what it raised, on the loop's thread."""
+        self.awaited += awaited
         if self._threads is None:
-            then(*_try(work))
+            self._answer(then, awaited, *_try(work))
         else:
-            self._threads.start(lambda: self._hand_over(partial(then, *_try(work))))
+            self._threads.start(lambda: self._hand_over(partial(self._answer, then, awaited, *_try(work))))
+
+    def _answer(
+        self,
+        then: Callable[[T | None, Exception | None], None],
+        awaited: bool,
+        result: T | None,
+        problem: Exception | None,
+    ) -> None:
+        self.awaited -= awaited
+        then(result, problem)
 
     def lane(
         self, work: Callable[[A], T], then: Callable[[Sequence[Outcome[A, T]]], None], *, at_once: int
     ) -> Callable[[Sequence[A]], None]:
-        """What makes the call for each item it is given; `then` gets what is done, several at a time."""
+        """Return a function that makes the call for each item it is given; `then` gets the outcomes, several at a time.
+
+        All calls of a lane are awaited.
+        """
         if self._threads is None:
             return lambda items: then([(item, *_try(partial(work, item))) for item in items])
         gathered: deque[Outcome[A, T]] = deque()
@@ -59,11 +77,16 @@ class Offload:
         def hand_over() -> None:
             lane.add(())  # in case that it hangs; other calls end every second, and lead here
             if outcomes := [gathered.popleft() for _ in range(len(gathered))]:
+                self.awaited -= len(outcomes)
                 then(outcomes)
+
+        def add(items: Sequence[A]) -> None:
+            self.awaited += len(items)
+            lane.add(items)
 
         lane = Lane(self._threads, make, at_once, self._ring)
         self._lanes.append(hand_over)
-        return lane.add
+        return add
 
     def _hand_over(self, step: Callable[[], None]) -> None:
         self._done.append(step)

@@ -1,4 +1,4 @@
-"""What a worker says of itself: a line for each event, which ends in what happens to the task next.
+"""A worker's own log: a line for each event, which ends in what happens to the task next.
 
 People get `12:03:04 failed     t-3f2a9c1d train 7 after 3.2s: ValueError: …; retried in 4s (1 of 3 failures spent)`, programs
 one JSON object a line with the keys that log collectors know (`time`, `severity`, `message`) beside `event` and its facts.
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 SUCCESSES_PER_S: Final = 5
 FAILURES_PER_S: Final = 20
-"""Beyond so many lines of a kind in a second the rest is summed up."""
+"""Lines of a kind in a second; further ones are summed up."""
 TROUBLE_EVERY_S: Final = 30.0
-"""The same trouble is said again only after so long."""
+"""Time until the same trouble is said again."""
 _TEXT_WIDTH: Final = 400
 
 _COLOURS: Final = {"succeeded": "32", "failed": "31", "dead": "31", "trouble": "31", "worker": "1"}
@@ -100,7 +100,7 @@ class Reporter:
 
     @classmethod
     def for_stderr(cls, log_format: LogFormat = LogFormat.AUTO, *, clock: Clock | None = None) -> Reporter:
-        """Human lines where stderr is a terminal, JSON lines elsewhere, or what `log_format` says."""
+        """Write human lines if stderr is a terminal and JSON lines otherwise, unless `log_format` names one."""
         terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         human = log_format is LogFormat.HUMAN or (log_format is LogFormat.AUTO and terminal)
         colour = human and terminal and not os.environ.get("NO_COLOR")
@@ -117,7 +117,7 @@ class Reporter:
         self._line("worker", "metrics_served", f"metrics at http://localhost:{port}/metrics", port=port)
 
     def draining(self, reason: str, running: int, grace_s: float) -> None:
-        """It leases no more. `grace_s` is 0 where it leaves by itself."""
+        """The worker leases no more. `grace_s` is 0 if it leaves by itself."""
         if not running:
             fate = "nothing runs"
         else:
@@ -135,7 +135,7 @@ class Reporter:
         self._line("stopping", "worker_killing", text, running=running)
 
     def unhanded(self, count: int) -> None:
-        """It leaves though the service did not take these."""
+        """The worker leaves though the service did not take `count` ends."""
         those = "1 task goes" if count == 1 else f"{count:,} tasks go"
         text = (
             f"the queue or the record store is away: {those} back when the leases end, and what they did is done again"
@@ -159,7 +159,7 @@ class Reporter:
         self._line("worker", "worker_idle", text, left_s=round(left_s, 3))
 
     def paused(self, failed: int, most: int, wait_s: float, *, stays: bool = False) -> None:
-        """Tasks failed in a row, each a different one. It `stays` if any has succeeded here."""
+        """Different tasks failed in a row. The worker `stays` if any task has succeeded here."""
         if stays:
             then = "does not leave, as tasks have succeeded here"
         else:
@@ -170,7 +170,7 @@ class Reporter:
         )
 
     def trouble(self, what: str, problem: Exception | None) -> None:
-        """A service or disk failed; the worker tries again by itself. The same is said once in a while."""
+        """A service or disk failed, and the worker tries again. The same trouble is said again after 30 seconds."""
         now = self._ticks()
         said_at, times = self._troubles.get(what, (float("-inf"), 0))
         if now - said_at < TROUBLE_EVERY_S:
@@ -189,7 +189,7 @@ class Reporter:
     # tasks
 
     def leased(self, task: Task, held: int) -> None:
-        """It waits in this worker for a slot; `held` counts those that do."""
+        """The task waits in this worker for a slot, as do `held` tasks in all."""
         if self._quiet():
             return
         text = f"{_describe(task)}: starts when a slot is free, {held:,} wait here"
@@ -215,7 +215,7 @@ class Reporter:
         self._line("succeeded", "attempt_succeeded", text, **_facts(task), **facts)
 
     def ended(self, task: Task, end: Ended, verdict: Verdict) -> None:
-        """An attempt ended otherwise than by success."""
+        """An attempt ended without success."""
         word, fate, next_step = self._judge(task, verdict)
         if self._too_many_failures(next_step):
             return
@@ -236,7 +236,7 @@ class Reporter:
         )
 
     def buried(self, task: Task, given_up: GiveUp) -> None:
-        """Its earlier attempts are enough: it is not started again."""
+        """The task is not started again, because of how its earlier attempts ended."""
         if self._too_many_failures("dead letter"):
             return
         text = f"{_describe(task)} is not started again: {_one_line(given_up.message)}; {_dead_letter(task)}"
@@ -257,7 +257,7 @@ class Reporter:
         self._line(word, "task_unstarted", text, **facts, problem=record.message, next=next_step)
 
     def unrecorded(self, record: Record, task: Task) -> None:
-        """An end that no store can hold, and that was recorded as a failure for that reason."""
+        """No store can hold the end of the task, which is recorded as failed for that reason."""
         if self._too_many_failures("dead letter"):
             return
         text = f"{_describe(task)}: {_one_line(record.message or '')}; {_dead_letter(task)}"
@@ -284,7 +284,7 @@ class Reporter:
         self._line("lost", "lease_lost", text, **_facts(task), next=next_step)
 
     def left_out(self, task: Task, what: str | None) -> None:
-        """It succeeds without some of its outputs."""
+        """The task succeeds without some of its outputs."""
         if what is not None:
             self._line("trouble", "outputs_left_out", f"{_describe(task)} {what}", **_facts(task), problem=what)
 
@@ -303,7 +303,7 @@ class Reporter:
     # summing up
 
     def tick(self, *, last: bool = False) -> None:
-        """Say what was only counted, once a second; for the worker's loop. Free while nothing is due."""
+        """Say once a second what was only counted; for the worker's loop. Costs nothing while nothing is due."""
         now = self._ticks()
         if now < self._window_ends and not last:
             return
@@ -322,7 +322,7 @@ class Reporter:
         self._window_began, self._window_ends = now, now + 1.0
 
     def due_in(self) -> float | None:
-        """Seconds until `tick` has something to say; None while it has not."""
+        """Return the seconds until `tick` has something to say; None while it has nothing."""
         if not self._unsaid and not self._unsaid_failures:
             return None
         return max(0.0, self._window_ends - self._ticks())
@@ -345,7 +345,7 @@ class Reporter:
     # lines
 
     def _judge(self, task: Task, verdict: Verdict) -> tuple[str, str, str]:
-        """Word, sentence and short form of what follows."""
+        """Return word, sentence and short form of what follows."""
         if isinstance(verdict, Drop):
             return "lost", f"nothing recorded, {verdict.why}", "nothing recorded"
         if isinstance(verdict, Settle):
@@ -393,7 +393,7 @@ _ENDS_UNSTARTED: Final = {
 
 
 def describe_retry(again: Again, task: Task, now: datetime) -> str:
-    """What is said of an attempt whose task is run again: when, and which budget paid."""
+    """Say when a task is run again, and which budget pays for the attempt that ended."""
     wait = again.not_before - now
     when = f"in {format_duration(wait)}" if wait >= timedelta(milliseconds=50) else "at once"
     match again.charged:
@@ -419,7 +419,7 @@ def _describe(task: Task) -> str:
 
 
 def _short(task_id: str) -> str:
-    """A prefix that is unique among millions and that every command takes."""
+    """Shorten an id to a prefix that is unique among millions and that every command takes."""
     return task_id[:14]
 
 
@@ -435,7 +435,7 @@ def _name(problem: Exception | None) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Without line breaks, and without the control characters that could move a terminal's cursor."""
+    """Remove line breaks, and the control characters that could move a terminal's cursor."""
     text = " ".join(text.split())
     if not text.isprintable():
         text = "".join(char if char.isprintable() else "?" for char in text)

@@ -1,4 +1,4 @@
-"""Signals together with who sent them, read from a descriptor. A handler in Python does not learn that."""
+"""Signals with their senders, read from a descriptor. A handler in Python does not learn the sender."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Heard(NamedTuple):
 class SignalReader:
     """Holds signals back in this thread, and in those that it starts from now on, until they are read.
 
-    One that another thread gets still goes to its handler, and where the system lacks signalfd all do; `fd` is None then.
+    A signal that another thread gets still goes to its handler. If the system lacks signalfd all do; `fd` is None then.
     """
 
     def __init__(self, numbers: Collection[int]) -> None:
@@ -39,7 +39,7 @@ class SignalReader:
                 signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 
     def read(self) -> list[Heard]:
-        """What has come since the last call; the same signal twice may count once."""
+        """Return the signals since the last call; the same signal twice may count once."""
         heard: list[Heard] = []
         while self.fd is not None:
             try:
@@ -52,7 +52,7 @@ class SignalReader:
         return heard
 
     def close(self) -> None:
-        """Forget what has not been read, and let signals through again."""
+        """Forget signals that were not read, and let signals through again."""
         if self.fd is not None:
             self.read()
             os.close(self.fd)

@@ -1,7 +1,7 @@
 """What a worker gives to one attempt at a time: a share of its CPUs and memory, whole GPUs, or a part of one.
 
-`read_machine` looks at the machine once; the rest is pure. Shares are promises between tasks that say what they
-need, and decide which tasks a worker takes; only GPUs are enforced, by the two variables that CUDA and containers obey.
+`read_machine` looks at the machine once; the rest is pure. Shares decide which tasks a worker takes, by what the tasks
+say they need; only GPUs are enforced, by the two variables that CUDA and containers obey.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Machine:
     """What this process may use, which is less than the hardware in a container or under an affinity."""
 
     cpus: float
-    """Below 1 where a container's quota is a part of a CPU."""
+    """CPUs; below 1 if a container's quota is a part of one."""
     memory_bytes: int
     gpus: tuple[str, ...] = ()
-    """As CUDA_VISIBLE_DEVICES takes them: ordinals or UUIDs."""
+    """Devices as CUDA_VISIBLE_DEVICES takes them: ordinals or UUIDs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ class Slot:
     cpus: float
     memory_bytes: int
     gpus: tuple[str, ...] = ()
-    """The devices its attempts see, where the worker deals out GPUs."""
+    """Devices that its attempts see, if the worker deals out GPUs."""
     gpu_share: float = 0
-    """How many GPUs that is; below 1 its one GPU serves other slots too."""
+    """Number of GPUs; below 1 if its one GPU serves other slots too."""
 
     def environment(self) -> dict[str, str]:
-        """Variables for the attempts of this slot. Where the worker deals out no GPUs, they see them all."""
+        """Return the variables for this slot's attempts. If the worker deals out no GPUs, they see them all."""
         variables = {"RUNTIME_SLOT": str(self.index)}
         if self.gpu_share:
             devices = ",".join(self.gpus)
@@ -56,9 +56,9 @@ class Slot:
 def plan_slots(machine: Machine, slots: int | Literal["auto"], gpus_per_slot: float = 0) -> tuple[Slot, ...]:
     """Divide a machine evenly.
 
-    `auto` makes as many slots as GPU shares fit, or one per CPU where `gpus_per_slot` is 0. More slots than CPUs may
+    `auto` makes as many slots as GPU shares fit, or one per CPU if `gpus_per_slot` is 0. More slots than CPUs may
     be asked for: tasks that wait for a disk or a network need no CPU each. Raises `InvalidValue` for a number that
-    means nothing, `NotPossible` for GPUs that are not there.
+    means nothing, `NotPossible` if the machine lacks the GPUs.
     """
     _check_gpus_per_slot(gpus_per_slot)
     if slots != "auto" and not 1 <= slots <= MOST_SLOTS:
@@ -83,7 +83,7 @@ def plan_slots(machine: Machine, slots: int | Literal["auto"], gpus_per_slot: fl
 
 
 def fits(resources: Resources, slot: Slot) -> str | None:
-    """Why a slot cannot hold an attempt, such as `wants 2 GPUs, a slot has 0.25`; None if it can."""
+    """Explain why a slot cannot hold an attempt, such as `wants 2 GPUs, a slot has 0.25`; None if it can."""
     if resources is NO_RESOURCES:
         return None
     lacks = []
@@ -99,7 +99,7 @@ def fits(resources: Resources, slot: Slot) -> str | None:
 
 
 def describe_slots(slots: tuple[Slot, ...]) -> str:
-    """One line for people: `4 slots, each 2 CPUs, 8GiB and 0.25 GPU`."""
+    """Describe the slots in a line for people: `4 slots, each 2 CPUs, 8GiB and 0.25 GPU`."""
     first = slots[0]
     parts = [_count(first.cpus, "CPU"), format_size(first.memory_bytes)]
     if first.gpu_share:
@@ -168,7 +168,7 @@ def _number(number: float) -> str:
 def read_machine(
     environ: Mapping[str, str] | None = None, *, root: Path = Path("/"), cpus: float | None = None
 ) -> Machine:
-    """What this process may use now. `root` and `cpus` stand in for the file system and the affinity in tests."""
+    """Read what this process may use now. `root` and `cpus` stand in for the file system and the affinity in tests."""
     limits = _CgroupLimits(root)
     return Machine(
         cpus=min([_usable_cpus() if cpus is None else cpus, *limits.cpus()]),
@@ -256,7 +256,7 @@ def _read_gpus(environ: Mapping[str, str], root: Path) -> tuple[str, ...]:
 
 
 def _listed(value: str) -> tuple[str, ...]:
-    """The devices of a list. Like CUDA, which drops an entry it cannot read and all that follow it."""
+    """Split a list of devices as CUDA does, which drops an entry it cannot read and all that follow it."""
     devices: list[str] = []
     for each in (part.strip() for part in value.split(",")):
         if each in _NO_GPUS or each.startswith("-"):

@@ -19,7 +19,7 @@ from runtime.jobs.ledger import now
 from runtime.launchers.kubernetes.client import Cluster
 from runtime.launchers.kubernetes.render import FILES, MANAGED, MANAGED_BY, SLOTS, WAITING
 from runtime.launchers.kubernetes.states import is_unfinished
-from runtime.units import divide_evenly, parse_time
+from runtime.units import divide, parse_time
 from runtime.values import dataclass
 
 TABLE: Final = "research-runtime/slots"
@@ -154,8 +154,8 @@ def deal(gpus: Sequence[Gpu], slots: int, count: int, at_once: int | None = None
     """As many GPUs as the runs that may go at once fill, each with its even share of all runs, in a row."""
     together = min(count, at_once or count)
     used = list(gpus)[: max(1, min(len(gpus), -(-together // slots)))]
-    counts = divide_evenly(count, len(used))
-    parallel = divide_evenly(min(together, slots * len(used)), len(used))
+    counts = divide(count, len(used))
+    parallel = divide(min(together, slots * len(used)), len(used))
     return [
         Share(gpu=gpu, first=sum(counts[:place]), count=counts[place], parallel=parallel[place])
         for place, gpu in enumerate(used)

@@ -13,7 +13,7 @@ from runtime.jobs.plan import NativePart
 from runtime.jobs.spec import JobSpec, Mount, PackPer, Priority, When, secret_refs
 from runtime.launchers.slurm.settings import Profile, SlurmSettings
 from runtime.launchers.slurm.states import Layout
-from runtime.units import divide_evenly, format_duration
+from runtime.units import divide, format_duration
 from runtime.values import dataclass
 
 SLACK: Final = timedelta(minutes=1)
@@ -51,14 +51,16 @@ def split_array(spec: JobSpec, count: int, settings: SlurmSettings) -> list[Slic
         each = max(each, math.ceil(count / settings.max_submit))
     tasks = math.ceil(count / each)
     parts = math.ceil(tasks / settings.max_array_size)
-    parallel = divide_evenly(at_once, parts) if at_once is not None and at_once < tasks else [None] * parts
+    parallel: list[int | None] = [None] * parts
+    if at_once is not None and at_once < tasks:
+        parallel = [*divide(at_once, parts)]
     # Where fewer may run at a time than there are parts, the parts cannot each have one: the tasks are made longer.
     if any(share == 0 for share in parallel):
         assert at_once is not None
         each = math.ceil(count / (at_once * settings.max_array_size))
         tasks = math.ceil(count / each)
         parts = math.ceil(tasks / settings.max_array_size)
-        parallel = divide_evenly(at_once, parts)
+        parallel = [*divide(at_once, parts)]
     slices, done = [], 0
     for share in parallel:
         size = min(settings.max_array_size * each, count - done)

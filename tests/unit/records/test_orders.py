@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-import runtime.worker.worker
 from runtime.client.tasks.cancel import cancel_experiment
 from runtime.client.tasks.submit import submit_tasks
 from runtime.clock import SystemClock
@@ -19,7 +18,8 @@ from runtime.records import open_records
 from runtime.records.base import ManifestPart, RecordStore
 from runtime.tasks.model import Task, TaskState
 from runtime.testing import FakeClock
-from runtime.worker.worker import WorkerOptions, run_worker
+from runtime.worker.options import WorkerOptions
+from runtime.worker.worker import run_worker
 from tests.services_support import wait_until
 from tests.unit.worker.worker_bench import Bench as WorkerBench
 from tests.unit.worker.worker_bench import bench, open_pair_with_folder
@@ -94,7 +94,7 @@ def test_cancel_covers_what_was_submitted_before_it_whatever_the_clocks_say(
 def test_purge_with_a_worker_beside_it_stops_what_runs_and_loses_nothing(
     bench: WorkerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime.worker.worker, "CONTROL_EVERY_S", 0.05)
+    monkeypatch.setattr("runtime.worker.orders.CONTROL_EVERY_S", 0.05)
     monkeypatch.setattr(bench, "open_queue", lambda: open_pair_with_folder(bench)[0])
     queue, records = open_pair_with_folder(bench)
     runs, *wait = tasks = [bench.function("wait", "slow"), *(bench.function("give", n) for n in range(5))]
@@ -118,7 +118,7 @@ def test_purge_with_a_worker_beside_it_stops_what_runs_and_loses_nothing(
 def test_running_task_of_a_cancelled_experiment_stops_at_the_workers_next_look(
     bench: WorkerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime.worker.worker, "CONTROL_EVERY_S", 0.05)
+    monkeypatch.setattr("runtime.worker.orders.CONTROL_EVERY_S", 0.05)
     monkeypatch.setattr(bench, "open_queue", lambda: open_pair_with_folder(bench)[0])
     queue, records = open_pair_with_folder(bench)
     task = bench.function("wait", "slow")
@@ -136,7 +136,7 @@ def test_running_task_of_a_cancelled_experiment_stops_at_the_workers_next_look(
 def test_running_task_that_is_cancelled_in_the_file_stops_however_long_its_lease(
     bench: WorkerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime.worker.worker, "CONTROL_EVERY_S", 0.05)
+    monkeypatch.setattr("runtime.worker.upkeep.RENEW_AT_LEAST_EVERY_S", 0.05)
     task = bench.function("wait", "slow")
     bench.put(task)
     with bench.running(lease=timedelta(hours=1)):
@@ -151,7 +151,7 @@ def test_running_task_that_is_cancelled_in_the_file_stops_however_long_its_lease
 def test_worker_that_cannot_read_what_is_covered_runs_none_of_it_and_asks_again(
     bench: WorkerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime.worker.worker, "backoff", lambda times: timedelta(seconds=0.02))
+    monkeypatch.setattr("runtime.tasks.retry.LONGEST_DELAY", timedelta(seconds=0.02))
     queue, records = open_pair_with_folder(bench)
     covered, free = [bench.function("give", n) for n in range(3)], bench.function("give", "free", experiment="other")
     submit_tasks(covered, queue, experiment="sample")

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from runtime.errors import InvalidValue, NotPossible
 from runtime.reasons import EndReason
 from runtime.tasks.model import TaskState
-from runtime.worker.metrics import NoMetrics, PrometheusMetrics, WorkerMetrics, open_metrics
+from runtime.worker.metrics import PrometheusMetrics, WorkerMetrics, open_metrics
 
 
 @pytest.fixture
@@ -179,4 +179,4 @@ def test_both_kinds_offer_the_same() -> None:
     def names(kind: type) -> set[str]:
         return {name for name in vars(kind) if not name.startswith("_")}
 
-    assert names(NoMetrics) - {"port"} == names(PrometheusMetrics) == names(WorkerMetrics)
+    assert names(PrometheusMetrics) == names(WorkerMetrics) - {"port"}

@@ -119,8 +119,7 @@ def watch() -> Iterator[Callable[..., NoticeWatch]]:
     yield start
     for each in watches:
         each.stop()
-        if each._thread:
-            each._thread.join()
+        each.join()
 
 
 def eventually(condition: Callable[[], object], within_s: float = PATIENCE_S) -> None:
@@ -179,7 +178,7 @@ def test_notice_wakes_descriptor_and_callback_once(watch: Any, server: MetadataS
 
     server.preempted = "TRUE"
 
-    eventually(lambda: not watching._thread.is_alive())
+    assert watching.join(PATIENCE_S)
     assert os.read(reading, 10) == b"n"
     assert heard == [watching.notice]
     os.close(reading)
@@ -330,10 +329,9 @@ def test_proxy_of_the_environment_is_not_used(
 def test_stopped_watch_says_nothing(watch: Any, tmp_path: Path) -> None:
     watching = watch(file=tmp_path / "preempt")
     watching.stop()
-    watching._thread.join()
+    assert watching.join(PATIENCE_S)
 
     (tmp_path / "preempt").touch()
-    time.sleep(0.06)
 
     assert watching.notice is None
 
@@ -363,11 +361,9 @@ def test_watch_as_a_context_ends_with_it(tmp_path: Path) -> None:
     settings = NoticeSettings(file=tmp_path / "preempt", **QUICK)
 
     with NoticeWatch(settings, root=Path("/nonexistent")) as watching:
-        assert watching._thread
-        assert watching._thread.is_alive()
+        assert not watching.join(0)
 
-    watching._thread.join(240)
-    assert not watching._thread.is_alive()
+    assert watching.join(PATIENCE_S)
 
 
 def test_settings_from_the_environment() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-import time
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-import runtime.worker.worker
 from runtime.errors import StoreUnavailable
 from runtime.queues.base import Queue
 from runtime.reasons import EndReason
@@ -22,7 +21,7 @@ from runtime.tasks.history import Record, cancelled_record
 from runtime.tasks.lease import Lease, Release
 from runtime.tasks.model import FunctionEntry, Resources, TaskState, WorkflowEntry, new_token
 from runtime.testing import sample_task
-from runtime.worker.lease_clock import Heartbeat
+from runtime.worker.lease_clock import LeaseClock
 from tests.services_support import wait_until
 from tests.unit.worker.worker_bench import EXPERIMENT, Bench, ago, bench, open_pair_with_folder, start_command
 
@@ -58,10 +57,29 @@ def test_worker_that_is_idle_waits_for_a_task_that_is_due_soon(bench: Bench) -> 
     assert bench.record(task).value == 1
 
 
+class CountingQueue:
+    """Passes on every call of a queue, or of its records, and counts it by name."""
+
+    def __init__(self, beneath: Any, calls: Counter[str], **instead: Any) -> None:
+        self._beneath, self._calls, self._instead = beneath, calls, instead
+
+    def __getattr__(self, name: str) -> Any:
+        found = self._instead.get(name) or getattr(self._beneath, name)
+        if name == "records":
+            return CountingQueue(found, self._calls)
+        self._calls[name] += 1
+        return found
+
+
 def test_worker_that_waits_for_its_first_task_counts_idle_time_from_its_end(bench: Bench) -> None:
-    task = bench.function("give", 1)
-    with bench.running(idle_timeout=timedelta(seconds=0.1), wait_for_first=True) as running:
-        time.sleep(0.4)
+    task, calls = bench.function("give", 1), Counter[str]()
+    with bench.running(
+        over=lambda queue: CountingQueue(queue, calls, doorbell=lambda: None),
+        idle_timeout=timedelta(seconds=0.1),
+        wait_for_first=True,
+    ) as running:
+        # It looks every 50 ms, and would have left long before.
+        assert wait_until(lambda: calls["outlook"] >= 8)
         assert running.result is None
         bench.put(task)
         result = running.join()
@@ -146,13 +164,14 @@ def test_worker_that_accepts_commands_leaves_functions_to_others_and_says_so_onc
 def test_worker_that_cannot_hold_a_task_reports_it_once_however_often_it_comes(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime.worker.worker, "backoff", lambda times: timedelta(seconds=0.05))
+    monkeypatch.setattr("runtime.tasks.retry.LONGEST_DELAY", timedelta(seconds=0.05))
     large = bench.function("give", resources=Resources(gpus=64))
     bench.put(large)
 
-    with bench.running(name="w-small") as running:
-        assert wait_until(lambda: bool(bench.events("task_declined")))
-        time.sleep(0.4)
+    calls = Counter[str]()
+
+    with bench.running(over=lambda queue: CountingQueue(queue, calls), name="w-small") as running:
+        assert wait_until(lambda: calls["release"] >= 4)
         running.worker.stop()
         running.join()
 
@@ -204,8 +223,8 @@ def test_task_that_fails_after_its_lease_could_not_be_renewed_is_not_kept_from_e
 ) -> None:
     """As on a laptop that slept: nobody has taken the task, and this worker lives on."""
     answers = iter([False])
-    holds = Heartbeat.holds
-    monkeypatch.setattr(Heartbeat, "holds", lambda self, token: next(answers, None) is None and holds(self, token))
+    holds = LeaseClock.holds
+    monkeypatch.setattr(LeaseClock, "holds", lambda self, token: next(answers, None) is None and holds(self, token))
     task = bench.function("fail_first", "once")
     bench.put(task)
 
@@ -248,7 +267,7 @@ def test_bad_tasks_in_a_row_do_not_end_a_worker_that_has_succeeded(
 
 
 def test_pause_of_a_worker_that_has_succeeded_has_an_end(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime.worker.worker, "LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr("runtime.worker.ending.LONGEST_PAUSE_S", 0.01)
     bench.put(bench.function("give", 1), *(bench.function("fail", str(number), max_failures=1) for number in range(12)))
 
     result = bench.run(look_ahead=0)
@@ -292,7 +311,7 @@ def test_worker_told_to_stop_asks_the_attempt_to_end_and_releases_it_unspent(ben
     with bench.running(look_ahead=4) as running:
         bench.began("slow")
         bench.put(waiting)
-        time.sleep(0.1)
+        assert wait_until(lambda: bench.records.totals(EXPERIMENT).counts[TaskState.LEASED] == 2)
         running.worker.stop("enough")
         result = running.join()
 
@@ -473,7 +492,7 @@ def test_running_task_that_is_cancelled_stops_and_its_record_stands(
 def test_running_task_of_a_cancelled_experiment_is_recorded_as_cancelled(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime.worker.worker, "CONTROL_EVERY_S", 0.05)
+    monkeypatch.setattr("runtime.worker.upkeep.RENEW_AT_LEAST_EVERY_S", 0.05)
     task = bench.function("wait", "slow", submitted_at=ago(seconds=5))
     bench.put(task)
     with bench.running():
@@ -485,13 +504,14 @@ def test_running_task_of_a_cancelled_experiment_is_recorded_as_cancelled(
 
 
 def test_paused_queue_hands_out_nothing_until_it_is_resumed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime.worker.worker, "CONTROL_EVERY_S", 0.05)
+    monkeypatch.setattr("runtime.worker.orders.CONTROL_EVERY_S", 0.05)
     queue = bench.open_queue()
     queue.pause()
-    task = bench.function("give")
+    task, calls = bench.function("give"), Counter[str]()
     bench.put(task)
-    with bench.running():
-        time.sleep(0.3)
+    with bench.running(over=lambda queue: CountingQueue(queue, calls)):
+        assert wait_until(lambda: calls["control"] >= 4)
+        assert calls["lease"] == 0
         assert bench.records.find(task.id, 1) is None
         queue.resume()
         assert wait_until(lambda: bench.records.find(task.id, 1) is not None)
@@ -590,9 +610,9 @@ def test_long_log_lies_whole_beside_the_record_which_has_its_end(bench: Bench) -
 def test_log_that_outgrows_its_limit_has_its_beginning_and_its_end_in_the_store(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime.worker.worker, "LOG_LIMIT_BYTES", 1000)
-    monkeypatch.setattr(runtime.worker.worker, "LOG_EVERY_S", 0.01)
-    monkeypatch.setattr(runtime.worker.worker, "REMOTE_LOG_EVERY_S", 0.01)
+    monkeypatch.setattr("runtime.worker.logs.LOG_LIMIT_BYTES", 1000)
+    monkeypatch.setattr("runtime.worker.logs.LOG_EVERY_S", 0.01)
+    monkeypatch.setattr("runtime.worker.logs.REMOTE_LOG_EVERY_S", 0.01)
     task = bench.command("sh", "-c", "yes first | head -n 1000; yes second | head -n 100000; echo third")
     bench.put(task)
 
@@ -621,7 +641,7 @@ def test_metrics_of_an_attempt_are_recorded_and_the_last_one_counts(bench: Bench
 
 def test_worker_that_reuses_processes_runs_tasks_in_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     # What it holds ahead would go back, and its process with it, if one of them were slow.
-    monkeypatch.setattr(runtime.worker.worker, "LOOK_AHEAD_S", 600.0)
+    monkeypatch.setattr("runtime.worker.dispatch.LOOK_AHEAD_S", 600.0)
     tasks = [bench.function("pid", key=str(n)) for n in range(4)]
     bench.put(*tasks)
 
@@ -641,10 +661,12 @@ def test_worker_runs_each_task_in_a_process_of_its_own(bench: Bench) -> None:
 
 def test_worker_with_slots_runs_as_many_at_a_time(bench: Bench) -> None:
     bench.put(*(bench.function("wait", f"w{n}") for n in range(3)))
-    with bench.running(slots=2, look_ahead=0):
+    calls = Counter[str]()
+    with bench.running(over=lambda queue: CountingQueue(queue, calls), slots=2, look_ahead=0):
         bench.began("w0")
         bench.began("w1")
-        time.sleep(0.1)
+        tended = calls["tend"]
+        assert wait_until(lambda: calls["tend"] > tended)
         assert not (bench.code / "w2.began").exists()
         bench.let_go("w1")
         bench.began("w2")
@@ -674,7 +696,7 @@ def test_call_that_fails_once_is_made_again_and_nothing_is_lost(
     bench: Bench, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("runtime.tasks.retry.FIRST_DELAY", timedelta(seconds=0.05))
-    monkeypatch.setattr(runtime.worker.worker, "CONTROL_EVERY_S", 0.05)  # Leases are renewed as often.
+    monkeypatch.setattr("runtime.worker.upkeep.RENEW_AT_LEAST_EVERY_S", 0.05)
     again, plain = bench.function("fail_first", "a"), bench.function("give", 1)
     bench.put(again, plain)
 

@@ -262,7 +262,7 @@ def test_warm_functions_of_one_snapshot_share_a_process_and_other_folders_do_not
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What it holds ahead would go back, and its process with it, if one of them were slow.
-    monkeypatch.setattr("runtime.worker.worker.LOOK_AHEAD_S", 600.0)
+    monkeypatch.setattr("runtime.worker.dispatch.LOOK_AHEAD_S", 600.0)
     source = write_all(tmp_path / "source", {f"{folder}/config.py": f"NAME = {folder!r}\n" for folder in ("a", "b")})
     write_all(source, {"work.py": "import os, config\ndef f():\n    return [config.NAME, os.getpid()]\n"})
     identity = take_snapshot(source, bench.records)

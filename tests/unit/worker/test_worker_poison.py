@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 
-import runtime.worker.worker
 from runtime.errors import InvalidRecord, StoreUnavailable
 from runtime.queues.base import Queue
 from runtime.reasons import EndReason
 from runtime.records.base import RecordStore
 from runtime.tasks.model import TaskState
+from runtime.worker.options import WorkerOptions
+from runtime.worker.outbox import STUCK_AT_MOST
 from runtime.worker.reporter import Reporter
-from runtime.worker.worker import Worker, WorkerOptions
+from runtime.worker.worker import Worker
 from tests.services_support import wait_until
 from tests.unit.worker.worker_bench import EXPERIMENT, Bench, bench, open_pair_with_folder
 
@@ -141,7 +142,6 @@ def poisoned(problem: Callable[[], Exception]) -> Callable[[str, tuple[Any, ...]
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.tasks.retry.FIRST_DELAY", timedelta(seconds=0.02))
-    monkeypatch.setattr(runtime.worker.worker, "backoff", lambda times: timedelta(seconds=0.01 * 2**times))
 
 
 @KINDS
@@ -218,7 +218,7 @@ def test_store_that_refuses_everything_for_a_while_loses_no_result_and_nothing_m
         running.worker.stop()
         result = running.join()
 
-    assert len(begun) <= runtime.worker.worker.STUCK_AT_MOST + 1
+    assert len(begun) <= STUCK_AT_MOST + 1
     assert (result.succeeded, result.failed) == (20, 0)
     assert sorted(bench.record(task).value for task in tasks) == sorted(str(number) for number in range(20))
     assert len((bench.code / "order").read_text().split()) == 20
@@ -309,7 +309,7 @@ def test_task_that_cannot_be_announced_or_looked_up_is_recorded_as_failed_and_th
 def test_duty_that_fails_for_good_keeps_no_task_from_its_record(
     bench: Bench, call: str, problem: Callable[[], Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime.worker.worker, "LOG_EVERY_S", 0.05)
+    monkeypatch.setattr("runtime.worker.logs.LOG_EVERY_S", 0.05)
     queue, records = open_pair_with_folder(bench)
     tasks = [bench.function("talk", 20_000), bench.function("give", 1), bench.function("wait", "slow")]
     bench.let_go("slow")
@@ -537,7 +537,7 @@ def test_loop_sleeps_while_a_remote_lease_does_not_answer(bench: Bench) -> None:
 def test_loop_sleeps_while_settling_hangs_and_then_settles_together_what_ended(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime.worker.worker, "SETTLING_HANGS_S", 1000.0)
+    monkeypatch.setattr("runtime.worker.settling.SETTLING_HANGS_S", 1000.0)
     turns, calls = Turns(), Calls()
     settled: list[int] = []
     answer = threading.Event()
@@ -570,7 +570,7 @@ def test_loop_sleeps_while_settling_hangs_and_then_settles_together_what_ended(
 def test_what_ends_while_two_calls_to_settle_hang_is_settled_all_the_same(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime.worker.worker, "SETTLING_HANGS_S", 0.05)
+    monkeypatch.setattr("runtime.worker.settling.SETTLING_HANGS_S", 0.05)
     queue, records = open_pair_with_folder(bench)
     tasks = [bench.function("give", number) for number in range(6)]
     queue.put(tasks)
@@ -682,7 +682,7 @@ def test_worker_that_cannot_read_its_orders_leaves_after_its_idle_time_with_code
 def test_worker_whose_orders_are_not_answered_says_so_and_leaves_after_its_idle_time(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime.worker.worker, "ANSWER_WITHIN", timedelta(seconds=0.1))
+    monkeypatch.setattr("runtime.worker.orders.ANSWER_WITHIN", timedelta(seconds=0.1))
     answer = threading.Event()
 
     def refuse(name: str, args: tuple[Any, ...]) -> None:
@@ -724,7 +724,7 @@ def test_worker_whose_orders_can_be_read_again_takes_what_waits(bench: Bench) ->
 def test_worker_that_could_read_its_orders_before_goes_by_those_and_goes_on(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime.worker.worker, "CONTROL_EVERY_S", 0.02)
+    monkeypatch.setattr("runtime.worker.orders.CONTROL_EVERY_S", 0.02)
     calls, turns = Calls(), Turns()
     broken = deaf(lambda: StoreUnavailable("403 Forbidden", retryable=False), calls, turns)
 

@@ -24,8 +24,9 @@ from runtime.records.embedded import EmbeddedFile
 from runtime.tasks.history import EndedNote, Record
 from runtime.tasks.model import CommandEntry, FunctionEntry, Task
 from runtime.testing import sample_task
+from runtime.worker.options import WorkerOptions, WorkerResult
 from runtime.worker.reporter import Reporter
-from runtime.worker.worker import Worker, WorkerOptions, WorkerResult
+from runtime.worker.worker import Worker
 from tests.services_support import wait_until
 
 ROOT = Path(__file__).parents[3]

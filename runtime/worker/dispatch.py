@@ -1,0 +1,306 @@
+"""Gives prepared tasks to slots: one at a time, or several to a warm child while tasks are quick."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Final
+
+from runtime.errors import InfrastructureFailure
+from runtime.records.base import calls_at_once
+from runtime.snapshots.identity import CodeIdentity
+from runtime.tasks.history import StartedMark
+from runtime.tasks.model import FunctionEntry
+from runtime.tasks.retry import backoff
+from runtime.tasks.wire import encode_task
+from runtime.worker.attempts import fence
+from runtime.worker.attempts.model import Order
+from runtime.worker.attempts.pool import AttemptPool
+from runtime.worker.attempts.trees import Trees
+from runtime.worker.held import HeldLease, Holdings
+from runtime.worker.offload import Outcome
+from runtime.worker.orders import Orders
+from runtime.worker.outbox import Outbox
+from runtime.worker.services import Services
+from runtime.worker.slots import Slot
+from runtime.worker.suspects import Suspects
+
+LOOK_AHEAD_S: Final = 1.0
+LONGEST_LOOK_AHEAD: Final = 128
+"""Tasks held beyond the free slots: at most a second's worth of recent task time, and at most this many for each slot."""
+PIPELINE_BELOW_S: Final = 0.05
+"""Tasks quicker than this are handed to a warm child several at a time."""
+LINGER_BELOW_S: Final = 0.001
+"""The loop lingers only for tasks that are quicker than this,"""
+LINGER_WITH: Final = 8
+"""and while each slot has more orders than this, so that none becomes idle meanwhile."""
+
+
+class Dispatch:
+    def __init__(
+        self,
+        services: Services,
+        holdings: Holdings,
+        outbox: Outbox,
+        orders: Orders,
+        crew: AttemptPool,
+        trees: Trees,
+        code: CodeIdentity,
+        scratch: str,
+    ) -> None:
+        self._services = services
+        self._holdings = holdings
+        self._outbox = outbox
+        self._orders = orders
+        self._crew = crew
+        self._trees = trees
+        self._code = code
+        self._scratch = scratch
+        self.ready: deque[HeldLease] = deque()
+        """Prepared and not given to a slot."""
+        self.suspects = Suspects(holdings, len(services.slots))
+        self.pause_until = 0.0
+        """Nothing starts and nothing is leased before."""
+        self.mean_s = float("inf")
+        """How long recent tasks took; unknown tasks count as long, so nothing is held ahead of them."""
+        self.running: list[str] = []
+        """Tokens of the attempts that run, one for each busy slot."""
+        self._announcing = [0] * len(services.slots)
+        """By slot: attempts that start as soon as the store knows."""
+        self._environments = [slot.environment() for slot in services.slots]
+        self._tell_store = services.offload.lane(
+            self._announce, self._announced, at_once=calls_at_once(services.records)
+        )
+
+    # lines
+
+    def line_up(self, held: HeldLease) -> None:
+        """Have a prepared task start when a slot is free; a suspect when its moment has come."""
+        if not held.lease.alone:
+            self.ready.append(held)
+        elif not self.suspects.add(held):
+            self._outbox.give_back(held)
+
+    def leave_line(self, held: HeldLease) -> bool:
+        """Take a task out of its line; returns whether it stood in one."""
+        for line in (self.ready, self.suspects.waiting):
+            if held in line:
+                line.remove(held)
+                return True
+        return False
+
+    def waiting_for(self, snapshot: str) -> list[HeldLease]:
+        return [held for held in (*self.ready, *self.suspects.waiting) if held.lease.task.snapshot == snapshot]
+
+    def recall(self) -> None:
+        """Empty the lines, and take back what slots have not begun."""
+        for slot in self._services.slots:
+            for token in self._crew.take_back(slot.index):
+                self._holdings.by_token[token].sent = False
+        self.ready.clear()
+        self.suspects.waiting.clear()
+
+    def shed(self, now: float) -> None:
+        """Give back what was held ahead if what runs takes longer than expected: other workers may be idle."""
+        free = False
+        by_token = self._holdings.by_token
+        for slot in self._services.slots:
+            running = self._crew.running(slot.index)
+            free = free or running is None
+            if running is not None and time.time() - running[1] > LOOK_AHEAD_S:
+                self.mean_s = max(self.mean_s, time.time() - running[1])
+                for token in self._crew.take_back(slot.index):
+                    by_token[token].sent = False
+                    self._outbox.give_back(by_token[token])
+        late = [held for held in self.ready if not free and now - held.taken_at > LOOK_AHEAD_S]
+        for held in (*late, *self.suspects.overdue(now, LOOK_AHEAD_S)):
+            self.leave_line(held)
+            self._outbox.give_back(held)
+
+    # pace
+
+    def look_ahead(self) -> int:
+        """Return how many tasks to hold beyond the slots."""
+        options = self._services.options
+        if options.look_ahead is not None:
+            return options.look_ahead
+        return min(LONGEST_LOOK_AHEAD, int(LOOK_AHEAD_S / max(self.mean_s, 1e-4))) * len(self._services.slots)
+
+    def note_duration(self, seconds: float) -> None:
+        self.mean_s = seconds if self.mean_s == float("inf") else self.mean_s + 0.1 * (seconds - self.mean_s)
+
+    def may_linger(self) -> bool:
+        """Whether quick tasks end one after the other, and more will have soon. The embedded file's commits take longer."""
+        return (
+            not self._services.local
+            and self.mean_s < LINGER_BELOW_S
+            and all(self.on_slot(slot.index) > LINGER_WITH for slot in self._services.slots)
+        )
+
+    def on_slot(self, slot: int) -> int:
+        """Return how many orders the slot has or is about to get."""
+        return len(self._crew.outstanding(slot)) + self._announcing[slot]
+
+    def _depth(self, held: HeldLease) -> int:
+        """How many orders a slot may hold: more than one only for quick tasks on warm children."""
+        if not self._services.options.reuse_process or self.mean_s >= PIPELINE_BELOW_S or held.lease.suspect:
+            return 1
+        return 1 + min(self.look_ahead(), 32)
+
+    # starting
+
+    def dispatch(self, now: float) -> None:
+        """Give slots what they have room for."""
+        if now < self.pause_until:
+            return
+        waiting = self.suspects.waiting
+        if waiting:
+            self._dispatch_suspects(now)
+        ready = self.ready
+        if not ready:
+            return
+        services, crew, announcing = self._services, self._crew, self._announcing
+        # A suspect whose patience is over gets the slot that is free next, so none is filled ahead.
+        one_each = bool(waiting) and self.suspects.may_try(now) and self.suspects.has_waited(waiting[0], now)
+        for slot in services.slots:
+            while ready:
+                depth = 1 if one_each else self._depth(ready[0])
+                queued = self.on_slot(slot.index)
+                if queued >= depth or crew.room(slot.index) <= announcing[slot.index]:
+                    break
+                if queued > depth // 2 and not services.queue.traits.tracks_holders:
+                    break  # The store is told of many together.
+                batch = [ready.popleft()]
+                most = min(depth - queued, crew.room(slot.index) - announcing[slot.index])
+                while ready and len(batch) < most and not ready[0].lease.suspect:
+                    batch.append(ready.popleft())
+                self._start(batch, slot)
+
+    def _dispatch_suspects(self, now: float) -> None:
+        """Start a suspect when nothing else runs or is ready, or once it has waited; with no more than it may have
+        beside it. The line goes on all the while: others start beside it as they come."""
+        suspects, slots = self.suspects, self._services.slots
+        while suspects.waiting and suspects.may_try(now):
+            idle = [slot for slot in slots if not self.on_slot(slot.index)]
+            others = len(slots) - len(idle) > len(self._holdings.on_trial)
+            if not idle or ((others or self.ready) and not suspects.has_waited(suspects.waiting[0], now)):
+                return
+            self._start([suspects.start_next(now)], idle[0])
+
+    def _start(self, batch: list[HeldLease], slot: Slot) -> None:
+        """Send a batch, after telling the store if the queue does not know what its workers run.
+
+        Not earlier: a task with a mark and no end when a worker dies counts as one that ran, and may be buried for it.
+        """
+        if self._services.queue.traits.tracks_holders:
+            self._send(batch, slot)
+            return
+        for held in batch:
+            held.slot, held.sent, held.announced = slot.index, True, True
+        self._announcing[slot.index] += len(batch)
+        self._tell_store(batch)
+
+    def _announce(self, held: HeldLease) -> None:
+        services = self._services
+        lease, alone = held.lease, len(services.slots) == 1 or held.apart
+        mark = StartedMark(lease.token, services.name, services.clock.now(), alone, services.machine)
+        services.records.note_started(lease.task, mark)
+
+    def _announced(self, outcomes: Sequence[Outcome[HeldLease, None]]) -> None:
+        services, outbox = self._services, self._outbox
+        going: dict[int, list[HeldLease]] = {}
+        now = services.clock.now()
+        for held, _, problem in outcomes:
+            lease = held.lease
+            self._announcing[held.slot] -= 1
+            if lease.token not in self._holdings.by_token:
+                continue
+            refusal = self._orders.refuse(lease, now)
+            if refusal is not None:
+                outbox.end(held, refusal, partial(services.say.unstarted, refusal.record, lease.task))
+            elif problem is not None and outbox.fail_unstarted(held, problem):
+                continue
+            elif problem is None and services.leaving.reason is None and held.stop_reason is None:
+                going.setdefault(held.slot, []).append(held)
+            else:
+                # Others come first then, which shows whether the refusal is about this task.
+                outbox.give_back(held, backoff(4) if problem is not None else timedelta())
+        away = [problem for _, _, problem in outcomes if isinstance(problem, InfrastructureFailure)]
+        if away:
+            services.say.trouble("saying what starts", away[0])
+            self.pause_until = max(self.pause_until, time.monotonic() + backoff(2).total_seconds())
+        for slot, batch in going.items():
+            self._send(batch, services.slots[slot])
+
+    def _send(self, batch: list[HeldLease], slot: Slot) -> None:
+        services = self._services
+        slots, metrics = services.slots, services.metrics
+        others = any(self.on_slot(other.index) for other in slots if other.index != slot.index)
+        orders = []
+        for held in batch:
+            task = held.lease.task
+            held.slot, held.sent, held.crowded = slot.index, True, others
+            order = self._order(held)
+            orders.append(order)
+            if metrics.port is not None:
+                since = task.not_before or task.submitted_at
+                metrics.attempt_started(None if since is None else services.clock.now() - since)
+            if not isinstance(task.entry, FunctionEntry):
+                services.say.began(task, slot.index, order.attempt)
+        if others:
+            for token, _ in filter(None, (self._crew.running(other.index) for other in slots)):
+                self._holdings.by_token[token].crowded = True
+        # First, because a crasher may take this process with it before the next line.
+        self.note_running(starting=(slot.index, orders[0].token))
+        self._crew.send(slot.index, orders)
+
+    def _order(self, held: HeldLease) -> Order:
+        lease = held.lease
+        task = lease.task
+        environment = self._environments[held.slot]
+        order = Order(
+            token=lease.token,
+            body=lease.body or encode_task(task),
+            task_id=task.id,
+            generation=task.generation,
+            attempt=len(held.history.ended) + 1,
+            experiment=task.experiment,
+            env=environment,
+            scratch_root=self._scratch,
+        )
+        if held.fenced:
+            order.env = {**environment, fence.VARIABLE: str(os.getpid())}
+        if task.timeout is not None:
+            order.timeout_s = task.timeout.total_seconds()
+        if task.resources.memory_bytes:
+            order.memory_bytes = task.resources.memory_bytes
+        if task.snapshot is not None:
+            order.code_dir, order.snapshot = self._trees.place(task.snapshot, held.slot), task.snapshot
+            order.cwd = f"{order.code_dir}/{task.folder}" if task.folder else None
+        else:
+            self._code.begin(task.entry)
+        records = self._services.records
+        url = records.outputs_url(task.id, lease.token)
+        held.output_dir = order.output_dir = url if "://" not in url else f"{self._scratch}/{lease.token}.outputs"
+        order.checkpoint_dir = records.checkpoints_path(task.id) or ""
+        return order
+
+    def note_running(self, starting: tuple[int, str] | None = None) -> None:
+        """Report what runs if that has changed; `starting` is a slot and the token of what it is about to begin."""
+        running = []
+        for slot in self._services.slots:
+            if tokens := self._crew.outstanding(slot.index):
+                running.append(tokens[0])
+            elif starting is not None and starting[0] == slot.index:
+                running.append(starting[1])
+        if running != self.running:
+            self.running = running
+            holdings, metrics = self._holdings, self._services.metrics
+            apart = (token for token in holdings.on_trial if token in running and holdings.by_token[token].apart)
+            self._services.queue.mark_running(running, next(apart, None))
+            metrics.set_running(len(running))
+            metrics.set_leases(len(holdings.by_token))

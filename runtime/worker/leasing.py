@@ -1,0 +1,160 @@
+"""When a worker asks for tasks, and for how many; and when it leaves because there are none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final
+
+from runtime.queues.base import Outlook
+from runtime.tasks.lease import Lease
+from runtime.tasks.retry import backoff
+from runtime.worker.dispatch import Dispatch
+from runtime.worker.held import Holdings
+from runtime.worker.orders import Orders
+from runtime.worker.outbox import Outbox
+from runtime.worker.preparing import Preparing
+from runtime.worker.services import Services
+
+DUE_SOON: Final = timedelta(seconds=60)
+"""A delayed task due within this keeps an idle worker."""
+
+
+class Leasing:
+    def __init__(
+        self,
+        services: Services,
+        holdings: Holdings,
+        outbox: Outbox,
+        orders: Orders,
+        dispatch: Dispatch,
+        preparing: Preparing,
+        *,
+        is_woken: bool,
+    ) -> None:
+        """`is_woken` says that the queue wakes the worker when a task was put."""
+        self._services = services
+        self._holdings = holdings
+        self._outbox = outbox
+        self._orders = orders
+        self._dispatch = dispatch
+        self._preparing = preparing
+        self._is_woken = is_woken
+        self.under_way = False
+        """A call for leases has not returned."""
+        self._claiming = 0
+        """Leases asked for while settling and not had yet."""
+        self._poll_at = 0.0
+        self._failures = 0
+        """Calls in a row that failed."""
+        self._seen_any = False
+        self._countdown_of = 0.0
+        """`busy_at` when the worker last said that it will leave."""
+
+    def room(self) -> int:
+        """Return how many more tasks to hold."""
+        if self._orders.paused:
+            return 0
+        most = self._services.options.max_tasks
+        left = 1 << 30 if most is None else most - self._holdings.taken
+        dispatch = self._dispatch
+        # Suspects that wait stand in nobody's way.
+        held = len(self._holdings.by_token) - len(dispatch.suspects.waiting)
+        return min(left, len(self._services.slots) + dispatch.look_ahead() - held) - self._claiming
+
+    def next_at(self) -> float | None:
+        """Return when to lease next; None while there is no room, an answer is awaited, or ends must be recorded first."""
+        if self.under_way or self._outbox.blocks_leasing or self.room() <= 0:
+            return None
+        return max(self._poll_at, self._dispatch.pause_until)
+
+    def poll_now(self) -> None:
+        """Ask the queue as soon as there is room, whatever the last answer was."""
+        self._poll_at = 0.0
+
+    def fetch(self, now: float) -> None:
+        """Lease what there is room for; leave after `max_tasks`, or for idleness."""
+        services, holdings = self._services, self._holdings
+        most, taken = services.options.max_tasks, holdings.taken
+        nothing_left = not (holdings.by_token or self.under_way or self._outbox.settlements)
+        if most is not None and taken >= most and nothing_left:
+            services.leaving.decide(f"took {taken} task{'' if taken == 1 else 's'}")
+            return
+        if not self._orders.known:
+            self._orders.wait(now)
+            return
+        at = self.next_at()
+        if at is None or now < at:
+            return
+        room = self.room()
+        self.under_way = True
+        services.offload.call(
+            lambda: services.queue.lease(room, worker=services.name, ttl=services.options.lease), self._fetched
+        )
+
+    def _fetched(self, leases: list[Lease] | None, problem: Exception | None) -> None:
+        self.under_way = False
+        now = time.monotonic()
+        if problem is not None:
+            self._services.leaving.trouble("leasing", problem)
+            self._failures += 1
+            self._poll_at = now + min(30.0, backoff(self._failures).total_seconds())
+            return
+        self._failures = 0
+        if leases:
+            self._poll_at = 0.0
+            self._take(leases, now)
+            return
+        self._poll_at = now + self._idle_wait(now)
+
+    def _take(self, leases: Sequence[Lease], now: float) -> None:
+        self._seen_any = True
+        self._preparing.take(leases, now)
+
+    def _idle_wait(self, now: float) -> float:
+        """Nothing came: return the seconds until the next look, and decide whether to leave."""
+        services, holdings = self._services, self._holdings
+        try:
+            outlook = services.queue.outlook()
+        except Exception as problem:
+            services.say.trouble("asking what is due", problem)
+            outlook = Outlook()
+        wait = 1.0 if self._is_woken or services.queue.traits.remote else 0.05
+        if outlook.next_due is not None:
+            # What is due already and did not come, because the queue is paused, is no reason to spin.
+            wait = min(wait, max(outlook.next_due.total_seconds(), 0.02) + 0.001)
+        expected = outlook.suspect_leases or (outlook.next_due is not None and outlook.next_due < DUE_SOON)
+        if holdings.by_token or expected or services.offload.awaited:
+            holdings.busy_at = now
+            return wait
+        timeout = services.options.idle_timeout
+        if timeout is None or (services.options.wait_for_first and not self._seen_any):
+            return wait
+        # This look found nothing and the one before the whole time-out did not either; whatever came in between
+        # would have moved `busy_at`.
+        left = holdings.busy_at + timeout.total_seconds() - now
+        if left <= 0:
+            services.leaving.decide(f"idle for {timeout.total_seconds():g} s")
+        elif self._countdown_of != holdings.busy_at:
+            self._countdown_of = holdings.busy_at
+            services.say.idle(left)
+        return min(wait, max(left, 0.0))
+
+    # claiming in the step that settles
+
+    def claim(self, now: float) -> int:
+        """Return how many leases to ask for while settling; `claimed` must follow."""
+        if self._services.leaving.reason is not None or now < self._dispatch.pause_until or self.under_way:
+            return 0
+        room = max(0, self.room())
+        self._claiming += room
+        return room
+
+    def claimed(self, asked: int, leases: Sequence[Lease] | None) -> None:
+        """Take what came of a claim; None if the call failed."""
+        self._claiming -= asked
+        if leases:
+            self._take(leases, time.monotonic())
+        elif leases is not None and not self._holdings.by_token:
+            self._poll_at = 0.0

@@ -1,0 +1,58 @@
+"""What a worker may be told before it starts, and what it returns when it has left."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Final, Literal
+
+from runtime.queues.base import DEFAULT_LEASE
+from runtime.values import dataclass, field
+
+EntryKind = Literal["workflow", "command", "function"]
+ENTRY_KINDS: Final[tuple[EntryKind, ...]] = ("workflow", "command", "function")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    slots: int | Literal["auto"] = 1
+    gpus_per_slot: float = 0
+    idle_timeout: timedelta | None = None
+    """Time without work after which the worker leaves; None stays."""
+    wait_for_first: bool = False
+    """Do not leave for idleness before the first task came."""
+    max_tasks: int | None = None
+    max_consecutive_failures: int = 3
+    """Distinct tasks that fail in a row, before any has succeeded, until the worker leaves with exit code 1; 0 never does."""
+    lease: timedelta = DEFAULT_LEASE
+    grace: timedelta = timedelta(seconds=30)
+    """Time between asking attempts to stop and killing them."""
+    reuse_process: bool = False
+    accept: frozenset[EntryKind] = frozenset(ENTRY_KINDS)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    look_ahead: int | None = None
+    """Tasks held beyond the free slots; None derives the number from how long tasks take."""
+    name: str | None = None
+    metrics_address: tuple[str, int] | None = None
+    owns_process: bool = False
+    """The process serves this worker alone, as under `runtime worker`: the worker ends the orphans that fall to the
+    process, and handles its notices and signals."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerResult:
+    """What a worker did until it left."""
+
+    exit_code: int
+    succeeded: int
+    failed: int
+    released: int
+    reason: str
+
+
+def new_worker_name() -> str:
+    """Make a name, `w-HOST-RANDOM`, that is unique in the world and sorts by host."""
+    host = "".join(c for c in socket.gethostname().lower() if c.isalnum() or c == "-")[:24].strip("-") or "host"
+    return f"w-{host}-{os.urandom(4).hex()}"

@@ -1,0 +1,298 @@
+"""Everything between a lease and its start: what the task asks for, what its past says, and the code it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Final
+
+from runtime.errors import RequestRefused
+from runtime.reasons import EndReason
+from runtime.records.base import calls_at_once
+from runtime.tasks.history import EndedNote, History, Record
+from runtime.tasks.lease import Lease, Release, Settlement
+from runtime.tasks.model import CommandEntry, FunctionEntry
+from runtime.tasks.retry import Again, backoff
+from runtime.tasks.verdict import judge_history, unstarted
+from runtime.values import replace
+from runtime.worker.attempts.model import Ended
+from runtime.worker.attempts.pool import AttemptPool
+from runtime.worker.attempts.trees import Trees
+from runtime.worker.dispatch import Dispatch
+from runtime.worker.held import HeldLease, Holdings
+from runtime.worker.offload import Outcome
+from runtime.worker.options import ENTRY_KINDS, EntryKind
+from runtime.worker.orders import Orders
+from runtime.worker.outbox import Outbox
+from runtime.worker.services import Services
+from runtime.worker.slots import fits
+
+DECLINED_AT_MOST: Final = 20
+"""Declined tasks that a worker's report names."""
+_KILLED: Final = frozenset(
+    {EndReason.TIMEOUT, EndReason.OOM, EndReason.LOST, EndReason.PREEMPTED, EndReason.CANCELLED, EndReason.DUPLICATE}
+)
+"""Ends after which nobody has tidied the attempt's tree."""
+
+
+class Preparing:
+    def __init__(
+        self,
+        services: Services,
+        holdings: Holdings,
+        outbox: Outbox,
+        orders: Orders,
+        dispatch: Dispatch,
+        crew: AttemptPool,
+        trees: Trees,
+        conclude: Callable[[Ended], None],
+    ) -> None:
+        """`conclude` gets the ends of attempts whose code could not be brought here."""
+        self._services = services
+        self._holdings = holdings
+        self._outbox = outbox
+        self._orders = orders
+        orders.changed = self._apply_cancels
+        self._dispatch = dispatch
+        self._crew = crew
+        self._trees = trees
+        self._conclude = conclude
+        self._unknown: list[HeldLease] = []
+        """Leases whose task's past is read first."""
+        self._look_up = services.offload.lane(self._look_back, self._looked, at_once=calls_at_once(services.records))
+        self._awaited: dict[str, list[HeldLease]] = {}
+        """By snapshot: leases that wait until it is here."""
+        self._declines: dict[str, int] = {}
+        self.declined: dict[str, str] = {}
+        """By task: why this worker cannot hold it."""
+
+    def take(self, leases: Sequence[Lease], now: float) -> None:
+        """Hold new leases, and prepare their tasks."""
+        services, holdings = self._services, self._holdings
+        by_token, began = holdings.by_token, holdings.lease_clock.began
+        holdings.busy_at = now
+        holdings.taken += len(leases)
+        plain = services.options.accept == frozenset(ENTRY_KINDS) and not self._orders.has_cancels
+        leaving = services.leaving.reason is not None
+        line = self._dispatch.ready if services.queue.traits.tracks_holders else self._unknown
+        for lease in leases:
+            held = HeldLease(lease, taken_at=now)
+            by_token[lease.token] = held
+            began(lease.token)
+            if leaving:
+                self._outbox.give_back(held)  # Asked for before.
+            elif plain and not lease.tries and not lease.suspect and self._is_plain(lease):
+                line.append(held)
+            else:
+                self._prepare(held)
+
+    def _is_plain(self, lease: Lease) -> bool:
+        """Whether nothing about the task needs a look before it starts."""
+        task = lease.task
+        resources = task.resources
+        return (
+            task.expires_at is None
+            and (task.snapshot is None or task.snapshot in self._trees)
+            and not resources.gpus
+            and not resources.cpus
+            and not resources.memory_bytes
+            and lease.invalid is None
+        )
+
+    def _prepare(self, held: HeldLease) -> None:
+        services, lease = self._services, held.lease
+        now = services.clock.now()
+        if self._orders.is_cancelled(lease) is None:
+            self._orders.learn(lease.task.experiment, partial(self._learnt, held))
+            return
+        settlement = self._orders.refuse(lease, now)
+        if settlement is not None:
+            say = partial(services.say.unstarted, settlement.record, None if lease.invalid else lease.task)
+            self._outbox.end(held, settlement, say)
+            return
+        why = self._cannot_hold(lease)
+        if why is not None:
+            self._decline(held, why, now)
+            return
+        if lease.tries or lease.suspect or not services.queue.traits.tracks_holders:
+            self._unknown.append(held)
+        else:
+            self._set_up(held)
+
+    def _learnt(self, held: HeldLease, problem: Exception | None) -> None:
+        if held.lease.token not in self._holdings.by_token:
+            return
+        if problem is None and self._services.leaving.reason is None:
+            self._prepare(held)
+        else:
+            until = self._services.clock.now() + backoff(4) if problem else None
+            self._outbox.release(Release(held.lease, until))
+
+    def _cannot_hold(self, lease: Lease) -> str | None:
+        kind = _kind(lease)
+        if kind not in self._services.options.accept:
+            return f"this worker accepts no {kind} tasks"
+        reasons = [fits(lease.task.resources, slot) for slot in self._services.slots]
+        return None if None in reasons else reasons[0]
+
+    def _decline(self, held: HeldLease, why: str, now: datetime) -> None:
+        """Give a task back for other workers, less and less often; said once."""
+        task = held.lease.task
+        times = self._declines[task.id] = self._declines.get(task.id, 2) + 1
+        if task.id not in self.declined and len(self.declined) < DECLINED_AT_MOST:
+            self.declined[task.id] = why
+        self._services.metrics.task_declined()
+        if times == 3:
+            self._services.say.declined(task, why)
+        self._outbox.postpone(held, now + backoff(times))
+
+    def _apply_cancels(self) -> None:
+        """End all held tasks that the orders cover; ask about those of which that is not known yet."""
+        orders = self._orders
+        if not orders.has_cancels:
+            return
+        for held in list(self._holdings.by_token.values()):
+            lease = held.lease
+            cancelled = orders.is_cancelled(lease)
+            if cancelled is None:
+                orders.learn(lease.task.experiment)
+            elif not cancelled:
+                continue
+            elif held.sent:
+                if held.stop_reason is not EndReason.CANCELLED:
+                    held.stop_reason = EndReason.CANCELLED
+                    self._crew.ask_to_stop(lease.token, EndReason.CANCELLED)
+            elif self._dispatch.leave_line(held):
+                settlement = orders.refuse(lease, self._services.clock.now())
+                if settlement is not None:
+                    say = partial(self._services.say.unstarted, settlement.record, lease.task)
+                    self._outbox.end(held, settlement, say)
+
+    # the past
+
+    def look_up(self) -> None:
+        """Read the past of all tasks that came in since."""
+        if self._unknown:
+            unknown, self._unknown = self._unknown, []
+            self._look_up(unknown)
+
+    def _look_back(self, held: HeldLease) -> tuple[Record | None, History]:
+        """What the store knows of earlier deliveries. Runs off the loop if the store is remote."""
+        records, traits = self._services.records, self._services.queue.traits
+        lease, task = held.lease, held.lease.task
+        history = records.history(task.id, task.generation)
+        if traits.tracks_holders:
+            record = records.find(task.id, task.generation) if not records.holds_tasks else None
+            return record, replace(history, open=())
+        if not (history.ended or history.open or lease.suspect):
+            return None, history
+        record = records.find(task.id, task.generation)
+        if record is None:
+            now = self._services.clock.now()
+            for mark in history.open:
+                # The lease is ours now, so the worker that opened this lost it: it died, or was cut off.
+                note = EndedNote(
+                    token=mark.token,
+                    reason=EndReason.LOST,
+                    ended_at=now,
+                    started_at=mark.started_at,
+                    worker=mark.worker,
+                    message=f"worker {mark.worker} vanished",
+                    alone=mark.alone,
+                    machine=mark.machine,
+                )
+                records.note_ended(task, note)
+                history = replace(history, ended=(*history.ended, note))
+        return record, replace(history, open=())
+
+    def _looked(self, outcomes: Sequence[Outcome[HeldLease, tuple[Record | None, History]]]) -> None:
+        now = self._services.clock.now()
+        for held, found, problem in outcomes:
+            if held.lease.token in self._holdings.by_token:
+                self._go_by_past(held, found, problem, now)
+
+    def _go_by_past(
+        self,
+        held: HeldLease,
+        found: tuple[Record | None, History] | None,
+        problem: Exception | None,
+        now: datetime,
+    ) -> None:
+        services, lease = self._services, held.lease
+        if problem is not None and self._outbox.fail_unstarted(held, problem):
+            return
+        if found is None:
+            services.say.trouble(f"reading the history of {lease.task.id}", problem)
+            self._outbox.release(Release(lease, now + backoff(4)))
+            return
+        record, held.history = found
+        if record is not None:
+            # Delivered again after it ended: settling it with the record that stands only ends the delivery.
+            self._outbox.end(held, Settlement(lease, record))
+            return
+        if not held.history.ended:
+            self._set_up(held)
+            return
+        buried = judge_history(lease.task, held.history, now=now)
+        if isinstance(buried, Again):
+            # A worker that vanished could not say so itself.
+            lease.alone, held.fenced = lease.alone or buried.alone, buried.fenced
+            if buried.not_before > now:
+                self._outbox.postpone(held, buried.not_before, alone=lease.alone)
+            else:
+                self._set_up(held)
+            return
+        attempts = len(held.history.ended)
+        settlement = unstarted(lease, buried.reason, buried.message, worker=services.name, now=now, attempts=attempts)
+        self._outbox.end(held, settlement, partial(services.say.buried, lease.task, buried))
+
+    # the code
+
+    def _set_up(self, held: HeldLease) -> None:
+        """Bring the code here that the task is bound to; a task that names none runs this worker's."""
+        snapshot = held.lease.task.snapshot
+        if snapshot is None or snapshot in self._trees:
+            self._dispatch.line_up(held)
+            return
+        waiting = self._awaited.setdefault(snapshot, [])
+        waiting.append(held)
+        if len(waiting) == 1:
+            self._services.offload.call(
+                lambda: self._trees.fetch(snapshot, self._services.records),
+                lambda folder, problem: self._was_set_up(snapshot, folder, problem),
+                awaited=True,
+            )
+
+    def _was_set_up(self, snapshot: str, folder: str | None, problem: Exception | None) -> None:
+        waiting = [held for held in self._awaited.pop(snapshot, ()) if held.lease.token in self._holdings.by_token]
+        if folder is not None:
+            self._trees.add(snapshot, folder, used=self._holdings.snapshots())
+            for held in waiting:
+                self._dispatch.line_up(held)
+            return
+        reason = EndReason.CONFIG_INVALID if isinstance(problem, RequestRefused) else EndReason.SETUP_FAILED
+        now = self._services.clock.now().timestamp()
+        for held in waiting:
+            self._conclude(Ended(held.lease.token, -1, reason, now, now, message=f"snapshot {snapshot}: {problem}"))
+
+    def tend_trees(self, held: HeldLease, end: Ended) -> None:
+        """Trim the slot's trees after an attempt; one that could not be set up spoils the snapshot's tree here."""
+        snapshot = held.lease.task.snapshot
+        if not self._dispatch.on_slot(held.slot):  # orders that wait there name their trees
+            self._trees.trim(held.slot, spoiled=snapshot if end.reason in _KILLED else None)
+        if snapshot is not None and end.reason is EndReason.SETUP_FAILED:
+            self._trees.forget(snapshot, used=self._holdings.snapshots(besides=held))
+            for waiting in self._dispatch.waiting_for(snapshot):
+                self._dispatch.leave_line(waiting)
+                self._set_up(waiting)
+
+
+def _kind(lease: Lease) -> EntryKind:
+    match lease.task.entry:
+        case CommandEntry():
+            return "command"
+        case FunctionEntry():
+            return "function"
+        case _:
+            return "workflow"
