@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 from runtime.clock import Clock, SystemClock
 from runtime.errors import InvalidTask, NotPossible, StoreUnavailable, explain_json
 from runtime.reasons import EndReason
-from runtime.records.base import ExperimentSeen, ManifestPart, RecordExists, StoredTask, Totals
+from runtime.records.base import ExperimentSeen, ManifestPart, StoredTask, Totals
 from runtime.records.blobs.base import BlobInfo
 from runtime.records.codec import decode_ended, encode_ended, encode_order, encode_text, unreadable_record
 from runtime.records.embedded import EmbeddedFile, count, record_id, split_record_id, take_out
 from runtime.records.orders import Control, Order, control_of, merge
+from runtime.records.settle import is_unwritten
 from runtime.records.store import BlobRecords, order_key
 from runtime.tasks.history import EndedNote, History, Mark, Record, StartedMark
 from runtime.tasks.model import TERMINAL_STATES, Task, TaskState, new_token
@@ -134,10 +135,7 @@ class SqliteRecords(BlobRecords):
             if row is None:
                 raise NotPossible(f"task `{record.task_id}` was never put into `{self.url}`")
             seq, experiment, generation = row
-            existing = self.find_in(connection, seq, record.generation)
-            if existing is not None:
-                if existing.token != record.token:
-                    raise RecordExists(existing)
+            if not is_unwritten(record, self.find_in(connection, seq, record.generation)):
                 return
             insert_record(connection, seq, record)
             if generation == record.generation:

@@ -26,7 +26,6 @@ from runtime.records.base import (
     ExperimentSeen,
     KeptOutputs,
     ManifestPart,
-    RecordExists,
     RecordStore,
     Totals,
     WorkerSeen,
@@ -34,6 +33,7 @@ from runtime.records.base import (
 from runtime.records.blobs.base import BlobInfo, Blobs
 from runtime.records.coverage import read_keys
 from runtime.records.orders import Control, Order, OrderLog, ReadOrder, merge
+from runtime.records.settle import is_unwritten
 from runtime.tasks.history import EndedNote, History, Mark, Record, StartedMark
 from runtime.tasks.idset import IdSet, task_key
 from runtime.tasks.model import Task, TaskState, experiment_digest, hex_digest, new_token
@@ -139,14 +139,8 @@ class BlobRecords(RecordStore):
         self._see_experiment(record.experiment)
         key = _record_key(record.task_id, record.generation, self._home(record.task_id, record.experiment))
         existing = self._create_or_read(key, codec.encode_record(record))
-        if existing is None:
-            return
-        first = self._decode_record(key, existing)
-        if first.token == record.token:
-            return
-        if first.state != record.state and record.state is not TaskState.SUCCEEDED:
-            self.unmark(record.task_id, record.generation, record.state)
-        raise RecordExists(first)
+        if existing is not None:
+            is_unwritten(record, self._decode_record(key, existing))
 
     def fit(self, record: Record) -> Record:
         """The record with its value and log within `INLINE_BYTES`; a larger value goes to `value_url`."""

@@ -27,6 +27,7 @@ from runtime.records.base import INLINE_BYTES, RecordExists, RecordStore, Worker
 from runtime.records.blobs.base import Blobs
 from runtime.records.coverage import Coverage
 from runtime.records.orders import Control, Order, OrderKind, pause_order, resume_order
+from runtime.records.settle import settle_record
 from runtime.records.store import ORDERS_APART
 from runtime.tasks.history import History, Record, StartedMark
 from runtime.tasks.model import Task, TaskState, next_generation, task_id
@@ -561,14 +562,13 @@ def test_marks_that_their_record_contradicts_are_passed_over(place: Place, store
     assert store.totals("sample", exact=True).counts[TaskState.SUCCEEDED] == 1
 
 
-def test_commit_that_lost_takes_its_own_mark_back(place: Place, store: RecordStore) -> None:
+def test_settling_that_lost_takes_its_own_mark_back(place: Place, store: RecordStore) -> None:
     task = sample_task()
     submitted(place, store, task)
     store.commit(sample_record(task, token="a1"))
-    store.mark(sample_mark(task))
 
     with pytest.raises(RecordExists):
-        store.commit(sample_record(task, token="b2", state=TaskState.FAILED))
+        settle_record(store, sample_record(task, token="b2", state=TaskState.FAILED), sample_mark(task))
 
     assert list(store.marks()) == []
     assert TaskState.FAILED not in {state for state, n in store.totals("sample").counts.items() if n}

@@ -46,6 +46,7 @@ from runtime.records.base import ManifestPart, RecordExists, RecordStore, calls_
 from runtime.records.codec import read_value
 from runtime.records.coverage import own_key, read_keys
 from runtime.records.orders import FIRST_OWN_NUMBER
+from runtime.records.settle import settle_record
 from runtime.records.totals import Tally, open_tasks
 from runtime.tasks.history import Record
 from runtime.tasks.idset import IdSet, task_key
@@ -1106,7 +1107,5 @@ def _decode_part(records: RecordStore, part: ManifestPart) -> tuple[list[Task], 
 def _bury(records: RecordStore, lines: Iterable[tuple[Task, InvalidMessage]], now: datetime) -> None:
     for task, invalid in lines:
         settlement = malformed(task, invalid, now=now)
-        assert settlement.mark is not None
-        records.mark(settlement.mark)
         with suppress(RecordExists):
-            records.commit(settlement.record)
+            settle_record(records, settlement.record, settlement.mark)

@@ -28,6 +28,7 @@ from runtime.queues.base import (
     Waiting,
     ignore_progress,
 )
+from runtime.queues.settling import record_settlement, refuse_lost
 from runtime.queues.sqlite.presence import Bells, Presence, Running, Vigil
 from runtime.reasons import EndReason
 from runtime.records.base import RecordExists, RecordStore
@@ -41,6 +42,7 @@ from runtime.records.embedded import (
     take_out,
 )
 from runtime.records.orders import Control, Order, pause_order, person, resume_order
+from runtime.records.settle import is_unwritten
 from runtime.records.sqlite import SqliteRecords, encode_note, insert_record, raw_text
 from runtime.tasks.history import EndedNote, Record
 from runtime.tasks.lease import InvalidMessage, Lease, Release, Settlement
@@ -297,7 +299,6 @@ class SqliteQueue:
             recorded: Sequence[Settlement] = [self._fit(settlement) for settlement in settlements]
         else:
             recorded = self._record_elsewhere(settlements, settled)
-            faults.reach("queue.recorded")
         with self._file.transaction() as connection:
             changes: dict[int, dict[str, int]] = {}
             for settlement in recorded:
@@ -321,25 +322,15 @@ class SqliteQueue:
         """Mark and commit in the store first; what came second is refused and its lease left alone."""
         won = []
         for settlement in settlements:
-            record = settlement.record
-            if record.state is not TaskState.SUCCEEDED and not self._holds(settlement.lease):
-                # A lease that passed on may still commit success; it buries nothing.
-                first = self.records.find(record.task_id, record.generation)
-                if first is None or first.token != record.token:
-                    holder = self._holder_now(settlement.lease) if first is None else first.worker
-                    settled.refused.append(Refused(settlement.lease, holder, first))
-                continue
-            try:
-                if settlement.mark is not None:
-                    self.records.mark(settlement.mark)
-                self.records.commit(record)
-                won.append(settlement)
-            except RecordExists as existing:
-                mark = settlement.mark
-                if mark is not None and mark.state is not existing.record.state:
-                    self.records.unmark(mark.task_id, mark.generation, mark.state)
-                settled.refused.append(Refused(settlement.lease, existing.record.worker, existing.record))
-                won.append(replace(settlement, record=existing.record, mark=None))
+            lease = settlement.lease
+            if settlement.record.state is not TaskState.SUCCEEDED and not self._holds(lease):
+                refused = refuse_lost(self.records, settlement, lambda lease=lease: self._holder_now(lease))  # type: ignore[misc]
+            else:
+                refused = record_settlement(self.records, settlement)
+                stands = settlement.record if refused is None or refused.record is None else refused.record
+                won.append(replace(settlement, record=stands, mark=None))
+            if refused is not None:
+                settled.refused.append(refused)
         return won
 
     def _settle_one(
@@ -357,9 +348,11 @@ class SqliteQueue:
             holder = self._holder_of(connection, held.seq)
             if self._fused:
                 existing = SqliteRecords.find_in(connection, held.seq, record.generation)
-                if existing is not None:
-                    if existing.token != record.token:
-                        settled.refused.append(Refused(lease, existing.worker, existing))
+                try:
+                    if not is_unwritten(record, existing):
+                        return
+                except RecordExists as first:
+                    settled.refused.append(Refused(lease, first.record.worker, first.record))
                     return
                 if record.state is not TaskState.SUCCEEDED:
                     settled.refused.append(Refused(lease, holder))
