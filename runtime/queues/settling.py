@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from runtime.queues.base import Refused
-from runtime.records.base import RecordExists, RecordStore
+from runtime.records.base import RecordExists, ResultStore
 from runtime.records.settle import is_unwritten, settle_record
 from runtime.tasks.lease import Settlement
 
 
-def record_settlement(records: RecordStore, settlement: Settlement) -> Refused | None:
+def record_settlement(records: ResultStore, settlement: Settlement) -> Refused | None:
     """Write the mark and the record; the caller ends the lease in either case, since a record stands."""
     try:
         settle_record(records, settlement.record, settlement.mark)
@@ -20,7 +20,7 @@ def record_settlement(records: RecordStore, settlement: Settlement) -> Refused |
 
 
 def refuse_lost(
-    records: RecordStore, settlement: Settlement, find_holder: Callable[[], str | None] = lambda: None
+    records: ResultStore, settlement: Settlement, find_holder: Callable[[], str | None] = lambda: None
 ) -> Refused | None:
     """Refuse an ending other than success whose lease passed on: another attempt may be running, and this one buries nothing.
 

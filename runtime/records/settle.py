@@ -7,11 +7,11 @@ goes second, and the first record wins. The caller ends the lease only after tha
 from __future__ import annotations
 
 from runtime import faults
-from runtime.records.base import RecordExists, RecordStore
+from runtime.records.base import RecordExists, ResultStore
 from runtime.tasks.history import Mark, Record
 
 
-def settle_record(records: RecordStore, record: Record, mark: Mark | None = None) -> None:
+def settle_record(records: ResultStore, record: Record, mark: Mark | None = None) -> None:
     """Write the mark, then the record; both are durable on return.
 
     Raises `RecordExists` if another attempt's record was first; if that record contradicts the mark, the mark is closed.

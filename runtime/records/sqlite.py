@@ -22,9 +22,10 @@ from runtime.records.base import ExperimentSeen, ManifestPart, StoredTask, Total
 from runtime.records.blobs.base import BlobInfo
 from runtime.records.codec import decode_ended, encode_ended, encode_order, encode_text, unreadable_record
 from runtime.records.embedded import EmbeddedFile, count, record_id, split_record_id, take_out
+from runtime.records.layout import order_key
 from runtime.records.orders import Control, Order, control_of, merge
 from runtime.records.settle import is_unwritten
-from runtime.records.store import BlobRecords, order_key
+from runtime.records.store import BlobRecords
 from runtime.tasks.history import EndedNote, History, Mark, Record, StartedMark
 from runtime.tasks.model import TERMINAL_STATES, Task, TaskState, new_token
 from runtime.tasks.wire import decode_stored

@@ -71,9 +71,7 @@ def test_objects_have_the_names_that_they_always_had() -> None:
     store.unmark(ours.id, 1, TaskState.FAILED)
     store.append_log(ours.id, "a1", b"said")
     store.put_order(".default", pause_order(AT))
-    store.put_worker(
-        WorkerSeen(worker="node 1/a", host="node", queue="default", seen_at=AT, started_at=AT, slots=1)
-    )
+    store.put_worker(WorkerSeen(worker="node 1/a", host="node", queue="default", seen_at=AT, started_at=AT, slots=1))
     store.put_counters("node 1/a", {ours.experiment: {TaskState.SUCCEEDED: 3, TaskState.FAILED: 1}})
 
     found = [
