@@ -15,6 +15,8 @@ NOTE_LOG_BYTES: Final = 8 * 1024
 
 
 class BlobAttempts(BlobResults):
+    """Notes of attempts; the attempt whose record stands is over."""
+
     def note_started(self, task: Task, started: StartedMark) -> None:
         self.blobs.create(started_key(task, started.token), codec.encode_started(started))
 

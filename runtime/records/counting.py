@@ -11,9 +11,7 @@ from threading import Lock
 from typing import Final
 
 from runtime.clock import Clock
-from runtime.records.base import (
-    Totals,
-)
+from runtime.records.base import Totals
 from runtime.records.blobs.base import Blobs
 from runtime.records.layout import COUNTED, COUNTER, matched, newest_of_each, quoted, record_shards
 from runtime.records.manifests import BlobManifests
@@ -26,6 +24,8 @@ MARKS_COUNTED: Final = 10_000
 
 
 class BlobTotals(BlobManifests, BlobResults):
+    """Tasks by state: manifests say how many were submitted; results and counters say how many ended."""
+
     def __init__(self, blobs: Blobs, *, clock: Clock | None = None) -> None:
         super().__init__(blobs, clock=clock)
         self._counters: dict[tuple[str, str], str] = {}

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from runtime.clock import Clock
-from runtime.records.base import (
-    KeptOutputs,
-)
+from runtime.records.base import KeptOutputs
 from runtime.records.blobs.base import Blobs
 from runtime.records.layout import log_key
 from runtime.records.objects import Objects
 
 
 class BlobFiles(Objects):
+    """Files under the task and the token of their attempt."""
+
     def __init__(self, blobs: Blobs, *, clock: Clock | None = None) -> None:
         super().__init__(blobs, clock=clock)
         self._outputs: str | None = None

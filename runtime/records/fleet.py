@@ -12,9 +12,7 @@ from typing import Final
 from runtime.clock import Clock
 from runtime.errors import RuntimeFailure, StoreUnavailable
 from runtime.records import codec
-from runtime.records.base import (
-    WorkerSeen,
-)
+from runtime.records.base import WorkerSeen
 from runtime.records.blobs.base import BlobInfo, Blobs
 from runtime.records.counting import BlobTotals
 from runtime.records.coverage import read_keys
@@ -38,6 +36,8 @@ TASKS_LOOKED_AT: Final = 256
 
 
 class BlobFleet(BlobTotals):
+    """Orders of each queue, and what its workers report."""
+
     def __init__(self, blobs: Blobs, *, clock: Clock | None = None) -> None:
         super().__init__(blobs, clock=clock)
         self._order_logs: dict[str, OrderLog] = {}

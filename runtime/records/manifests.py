@@ -19,6 +19,8 @@ from runtime.values import replace
 
 
 class BlobExperiments(Objects):
+    """Names of experiments, each written down with the first task of it."""
+
     def __init__(self, blobs: Blobs, *, clock: Clock | None = None) -> None:
         super().__init__(blobs, clock=clock)
         self._known_experiments: set[str] = set()
@@ -59,6 +61,8 @@ class BlobExperiments(Objects):
 
 
 class BlobManifests(BlobExperiments):
+    """Manifest parts, create-only by index."""
+
     def put_part(self, experiment: str, index: int, lines: Sequence[str]) -> ManifestPart:
         """Create-only by index: the same lines again are the same part, others raise `PartTaken`."""
         if any("\n" in line for line in lines):

@@ -8,9 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from runtime.clock import Clock
 from runtime.records import codec
-from runtime.records.base import (
-    INLINE_BYTES,
-)
+from runtime.records.base import INLINE_BYTES
 from runtime.records.blobs.base import Blobs
 from runtime.records.layout import (
     COUNTED,
@@ -36,6 +34,8 @@ from runtime.values import replace
 
 
 class BlobResults(BlobExperiments):
+    """Records and marks under the experiment of their task."""
+
     def __init__(self, blobs: Blobs, *, clock: Clock | None = None) -> None:
         super().__init__(blobs, clock=clock)
         self._homes: dict[str, str] = {}

@@ -11,9 +11,7 @@ import os
 from runtime.errors import StoreUnsafe
 from runtime.records import codec
 from runtime.records.attempts import BlobAttempts
-from runtime.records.base import (
-    RecordStore,
-)
+from runtime.records.base import RecordStore
 from runtime.records.files import BlobFiles
 from runtime.records.fleet import BlobFleet
 

@@ -43,7 +43,8 @@ from runtime.records.embedded import (
 )
 from runtime.records.orders import Control, Order, pause_order, person, resume_order
 from runtime.records.settle import is_unwritten
-from runtime.records.sqlite import SqliteRecords, encode_note, insert_record, raw_text
+from runtime.records.sqlite import SqliteRecords
+from runtime.records.sqlite_rows import encode_note, insert_record, raw_text
 from runtime.tasks.history import EndedNote, Record
 from runtime.tasks.lease import InvalidMessage, Lease, Release, Settlement
 from runtime.tasks.model import Task, TaskState, new_tokens
