@@ -134,7 +134,7 @@ class MemoryQueue:
         held = self._held_by(lease)
         if held is None and record.state is not TaskState.SUCCEEDED:
             other = self._held.get(lease.task.id)
-            if refused := refuse_lost(self.records, settlement, lambda: other.worker if other else None):
+            if refused := refuse_lost(self.records, settlement, other.worker if other else None):
                 settled.refused.append(refused)
             return
         if refused := record_settlement(self.records, settlement):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from runtime.queues.base import Refused
 from runtime.records.base import RecordExists, ResultStore
 from runtime.records.settle import is_unwritten, settle_record
@@ -19,9 +17,7 @@ def record_settlement(records: ResultStore, settlement: Settlement) -> Refused |
     return None
 
 
-def refuse_lost(
-    records: ResultStore, settlement: Settlement, find_holder: Callable[[], str | None] = lambda: None
-) -> Refused | None:
+def refuse_lost(records: ResultStore, settlement: Settlement, holder: str | None = None) -> Refused | None:
     """Refuse an ending other than success whose lease passed on: another attempt may be running, and this one buries nothing.
 
     None if its own record stands already.
@@ -32,4 +28,4 @@ def refuse_lost(
         unwritten = is_unwritten(record, existing)
     except RecordExists as first:
         return Refused(settlement.lease, first.record.worker, first.record)
-    return Refused(settlement.lease, find_holder()) if unwritten else None
+    return Refused(settlement.lease, holder) if unwritten else None

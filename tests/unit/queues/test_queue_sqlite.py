@@ -21,7 +21,8 @@ import pytest
 import runtime.records.embedded
 from runtime.clock import machine_id
 from runtime.errors import NotPossible, StoreUnavailable
-from runtime.queues.sqlite.queue import SWEEP_EVERY_S, SqliteQueue, open_sqlite
+from runtime.queues.sqlite.holders import SWEEP_EVERY_S
+from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.reasons import EndReason
 from runtime.records import open_records
 from runtime.records.blobs.folder import FolderRecords
