@@ -317,7 +317,7 @@ class PubSubQueue:
         return self._intake.doorbell()
 
     def hush(self) -> bool:
-        self._intake.hush()
+        self._intake.bell.hush()
         return False
 
     def depth(self) -> None:
@@ -342,13 +342,13 @@ class PubSubQueue:
     def pause(self) -> None:
         """Workers stop leasing within ten seconds."""
         self.records.put_order(self.name, pause_order(self._clock.now()))
-        self._intake.read_control(fresh=True)
+        self._intake.orders.read(fresh=True)
 
     def resume(self) -> None:
         order = resume_order(self.records.control(self.name), self._clock.now())
         if order is not None:
             self.records.put_order(self.name, order)
-        self._intake.read_control(fresh=True)
+        self._intake.orders.read(fresh=True)
 
     def purge(self, *, progress: Callable[[int], None] = ignore_progress) -> int:
         """As promised. What foreign producers published before is cancelled too, and is not in the number.
@@ -360,7 +360,7 @@ class PubSubQueue:
         now = self._client().service_time()
         with purging(self.records, clock=self._clock, progress=progress) as purge:
             purge.end_submitted(self.name)
-        self._intake.read_control(fresh=True)
+        self._intake.orders.read(fresh=True)
         if now is not None:
             self._drop_published_before(now - PURGE_MARGIN)
         self._intake.forget_waiting()
