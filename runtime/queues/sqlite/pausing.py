@@ -44,11 +44,11 @@ class PauseFlag:
 
     def follow(self) -> None:
         """Pause or not, as the store says. Whoever writes that here looks once more, so the last to write knows all."""
-        while self._is_paused() is not (told := self._records.control(self._row.name).paused):
+        while self.is_paused() is not (told := self._records.control(self._row.name).paused):
             with self._file.transaction(durable=True) as connection:
                 self._set_paused(connection, told)
 
-    def _is_paused(self) -> bool:
+    def is_paused(self) -> bool:
         with self._file.reading() as connection:
             row = connection.execute("SELECT paused FROM queues WHERE name=?", (self._row.name,)).fetchone()
         return bool(row and row[0])
@@ -58,5 +58,5 @@ class PauseFlag:
 
     def catch_up(self) -> None:
         """Follow an order whose giver was killed before it was written down here."""
-        if not self._fused and self._is_paused() is not self._records.control(self._row.name, max_age=SWEPT).paused:
+        if not self._fused and self.is_paused() is not self._records.control(self._row.name, max_age=SWEPT).paused:
             self.follow()

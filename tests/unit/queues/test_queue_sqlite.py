@@ -585,7 +585,7 @@ def test_queue_beside_a_store_follows_an_order_whose_giver_was_killed(path: Path
     queue = SqliteQueue(EmbeddedFile(path), records, clock=clock)
     queue.put(tasks(1))
     records.put_order("default", pause_order(clock.now()))
-    before = queue._is_paused()
+    before = queue._pause.is_paused()
 
     queue.tend()
     paused = queue.lease(1, worker="w-a", ttl=TTL)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
+import pytest
+
 from runtime.reasons import EndReason
 from runtime.records.base import WorkerSeen
 from runtime.records.memory import MemoryRecords
@@ -54,7 +56,8 @@ def record_of(task: Task, state: TaskState, *, token: str, value: object = None)
     )
 
 
-def test_objects_have_the_names_that_they_always_had() -> None:
+def test_objects_have_the_names_that_they_always_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.records.store._proven", set())
     store = MemoryRecords(clock=FakeClock(AT))
     ours = sample_task()
     foreign = sample_task(id="t-lab17", experiment="Lab@17", generation=2)
