@@ -16,15 +16,15 @@ from runtime.queues.base import (
     Outlook,
     PutResult,
     QueueTraits,
-    Refused,
     Settled,
     Waiting,
     ignore_progress,
 )
 from runtime.queues.purge import open_task, purging
+from runtime.queues.settling import record_settlement, refuse_lost
 from runtime.queues.sqlite.presence import Running
 from runtime.reasons import EndReason
-from runtime.records.base import RecordExists, RecordStore
+from runtime.records.base import RecordStore
 from runtime.records.orders import pause_order, resume_order
 from runtime.tasks.history import EndedNote
 from runtime.tasks.lease import Lease, Release, Settlement
@@ -133,19 +133,12 @@ class MemoryQueue:
         lease, record = settlement.lease, settlement.record
         held = self._held_by(lease)
         if held is None and record.state is not TaskState.SUCCEEDED:
-            existing = self.records.find(record.task_id, record.generation)
-            if existing is None or existing.token != record.token:
-                other = self._held.get(lease.task.id)
-                settled.refused.append(Refused(lease, other.worker if other else None, existing))
+            other = self._held.get(lease.task.id)
+            if refused := refuse_lost(self.records, settlement, other.worker if other else None):
+                settled.refused.append(refused)
             return
-        try:
-            if settlement.mark is not None:
-                self.records.mark(settlement.mark)
-            self.records.commit(record)
-        except RecordExists as first:
-            if settlement.mark is not None and first.record.state is not record.state:
-                self.records.unmark(record.task_id, record.generation, record.state)
-            settled.refused.append(Refused(lease, first.record.worker, first.record))
+        if refused := record_settlement(self.records, settlement):
+            settled.refused.append(refused)
         if self._known.get(lease.task.id) == record.generation:
             self._held.pop(lease.task.id, None)
             self._waiting.pop(lease.task.id, None)

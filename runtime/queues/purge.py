@@ -19,6 +19,7 @@ from runtime.errors import InfrastructureFailure, RuntimeFailure
 from runtime.reasons import EndReason
 from runtime.records.base import ManifestPart, RecordExists, RecordStore
 from runtime.records.orders import Order, OrderKind, person
+from runtime.records.settle import settle_record
 from runtime.tasks.history import Record, mark_of
 from runtime.tasks.idset import IdSet, task_key
 from runtime.tasks.model import Task, TaskState, new_token
@@ -115,7 +116,6 @@ class Purge:
         return [self._count(*each) for each in self._pool.map(lambda one: self._end_one(one, now), tasks)]
 
     def _end_one(self, one: Open, now: datetime) -> tuple[Record, bool]:
-        records = self._records
         record = Record(
             task_id=one.task_id,
             generation=one.generation,
@@ -127,13 +127,9 @@ class Purge:
             message=f"cancelled by {self._by}, who purged its queue",
             attempts=0,
         )
-        # The mark goes first, so that a record that did not succeed always has one until it is tried again.
-        records.mark(mark_of(record, one.task, raw=one.raw))
         try:
-            records.commit(record)
+            settle_record(self._records, record, mark_of(record, one.task, raw=one.raw))
         except RecordExists as first:
-            if first.record.state is not TaskState.CANCELLED:
-                records.unmark(record.task_id, record.generation, TaskState.CANCELLED)
             return first.record, False
         return record, True
 

@@ -99,20 +99,14 @@ class KeptOutputs:
     """What could not be kept and why, for people to read."""
 
 
-class RecordStore(Protocol):
-    """Where the truth lies. Every method may be called again after any failure.
+class ResultStore(Protocol):
+    """How tasks ended. Every method here and below may be called again after any failure.
 
     Failures of the service are `StoreUnavailable`, already retried with backoff.
     """
 
     url: str
-    holds_tasks: bool
-    """The queue's own file: what is put is already durable and listed, and needs no manifest."""
 
-    def check(self) -> None:
-        """Prove once that create-only holds here. Raises `StoreUnsafe`."""
-
-    # records
     def commit(self, record: Record) -> None:
         """Make it the one record of its generation; durable on return.
 
@@ -137,17 +131,9 @@ class RecordStore(Protocol):
         """Id and generation of each newest record that is no success and whose mark was closed: the next generation was
         published, and has not ended."""
 
-    # attempts
-    def note_started(self, task: Task, started: StartedMark) -> None: ...
-    def retract_started(self, task: Task, token: str) -> None:
-        """The attempt did not begin after all: as if its mark had never been."""
+    def record_url(self, task_id: str, generation: int) -> str:
+        """Where a person finds a record that exists."""
 
-    def note_ended(self, task: Task, note: EndedNote) -> None:
-        """Create-only by token; a second one of the same token changes nothing."""
-
-    def history(self, task_id: str, generation: int) -> History: ...
-
-    # what did not succeed
     def mark(self, mark: Mark) -> None:
         """Safe to repeat. One that was closed stays closed, however late this comes."""
 
@@ -165,7 +151,23 @@ class RecordStore(Protocol):
     def find_mark(self, task_id: str, generation: int, state: TaskState) -> Mark | None:
         """That one, if `marks` would list it."""
 
-    # what was submitted
+
+class AttemptStore(Protocol):
+    """Attempts that began, and how those ended that did not succeed."""
+
+    def note_started(self, task: Task, started: StartedMark) -> None: ...
+    def retract_started(self, task: Task, token: str) -> None:
+        """The attempt did not begin after all: as if its mark had never been."""
+
+    def note_ended(self, task: Task, note: EndedNote) -> None:
+        """Create-only by token; a second one of the same token changes nothing."""
+
+    def history(self, task_id: str, generation: int) -> History: ...
+
+
+class ManifestStore(Protocol):
+    """What was submitted, and how much of it has ended."""
+
     def put_experiment(self, experiment: str, *, queue: str | None) -> None: ...
     def experiments(self) -> list[ExperimentSeen]: ...
     def find_experiment(self, experiment: str) -> ExperimentSeen | None: ...
@@ -174,14 +176,16 @@ class RecordStore(Protocol):
     def read_part(self, part: ManifestPart) -> list[str]: ...
     def mark_sent(self, part: ManifestPart) -> None: ...
 
-    # payloads and values beyond a message's or record's size
-    def put_blob(self, data: bytes, *, prefix: str = "payloads") -> str:
-        """Content-addressed; returns a reference that `get_blob` takes and people can read."""
+    def put_counters(self, worker: str, counters: Mapping[str, Mapping[TaskState, int]]) -> None:
+        """By experiment: the records that this worker has committed since it started."""
 
-    def get_blob(self, reference: str) -> bytes: ...
-    def has_blob(self, reference: str) -> bool: ...
+    def totals(self, experiment: str, *, exact: bool = False) -> Totals:
+        """Without `exact` a hint, for never a request per task, and none per worker: see `runtime.records.totals`."""
 
-    # what workers are told, and what they report
+
+class FleetStore(Protocol):
+    """What workers are told, and what they report."""
+
     def put_order(self, queue: str, order: Order) -> str:
         """Tell the workers of a queue something; durable on return. None is lost to another that is given at once.
 
@@ -202,15 +206,16 @@ class RecordStore(Protocol):
 
     def put_worker(self, seen: WorkerSeen) -> None: ...
     def workers(self, *, newer_than: timedelta = timedelta(days=1)) -> list[WorkerSeen]: ...
-    def put_counters(self, worker: str, counters: Mapping[str, Mapping[TaskState, int]]) -> None:
-        """By experiment: the records that this worker has committed since it started."""
 
-    def totals(self, experiment: str, *, exact: bool = False) -> Totals:
-        """Without `exact` a hint, for never a request per task, and none per worker: see `runtime.records.totals`."""
 
-    # files
-    def record_url(self, task_id: str, generation: int) -> str:
-        """Where a person finds a record that exists."""
+class FileStore(Protocol):
+    """Payloads and values beyond the size of a message or record, and the files of attempts."""
+
+    def put_blob(self, data: bytes, *, prefix: str = "payloads") -> str:
+        """Content-addressed; returns a reference that `get_blob` takes and people can read."""
+
+    def get_blob(self, reference: str) -> bytes: ...
+    def has_blob(self, reference: str) -> bool: ...
 
     def log_url(self, task_id: str, token: str) -> str:
         """What `append_log` returns, also before its first call."""
@@ -228,6 +233,17 @@ class RecordStore(Protocol):
         """Add to an attempt's long log and return its URL."""
 
     def read_log(self, url: str) -> Iterator[bytes]: ...
+
+
+class RecordStore(ResultStore, AttemptStore, ManifestStore, FleetStore, FileStore, Protocol):
+    """Where the truth lies: all that is kept, in one place."""
+
+    holds_tasks: bool
+    """The queue's own file: what is put is already durable and listed, and needs no manifest."""
+
+    def check(self) -> None:
+        """Prove once that create-only holds here. Raises `StoreUnsafe`."""
+
     def close(self) -> None: ...
 
 

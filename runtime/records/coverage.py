@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Final
 
 from runtime.errors import InfrastructureFailure
-from runtime.records.base import ManifestPart, RecordStore
+from runtime.records.base import ManifestPart, ManifestStore
 from runtime.records.orders import FIRST_OWN_NUMBER, Control
 from runtime.tasks.idset import IdSet, task_key
 from runtime.tasks.model import Task
@@ -19,7 +19,7 @@ from runtime.tasks.model import Task
 _OUR_LINE: Final = re.compile(r'\{"schema":1,"id":"t-([0-9a-f]{16})[0-9a-f]{8}"')
 
 
-def read_keys(records: RecordStore, part: ManifestPart) -> Sequence[int]:
+def read_keys(records: ManifestStore, part: ManifestPart) -> Sequence[int]:
     """The `task_key` of each task that the part lists, in its order."""
     keys = array("Q")
     for line in records.read_part(part):
@@ -48,7 +48,7 @@ class Coverage:
     `covers` never waits, so a worker's loop can ask it; `read` may be called from any thread.
     """
 
-    def __init__(self, records: RecordStore) -> None:
+    def __init__(self, records: ManifestStore) -> None:
         self._records = records
         self._keys: dict[str, IdSet] = {}
         self._read: dict[str, frozenset[str]] = {}

@@ -7,197 +7,43 @@ beside the database.
 
 from __future__ import annotations
 
-import json
 import sqlite3
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from runtime.clock import Clock, SystemClock
-from runtime.errors import InvalidTask, NotPossible, StoreUnavailable, explain_json
-from runtime.reasons import EndReason
-from runtime.records.base import ExperimentSeen, ManifestPart, RecordExists, StoredTask, Totals
-from runtime.records.blobs.base import BlobInfo
-from runtime.records.codec import decode_ended, encode_ended, encode_order, encode_text, unreadable_record
-from runtime.records.embedded import EmbeddedFile, count, record_id, split_record_id, take_out
+from runtime.errors import NotPossible
+from runtime.records.base import ExperimentSeen, ManifestPart, StoredTask, Totals
+from runtime.records.codec import decode_ended, encode_order
+from runtime.records.embedded import EmbeddedFile
+from runtime.records.layout import order_key
 from runtime.records.orders import Control, Order, control_of, merge
-from runtime.records.store import BlobRecords, order_key
-from runtime.tasks.history import EndedNote, History, Mark, Record, StartedMark
-from runtime.tasks.model import TERMINAL_STATES, Task, TaskState, new_token
-from runtime.tasks.wire import decode_stored
-from runtime.values import replace
+from runtime.records.store import BlobRecords
+from runtime.tasks.history import EndedNote, History, StartedMark
+from runtime.tasks.model import Task, TaskState, new_token
 
 if TYPE_CHECKING:
-    from runtime.records.blobs.folder import FolderBlobs
+    pass
 
-_COLUMNS: Final = "rid, state, token, reason, worker, started, ended, attempts, message, code, value, log, rest"
-_INSERT: Final = f"INSERT INTO records({_COLUMNS}) VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_PURGED: Final = "purged/"
-MARKS_AT_ONCE: Final = 500
-_REST: Final = ("exit_code", "value_url", "log_url", "outputs_url")
+from runtime.records.blobs.sqlite import SqliteBlobs
+from runtime.records.sqlite_results import SqliteResults
+from runtime.records.sqlite_rows import encode_note, read_time
 
 
-def encode_note(note: EndedNote) -> str:
-    return encode_ended(note).decode()
-
-
-def insert_record(connection: sqlite3.Connection, seq: int, record: Record) -> None:
-    """Add the record of task number `seq`; the caller knows that there is none yet."""
-    started = record.started_at
-    rest: dict[str, Any] | None = None
-    for name in _REST:
-        value = getattr(record, name)
-        if value is not None:
-            rest = {} if rest is None else rest
-            rest[name] = value
-    if record.metrics:
-        rest = {} if rest is None else rest
-        rest["metrics"] = dict(record.metrics)
-    connection.execute(
-        _INSERT,
-        (
-            record_id(seq, record.generation),
-            record.state.value,
-            record.token,
-            record.reason.value,
-            _text(record.worker),
-            None if started is None else started.timestamp(),
-            record.ended_at.timestamp(),
-            record.attempts,
-            _text(record.message),
-            _text(record.code),
-            None if record.value is None else encode_text(record.value),
-            _log(record.log) if record.log else None,
-            None if rest is None else encode_text(rest, "metrics"),
-        ),
-    )
-
-
-def _text(text: str | None) -> str | bytes | None:
-    """As a column holds it: what is no UTF-8 as bytes, which `_read_text` knows by their type."""
-    if text is None or text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode(errors="surrogatepass")
-    return text
-
-
-def _read_text(stored: Any) -> str | None:
-    if isinstance(stored, bytes):
-        return stored.decode(errors="surrogatepass")
-    return None if stored is None else str(stored)
-
-
-def _log(log: str) -> bytes | str:
-    """The bytes that were printed; JSON where it is no such log."""
-    try:
-        return log.encode(errors="surrogateescape")
-    except UnicodeEncodeError:
-        return encode_text(log)
-
-
-def _read_log(stored: Any) -> str:
-    if stored is None:
-        return ""
-    return stored.decode(errors="surrogateescape") if isinstance(stored, bytes) else str(json.loads(stored))
-
-
-class SqliteRecords(BlobRecords):
+class SqliteRecords(SqliteResults, BlobRecords):
     """`RecordStore` in an embedded file."""
 
     holds_tasks = True
 
     def __init__(self, file: EmbeddedFile, *, clock: Clock | None = None) -> None:
-        self.file = file
-        self._clock: Clock = clock or SystemClock()
-        blobs = SqliteBlobs(file, self._clock)
-        super().__init__(blobs)
+        blobs = SqliteBlobs(file, clock or SystemClock())
+        super().__init__(file, blobs, clock=clock)
         self._outputs, self._checkpoints = str(blobs.path("outputs")), str(blobs.path("checkpoints"))
 
     def check(self) -> None:
         """That the file can be opened; create-only is the primary key's."""
         with self.file.reading() as connection:
             connection.execute("SELECT count(*) FROM queues").fetchone()
-
-    # records
-
-    def commit(self, record: Record) -> None:
-        record = self.fit(record)
-        with self.file.transaction(durable=True) as connection:
-            row = connection.execute(
-                "SELECT seq, experiment, generation FROM tasks WHERE id=?", (record.task_id,)
-            ).fetchone()
-            if row is None:
-                raise NotPossible(f"task `{record.task_id}` was never put into `{self.url}`")
-            seq, experiment, generation = row
-            existing = self.find_in(connection, seq, record.generation)
-            if existing is not None:
-                if existing.token != record.token:
-                    raise RecordExists(existing)
-                return
-            insert_record(connection, seq, record)
-            if generation == record.generation:
-                was = take_out(connection, seq)
-                changes = {record.state.value: 1}
-                if was is not None:
-                    changes[was.value] = -1
-                count(connection, experiment, **changes)
-
-    def find(self, task_id: str, generation: int) -> Record | None:
-        with self.file.reading() as connection:
-            row = connection.execute("SELECT seq FROM tasks WHERE id=?", (task_id,)).fetchone()
-            return None if row is None else self.find_in(connection, row[0], generation)
-
-    def find_all(self, task_id: str) -> list[Record]:
-        with self.file.reading() as connection:
-            row = connection.execute("SELECT seq FROM tasks WHERE id=?", (task_id,)).fetchone()
-            if row is None:
-                return []
-            return _read(connection, "r.rid BETWEEN ? AND ?", (record_id(row[0], 0), record_id(row[0] + 1, 0) - 1))
-
-    @staticmethod
-    def find_in(connection: sqlite3.Connection, seq: int, generation: int) -> Record | None:
-        found = _read(connection, "r.rid=?", (record_id(seq, generation),))
-        return found[0] if found else None
-
-    def resolve(self, prefix: str, limit: int = 10) -> list[str]:
-        with self.file.reading() as connection:
-            rows = connection.execute(
-                "SELECT id FROM tasks WHERE id>=? AND id<? ORDER BY id LIMIT ?", (prefix, prefix + "\U0010ffff", limit)
-            ).fetchall()
-        return [row[0] for row in rows]
-
-    def records(self, experiment: str) -> Iterator[Record]:
-        last = -1
-        while True:
-            with self.file.reading() as connection:
-                rows = connection.execute(
-                    "SELECT rid FROM records r JOIN tasks t ON t.seq=(r.rid >> 20) JOIN experiments e "
-                    "ON e.id=t.experiment WHERE e.name=? AND r.rid>? ORDER BY r.rid LIMIT 1000",
-                    (experiment, last),
-                ).fetchall()
-                if not rows:
-                    return
-                found = _read(
-                    connection,
-                    "r.rid BETWEEN ? AND ? AND e.name=?",
-                    (rows[0][0], rows[-1][0], experiment),
-                )
-            last = rows[-1][0]
-            yield from found
-
-    def recorded(self, experiment: str) -> Iterator[tuple[str, int]]:
-        return ((record.task_id, record.generation) for record in self.records(experiment))
-
-    def tried_again(self, experiment: str) -> Iterator[tuple[str, int]]:
-        """Nothing to find: the next generation is in the file's own queue."""
-        return iter(())
-
-    # attempts
 
     def note_started(self, task: Task, started: StartedMark) -> None:
         """Nothing to write: the lease says it."""
@@ -230,88 +76,8 @@ class SqliteRecords(BlobRecords):
             notes += self._decoded(f"notes/{token}", data, decode_ended)
         return History(
             tuple(notes),
-            tuple(StartedMark(token, worker, _time(leased), alone=False) for token, worker, leased in held),
+            tuple(StartedMark(token, worker, read_time(leased), alone=False) for token, worker, leased in held),
         )
-
-    # what did not succeed: the records themselves say it
-
-    def mark(self, mark: Mark) -> None:
-        """The record, in the same transaction, is the mark; only that its dead letter was purged is written down."""
-        if mark.task is None and mark.raw is None:
-            self.blobs.put(_purged_key(mark.task_id, mark.generation), b"")
-
-    def unmark(self, task_id: str, generation: int, state: TaskState) -> bool:
-        """Nothing to remove: a newer generation closes it."""
-        return True
-
-    def marks(
-        self, experiment: str | None = None, state: TaskState | None = None, *, limit: int | None = None
-    ) -> Iterator[Mark]:
-        """Newest first."""
-        where, values = "", []
-        if experiment is not None:
-            where += " AND e.name=?"
-            values.append(experiment)
-        if state is not None:
-            where += " AND r.state=?"
-            values.append(state.value)
-        return self._marks(where, values, limit)
-
-    def find_mark(self, task_id: str, generation: int, state: TaskState) -> Mark | None:
-        where = " AND t.id=? AND t.generation=? AND r.state=? AND r.rid=((t.seq << 20) | t.generation)"
-        return next(self._marks(where, [task_id, generation, state.value], 1), None)
-
-    def _marks(self, where: str, values: Sequence[object], limit: int | None) -> Iterator[Mark]:
-        """A page at a time; what is remembered of all of them is a number each."""
-        tables = "records r JOIN tasks t ON t.seq=(r.rid >> 20) JOIN experiments e ON e.id=t.experiment"
-        # A task whose next generation was put is in another table now and its mark is closed.
-        closed = f"r.state<>'succeeded' AND (r.rid & 1048575)=t.generation{where}"
-        with self.file.reading() as connection:
-            rows = connection.execute(
-                f"SELECT r.rid FROM {tables} WHERE {closed} ORDER BY r.ended DESC LIMIT ?",
-                (*values, -1 if limit is None else limit),
-            )
-            numbers = array("q", (row[0] for row in rows))
-        for start in range(0, len(numbers), MARKS_AT_ONCE):
-            page = numbers[start : start + MARKS_AT_ONCE]
-            with self.file.reading() as connection:
-                found = connection.execute(
-                    "SELECT r.rid, r.state, r.reason, r.message, r.ended, e.name, t.id, t.body, "
-                    f"EXISTS(SELECT 1 FROM objects o WHERE o.key='{_PURGED}' || t.id || '.g' || t.generation) "
-                    f"FROM {tables} WHERE {closed} AND r.rid IN ({','.join('?' * len(page))}) ORDER BY r.ended DESC",
-                    (*values, *page),
-                ).fetchall()
-            for row in found:
-                yield from self._mark_of(row)
-
-    def _mark_of(self, row: tuple[Any, ...]) -> Iterator[Mark]:
-        rid, ended_as, reason, message, ended, name, task_id, body, gone = row
-        generation = split_record_id(rid)[1]
-        task = self._read_task(task_id, generation, body)
-        try:
-            yield Mark(
-                task_id=task_id,
-                generation=generation,
-                experiment=name,
-                state=TaskState(ended_as),
-                marked_at=_time(ended),
-                reason=EndReason(reason),
-                message=_read_text(message),
-                task=None if gone else task,
-                raw=raw_text(body) if task is None and not gone else None,
-            )
-        except (ValueError, TypeError, OverflowError) as problem:
-            self._report(f"records/{rid}", f"the record of `{task_id}` cannot be read: {problem}")
-
-    def _read_task(self, task_id: str, generation: int, body: Any) -> Task | None:
-        """None for one that cannot be decoded, which is said once."""
-        try:
-            return replace(decode_stored(body), generation=generation)
-        except InvalidTask as problem:
-            self._report(f"tasks/{task_id}", f"task `{task_id}` cannot be decoded: `{problem.field}` {problem.problem}")
-            return None
-
-    # what was submitted: the queue's table is the manifest
 
     def put_experiment(self, experiment: str, *, queue: str | None) -> None:
         """Comes into being with its first task."""
@@ -321,7 +87,7 @@ class SqliteRecords(BlobRecords):
             rows = connection.execute(
                 "SELECT e.name, e.created, q.name FROM experiments e JOIN queues q ON q.id=e.queue ORDER BY e.created"
             ).fetchall()
-        return [ExperimentSeen(name, _time(created), queue) for name, created, queue in rows]
+        return [ExperimentSeen(name, read_time(created), queue) for name, created, queue in rows]
 
     def find_experiment(self, experiment: str) -> ExperimentSeen | None:
         with self.file.reading() as connection:
@@ -329,7 +95,7 @@ class SqliteRecords(BlobRecords):
                 "SELECT e.created, q.name FROM experiments e JOIN queues q ON q.id=e.queue WHERE e.name=?",
                 (experiment,),
             ).fetchone()
-        return None if row is None else ExperimentSeen(experiment, _time(row[0]), row[1])
+        return None if row is None else ExperimentSeen(experiment, read_time(row[0]), row[1])
 
     def put_part(self, experiment: str, index: int, lines: Sequence[str]) -> ManifestPart:
         raise NotPossible("the embedded file keeps no manifest: what is put there is listed there")
@@ -362,10 +128,6 @@ class SqliteRecords(BlobRecords):
     def put_counters(self, worker: str, counters: Mapping[str, Mapping[TaskState, int]]) -> None:
         """Nothing to write: totals are exact."""
 
-    def record_url(self, task_id: str, generation: int) -> str:
-        """The file that holds them all."""
-        return self.url
-
     def outputs_url(self, task_id: str, token: str) -> str:
         return f"{self._outputs}/{task_id}/{token}"
 
@@ -390,163 +152,3 @@ class SqliteRecords(BlobRecords):
 
     def close(self) -> None:
         self.file.close()
-
-
-def raw_text(body: Any) -> str:
-    """A stored text as people are shown it, whatever was put there."""
-    return body.decode(errors="replace") if isinstance(body, bytes) else str(body)
-
-
-def _purged_key(task_id: str, generation: int) -> str:
-    """Where it stands that a dead letter was purged."""
-    return f"{_PURGED}{task_id}.g{generation}"
-
-
-def _read(connection: sqlite3.Connection, where: str, values: Sequence[object]) -> list[Record]:
-    rows = connection.execute(
-        f"SELECT {_COLUMNS}, t.id, e.name FROM records r JOIN tasks t ON t.seq=(r.rid >> 20) "
-        f"JOIN experiments e ON e.id=t.experiment WHERE {where} ORDER BY r.rid",
-        values,
-    ).fetchall()
-    return [_record(row) for row in rows]
-
-
-def _record(row: tuple[Any, ...]) -> Record:
-    (
-        rid,
-        state,
-        token,
-        reason,
-        worker,
-        started,
-        ended,
-        attempts,
-        message,
-        code,
-        value,
-        log,
-        rest,
-        task_id,
-        experiment,
-    ) = row
-    generation = split_record_id(rid)[1]
-    unreadable = None
-    try:
-        found = None if value is None else json.loads(value)
-    except (TypeError, ValueError, RecursionError) as problem:
-        found, unreadable = None, f"the value of `{task_id}` cannot be read: {explain_json(problem)}"
-    try:
-        return Record(
-            task_id=task_id,
-            generation=generation,
-            experiment=experiment,
-            state=TaskState(state),
-            token=token,
-            reason=EndReason(reason),
-            worker=_read_text(worker),
-            started_at=None if started is None else _time(started),
-            ended_at=_time(ended),
-            attempts=int(attempts),
-            message=_read_text(message),
-            code=_read_text(code),
-            value=found,
-            log=_read_log(log),
-            unreadable=unreadable,
-            **({} if rest is None else json.loads(rest)),
-        )
-    except (TypeError, ValueError, OverflowError, RecursionError) as problem:
-        known = TaskState(state) if state in TERMINAL_STATES else TaskState.FAILED
-        why = f"the record of `{task_id}` cannot be read: {explain_json(problem)}"
-        return unreadable_record(task_id, generation, experiment, known, why)
-
-
-def _time(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
-
-
-class SqliteBlobs:
-    """`Blobs` as rows; logs and other files beside the database."""
-
-    parallel = 1
-
-    def __init__(self, file: EmbeddedFile, clock: Clock) -> None:
-        self.url = f"sqlite:{file.path}"
-        self._file = file
-        self._clock = clock
-        self._folder = file.path.with_name(file.path.name + "-files")
-
-    def _beside(self, key: str) -> FolderBlobs | None:
-        """Where snapshots lie: a row of their size would keep every worker waiting while it is written."""
-        if not key.startswith("snapshots/"):
-            return None
-        from runtime.records.blobs.folder import FolderBlobs
-
-        self._folder.mkdir(parents=True, exist_ok=True)
-        return FolderBlobs(self._folder)
-
-    def create(self, key: str, data: bytes) -> bool:
-        if beside := self._beside(key):
-            return beside.create(key, data)
-        with self._file.transaction(durable=True) as connection:
-            return bool(
-                connection.execute(
-                    "INSERT OR IGNORE INTO objects VALUES(?, ?, ?)", (key, data, self._clock.now().timestamp())
-                ).rowcount
-            )
-
-    def put(self, key: str, data: bytes) -> None:
-        with self._file.transaction() as connection:
-            connection.execute("REPLACE INTO objects VALUES(?, ?, ?)", (key, data, self._clock.now().timestamp()))
-
-    def upload(self, key: str, file: Path) -> None:
-        self.put(key, file.read_bytes())
-
-    def get(self, key: str) -> bytes | None:
-        if beside := self._beside(key):
-            return beside.get(key)
-        with self._file.reading() as connection:
-            row = connection.execute("SELECT value FROM objects WHERE key=?", (key,)).fetchone()
-        if row is None:
-            return None
-        return row[0].encode() if isinstance(row[0], str) else bytes(row[0])
-
-    def delete(self, key: str) -> None:
-        with self._file.transaction() as connection:
-            connection.execute("DELETE FROM objects WHERE key=?", (key,))
-
-    def list_keys(self, prefix: str, *, after: str | None = None) -> Iterator[str]:
-        return (info.key for info in self.list_blobs(prefix, after=after))
-
-    def list_blobs(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
-        if beside := self._beside(prefix):
-            return beside.list_blobs(prefix, after=after)
-        with self._file.reading() as connection:
-            rows = connection.execute(
-                "SELECT key, length(CAST(value AS BLOB)), modified FROM objects WHERE key>=? AND key<? AND key>? ORDER BY key",
-                (prefix, prefix + "\U0010ffff", after or ""),
-            ).fetchall()
-        return iter([BlobInfo(key, size, _time(modified)) for key, size, modified in rows])
-
-    def append(self, key: str, data: bytes) -> None:
-        path = self._folder / key
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("ab") as file:
-                file.write(data)
-        except OSError as problem:
-            raise StoreUnavailable(f"cannot write `{path}`: {(problem.strerror or str(problem)).lower()}") from problem
-
-    def stream(self, key: str) -> Iterator[bytes]:
-        try:
-            with (self._folder / key).open("rb") as file:
-                while chunk := file.read(1 << 20):
-                    yield chunk
-        except FileNotFoundError:
-            return
-
-    def path(self, key: str) -> Path | None:
-        """Only files have a path; what is looked for here is an attempt's folder or log."""
-        return self._folder.absolute() / key
-
-    def close(self) -> None:
-        self._file.close()

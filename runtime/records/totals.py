@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from runtime.records.base import RecordStore, Totals
+from runtime.records.base import ManifestStore, Totals
 from runtime.tasks.model import TaskState
 from runtime.values import dataclass
 
@@ -96,7 +96,7 @@ def _claims_end(hint: Totals) -> bool:
 class Tally:
     """Totals of experiments as one process looks at them again and again."""
 
-    def __init__(self, records: RecordStore, *, ticks: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, records: ManifestStore, *, ticks: Callable[[], float] = time.monotonic) -> None:
         self._records, self._ticks = records, ticks
         self._last: dict[str, Recount] = {}
         self._moved: dict[str, tuple[Mapping[TaskState, int], float]] = {}

@@ -26,8 +26,9 @@ from runtime.reasons import EndReason
 from runtime.records.base import INLINE_BYTES, RecordExists, RecordStore, WorkerSeen
 from runtime.records.blobs.base import Blobs
 from runtime.records.coverage import Coverage
+from runtime.records.fleet import ORDERS_APART
 from runtime.records.orders import Control, Order, OrderKind, pause_order, resume_order
-from runtime.records.store import ORDERS_APART
+from runtime.records.settle import settle_record
 from runtime.tasks.history import History, Record, StartedMark
 from runtime.tasks.model import Task, TaskState, next_generation, task_id
 from runtime.tasks.wire import encode_task
@@ -561,14 +562,13 @@ def test_marks_that_their_record_contradicts_are_passed_over(place: Place, store
     assert store.totals("sample", exact=True).counts[TaskState.SUCCEEDED] == 1
 
 
-def test_commit_that_lost_takes_its_own_mark_back(place: Place, store: RecordStore) -> None:
+def test_settling_that_lost_takes_its_own_mark_back(place: Place, store: RecordStore) -> None:
     task = sample_task()
     submitted(place, store, task)
     store.commit(sample_record(task, token="a1"))
-    store.mark(sample_mark(task))
 
     with pytest.raises(RecordExists):
-        store.commit(sample_record(task, token="b2", state=TaskState.FAILED))
+        settle_record(store, sample_record(task, token="b2", state=TaskState.FAILED), sample_mark(task))
 
     assert list(store.marks()) == []
     assert TaskState.FAILED not in {state for state, n in store.totals("sample").counts.items() if n}
@@ -925,8 +925,8 @@ def test_many_orders_are_put_together_and_say_the_same(
     apart = store.control("default")
     pause = store.put_order("default", pause_order(T0))
     both, listed = store.control("default"), len(orders_in(store))
-    monkeypatch.setattr("runtime.records.store.MOVED_FOR", timedelta(0))
-    monkeypatch.setattr("runtime.records.store.LISTED_WITHIN_S", 300.0)
+    monkeypatch.setattr("runtime.records.fleet.MOVED_FOR", timedelta(0))
+    monkeypatch.setattr("runtime.records.fleet.LISTED_WITHIN_S", 300.0)
     store.put_order("default", cancel_order(tasks=frozenset({("t-last", 1)})))
 
     together = store.control("default")
@@ -972,7 +972,7 @@ def test_order_that_cannot_be_read_is_named_and_hides_no_other(
     blobs.put("control/default.json", b"[]")
 
     told = store.control("default"), store.control("default")
-    monkeypatch.setattr("runtime.records.store.MOVED_FOR", timedelta(0))
+    monkeypatch.setattr("runtime.records.fleet.MOVED_FOR", timedelta(0))
     for number in range(2 * ORDERS_APART):
         store.put_order("default", cancel_order(tasks=frozenset({(f"t-{number}", 1)})))
 

@@ -17,6 +17,7 @@ from runtime.client.tasks.workers import Stack
 from runtime.errors import NotPossible
 from runtime.records.base import RecordExists
 from runtime.records.orders import Order, OrderKind, person
+from runtime.records.settle import settle_record
 from runtime.tasks.history import cancelled_record, mark_of
 from runtime.tasks.model import TaskState
 from runtime.tasks.wire import stand_in
@@ -83,13 +84,10 @@ def cancel_task(stack: Stack, task_id: str, *, now: datetime, by: str) -> Cancel
         _tell_workers(stack, standing.experiment, Order(kind=OrderKind.CANCEL, at=now, by=by, tasks=named))
     record = cancelled_record(task, now=now, by=by)
     record = replace(record, attempts=len(standing.history.ended))
-    # The mark goes first, so that a record that did not succeed always has one until it is tried again.
-    records.mark(mark_of(record, standing.task))
     try:
-        records.commit(record)
+        settle_record(records, record, mark_of(record, standing.task))
     except RecordExists as first:
         if first.record.state is not TaskState.CANCELLED:
-            records.unmark(task_id, record.generation, TaskState.CANCELLED)
             return Cancelled(name=task_id, kind=Kind.TASK, state=first.record.state, already=True)
         # Somebody cancelled it in the same moment, or a worker has followed the order already.
     return Cancelled(name=task_id, kind=Kind.TASK, state=TaskState.CANCELLED, running=standing.holder)

@@ -20,6 +20,7 @@ from runtime.queues.base import Queue
 from runtime.records.base import ManifestPart, RecordExists, RecordStore
 from runtime.records.coverage import own_key, read_keys
 from runtime.records.orders import FIRST_OWN_NUMBER
+from runtime.records.settle import settle_record
 from runtime.tasks.idset import IdSet, task_key
 from runtime.tasks.lease import InvalidMessage
 from runtime.tasks.model import (
@@ -237,7 +238,5 @@ def decode_part(records: RecordStore, part: ManifestPart) -> tuple[list[Task], l
 def bury_lines(records: RecordStore, lines: Iterable[tuple[Task, InvalidMessage]], now: datetime) -> None:
     for task, invalid in lines:
         settlement = malformed(task, invalid, now=now)
-        assert settlement.mark is not None
-        records.mark(settlement.mark)
         with suppress(RecordExists):
-            records.commit(settlement.record)
+            settle_record(records, settlement.record, settlement.mark)

@@ -13,7 +13,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -450,3 +450,8 @@ def _creating_command(resource: str) -> str:
     _, project, kind, name = resource.split("/")
     topic = " --topic TOPIC" if kind == "subscriptions" else ""
     return f"gcloud pubsub {kind} create {name}{topic} --project {project}"
+
+
+def chunks(items: Sequence[str], most: int) -> Iterator[list[str]]:
+    for start in range(0, len(items), most):
+        yield list(items[start : start + most])

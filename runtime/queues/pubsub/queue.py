@@ -17,7 +17,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Final, TypeVar
 
-from runtime import faults
 from runtime.clock import Clock, SystemClock
 from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.outputs import PubSubQueueOutput
@@ -43,9 +42,11 @@ from runtime.queues.pubsub.message import (
     write_message,
 )
 from runtime.queues.purge import purging
+from runtime.queues.settling import record_settlement, refuse_lost
 from runtime.queues.threads import Threads
 from runtime.records.base import RecordExists, RecordStore, calls_at_once
 from runtime.records.orders import pause_order, resume_order
+from runtime.records.settle import settle_record
 from runtime.tasks.lease import InvalidMessage, Lease, Release, Settlement
 from runtime.tasks.model import Task, TaskState
 from runtime.tasks.verdict import malformed
@@ -187,26 +188,16 @@ class PubSubQueue:
         return settled
 
     def _settle_one(self, settlement: Settlement) -> Refused | InfrastructureFailure | None:
-        lease, record = settlement.lease, settlement.record
-        delivery: Delivery = lease.handle
+        record = settlement.record
+        delivery: Delivery = settlement.lease.handle
         if delivery.settled_as == record.token:
             return None
         if delivery.lost and record.state is not TaskState.SUCCEEDED:
-            # Another delivery is newer: it may be running, and only what is done is worth more than that.
-            return Refused(lease, None, self.records.find(record.task_id, record.generation))
-        refused: Refused | None = None
+            return refuse_lost(self.records, settlement)
         try:
-            if settlement.mark is not None:
-                self.records.mark(settlement.mark)
-                faults.reach("queue.marked")
-            self.records.commit(record)
-        except RecordExists as first:
-            if settlement.mark is not None and first.record.state is not record.state:
-                self.records.unmark(record.task_id, record.generation, record.state)
-            refused = Refused(lease, first.record.worker, first.record)
+            refused = record_settlement(self.records, settlement)
         except InfrastructureFailure as problem:
             return problem
-        faults.reach("queue.recorded")
         delivery.settled_as = record.token
         # Also where another was first: its record ends this generation.
         self._intake.finish([delivery])
@@ -312,10 +303,8 @@ class PubSubQueue:
 
     def _bury(self, task: Task, invalid: InvalidMessage) -> None:
         settlement = malformed(task, invalid, now=self._clock.now())
-        assert settlement.mark is not None
-        self.records.mark(settlement.mark)
         with contextlib.suppress(RecordExists):
-            self.records.commit(settlement.record)
+            settle_record(self.records, settlement.record, settlement.mark)
 
     def outlook(self) -> Outlook:
         """What this worker holds for later, and whether the service answers at all.
@@ -328,7 +317,7 @@ class PubSubQueue:
         return self._intake.doorbell()
 
     def hush(self) -> bool:
-        self._intake.hush()
+        self._intake.bell.hush()
         return False
 
     def depth(self) -> None:
@@ -353,13 +342,13 @@ class PubSubQueue:
     def pause(self) -> None:
         """Workers stop leasing within ten seconds."""
         self.records.put_order(self.name, pause_order(self._clock.now()))
-        self._intake.read_control(fresh=True)
+        self._intake.orders.read(fresh=True)
 
     def resume(self) -> None:
         order = resume_order(self.records.control(self.name), self._clock.now())
         if order is not None:
             self.records.put_order(self.name, order)
-        self._intake.read_control(fresh=True)
+        self._intake.orders.read(fresh=True)
 
     def purge(self, *, progress: Callable[[int], None] = ignore_progress) -> int:
         """As promised. What foreign producers published before is cancelled too, and is not in the number.
@@ -371,7 +360,7 @@ class PubSubQueue:
         now = self._client().service_time()
         with purging(self.records, clock=self._clock, progress=progress) as purge:
             purge.end_submitted(self.name)
-        self._intake.read_control(fresh=True)
+        self._intake.orders.read(fresh=True)
         if now is not None:
             self._drop_published_before(now - PURGE_MARGIN)
         self._intake.forget_waiting()

@@ -21,7 +21,8 @@ import pytest
 import runtime.records.embedded
 from runtime.clock import machine_id
 from runtime.errors import NotPossible, StoreUnavailable
-from runtime.queues.sqlite.queue import SWEEP_EVERY_S, SqliteQueue, open_sqlite
+from runtime.queues.sqlite.holders import SWEEP_EVERY_S
+from runtime.queues.sqlite.queue import SqliteQueue, open_sqlite
 from runtime.reasons import EndReason
 from runtime.records import open_records
 from runtime.records.blobs.folder import FolderRecords
@@ -584,7 +585,7 @@ def test_queue_beside_a_store_follows_an_order_whose_giver_was_killed(path: Path
     queue = SqliteQueue(EmbeddedFile(path), records, clock=clock)
     queue.put(tasks(1))
     records.put_order("default", pause_order(clock.now()))
-    before = queue._is_paused()
+    before = queue._pause.is_paused()
 
     queue.tend()
     paused = queue.lease(1, worker="w-a", ttl=TTL)

@@ -1,0 +1,215 @@
+"""Deliveries that are here and not done, by what each of them waits for."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Final
+
+from runtime.clock import Clock
+from runtime.queues.pubsub.message import Delivery, Holding
+from runtime.tasks.model import new_tokens
+
+UNCLAIMED_S: Final = 3.0
+"""A delivery that was looked ahead for and not taken in this time goes back."""
+MAX_LATER: Final = 10_000
+MAX_LATER_BYTES: Final = 64 * 1024 * 1024
+EXAMINED_IN: Final = timedelta(milliseconds=20)
+
+
+class Held:
+    """Every method may be called from any thread; those that read and change wait for `changed`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.changed = threading.Condition()
+        """Held for every change, and notified when a delivery is ready or one is asked for."""
+        self._by_key: dict[tuple[str, int], Delivery] = {}
+        """All that is not done, handed out or not, by task and generation."""
+        self.new: set[Delivery] = set()
+        """Being examined."""
+        self.ready: deque[Delivery] = deque()
+        self._unrenewed: deque[tuple[float, list[Delivery]]] = deque()
+        """Pulled within the last second: when to renew them, by the boot clock."""
+        self._later: list[tuple[float, int, Delivery]] = []
+        self._later_bytes = 0
+        self._order = itertools.count()
+        self._tokens = new_tokens()
+        self._running: frozenset[str] = frozenset()
+
+    def add(self, delivery: Delivery, *, ttl_s: float) -> bool:
+        """Hold a delivery; False if its task is here already: delivered again after an outage, or published twice."""
+        with self.changed:
+            if self._absorb(delivery, ttl_s):
+                return False
+            self._by_key[delivery.key] = delivery
+            self.new.add(delivery)
+            return True
+
+    def _absorb(self, delivery: Delivery, ttl_s: float) -> bool:
+        old = self._by_key.get(delivery.key)
+        if old is None:
+            return False
+        if old.holding is Holding.LEASED and not self._is_spoken_of(old, ttl_s):
+            # Its holder gave it up without a word; nobody would ever renew or settle it.
+            old.lost = True
+            self.let_go(old)
+            return False
+        # With exactly-once delivery only the newest ack id of a message counts.
+        old.ack_ids |= delivery.ack_ids
+        old.attempt = max(old.attempt, delivery.attempt)
+        old.confirmed_until = max(old.confirmed_until, delivery.confirmed_until)
+        old.lost = False
+        return True
+
+    def _is_spoken_of(self, delivery: Delivery, ttl_s: float) -> bool:
+        silent_s = self._clock.boottime() - delivery.since
+        return delivery.token in self._running or silent_s < max(90.0, 3 * ttl_s)
+
+    def say_running(self, tokens: Iterable[str]) -> None:
+        self._running = frozenset(tokens)
+
+    def hand_out(self, n: int) -> list[Delivery]:
+        """Up to `n` that are ready, each under a token of its own."""
+        now = self._clock.boottime()
+        taken: list[Delivery] = []
+        while self.ready and len(taken) < n:
+            delivery = self.ready.popleft()
+            if delivery.confirmed_until <= now:
+                self.let_go(delivery)
+                continue
+            delivery.holding = Holding.LEASED
+            delivery.token = next(self._tokens)
+            delivery.since = now
+            taken.append(delivery)
+        return taken
+
+    def let_go(self, delivery: Delivery) -> None:
+        delivery.holding = Holding.DONE
+        if self._by_key.get(delivery.key) is delivery:
+            del self._by_key[delivery.key]
+
+    def drop(self, deliveries: Iterable[Delivery]) -> None:
+        """Let them come back by themselves, when their deadlines have passed."""
+        with self.changed:
+            for delivery in deliveries:
+                self.let_go(delivery)
+
+    def finish(self, deliveries: Iterable[Delivery]) -> list[str]:
+        """Let go of those that are not done; returns the ids to acknowledge."""
+        ack_ids: list[str] = []
+        with self.changed:
+            for delivery in deliveries:
+                if delivery.holding is not Holding.DONE:
+                    self.let_go(delivery)
+                    ack_ids += delivery.ack_ids.values()
+        return ack_ids
+
+    def delist(self, deliveries: Iterable[Delivery]) -> None:
+        """Take no further delivery for a second one of these."""
+        with self.changed:
+            for delivery in deliveries:
+                if self._by_key.get(delivery.key) is delivery:
+                    del self._by_key[delivery.key]
+
+    def relist(self, deliveries: Iterable[Delivery]) -> None:
+        with self.changed:
+            for delivery in deliveries:
+                self._by_key.setdefault(delivery.key, delivery)
+
+    def list_waiting(self) -> list[Delivery]:
+        """All that is not handed out."""
+        with self.changed:
+            return [*self.new, *self.ready, *(one for _, _, one in self._later)]
+
+    def forget_waiting(self) -> None:
+        """Drop all that is not handed out."""
+        with self.changed:
+            waiting = self.list_waiting()
+            self.ready.clear()
+            self._later.clear()
+            self._later_bytes = 0
+            self.drop(waiting)
+
+    def examined(self, deliveries: Iterable[Delivery]) -> None:
+        with self.changed:
+            self.new.difference_update(deliveries)
+
+    def make_ready(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        """Those that can be handed out from now on."""
+        with self.changed:
+            # A purge may have come in between.
+            ready = [one for one in deliveries if one.holding is Holding.HELD]
+            since = self._clock.boottime()
+            for delivery in ready:
+                delivery.since = since
+            self.ready.extend(ready)
+            if ready:
+                self.changed.notify_all()
+            return ready
+
+    def keep_for_later(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
+        """Keep what is due later, as far as there is room; returns those for which there is none."""
+        parked = []
+        with self.changed:
+            for delivery in deliveries:
+                due = delivery.task.not_before
+                assert due is not None
+                if len(self._later) >= MAX_LATER or self._later_bytes + delivery.size > MAX_LATER_BYTES:
+                    parked.append(delivery)
+                    continue
+                heapq.heappush(self._later, (due.timestamp(), next(self._order), delivery))
+                self._later_bytes += delivery.size
+        return parked
+
+    def renew_at(self, at: float, deliveries: list[Delivery]) -> None:
+        with self.changed:
+            self._unrenewed.append((at, deliveries))
+
+    def pop_unrenewed(self, now: float) -> list[Delivery]:
+        fresh: list[Delivery] = []
+        while self._unrenewed and self._unrenewed[0][0] <= now:
+            fresh += [one for one in self._unrenewed.popleft()[1] if one.holding is not Holding.DONE]
+        return fresh
+
+    def pop_unclaimed(self, now: float) -> list[Delivery]:
+        unclaimed = []
+        while self.ready and now - self.ready[0].since > UNCLAIMED_S:
+            unclaimed.append(self.ready.popleft())
+        return unclaimed
+
+    def pop_due(self) -> list[Delivery]:
+        due = []
+        moment = self._clock.now().timestamp()
+        while self._later and self._later[0][0] <= moment:
+            delivery = heapq.heappop(self._later)[2]
+            self._later_bytes -= delivery.size
+            if delivery.confirmed_until <= self._clock.boottime():
+                self.let_go(delivery)
+                continue
+            self.new.add(delivery)
+            due.append(delivery)
+        return due
+
+    def next_due(self) -> timedelta | None:
+        """Until one can be handed out; None if nothing waits here."""
+        with self.changed:
+            if self.ready:
+                return timedelta()
+            if self.new:
+                return EXAMINED_IN
+            if not self._later:
+                return None
+            return timedelta(seconds=max(0.0, self._later[0][0] - self._clock.now().timestamp()))
+
+    def next_look_s(self) -> float | None:
+        """How long nothing here needs to be renewed or examined; None if nothing is held."""
+        with self.changed:
+            if not (self.ready or self._later or self.new or self._unrenewed):
+                return None
+            next_due = self._later[0][0] - self._clock.now().timestamp() if self._later else 1.0
+            return min(0.5, max(0.0, next_due))

@@ -1,0 +1,227 @@
+"""Moves of tasks between the tables of the embedded file, each within a transaction of the caller's."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from runtime.errors import InvalidTask
+from runtime.records.embedded import (
+    count,
+    queue_number,
+    record_id,
+    take_out,
+)
+from runtime.records.orders import person
+from runtime.records.sqlite_rows import encode_note, raw_text
+from runtime.tasks.history import EndedNote, Record
+from runtime.tasks.lease import InvalidMessage
+from runtime.tasks.model import Task
+from runtime.tasks.wire import decode_stored, encode_task, stand_in
+from runtime.values import replace
+
+SUSPECT, ALONE = 1, 2
+"""Flags of a task that waits or is held."""
+
+_ADD = "INSERT OR IGNORE INTO tasks(id, experiment, generation, queue, rank, due, body) VALUES(?, ?, ?, ?, ?, ?, ?)"
+
+
+def add_tasks(connection: sqlite3.Connection, rows: Sequence[tuple[Any, ...]], now: float) -> int:
+    last = connection.execute("SELECT coalesce(max(seq), 0) FROM tasks").fetchone()[0]
+    new = connection.executemany(_ADD, rows).rowcount
+    added: Iterable[tuple[int, int]] = [(rows[0][1], new)]
+    if len({row[1] for row in rows}) > 1:
+        added = connection.execute(
+            "SELECT experiment, count(*) FROM tasks WHERE seq>? GROUP BY experiment", (last,)
+        ).fetchall()
+    for experiment, tasks in added:
+        count(connection, experiment, queued=tasks)
+    if {row[5] for row in rows} != {None}:
+        connection.execute("INSERT INTO delayed SELECT due, seq, 0, 0 FROM tasks WHERE seq>? AND due>?", (last, now))
+    connection.execute(
+        "INSERT INTO ready SELECT queue, rank, seq, 0, 0 FROM tasks WHERE seq>? AND (due IS NULL OR due<=?)",
+        (last, now),
+    )
+    return new
+
+
+def begin_generation(connection: sqlite3.Connection, task: Task, experiment: int, queue: int, now: float) -> bool:
+    """Put a later life of a task that may be known; False if that generation is known too."""
+    row = connection.execute("SELECT seq, generation FROM tasks WHERE id=?", (task.id,)).fetchone()
+    due = task.not_before.timestamp() if task.not_before else None
+    values = (experiment, task.generation, queue, -task.priority, due, encode_task(task))
+    if row is None:
+        seq = connection.execute(
+            "INSERT INTO tasks(id, experiment, generation, queue, rank, due, body) VALUES(?, ?, ?, ?, ?, ?, ?) "
+            "RETURNING seq",
+            (task.id, *values),
+        ).fetchone()[0]
+    else:
+        seq, known = row
+        if known >= task.generation:
+            return False
+        if take_out(connection, seq) is None:
+            state = connection.execute("SELECT state FROM records WHERE rid=?", (record_id(seq, known),)).fetchone()
+            if state is not None:
+                count(connection, experiment, **{state[0]: -1})
+        else:
+            count(connection, experiment, queued=-1)
+        connection.execute(
+            "UPDATE tasks SET experiment=?, generation=?, queue=?, rank=?, due=?, body=? WHERE seq=?",
+            (*values, seq),
+        )
+    requeue(connection, seq, queue, -task.priority, due, now, tries=0, flags=0)
+    count(connection, experiment, queued=1)
+    return True
+
+
+def requeue(
+    connection: sqlite3.Connection,
+    seq: int,
+    queue: int,
+    rank: int,
+    due: float | None,
+    now: float,
+    *,
+    tries: int,
+    flags: int,
+) -> None:
+    if due is not None and due > now:
+        connection.execute("INSERT INTO delayed VALUES(?, ?, ?, ?)", (due, seq, tries, flags))
+    else:
+        connection.execute("INSERT INTO ready VALUES(?, ?, ?, ?, ?)", (queue, rank, seq, tries, flags))
+
+
+def is_generation(connection: sqlite3.Connection, seq: int, generation: int) -> bool:
+    row = connection.execute("SELECT generation FROM tasks WHERE seq=?", (seq,)).fetchone()
+    return row is not None and row[0] == generation
+
+
+def find_holder(connection: sqlite3.Connection, seq: int) -> str | None:
+    row = connection.execute(
+        "SELECT h.worker FROM leases l JOIN holders h ON h.id=l.holder WHERE l.seq=?", (seq,)
+    ).fetchone()
+    return row[0] if row else None
+
+
+def is_any_ready(connection: sqlite3.Connection, queue: str, now: float) -> bool:
+    row = connection.execute(
+        "SELECT EXISTS(SELECT 1 FROM ready r WHERE r.queue=q.id), q.paused, "
+        "(SELECT min(due) FROM delayed) FROM queues q WHERE q.name=?",
+        (queue,),
+    ).fetchone()
+    if row is None or row[1]:
+        return False
+    return bool(row[0]) or (row[2] is not None and row[2] <= now)
+
+
+def read_malformed(
+    connection: sqlite3.Connection, seq: int, body: Any, problem: InvalidTask
+) -> tuple[Task, InvalidMessage]:
+    """What stands for a row that cannot be decoded: written by hand, by another release, or damaged."""
+    identity, generation, experiment = connection.execute(
+        "SELECT t.id, t.generation, e.name FROM tasks t LEFT JOIN experiments e ON e.id=t.experiment WHERE t.seq=?",
+        (seq,),
+    ).fetchone()
+    task = stand_in(identity, experiment, generation=generation)
+    return task, InvalidMessage(task.id, raw_text(body), problem.message)
+
+
+def read_task(connection: sqlite3.Connection, seq: int, generation: int, body: Any) -> Task:
+    """The task of a row, or what stands for it."""
+    try:
+        return replace(decode_stored(body), generation=generation)
+    except InvalidTask as problem:
+        return read_malformed(connection, seq, body, problem)[0]
+
+
+def bring_up_due(connection: sqlite3.Connection, now: float) -> None:
+    """Delayed tasks that are due become claimable."""
+    due = connection.execute(
+        "SELECT d.due, d.seq, d.tries, d.flags, t.queue, t.rank FROM delayed d JOIN tasks t USING(seq) "
+        "WHERE d.due<=? LIMIT 1000",
+        (now,),
+    ).fetchall()
+    if due:
+        connection.executemany("DELETE FROM delayed WHERE due=? AND seq=?", [row[:2] for row in due])
+        connection.executemany(
+            "INSERT INTO ready VALUES(?, ?, ?, ?, ?)",
+            [(queue, rank, seq, tries, flags) for _, seq, tries, flags, queue, rank in due],
+        )
+
+
+def cancel_rows(connection: sqlite3.Connection, where: str, value: object, *, now: float) -> int:
+    """Move what waits or is held to the records."""
+    connection.execute(
+        "CREATE TEMP TABLE IF NOT EXISTS cancelling(seq INTEGER PRIMARY KEY, experiment INTEGER, leased INTEGER)"
+    )
+    connection.execute("DELETE FROM cancelling")
+    connection.execute(
+        "INSERT INTO cancelling SELECT t.seq, t.experiment, w.leased FROM "
+        "(SELECT seq, 0 AS leased FROM ready UNION ALL SELECT seq, 0 FROM delayed UNION ALL SELECT seq, 1 FROM leases) "
+        f"w JOIN tasks t USING(seq) WHERE {where}",
+        (value,),
+    )
+    connection.execute(
+        "INSERT INTO records(rid, state, token, reason, ended, attempts, message) "
+        "SELECT (seq << 20) | t.generation, 'cancelled', lower(hex(randomblob(8))), 'cancelled', ?, "
+        "(SELECT count(*) FROM notes n WHERE n.seq=t.seq AND n.generation=t.generation), ? "
+        "FROM cancelling JOIN tasks t USING(seq)",
+        (now, f"cancelled by {person()}"),
+    )
+    connection.execute(
+        "DELETE FROM ready WHERE (queue, rank, seq) IN (SELECT queue, rank, seq FROM cancelling JOIN tasks USING(seq))"
+    )
+    connection.execute("DELETE FROM delayed WHERE seq IN (SELECT seq FROM cancelling)")
+    connection.execute("DELETE FROM leases WHERE seq IN (SELECT seq FROM cancelling)")
+    changes = connection.execute("SELECT experiment, count(*), sum(leased) FROM cancelling GROUP BY experiment")
+    ended = 0
+    for experiment, tasks, leased in changes.fetchall():
+        count(connection, experiment, cancelled=tasks, leased=-leased, queued=leased - tasks)
+        ended += tasks
+    return ended
+
+
+def list_open(connection: sqlite3.Connection, queue: str, after: int) -> list[tuple[int, int, Task]]:
+    """What waits or is held, by number: that, the experiment's number and the task."""
+    rows = connection.execute(
+        "SELECT t.seq, t.generation, t.experiment, t.body FROM (SELECT seq FROM ready UNION ALL "
+        "SELECT seq FROM delayed UNION ALL SELECT seq FROM leases) w JOIN tasks t USING(seq) "
+        "JOIN queues q ON q.id=t.queue WHERE q.name=? AND t.seq>? ORDER BY t.seq LIMIT 500",
+        (queue, after),
+    ).fetchall()
+    return [
+        (seq, experiment, read_task(connection, seq, generation, body)) for seq, generation, experiment, body in rows
+    ]
+
+
+def follow_record(connection: sqlite3.Connection, seq: int, experiment: int, record: Record) -> None:
+    """Take a task out whose record was committed elsewhere, unless its next generation was put meanwhile."""
+    if is_generation(connection, seq, record.generation) and (was := take_out(connection, seq)):
+        count(connection, experiment, **{was.value: -1, record.state.value: 1})
+
+
+def insert_note(connection: sqlite3.Connection, seq: int, generation: int, note: EndedNote) -> None:
+    connection.execute(
+        "INSERT OR IGNORE INTO notes(token, seq, generation, ended, note) VALUES(?, ?, ?, ?, ?)",
+        (note.token, seq, generation, note.ended_at.timestamp(), encode_note(note)),
+    )
+
+
+class QueueRow:
+    """A queue's number in the file, looked up once."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.known: int | None = None
+
+    def number(self, connection: sqlite3.Connection) -> int:
+        if self.known is not None:
+            return self.known
+        row = connection.execute("SELECT id FROM queues WHERE name=?", (self.name,)).fetchone()
+        if row is None:
+            # Not kept: the transaction that makes it may yet be rolled back, and the number go to another queue.
+            return queue_number(connection, self.name)
+        self.known = int(row[0])
+        return self.known

@@ -1,0 +1,103 @@
+"""The names of a store's objects: which key holds what, and which keys are ours. docs/records.md shows them to people."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from runtime.tasks.model import Task, TaskState, experiment_digest
+
+HEX: Final = "0123456789abcdef"
+OUR_ID: Final = re.compile(r"t-[0-9a-f]{24}")
+COUNTED: Final = (TaskState.SUCCEEDED, TaskState.FAILED, TaskState.CANCELLED, TaskState.EXPIRED)
+
+
+# What listings take for ours, in whole: people, editors and copying tools leave other names beside it.
+# A pattern given as text is compiled when a folder or a bucket is listed: the local stack loads this module too.
+RECORD: Final = r"records/[0-9a-f]{8}/[0-9a-f]/([\w+@=%-]+)\.g(\d+)\.json"
+MARK: Final = r"marks/[0-9a-f]{8}/([\w+@=%-]+)\.g(\d+)\.(failed|cancelled|expired)\.json"
+ATTEMPT: Final = r"attempts/[\w+@=%-]+/g\d+/[\w-]+\.(ended|started)\.json"
+EXPERIMENT: Final = r"experiments/([0-9a-f]{8})-[\w.~+@=%-]*\.json"
+PART: Final = r"manifests/[0-9a-f]{8}/((\d+)-(\d+)-[0-9a-f]+)\.(jsonl|sent)"
+COUNTER: Final = r"counters/[0-9a-f]{8}/([\w.~+@=%-]+)/(\d{13})-s(\d+)-f(\d+)-c(\d+)-x(\d+)"
+WORKER: Final = re.compile(r"workers/[\w.~+@=%-]+\.json", re.ASCII)
+BLOB: Final = re.compile(r"[a-z]+/[0-9a-f]{64}")
+ORDER: Final = re.compile(r"((?:merged-)?[0-9a-f]{16})\.json")
+MERGED: Final = "merged-"
+"""Begins the id of an order that stands in place of several."""
+
+
+def matched(keys: Iterable[str], shape: str) -> Iterator[re.Match[str]]:
+    """The keys of that shape; what people left beside them is passed over."""
+    return filter(None, map(re.compile(shape, re.ASCII).fullmatch, keys))
+
+
+def newest_of_each(marks: Iterable[re.Match[str]]) -> Iterator[list[re.Match[str]]]:
+    """For each task the marks of its newest generation; keys of one task lie side by side."""
+    for _, group in itertools.groupby(marks, key=lambda mark: mark[1]):
+        ours = list(group)
+        newest = max(int(mark[2]) for mark in ours)
+        yield [mark for mark in ours if int(mark[2]) == newest]
+
+
+def shard(task_id: str) -> str:
+    """One of 16 folders, so that a listing can go in parallel; told by an id's third letter alone, as prefixes are."""
+    letter = task_id[2:3].lower() or "0"
+    return letter if letter in HEX else HEX[ord(letter) % 16]
+
+
+def home_key(task_id: str) -> str:
+    return f"homes/{shard(task_id)}/{task_id}.json"
+
+
+def record_key(task_id: str, generation: int, home: str) -> str:
+    return f"records/{home}/{shard(task_id)}/{task_id}.g{generation}.json"
+
+
+def record_shards(experiment: str) -> list[str]:
+    digest = experiment_digest(experiment)
+    return [f"records/{digest}/{shard}/" for shard in HEX]
+
+
+def experiment_key(experiment: str) -> str:
+    return f"experiments/{experiment_digest(experiment)}-{quoted(experiment)[:200]}.json"
+
+
+def experiment_of(key: str) -> str | None:
+    """The name that is in the key, if it is there whole."""
+    from urllib.parse import unquote
+
+    digest, _, quoted = key.rpartition("/")[2].removesuffix(".json").partition("-")
+    name = unquote(quoted)
+    return name if experiment_digest(name) == digest else None
+
+
+def mark_key(home: str, task_id: str, generation: int, state: TaskState) -> str:
+    return f"marks/{home}/{task_id}.g{generation}.{state}.json"
+
+
+def closed_key(mark_key: str) -> str:
+    """What says that a mark was closed, for as long as there may be anybody who would put it back."""
+    return f"closed/{mark_key.removeprefix('marks/').removesuffix('.json')}"
+
+
+def order_key(queue: str, name: str) -> str:
+    return f"orders/{quoted(queue)}/{name}"
+
+
+def started_key(task: Task, token: str) -> str:
+    return f"attempts/{task.id}/g{task.generation}/{token}.started.json"
+
+
+def log_key(task_id: str, token: str) -> str:
+    return f"logs/{task_id}/{token}.log"
+
+
+def quoted(name: str) -> str:
+    """Any text as one part of a key."""
+    from urllib.parse import quote
+
+    quoted = quote(name, safe="@+=", errors="surrogatepass")
+    return f"%2E{quoted[1:]}" if quoted.startswith(".") else quoted

@@ -1,0 +1,251 @@
+"""How tasks ended: one create-only record for each generation, and marks on what did not succeed."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+
+from runtime.clock import Clock
+from runtime.records import codec
+from runtime.records.base import INLINE_BYTES
+from runtime.records.blobs.base import Blobs
+from runtime.records.layout import (
+    COUNTED,
+    EXPERIMENT,
+    HEX,
+    MARK,
+    OUR_ID,
+    RECORD,
+    closed_key,
+    home_key,
+    mark_key,
+    matched,
+    newest_of_each,
+    record_key,
+    record_shards,
+    shard,
+)
+from runtime.records.manifests import BlobExperiments
+from runtime.records.settle import is_unwritten
+from runtime.tasks.history import Mark, Record
+from runtime.tasks.model import TaskState, experiment_digest, new_token
+from runtime.values import replace
+
+
+class BlobResults(BlobExperiments):
+    """Records and marks under the experiment of their task."""
+
+    def __init__(self, blobs: Blobs, *, clock: Clock | None = None) -> None:
+        super().__init__(blobs, clock=clock)
+        self._homes: dict[str, str] = {}
+
+    def commit(self, record: Record) -> None:
+        record = self.fit(record)
+        self._see_experiment(record.experiment)
+        key = record_key(record.task_id, record.generation, self._home(record.task_id, record.experiment))
+        existing = self._create_or_read(key, codec.encode_record(record))
+        if existing is not None:
+            is_unwritten(record, self._decode_record(key, existing))
+
+    def fit(self, record: Record) -> Record:
+        """The record with its value and log within `INLINE_BYTES`; a larger value goes to `value_url`."""
+        if record.value is not None:
+            encoded = codec.encode_text(record.value).encode()
+            if len(encoded) > INLINE_BYTES:
+                record = replace(record, value=None, value_url=self.put_blob(encoded, prefix="values"))
+        log = end_of(record.log, INLINE_BYTES)
+        return record if log is record.log else replace(record, log=log)
+
+    def find(self, task_id: str, generation: int) -> Record | None:
+        home = self._find_home(task_id)
+        return None if home is None else self._read_record(record_key(task_id, generation, home))
+
+    def find_all(self, task_id: str) -> list[Record]:
+        home = self._find_home(task_id)
+        if home is None:
+            return []
+        keys = self.blobs.list_keys(f"records/{home}/{shard(task_id)}/{task_id}.g")
+        return sorted(self._read_records(keys), key=lambda record: record.generation)
+
+    def resolve(self, prefix: str, limit: int = 10) -> list[str]:
+        if OUR_ID.fullmatch(prefix):
+            homes = [prefix[-8:]]
+        else:
+            homes = sorted({found[1] for found in matched(self.blobs.list_keys("experiments/"), EXPERIMENT)})
+        shards = shard(prefix) if len(prefix) > 2 else HEX
+        places = [(f"records/{home}/{shard}/{prefix}", RECORD) for home in homes for shard in shards]
+        places += [(f"marks/{home}/{prefix}", MARK) for home in homes]
+
+        def ids_under(place: tuple[str, str]) -> list[str]:
+            ids = (found[1] for found in matched(self.blobs.list_keys(place[0]), place[1]))
+            return list(itertools.islice((task_id for task_id, _ in itertools.groupby(ids)), limit))
+
+        found = {task_id for ids in self._in_parallel(ids_under, places) for task_id in ids}
+        return sorted(found)[:limit]
+
+    def records(self, experiment: str) -> Iterator[Record]:
+        shards = record_shards(experiment)
+        return self._read_records(itertools.chain.from_iterable(map(self.blobs.list_keys, shards)))
+
+    def recorded(self, experiment: str) -> Iterator[tuple[str, int]]:
+        def listed(folder: str) -> list[tuple[str, int]]:
+            return [(found[1], int(found[2])) for found in matched(self.blobs.list_keys(folder), RECORD)]
+
+        return itertools.chain.from_iterable(self._in_parallel(listed, record_shards(experiment)))
+
+    def tried_again(self, experiment: str) -> Iterator[tuple[str, int]]:
+        def listed(folder: str) -> list[tuple[str, int, TaskState]]:
+            return [newest for newest in self._newest_states(folder) if newest[2] is not TaskState.SUCCEEDED]
+
+        ended = set(itertools.chain.from_iterable(self._in_parallel(listed, record_shards(experiment))))
+        # Marks are listed last: a mark is there before its record is, and once it is gone it is gone for good.
+        ended.difference_update((mark[1], int(mark[2]), TaskState(mark[3])) for mark in self._list_marks(experiment))
+        return ((task_id, generation) for task_id, generation, _ in ended)
+
+    def mark(self, mark: Mark) -> None:
+        self._see_experiment(mark.experiment)
+        home = self._home(mark.task_id, mark.experiment)
+        key = mark_key(home, mark.task_id, mark.generation, mark.state)
+        if self.blobs.get(closed_key(key)) is not None:
+            return
+        self.blobs.put(key, codec.encode_mark(mark))
+        # Closed between the two looks: whoever closes it says so before taking the mark away, so one of us meets the other.
+        if self.blobs.get(closed_key(key)) is not None:
+            self.blobs.delete(key)
+
+    def unmark(self, task_id: str, generation: int, state: TaskState) -> bool:
+        home = self._find_home(task_id)
+        if home is None:
+            return False
+        key, ours = mark_key(home, task_id, generation, state), new_token().encode()
+        first = self._create_or_read(closed_key(key), ours)
+        self.blobs.delete(key)
+        return first is None or first == ours
+
+    def marks(
+        self, experiment: str | None = None, state: TaskState | None = None, *, limit: int | None = None
+    ) -> Iterator[Mark]:
+        """A mark counts once its record says the same and the next generation has none."""
+        prefix = "marks/" if experiment is None else f"marks/{experiment_digest(experiment)}/"
+        found = itertools.chain.from_iterable(newest_of_each(matched(self.blobs.list_keys(prefix), MARK)))
+        wanted = (mark[0] for mark in found if state is None or mark[3] == state)
+        looked_at = itertools.islice(wanted, limit)
+        return (mark for mark in self._in_parallel(self._confirmed_mark, looked_at) if mark is not None)
+
+    def find_mark(self, task_id: str, generation: int, state: TaskState) -> Mark | None:
+        home = self._find_home(task_id)
+        return None if home is None else self._confirmed_mark(mark_key(home, task_id, generation, state))
+
+    def record_url(self, task_id: str, generation: int) -> str:
+        return self._address(record_key(task_id, generation, self._find_home(task_id) or ""))
+
+    def _newest_states(self, prefix: str) -> Iterator[tuple[str, int, TaskState]]:
+        """Id, newest recorded generation and its state for each task, told from names and sizes alone."""
+        current, newest = "", 0
+        state = TaskState.SUCCEEDED
+        match = re.compile(RECORD, re.ASCII).fullmatch
+        for info in self.blobs.list_blobs(prefix):
+            found = match(info.key)
+            if found is None:
+                continue
+            if found[1] != current:
+                if current:
+                    yield current, newest, state
+                current, newest = found[1], 0
+            if int(found[2]) > newest:
+                newest, state = int(found[2]), codec.state_of_size(info.size)
+        if current:
+            yield current, newest, state
+
+    def _list_marks(self, experiment: str) -> Iterator[re.Match[str]]:
+        return matched(self.blobs.list_keys(f"marks/{experiment_digest(experiment)}/"), MARK)
+
+    def _confirmed_mark(self, key: str) -> Mark | None:
+        [found] = matched([key], MARK)
+        task_id, generation, home = found[1], int(found[2]), key.split("/")[1]
+        record = self._read_record(record_key(task_id, generation, home))
+        if record is None:
+            return None
+        # The length of a record that is damaged says nothing for sure, and the name of the mark does.
+        states = COUNTED if record.unreadable else (record.state,)
+        state = next((one for one in states if key == mark_key(home, task_id, generation, one)), None)
+        if state is None:
+            return None
+        # A redrive that stopped between its two steps left the mark; the task lives on in the next generation.
+        if self.blobs.get(record_key(task_id, generation + 1, home)) is not None:
+            return None
+        data = self.blobs.get(key)
+        if data is None:
+            return None
+        for mark in self._decoded(key, data, codec.decode_mark):
+            return mark
+        return Mark(
+            task_id=task_id,
+            generation=generation,
+            experiment=record.experiment,
+            state=state,
+            marked_at=record.ended_at,
+            reason=record.reason,
+            message=record.message,
+            task=None,
+            raw=data.decode(errors="replace"),
+        )
+
+    def _home(self, task_id: str, experiment: str) -> str:
+        """The digest under which a task's records lie, written down first where its id does not end with it."""
+        if OUR_ID.fullmatch(task_id):
+            return task_id[-8:]
+        if task_id not in self._homes:
+            said = codec.encode_json({"schema": codec.SCHEMA, "task": task_id, "experiment": experiment})
+            # Create-only: two experiments that use one id still share one record.
+            existing = self._create_or_read(home_key(task_id), said)
+            if not self._keep_home(task_id, existing or said):
+                # Nobody can tell any more where it was, and without a home the task could never be recorded.
+                self.blobs.put(home_key(task_id), said)
+                self._keep_home(task_id, said)
+        return self._homes[task_id]
+
+    def _find_home(self, task_id: str) -> str | None:
+        if OUR_ID.fullmatch(task_id):
+            return task_id[-8:]
+        if task_id not in self._homes:
+            said = self.blobs.get(home_key(task_id))
+            if said is None or not self._keep_home(task_id, said):
+                return None
+        return self._homes[task_id]
+
+    def _keep_home(self, task_id: str, said: bytes) -> bool:
+        if len(self._homes) > 10_000:
+            self._homes = {}
+        for fields in self._decoded(home_key(task_id), said, codec.decode_json):
+            self._homes[task_id] = experiment_digest(str(fields.get("experiment")))
+            return True
+        return False
+
+    def _read_record(self, key: str) -> Record | None:
+        data = self.blobs.get(key)
+        return None if data is None else self._decode_record(key, data)
+
+    def _read_records(self, keys: Iterable[str]) -> Iterator[Record]:
+        found = self._read_all(each[0] for each in matched(keys, RECORD))
+        return (self._decode_record(key, data) for key, data in found)
+
+    def _decode_record(self, key: str, data: bytes) -> Record:
+        [found] = matched([key], RECORD)
+        record = codec.read_record(data, self._address(key), found[1], int(found[2]))
+        if record.unreadable:
+            self._report(key, record.unreadable)
+        return record
+
+
+def end_of(text: str, limit_bytes: int) -> str:
+    if len(text) * 4 <= limit_bytes:
+        return text
+    data = text.encode(errors="surrogatepass")
+    if len(data) <= limit_bytes:
+        return text
+    # Not in the middle of a character, of which at most three bytes are left.
+    tail = data[-limit_bytes:]
+    start = next((at for at in range(4) if tail[at] & 0xC0 != 0x80), 0)
+    return tail[start:].decode(errors="surrogatepass")

@@ -1,0 +1,84 @@
+"""The names of a store's objects: people, scripts and older releases look for them where they have always been."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+import pytest
+
+from runtime.reasons import EndReason
+from runtime.records.base import WorkerSeen
+from runtime.records.memory import MemoryRecords
+from runtime.records.orders import pause_order
+from runtime.records.settle import settle_record
+from runtime.tasks.history import EndedNote, Record, StartedMark, mark_of
+from runtime.tasks.model import Task, TaskState
+from runtime.testing import FakeClock, sample_task
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+NAMES = [
+    "attempts/t-a0c29eed7fe0ee5daf2bdbe1/g1/a1.ended.json",
+    "attempts/t-a0c29eed7fe0ee5daf2bdbe1/g1/a3.started.json",
+    "attempts/t-lab17/g2/a2.ended.json",
+    "claims/af2bdbe1/00000",
+    "closed/af2bdbe1/t-a0c29eed7fe0ee5daf2bdbe1.g1.failed",
+    "counters/af2bdbe1/node%201%2Fa+RANDOM/1767225600000-s3-f1-c0-x0",
+    "experiments/339b6516-Lab@17.json",
+    "experiments/af2bdbe1-sample.json",
+    "homes/c/t-lab17.json",
+    "logs/t-a0c29eed7fe0ee5daf2bdbe1/a1.log",
+    "manifests/af2bdbe1/00000-1-f383647bf5e39c54.jsonl",
+    "manifests/af2bdbe1/00000-1-f383647bf5e39c54.sent",
+    "marks/339b6516/t-lab17.g2.expired.json",
+    "orders/%2Edefault/RANDOM.json",
+    "payloads/2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824",
+    "probe/create-only.json",
+    "records/339b6516/c/t-lab17.g2.json",
+    "records/af2bdbe1/a/t-a0c29eed7fe0ee5daf2bdbe1.g1.json",
+    "values/RANDOM",
+    "workers/node%201%2Fa.json",
+]
+
+
+def record_of(task: Task, state: TaskState, *, token: str, value: object = None) -> Record:
+    return Record(
+        task_id=task.id,
+        generation=task.generation,
+        experiment=task.experiment,
+        state=state,
+        token=token,
+        reason=EndReason.APP_FAILED,
+        ended_at=AT,
+        attempts=1,
+        value=value,
+    )
+
+
+def test_objects_have_the_names_that_they_always_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.records.store._proven", set())
+    store = MemoryRecords(clock=FakeClock(AT))
+    ours = sample_task()
+    foreign = sample_task(id="t-lab17", experiment="Lab@17", generation=2)
+    store.check()
+    store.put_experiment(ours.experiment, queue="default")
+    store.mark_sent(store.put_part(ours.experiment, 0, ['{"id": "1"}']))
+    store.put_blob(b"hello")
+    store.note_started(ours, StartedMark("a3", "node", AT, alone=False))
+    store.note_ended(ours, EndedNote(token="a1", reason=EndReason.APP_FAILED, ended_at=AT))
+    store.note_ended(foreign, EndedNote(token="a2", reason=EndReason.APP_FAILED, ended_at=AT))
+    settle_record(store, record_of(ours, TaskState.SUCCEEDED, token="a3", value="x" * 100_000))
+    expired = record_of(foreign, TaskState.EXPIRED, token="a2")
+    settle_record(store, expired, mark_of(expired, foreign))
+    store.unmark(ours.id, 1, TaskState.FAILED)
+    store.append_log(ours.id, "a1", b"said")
+    store.put_order(".default", pause_order(AT))
+    store.put_worker(WorkerSeen(worker="node 1/a", host="node", queue="default", seen_at=AT, started_at=AT, slots=1))
+    store.put_counters("node 1/a", {ours.experiment: {TaskState.SUCCEEDED: 3, TaskState.FAILED: 1}})
+
+    found = [
+        re.sub(r"(?<=\+)[0-9a-f]{8}(?=/)|(?<=^orders/%2Edefault/)[0-9a-f]{16}|(?<=^values/).*", "RANDOM", key)
+        for key in store.blobs.list_keys("")
+    ]
+    assert found == NAMES
