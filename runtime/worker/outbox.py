@@ -47,7 +47,7 @@ class Outbox:
         self.handed = 0
         """Ends settled in all."""
         self.released = 0
-        """Tasks given back in all, but for those that no worker of this kind can take now."""
+        """Tasks given back in all, besides those declined or postponed."""
         self._unstartable: dict[str, tuple[int, int]] = {}
         """By task: how often the service refused a call before its start, and `handed` at the first refusal."""
 

@@ -185,7 +185,7 @@ class Worker:
                 leaving.decide(crew.failure.message, crew.failure.exit_code)
             for end in ended:
                 ending.conclude(end, now)
-            if outbox.settlements or outbox.releases:
+            if outbox.pending:
                 settling.flush(now)
             if outbox.stuck:
                 settling.retry_stuck(now)

@@ -29,7 +29,7 @@ from runtime.tasks.model import (
 )
 from runtime.tasks.wire import TaskDefaults, decode_stored, decode_task, encode_task, parse_task, task_fields
 from runtime.testing import sample_task
-from runtime.units import format_time
+from runtime.units import divide, format_time
 
 TEXT = st.text(min_size=1, max_size=30)
 JSON = st.recursive(
@@ -235,3 +235,8 @@ def test_describe_entry_is_one_line_of_bounded_width() -> None:
 
 def test_terminal_states_are_those_with_a_record() -> None:
     assert [state for state in TaskState if not state.terminal] == [TaskState.QUEUED, TaskState.LEASED]
+
+
+def test_divide_gives_parts_that_differ_by_at_most_one() -> None:
+    assert divide(7, 3) == [3, 2, 2]
+    assert divide(2, 3) == [1, 1, 0]
