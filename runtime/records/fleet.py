@@ -14,10 +14,10 @@ from runtime.errors import RuntimeFailure, StoreUnavailable
 from runtime.records import codec
 from runtime.records.base import WorkerSeen
 from runtime.records.blobs.base import BlobInfo, Blobs
-from runtime.records.counting import BlobTotals
 from runtime.records.coverage import read_keys
 from runtime.records.layout import MERGED, ORDER, WORKER, order_key, quoted
 from runtime.records.orders import Control, Order, OrderLog, ReadOrder, merge
+from runtime.records.totals import BlobTotals
 from runtime.tasks.idset import IdSet, task_key
 from runtime.tasks.model import TaskState, hex_digest, new_token
 from runtime.values import replace

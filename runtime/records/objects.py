@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from runtime.clock import Clock, SystemClock
 from runtime.errors import StoreUnavailable
 from runtime.records import codec
-from runtime.records.blobs.base import BlobInfo, Blobs
+from runtime.records.blobs.base import PAUSES_S, BlobInfo, Blobs
 from runtime.tasks.model import hex_digest
 
 # Loading executors takes a while, and a worker on the embedded file never uses them.
@@ -70,7 +70,7 @@ class Objects:
 
     def _create_or_read(self, key: str, data: bytes) -> bytes | None:
         """None if created now, else what was there first, which may be this call's own data after a retry."""
-        for pause in (0.05, 0.2, 0.5, 1.0, 2.0):
+        for pause in PAUSES_S:
             if self.blobs.create(key, data):
                 return None
             existing = self.blobs.get(key)

@@ -10,10 +10,10 @@ import os
 
 from runtime.errors import StoreUnsafe
 from runtime.records import codec
-from runtime.records.attempts import BlobAttempts
 from runtime.records.base import RecordStore
 from runtime.records.files import BlobFiles
 from runtime.records.fleet import BlobFleet
+from runtime.records.results import BlobAttempts
 
 _proven: set[str] = set()
 """URLs whose create-only this process has seen to hold."""

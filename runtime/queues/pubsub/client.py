@@ -32,7 +32,6 @@ MAX_REQUEST_BYTES: Final = 9_000_000
 """The service takes 10 MB in a request; the rest is left to the framing."""
 MAX_ACK_IDS: Final = 1_000
 """Requests of acknowledgement end at 512 KiB, which is some 2,500 ids of the service."""
-MAX_ATTRIBUTE_BYTES: Final = 1_024
 
 MIN_DEADLINE_S: Final = 10
 """What a subscription may have at least. The emulator takes less, the service does not."""

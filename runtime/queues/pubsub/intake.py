@@ -2,7 +2,7 @@
 
 One unary pull waits at the service whenever somebody is short of tasks, for just as many as are short: a streaming
 pull hands one worker everything, and a second worker nothing. What arrives is compared with the records, waits
-for its time if it has one, and rings a doorbell. From the first moment all of it is renewed, here as long as it is
+for its time if it has one, and wakes the worker. From the first moment all of it is renewed, here as long as it is
 held, by `renew` once it is handed out.
 """
 
@@ -89,12 +89,12 @@ class Intake:
             client, subscription, clock=clock, reach=self._reach, stop=self._stop, changed=self._held.changed
         )
         self.orders = OrdersSeen(records, queue=queue, clock=clock)
-        self.bell = Bell()
+        self.wake_up = WakeUp()
 
     # what the worker asks for
 
     def take(self, n: int, ttl: timedelta, *, wait: bool) -> list[Delivery]:
-        """Up to `n` that are due, now the caller's to renew. What is missing is pulled, and the doorbell rings."""
+        """Up to `n` that are due, now the caller's to renew. What is missing is pulled, and the wake-up descriptor turns readable when it comes."""
         control = self.orders.read()
         held, demand = self._held, self._demand
         with held.changed:
@@ -178,7 +178,7 @@ class Intake:
 
     def doorbell(self) -> int:
         with self._held.changed:
-            return self.bell.open(ring=bool(self._held.ready))
+            return self.wake_up.open(awake=bool(self._held.ready))
 
     # pulling
 
@@ -284,7 +284,7 @@ class Intake:
             self._held.examined(deliveries)
             ready = self._held.make_ready(verdicts.ready)
             if ready:
-                self.bell.ring()
+                self.wake_up.wake()
         self._chores.set()
         self._park(parked)
         return bool(ready), bool(verdicts.later)
@@ -414,7 +414,7 @@ class Intake:
             self._held.drop(self.give_back(copies))
             self._acks.flush(RETURN_PATIENCE_S)
         self._finders.close(wait=False)
-        self.bell.close()
+        self.wake_up.close()
 
 
 class OrdersSeen:
@@ -438,28 +438,28 @@ class OrdersSeen:
         return self.control
 
 
-class Bell:
+class WakeUp:
     """A pipe that turns readable when a delivery is ready."""
 
     def __init__(self) -> None:
         self._ends: tuple[int, int] | None = None
 
-    def open(self, *, ring: bool) -> int:
-        """The descriptor to wait for; the first call makes the pipe, and rings if told to."""
+    def open(self, *, awake: bool) -> int:
+        """The descriptor to wait for; the first call makes the pipe, and wakes its reader if `awake`."""
         if self._ends is None:
             self._ends = os.pipe()
             for end in self._ends:
                 os.set_blocking(end, False)
-            if ring:
-                self.ring()
+            if awake:
+                self.wake()
         return self._ends[0]
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         if self._ends is not None:
             with suppress(BlockingIOError):
                 os.write(self._ends[1], b"\0")
 
-    def hush(self) -> None:
+    def drain(self) -> None:
         if self._ends is not None:
             with suppress(BlockingIOError):
                 while os.read(self._ends[0], 4096):

@@ -317,7 +317,7 @@ class PubSubQueue:
         return self._intake.doorbell()
 
     def hush(self) -> bool:
-        self._intake.bell.hush()
+        self._intake.wake_up.drain()
         return False
 
     def depth(self) -> None:

@@ -267,8 +267,8 @@ class SqliteQueue:
                 refused = refuse_lost(self.records, settlement, holder)
             else:
                 refused = record_settlement(self.records, settlement)
-                stands = settlement.record if refused is None or refused.record is None else refused.record
-                won.append(replace(settlement, record=stands, mark=None))
+                first = refused and refused.record
+                won.append(replace(settlement, record=first, mark=None) if first else settlement)
             if refused is not None:
                 settled.refused.append(refused)
         return won

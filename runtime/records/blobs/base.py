@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from runtime.values import dataclass
 
@@ -21,6 +21,10 @@ class BlobInfo:
     """Bytes."""
     modified: datetime
     """By the backend's clock."""
+
+
+PAUSES_S: Final = (0.05, 0.2, 0.5, 1.0, 2.0)
+"""Pauses before calls that a backend refused for a moment are made again."""
 
 
 class Blobs(Protocol):

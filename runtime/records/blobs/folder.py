@@ -27,7 +27,7 @@ from typing import Final, TypeVar
 
 from runtime.clock import Clock
 from runtime.errors import StoreUnavailable, StoreUnsafe
-from runtime.records.blobs.base import BlobInfo
+from runtime.records.blobs.base import PAUSES_S, BlobInfo
 from runtime.records.store import BlobRecords
 from runtime.units import format_size
 
@@ -35,9 +35,6 @@ TEMPORARY: Final = ".tmp-"
 """Begins the name of a file that is being written; a listing passes it over."""
 STALE_AFTER_S: Final = 24 * 3600
 """A temporary file this old was left by a process that died, and the next listing removes it."""
-
-PAUSES_S: Final = (0.05, 0.2, 0.5, 1.0, 2.0)
-"""Between the looks at what could not be read."""
 
 _GONE: Final = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 _NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
