@@ -1,4 +1,4 @@
-"""`python -m infra check|preflight`: what an operator asks before anything is made."""
+"""`python -m infra check|preflight`: the questions of an operator before an `up`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ commands:
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises what is wrong with the options, in the shape of every other error."""
+    """Raises a problem of the options in the shape of every other error."""
 
     def error(self, message: str) -> NoReturn:
         raise RequestRefused(f"`{self.prog}`: {message}", hint=f"`{self.prog} --help` has every option with examples")
@@ -44,7 +44,7 @@ def main(args: Sequence[str]) -> int:
         sys.stderr.write(problem.render() + "\n")
         return problem.exit_code
     except BrokenPipeError:
-        # Whoever read has seen enough, such as `head`.
+        # The reader has closed the pipe, such as `head`.
         sys.stderr.close()
         return 0
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Turns what was built into the contract and exports it."""
+"""Makes the contract of the built stack and exports it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def export(built: Built) -> None:
 
 
 def contract(built: Built) -> dict[str, Any]:
-    """The contract as an object whose leaves may be outputs, so that a preview shows what is known already."""
+    """The contract as an object whose leaves may be outputs, so that a preview shows the leaves that are known."""
     return outputs_fields(_outputs(built))
 
 

@@ -28,7 +28,7 @@ Members = dict[str, pulumi.Input[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """What a stack consists of; `export` makes the contract of it."""
+    """The parts of a stack; `export` makes the contract of them."""
 
     settings: Settings
     network: Network | None = None
@@ -74,7 +74,7 @@ def _build_workspaces(settings: Settings) -> dict[str, dict[str, Workspace]]:
 
 
 def _neighbours(namespace: str, cluster: KubernetesSettings) -> tuple[str, ...]:
-    """Who launches in the cluster's other namespaces, where all of them share one table of GPU slots."""
+    """Launchers of the cluster's other namespaces, if all of them share one table of GPU slots."""
     if cluster.slot_namespace is None:
         return ()
     others = (each for name, each in cluster.namespaces.items() if name != namespace)
@@ -83,7 +83,7 @@ def _neighbours(namespace: str, cluster: KubernetesSettings) -> tuple[str, ...]:
 
 
 class _GoogleParts:
-    """Builds in the order in which the parts need each other: accounts, stores, heads, queues, what watches them."""
+    """Builds in the order in which the parts need each other: accounts, stores, heads, queues, alerts."""
 
     def __init__(self, settings: Settings) -> None:
         assert settings.project is not None  # `parse_settings` requires it, and the region
@@ -223,7 +223,7 @@ class _GoogleParts:
                     site=self.site,
                     secret=name,
                     settings=secret,
-                    # A head grants its own nodes what its `environment` names.
+                    # A head grants its own nodes the secrets that its `environment` names.
                     readers={role.value: identity.members[role] for role in secret.readers if role in identity.members},
                     keepers=operators,
                     apis=self.apis,
@@ -328,13 +328,13 @@ def find_services(settings: Settings) -> list[str]:
 
 
 def find_agents(settings: Settings) -> list[str]:
-    """Those of the services whose own identity gets grants, or has to be there before anything is made."""
+    """Services whose own identity gets grants, or has to exist before anything else."""
     agents = {"pubsub": bool(settings.queues), "tpu": bool(settings.heads)}
     return [service for service, needed in agents.items() if needed]
 
 
 def find_roles(settings: Settings) -> list[Role]:
-    """What the parts need an account of their own for; those of heads and pipelines are made with them."""
+    """Roles for which the parts need an account; accounts of heads and pipelines are made with them."""
     wanted = {
         Role.WORKER: bool(settings.queues),
         Role.SUBMITTER: bool(settings.queues),
@@ -354,6 +354,6 @@ def _people(members: tuple[str, ...]) -> Members:
 
 
 def _grantable(settings: Settings, names: Names) -> list[str]:
-    """What the stack grants in its project, beside what its pipeline itself has."""
+    """Roles that the stack grants in its project, beside the roles of its pipeline."""
     heads = (names.role(f"{head}-{role}") for head in settings.heads for role in ("head", "reaper"))
     return [*PROJECT_ROLES, *(f"projects/{settings.project}/roles/{role}" for role in heads)]

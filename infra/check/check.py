@@ -1,4 +1,4 @@
-"""What a stack's program would make, without an engine, a cloud, an account or a network.
+"""Checks the resources that a stack's program would make, without an engine, a cloud, an account or a network.
 
 `check_stack` runs the program for one stack file, validates every input, applies the policies and returns a `Report`;
 `python -m infra check` prints it.
@@ -19,8 +19,8 @@ import pulumi
 
 from infra.check.recording import UNKNOWN, UNKNOWN_MARK, Recording, Registration, Secret, Unknown, is_grant, record
 from infra.check.validate import find_input_problems
-from infra.google.outputs import compute
-from infra.google.prices import Cost, find_costs
+from infra.gcp.outputs import compute
+from infra.gcp.prices import Cost, find_costs
 from infra.policy.base import Bounds
 from infra.policy.rules import apply_rules, bounds_of
 from infra.settings.files import (
@@ -53,7 +53,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """Who gets which role where."""
+    """A member, the role it gets, and the resource."""
 
     member: str
     role: str
@@ -65,17 +65,17 @@ class Report:
     stack: str
     findings: tuple[Finding, ...]
     recording: Recording | None
-    """None where the settings are wrong: then nothing was run."""
+    """None if the settings are wrong: then nothing was run."""
     costs: tuple[Cost, ...] = ()
     grants: tuple[Grant, ...] = ()
     left_grants: tuple[Grant, ...] = ()
-    """What people need in the project and another stack is to grant, by `access.project_grants`."""
+    """Grants that people need in the project and that another stack makes, by `access.project_grants`."""
     rendered: Mapping[str, str] = field(default_factory=dict)
-    """`RESOURCE/KEY` → text of what is rendered into metadata: autoscaler files, boot scripts, units."""
+    """`RESOURCE/KEY` → text that is rendered into metadata: autoscaler files, boot scripts, units."""
     contract: Mapping[str, Any] | None = None
-    """What is not known before `up` reads `<known after up>`."""
+    """The contract; values that are not known before `up` read `<known after up>`."""
     notes: tuple[str, ...] = ()
-    """What is worth knowing and no reason to stop."""
+    """Remarks that are no reason to stop."""
 
     @property
     def ok(self) -> bool:
@@ -89,7 +89,7 @@ class Report:
 def check_stack(stack: str, *, folder: Path | None = None) -> Report:
     """Check the stack whose file is `Pulumi.<stack>.yaml` in `folder`, by default the project's root.
 
-    Raises `UnknownName` where there is no such file; all else that is wrong is in the report.
+    Raises `UnknownName` if there is no such file; every other problem is in the report.
     """
     path = find_stack_file(stack, folder or find_project_folder())
     try:
@@ -105,7 +105,7 @@ def check_stack(stack: str, *, folder: Path | None = None) -> Report:
 
 
 def record_stack(stack: str, config: StackConfig) -> Recording:
-    """Run the program as the engine would for this stack. Raises what the program raises, unwrapped."""
+    """Run the program as the engine would for this stack. The program's own exceptions pass through, unwrapped."""
     from infra.__main__ import run_program
 
     try:
@@ -117,7 +117,7 @@ def record_stack(stack: str, config: StackConfig) -> Recording:
 
 
 def report_on(recording: Recording, settings: Settings | None = None) -> Report:
-    """Everything that can be said about what a program registered; with its settings, whether it keeps to them."""
+    """All findings about the resources that a program registered; with settings, also whether it keeps to them."""
     contract = recording.outputs.get(OUTPUT_NAME)
     rendered = find_rendered(recording)
     findings = [
@@ -190,7 +190,7 @@ def find_wrong_inputs(recording: Recording) -> Iterator[Finding]:
 
 
 def find_twins(recording: Recording) -> Iterator[Finding]:
-    """Two resources of one stack that would be one and the same thing in the cloud."""
+    """Find resources of one stack that would be the same thing in the cloud."""
     owners: dict[tuple[str, str], str] = {}
     for each in recording.resources:
         identity = identity_of(each, recording)
@@ -216,7 +216,7 @@ SUSPICIOUS_KEY: Final = re.compile(r"token|key|password|credential|passphrase", 
 
 
 def find_leaks(recording: Recording) -> Iterator[Finding]:
-    """Secret values where none may be: in the outputs, and in what any resource is given."""
+    """Find secret values in outputs and in inputs of resources."""
     for path, why in leaks_in(recording.outputs):
         yield Finding(source="contract", rule="no-secret-output", where=path, message=why)
     for each in recording.resources:
@@ -297,11 +297,11 @@ _NOT_THE_TARGET: Final = frozenset({"role", "member", "project", "location", "re
 
 
 def _on(each: Registration) -> str:
-    """`topic dev-default`, `project my-lab`: what a grant is about."""
+    """The resource of a grant: `topic dev-default`, `project my-lab`."""
     targets = sorted(set(each.inputs) - _NOT_THE_TARGET)
     key = targets[0] if targets else "project"
     value = _text(each.inputs.get(key))
-    # All of one project, so the last part tells them apart.
+    # All are of one project, so the last part is enough.
     short = value.rpartition("/")[2] if key != "project" else value
     place = f" in {_text(each.inputs['location'])}" if "location" in each.inputs else ""
     return f"{_words(key)} {short}{place}"
@@ -371,7 +371,7 @@ PHYSICAL_NAMES: Final = (
 
 
 def physical_name(each: Registration) -> str | None:
-    """What the resource is called in the cloud; None where nobody names it, or the name is not known yet."""
+    """The resource's name in the cloud; None if the program gives none, or it is not known yet."""
     if is_grant(each.type):
         return None
     metadata = each.inputs.get("metadata")
@@ -386,7 +386,7 @@ def physical_name(each: Registration) -> str | None:
 
 
 def identity_of(each: Registration, recording: Recording) -> tuple[str, str] | None:
-    """Type and id of the one thing in the world that a resource is; None where it is not known."""
+    """Type and id of the thing in the cloud that a resource stands for; None if not known."""
     if not each.custom or each.type.startswith("pulumi:providers:"):
         return None
     identity = each.outputs.get("id", UNKNOWN)
@@ -404,11 +404,11 @@ def _cluster_of(each: Registration, recording: Recording) -> str:
 
 
 SHARED_TYPES: Final = frozenset({"gcp:projects/service:Service", "gcp:projects/serviceIdentity:ServiceIdentity"})
-"""What several stacks of a project ask for and none of them owns."""
+"""Facts of a project that several of its stacks ask for and none owns."""
 
 
 def find_collisions(reports: Sequence[Report]) -> list[Finding]:
-    """What two stacks would both make, or call by the same name where the name has to be one's own."""
+    """Find things that two stacks would both make, or would give one name that has to be unique."""
     owners: dict[tuple[str, str], list[str]] = defaultdict(list)
     for report in reports:
         for identity in sorted(_owned_by(report)):
@@ -445,7 +445,7 @@ def _owned_by(report: Report) -> set[tuple[str, str]]:
 
 
 def find_shared_notes(reports: Sequence[Report]) -> list[str]:
-    """What one stack takes for granted and no other of these makes, and grants that two stacks both make."""
+    """Find resources that one stack refers to and no other of these makes, and grants that two stacks both make."""
     made = {identity for report in reports for _, identity in _owned_by(report)}
     notes = []
     for report in reports:
@@ -478,7 +478,7 @@ def _missing_grants(reports: Sequence[Report]) -> list[str]:
     from infra.components.identity import ADMIN_LOGIN, LOGIN
 
     made = {grant for report in reports for grant in report.grants}
-    # Who may log in as administrator may log in.
+    # The right to log in as administrator includes the right to log in.
     made |= {replace(grant, role=LOGIN) for grant in made if grant.role == ADMIN_LOGIN}
     missing: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for report in reports:
@@ -512,7 +512,7 @@ def _referred_to(report: Report) -> set[str]:
 
 
 def shown(value: Any) -> Any:
-    """With marks a person reads in the place of what is unknown or secret; numbers and the rest stay."""
+    """`value` with readable marks for unknown and secret values; the rest stays."""
     if isinstance(value, Unknown):
         return UNKNOWN_MARK
     if isinstance(value, Secret):

@@ -1,4 +1,4 @@
-"""`python -m infra check`: prints what a stack would make, and stops with all that is wrong with it."""
+"""`python -m infra check`: prints the resources that a stack would make, and fails with every finding."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ exit codes: 0 nothing wrong, 2 something is, and all of it is on stderr
 
 
 class CheckFailed(RequestRefused):
-    """What keeps stacks from being deployed; `findings` are all of it."""
+    """The stacks cannot be deployed; `findings` are all the reasons."""
 
     def __init__(self, what: str, findings: Sequence[Finding], lines: Sequence[str]) -> None:
         self.findings = tuple(findings)
@@ -156,7 +156,7 @@ def _load_against(against: str, folder: Path, stack: str) -> Recording:
     other = check_stack(against, folder=folder)
     _stop_if_wrong([other])
     assert other.recording is not None
-    # Stack names are part of every URN; what is compared is the rest.
+    # Stack names are part of every URN; compare the rest.
     text = encode_recording(other.recording)
     return decode_recording(text.replace(f"urn:pulumi:{against}::", f"urn:pulumi:{stack}::"), source=against)
 

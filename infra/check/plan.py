@@ -1,7 +1,6 @@
-"""What `up` would do between two recordings, without an engine.
+"""Plans the steps of an `up` between two recordings, without an engine.
 
-`plan` compares what a program registered before with what it registers now, resource by resource, and answers with
-steps. It follows the engine's own rules where they need no provider: URNs and aliases, ignored changes, imports,
+`plan` compares the resources that a program registered before with those it registers now, and returns steps. It follows the engine's own rules where they need no provider: URNs and aliases, ignored changes, imports,
 protection, and which dependents a replacement takes along. Which properties make Google or Kubernetes replace a
 resource is in `REPLACING`, a table of our own for the types of this program; docs/decisions/plan-of-recordings.md says
 where it comes from and what is left to the real engine.
@@ -28,25 +27,25 @@ class Action(StrEnum):
     REPLACE = "replace"
     DELETE = "delete"
     FORGET = "forget"
-    """Removed from the state and left where it is (`retain_on_delete`)."""
+    """Removed from the state and left in the cloud (`retain_on_delete`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     action: Action
     urn: str
-    """The new one, and of what goes the old one."""
+    """The new URN; for a resource that goes, the old one."""
     type: str
     changed: tuple[str, ...] = ()
     """Paths of the inputs that differ: `deadLetterPolicy.maxDeliveryAttempts`."""
     replacing: tuple[str, ...] = ()
-    """Those of them, and inputs taken from a replaced resource, that cannot be changed in place."""
+    """Paths of `changed`, and of inputs taken from a replaced resource, that cannot be changed in place."""
     was: str | None = None
-    """Its URN before, where an alias found it."""
+    """The URN before, if an alias matched."""
     delete_first: bool = False
     """A replacement that deletes before it creates."""
     blocked: str | None = None
-    """Why the engine or Google would refuse the step; None where nothing does."""
+    """Why the engine or Google would refuse the step; None if neither does."""
 
     @property
     def name(self) -> str:
@@ -54,7 +53,7 @@ class Step:
 
 
 def plan(old: Recording, new: Recording) -> tuple[Step, ...]:
-    """The steps from `old` to `new`: what stays or comes in the order of `new`, then what goes, dependents first."""
+    """The steps from `old` to `new`: first resources of `new` in its order, then deletions, dependents first."""
     return tuple(_Comparison(old, new).steps())
 
 
@@ -117,7 +116,7 @@ class _Comparison:
         found += [path for path in changed if _covered(path, new.replace_on_changes)]
         if self._provider_replaced(old, new):
             found.append("provider")
-        # A replaced resource may come back with other outputs, so the engine takes what hangs on them along.
+        # A replaced resource may come back with other outputs, so the engine replaces its dependents too.
         for name, urns in new.property_dependencies.items():
             takes_along = urns & self.replaced and not _covered(name, new.ignore_changes)
             if takes_along and _may_replace(new.type, name):
@@ -141,7 +140,7 @@ def provider_urn(reference: str) -> str:
 
 
 def _imports_another(old: Registration, new: Registration) -> bool:
-    """Whether `import_id` names something else than what the state has; an id that nobody knows counts as the same."""
+    """Whether `import_id` names another resource than the state has; an unknown id counts as the same."""
     if not new.import_id or new.import_id == old.import_id:
         return False
     identity = old.outputs.get("id")
@@ -149,7 +148,7 @@ def _imports_another(old: Registration, new: Registration) -> bool:
 
 
 def _refusal_to_replace(old: Registration, new: Registration) -> str | None:
-    # As in the engine: taking the protection away and replacing can be one step.
+    # The engine allows taking the protection away and replacing in one step.
     if old.protect and new.protect:
         return "it is protected"
     if new.import_id:
@@ -168,7 +167,7 @@ def _removal(old: Registration) -> Step:
 
 
 def _guarded(old: Registration) -> str | None:
-    """Google's provider refuses by what is in the state, so such a guard has to be taken away in an `up` before."""
+    """Google's provider refuses by the state, so an `up` has to take such a guard away before."""
     if old.retain_on_delete:
         return None
     if old.inputs.get("deletionPolicy") == "PREVENT":
@@ -179,7 +178,7 @@ def _guarded(old: Registration) -> str | None:
 
 
 def differing_paths(old: Any, new: Any, path: str = "") -> list[str]:
-    """Paths of all leaves that differ. What is unknown on both sides is the same."""
+    """Paths of all leaves that differ. Values that are unknown on both sides are equal."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         found = []
         for key in sorted({**old, **new}):
@@ -204,7 +203,7 @@ def _same(old: Any, new: Any) -> bool:
         return isinstance(old, Unknown) and isinstance(new, Unknown)
     if isinstance(old, Secret) or isinstance(new, Secret):
         return isinstance(old, Secret) and isinstance(new, Secret) and _same(old.value, new.value)
-    # JSON tells true from 1, Python does not.
+    # In JSON true differs from 1; in Python it does not.
     return type(old) is type(new) and bool(old == new)
 
 
@@ -245,7 +244,7 @@ Trigger: TypeAlias = bool | Callable[[Mapping[str, Any], Mapping[str, Any]], boo
 
 
 def _range_moves(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """A subnet's range can grow around what it was; anything else makes another subnet."""
+    """A subnet's range can grow in place; any other change replaces the subnet."""
     try:
         before, now = (ipaddress.ip_network(each["ipCidrRange"]) for each in (old, new))
     except (KeyError, ValueError, TypeError):

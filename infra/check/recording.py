@@ -1,7 +1,7 @@
-"""Runs a Pulumi program without an engine and keeps what it asked for.
+"""Runs a Pulumi program without an engine and keeps its requests.
 
-The mocks that ship with Pulumi keep names and inputs only. What a review needs to see is in the raw requests: who the
-parent is, which provider, protect, retain, aliases, ignored changes, dependencies. `record` keeps all of it.
+The mocks that ship with Pulumi keep names and inputs only. A review needs more of the raw requests: the parent,
+the provider, protect, retain, aliases, ignored changes, dependencies. `record` keeps all of it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ PROJECT: Final = "research-runtime"
 STACK_TYPE: Final = "pulumi:pulumi:Stack"
 
 UNKNOWN_MARK: Final = "<known after up>"
-"""Stands in JSON for a value that only the cloud can tell."""
+"""Stands in JSON for a value that only the cloud knows."""
 
 
 class Unknown:
-    """A value that only the cloud can tell."""
+    """A value that only the cloud knows."""
 
     def __repr__(self) -> str:
         return UNKNOWN_MARK
@@ -38,7 +38,7 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A value that Pulumi keeps encrypted; `value` is what lies inside."""
+    """A value that Pulumi keeps encrypted; `value` is its content."""
 
     value: Any
 
@@ -55,7 +55,7 @@ class Registration:
     """`gcp:pubsub/topic:Topic`, or `runtime:queue:Queue` of a component."""
     name: str
     inputs: Mapping[str, Any]
-    """Plain values; what is not known before `up` is `UNKNOWN`, what is secret is a `Secret`."""
+    """Plain values; `UNKNOWN` if not known before `up`, `Secret` if secret."""
     custom: bool = True
     """False for a component, which is made of others and exists in the state only."""
     parent: str | None = None
@@ -64,7 +64,7 @@ class Registration:
     protect: bool = False
     retain_on_delete: bool = False
     delete_before_replace: bool | None = None
-    """None where the program did not say."""
+    """None if the program does not set it."""
     ignore_changes: tuple[str, ...] = ()
     replace_on_changes: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ class Registration:
     property_dependencies: Mapping[str, frozenset[str]] = field(default_factory=dict)
     import_id: str | None = None
     outputs: Mapping[str, Any] = field(default_factory=dict)
-    """Of a component what it registered; of a resource what `compute` said."""
+    """The outputs that a component registered, or that `compute` gave for a resource."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +123,10 @@ def record(
     compute: Compute = no_outputs,
     secrets: Collection[str] = (),
 ) -> Recording:
-    """Run `program` and return all that it registered and exported; what it raises is raised.
+    """Run `program` and return all its resources and exports; its exceptions pass through.
 
     `config` has full keys (`research-runtime:region`) and their values as the engine passes them: text, objects as
-    JSON; `secrets` names those that a stack file has encrypted. Can be called any number of times in a process, one after another.
+    JSON; `secrets` names the encrypted keys. Can be called any number of times in a process, one after another.
     """
     monitor = _Monitor(_Cloud(compute), project=project, stack=stack)
     # Pulumi keeps its settings in context variables; those of this run end with its task.
@@ -165,7 +165,7 @@ async def _run(
     loop = asyncio.get_running_loop()
     # One thread answers all requests, so that their order is the same each time.
     loop.set_default_executor(ThreadPoolExecutor(max_workers=1))
-    # What other tasks of a failed program raise comes after its first failure, which is what the caller gets.
+    # The caller gets the first failure; exceptions of the program's other tasks come after it.
     loop.set_exception_handler(lambda loop, context: None)
 
     def whole() -> None:
@@ -236,7 +236,7 @@ class _Monitor(mocks.MockMonitor):
         return make_urn(self._stack, self._project, request.parent, request.type, request.name)
 
     def _aliases(self, urn: str) -> tuple[str, ...]:
-        """URNs under which the state may have the resource, those that follow from its parent's aliases as well."""
+        """URNs under which the state may have the resource, with those that follow from its parent's aliases."""
         request = self._requests[urn]
         own = [self._alias(request, each) for each in request.aliases]
         if request.parent not in self._requests:
@@ -299,14 +299,14 @@ class _Monitor(mocks.MockMonitor):
 
 
 def make_urn(stack: str, project: str, parent: str, type_: str, name: str) -> str:
-    """As the engine does: the types of all parents are part of it, the stack itself is not."""
+    """The URN that the engine makes: the types of all parents are part of it, the stack itself is not."""
     if parent and f"::{STACK_TYPE}::" not in parent:
         type_ = parent.split("::")[2] + "$" + type_
     return "::".join((f"urn:pulumi:{stack}", project, type_, name))
 
 
 def encode_recording(recording: Recording) -> str:
-    """Canonical JSON, a baseline for `plan`. Raises `RequestRefused` where a secret value would be written down."""
+    """Canonical JSON, a baseline for `plan`. Raises `RequestRefused` if it holds a secret value."""
     fields_ = {
         "stack": recording.stack,
         "resources": [_registration_fields(each) for each in recording.resources],
@@ -316,7 +316,7 @@ def encode_recording(recording: Recording) -> str:
 
 
 def decode_recording(text: str, *, source: str = "the recording") -> Recording:
-    """As `encode_recording` wrote it. Raises `RequestRefused` for anything else."""
+    """Read the text of `encode_recording`. Raises `RequestRefused` for anything else."""
     try:
         value = json.loads(text)
         return Recording(
@@ -341,7 +341,7 @@ def _registration_fields(each: Registration) -> dict[str, Any]:
         elif isinstance(value, frozenset | tuple):
             value = sorted(value) if isinstance(value, frozenset) else list(value)
         if name == "outputs" and each.inputs and each.inputs.keys() <= each.outputs.keys():
-            # Most of them are the inputs again, and those of a machine are long.
+            # Most outputs repeat the inputs, and those of a machine are long.
             name = "more_outputs"
             value = {key: item for key, item in value.items() if key not in each.inputs or item != each.inputs[key]}
         if name in ("inputs", "outputs", "more_outputs"):
@@ -406,7 +406,7 @@ def _struct() -> Any:
 
 
 def is_grant(type_: str) -> bool:
-    """Whether resources of a type add one member to one role, and take nothing away."""
+    """Whether resources of a type add one member to one role, and remove none."""
     return type_.startswith("gcp:") and type_.endswith(("IAMMember", "IamMember"))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from infra.check.check import Finding, Grant, Report, find_protected, physical_name, shown
 from infra.check.plan import Action, Step, changes
 from infra.check.recording import Registration
-from infra.google.prices import monthly_total
+from infra.gcp.prices import monthly_total
 
 SIGNS: Mapping[Action, str] = {
     Action.CREATE: "+",
@@ -146,7 +146,7 @@ def _rendered(report: Report) -> list[str]:
 
 
 def render_steps(steps: Sequence[Step], against: str) -> str:
-    """What `up` would do to a stack that is as `against` says."""
+    """The steps of an `up` of a stack whose state is `against`."""
     same = sum(1 for each in steps if each.action is Action.SAME)
     lines = [line for each in changes(steps) for line in _step(each)]
     return f"steps from {against}\n" + "".join(f"  {line}\n" for line in [*lines, f"{same} the same"])

@@ -1,8 +1,8 @@
 """Checks a resource's inputs against the provider's own types, without the provider.
 
 The wheels of pulumi-gcp and pulumi-kubernetes carry a typed class for every resource and every nested object: names,
-types and what is required. What mocks let pass (a misspelt key in a dictionary, a number where text belongs, a missing
-nested field) is found here; what types cannot say about Google's values (names, ranges, roles) says `google_values`.
+types and which fields are required. Mocks let a misspelt key in a dictionary, a number instead of text or a missing nested
+field pass; this module finds them. `infra/gcp/values.py` judges what types cannot: names, ranges, roles.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pulumi import _types
 from pulumi.runtime import rpc
 
 from infra.check.recording import Secret, Unknown
-from infra.google.values import find_value_problems
+from infra.gcp.values import find_value_problems
 
 WHEELS: Final = {"gcp": "pulumi_gcp", "kubernetes": "pulumi_kubernetes"}
 PROVIDERS: Final = "pulumi:providers:"
@@ -47,7 +47,7 @@ class Field:
 
 
 def find_input_problems(type_: str, inputs: Mapping[str, Any]) -> list[InputProblem]:
-    """What is wrong with `inputs` (camelCase, `UNKNOWN` allowed anywhere) of a resource of `type_`.
+    """Find problems of `inputs` (camelCase, `UNKNOWN` allowed anywhere) of a resource of `type_`.
 
     Raises `LookupError` for a type that the installed wheels do not have.
     """
@@ -154,13 +154,13 @@ def _problems(kind: Any, value: Any, path: str) -> Iterator[InputProblem]:
         return
     attempts = [list(_member_problems(each, value, path)) for each in members]
     if all(attempts):
-        # Of several alternatives, the one that came furthest tells most.
+        # The alternative that came furthest explains most.
         yield from min(attempts, key=lambda found: (any(each.path == path for each in found), len(found)))
 
 
 @functools.cache
 def _members(kind: Any) -> tuple[Any, ...]:
-    """The alternatives of a type hint without the wrappers of inputs; empty where anything goes."""
+    """The alternatives of a type hint without the wrappers of inputs; empty if every value fits."""
     if kind is Any or kind is object or isinstance(kind, typing.TypeVar):
         return ()
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
@@ -177,7 +177,7 @@ def _members(kind: Any) -> tuple[Any, ...]:
 
 
 def _is_wrapper(kind: Any) -> bool:
-    """Whether it only says how a value may arrive; a TypedDict stands beside the class of the same inputs."""
+    """Whether an alternative is only another form of a value: a TypedDict stands beside the class of the same inputs."""
     origin = typing.get_origin(kind) or kind
     return origin in (collections.abc.Awaitable, pulumi.Output, types.NoneType) or typing.is_typeddict(kind)
 
@@ -227,7 +227,7 @@ EXPECTED: Final[Mapping[Any, str]] = {str: "a string", int: "a whole number", bo
 
 
 def show(value: Any) -> str:
-    """A value as an error says it, cut where it is long."""
+    """A value for an error, cut if it is long."""
     match value:
         case Unknown() | Secret():
             return "a value that is not shown"

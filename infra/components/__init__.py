@@ -1,1 +1,1 @@
-"""What stacks are made of: one component a file, usable from any Pulumi program; none reads config."""
+"""The parts of stacks: one component a file, usable from any Pulumi program; none reads config."""

@@ -1,4 +1,4 @@
-"""What wakes people: dead letters, old tasks, too many TPUs, a silent head, spend.
+"""Alerts that reach people: dead letters, old tasks, too many TPUs, a silent head, spend.
 
 Names of metrics and their labels: https://cloud.google.com/monitoring/api/metrics_gcp_p_z (pubsub, tpu) and
 https://cloud.google.com/monitoring/api/metrics_gcp_c (compute).
@@ -60,7 +60,7 @@ class AlertsArgs:
 class Alerts(pulumi.ComponentResource):
     """A policy for each queue, zone and head, a budget, and a channel for each address.
 
-    A budget counts all of the project, so stacks that share one need one of them to have it.
+    A budget counts the whole project, so one of several stacks of a project has it.
     """
 
     channels: Sequence[pulumi.Output[str]]
@@ -121,7 +121,7 @@ class Alerts(pulumi.ComponentResource):
         )
 
     def _watch_dead_letters(self, name: str, queue: str, watched: WatchedQueue) -> None:
-        # Workers drain the dead-letter subscription, so what passes through is counted where it comes from as well.
+        # Workers drain the dead-letter subscription, so messages are counted at their source as well.
         self._policy(
             name,
             f"dead letters of queue {queue}",
@@ -258,7 +258,7 @@ class Alerts(pulumi.ComponentResource):
 
 
 def _subscription_filter(metric: str, subscription: pulumi.Input[str]) -> pulumi.Output[str]:
-    """Of the subscription with this full name; metrics know it by its last part."""
+    """The filter for a subscription by its full name; metrics know it by the last part."""
     return pulumi.Output.from_input(subscription).apply(
         lambda path: (
             f'resource.type = "pubsub_subscription" AND resource.labels.subscription_id = "{path.rsplit("/", 1)[-1]}"'

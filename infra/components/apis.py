@@ -17,7 +17,7 @@ class ApisArgs:
     services: Sequence[str]
     """Short names: `pubsub`, `secretmanager` …"""
     agents: Sequence[str] = ()
-    """Those of `services` whose service agent gets grants; its identity is made at once, not on first use."""
+    """Services of `services` whose agent gets grants; its identity is made at once, not on first use."""
 
 
 class Apis(pulumi.ComponentResource):
@@ -31,7 +31,7 @@ class Apis(pulumi.ComponentResource):
             _ensure_known(agent, args.services)
         super().__init__("runtime:google:Apis", name, None, opts)
         self._services: dict[str, projects.Service] = {}
-        # Serviceusage switches on all others; whoever runs `up` for the first time switched it on by hand.
+        # Serviceusage switches on all others; a person switches it on by hand before the first `up`.
         for service in sorted(dict.fromkeys(args.services), key=lambda each: each != "serviceusage"):
             self._services[service] = projects.Service(
                 f"{name}-{service}",
@@ -59,7 +59,7 @@ class Apis(pulumi.ComponentResource):
         self.register_outputs({"agents": self.agents})
 
     def needs(self, *services: str) -> list[pulumi.Resource]:
-        """What a resource of these services depends on: their enablement, and their agents where they have one.
+        """The resources that a resource of these services depends on: their enablement, and their agents if any.
         Raises `UnknownName` for a service that was not asked for."""
         found: list[pulumi.Resource] = []
         for service in services:
@@ -71,7 +71,7 @@ class Apis(pulumi.ComponentResource):
 
 
 def find_needs(apis: Apis | None, *services: str) -> list[pulumi.Resource]:
-    """`apis.needs(…)`, or nothing where the caller's own program sees to it that the services are on."""
+    """`apis.needs(…)`, or nothing if the caller's own program switches the services on."""
     return apis.needs(*services) if apis is not None else []
 
 

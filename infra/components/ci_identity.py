@@ -1,7 +1,7 @@
-"""What pipelines act as: federation without a key, one provider to deploy and one to preview.
+"""The identities of pipelines: federation without a key, one provider to deploy and one to preview.
 
-What the two accounts may do in the project is listed here, with the reason of each; the policies allow these project
-roles and no others. The deployer makes what the stacks are made of and reads none of what they hold: no message, no
+The roles of the two accounts in the project are listed here, each with its reason; the policies allow these project
+roles and no others. The deployer makes the resources of the stacks and reads none of their content: no message, no
 object, no secret value. It grants in the project only what the stack grants, so its own rights are widened by a person.
 """
 
@@ -33,7 +33,7 @@ class ProjectRole:
     service: str | None = None
     """API without which a stack has no need of it; None: every stack has."""
     deploys: bool = True
-    """Of the deployer; otherwise of the previewer."""
+    """Whether the grant is the deployer's; otherwise it is the previewer's."""
 
     @property
     def label(self) -> str:
@@ -117,8 +117,8 @@ PERMISSIONS: Final[Mapping[str, tuple[str, ...]]] = {
         "secretmanager.secrets.update",
     ),
 }
-"""API → what the deployer's custom role holds. Google's own administrator roles of these services would read messages,
-objects and secret values too. The previewer's role has those of them that only read."""
+"""API → permissions of the deployer's custom role. Google's own administrator roles of these services would read messages,
+objects and secret values too. The previewer's role has the permissions that only read."""
 
 READS: Final = frozenset({"get", "list", "getIamPolicy", "use"})
 """Last part of a permission that changes nothing."""
@@ -133,9 +133,9 @@ class CiIdentityArgs:
     site: Site
     settings: CiSettings
     services: Sequence[str] = ()
-    """Short names of the APIs that the stack uses; decides what the accounts may do. Empty: all that are known here."""
+    """Short names of the APIs that the stack uses; decides what the accounts may do. Empty: all APIs known here."""
     grantable: Sequence[str] = ()
-    """Roles that the deployer may grant in the project: those that the stack grants there."""
+    """Roles that the deployer may grant in the project: the roles that the stack grants there."""
     apis: Apis | None = None
 
 
@@ -147,7 +147,7 @@ class CiIdentity(pulumi.ComponentResource):
     deployer_member: pulumi.Output[str]
     """`serviceAccount:EMAIL`, to publish the contract and to push images."""
     deploy_provider: pulumi.Output[str]
-    """`projects/NUMBER/locations/global/workloadIdentityPools/POOL/providers/deploy`, what the pipeline names."""
+    """`projects/NUMBER/locations/global/workloadIdentityPools/POOL/providers/deploy`, as the pipeline names it."""
     preview_provider: pulumi.Output[str]
 
     def __init__(self, name: str, args: CiIdentityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
@@ -188,8 +188,8 @@ class CiIdentity(pulumi.ComponentResource):
     def _pool(self, name: str, args: CiIdentityArgs) -> pulumi.Output[str]:
         """Its name, with the project's number.
 
-        A stack that refers to another's pool has its providers too, and their conditions: ids, ref and environment are
-        those of the owner.
+        A stack that refers to another's pool uses its providers and their conditions: the owner's ids, ref and
+        environment.
         """
         site, settings = args.site, args.settings
         if settings.pool is not None:
@@ -316,7 +316,7 @@ def find_project_roles(services: Sequence[str]) -> list[ProjectRole]:
 
 
 def find_permissions(services: Sequence[str]) -> tuple[str, ...]:
-    """What the deployer's custom role of a stack with these APIs holds."""
+    """The permissions of the deployer's custom role in a stack with these APIs."""
     return tuple(
         permission
         for service, permissions in PERMISSIONS.items()
@@ -334,7 +334,7 @@ def deploy_condition(settings: CiSettings) -> str:
 
 
 def preview_condition(settings: CiSettings) -> str:
-    # That event runs with the rights of the repository on what a stranger proposes.
+    # That event runs a stranger's proposal with the rights of the repository.
     return (
         f"assertion.repository_id == '{settings.repository_id}'"
         f" && assertion.repository_owner_id == '{settings.owner_id}'"
@@ -343,7 +343,7 @@ def preview_condition(settings: CiSettings) -> str:
 
 
 def grant_condition(roles: Sequence[str]) -> str:
-    """True where a change of the project's grants concerns these roles only."""
+    """A condition that holds if a change of the project's grants concerns these roles only."""
     ordered = sorted(set(roles))
     parts = [ordered[start : start + _CONDITION_LIMIT] for start in range(0, len(ordered), _CONDITION_LIMIT)]
     return " || ".join(

@@ -1,4 +1,4 @@
-"""One service account for each role, and what people may do."""
+"""One service account for each role, and the grants of people."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TITLES: Final = {
 LOG_WRITER: Final = "roles/logging.logWriter"
 METRIC_WRITER: Final = "roles/monitoring.metricWriter"
 MACHINE_ROLES: Final = {"log-writer": LOG_WRITER, "metric-writer": METRIC_WRITER}
-"""Of accounts that machines run as. There is no smaller thing than the project to grant these at."""
+"""Roles of accounts that machines run as. Google grants these on nothing smaller than the project."""
 MACHINES: Final = frozenset({Role.WORKER, Role.HEAD, Role.NODE, Role.REAPER})
 
 MONITORING_VIEWER: Final = "roles/monitoring.viewer"
@@ -123,13 +123,13 @@ class Identity(pulumi.ComponentResource):
 
 
 def member_label(member: str) -> str:
-    """One stable label for each person or group: a new one in a list moves no other's grant, and whoever moves from one
-    list to another keeps what both may do."""
+    """A stable label for a person or group: a new member of a list moves no other's grant, and a member who moves to
+    another list keeps the grants that both have."""
     return re.sub(r"[^A-Za-z0-9.-]+", "-", member.replace("@", "-at-"))
 
 
 def find_people_grants(access: AccessSettings, *, has_heads: bool) -> Iterator[ProjectGrant]:
-    """What these people need in the project, whichever of its stacks grants it."""
+    """The grants that these people need in the project; any of its stacks may make them."""
     ssh = projects.IAMMemberConditionArgs(
         title="ssh-only", description="Tunnels to the SSH port and no other", expression=SSH_ONLY
     )

@@ -27,7 +27,7 @@ class Network(pulumi.ComponentResource):
     subnet: pulumi.Output[str]
     """Self-link."""
     cidr: pulumi.Output[str]
-    """Range of the machines; for an existing subnet what the settings say."""
+    """Range of the machines; for an existing subnet, the range in the settings."""
 
     def __init__(self, name: str, args: NetworkArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         ensure_valid(args.settings, "network")
@@ -41,7 +41,7 @@ class Network(pulumi.ComponentResource):
         self.register_outputs({"network": self.network, "subnet": self.subnet, "cidr": self.cidr})
 
     def _make(self, name: str, args: NetworkArgs) -> None:
-        # Loads for more than a second, so only where a network is made.
+        # Loads for more than a second, so only if a network is made.
         from pulumi_gcp import compute
 
         site = args.site
@@ -118,7 +118,7 @@ class Network(pulumi.ComponentResource):
         )
         self.network = network.self_link
         self.subnet = subnet.self_link
-        # Through the subnet, so that what needs the range waits for it.
+        # Through the subnet, so that resources that need the range wait for it.
         self.cidr = subnet.ip_cidr_range
 
 

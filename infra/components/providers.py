@@ -26,7 +26,7 @@ def google_provider(settings: Settings) -> pulumi.ProviderResource:
         "google",
         project=settings.project,
         region=settings.region,
-        # An output of None keeps out what lies in GOOGLE_ZONE; a plain None would let it in.
+        # An output of None keeps GOOGLE_ZONE out; a plain None would let it in.
         zone=settings.zone or pulumi.Output.from_input(None),
         impersonate_service_account=settings.impersonate,
         add_pulumi_attribution_label=False,
@@ -36,15 +36,15 @@ def google_provider(settings: Settings) -> pulumi.ProviderResource:
 
 
 def kubernetes_provider(name: str, settings: KubernetesSettings, *, adopt: bool = False) -> pulumi.ProviderResource:
-    """Named by context and cluster identifier; the kubeconfig itself is read where the engine runs and stays there.
+    """Named by context and cluster identifier; the kubeconfig itself stays on the machine where the engine runs.
 
-    With `adopt` it takes over objects that are there already under the names of ours, instead of failing on them.
+    With `adopt` it takes over existing objects of the same names, instead of failing on them.
     """
     return pulumi_kubernetes.Provider(
         f"kubernetes-{shorten(name, 100)}",
         context=settings.context,
         cluster_identifier=settings.cluster_identifier,
-        # Likewise with KUBECONFIG, which would end in the state; the provider itself finds the file by that variable.
+        # An output of None keeps KUBECONFIG out of the state; the provider itself finds the file by that variable.
         kubeconfig=pulumi.Output.from_input(None),
         enable_server_side_apply=True,
         # An unreachable cluster is no deleted cluster: its namespaces and claims stay in the state.
@@ -52,7 +52,7 @@ def kubernetes_provider(name: str, settings: KubernetesSettings, *, adopt: bool 
         skip_update_unreachable=False,
         enable_config_map_mutable=False,
         enable_secret_mutable=False,
-        # What somebody changed by hand is set back: without it one edited rule of a role would stop every later `up`.
+        # Changes by hand are set back: without it one edited rule of a role would stop every later `up`.
         enable_patch_force=True,
         upsert_existing_objects=adopt,
         suppress_deprecation_warnings=False,

@@ -28,12 +28,12 @@ class QueueArgs:
     workers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
     """Label → IAM member. The label is part of the grants' logical names."""
     submitters: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
-    """Likewise; a label that is among `workers` too is one and the same member."""
+    """Label → member; a label that is also in `workers` is the same member."""
     apis: Apis | None = None
 
 
 class Queue(pulumi.ComponentResource):
-    """Topic, subscription, a dead-letter topic with a subscription of its own, and the grants of all who use them."""
+    """Topic, subscription, a dead-letter topic with a subscription of its own, and the grants of their users."""
 
     topic: pulumi.Output[str]
     """`projects/P/topics/T`, like the others in full."""
@@ -50,7 +50,7 @@ class Queue(pulumi.ComponentResource):
         self.topic = _path(topic, "topics")
         self.dead_letter_topic = _path(dead_topic, "topics")
         agent = self._agent(name, args)
-        # Without it the service drops what it should bury, and says nothing.
+        # Without it the service drops dead letters in silence.
         forwards = self._may_publish(f"{name}-agent-dead-publisher", dead_topic, agent)
         subscription = self._subscription(
             f"{name}-subscription",

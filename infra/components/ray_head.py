@@ -1,7 +1,7 @@
-"""The persistent head of a Ray cluster on TPUs, and everything it is allowed to do.
+"""The persistent head of a Ray cluster on TPUs, and all its rights.
 
-Ray on the head makes and removes TPU nodes; they never belong to Pulumi. The names and labels here obey what Ray's
-Google node provider reads from them.
+Ray on the head makes and removes TPU nodes; they never belong to Pulumi. The names and labels here are in the
+form that Ray's Google node provider reads.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ HEAD_PERMISSIONS: Final = (
     "tpu.operations.get",
     "tpu.operations.list",
 )
-"""What Ray's node provider calls, and no more. Queued resources have no permissions of their own: IAM counts them as
+"""Permissions of the calls of Ray's node provider, and no more. Queued resources have no permissions of their own: IAM counts them as
 nodes, and refuses a role that names a permission it does not know.
 https://cloud.google.com/iam/docs/roles-permissions/tpu"""
 
@@ -51,10 +51,10 @@ REAPER_PERMISSIONS: Final = (
 )
 
 IAP_RANGE: Final = "35.235.240.0/20"
-"""Where Google's identity-aware proxy comes from. https://cloud.google.com/iap/docs/using-tcp-forwarding"""
+"""The range of Google's identity-aware proxy. https://cloud.google.com/iap/docs/using-tcp-forwarding"""
 
 RAY_WRITES: Final = ("ray-file-mounts-contents", "ray-launch-config", "ray-node-status", "ray-runtime-config")
-"""Label keys that Ray sets anew as it goes."""
+"""Label keys that Ray changes while it runs."""
 
 BOOT_LABELS: Final = "bootDisk.initializeParams.labels"
 """Set once. Another label of the stack would be another machine to some releases of Google's provider, and a head that
@@ -88,10 +88,10 @@ class RayHeadArgs:
     reapers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
     """Label → member that may list, create and delete nodes and queued resources, beside the head."""
     operators: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
-    """As `reapers`; they may log in to the head too, and add nodes with the nodes' identity."""
+    """Label → member with the rights of `reapers`; they may also log in to the head, and add nodes with the nodes' identity."""
     users: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
-    """Label → member that logs in to the head to use the cluster. Whoever is on a machine can act as its account, so
-    this is as much as the head may do."""
+    """Label → member that logs in to the head to use the cluster. A person on a machine can act as its account, so these
+    members have all rights of the head."""
     apis: Apis | None = None
 
 
@@ -107,9 +107,9 @@ class RayHead(pulumi.ComponentResource):
     ports: Mapping[str, int]
     """`gcs`, `client`, `dashboard`, `metrics` …"""
     pools: Mapping[str, object]
-    """As the contract has them: accelerator, runtime_version, capacity, min, max, cpus."""
+    """Pools in the form of the contract: accelerator, runtime_version, capacity, min, max, cpus."""
     config_sha256: pulumi.Output[str]
-    """Of the rendered autoscaler file."""
+    """Digest of the rendered autoscaler file."""
     head_email: pulumi.Output[str]
     node_email: pulumi.Output[str]
 
@@ -214,7 +214,7 @@ class RayHead(pulumi.ComponentResource):
         ]
 
     def _machine_grants(self, role: str, account: serviceaccount.Account) -> list[pulumi.Resource]:
-        """What head and nodes need alike: to write logs and metrics, to pull images and to read the secrets."""
+        """Grants that head and nodes both need: to write logs and metrics, to pull images and to read the secrets."""
         args = self._args
         member = as_member(account.email)
         writers = [
@@ -263,7 +263,7 @@ class RayHead(pulumi.ComponentResource):
                 opts=self._options("iam", "cloudresourcemanager", "tpu"),
             )
         for label, member in sorted(self._args.operators.items()):
-            # A node is made under the nodes' identity, and who logs in to a machine can act as its account.
+            # A node runs under the nodes' identity, and a person who logs in to a machine can act as its account.
             self._may_act_as(f"node-user-{label}", node, member)
         for label, member in sorted({**self._args.users, **self._args.operators}.items()):
             self._may_act_as(f"head-user-{label}", head, member)
@@ -280,7 +280,7 @@ class RayHead(pulumi.ComponentResource):
         )
 
     def _firewalls(self) -> list[pulumi.Resource]:
-        """Who reaches head and nodes: people through Google's proxy, and machines of the same range."""
+        """Let in people through Google's proxy, and machines of the same range."""
         args = self._args
         ports = [str(port) for name, port in sorted(PORTS.items()) if name not in ("worker_min", "worker_max")]
         workers = f"{PORTS['worker_min']}-{PORTS['worker_max']}"
@@ -306,8 +306,8 @@ class RayHead(pulumi.ComponentResource):
         ]
 
     def _cluster(self) -> pulumi.Output[Cluster]:
-        """The values that the renderers need. The e-mail is a known one, so that a preview shows the file; that the
-        account is there first is said by `depends_on`."""
+        """The values that the renderers need. The e-mail is known beforehand, so that a preview shows the file; `depends_on`
+        makes the machine wait for the account."""
         args, site = self._args, self._site
         secrets = pulumi.Output.from_input({each.env: each.resource for each in args.environment.values()})
         return pulumi.Output.all(network=args.network, subnet=args.subnet, secrets=secrets).apply(

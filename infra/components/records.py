@@ -17,13 +17,13 @@ from infra.settings.valid import ensure_valid
 USER: Final = "roles/storage.objectUser"
 READER: Final = "roles/storage.objectViewer"
 CONTRACT: Final = "contract/"
-"""Where the stack's contract is published."""
+"""Object that holds the stack's published contract."""
 LOGS: Final = "logs/"
 NOTES: Final = "attempts/"
 REWRITTEN: Final = ("workers/", "counters/", "control/")
-"""What workers write over and over, every 30 seconds each; its past is of no use to anyone."""
+"""Prefixes that each worker overwrites every 30 seconds; old versions are of no use."""
 UNREAD: Final = ("deletionPolicy", "forceDestroy", "labels")
-"""As in `site`; of a bucket Google does not answer these as we say them."""
+"""Inputs that imports ignore, as in `site`; Google returns these of a bucket in another form."""
 _DAY_S: Final = 86_400
 _PAST_DAYS: Final = 30
 """How long an overwritten or deleted object can still be restored."""
@@ -37,7 +37,7 @@ class RecordsArgs:
     """Label → IAM member that reads and writes objects."""
     readers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
     publishers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
-    """Who writes the contract, and nothing else."""
+    """Label → member that writes the contract, and nothing else."""
     apis: Apis | None = None
 
 

@@ -29,21 +29,21 @@ class RegistryArgs:
     readers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
     """Label → IAM member."""
     guests: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
-    """Accounts of this stack, which read the repositories of another stack too. Whoever else reads those is granted
-    by their owner: two stacks with one and the same grant would take it away from each other."""
+    """Accounts of this stack, which read the repositories of another stack too. Other readers get their grants from the
+    owner: two stacks with the same grant would remove it from each other."""
     writers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
     apis: Apis | None = None
 
 
 class Registry(pulumi.ComponentResource):
-    """Docker repositories with mutable tags and a clean-up; those that another stack owns are only referred to."""
+    """Docker repositories with mutable tags and a clean-up; repositories of another stack are only referred to."""
 
     urls: Mapping[str, pulumi.Output[str]]
     """Region → `REGION-docker.pkg.dev/PROJECT/REPOSITORY`."""
     repositories: Mapping[str, pulumi.Output[str]]
     """Region → `projects/P/locations/REGION/repositories/N`."""
     caches: Mapping[str, pulumi.Output[str]]
-    """Region → address of the pull-through cache, where the settings ask for one."""
+    """Region → address of the pull-through cache, if the settings ask for one."""
     cache_repositories: Mapping[str, pulumi.Output[str]]
 
     def __init__(self, name: str, args: RegistryArgs, opts: pulumi.ResourceOptions | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A secret's container and who may read it; never a value."""
+"""A secret's container and the grants of its readers; never a value."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SecretArgs:
     readers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
     """Label → IAM member; one grant each, on this secret alone."""
     keepers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
-    """Who puts values into it, as versions, and cannot read them. Of another stack's secret that stack decides."""
+    """Label → member that adds values, as versions, and cannot read them. For another stack's secret, that stack decides."""
     apis: Apis | None = None
 
 

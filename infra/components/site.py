@@ -1,4 +1,4 @@
-"""What every Google component of a stack has in common."""
+"""Facts that all Google components of a stack share."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ class Site:
     names: Names
     labels: Mapping[str, str] = field(default_factory=dict)
     protect: bool = True
-    """What holds work refuses to be destroyed."""
+    """Whether resources that hold work refuse to be destroyed."""
     adopt: bool = False
-    """Import what survived a destroy instead of creating it."""
+    """Whether to import resources that survived a destroy instead of creating them."""

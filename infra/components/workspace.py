@@ -20,7 +20,7 @@ from infra.settings.valid import ensure_valid
 from runtime.errors import InvalidValue
 
 SERVICE_ACCOUNT: Final = "runtime-job"
-"""What jobs run as. It has no rights and no token."""
+"""The service account of jobs. It has no rights and no token."""
 LAUNCHER_ROLE: Final = "runtime-launcher"
 SLOT_ROLE: Final = "runtime-gpu-slots"
 NEIGHBOUR_ROLE: Final = "runtime-job-reader"
@@ -36,7 +36,7 @@ NO_OPENINGS: Final = {"services.loadbalancers": "0", "services.nodeports": "0"}
 """A job's service gives its ranks names; neither kind may open the namespace to the outside."""
 
 POD_DEFAULTS: Final = {"cpu": "1", "memory": "2Gi"}
-"""What a container without requests is counted as where the quota would refuse it; less where the quota is less."""
+"""Requests of a container without its own, if the quota would refuse it; smaller if the quota is smaller."""
 
 RBAC: Final = "rbac.authorization.k8s.io"
 EVERY_POD: Final = meta.v1.LabelSelectorArgs()
@@ -67,7 +67,7 @@ LAUNCHING: Final = (
     _rule("", ["persistentvolumeclaims", "resourcequotas", "limitranges"], ["get", "list"]),
     *LEASES,
 )
-"""What a launcher does, and no more: it reads no secret, makes no token, and sees nothing outside the namespace."""
+"""Rights of a launcher, and no more: it reads no secret, makes no token, and sees nothing outside the namespace."""
 
 NEIGHBOURLY: Final = (_rule("batch", ["jobs"], ["get"]),)
 
@@ -80,17 +80,17 @@ class WorkspaceArgs:
     protect: bool = True
     neighbours: Sequence[str] = ()
     """Launchers of other namespaces that share one table of GPU slots with this one, written like
-    `settings.launchers`. They may ask whether a job here is still there."""
+    `settings.launchers`. They may ask whether a job here still exists."""
     holds_slots: bool = False
     """Whether the table is here: then the neighbours may write this namespace's Lease objects."""
 
 
 class Workspace(pulumi.ComponentResource):
-    """The namespace and its claims outlive `pulumi destroy` where there is data in them."""
+    """The namespace and its claims outlive `pulumi destroy` if there is data in them."""
 
     namespace: pulumi.Output[str]
     service_account: pulumi.Output[str]
-    """What jobs run as."""
+    """Name of the service account of jobs."""
     claims: Mapping[str, pulumi.Output[str]]
     """Name that users say → name of the PersistentVolumeClaim."""
 
@@ -130,7 +130,7 @@ class Workspace(pulumi.ComponentResource):
         )
 
     def _limit(self) -> None:
-        # Where others made the namespace, its limits are theirs too unless the settings name some.
+        # If others made the namespace, its limits are theirs too unless the settings name some.
         if not (self._settings.create or self._settings.quota):
             return
         core.v1.ResourceQuota(
@@ -173,8 +173,8 @@ class Workspace(pulumi.ComponentResource):
         )
 
     def _grant(self, purpose: str, role: str, rules: Sequence[rbac.v1.PolicyRuleArgs], whom: Sequence[str]) -> None:
-        """A role and its binding. The launchers' role is there even while it is bound to nobody, so that whoever
-        administers the namespace can bind it by hand."""
+        """A role and its binding. The launchers' role exists even without a binding, so that the namespace's
+        administrator can bind it by hand."""
         if not whom and role != LAUNCHER_ROLE:
             return
         made = rbac.v1.Role(
@@ -210,7 +210,7 @@ class Workspace(pulumi.ComponentResource):
         )
 
     def _options(self, *needs: pulumi.Resource, **others: Any) -> pulumi.ResourceOptions:
-        # Names are given, so a new object cannot stand beside the old one.
+        # Names are fixed, so a new object cannot exist beside the old one.
         return pulumi.ResourceOptions(
             parent=self, depends_on=[*self._inside, *needs], delete_before_replace=True, **others
         )
@@ -235,7 +235,7 @@ def open_to(cidrs: Sequence[str]) -> networking.v1.NetworkPolicySpecArgs:
     declared = [networking.v1.NetworkPolicyPeerArgs(ip_block=networking.v1.IPBlockArgs(cidr=cidr)) for cidr in cidrs]
     egress = [
         networking.v1.NetworkPolicyEgressRuleArgs(to=[inside]),
-        # Where the cluster's name servers run differs from cluster to cluster.
+        # The address of the name servers differs between clusters.
         networking.v1.NetworkPolicyEgressRuleArgs(ports=[_port("UDP", 53), _port("TCP", 53)]),
         networking.v1.NetworkPolicyEgressRuleArgs(ports=[_port("TCP", 443)]),
     ]
@@ -250,9 +250,9 @@ def open_to(cidrs: Sequence[str]) -> networking.v1.NetworkPolicySpecArgs:
 
 
 def pod_defaults(quota: Mapping[str, str]) -> core.v1.LimitRangeItemArgs | None:
-    """Default requests and limits of a container for what the quota counts; None where it counts neither.
+    """Default requests and limits of a container for the amounts that the quota counts; None if it counts neither.
 
-    A quota on CPUs or memory refuses each pod that does not say how much it wants. Limits are set only where the quota
+    A quota on CPUs or memory refuses each pod without requests. Limits are set only if the quota
     counts limits, because a request above a default limit would be refused as well.
     """
     requests = _defaults(quota, "requests.{0}", "{0}")
@@ -287,7 +287,7 @@ def _port(protocol: str, port: int) -> networking.v1.NetworkPolicyPortArgs:
 
 
 def _name_of(made: core.v1.Namespace | core.v1.ServiceAccount | core.v1.PersistentVolumeClaim) -> pulumi.Output[str]:
-    # From the output and not from the argument: whoever reads the name waits until the object is there.
+    # From the output and not from the argument: readers of the name wait until the object exists.
     return made.metadata.apply(lambda metadata: str(metadata.name))
 
 

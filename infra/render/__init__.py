@@ -1,1 +1,1 @@
-"""Pure text: what a Ray head and its nodes are given to read and to run."""
+"""Pure text: the files and scripts of a Ray head and its nodes."""

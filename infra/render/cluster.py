@@ -1,4 +1,4 @@
-"""What the renderers are told about a cluster: plain, known values, from which they make the same text every time."""
+"""The renderers' view of a cluster: plain, known values, from which they make the same text every time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Cluster:
     name: str
     """Ray's name of it."""
     key: str
-    """What users and the contract call it."""
+    """The cluster's name among users and in the contract."""
     stack: str
     project: str
     region: str
@@ -74,7 +74,7 @@ class Cluster:
 def chips_per_host(accelerator: str) -> int:
     """Chips that one host of a slice sees: `v4-8` has 4 in one host, `v5litepod-8` 8, `v5litepod-16` 4 in each of four.
 
-    The number after the dash counts cores where a chip has two of them, and chips otherwise.
+    The number after the dash counts cores if a chip has two of them, and chips otherwise.
     """
     family, _, size = accelerator.rpartition("-")
     if not re.fullmatch(r"(?:v|tpu)\d+[a-z]*", family) or not size.isdigit() or int(size) < 1:

@@ -24,7 +24,7 @@ MACHINE_KEY: Final = "ray-machine"
 STARTUP_KEY: Final = "startup-script"
 
 METADATA_LIMIT_BYTES: Final = 256 * 1024
-"""Of one value; all of them together may have twice that. https://cloud.google.com/compute/docs/metadata/setting-custom-metadata"""
+"""Bytes of one value; all values together may have twice that. https://cloud.google.com/compute/docs/metadata/setting-custom-metadata"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ def render_settings(cluster: Cluster) -> str:
 
 
 def render_contract(cluster: Cluster, config_sha256: str) -> str:
-    """As much of the stack's contract as the reaper on the head needs; it reads no bucket for it."""
+    """The part of the stack's contract that the reaper on the head needs, so that it reads no bucket."""
     outputs = StackOutputs(
         stack=cluster.stack,
         project=cluster.project,
@@ -109,7 +109,7 @@ def node_files(cluster: Cluster) -> list[InstalledFile]:
 
 
 def head_metadata(cluster: Cluster, autoscaler: str, config_sha256: str) -> dict[str, str]:
-    """Metadata of the head: the boot script, the autoscaler file under a key of its own, and what else is rendered.
+    """Metadata of the head: the boot script, the autoscaler file under a key of its own, and the other rendered files.
 
     Raises `InvalidValue` for more than the metadata can hold.
     """

@@ -1,4 +1,4 @@
-"""Finds and reads stack files as the engine does, without it: which stacks there are, and what their programs are given."""
+"""Finds and reads stack files as the engine does, without it: the names of the stacks, and the config of their programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROJECT_FILE = "Pulumi.yaml"
 
 
 class InvalidStackFile(RequestRefused):
-    """A file that cannot be read as a stack file; `path` is its place, `problem` what it is or has."""
+    """A file that cannot be read as a stack file; `problem` continues a sentence about it."""
 
     def __init__(self, path: Path, problem: str, *, hint: str | None = None) -> None:
         self.path, self.problem = path, problem
@@ -27,7 +27,7 @@ class InvalidStackFile(RequestRefused):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackConfig:
-    """What a stack's program is given."""
+    """The config that a stack's program gets."""
 
     values: Mapping[str, str]
     """Full key → value as the engine passes it: text, objects and lists as JSON."""
@@ -40,7 +40,7 @@ class StackConfig:
 def find_project_folder(start: Path | None = None) -> Path:
     """The nearest folder from `start` (by default the current one) upwards that holds this project's Pulumi.yaml.
 
-    Raises `RequestRefused` where there is none.
+    Raises `RequestRefused` if there is none.
     """
     start = (start or Path.cwd()).resolve()
     for folder in (start, *start.parents):
@@ -76,7 +76,7 @@ def find_stack_file(stack: str, folder: Path) -> Path:
 
 
 def load_stack_config(path: Path) -> StackConfig:
-    """What the engine would pass for the stack file at `path`: its `config`, and the defaults of the Pulumi.yaml beside it.
+    """The config that the engine would pass for the stack file at `path`, with the defaults of the Pulumi.yaml beside it.
 
     Raises `InvalidStackFile`.
     """
@@ -85,7 +85,7 @@ def load_stack_config(path: Path) -> StackConfig:
 
 
 def read_stack_file(path: Path) -> StackConfig:
-    """What the file itself says under `config:`, with full keys. Raises `InvalidStackFile`."""
+    """The file's own values under `config:`, with full keys. Raises `InvalidStackFile`."""
     content = _read_mapping(path)
     unknown = sorted(set(content) - {"config", "encryptionsalt", "encryptedkey", "secretsprovider", "environment"})
     if unknown:
@@ -111,7 +111,7 @@ def read_stack_file(path: Path) -> StackConfig:
 
 
 def _defaults(folder: Path) -> dict[str, str]:
-    """What Pulumi.yaml gives to keys that a stack file leaves out."""
+    """The defaults of Pulumi.yaml for keys that a stack file leaves out."""
     file = folder / PROJECT_FILE
     if not file.is_file():
         return {}

@@ -21,7 +21,7 @@ class Capacity(StrEnum):
 
 
 class Role(StrEnum):
-    """What an identity does; one service account each."""
+    """The task of an identity; one service account each."""
 
     WORKER = "worker"
     """Serves queues: leases tasks, writes records, reads secrets that name it."""
@@ -30,9 +30,9 @@ class Role(StrEnum):
     HEAD = "head"
     """The Ray head: makes and removes TPU nodes."""
     NODE = "node"
-    """A TPU node of a Ray cluster; what workers may do, and no more."""
+    """A TPU node of a Ray cluster; it has the rights of a worker, and no more."""
     REAPER = "reaper"
-    """Removes TPU nodes that Ray no longer sees."""
+    """Removes TPU nodes that Ray has lost."""
     PUSHER = "pusher"
     """Pushes images."""
 
@@ -42,9 +42,9 @@ class NetworkSettings:
     cidr: str = "10.64.0.0/20"
     """Range of the subnet, at least a /21; the sum of the pools' maxima has to fit into it."""
     subnet: str | None = None
-    """Self-link of a subnet that exists already; then nothing of the network is made."""
+    """Self-link of an existing subnet; then the stack makes no network."""
     network: str | None = None
-    """Self-link of the network of `subnet`; by default the one of the subnet's name, as Google names automatic ones."""
+    """Self-link of the network of `subnet`; by default the network of the same name, as automatic subnets have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class QueueSettings:
     max_delivery_attempts: int = 100
     """5 to 100. Every negative acknowledgement counts, so the highest is the default."""
     retention_s: int = 2_678_400
-    """600 to 2,678,400 (31 days); of the subscriptions and their dead letters."""
+    """600 to 2,678,400 (31 days); for the subscriptions and their dead letters."""
     min_backoff_s: int = 10
     max_backoff_s: int = 600
     exactly_once: bool = True
@@ -65,7 +65,7 @@ class RecordsSettings:
     location: str | None = None
     """Region or multi-region; the stack's region by default."""
     bucket: str | None = None
-    """Name of the bucket where the default one is taken; unique in the world."""
+    """Name of the bucket, unique in the world; set it if the default name is taken."""
     soft_delete_days: int = 7
     """0, or 7 to 90."""
     logs_days: int = 90
@@ -78,25 +78,25 @@ class RegistrySettings:
     regions: tuple[str, ...] = ()
     """The stack's region by default."""
     repository: str | None = None
-    """Name of the repository where the default one should not be."""
+    """Name of the repository, if not the default name."""
     keep_days: int = 30
     keep_newest: int = 16
     cleanup_dry_run: bool = False
     pull_through: str | None = None
-    """Host of a public registry to cache beside the images: `docker.io`, or another that Google knows."""
+    """Host of a public registry to cache beside the images: `docker.io`, or another that Google supports."""
     existing: Mapping[str, str] = field(default_factory=dict)
-    """Region → `projects/P/locations/R/repositories/N` of another stack; then nothing is made for that region."""
+    """Region → `projects/P/locations/R/repositories/N` of another stack; this stack makes none in that region."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretSettings:
     env: str
-    """Variable that carries it."""
+    """Variable that carries the value."""
     readers: tuple[Role, ...] = ()
     regions: tuple[str, ...] = ()
-    """Where it is kept; everywhere by default."""
+    """Regions that keep the secret; everywhere by default."""
     existing: str | None = None
-    """`projects/P/secrets/N` of another stack; then only the grants are made."""
+    """`projects/P/secrets/N` of another stack; then this stack makes the grants only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class PoolSettings:
     min: int = 4
     max: int = 1024
     cpus: int = 120
-    """What Ray may hand out; a node has about twice as many, and Ray enforces nothing."""
+    """CPUs that Ray may hand out; a node has about twice as many, and Ray enforces nothing."""
     reservation: str | None = None
 
 
@@ -136,35 +136,35 @@ class ClaimSettings:
     existing_volume: str | None = None
     """Name of a PersistentVolume to bind to."""
     existing: bool = False
-    """The claim is there already: use it, make nothing."""
+    """Whether to use a claim that exists already, and make none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamespaceSettings:
     create: bool = True
-    """False where a cluster's administrators made it and we have rights inside it only."""
+    """False if a cluster's administrators made the namespace and the stack has rights inside it only."""
     quota: Mapping[str, str] = field(default_factory=dict)
     """`requests.cpu: "64"`, `requests.nvidia.com/gpu: "16"`, `pods: "200"` …"""
     claims: Mapping[str, ClaimSettings] = field(default_factory=dict)
     image_pull_secret: str | None = None
-    """Name of a secret in the namespace; its content is put there by hand."""
+    """Name of a secret in the namespace; a person puts its content there."""
     egress_cidrs: tuple[str, ...] = ()
-    """Beyond DNS and HTTPS to anywhere, where workers may connect to."""
+    """Ranges that workers may connect to, beyond DNS and HTTPS to anywhere."""
     launchers: tuple[str, ...] = ()
-    """Who may launch: `User:alice`, `Group:lab`, `ServiceAccount:NAMESPACE/NAME`."""
+    """Subjects that may launch: `User:alice`, `Group:lab`, `ServiceAccount:NAMESPACE/NAME`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubernetesSettings:
     context: str
-    """In the kubeconfig of whoever runs `up`; its content never enters the state."""
+    """Context in the kubeconfig of the person who runs `up`; the kubeconfig never enters the state."""
     cluster_identifier: str
-    """Stays when the address changes; another one means another cluster, and everything in it is made anew."""
+    """Name that stays when the address changes; another name means another cluster, and makes everything in it again."""
     server: str
     namespaces: Mapping[str, NamespaceSettings] = field(default_factory=dict)
     slot_namespace: str | None = None
-    """The one of `namespaces` whose Lease objects say which parts of GPUs are taken, for all of them; by default each
-    keeps its own, which is right where no two of them use the same machines."""
+    """The namespace of `namespaces` whose Lease objects record the taken parts of GPUs for all of them; by default each
+    keeps its own, which is right if no two of them use the same machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,20 +173,20 @@ class AccessSettings:
     """`group:…`, `user:…` or `domain:…`"""
     researchers: tuple[str, ...] = ()
     project_grants: bool = True
-    """Whether this stack makes their grants that only the whole project has a place for. A grant is one and the same
-    whoever makes it, so of several stacks of a project that name the same people one makes them."""
+    """Whether this stack makes people's grants on the whole project. A grant has no owner in Google, so if several stacks of
+    a project name the same people, one of them makes the grants."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CiSettings:
     repository: str
-    """`owner/name`, for people; what binds are the two ids."""
+    """`owner/name`, for people; the federation binds the two ids."""
     repository_id: int
     owner_id: int
     ref: str = "refs/heads/main"
     environment: str = "production"
     pool: str | None = None
-    """`projects/NUMBER/locations/global/workloadIdentityPools/ID` of the stack that owns it; None: this one does."""
+    """`projects/NUMBER/locations/global/workloadIdentityPools/ID` of the stack that owns the pool; None: this stack does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +205,7 @@ class AlertSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overrides:
-    """Facts that the dated tables of `catalog.py` do not have yet."""
+    """Facts that the dated tables of `gcp/catalog.py` do not have yet."""
 
     tpu_zones: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Accelerator family (`v4`, `v5litepod`) → further zones."""
@@ -219,9 +219,9 @@ class Settings:
     region: str | None = None
     zone: str | None = None
     protect: bool = True
-    """Whether what holds work refuses to be destroyed."""
+    """Whether resources that hold work refuse to be destroyed."""
     adopt: bool = False
-    """Take over what survived a destroy (APIs, buckets, identity pools, custom roles) instead of failing on it."""
+    """Whether to import resources that survived a destroy (APIs, buckets, identity pools, custom roles)."""
     labels: Mapping[str, str] = field(default_factory=dict)
     network: NetworkSettings | None = None
     queues: Mapping[str, QueueSettings] = field(default_factory=dict)
@@ -234,7 +234,7 @@ class Settings:
     ci: CiSettings | None = None
     alerts: AlertSettings | None = None
     impersonate: str | None = None
-    """Service account that the provider acts as; whoever runs `up` needs to be its token creator."""
+    """Service account that the provider acts as; the person who runs `up` has to be its token creator."""
     overrides: Overrides = Overrides()
 
     @property
@@ -244,7 +244,7 @@ class Settings:
 
 
 OPTIONAL_PARTS: Final = ("network", "records", "ci", "alerts")
-"""Keys whose absence means that the part is not wanted. Pulumi.yaml has to give each a default, so `{}` is absence."""
+"""Keys whose absence means that the stack has no such part. Pulumi.yaml gives each the default `{}`, so that is absence."""
 
 
 KEYS: Final = frozenset(each.name for each in fields(Settings)) - {"stack"}

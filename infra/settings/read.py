@@ -1,7 +1,7 @@
 """Reads a stack's settings, and is the only module that touches `pulumi.Config`.
 
 The engine checks neither misspelt nor nested keys, so all of it happens here, over all keys, before a resource exists:
-`parse_settings` takes what a stack file says and returns `Settings`, or raises one `InvalidSettings` that lists every
+`parse_settings` takes the keys of a stack file and returns `Settings`, or raises one `InvalidSettings` that lists every
 problem with the field, the value, what is allowed and a hint.
 """
 
@@ -22,16 +22,16 @@ SECRET_VALUE: Final = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY|\bya29\.[\w-]{20,}|\bAIza[\w-]{35}|\bgh[pousr]_\w{30,}|\bhf_[A-Za-z0-9]{20,}"
     r'|\bAKIA[0-9A-Z]{16}\b|"private_key"|\bsk-[A-Za-z0-9_-]{20,}'
 )
-"""What secrets look like that have a form of their own."""
+"""Forms of secret values that have a recognisable one."""
 _VALUE_KEYS: Final = re.compile(
     r"secrets\.(?P<name>[^.]+)\.(?:value|values|token|password|key|secret|data|content|text)"
 )
 
 
 def parse_settings(stack: str, values: Mapping[str, Any]) -> Settings:
-    """Check and type what a stack file says under our keys (without their prefix).
+    """Check and type the values of a stack file under our keys (without their prefix).
 
-    A value is what YAML makes of it, or text as the engine passes it (objects and lists as JSON). Raises
+    A value is as YAML reads it, or text as the engine passes it (objects and lists as JSON). Raises
     `InvalidSettings` with every problem found.
     """
     hints = type_hints(Settings)
@@ -57,7 +57,7 @@ def parse_settings(stack: str, values: Mapping[str, Any]) -> Settings:
 
 
 def _find_news(settings: object, unread: Sequence[Problem]) -> list[Problem]:
-    """What is wrong with what could be read. The rest has its default for now, and what that would break is no news."""
+    """Judge the readable part. The rest has its default for now, and a problem that the default makes is left out."""
     if not isinstance(settings, Settings):
         return []
     paths = {problem.path for problem in unread}
@@ -104,8 +104,8 @@ def settings_from(
 ) -> Settings:
     """The settings in all of a stack's configuration, ours and others' keys alike, each with its namespace.
 
-    `secrets` are the keys whose values are encrypted; `written` those that the stack file has itself, where that is
-    known: the engine does not say. Raises `InvalidSettings`.
+    `secrets` are the keys whose values are encrypted; `written` the keys that the stack file itself has, if known: the
+    engine does not pass that. Raises `InvalidSettings`.
     """
     problems = [*_find_foreign(config), *_find_secret(secrets), *_find_open_door(config)]
     ours = {
@@ -127,7 +127,7 @@ def settings_from(
 _PARTS: Final = frozenset(
     {"network", "queues", "records", "registries", "secrets", "heads", "kubernetes", "access", "ci", "alerts"}
 )
-"""Those that have keys of their own, on which rules about the whole stack rest."""
+"""Keys that hold objects, on which rules about the whole stack rest."""
 
 _FOREIGN_HINTS: Final = {
     "gcp:project": f"`{NAMESPACE}:project` is where the project is set",
@@ -142,7 +142,7 @@ _FOREIGN_HINTS: Final = {
 
 
 def _find_foreign(config: Mapping[str, Any]) -> list[Problem]:
-    """Keys of others: of a provider they would change what it does behind our back, of nobody they are a slip."""
+    """Find keys of other namespaces: a provider's key would configure it past the settings, any other is a slip."""
     found = []
     for key in config:
         namespace = key.partition(":")[0]

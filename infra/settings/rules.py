@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from infra.google import catalog
+from infra.gcp import catalog
 from infra.naming import OWN_LABELS
 from infra.settings.kubernetes_rules import judge_claim, judge_cluster, judge_namespace
 from infra.settings.model import (

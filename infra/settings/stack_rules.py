@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from infra.google import catalog
+from infra.gcp import catalog
 from infra.naming import Names
 from infra.settings.model import AccessSettings, HeadSettings, PoolSettings, Settings
 from infra.settings.rules import (

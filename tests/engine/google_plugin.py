@@ -22,7 +22,7 @@ from typing import Any, Final
 import grpc
 
 from infra.check.recording import UNKNOWN, Unknown
-from infra.google.outputs import compute
+from infra.gcp.outputs import compute
 from tests.engine.google_store import FOLDER_VARIABLE, Cloud, Fault, World
 from tests.engine.plugin import (
     Failure,

@@ -12,7 +12,7 @@ from infra.check.recording import Recording, Registration, record
 from infra.check.validate import find_input_problems
 from infra.components.apis import Apis, ApisArgs
 from infra.components.site import Site
-from infra.google.outputs import compute
+from infra.gcp.outputs import compute
 from infra.naming import Names, labels
 
 PROJECT = "lab-1234"

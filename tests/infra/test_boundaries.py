@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -55,3 +57,25 @@ def test_boundary_checker_finds_an_import_that_is_not_allowed(tmp_path: Path) ->
 
     assert of_packages(modules, "runtime") - ALLOWED == {"runtime.stack.find", "runtime.worker"}
     assert of_packages(modules, "pulumi") == {"pulumi.runtime"}
+
+
+def find_shadowing(folder: Path) -> set[str]:
+    """Modules of a folder that hide an installed package of the same name when the folder is first on the path."""
+    own = {each.stem for each in folder.iterdir() if each.suffix == ".py" or (each / "__init__.py").exists()}
+    own -= {"__init__", "__main__"}
+    installed = {name for name, parts in packages_distributions().items() if parts} | set(sys.stdlib_module_names)
+    return own & installed
+
+
+def test_no_module_of_the_program_hides_a_package() -> None:
+    """The engine puts `infra/` first on the path of the program."""
+    assert find_shadowing(ROOT / "infra") == set()
+
+
+def test_module_that_hides_a_package_is_found(tmp_path: Path) -> None:
+    (tmp_path / "google").mkdir()
+    (tmp_path / "google" / "__init__.py").touch()
+    (tmp_path / "yaml.py").touch()
+    (tmp_path / "naming.py").touch()
+
+    assert find_shadowing(tmp_path) == {"google", "yaml"}

@@ -9,7 +9,7 @@ import pytest
 from ray._private.accelerators.tpu import TPUAcceleratorManager
 from ray.autoscaler._private.gcp.config import _is_single_host_tpu
 
-from infra.google import catalog
+from infra.gcp import catalog
 
 
 @pytest.mark.parametrize("family", catalog.TPU_FAMILIES)

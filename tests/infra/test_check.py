@@ -30,8 +30,8 @@ from infra.check.command import main as check
 from infra.check.recording import UNKNOWN, Recording, Registration, Secret, record
 from infra.check.show import render_report, render_summary, report_fields
 from infra.cli import main
-from infra.google.outputs import compute
-from infra.google.prices import Cost, find_costs, machine_hour, monthly_total
+from infra.gcp.outputs import compute
+from infra.gcp.prices import Cost, find_costs, machine_hour, monthly_total
 from infra.settings.files import InvalidStackFile, find_project_folder, load_stack_config, read_stack_file
 from runtime.errors import RequestRefused, UnknownName
 from tests.infra.conftest import ROOT, STACKS, Project, recorded

@@ -19,7 +19,7 @@ from infra.components.ci_identity import (
 from infra.components.identity import Identity, IdentityArgs, member_label
 from infra.components.network import Network, NetworkArgs
 from infra.components.providers import google_provider, kubernetes_provider
-from infra.google.outputs import compute
+from infra.gcp.outputs import compute
 from infra.settings.model import (
     AccessSettings,
     AlertSettings,

@@ -20,7 +20,7 @@ from infra.components.records import Records, RecordsArgs
 from infra.components.registry import Registry, RegistryArgs
 from infra.components.secret import Secret, SecretArgs
 from infra.export import export
-from infra.google.outputs import compute
+from infra.gcp.outputs import compute
 from infra.program import build
 from infra.settings.model import (
     AccessSettings,

@@ -8,7 +8,7 @@ import pytest
 
 from infra.check.recording import UNKNOWN, Recording
 from infra.check.validate import find_args_class
-from infra.google.outputs import MAKERS, compute
+from infra.gcp.outputs import MAKERS, compute
 
 LINK = "https://www.googleapis.com/compute/v1/projects/lab-1234"
 

@@ -13,7 +13,7 @@ import pulumi_kubernetes as kubernetes
 import pytest
 
 from infra.check.recording import UNKNOWN, Recording, Unknown, record
-from infra.google.outputs import compute
+from infra.gcp.outputs import compute
 from infra.naming import labels
 from infra.policy.base import Bounds
 from infra.policy.graph import Graph

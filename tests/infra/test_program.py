@@ -18,7 +18,7 @@ import pytest
 
 from infra.check.check import leaks_in, shown
 from infra.check.recording import UNKNOWN, UNKNOWN_MARK, Recording, Registration, Secret, Unknown, record
-from infra.google.outputs import compute
+from infra.gcp.outputs import compute
 from infra.policy.rules import apply_rules, bounds_of
 from infra.settings.files import load_stack_config
 from infra.settings.read import settings_from

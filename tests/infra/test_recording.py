@@ -11,7 +11,7 @@ from pulumi.runtime import settings as engine
 from pulumi_gcp import Provider, organizations, pubsub
 
 from infra.check.recording import UNKNOWN, Recording, Registration, Secret, decode_recording, encode_recording, record
-from infra.google.outputs import compute
+from infra.gcp.outputs import compute
 from runtime.errors import RequestRefused
 
 URN = "urn:pulumi:dev::research-runtime::"

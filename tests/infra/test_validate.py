@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from infra.check.recording import UNKNOWN, Recording, Secret
 from infra.check.validate import InputProblem, fields_of, find_args_class, find_input_problems
-from infra.google.values import COMMON, VALUES, bucket_name, member
+from infra.gcp.values import COMMON, VALUES, bucket_name, member
 
 TOPIC = "gcp:pubsub/topic:Topic"
 SUBSCRIPTION = "gcp:pubsub/subscription:Subscription"

@@ -1,7 +1,7 @@
-"""What Google adds to a resource that it makes, as far as that is known beforehand: ids, e-mail addresses, self-links.
+"""Outputs that Google adds to a new resource, as far as they are known beforehand: ids, e-mail addresses, self-links.
 
-`compute` fills recordings with it, so that `check` can show the contract; the rest stays `UNKNOWN`. What carries the
-project's number (service agents, identity pools, a secret's own `name`) belongs to the rest: the number is in no file.
+`compute` fills recordings with it, so that `check` can show the contract; the rest stays `UNKNOWN`. Outputs with the
+project's number (service agents, identity pools, a secret's own `name`) are in the rest: the number is in no file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def compute(type_: str, name: str, inputs: Mapping[str, Any]) -> Mapping[str, An
 
 
 def join(pattern: str, inputs: Inputs, **more: Any) -> Any:
-    """`pattern` with its `{keys}` taken from the inputs, or `UNKNOWN` where one of them is not known."""
+    """`pattern` with its `{keys}` taken from the inputs, or `UNKNOWN` if one of them is."""
     values = {key: _bare(value) for key, value in {**inputs, **more}.items()}
     needed = [part.split("}")[0] for part in pattern.split("{")[1:]]
     if not all(isinstance(values.get(key), str) and values[key] for key in needed):

@@ -1,7 +1,7 @@
-"""What a stack's resources cost a month at list price, where that is known beforehand.
+"""Costs of a stack's resources a month at list price, if known beforehand.
 
-Estimates to plan with: US dollars without discounts, taxes and traffic, from a table of our own that only covers what
-this program makes. What is paid by use (queues, objects, images, TPU nodes) is named without an amount.
+Estimates to plan with: US dollars without discounts, taxes and traffic, from a table of our own that only covers the
+resources of this program. Resources paid by use (queues, objects, images, TPU nodes) are named without an amount.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ MEMORY_GB: Final[Mapping[str, float]] = {"standard": 4, "highmem": 8, "highcpu":
 """Memory for each vCPU; n1 machines have a little less."""
 
 REGION_FACTOR: Final[Mapping[str, float]] = {"us-central1": 1.0, "us-west4": 1.12626, "europe-west4": 1.10106}
-"""What the same machine costs elsewhere, compared with us-central1."""
+"""Price of the same machine elsewhere, relative to us-central1."""
 
 PRICED_AS: Final[Mapping[str, str]] = {"us-central2": "us-central1"}
-"""Regions without a public price of their own, and the one whose price stands for them."""
+"""Regions without a public price of their own → the region whose price is taken."""
 
 # https://cloud.google.com/compute/disks-image-pricing: a GB for a month.
 DISK_MONTHS: Final[Mapping[str, Mapping[str, float]]] = {
@@ -51,7 +51,7 @@ NAT_HOUR_AT_MOST: Final = 0.044
 class Cost:
     urn: str
     monthly_usd: float | None
-    """None where it is paid by use, or the table has no price."""
+    """None if it is paid by use, or the table has no price."""
     basis: str
     """`n2-standard-8, 730 h, us-west4, prices of 2025`"""
 
@@ -111,7 +111,7 @@ def _cost(each: Registration, amount: float | None, basis: str, region: str) -> 
 
 
 def machine_hour(machine: str, region: str) -> float | None:
-    """`n2-standard-8` in a region; None where the table does not have it."""
+    """`n2-standard-8` in a region; None if the table does not have it."""
     family, _, rest = machine.partition("-")
     kind, _, count = rest.partition("-")
     factor = REGION_FACTOR.get(PRICED_AS.get(region, region))

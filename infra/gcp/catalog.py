@@ -1,6 +1,6 @@
-"""What Google has where: regions, TPU families and their zones, machine families. Data with a date, no look-ups.
+"""Google's regions, TPU families and their zones, machine families. Data with a date, no look-ups.
 
-A stack file adds what is newer than this table under `overrides`. `python -m infra preflight` asks the project itself.
+A stack file adds newer zones and regions under `overrides`. `python -m infra preflight` asks the project itself.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class TpuFamily:
     pod_sizes_from: int
     """The smallest size that is several machines."""
     runtime_version: str
-    """What Google's page names for JAX and PyTorch."""
+    """The software that Google's page names for JAX and PyTorch."""
 
 
 # Zones: https://cloud.google.com/tpu/docs/regions-zones, without those for a single tenant.
@@ -146,7 +146,7 @@ FAMILY_ALIASES: Final[Mapping[str, str]] = {
     "v6": "v6e",
     "trillium": "v6e",
 }
-"""What people and other pages call a family → how the TPU API calls it."""
+"""A family's name among people and on other pages → its name in the TPU API."""
 
 _SOFTWARE_FOR: Final = (
     # Software that is for one family and refuses to start on another. The order matters: the first match counts.
@@ -198,7 +198,7 @@ def region_of(zone: str) -> str:
 
 
 def software_family(runtime_version: str) -> str | None:
-    """The one TPU family that `runtime_version` is made for; None where it runs on several or is not known here."""
+    """The one TPU family that `runtime_version` is made for; None if it runs on several or is not known here."""
     for pattern, family in _SOFTWARE_FOR:
         if pattern.match(runtime_version):
             return family

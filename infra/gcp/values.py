@@ -1,4 +1,4 @@
-"""What Google allows as values where the wheels' types say only "a string": names, ranges, enumerations, roles, members.
+"""Values that Google allows if the wheels' types say only "a string": names, ranges, enumerations, roles, members.
 
 A table of our own, taken from the REST references of the services, for the resource types of this program; the newest
 entry was checked in November 2026. A type that is not in it is judged by its types alone.
@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 from infra.check.recording import Secret, Unknown
 
 Check: TypeAlias = Callable[[Any], str | None]
-"""What is wrong with a value, or None."""
+"""The problem of a value, or None."""
 
 
 def find_value_problems(type_: str, inputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
