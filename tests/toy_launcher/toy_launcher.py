@@ -52,6 +52,8 @@ class ToyLauncher:
         **dict.fromkeys(KEPT, FieldSupport(fidelity=Fidelity.SHIM, how="the shim")),
     }
 
+    takes_up: ClassVar[bool] = False
+
     def check_settings(self, target: Target) -> None:
         for name in target.settings:
             if name != "python":
