@@ -23,17 +23,7 @@ from runtime.jobs.plan import (
     Target,
 )
 from runtime.jobs.spec import JobSpec
-from runtime.values import dataclass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
-    """Why something waits or failed."""
-
-    sentence: str
-    evidence: tuple[str, ...] = ()
-    """What was seen, a line each, with who said it."""
-    hint: str | None = None
+from runtime.reasons import Explanation
 
 
 class Launcher(Protocol):

@@ -28,8 +28,7 @@ from runtime.jobs.plan import (
 )
 from runtime.jobs.spec import JobSpec, JobState
 from runtime.jobs.spec_fields import leaf_fields, set_fields
-from runtime.launchers.base import Explanation
-from runtime.reasons import EndReason
+from runtime.reasons import EndReason, Explanation
 
 # The folder is made once: a second start under the same name ends here.
 START: Final = 'mkdir "$0" 2>/dev/null || exit 0; echo $$ > "$0/pid.part"; mv "$0/pid.part" "$0/pid"; exec "$@"'

@@ -32,7 +32,7 @@ from runtime.jobs.plan import NativeState, Target
 from runtime.jobs.run_log import LogReader
 from runtime.jobs.spec import JobState, When
 from runtime.launchers.local.launcher import LocalLauncher
-from runtime.reasons import EndReason
+from runtime.reasons import EndReason, Explanation
 from runtime.shim import shim
 from tests.jobs_support import Terminal, Typed, as_somebody_else, folder_for_all, launch_as_before, open_terminal
 from tests.shim_support import (
@@ -725,7 +725,7 @@ def test_explain_of_a_running_array_says_that_it_runs_and_why_the_rest_waits() -
     said = [NativeState(native_id=f"7_{n}", index=n, state=each, raw=each.upper()) for n, each in enumerate(states)]
     outcome = Outcome(job=entry().id, index=0, reason=EndReason.SUCCEEDED, code=0, attempt=1)
     status = ledger.judge(entry(indices=4, outcomes={0: outcome}), said, indices=True)
-    facts = JobFacts(status=status, index=2, native=said[2], backend=("its turn has not come", (), None))
+    facts = JobFacts(status=status, index=2, native=said[2], backend=Explanation("its turn has not come", (), None))
 
     counted = "job `j-01234567` runs: 2 pending, 1 running, 1 succeeded of 4"
     assert explain(facts).sentence == f"{counted}; run 2 is pending: its turn has not come"
@@ -785,7 +785,9 @@ def test_explain_has_a_sentence_and_a_next_step_for_every_reason(reason: EndReas
 def test_explain_of_a_waiting_job_is_what_the_backend_says() -> None:
     waiting = NativeState(native_id="7", index=None, state=JobState.PENDING, raw="PENDING", message="Resources")
     status = ledger.judge(entry(), [waiting], indices=True)
-    facts = JobFacts(status=status, index=0, native=waiting, backend=("it waits for GPUs", ("4 of 4 taken",), "wait"))
+    facts = JobFacts(
+        status=status, index=0, native=waiting, backend=Explanation("it waits for GPUs", ("4 of 4 taken",), "wait")
+    )
 
     found = explain(facts)
 
@@ -867,7 +869,9 @@ def test_explain_says_nothing_twice() -> None:
     waiting = NativeState(native_id="7", index=None, state=JobState.PENDING, raw="Pending", message="0/1 nodes fit")
     status = ledger.judge(entry(), [waiting], indices=True)
 
-    found = explain(JobFacts(status=status, index=0, native=waiting, backend=("no node: 0/1 nodes fit", (), None)))
+    found = explain(
+        JobFacts(status=status, index=0, native=waiting, backend=Explanation("no node: 0/1 nodes fit", (), None))
+    )
 
     assert found.evidence == ("slurm says of 7: Pending",)
 
