@@ -778,8 +778,8 @@ def test_explain_has_a_sentence_and_a_next_step_for_every_reason(reason: EndReas
     found = explain(said_of(reason))
 
     assert found.sentence.startswith("job `j-01234567` ")
-    assert found.next_step
-    assert "{" not in found.sentence + found.next_step
+    assert found.hint
+    assert "{" not in found.sentence + found.hint
 
 
 def test_explain_of_a_waiting_job_is_what_the_backend_says() -> None:
@@ -791,7 +791,7 @@ def test_explain_of_a_waiting_job_is_what_the_backend_says() -> None:
 
     found = explain(facts)
 
-    assert (found.sentence, found.evidence[:2], found.next_step) == (
+    assert (found.sentence, found.evidence[:2], found.hint) == (
         "job `j-01234567` is pending: it waits for GPUs",
         ("4 of 4 taken", "slurm says of 7: PENDING, Resources"),
         "wait",
@@ -816,7 +816,7 @@ def test_explain_of_a_job_whose_dependency_failed_names_that_job(state: JobState
     found = explain(facts)
 
     assert found.sentence == f"job `j-01234567` {said}"
-    assert found.next_step == "runtime explain j-fedcba98"
+    assert found.hint == "runtime explain j-fedcba98"
     assert explain(replace(facts, status=ledger.judge(entry(cancelled=True), [native], indices=True), cancelled_by="ada")).sentence == (
         "job `j-01234567` was cancelled by ada" if state.terminal else "job `j-01234567` waits on `hpc`"
     )  # fmt: skip
@@ -1020,7 +1020,7 @@ def test_explain_of_a_silent_target_concludes_nothing() -> None:
     found = explain(JobFacts(status=status, index=0, native=silent))
 
     assert found.sentence == "nobody knows how job `j-01234567` stands: target `hpc` does not answer"
-    assert found.next_step == "runtime targets check hpc"
+    assert found.hint == "runtime targets check hpc"
 
 
 def test_explain_of_a_running_job_waits_for_a_sign_of_life_and_says_what_it_saw(
