@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from runtime.values import dataclass
+
 
 class Budget(StrEnum):
     """What a retry after an end reason is charged to."""
@@ -71,3 +73,14 @@ _BUDGETS = {
     EndReason.EXPIRED: Budget.NEVER,
     EndReason.DUPLICATE: Budget.NEVER,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why something waits, failed or stands where it does."""
+
+    sentence: str
+    evidence: tuple[str, ...] = ()
+    """What was seen, a line each, with its source."""
+    hint: str | None = None
+    """The next step: a command, or what to change."""

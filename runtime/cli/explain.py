@@ -11,11 +11,12 @@ from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.render.jobs import IndexOption, OnOption, is_job, open_job
 from runtime.cli.show import Output, cut_line, note, paint, print_json
 from runtime.client.identify import Identity, Kind, identify, recall_last
-from runtime.client.tasks.explain import Explanation, explain_experiment, explain_worker, read_facts
 from runtime.client.tasks.explain import explain as explain_task
+from runtime.client.tasks.explain import explain_experiment, explain_worker, read_facts
 from runtime.client.tasks.status import read_experiment
 from runtime.client.tasks.workers import read_worker
 from runtime.errors import RequestRefused
+from runtime.reasons import Explanation
 from runtime.stack.open import open_stack
 from runtime.values import replace
 
@@ -59,8 +60,7 @@ def _explain_job(text: str, index: int | None, on: str | None, output: Output) -
     from runtime.client.jobs.explain import read_facts as read_job_facts
 
     with open_job(text, on) as job:
-        found = explain_job(read_job_facts(job, index, watch=note))
-        return _print("job", job.id, Explanation(found.sentence, found.evidence, found.next_step), output)
+        return _print("job", job.id, explain_job(read_job_facts(job, index, watch=note)), output)
 
 
 def _print(kind: str, name: str, found: Explanation, output: Output) -> int:
@@ -71,8 +71,8 @@ def _print(kind: str, name: str, found: Explanation, output: Output) -> int:
     print(paint(explanation.sentence, "bold"))
     for line in explanation.evidence:
         print(f"  {line}")
-    if explanation.next_step:
-        print(f"next: {explanation.next_step}")
+    if explanation.hint:
+        print(f"next: {explanation.hint}")
     return 0
 
 
@@ -91,5 +91,5 @@ def _fields(explanation: Explanation) -> dict[str, object]:
     return {
         "sentence": explanation.sentence,
         "evidence": explanation.evidence,
-        "next_step": explanation.next_step,
+        "next_step": explanation.hint,
     }

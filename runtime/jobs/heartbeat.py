@@ -1,4 +1,4 @@
-"""Whether the shim of an attempt that runs gives signs of life: its counter, looked at until it moves."""
+"""The heartbeat check: reads the counter of a running attempt's shim until the counter moves."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from runtime.units import format_duration
 from runtime.values import dataclass
 
 STILL_S: Final = 1.3 * BEAT_S
-"""How long a counter is looked at until it is said to stand still."""
+"""Seconds without a change after which a counter counts as standing still."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """What the counter was at the first look and at the last one."""
+    """The counter at the first and at the last look."""
 
     attempt: int
     before: str
@@ -30,7 +30,7 @@ class Heartbeat:
 
 
 class HeartbeatWatch:
-    """Looks for the first time when it is made, so that what is asked of others until `wait` counts as waiting."""
+    """Reads the counter once on construction, so that time spent elsewhere before `wait` counts as waiting."""
 
     def __init__(self, files: Files, run: str, attempt: int) -> None:
         self._files, self._attempt = files, attempt
@@ -39,7 +39,7 @@ class HeartbeatWatch:
         self._began = time.monotonic()
 
     def wait(self, tell: Callable[[str], None]) -> Heartbeat | None:
-        """None where nothing is counted yet. Takes at most `STILL_S`, and says so to `tell`."""
+        """Wait for a change for at most `STILL_S`, and report to `tell` that this takes time. None if no counter is there yet."""
         if not self._before:
             return None
         told = False

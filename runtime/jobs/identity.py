@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import getpass
 import os
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 
 def owner_name() -> str:
-    """Whose jobs these are; on every machine of a person the same."""
+    """Return the user's name, the same on all machines of a person."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -29,7 +29,7 @@ class Fidelity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldSupport:
-    """How, and in which words of the backend."""
+    """How a backend supports one field of a spec, and in which of its words."""
 
     fidelity: Fidelity
     how: str

@@ -23,17 +23,7 @@ from runtime.jobs.plan import (
     Target,
 )
 from runtime.jobs.spec import JobSpec
-from runtime.values import dataclass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
-    """Why something waits or failed."""
-
-    sentence: str
-    evidence: tuple[str, ...] = ()
-    """What was seen, a line each, with who said it."""
-    hint: str | None = None
+from runtime.reasons import Explanation
 
 
 class Launcher(Protocol):
@@ -87,7 +77,7 @@ class Interrupts(Protocol):
 
 @runtime_checkable
 class Releases(Protocol):
-    """A launcher whose backend keeps a run for a machine that is gone, until somebody gives it up."""
+    """A launcher whose backend keeps a run bound to a machine that is gone until the run is released."""
 
     def release(self, target: Target, native_ids: Sequence[str], index: int, host: Host) -> list[str]:
         """Give up one index, so that it can end or start elsewhere. Returns what is left over, in words."""

@@ -57,13 +57,14 @@ def _judge(
         if len(entry.outcomes) < entry.indices
         for native in newest_natives(entry)
     }
+    open_jobs = set(homes.values())
+    # When one job is asked about, every answer is about that job, whatever id the backend gives it.
+    only = next(iter(open_jobs)) if len(open_jobs) == 1 else None
     said: dict[str, list[NativeState]] = {}
     for state in ask(list(homes), target, launcher, host, tell=tell):
-        home = entries[0].id if len(entries) == 1 else homes.get(state.native_id)
-        home = home or homes.get(state.native_id.rpartition("_")[0])
+        home = only or homes.get(state.native_id) or homes.get(state.native_id.rpartition("_")[0])
         if home is not None:
             said.setdefault(home, []).append(state)
-    open_jobs = set(homes.values())
     suspects = {entry.id for entry in entries if entry.id in open_jobs and _might_have_ended(entry, said)}
     # A result that was committed while we asked counts: it was there before the native job went.
     again = read_outcomes(host.files, min(suspects) if len(suspects) == 1 else "") if suspects else {}

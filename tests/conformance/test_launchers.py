@@ -38,6 +38,7 @@ from runtime.jobs.spec import (
     Retry,
 )
 from runtime.jobs.spec_fields import leaf_fields, set_fields
+from runtime.launchers import registry
 from runtime.launchers.registry import get_launcher, list_kinds
 from runtime.testing.launcher_bench import LauncherCase
 from runtime.testing.launchers import LauncherSuite, check_keeps, check_plan
@@ -104,6 +105,16 @@ def test_every_field_of_a_spec_is_in_exactly_one_class_of_every_launcher(kind: s
         pytest.skip(missing.message)
 
     assert check_keeps(launcher.keeps) == []
+
+
+class OldLauncher:
+    """A launcher of another package, written before the Protocol had `takes_up`."""
+
+
+def test_launcher_that_does_not_say_whether_it_takes_up_takes_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._OWN, "old", f"{__name__}:OldLauncher")  # type: ignore[misc]
+
+    assert get_launcher("old").takes_up is False
 
 
 def test_check_of_a_table_finds_what_is_missing_unknown_or_unexplained() -> None:

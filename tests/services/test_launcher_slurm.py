@@ -320,7 +320,7 @@ def test_job_whose_dependency_fails_names_it_and_one_that_waits_for_the_failure_
     assert found.sentence == (
         f"job `{then['ok'].id[:10]}` never ran: it comes after `{first.id[:10]}`, which failed (app_failed)"
     )
-    assert found.next_step == f"runtime explain {first.id[:10]}"
+    assert found.hint == f"runtime explain {first.id[:10]}"
     assert [each.job for each in read_job(then["ok"]).after] == [first.id]
     assert never.wait(timeout_s=PATIENCE_S).state is JobState.CANCELLED
     assert f"`{then['ok'].id[:10]}`, which was cancelled" in explain(read_facts(never)).sentence
@@ -711,7 +711,7 @@ RETRY = """
 import sys
 from runtime.jobs import lock
 from runtime.config import load_settings
-from runtime.client.jobs.launch import find_job
+from runtime.client.jobs.find import find_job
 from runtime.client.jobs.retry import retry_job
 lock.STILL_S = 1.0
 retry_job(find_job(sys.argv[1]), load_settings())
@@ -795,9 +795,9 @@ def test_limit_that_can_never_be_met_is_told_and_one_that_may_be_is_waited_for(p
     assert said["never"].sentence.endswith(
         "is pending: it will never start: QOS `low` allows cpu=2 for all jobs of a user, and it asks for cpu=4"
     )
-    assert said["never"].next_step == "cancel it and ask for less, or use another QOS: `qos` of the target"
+    assert said["never"].hint == "cancel it and ask for less, or use another QOS: `qos` of the target"
     assert said["later"].sentence.endswith("is pending: a limit of its QOS is reached")
-    assert said["later"].next_step == "wait until others of your jobs have ended"
+    assert said["later"].hint == "wait until others of your jobs have ended"
     assert "QOS `low` allows cpu=2 for all jobs of a user" in said["later"].evidence
 
 

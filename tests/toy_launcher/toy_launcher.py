@@ -28,8 +28,7 @@ from runtime.jobs.plan import (
 )
 from runtime.jobs.spec import JobSpec, JobState
 from runtime.jobs.spec_fields import leaf_fields, set_fields
-from runtime.launchers.base import Explanation
-from runtime.reasons import EndReason
+from runtime.reasons import EndReason, Explanation
 
 # The folder is made once: a second start under the same name ends here.
 START: Final = 'mkdir "$0" 2>/dev/null || exit 0; echo $$ > "$0/pid.part"; mv "$0/pid.part" "$0/pid"; exec "$@"'
@@ -51,6 +50,8 @@ class ToyLauncher:
         **dict.fromkeys(leaf_fields(), FieldSupport(fidelity=Fidelity.REFUSED, how="the toy has none")),
         **dict.fromkeys(KEPT, FieldSupport(fidelity=Fidelity.SHIM, how="the shim")),
     }
+
+    takes_up: ClassVar[bool] = False
 
     def check_settings(self, target: Target) -> None:
         for name in target.settings:

@@ -20,7 +20,7 @@ from runtime.jobs.plan import NativeState
 from runtime.jobs.spec import JobState
 from runtime.jobs.traces import Raised, describe_code, find_raised
 from runtime.launchers.standing import ask
-from runtime.reasons import EndReason
+from runtime.reasons import EndReason, Explanation
 from runtime.units import format_duration, format_size, format_time
 from runtime.values import dataclass
 
@@ -49,8 +49,8 @@ class JobFacts:
     """The exception that ended it, if its log says so."""
     backend_log: tuple[str, ...] = ()
     """Last lines of what the backend kept beside the log: of what ran before the shim, and of the shim itself."""
-    backend: tuple[str, tuple[str, ...], str | None] | None = None
-    """The launcher's own sentence, evidence and hint."""
+    backend: Explanation | None = None
+    """What the launcher says itself."""
     native: NativeState | None = None
     cancelled_by: str | None = None
     one_of_many: bool = False
@@ -63,13 +63,6 @@ class JobFacts:
     """The jobs that it comes after, if nothing of it has begun."""
     room: Room | None = None
     """What is free in the record root; None if it was not looked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobExplanation:
-    sentence: str
-    evidence: tuple[str, ...] = ()
-    next_step: str | None = None
 
 
 def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str], None] | None = None) -> JobFacts:
@@ -127,17 +120,16 @@ def _telling_index(status: JobStatus) -> int:
 
 def _ask_why(
     job: JobHandle, entry: LedgerEntry, index: int, states: Sequence[NativeState]
-) -> tuple[NativeState | None, tuple[str, tuple[str, ...], str | None] | None]:
+) -> tuple[NativeState | None, Explanation | None]:
     natives = [each.native_id for each in newest_natives(entry)]
     states = states or ask(natives, job.target, job.launcher, job.host)
     native = find_native(states, index)
     if native is None or native.state is JobState.UNKNOWN:
         return native, None
     try:
-        said = job.launcher.explain(job.target, native, job.host)
+        return native, job.launcher.explain(job.target, native, job.host)
     except RuntimeFailure:
         return native, None
-    return native, (said.sentence, tuple(said.evidence), said.hint) if said else None
 
 
 def _who(mark: bytes | None) -> str | None:
@@ -150,7 +142,7 @@ def _who(mark: bytes | None) -> str | None:
         return "somebody"
 
 
-def explain(facts: JobFacts) -> JobExplanation:
+def explain(facts: JobFacts) -> Explanation:
     """Pure: one sentence, the evidence, the next step."""
     status = facts.status
     entry = status.entry
@@ -162,32 +154,32 @@ def explain(facts: JobFacts) -> JobExplanation:
     short = entry.id[:10]
     at = f" --index {facts.index}" if entry.indices > 1 else ""
     if state is JobState.SUCCEEDED:
-        return JobExplanation(f"{what} succeeded", evidence, f"runtime fetch {short}")
+        return Explanation(f"{what} succeeded", evidence, f"runtime fetch {short}")
     if (hopeless := next((each for each in facts.after if each.hopeless), None)) and not facts.cancelled_by:
         will = "never ran" if state.terminal else "will never run"
-        return JobExplanation(
+        return Explanation(
             f"{what} {will}: it comes after {describe_after(hopeless)}",
             evidence,
             f"runtime explain {hopeless.job[:10]}",
         )
     if state is JobState.CANCELLED:
         by = f" by {facts.cancelled_by}" if facts.cancelled_by else ""
-        return JobExplanation(f"{what} was cancelled{by}", evidence, f"runtime retry {short}")
+        return Explanation(f"{what} was cancelled{by}", evidence, f"runtime retry {short}")
     if state is JobState.UNKNOWN:
         said = facts.native.message if facts.native else one.message
-        return JobExplanation(
+        return Explanation(
             f"nobody knows how {what} stands: target `{entry.target}` does not answer",
             ((said,) if said else ()) + evidence,
             f"runtime targets check {entry.target}",
         )
     if not entry.natives and not entry.outcomes and entry.refused:
-        return JobExplanation(
+        return Explanation(
             f"{what} was not taken by `{entry.target}`: {entry.refused.message}",
             evidence,
             "mend that, and launch it again",
         )
     if not entry.natives and not entry.outcomes:
-        return JobExplanation(
+        return Explanation(
             f"{what} was never handed to `{entry.target}`: its launch did not get to the end",
             evidence,
             "run the same `runtime launch` again: it goes on where it stopped",
@@ -199,21 +191,20 @@ def explain(facts: JobFacts) -> JobExplanation:
 
 def _explain_unfinished(
     facts: JobFacts, what: str, one: IndexStatus, counted: str | None, evidence: tuple[str, ...], target: str
-) -> JobExplanation:
-    if facts.backend:
-        sentence, more, hint = facts.backend
+) -> Explanation:
+    if backend := facts.backend:
         if counted and facts.status.state is JobState.RUNNING:
-            return JobExplanation(
+            return Explanation(
                 f"{what} runs: {counted}; run {facts.index} {'is pending' if one.state is JobState.PENDING else 'runs'}: "
-                f"{sentence}",
-                (*more, *evidence),
-                hint,
+                f"{backend.sentence}",
+                (*backend.evidence, *evidence),
+                backend.hint,
             )
         doing = " is pending" if one.state is JobState.PENDING else ""
-        return JobExplanation(f"{what}{doing}: {sentence}", (*more, *evidence), hint)
+        return Explanation(f"{what}{doing}: {backend.sentence}", (*backend.evidence, *evidence), backend.hint)
     if one.state is JobState.PENDING and not (counted and facts.status.state is JobState.RUNNING):
         said = f": {one.message}" if one.message else ""
-        return JobExplanation(f"{what} waits on `{facts.status.entry.target}`{said}", evidence, None)
+        return Explanation(f"{what} waits on `{facts.status.entry.target}`{said}", evidence, None)
     last, step = facts.attempts[-1] if facts.attempts else None, f"runtime logs -f {target}"
     doing = f"its attempt {last.attempt} runs on {last.host}" if last and last.reason is None else "between attempts"
     if not facts.attempts:
@@ -224,7 +215,7 @@ def _explain_unfinished(
         doing += f"; attempt {facts.heartbeat.attempt}{of} gives no sign of life"
         where = last.host if last and last.host else "its machine"
         step = f"see whether {where} and the record root answer; if they do not, runtime cancel {target}"
-    return JobExplanation(f"{what} runs: {doing}", evidence, step)
+    return Explanation(f"{what} runs: {doing}", evidence, step)
 
 
 NOT_FOUND: Final = 127
@@ -278,7 +269,7 @@ def _explain_failure(
     evidence: tuple[str, ...],
     short: str,
     at: str,
-) -> JobExplanation:
+) -> Explanation:
     saying, step = _SAYINGS.get(one.reason or EndReason.LOST, (f"it ended as {one.reason}", "runtime logs {job}{at}"))
     told = one.message or (facts.attempts[-1].message if facts.attempts else "")
     if one.reason is EndReason.SETUP_FAILED and facts.index not in facts.status.entry.outcomes:
@@ -297,12 +288,11 @@ def _explain_failure(
         "at": at,
         "target": facts.status.entry.target,
     }
-    if facts.backend:
-        sentence, more, hint = facts.backend
-        evidence, step = (sentence, *more, *evidence), hint or step
+    if backend := facts.backend:
+        evidence, step = (backend.sentence, *backend.evidence, *evidence), backend.hint or step
     why = saying.format(**words)
     sentence = f"{what} failed: {counted}; run {facts.index}: {why}" if counted else f"{what} failed: {why}"
-    return JobExplanation(sentence, evidence, step.format(**words))
+    return Explanation(sentence, evidence, step.format(**words))
 
 
 def _count_states(status: JobStatus) -> str:
@@ -318,7 +308,7 @@ def _evidence(facts: JobFacts, one: IndexStatus) -> tuple[str, ...]:
     # That the process of a job that has its result is gone tells nothing.
     tells = facts.native is not None and not (gone and facts.index in facts.status.entry.outcomes)
     if facts.native is not None and tells and (facts.native.raw or facts.native.message):
-        known = "\n".join([facts.backend[0] if facts.backend else "", *(each.message for each in facts.attempts)])
+        known = "\n".join([facts.backend.sentence if facts.backend else "", *(each.message for each in facts.attempts)])
         said = ", ".join(part for part in (facts.native.raw, facts.native.message) if part and part not in known)
         said = said or facts.native.raw
         lines.append(f"{facts.status.entry.kind} says of {facts.native.native_id or 'it'}: {said}")

@@ -97,7 +97,7 @@ def remember_job(job: str, target: str, settings: Settings, *, records: str | No
 
 
 def forget_job(job: str, settings: Settings) -> None:
-    """The other way round, where a job is removed."""
+    """Drop what `remember_job` kept, when a job is removed."""
     with contextlib.suppress(OSError):
         (settings.data_dir / "launched" / job).unlink()
 

@@ -47,28 +47,29 @@ class JobHandle:
         return found
 
     def status(self, *, indices: bool = False) -> JobStatus:
-        """Where it stands now, by the ledger and one question to the backend, which has to answer."""
+        """Judge the job by the ledger and one question to the backend. Raises if the backend does not answer."""
         return judge_job(self.entry(), self.target, self.launcher, self.host, indices=indices)[0]
 
     def look(
         self, *, tell: Callable[[InfrastructureFailure], None] = lambda problem: None
     ) -> tuple[JobStatus, list[NativeState]]:
-        """Where it stands, run by run, and what the backend said; `unknown` if it does not answer, and `tell` hears why."""
+        """Judge the job run by run, and return what the backend said. A backend that does not answer makes states `unknown`; `tell`
+        gets the reason."""
         return judge_job(self.entry(), self.target, self.launcher, self.host, indices=True, tell=tell)
 
     def state(self) -> JobState:
         return self.status().state
 
     def natives(self, entry: LedgerEntry | None = None) -> list[NativeState]:
-        """What the backend says; nothing is asked where every index has its result."""
+        """Ask the backend for the states of the native jobs; a job whose indices all have results is not asked about."""
         entry = entry or self.entry()
         if len(entry.outcomes) >= entry.indices or not entry.natives:
             return []
         return self.launcher.states(self.target, [each.native_id for each in newest_natives(entry)], self.host)
 
     def wait(self, *, timeout_s: float | None = None, stuck: bool = False) -> JobStatus:
-        """Wait for the end, or, with `stuck`, until it waits for what does not come by itself. Raises `TimeoutError`; the
-        job goes on."""
+        """Wait for the end, or, with `stuck`, until the job waits for something that does not come by itself. Raises
+        `TimeoutError`; the job goes on."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         pause = 0.05
         while True:
@@ -81,7 +82,7 @@ class JobHandle:
             pause = min(WAIT_S, pause * 1.5)
 
     def attempts(self, index: int | None = None) -> list[int]:
-        """Numbers of the attempts of an index, the first by default, oldest first."""
+        """List the numbers of an index's attempts, oldest first; the first index by default."""
         return ledger.list_attempts(self.files, self.id, self.entry().first_index if index is None else index)
 
     def logs(
@@ -93,8 +94,8 @@ class JobHandle:
         follow: bool = False,
         tell: Callable[[JobStatus], None] = lambda status: None,
     ) -> Iterator[bytes]:
-        """What an index printed, the first by default, of every attempt in turn or of one; `follow` goes on until the
-        job has ended, and `tell` hears at each look where it stands."""
+        """Yield what an index printed, the first by default: every attempt in turn, or one. `follow` goes on until the job
+        has ended, and passes the job's status to `tell` at each look."""
         from runtime.jobs.hosts.bucket import look_again_s
         from runtime.jobs.run_log import RunLog, read_limit
 
@@ -144,7 +145,7 @@ class JobHandle:
         return left
 
     def _mark_cancelled(self, indices: Sequence[int] | None) -> InfrastructureFailure | None:
-        """Leave the marks that shims and `status` look for; why the record root refused, if it did."""
+        """Write the marks that shims and `status` look for. Returns the record root's refusal, if there was one."""
         mark = json.dumps({"at": format_time(ledger.now()), "by": owner_name()}).encode()
         try:
             for name in ["cancel"] if indices is None else [f"cancel.{index}" for index in indices]:
@@ -175,7 +176,7 @@ class JobHandle:
         return self.sweep()
 
     def sweep(self) -> list[str]:
-        """End and remove all that the backend has with its label. What is left, in words."""
+        """End and remove all that the backend has with the job's label. Returns what is left over, in words."""
         return self.launcher.sweep(self.target, self.id, self.host) if isinstance(self.launcher, Sweeps) else []
 
     def _record_ends(self) -> None:

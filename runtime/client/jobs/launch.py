@@ -187,7 +187,7 @@ def _submit_part(prepared: Prepared, number: int, host: Host, lock: Lock, progre
 
 
 def _find_broken(prepared: Prepared, host: Host) -> list[NativeJob]:
-    """Native jobs that are gone, with indices of theirs that have no result, and that nobody else will start again."""
+    """List native jobs that are gone while indices of theirs have no result, if the backend starts nothing again itself."""
     plan = prepared.plan
     if not prepared.launcher.takes_up:
         return []
@@ -212,7 +212,7 @@ def _find_broken(prepared: Prepared, host: Host) -> list[NativeJob]:
 
 
 def _take_up(prepared: Prepared, host: Host, lock: Lock, progress: Callable[[str], None]) -> None:
-    """Start the shims of native jobs that are gone anew, once; the budgets that are left are theirs to keep.
+    """Start the shims of native jobs that are gone once more, with the budgets that are left.
 
     The new shim claims the job for a later epoch, so whatever an old one may still do is refused.
     """
@@ -239,7 +239,7 @@ def _offset(plan: LaunchPlan) -> int:
 
 
 def _begin(action: Callable[[], T]) -> Callable[[], T]:
-    """Do it beside what comes next; its result is for whoever calls."""
+    """Run `action` in a thread. The returned function waits for the result."""
     found: list[T] = []
 
     def do() -> None:
@@ -284,7 +284,7 @@ def _write_down(
 
 
 def _forget_secrets(plan: LaunchPlan, files: Files) -> None:
-    """Remove their files where the job has ended: had it before its launch was repeated, it does so no more."""
+    """Remove the files of a job's secrets if the job has ended: a shim that ended before a repeated launch removes nothing."""
     if not plan.order.get("secrets"):
         return
     outcomes = ledger.read_outcomes(files, plan.job.id).get(plan.job.id, {})
@@ -299,7 +299,7 @@ def _remove_secrets(plan: LaunchPlan, files: Files) -> None:
 
 
 def bring_secrets(plan: LaunchPlan, files: Files, context: PlanContext) -> None:
-    """Read those again, as at the launch, whose files went when the job had ended."""
+    """Read and write again the secrets whose files were removed when the job had ended."""
     paths = {ref.name: f"{plan.folder}/{plan.order['secrets'][ref.name]}" for ref in plan.secrets}
     gone = [ref for ref in plan.secrets if files.read(paths[ref.name]) is None]
     for name, value in read_values(gone, plan.target, context).items():
@@ -344,7 +344,7 @@ def _store_snapshot(snapshot: Snapshot, plan: LaunchPlan, files: Files, progress
 
 
 def _next_of_the_same(prepared: Prepared, files: Files) -> LaunchPlan:
-    """The plan of the first launch of this kind that was not made yet."""
+    """Find the plan of the first equal launch that was not made yet."""
     plan = prepared.plan
     again = 0
     while True:

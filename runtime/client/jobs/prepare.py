@@ -45,7 +45,7 @@ class LaunchOptions:
     base: Path | None = None
     """Folder that the spec's relative paths start from; the working directory by default."""
     lifetime: timedelta | None = None
-    """A backend that can ends and removes the job after so long, whoever is there."""
+    """Time after which the backend ends and removes the job by itself, if it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +59,8 @@ class Prepared:
     base: Path
 
 
-# deciding
-
-
 def prepare(spec: JobSpec, target: Target, settings: Settings, options: LaunchOptions) -> Prepared:
-    """Everything that a launch will do, decided without doing any of it and without the network.
+    """Decide everything that a launch will do, without doing any of it and without the network.
 
     Reads the work tree, for the code's content id is part of the job's. Raises `FieldsRefused`, `RequestRefused`.
     """

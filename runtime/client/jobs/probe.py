@@ -201,7 +201,7 @@ def _watch_probe(job: JobHandle, token: str, began: float, patience: timedelta, 
             step="run",
             verdict=Verdict.FAIL,
             text=f"it did not end within {format_duration(patience)}: {said.sentence}",
-            hint=said.next_step or "--wait gives it longer",
+            hint=said.hint or "--wait gives it longer",
         )
         return
     except RuntimeFailure as problem:
@@ -213,7 +213,7 @@ def _watch_probe(job: JobHandle, token: str, began: float, patience: timedelta, 
         yield _interpreter(job)
     if status.state is not JobState.SUCCEEDED:
         said = explain(read_facts(job))
-        yield Step(step="run", verdict=Verdict.FAIL, text=said.sentence, hint=said.next_step)
+        yield Step(step="run", verdict=Verdict.FAIL, text=said.sentence, hint=said.hint)
         for line in said.evidence:
             yield Step(step="run", verdict=Verdict.FAIL, text=line)
         return

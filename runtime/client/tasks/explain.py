@@ -17,7 +17,7 @@ from runtime.client.tasks.workers import Stack, WorkerStatus, read_workers
 from runtime.errors import NotPossible, RuntimeFailure
 from runtime.jobs.traces import find_raised
 from runtime.queues.base import Depth, FindsWaiting
-from runtime.reasons import Budget, EndReason
+from runtime.reasons import Budget, EndReason, Explanation
 from runtime.records.base import RecordStore
 from runtime.records.coverage import Coverage
 from runtime.records.orders import Control
@@ -30,14 +30,6 @@ from runtime.values import dataclass, replace
 PEEKED: Final = 1_000
 """How far into a queue a task's position is looked for."""
 ATTEMPTS_SHOWN: Final = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    sentence: str
-    evidence: tuple[str, ...] = ()
-    next_step: str | None = None
-    """A command, or what to change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

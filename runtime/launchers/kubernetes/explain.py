@@ -9,10 +9,9 @@ from typing import Any
 
 from runtime.jobs.plan import NativeState
 from runtime.jobs.spec import JobState
-from runtime.launchers.base import Explanation
 from runtime.launchers.kubernetes.render import JOB
 from runtime.launchers.kubernetes.states import CONTAINER, PodView, has_ended, left_result, read_pod
-from runtime.reasons import EndReason
+from runtime.reasons import EndReason, Explanation
 from runtime.values import replace
 
 Object = Mapping[str, Any]

@@ -23,7 +23,6 @@ from runtime.jobs.plan import (
 )
 from runtime.jobs.spec import CodeMode, JobSpec
 from runtime.jobs.spec_fields import set_fields
-from runtime.launchers.base import Explanation
 from runtime.launchers.kubernetes.client import ApiRefused, Cluster, Object
 from runtime.launchers.kubernetes.explain import explain_index
 from runtime.launchers.kubernetes.fidelity import INTERRUPTS, KEEPS
@@ -56,7 +55,7 @@ from runtime.launchers.kubernetes.states import (
     read_states,
 )
 from runtime.launchers.kubernetes.sweep import END_S, MANAGED_JOBS, grace_of, list_started, sweep, wait_until_gone
-from runtime.reasons import EndReason
+from runtime.reasons import EndReason, Explanation
 from runtime.shim.program import build_shim
 
 _FEW: Final = 20

@@ -12,7 +12,6 @@ from runtime.jobs.hosts.base import Host
 from runtime.jobs.hosts.local import LocalFiles, LocalHost
 from runtime.jobs.plan import FieldSupport, JobIdentity, LaunchPlan, NativePart, NativeState, PlanContext, Target
 from runtime.jobs.spec import JobSpec
-from runtime.launchers.base import Explanation
 from runtime.launchers.processes.base import (
     PROCESS_KEEPS,
     PROCESS_SETTINGS,
@@ -25,6 +24,7 @@ from runtime.launchers.processes.base import (
     spawn_shim,
 )
 from runtime.launchers.processes.interrupt import PROCESS_INTERRUPTS, interrupt_processes, stop_processes
+from runtime.reasons import Explanation
 from runtime.values import replace
 
 SETTINGS: Final = PROCESS_SETTINGS

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from runtime.jobs.plan import NativeState
-from runtime.launchers.base import Explanation
 from runtime.launchers.slurm.limits import Limit, describe_limits, find_exceeded, read_amounts, read_minutes
 from runtime.launchers.slurm.states import NO_OUTPUT_FILE
-from runtime.reasons import EndReason
+from runtime.reasons import EndReason, Explanation
 
 if TYPE_CHECKING:
     from runtime.launchers.slurm.client import SlurmClient

@@ -31,7 +31,6 @@ from runtime.jobs.plan import (
 )
 from runtime.jobs.spec import BuildOn, CodeMode, JobSpec, JobState, When
 from runtime.jobs.spec_fields import set_fields
-from runtime.launchers.base import Explanation
 from runtime.launchers.slurm import render, states
 from runtime.launchers.slurm.client import (
     NOT_ASKED,
@@ -48,6 +47,7 @@ from runtime.launchers.slurm.refusal import explain_refusal
 from runtime.launchers.slurm.settings import Profile, SlurmSettings, read_settings
 from runtime.launchers.slurm.states import Row
 from runtime.launchers.standing import judge_job
+from runtime.reasons import Explanation
 from runtime.values import replace
 
 ANSWER_S: Final = 180.0

@@ -23,7 +23,6 @@ from runtime.jobs.plan import (
     Target,
 )
 from runtime.jobs.spec import JobSpec
-from runtime.launchers.base import Explanation
 from runtime.launchers.processes.base import (
     PROCESS_KEEPS,
     PROCESS_SETTINGS,
@@ -36,6 +35,7 @@ from runtime.launchers.processes.base import (
     spawn_shim,
 )
 from runtime.launchers.processes.interrupt import PROCESS_INTERRUPTS, interrupt_processes, stop_processes
+from runtime.reasons import Explanation
 from runtime.units import format_size
 from runtime.values import replace
 

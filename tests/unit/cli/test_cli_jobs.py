@@ -32,7 +32,7 @@ from runtime.jobs.plan import NativeState, Target
 from runtime.jobs.run_log import LogReader
 from runtime.jobs.spec import JobState, When
 from runtime.launchers.local.launcher import LocalLauncher
-from runtime.reasons import EndReason
+from runtime.reasons import EndReason, Explanation
 from runtime.shim.logs import Log, render_gap, split_log
 from runtime.shim.processes import list_processes
 from tests.jobs_support import Terminal, Typed, as_somebody_else, folder_for_all, launch_as_before, open_terminal
@@ -726,7 +726,7 @@ def test_explain_of_a_running_array_says_that_it_runs_and_why_the_rest_waits() -
     said = [NativeState(native_id=f"7_{n}", index=n, state=each, raw=each.upper()) for n, each in enumerate(states)]
     outcome = Outcome(job=entry().id, index=0, reason=EndReason.SUCCEEDED, code=0, attempt=1)
     status = ledger.judge(entry(indices=4, outcomes={0: outcome}), said, indices=True)
-    facts = JobFacts(status=status, index=2, native=said[2], backend=("its turn has not come", (), None))
+    facts = JobFacts(status=status, index=2, native=said[2], backend=Explanation("its turn has not come", (), None))
 
     counted = "job `j-01234567` runs: 2 pending, 1 running, 1 succeeded of 4"
     assert explain(facts).sentence == f"{counted}; run 2 is pending: its turn has not come"
@@ -779,18 +779,20 @@ def test_explain_has_a_sentence_and_a_next_step_for_every_reason(reason: EndReas
     found = explain(said_of(reason))
 
     assert found.sentence.startswith("job `j-01234567` ")
-    assert found.next_step
-    assert "{" not in found.sentence + found.next_step
+    assert found.hint
+    assert "{" not in found.sentence + found.hint
 
 
 def test_explain_of_a_waiting_job_is_what_the_backend_says() -> None:
     waiting = NativeState(native_id="7", index=None, state=JobState.PENDING, raw="PENDING", message="Resources")
     status = ledger.judge(entry(), [waiting], indices=True)
-    facts = JobFacts(status=status, index=0, native=waiting, backend=("it waits for GPUs", ("4 of 4 taken",), "wait"))
+    facts = JobFacts(
+        status=status, index=0, native=waiting, backend=Explanation("it waits for GPUs", ("4 of 4 taken",), "wait")
+    )
 
     found = explain(facts)
 
-    assert (found.sentence, found.evidence[:2], found.next_step) == (
+    assert (found.sentence, found.evidence[:2], found.hint) == (
         "job `j-01234567` is pending: it waits for GPUs",
         ("4 of 4 taken", "slurm says of 7: PENDING, Resources"),
         "wait",
@@ -815,7 +817,7 @@ def test_explain_of_a_job_whose_dependency_failed_names_that_job(state: JobState
     found = explain(facts)
 
     assert found.sentence == f"job `j-01234567` {said}"
-    assert found.next_step == "runtime explain j-fedcba98"
+    assert found.hint == "runtime explain j-fedcba98"
     assert explain(replace(facts, status=ledger.judge(entry(cancelled=True), [native], indices=True), cancelled_by="ada")).sentence == (
         "job `j-01234567` was cancelled by ada" if state.terminal else "job `j-01234567` waits on `hpc`"
     )  # fmt: skip
@@ -868,7 +870,9 @@ def test_explain_says_nothing_twice() -> None:
     waiting = NativeState(native_id="7", index=None, state=JobState.PENDING, raw="Pending", message="0/1 nodes fit")
     status = ledger.judge(entry(), [waiting], indices=True)
 
-    found = explain(JobFacts(status=status, index=0, native=waiting, backend=("no node: 0/1 nodes fit", (), None)))
+    found = explain(
+        JobFacts(status=status, index=0, native=waiting, backend=Explanation("no node: 0/1 nodes fit", (), None))
+    )
 
     assert found.evidence == ("slurm says of 7: Pending",)
 
@@ -1017,7 +1021,7 @@ def test_explain_of_a_silent_target_concludes_nothing() -> None:
     found = explain(JobFacts(status=status, index=0, native=silent))
 
     assert found.sentence == "nobody knows how job `j-01234567` stands: target `hpc` does not answer"
-    assert found.next_step == "runtime targets check hpc"
+    assert found.hint == "runtime targets check hpc"
 
 
 def test_explain_of_a_running_job_waits_for_a_sign_of_life_and_says_what_it_saw(

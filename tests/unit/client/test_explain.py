@@ -77,7 +77,7 @@ def test_queued_with_live_workers_says_its_place() -> None:
 
     assert explained.sentence == "task `t-1` waits for its turn: 20 tasks before it, about 40s at the present rate"
     assert "queue `default`: 21 ready, 0 delayed, 2 leased" in explained.evidence
-    assert explained.next_step is None
+    assert explained.hint is None
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_queued_without_a_live_worker_names_those_that_were_there() -> None:
         "worker `w-gone` on `node1` left 1m ago",
         "worker `w-quiet` on `node1` was last heard of 10m ago",
     )
-    assert explained.next_step == "runtime worker --queue default"
+    assert explained.hint == "runtime worker --queue default"
 
 
 def test_queued_where_no_worker_ever_was() -> None:
@@ -112,7 +112,7 @@ def test_paused_queue_is_the_reason_even_with_workers() -> None:
     explained = explain(facts(paused=True, workers=(worker(),), ahead=0))
 
     assert explained.sentence == "task `t-1` waits because queue `default` is paused"
-    assert explained.next_step == "runtime queue resume default"
+    assert explained.hint == "runtime queue resume default"
 
 
 def test_task_that_no_worker_can_hold_names_the_resource() -> None:
@@ -123,7 +123,7 @@ def test_task_that_no_worker_can_hold_names_the_resource() -> None:
 
     assert explained.sentence == f"task `t-1` waits because none of 2 live workers can hold it: {why}"
     assert f"worker `w-a`: {why}" in explained.evidence
-    assert explained.next_step is not None
+    assert explained.hint is not None
 
 
 def test_task_that_was_declined_and_waits_for_the_next_look_is_not_blamed_on_its_submitter() -> None:
@@ -192,7 +192,7 @@ def test_delayed_task_without_workers_names_both() -> None:
 
     assert "waits to be tried again" in explained.sentence
     assert "no live worker serves queue `default` to take it then" in explained.evidence
-    assert explained.next_step == "runtime worker --queue default"
+    assert explained.hint == "runtime worker --queue default"
 
 
 def test_queued_task_that_an_order_covers_says_so() -> None:
@@ -230,14 +230,14 @@ def test_leased_task_names_its_worker_and_since_when() -> None:
     explained = explain(held)
 
     assert explained.sentence == "task `t-1` runs on worker `w-one`, for 4m so far"
-    assert explained.next_step == "runtime logs -f t-1"
+    assert explained.hint == "runtime logs -f t-1"
 
 
 def test_leased_task_of_a_silent_worker_goes_back_when_the_lease_ends() -> None:
     explained = explain(facts(TaskState.LEASED, holder="w-one", workers=(worker(silent_s=300),)))
 
     assert "which was last heard of 5m ago; it goes back when its lease ends" in explained.sentence
-    assert explained.next_step == "runtime worker --queue default"
+    assert explained.hint == "runtime worker --queue default"
 
 
 def test_leased_task_that_was_cancelled_is_about_to_stop() -> None:
@@ -263,8 +263,8 @@ def test_failed_task_says_which_budget_is_spent_and_how_each_attempt_ended() -> 
         "attempt 2 on worker `w-one`: ran out of memory after 10s",
         "attempt 3 on worker `w-one`: failed after 1m",
     )
-    assert explained.next_step is not None
-    assert "runtime logs t-1" in explained.next_step
+    assert explained.hint is not None
+    assert "runtime logs t-1" in explained.hint
 
 
 def test_failed_task_whose_failures_are_not_retried_spent_one_of_one() -> None:
@@ -277,7 +277,7 @@ def test_failed_task_whose_failures_are_not_retried_spent_one_of_one() -> None:
 
 
 def test_failed_for_memory_points_at_resources() -> None:
-    assert "resources" in (explain(failed(EndReason.OOM)).next_step or "")
+    assert "resources" in (explain(failed(EndReason.OOM)).hint or "")
 
 
 def test_badly_called_task_is_not_blamed_on_a_budget() -> None:
@@ -329,7 +329,7 @@ def test_malformed_dead_letter_shows_what_came() -> None:
 
     assert explained.sentence == "task `t-1` could not be parsed and is a dead letter: `project` is a number"
     assert 'it came as: {"project": 7}' in explained.evidence
-    assert "runtime queue dead purge t-1" in (explained.next_step or "")
+    assert "runtime queue dead purge t-1" in (explained.hint or "")
 
 
 def test_cancelled_task_says_by_whom() -> None:
@@ -339,7 +339,7 @@ def test_cancelled_task_says_by_whom() -> None:
 
     assert explained.sentence == "task `t-1` will not run: it was cancelled 5m ago"
     assert explained.evidence == ("cancelled by ada@laptop",)
-    assert explained.next_step == "runtime retry t-1"
+    assert explained.hint == "runtime retry t-1"
 
 
 def test_expired_task_says_when() -> None:
@@ -380,7 +380,7 @@ def test_experiment_without_workers_says_so(tmp_path: Path) -> None:
 
     assert explained.sentence == "1 task of experiment `sample` waits: no live worker serves queue `default`"
     assert explained.evidence[:2] == ("1 queued, 1 failed", "1 task failed")
-    assert explained.next_step == "runtime worker --queue default"
+    assert explained.hint == "runtime worker --queue default"
     bench.close()
 
 
@@ -393,7 +393,7 @@ def test_experiment_that_is_done_points_at_its_failures(tmp_path: Path) -> None:
     explained = explain_experiment(read_experiment(bench, "sample", now=bench.now))
 
     assert explained.sentence == "experiment `sample` is done: 1 of 2 succeeded"
-    assert explained.next_step == "runtime status sample --failed"
+    assert explained.hint == "runtime status sample --failed"
     bench.close()
 
 

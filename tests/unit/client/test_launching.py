@@ -21,14 +21,15 @@ from runtime.client.jobs.attempts import read_attempts
 from runtime.client.jobs.find import find_job
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.launch import launch
-from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions
+from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, prepare
 from runtime.config import Project, Settings
 from runtime.errors import NotPossible, UnknownName
 from runtime.jobs import ledger
 from runtime.jobs.hosts.local import LocalFiles
 from runtime.jobs.identity import owner_name
 from runtime.jobs.lock import Lock
-from runtime.jobs.spec import Array, Code, CodeMode, JobSpec, JobState, Retry
+from runtime.jobs.plan import Target
+from runtime.jobs.spec import Array, Code, CodeMode, JobSpec, JobState, Retry, parse_spec
 from runtime.reasons import EndReason
 from runtime.snapshots.snapshot import make_snapshot
 from tests.shim_support import PATIENCE_S, is_running, processes_with, shims_with, signal_all, wait_for
@@ -452,10 +453,42 @@ def test_two_launches_at_once_are_one_job(settings: Settings, tree: Path) -> Non
     assert job.attempts() == [1]
 
 
+def test_job_id_of_a_prepared_launch_stays_what_it_was_in_earlier_versions(
+    settings: Settings, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.client.jobs.prepare.owner_name", lambda: "ada")
+    defaults = {
+        "nodes": 2,
+        "env": {"A": "1", "Z": "x"},
+        "resources": {"memory": "8GiB"},
+        "placement": {"on": ["hpc"]},
+    }
+    box = Target(name="box", kind="local", defaults=defaults)
+    filled = {
+        "command": ["true"],
+        "code": {"mode": "none"},
+        "nodes": 1,
+        "env": {"A": "9"},
+        "placement": {"on": ["box"]},
+    }
+    dropped = {"command": ["true"], "code": {"mode": "none"}, "account": "lab", "resources": {"tpu": {"type": "v5"}}}
+    ignore = LaunchOptions(ignore=("account", "resources.tpu.type"))
+
+    with_defaults = prepare(parse_spec(filled), box, settings, LaunchOptions()).plan
+    without_refused = prepare(parse_spec(dropped), Target(name="local", kind="local"), settings, ignore).plan
+
+    assert (with_defaults.job.id, with_defaults.spec.nodes, with_defaults.spec.env) == (
+        "j-2be04387c34bdcb7847fff3f",
+        2,
+        {"A": "9", "Z": "x"},
+    )
+    assert without_refused.job.id == "j-92310ce90d5842d381eb583b"
+
+
 def test_lock_of_a_dead_holder_is_taken_over_and_a_slow_one_finds_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "STILL_S", 0.5)
+    monkeypatch.setattr("runtime.jobs.lock.STILL_S", 0.5)
     files = LocalFiles(str(tmp_path))
     slow, other = Lock(files, "j-1", "a@b"), Lock(files, "j-1", "c@d")
     assert slow.take(patience_s=1) is False
@@ -471,12 +504,12 @@ def test_lock_of_a_dead_holder_is_taken_over_and_a_slow_one_finds_out(
 
 
 def test_lock_of_a_living_holder_is_waited_for_and_never_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "STILL_S", 4.0)
-    monkeypatch.setattr(ledger, "BEAT_S", 0.2)
+    monkeypatch.setattr("runtime.jobs.lock.STILL_S", 4.0)
+    monkeypatch.setattr("runtime.jobs.lock.BEAT_S", 0.2)
     files = LocalFiles(str(tmp_path))
     holder, other = Lock(files, "j-1", "a@b"), Lock(files, "j-1", "c@d")
     # Seconds are counted by the beats of the holder, which stands still where all of this process does.
-    monkeypatch.setattr(ledger, "time", SimpleNamespace(sleep=time.sleep, monotonic=lambda: holder._count))
+    monkeypatch.setattr("runtime.jobs.lock.time", SimpleNamespace(sleep=time.sleep, monotonic=lambda: holder._count))
     holder.take(patience_s=1)
 
     with pytest.raises(NotPossible, match="being launched by another") as refused:

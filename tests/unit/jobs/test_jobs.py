@@ -260,6 +260,46 @@ def test_schema_describes_every_field_that_the_source_explains() -> None:
     assert described == "How long before the time limit the signal comes."
 
 
+@pytest.mark.parametrize(
+    ("written", "identity"),
+    [
+        ({"command": ["true"]}, "j-724d78f85fdf1828e493a9c8"),
+        (
+            {
+                "command": ["python", "train.py", "--lr", "{lr}"],
+                "array": {"params": {"lr": [0.1, 0.01], "depth": [2, 4]}, "max_parallel": 2},
+                "env": {"B": "2", "A": None},
+                "resources": {"cpus": 8, "memory": "16GiB..", "gpus": {"count": 1, "type": "a100"}},
+            },
+            "j-54c1a689248b2ecd1c77d407",
+        ),
+        (
+            {
+                "command": "echo hi | cat",
+                "shell": True,
+                "after": "ok:j-0123",
+                "time_limit": "1h",
+                "checkpoint": {"lead": "1m"},
+            },
+            "j-686548f9099208b17ad61bb0",
+        ),
+        (
+            {
+                "command": ["x"],
+                "nodes": 2,
+                "retry": {"failure": 3, "on_exit": {"42": "requeue"}},
+                "secrets": [{"name": "HF", "source": "env://HF"}],
+                "log_limit": "2GiB",
+                "idempotency_key": "a",
+            },
+            "j-3aa671565f0e34cd824a6d07",
+        ),
+    ],
+)
+def test_job_id_of_a_spec_stays_what_it_was_in_earlier_versions(written: dict[str, Any], identity: str) -> None:
+    assert job_id(owner="ada", target="hpc", spec=parse_spec(written), snapshot="sha256:1") == identity
+
+
 def test_job_id_differs_by_each_of_its_parts_and_by_nothing_else() -> None:
     def made(**change: Any) -> str:
         return job_id(**{"owner": "a", "target": "t", "spec": FULL, "snapshot": "sha256:1", **change})

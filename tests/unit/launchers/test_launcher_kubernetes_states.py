@@ -17,6 +17,57 @@ from runtime.reasons import EndReason
 
 CAPTURED = json.loads((Path(__file__).parents[2] / "golden/kubernetes/captured.json").read_text())
 
+POD_REASONS = {
+    "Evicted": EndReason.PREEMPTED,
+    "DeadlineExceeded": EndReason.TIMEOUT,
+    "Preempting": EndReason.PREEMPTED,
+    "Preempted": EndReason.PREEMPTED,
+    "NodeLost": EndReason.NODE_FAILED,
+    "NodeShutdown": EndReason.NODE_FAILED,
+    "Shutdown": EndReason.NODE_FAILED,
+    "Terminated": EndReason.NODE_FAILED,
+    "NodeAffinity": EndReason.NO_CAPACITY,
+    "UnexpectedAdmissionError": EndReason.NODE_FAILED,
+    "TopologyAffinityError": EndReason.NO_CAPACITY,
+    "PodOSNotSupported": EndReason.CONFIG_INVALID,
+    "PodFeatureUnsupported": EndReason.CONFIG_INVALID,
+    "SysctlForbidden": EndReason.CONFIG_INVALID,
+    "AppArmor": EndReason.CONFIG_INVALID,
+    "InvalidNodeInfo": EndReason.NODE_FAILED,
+    "VolumeAttachmentLimitExceeded": EndReason.NO_CAPACITY,
+}
+DISRUPTIONS = {
+    "PreemptionByScheduler": EndReason.PREEMPTED,
+    "EvictionByEvictionAPI": EndReason.PREEMPTED,
+    "TerminationByKubelet": EndReason.PREEMPTED,
+    "DeletionByTaintManager": EndReason.NODE_FAILED,
+    "DeletionByPodGC": EndReason.NODE_FAILED,
+}
+WAITING = {
+    "ImagePullBackOff": EndReason.IMAGE_FAILED,
+    "ErrImagePull": EndReason.IMAGE_FAILED,
+    "ErrImageNeverPull": EndReason.IMAGE_FAILED,
+    "InvalidImageName": EndReason.IMAGE_FAILED,
+    "ImageInspectError": EndReason.IMAGE_FAILED,
+    "SignatureValidationFailed": EndReason.IMAGE_FAILED,
+    "CreateContainerConfigError": EndReason.CONFIG_INVALID,
+    "CreateContainerError": EndReason.CONFIG_INVALID,
+}
+JOB_REASONS = {
+    "MaxFailedIndexesExceeded": EndReason.SIBLING_FAILED,
+    "DeadlineExceeded": EndReason.TIMEOUT,
+}
+PASSING = {
+    "ContainerCreating",
+    "CrashLoopBackOff",
+    "NetworkPluginNotReady",
+    "PodInitializing",
+    "PreCreateHookError",
+    "PreStartHookError",
+    "RegistryUnavailable",
+    "RunContainerError",
+}
+
 
 def pod_of(name: str, place: int = -1) -> dict[str, Any]:
     return copy.deepcopy(CAPTURED["pods"][name][place])  # type: ignore[no-any-return]
@@ -75,11 +126,19 @@ def test_every_captured_pod_has_its_expectation() -> None:
     assert sorted(CAPTURED["pods"]) == sorted(row[0] for row in marks.args[1])
 
 
-@pytest.mark.parametrize("word", sorted(states._POD_REASONS))
-def test_pod_that_failed_as_a_whole_has_a_reason_that_is_known(word: str) -> None:
+def test_every_reason_that_the_tables_know_is_expected_here() -> None:
+    assert states._POD_REASONS.keys() == POD_REASONS.keys()
+    assert states._DISRUPTIONS.keys() == DISRUPTIONS.keys()
+    assert states._WAITING.keys() == WAITING.keys()
+    assert states._JOB_REASONS.keys() == JOB_REASONS.keys()
+    assert states._PASSING == PASSING
+
+
+@pytest.mark.parametrize(("word", "reason"), POD_REASONS.items())
+def test_pod_that_failed_as_a_whole_has_a_reason_that_is_known(word: str, reason: EndReason) -> None:
     view = read_pod(failed_pod(reason=word, message="m"))
 
-    assert (view.state, view.reason) == (JobState.FAILED, states._POD_REASONS[word])
+    assert (view.state, view.reason) == (JobState.FAILED, reason)
 
 
 @pytest.mark.parametrize("word", ["OutOfcpu", "OutOfmemory", "OutOfpods", "OutOfnvidia.com/gpu"])
@@ -87,23 +146,23 @@ def test_pod_that_its_node_refuses_has_no_capacity(word: str) -> None:
     assert read_pod(failed_pod(reason=word)).reason is EndReason.NO_CAPACITY
 
 
-@pytest.mark.parametrize("word", sorted(states._DISRUPTIONS))
-def test_disruption_says_who_took_the_pod_away(word: str) -> None:
+@pytest.mark.parametrize(("word", "reason"), DISRUPTIONS.items())
+def test_disruption_says_who_took_the_pod_away(word: str, reason: EndReason) -> None:
     condition = {"type": "DisruptionTarget", "status": "True", "reason": word}
 
-    assert read_pod(failed_pod(conditions=[condition])).reason is states._DISRUPTIONS[word]
+    assert read_pod(failed_pod(conditions=[condition])).reason is reason
     assert read_pod(failed_pod(conditions=[{**condition, "reason": "New"}])).reason is EndReason.PREEMPTED
 
 
-@pytest.mark.parametrize("word", sorted(states._WAITING))
-def test_container_that_waits_for_ever_is_pending_with_what_it_would_end_as(word: str) -> None:
+@pytest.mark.parametrize(("word", "reason"), WAITING.items())
+def test_container_that_waits_for_ever_is_pending_with_what_it_would_end_as(word: str, reason: EndReason) -> None:
     view = read_pod(waiting_pod(word, "not found"))
 
     # Its pod has its machine, and runs once the image or the Secret is there.
-    assert (view.state, view.reason, view.message) == (JobState.PENDING, states._WAITING[word], "not found")
+    assert (view.state, view.reason, view.message) == (JobState.PENDING, reason, "not found")
 
 
-@pytest.mark.parametrize("word", [*sorted(states._PASSING), "SomethingNew"])
+@pytest.mark.parametrize("word", [*sorted(PASSING), "SomethingNew"])
 def test_container_that_waits_for_what_passes_is_pending(word: str) -> None:
     view = read_pod(waiting_pod(word))
 
@@ -259,14 +318,14 @@ def test_indices_begin_where_the_job_begins_and_each_has_its_own_state() -> None
     assert found[2].reason is EndReason.LOST
 
 
-@pytest.mark.parametrize("word", [*sorted(states._JOB_REASONS), "New"])
-def test_job_that_failed_without_a_pod_left_has_a_reason(word: str) -> None:
+@pytest.mark.parametrize(("word", "reason"), [*JOB_REASONS.items(), ("New", EndReason.LOST)])
+def test_job_that_failed_without_a_pod_left_has_a_reason(word: str, reason: EndReason) -> None:
     job = copy.deepcopy(CAPTURED["jobs"]["failed"])
     job["status"] = {"conditions": [{"type": "Failed", "status": "True", "reason": word, "message": "m"}]}
 
     (found,) = read_states([job], [], [native("failed")])
 
-    assert (found.state, found.reason) == (JobState.FAILED, states._JOB_REASONS.get(word, EndReason.LOST))
+    assert (found.state, found.reason) == (JobState.FAILED, reason)
 
 
 @pytest.mark.parametrize("word", ["FailedIndexes", "BackoffLimitExceeded", "PodFailurePolicy"])
