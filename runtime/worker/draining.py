@@ -21,7 +21,7 @@ class Drain:
         dispatch: Dispatch,
         leasing: Leasing,
         settling: Settling,
-        crew: AttemptPool,
+        pool: AttemptPool,
     ) -> None:
         self._services = services
         self._holdings = holdings
@@ -29,7 +29,7 @@ class Drain:
         self._dispatch = dispatch
         self._leasing = leasing
         self._settling = settling
-        self._crew = crew
+        self._pool = pool
         self._begun = self._hurried = False
         self._kill_at = float("inf")
         """When attempts are killed."""
@@ -56,7 +56,7 @@ class Drain:
             if held.sent:
                 running += 1
                 held.stop_reason = EndReason.PREEMPTED
-                self._crew.ask_to_stop(held.lease.token, EndReason.PREEMPTED)
+                self._pool.ask_to_stop(held.lease.token, EndReason.PREEMPTED)
             else:
                 self._outbox.give_back(held)
         grace_s = self._services.options.grace.total_seconds()
@@ -74,7 +74,7 @@ class Drain:
             self._kill_at = float("inf")
             services.say.killing(len(by_token))
             for held in by_token.values():
-                self._crew.kill(held.lease.token, held.stop_reason or EndReason.PREEMPTED)
+                self._pool.kill(held.lease.token, held.stop_reason or EndReason.PREEMPTED)
         if by_token or self._leasing.under_way or services.offload.awaited:
             return False
         if outbox.pending:

@@ -46,7 +46,7 @@ class Ending:
         preparing: Preparing,
         settling: Settling,
         logs: AttemptLogs,
-        crew: AttemptPool,
+        pool: AttemptPool,
         code: CodeIdentity,
         scratch: str,
     ) -> None:
@@ -57,7 +57,7 @@ class Ending:
         self._preparing = preparing
         self._settling = settling
         self._logs = logs
-        self._crew = crew
+        self._pool = pool
         self._code = code
         self._scratch = scratch
         self._failed_tasks: list[str] = []
@@ -98,7 +98,7 @@ class Ending:
     def _discard_outputs(self, held: HeldLease) -> None:
         """Remove the folder of outputs that belong in a bucket: they lie there now, or nowhere."""
         if held.output_dir.startswith(self._scratch) and os.path.lexists(held.output_dir):
-            self._crew.discard(held.output_dir)
+            self._pool.discard(held.output_dir)
 
     # success
 

@@ -18,11 +18,11 @@ LOG_LIMIT_BYTES: Final = 1 << 30
 
 
 class AttemptLogs:
-    def __init__(self, services: Services, holdings: Holdings, dispatch: Dispatch, crew: AttemptPool) -> None:
+    def __init__(self, services: Services, holdings: Holdings, dispatch: Dispatch, pool: AttemptPool) -> None:
         self._services = services
         self._holdings = holdings
         self._dispatch = dispatch
-        self._crew = crew
+        self._pool = pool
         self._due = 0.0
 
     def next_at(self) -> float:
@@ -45,7 +45,7 @@ class AttemptLogs:
     def _write(self, held: HeldLease) -> None:
         services, task_id, token = self._services, held.lease.task.id, held.lease.token
         # Drained in any case, or it would wait in memory.
-        data = self._crew.drain_log(token)[: LOG_LIMIT_BYTES - held.logged_bytes]
+        data = self._pool.drain_log(token)[: LOG_LIMIT_BYTES - held.logged_bytes]
         if not data:
             return
         held.logged_bytes += len(data)

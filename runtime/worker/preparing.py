@@ -44,7 +44,7 @@ class Preparing:
         outbox: Outbox,
         orders: Orders,
         dispatch: Dispatch,
-        crew: AttemptPool,
+        pool: AttemptPool,
         trees: Trees,
         conclude: Callable[[Ended], None],
     ) -> None:
@@ -55,7 +55,7 @@ class Preparing:
         self._orders = orders
         orders.changed = self._apply_cancels
         self._dispatch = dispatch
-        self._crew = crew
+        self._pool = pool
         self._trees = trees
         self._conclude = conclude
         self._unknown: list[HeldLease] = []
@@ -162,7 +162,7 @@ class Preparing:
             elif held.sent:
                 if held.stop_reason is not EndReason.CANCELLED:
                     held.stop_reason = EndReason.CANCELLED
-                    self._crew.ask_to_stop(lease.token, EndReason.CANCELLED)
+                    self._pool.ask_to_stop(lease.token, EndReason.CANCELLED)
             elif self._dispatch.leave_line(held):
                 settlement = orders.refuse(lease, self._services.clock.now())
                 if settlement is not None:

@@ -40,7 +40,7 @@ class Upkeep:
         preparing: Preparing,
         settling: Settling,
         logs: AttemptLogs,
-        crew: AttemptPool,
+        pool: AttemptPool,
     ) -> None:
         self._services = services
         self._holdings = holdings
@@ -49,7 +49,7 @@ class Upkeep:
         self._preparing = preparing
         self._settling = settling
         self._logs = logs
-        self._crew = crew
+        self._pool = pool
         self._started_at = services.clock.now()
         self._tend_at = self._renew_at = self._seen_at = 0.0
         self._was_busy = False
@@ -121,7 +121,7 @@ class Upkeep:
         elif record is not None:
             cancelled = record.state is TaskState.CANCELLED
             held.stop_reason = EndReason.CANCELLED if cancelled else EndReason.DUPLICATE
-            self._crew.ask_to_stop(held.lease.token, held.stop_reason)
+            self._pool.ask_to_stop(held.lease.token, held.stop_reason)
 
     def report_in(self, *, left: bool = False) -> None:
         """Overwrite what the store knows of this worker, and its counters."""

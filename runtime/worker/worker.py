@@ -96,7 +96,7 @@ class Worker:
         metrics.set_slots(len(services.slots))
         life_fds = queue.join(self.name)
         self._scratch = open_root(self.name)
-        self._crew = AttemptPool(
+        self._pool = AttemptPool(
             selector=self._selector,
             slots=len(services.slots),
             settings=PoolSettings(
@@ -107,7 +107,7 @@ class Worker:
                 sys_path=[str(Path.cwd()), *sys.path] if options.owns_process else None,
             ),
         )
-        self._crew.start()
+        self._pool.start()
         # Trees of dead workers may be large; nothing waits for their end.
         threading.Thread(target=remove_leftovers, name="leftovers", daemon=True).start()
         self._queue_fd = queue.doorbell()
@@ -123,8 +123,8 @@ class Worker:
                 self._loop()
             finally:
                 self._leave()
-        if self._crew.failure is not None:
-            raise self._crew.failure
+        if self._pool.failure is not None:
+            raise self._pool.failure
         settling = self._settling
         return WorkerResult(
             leaving.exit_code, settling.succeeded, settling.failed, self._outbox.released, self._why_left()
@@ -136,36 +136,36 @@ class Worker:
 
     def _build_parts(self) -> None:
         """Make the parts, each of which knows those made before it."""
-        services, crew, scratch = self._services, self._crew, self._scratch.path
-        trees = Trees(scratch, crew.discard)
+        services, pool, scratch = self._services, self._pool, self._scratch.path
+        trees = Trees(scratch, pool.discard)
         code = CodeIdentity(Path.cwd(), load_project().workflow_packages)
         holdings = Holdings(services.options.lease, services.clock)
         outbox = Outbox(services, holdings)
         orders = Orders(services, holdings)
-        dispatch = Dispatch(services, holdings, outbox, orders, crew, trees, code, scratch)
+        dispatch = Dispatch(services, holdings, outbox, orders, pool, trees, code, scratch)
         preparing = Preparing(
             services,
             holdings,
             outbox,
             orders,
             dispatch,
-            crew,
+            pool,
             trees,
             conclude=lambda end: ending.conclude(end, time.monotonic()),
         )
         leasing = Leasing(services, holdings, outbox, orders, dispatch, preparing, is_woken=self._queue_fd is not None)
         settling = Settling(services, outbox, leasing)
-        logs = AttemptLogs(services, holdings, dispatch, crew)
-        ending = Ending(services, holdings, outbox, dispatch, preparing, settling, logs, crew, code, scratch)
+        logs = AttemptLogs(services, holdings, dispatch, pool)
+        ending = Ending(services, holdings, outbox, dispatch, preparing, settling, logs, pool, code, scratch)
         self._outbox, self._dispatch, self._preparing = outbox, dispatch, preparing
         self._leasing, self._settling, self._ending = leasing, settling, ending
-        self._upkeep = Upkeep(services, holdings, orders, dispatch, preparing, settling, logs, crew)
-        self._drain = Drain(services, holdings, outbox, dispatch, leasing, settling, crew)
+        self._upkeep = Upkeep(services, holdings, orders, dispatch, preparing, settling, logs, pool)
+        self._drain = Drain(services, holdings, outbox, dispatch, leasing, settling, pool)
 
     # the loop
 
     def _loop(self) -> None:
-        leaving, say, crew = self._leaving, self._services.say, self._crew
+        leaving, say, pool = self._leaving, self._services.say, self._pool
         outbox, dispatch, preparing = self._outbox, self._dispatch, self._preparing
         leasing, settling, ending = self._leasing, self._settling, self._ending
         upkeep, drain = self._upkeep, self._drain
@@ -178,11 +178,11 @@ class Worker:
                 time.sleep(LINGER_S)
             ended = self._wait(now)
             now = time.monotonic()
-            deadline = crew.next_deadline()
+            deadline = pool.next_deadline()
             if deadline is not None and now >= deadline:
-                ended += crew.tick()
-            if crew.failure is not None:
-                leaving.decide(crew.failure.message, crew.failure.exit_code)
+                ended += pool.tick()
+            if pool.failure is not None:
+                leaving.decide(pool.failure.message, pool.failure.exit_code)
             for end in ended:
                 ending.conclude(end, now)
             if outbox.pending:
@@ -202,11 +202,11 @@ class Worker:
 
     def _wait(self, now: float) -> list[Ended]:
         """Sleep until something happens or is due, and return the attempts that have ended."""
-        crew, offload = self._crew, self._services.offload
+        pool, offload = self._pool, self._services.offload
         ended: list[Ended] = []
         for key, _ in self._selector.select(self._patience(now)):
-            if crew.owns(key):
-                ended += crew.ready(key)
+            if pool.owns(key):
+                ended += pool.ready(key)
             elif key.data is offload:
                 offload.collect()
             elif key.fd == self._queue_fd:
@@ -222,7 +222,7 @@ class Worker:
     def _patience(self, now: float) -> float:
         """Return how many seconds the loop may sleep."""
         until = min(self._upkeep.next_at(), self._settling.next_at())
-        deadline = self._crew.next_deadline()
+        deadline = self._pool.next_deadline()
         if deadline is not None:
             until = min(until, deadline)
         unsaid = self._services.say.due_in()
@@ -285,19 +285,19 @@ class Worker:
         """Leave if asked to, unless an attempt of this worker asks: it has no say in that, and fails for having tried."""
         assert self._signal_reader is not None
         for heard in self._signal_reader.read():
-            token = self._crew.attempt_of(heard.sender)
+            token = self._pool.attempt_of(heard.sender)
             if token is None:
                 self._on_signal(heard.number)
             else:
                 name = signal.Signals(heard.number).name
-                self._crew.kill(token, EndReason.APP_FAILED, f"sent {name} to its worker, which goes on")
+                self._pool.kill(token, EndReason.APP_FAILED, f"sent {name} to its worker, which goes on")
 
     # leaving
 
     def _leave(self) -> None:
         """Leave nothing behind: children, scratch, the lock that says we live."""
         services, settling = self._services, self._settling
-        self._crew.close()
+        self._pool.close()
         self._upkeep.report_in(left=True)
         services.offload.close()
         services.metrics.close()

@@ -367,9 +367,9 @@ def test_attempt_whose_time_limit_passes_within_the_grace_is_released_and_spends
         bench.began("deaf")
         running.worker.stop()
         assert wait_until(lambda: bool(bench.events("worker_draining")))
-        crew = running.worker._crew
-        crew._limits._settings = replace(crew._limits._settings, stop_grace_s=0.2)
-        child = crew._slots[0].child
+        pool = running.worker._pool
+        pool._limits._settings = replace(pool._limits._settings, stop_grace_s=0.2)
+        child = pool._slots[0].child
         assert child
         child.orders[0].timeout_s = 0.1
         result = running.join()
