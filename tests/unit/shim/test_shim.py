@@ -1880,7 +1880,7 @@ def test_shim_leaves_nothing_running_when_it_fails_itself(tmp_path: Path, monkey
     with pytest.raises(OSError, match="stale"):
         attempt.go()
 
-    assert [child.returncode in (-signal.SIGTERM, -signal.SIGKILL) for child in attempt.children] == [True]
+    assert [child.returncode in (-signal.SIGTERM, -signal.SIGKILL) for child in attempt.ranks.children] == [True]
 
 
 def test_shim_that_cannot_beat_lets_the_command_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
