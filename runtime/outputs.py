@@ -5,7 +5,7 @@ references, never a secret's value. Keys that this release does not know are ign
 without a new `schema`; another `schema` is refused, with the release that reads it.
 
 A published copy is the same object with one more key, `published`: the digest of the rest, the commit that it was made
-from, and when. So whoever reads contracts reads published ones too.
+from, and when. So every reader of contracts reads published ones too.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from runtime.values import dataclass, field, fields, is_dataclass
 
 SCHEMA: Final = 1
 NEEDS_RUNTIME: Final = "0.1"
-"""The first release that reads this `SCHEMA`. Every contract says it, for older releases to pass on; whoever raises
-`SCHEMA` raises this with it."""
+"""The first release that reads this `SCHEMA`. Every contract carries it, so that older releases can name it; raise it
+together with `SCHEMA`."""
 OUTPUT_NAME: Final = "contract"
-"""The stack output that holds it."""
+"""Name of the stack output that holds the contract."""
 PUBLISHED: Final = "published"
-"""The key that a published copy has more."""
+"""The key that only a published copy has."""
 _HIDDEN: Final = "[secret]"
-"""What `pulumi stack output` prints in the place of a secret value."""
+"""Text that `pulumi stack output` prints in the place of a secret value."""
 _MARKED: Final = "4dabf18193072939515e22adb298388d"
 """The key by which Pulumi marks an object that holds a secret, encrypted or plain."""
 _DEEPEST: Final = 64
@@ -162,13 +162,13 @@ class StackOutputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """What a published copy says of itself."""
+    """Facts that a published copy carries about itself."""
 
     digest: str
-    """`sha256:…` over the canonical JSON of the contract without this."""
+    """`sha256:…` over the canonical JSON of the contract without the key `published`."""
     at: datetime
     commit: str | None = None
-    """Of the Pulumi program; ends in `+dirty` where its tree had other changes."""
+    """Commit of the Pulumi program; ends in `+dirty` if its tree had other changes."""
     committed_at: datetime | None = None
 
 
@@ -185,7 +185,7 @@ class ContractAltered(InvalidContract):
 
 
 class HiddenValue(InvalidContract):
-    """The contract holds a secret at `path`, whatever its value: what reads a contract must not need to decrypt it."""
+    """The contract holds a secret at `path`, of any value: readers of a contract must not need to decrypt it."""
 
     def __init__(self, stack: str, path: str, source: str | None) -> None:
         self.path = path
@@ -211,11 +211,11 @@ class MissingOutput(NotPossible):
 
 
 _SETTINGS: Final = {"clusters": "heads", "network": "network", "published_url": "records"}
-"""Keys of the contract that a setting of another name brings."""
+"""Key of the contract → the setting, if its name differs."""
 
 
 def need_output(outputs: StackOutputs, key: str, needed_by: str) -> Any:
-    """The key `key` of the contract. Raises `MissingOutput` where it is absent or empty."""
+    """The key `key` of the contract. Raises `MissingOutput` if it is absent or empty."""
     value = getattr(outputs, key)
     if value is None or value == {}:
         raise MissingOutput(outputs.stack, key, needed_by, setting=_SETTINGS.get(key))
@@ -223,7 +223,7 @@ def need_output(outputs: StackOutputs, key: str, needed_by: str) -> Any:
 
 
 def outputs_fields(outputs: StackOutputs) -> dict[str, Any]:
-    """The contract as a JSON object; what is None is left out."""
+    """The contract as a JSON object, without keys whose value is None."""
     return {"schema": SCHEMA, "needs_runtime": NEEDS_RUNTIME, **_plain(outputs)}
 
 
@@ -238,7 +238,7 @@ def encode_fields(contract: Mapping[str, Any]) -> str:
 
 
 def contract_digest(contract: Mapping[str, Any]) -> str:
-    """Of a contract's content: the same for a published copy and what it was made from."""
+    """Digest of a contract's content: the same for a published copy and its original."""
     import hashlib
 
     bare = {key: value for key, value in contract.items() if key != PUBLISHED}
@@ -254,9 +254,9 @@ def published_fields(contract: Mapping[str, Any], published: Published) -> dict[
 
 
 def read_published(contract: Mapping[str, Any], *, source: str | None = None) -> Published | None:
-    """What a published copy says of itself, None of any other contract.
+    """The facts that a published copy carries about itself; None for any other contract.
 
-    Raises `ContractAltered` where the content is not what was published, `InvalidContract` where that cannot be told.
+    Raises `ContractAltered` if the content was changed since, `InvalidContract` if that cannot be verified.
     """
     said = contract.get(PUBLISHED)
     if said is None:
@@ -284,7 +284,7 @@ def read_published(contract: Mapping[str, Any], *, source: str | None = None) ->
 
 
 def decode_outputs(data: str | bytes, *, source: str | None = None) -> StackOutputs:
-    """As `parse_outputs`, from text. `source` says in errors where it came from."""
+    """Like `parse_outputs`, from text. Errors name `source` as its origin."""
     return parse_outputs(decode_fields(data, source=source), source=source)
 
 
@@ -299,7 +299,7 @@ def decode_fields(data: str | bytes, *, source: str | None = None) -> Any:
 
 
 def parse_outputs(value: object, *, source: str | None = None) -> StackOutputs:
-    """Check and type a contract, bare or published. Raises `InvalidContract` with the path of what is wrong."""
+    """Check and type a contract, bare or published. Raises `InvalidContract` with the path of the first problem."""
     if value == _HIDDEN:
         raise HiddenValue("STACK", "", source)
     if not isinstance(value, Mapping):
@@ -431,7 +431,7 @@ class _ContractReader(Reader):
 
 def _kind(value: object, path: str = "") -> str:
     if path.partition(".")[0] == "secrets" and isinstance(value, str | int | float):
-        # Somebody may have put the value itself where its place belongs; it is not for a terminal or a log.
+        # A person may have put the secret's value here instead of its place; keep it out of terminals and logs.
         return "a plain value"
     match value:
         case None:
