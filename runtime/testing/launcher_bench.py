@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import pytest
 
@@ -19,14 +19,16 @@ from runtime.client.jobs.prepare import LaunchOptions, make_context, prepare
 from runtime.client.jobs.targets import find_target
 from runtime.config import Project, Settings
 from runtime.errors import NotPossible
-from runtime.jobs import ledger
+from runtime.jobs import ledger, lock
 from runtime.jobs.hosts.base import Host
 from runtime.jobs.plan import Fidelity, LaunchPlan, Target
 from runtime.jobs.spec import JobSpec, SecretRef
 from runtime.launchers.base import Launcher
 from runtime.launchers.registry import get_launcher
-from runtime.testing.launchers import NAME
 from runtime.values import dataclass, field, replace
+
+NAME: Final = "here"
+"""The target of the suite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +177,7 @@ def run_launch() -> None:
 
     about = json.loads(sys.argv[1])
     if about["holder_is_dead"]:
-        vars(ledger)["STILL_S"] = 1.0
+        vars(lock)["STILL_S"] = 1.0
     case = LauncherCase(**{name: about[name] for name in ("kind", "settings", "defaults", "records")})
     folder = Path(about["folder"])
     job = launch(

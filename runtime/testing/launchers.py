@@ -35,9 +35,6 @@ from runtime.jobs.spec_fields import leaf_fields, set_fields
 from runtime.reasons import EndReason
 from runtime.testing.launcher_bench import Bench, LauncherCase, read_log
 
-NAME: Final = "here"
-"""The target of the suite."""
-
 LAUNCH_FAULTS: Final = ("unlocked", "locked", "written", "submitted", "launched")
 """Steps of a launch at which RUNTIME_FAULTS kills it."""
 TAKE_UP_FAULTS: Final = ("unlocked", "reordered", "resubmitted")
