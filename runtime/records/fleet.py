@@ -15,7 +15,7 @@ from runtime.records import codec
 from runtime.records.base import WorkerSeen
 from runtime.records.blobs.base import BlobInfo, Blobs
 from runtime.records.coverage import read_keys
-from runtime.records.layout import MERGED, ORDER, WORKER, order_key, quoted
+from runtime.records.layout import MERGED, ORDER, WORKER, old_control_key, order_key, worker_key
 from runtime.records.orders import Control, Order, OrderLog, ReadOrder, merge
 from runtime.records.totals import BlobTotals
 from runtime.tasks.idset import IdSet, task_key
@@ -70,7 +70,7 @@ class BlobFleet(BlobTotals):
         return self._skew.skew
 
     def put_worker(self, seen: WorkerSeen) -> None:
-        self.blobs.put(f"workers/{quoted(seen.worker)}.json", codec.encode_worker(seen))
+        self.blobs.put(worker_key(seen.worker), codec.encode_worker(seen))
 
     def workers(self, *, newer_than: timedelta = timedelta(days=1)) -> list[WorkerSeen]:
         # The backend's clock only spares reading what is old beyond doubt; `seen_at` decides.
@@ -88,7 +88,7 @@ class BlobFleet(BlobTotals):
 
     def _order_log(self, queue: str) -> OrderLog:
         if queue not in self._order_logs:
-            key = f"control/{quoted(queue)}.json"
+            key = old_control_key(queue)
             data = self.blobs.get(key)
             decoded = [] if data is None else self._decoded(key, data, codec.decode_old_control)
             old = next(iter(decoded), Control())

@@ -91,6 +91,23 @@ def started_key(task: Task, token: str) -> str:
     return f"attempts/{task.id}/g{task.generation}/{token}.started.json"
 
 
+def ended_key(task: Task, token: str) -> str:
+    return f"attempts/{task.id}/g{task.generation}/{token}.ended.json"
+
+
+def old_control_key(queue: str) -> str:
+    """Where an older release kept what it told a queue's workers."""
+    return f"control/{quoted(queue)}.json"
+
+
+def worker_key(worker: str) -> str:
+    return f"workers/{quoted(worker)}.json"
+
+
+def counters_folder(experiment: str) -> str:
+    return f"counters/{experiment_digest(experiment)}/"
+
+
 def log_key(task_id: str, token: str) -> str:
     return f"logs/{task_id}/{token}.log"
 

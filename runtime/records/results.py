@@ -20,6 +20,7 @@ from runtime.records.layout import (
     OUR_ID,
     RECORD,
     closed_key,
+    ended_key,
     home_key,
     mark_key,
     matched,
@@ -268,7 +269,7 @@ class BlobAttempts(BlobResults):
 
     def note_ended(self, task: Task, note: EndedNote) -> None:
         note = replace(note, log=end_of(note.log, NOTE_LOG_BYTES))
-        self.blobs.create(f"attempts/{task.id}/g{task.generation}/{note.token}.ended.json", codec.encode_ended(note))
+        self.blobs.create(ended_key(task, note.token), codec.encode_ended(note))
 
     def history(self, task_id: str, generation: int) -> History:
         ended: list[EndedNote] = []

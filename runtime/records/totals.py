@@ -19,7 +19,7 @@ from typing import Final
 from runtime.clock import Clock
 from runtime.records.base import ManifestStore, Totals
 from runtime.records.blobs.base import Blobs
-from runtime.records.layout import COUNTED, COUNTER, matched, newest_of_each, quoted, record_shards
+from runtime.records.layout import COUNTED, COUNTER, counters_folder, matched, newest_of_each, quoted, record_shards
 from runtime.records.manifests import BlobManifests
 from runtime.records.results import BlobResults
 from runtime.tasks.idset import IdSet, task_key
@@ -162,7 +162,7 @@ class BlobTotals(BlobManifests, BlobResults):
             before = self._counters.get((experiment, worker), "")
             if before.rpartition("/")[2].partition("-")[2] == numbers:
                 continue
-            folder = f"counters/{experiment_digest(experiment)}/{quoted(worker)}+{self._start_of_counting}/"
+            folder = f"{counters_folder(experiment)}{quoted(worker)}+{self._start_of_counting}/"
             name = f"{folder}{int(self._clock.now().timestamp() * 1000):013}-{numbers}"
             self.blobs.create(name, b"")
             self._counters[experiment, worker] = name

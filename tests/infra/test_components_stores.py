@@ -12,7 +12,7 @@ from infra.components.records import CONTRACT, LOGS, NOTES, REWRITTEN, Records, 
 from infra.components.registry import Registry, RegistryArgs
 from infra.components.secret import Secret, SecretArgs
 from infra.settings.model import RecordsSettings, RegistrySettings, Role, SecretSettings
-from runtime.records import store as keyed
+from runtime.records import layout
 from tests.infra.components_support import (
     LABELS,
     assert_sound,
@@ -132,7 +132,7 @@ def test_records_current_objects_age_only_where_logs_and_notes_lie() -> None:
 
 
 def test_records_lifecycle_prefixes_are_those_that_the_store_writes() -> None:
-    source = inspect.getsource(keyed)
+    source = inspect.getsource(layout)
     for prefix in (LOGS, NOTES, *REWRITTEN):
         assert f'f"{prefix}' in source, prefix
 
