@@ -27,7 +27,6 @@ FIRST_GENERATION: Final = 1
 NO_PRIORITY: Final = 0
 NO_OUTPUTS: Final = ()
 
-
 FIELDS: Final = frozenset(
     {"id", "experiment", "generation", "resources", "timeout_s", "not_before", "expires_at", "max_failures", "outputs"}
     | {"snapshot", "folder", "key", "priority", "submitted_by", "submitted_at"}

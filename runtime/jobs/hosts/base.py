@@ -7,6 +7,7 @@ launcher does not know whether it runs on the login node.
 from __future__ import annotations
 
 import errno
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, Final, Protocol, runtime_checkable
 
@@ -159,6 +160,22 @@ class Host(Protocol):
         """
 
     def close(self) -> None: ...
+
+
+class AgentHost(ABC):
+    """Processes of a machine that the agent answers for: `ask` brings it one request at a time."""
+
+    @abstractmethod
+    def ask(self, do: str, *args: Any, patience_s: float = 60) -> Any:
+        """Make one request to the agent and return its answer."""
+
+    def spawn(self, words: Sequence[str], *, folder: str, log: str, env: Mapping[str, str | None] | None = None) -> int:
+        pid: int = self.ask("spawn", list(words), folder, log, dict(env or {}))
+        return pid
+
+    def wait(self, pid: int, seconds: float) -> bool:
+        ended: bool = self.ask("wait", pid, seconds, patience_s=seconds + 30)
+        return ended
 
 
 class HostUnavailable(InfrastructureFailure):

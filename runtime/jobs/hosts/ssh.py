@@ -15,6 +15,7 @@ from typing import IO, Any, BinaryIO, Final
 
 from runtime.jobs.hosts import agent
 from runtime.jobs.hosts.base import (
+    AgentHost,
     Answer,
     Files,
     FileToWrite,
@@ -31,7 +32,7 @@ _SOCKET_NAME: Final = 58
 """Letters of `/%C` and of the ending that ssh gives it until the socket is ready."""
 
 
-class SshHost:
+class SshHost(AgentHost):
     """A machine behind the system's `ssh`: its settings, its agent, its jump hosts and its known hosts are the user's.
 
     One connection carries everything. Host keys are checked as the user's ssh checks them.
@@ -68,14 +69,6 @@ class SshHost:
     ) -> Answer:
         code, out, err = self.ask("run", list(words), stdin, timeout_s, dict(env or {}), patience_s=timeout_s + 30)
         return check_ended(self.name, words, code, out, err, timeout_s)
-
-    def spawn(self, words: Sequence[str], *, folder: str, log: str, env: Mapping[str, str | None] | None = None) -> int:
-        pid: int = self.ask("spawn", list(words), folder, log, dict(env or {}))
-        return pid
-
-    def wait(self, pid: int, seconds: float) -> bool:
-        ended: bool = self.ask("wait", pid, seconds, patience_s=seconds + 30)
-        return ended
 
     def ask(self, do: str, *args: Any, patience_s: float = 60) -> Any:
         """One request to the other end. Raises `HostUnavailable`, and `StoreUnavailable` for what a file refused."""

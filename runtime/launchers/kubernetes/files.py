@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from runtime.errors import NotPossible, StoreUnavailable
 from runtime.jobs.hosts import agent
-from runtime.jobs.hosts.base import Answer, Files, HostUnavailable, RootWatch
+from runtime.jobs.hosts.base import AgentHost, Answer, Files, HostUnavailable, RootWatch
 from runtime.jobs.hosts.bucket import BucketFiles
 from runtime.jobs.hosts.ssh import SshFiles, check_root, render_request
 from runtime.jobs.spec import JobState
@@ -54,7 +54,7 @@ class JobFiles(BucketFiles):
         return {name[len(prefix) :]: data for name, data in self._secrets.items() if name.startswith(prefix)}
 
 
-class KubernetesHost:
+class KubernetesHost(AgentHost):
     """A pod that sees the record root. Nothing is started before the first request, and none for a bucket."""
 
     def __init__(self, place: Place, cluster: Cluster, owner: str) -> None:
@@ -79,14 +79,6 @@ class KubernetesHost:
         if code is None:
             raise HostUnavailable(f"`{words[0]}` did not end in `{self.name}` within {timeout_s:g} s and was killed")
         return Answer(code, out, err)
-
-    def spawn(self, words: Sequence[str], *, folder: str, log: str, env: Mapping[str, str | None] | None = None) -> int:
-        pid: int = self.ask("spawn", list(words), folder, log, dict(env or {}))
-        return pid
-
-    def wait(self, pid: int, seconds: float) -> bool:
-        ended: bool = self.ask("wait", pid, seconds, patience_s=seconds + 30)
-        return ended
 
     def ask(self, do: str, *args: Any, patience_s: float = 60) -> Any:
         """One request to the other end. Raises `HostUnavailable`, and `StoreUnavailable` for what a file refused."""
