@@ -96,6 +96,13 @@ class Bench:
             pytest.skip(refused.message)
         return ref
 
+    def require_take_up(self) -> Callable[[JobHandle], None]:
+        """Return what takes a job's machine away. Skip the test if the backend starts again by itself what is gone."""
+        if not self.launcher.takes_up:
+            pytest.skip("its backend starts what is gone again by itself")
+        assert self.case.break_job is not None, "the case of a launcher with `takes_up` needs `break_job`"
+        return self.case.break_job
+
     def start(self, *command: str, ignore: tuple[str, ...] = (), **changes: Any) -> JobHandle:
         spec = replace(JobSpec(command=command), **changes)
         options = LaunchOptions(base=self.tree, ignore=ignore)

@@ -327,13 +327,13 @@ class LauncherSuite:
 
     @pytest.mark.parametrize("point", TAKE_UP_FAULTS)
     def test_job_that_is_gone_is_taken_up_once_by_launching_again(self, bench: Bench, point: str) -> None:
-        if bench.case.break_job is None or not bench.launcher.takes_up:
-            pytest.skip("its backend starts what is gone again by itself")
+        break_job = bench.require_take_up()
         spec = {"command": ["sh", "-c", "echo attempt $RUNTIME_ATTEMPT; [ $RUNTIME_ATTEMPT = 2 ] || sleep 600"]}
         out, errors = bench.launch_elsewhere(spec).communicate(timeout=bench.case.patience_s)
+        assert out, errors
         job = bench.find(out.split()[0])
         _wait_for(lambda: job.attempts() == [1], bench.case.patience_s)
-        bench.case.break_job(job)
+        break_job(job)
         gone = bench.end(job)
 
         killed = bench.launch_elsewhere(spec, RUNTIME_FAULTS=f"launch.{point}=kill")
@@ -351,13 +351,12 @@ class LauncherSuite:
         assert [each.epoch for each in job.entry().natives] in ([1, 2], *([[1]] if point == "resubmitted" else []))
 
     def test_array_that_is_gone_is_taken_up_where_it_was(self, bench: Bench) -> None:
-        if bench.case.break_job is None or not bench.launcher.takes_up:
-            pytest.skip("its backend starts what is gone again by itself")
+        break_job = bench.require_take_up()
         command = ("sh", "-c", "[ $RUNTIME_ARRAY_INDEX = 0 ] || [ $RUNTIME_ATTEMPT = 2 ] || sleep 600")
         array = Array(count=3, max_parallel=2)
         job = bench.start(*command, array=array)
         _wait_for(lambda: job.attempts(2) == [1] and set(job.entry().outcomes) == {0}, bench.case.patience_s)
-        bench.case.break_job(job)
+        break_job(job)
         bench.end(job)
 
         again = bench.start(*command, array=array)
@@ -367,11 +366,10 @@ class LauncherSuite:
         assert [again.attempts(index) for index in range(3)] == [[1], [1, 2], [1, 2]]
 
     def test_job_that_is_gone_with_no_budget_left_ends_as_lost(self, bench: Bench) -> None:
-        if bench.case.break_job is None or not bench.launcher.takes_up:
-            pytest.skip("its backend starts what is gone again by itself")
+        break_job = bench.require_take_up()
         job = bench.start("sleep", "600", retry=Retry(preemption=0))
         _wait_for(lambda: job.attempts() == [1], bench.case.patience_s)
-        bench.case.break_job(job)
+        break_job(job)
         bench.end(job)
 
         again = bench.start("sleep", "600", retry=Retry(preemption=0))
