@@ -5,9 +5,9 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .PHONY: help quickstart test check lint types fast services goldens bench lock clean
 
-# Further arguments for the command behind a target, such as `make test ARGS='-k lease'`.
+# Further arguments for the target's command, as in `make test ARGS='-k lease'`.
 ARGS ?=
-# Test files at a time. Most long tests wait more than they compute, so two cores can run four.
+# Number of test files that run at a time. Most long tests wait more than they compute, so two cores can run four.
 WORKERS ?= 4
 PY := .venv/bin/python
 SOURCES := $(shell find runtime infra examples -name '*.py' -not -path '*/.*' 2>/dev/null)
@@ -62,7 +62,7 @@ clean: ## remove everything that make has made
 	@scripts/set-up .venv locks/dev.txt --with-project
 	@touch .venv/.base $@
 
-# If PYTHONDONTWRITEBYTECODE is set, Python writes no byte code, and each start would compile again.
+# With PYTHONDONTWRITEBYTECODE set, Python writes no byte code, so without this step each start would compile the sources again.
 .venv/.base-compiled: .venv/.base $(SOURCES)
 	@$(PY) -m compileall -q $(wildcard runtime examples)
 	@touch $@
