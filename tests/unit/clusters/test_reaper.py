@@ -1,4 +1,4 @@
-"""The reaper: what counts as dead, what it removes, and `runtime cluster reap`."""
+"""The reaper: which nodes count as dead, what it removes, and `runtime cluster reap`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ STATES = [
     "UNHIDING",
     "UNKNOWN",
 ]
-"""All that the API knows."""
+"""Every resource in the API."""
 
 Run = Callable[..., tuple[int, str, str]]
 
