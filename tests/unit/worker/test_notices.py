@@ -27,7 +27,7 @@ QUICK: dict[str, Any] = {
 
 
 class MetadataServer:
-    """Serves the two clouds' paths on loopback; tests set what it says."""
+    """Serves the two clouds' paths on loopback; tests set the answers."""
 
     def __init__(self) -> None:
         self.preempted = "FALSE"
