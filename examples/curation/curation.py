@@ -1,8 +1,8 @@
 """A small data-curation pipeline over a tree of source files: statistics, MinHash signatures, near-duplicates.
 
 Map and reduce, as plain typed functions. `tokens` reads one shard of the files and writes a row for each, `duplicates`
-reads the rows of all shards and finds the files that are nearly the same. `shards` makes the list of tasks. Nothing
-but the standard library; the one thing taken from the runtime is where to write and when to stop.
+reads the rows of all shards and finds files that are nearly the same. `shards` makes the list of tasks. Only the
+standard library is needed; the runtime provides just the output folder and the signal to stop.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import runtime
 SHINGLE_TOKENS: Final = 5
 BINS: Final = 64
 BAND_ROWS: Final = 4
-"""64 bins in 16 bands of 4: of pairs with a Jaccard similarity of 0.7 the bands find 99 %, of those with 0.3 one in eight."""
+"""64 bins in 16 bands of 4: the bands find 99 % of pairs with a Jaccard similarity of 0.7, and one in eight at 0.3."""
 SHORTEST: Final = 50
 """Files with fewer tokens are counted and not compared: licence headers and empty packages all look alike."""
 LARGEST_BYTES: Final = 4 * 1024 * 1024
-"""Files above are left out of the shards: data, not source."""
+"""Larger files are left out of the shards: they are data, not source."""
 
 LANGUAGES: Final[Mapping[str, str]] = {
     ".py": "Python", ".pyi": "Python", ".c": "C", ".h": "C", ".cc": "C++", ".cpp": "C++", ".hpp": "C++", ".cu": "CUDA",
@@ -46,28 +46,28 @@ _NAME: Final = re.compile(r"[^\W\d]\w*")
 
 @dataclass(frozen=True, slots=True)
 class FileRow:
-    """What the map step knows of one file."""
+    """The map step's result for one file."""
 
     path: str
-    """Below the tree's root."""
+    """Path below the tree's root."""
     language: str
     bytes: int
     lines: int
     blank: int
     comment: int
-    """Lines that hold nothing but a comment."""
+    """Lines that contain only a comment."""
     docstring: int
     """Lines of Python docstrings."""
     tokens: int
     names: int
     """Distinct words: identifiers and keywords, those of comments and strings too."""
     mean_name: float
-    """Their mean length, weighted by use."""
+    """Mean length of the words, weighted by use."""
     common: list[str]
     """The five most used names."""
     sha256: str
     signature: list[int]
-    """MinHash of its shingles; empty for a file that is too short to compare."""
+    """MinHash of the file's shingles; empty if the file is too short to compare."""
 
     @property
     def code(self) -> int:
@@ -106,7 +106,7 @@ def shards(into: Path, path: Path | None = None, count: int = 32) -> dict[str, A
 
 
 def tokens(shard: Path) -> dict[str, Any]:
-    """Statistics and a signature for each file of one shard, written as `rows.jsonl` into the attempt's output folder.
+    """Compute statistics and a signature for each file of one shard, as `rows.jsonl` in the attempt's output folder.
 
     Args:
         shard: A list of files: the root on its first line, then a path below it on each.
@@ -131,17 +131,17 @@ def tokens(shard: Path) -> dict[str, Any]:
 
 
 def duplicates(inputs: Path, threshold: float = 0.7) -> dict[str, Any]:
-    """Near-duplicate files over all shards, written as `clusters.jsonl`, and totals by language.
+    """Find near-duplicate files over all shards, and totals by language; write the groups to `clusters.jsonl`.
 
     Args:
-        inputs: A list of `rows.jsonl` files, one a line, or a folder that is searched for them.
+        inputs: A list of `rows.jsonl` files, one per line, or a folder to search for them.
         threshold: The least Jaccard similarity of the shingles of two files that count as nearly the same.
     """
     attempt = runtime.current_attempt()
     roots: dict[str, Path] = {}
     rows: dict[str, FileRow] = {}
     for fields in read_rows(inputs):
-        # A file may come twice, from an attempt that was redone; its row is the same.
+        # A retried attempt may contribute a file twice; both rows are equal.
         roots[fields["path"]] = Path(fields.pop("root"))
         rows[fields["path"]] = FileRow(**fields)
     candidates = find_candidates(rows.values())
@@ -161,14 +161,14 @@ def duplicates(inputs: Path, threshold: float = 0.7) -> dict[str, Any]:
 
 
 workflows = {"shards": shards, "tokens": tokens, "duplicates": duplicates}
-"""What `runtime run curation NAME` and a task's `"workflow": NAME` find."""
+"""The workflows for `runtime run curation NAME` and for tasks with `"workflow": NAME`."""
 
 
 # Files
 
 
 def find_files(root: Path) -> Iterator[tuple[str, int]]:
-    """Path below `root` and size of each source file; installed packages, caches and hidden folders are passed over."""
+    """Yield path below `root` and size of each source file, except in installed packages, caches and hidden folders."""
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(
             each
@@ -214,9 +214,9 @@ def count_comments(stripped: Iterable[str], language: str) -> int:
 
 
 def count_docstring_lines(text: str) -> int:
-    """Lines of triple-quoted strings that begin a line, blank ones left out as they are counted already.
+    """Count lines of triple-quoted strings that begin a line, without blank lines, which are counted already.
 
-    Quicker by far than parsing, and right for source that follows the usual layout.
+    Much faster than parsing, and right for source in the usual layout.
     """
     return sum(sum(bool(line.strip()) for line in found[0].splitlines()) for found in _TRIPLE_QUOTED.finditer(text))
 
@@ -225,7 +225,7 @@ def count_docstring_lines(text: str) -> int:
 
 
 class _TokenHashes(dict[str, int]):
-    """The same number for the same token in every process, unlike `hash`."""
+    """Maps a token to the same number in every process, unlike `hash`."""
 
     def __missing__(self, token: str) -> int:
         value = self[token] = zlib.crc32(token.encode("utf-8", "surrogatepass")) * 0x9E3779B97F4A7C15 % 2**61
@@ -236,7 +236,7 @@ _HASHES: Final = _TokenHashes()
 
 
 def shingles(found: list[str]) -> set[int]:
-    """A 32-bit number for each run of five tokens; all of them for fewer."""
+    """Return a 32-bit number for each run of five tokens, or one number for a text of fewer tokens."""
     hashes = [_HASHES[token] for token in found] or [0]
     hashes += [0] * (SHINGLE_TOKENS - len(hashes))
     return {
@@ -246,10 +246,10 @@ def shingles(found: list[str]) -> set[int]:
 
 
 def sign(items: set[int]) -> list[int]:
-    """The least item of each of 64 bins; two sets agree in a bin as often as their Jaccard similarity says.
+    """Return the least item of each of 64 bins; two sets agree in a share of bins equal to their Jaccard similarity.
 
-    One hash of each item instead of 64: its last six bits choose the bin. A bin that stays empty borrows from the next
-    that is not, with its distance mixed in. https://arxiv.org/abs/1406.4784
+    Each item is hashed once instead of 64 times: its last six bits choose the bin. An empty bin borrows from the next
+    bin with items, with its distance mixed in. https://arxiv.org/abs/1406.4784
     """
     least: list[int | None] = [None] * BINS
     for item in items:
@@ -267,7 +267,7 @@ def sign(items: set[int]) -> list[int]:
 
 
 def estimate(left: list[int], right: list[int]) -> float:
-    """Jaccard similarity as two signatures tell it, to about 0.06."""
+    """Estimate the Jaccard similarity from two signatures, to about 0.06."""
     return sum(a == b for a, b in zip(left, right, strict=True)) / BINS
 
 
@@ -280,7 +280,7 @@ def jaccard(left: set[int], right: set[int]) -> float:
 
 
 def find_candidates(rows: Iterable[FileRow]) -> list[tuple[str, str]]:
-    """Pairs of paths that share a band of their signatures."""
+    """Return the pairs of paths that share a band of their signatures."""
     buckets: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for row in rows:
         for start in range(0, len(row.signature), BAND_ROWS):
@@ -288,7 +288,7 @@ def find_candidates(rows: Iterable[FileRow]) -> list[tuple[str, str]]:
     pairs: set[tuple[str, str]] = set()
     for paths in buckets.values():
         paths.sort()
-        # Of very many alike, a chain connects as well as all pairs do.
+        # If very many files are alike, a chain connects them as well as all pairs would.
         pairs.update(combinations(paths, 2) if len(paths) <= 100 else pairwise(paths))
     return sorted(pairs)
 
@@ -296,7 +296,7 @@ def find_candidates(rows: Iterable[FileRow]) -> list[tuple[str, str]]:
 def verify(
     candidates: Iterable[tuple[str, str]], rows: Mapping[str, FileRow], roots: Mapping[str, Path], threshold: float
 ) -> list[tuple[str, str, float]]:
-    """The candidates whose shingles really are as similar, with how much."""
+    """Return the candidates whose shingles are really that similar, with their similarity."""
     sets: dict[str, set[int]] = {}
 
     def shingles_of(path: str) -> set[int]:
@@ -309,7 +309,7 @@ def verify(
         if rows[left].sha256 == rows[right].sha256:
             similarity = 1.0
         elif estimate(rows[left].signature, rows[right].signature) < threshold - 0.25:
-            continue  # four standard errors away: reading both files would tell the same
+            continue  # four standard errors away: reading both files would not change the result
         else:
             similarity = jaccard(shingles_of(left), shingles_of(right))
         if similarity >= threshold:
@@ -318,7 +318,7 @@ def verify(
 
 
 def cluster(pairs: Iterable[tuple[str, str, float]], rows: Mapping[str, FileRow]) -> list[dict[str, Any]]:
-    """Files connected by pairs, the groups with the most tokens to spare first."""
+    """Group files connected by pairs; the groups with the most removable tokens come first."""
     leader: dict[str, str] = {}
 
     def find(path: str) -> str:
@@ -346,7 +346,7 @@ def cluster(pairs: Iterable[tuple[str, str, float]], rows: Mapping[str, FileRow]
 
 
 def sum_languages(rows: Iterable[FileRow]) -> list[dict[str, Any]]:
-    """Totals by language, the one with the most tokens first."""
+    """Return totals by language, the language with the most tokens first."""
     totals: dict[str, Counter[str]] = defaultdict(Counter)
     for row in rows:
         totals[row.language].update(
@@ -366,7 +366,7 @@ def sum_languages(rows: Iterable[FileRow]) -> list[dict[str, Any]]:
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """All rows or no file: a reader never sees half of them."""
+    """Write all rows or no file, so that a reader never sees half of them."""
     partial = path.with_suffix(".partial")
     partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     partial.replace(path)
