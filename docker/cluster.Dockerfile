@@ -1,9 +1,9 @@
-# The image for the head and the TPU nodes of a Ray cluster: Ray, the libraries of the TPUs, and `runtime`.
+# The image of the head and the TPU nodes of a Ray cluster: Ray, the libraries of the TPUs, and `runtime`.
 #
 #   runtime image build --file docker/cluster.Dockerfile
 #
-# The machines' units run `ray start` and `runtime cluster reap` in it, and pin it by digest. Head and nodes need the
-# same Python and the same Ray, so both use this image. Ray's autoscaler reaches the nodes over SSH.
+# The machines' units start `ray start` and `runtime cluster reap` in it, and pin it by digest. Head and nodes must hold the
+# same Python and the same Ray, so there is one image for both. Ray's autoscaler reaches the nodes over SSH.
 
 ARG BASE=docker.io/library/python:3.11.14-slim-bookworm
 
@@ -19,7 +19,7 @@ FROM system AS build
 ARG LOCK=cluster
 WORKDIR /src
 COPY locks/build.txt locks/${LOCK}.txt locks/
-# Like worker.Dockerfile: --no-deps since the lock is complete, --compile regardless of the base image's settings.
+# The same options as in worker.Dockerfile: --no-deps since the lock is complete, --compile to override the base image's settings.
 RUN --mount=type=secret,id=pip,target=/run/secrets/pip.conf \
     set -eu; \
     export PIP_CONFIG_FILE=/run/secrets/pip.conf PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1; \
@@ -46,10 +46,10 @@ RUN set -eu; \
     chown 10001:10001 /home/ray; \
     chmod 0755 /home/ray
 COPY --from=build /opt/runtime /opt/runtime
-# Ray reports usage to its makers unless disabled.
+# Without this variable Ray reports usage statistics to its makers.
 ENV PATH=/opt/runtime/bin:${PATH} HOME=/home/ray PYTHONUNBUFFERED=1 RAY_USAGE_STATS_ENABLED=0
 WORKDIR /home/ray
-# The machines' units set root only for access to a TPU's device.
+# The units of the machines run containers as root if a TPU's device needs it; nothing else needs root.
 USER 10001:10001
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["/usr/bin/tini", "--"]

@@ -1,11 +1,11 @@
-# The image for the fleet's machines: `runtime worker`, as an unprivileged user, under an init that forwards SIGTERM.
+# The image of a machine of the fleet: `runtime worker`, as a user without rights, under an init that passes SIGTERM on.
 #
 #   runtime image build                      CPU
 #   runtime image build --variant cuda       NVIDIA's CUDA image as the base
 #   runtime image build --base IMAGE         on an image of yours; its packages stay importable
 #
-# BASE needs Python 3.11 or newer, or apt-get to install one. The context is the repository; .dockerignore admits only
-# the files named there. Settings of the package index, which may contain a password, come as the build secret `pip`
+# BASE needs Python 3.11 or newer, or apt-get to install one. The context is the repository; .dockerignore lets in only the
+# files that it names. Settings of the package index, which may contain a password, come as the build secret `pip`
 # (`--pip-config FILE`) and are in no layer.
 
 ARG BASE=docker.io/library/python:3.11.14-slim-bookworm
@@ -30,8 +30,8 @@ FROM python AS build
 ARG LOCK=gcp
 WORKDIR /src
 COPY locks/build.txt locks/${LOCK}.txt locks/
-# --no-deps, because the lock is complete (`pip check` verifies it) and older versions of pip fail on its extras.
-# --compile, because a setting of the base image may prevent byte code and slow every start of every worker.
+# --no-deps, because the lock is complete (`pip check` reports if not) and older versions of pip fail on its extras.
+# --compile, because a setting of the base image may turn it off and every start of every worker would pay for it.
 RUN --mount=type=secret,id=pip,target=/run/secrets/pip.conf \
     set -eu; \
     export PIP_CONFIG_FILE=/run/secrets/pip.conf PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1; \
@@ -45,7 +45,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY infra infra
 COPY runtime runtime
 COPY examples/curation examples/curation
-# The base image's own packages come last on the path, so that they never replace ours.
+# The base image's own packages come last on the path, so that they never replace one of ours.
 RUN set -eu; \
     unset PYTHONDONTWRITEBYTECODE PIP_USER PIP_TARGET PIP_PREFIX; \
     /opt/build/bin/python -m hatchling build -t wheel -d /opt/build/dist >/dev/null; \

@@ -1,8 +1,8 @@
 """A small data-curation pipeline over a tree of source files: statistics, MinHash signatures, near-duplicates.
 
 Map and reduce, as plain typed functions. `tokens` reads one shard of the files and writes a row for each, `duplicates`
-reads the rows of all shards and finds files that are nearly the same. `shards` makes the list of tasks. Only the
-standard library is needed; the runtime provides just the output folder and the signal to stop.
+reads the rows of all shards and finds the files that are nearly the same. `shards` makes the list of tasks. The code
+uses only the standard library, and the runtime for two things: where to write and when to stop.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import runtime
 SHINGLE_TOKENS: Final = 5
 BINS: Final = 64
 BAND_ROWS: Final = 4
-"""64 bins in 16 bands of 4: the bands find 99 % of pairs with a Jaccard similarity of 0.7, and one in eight at 0.3."""
+"""64 bins in 16 bands of 4 find 99 % of pairs with a Jaccard similarity of 0.7, and one in eight of pairs with 0.3."""
 SHORTEST: Final = 50
-"""Files with fewer tokens are counted and not compared: licence headers and empty packages all look alike."""
+"""Files with fewer tokens are counted but not compared, because licence headers and empty packages all look alike."""
 LARGEST_BYTES: Final = 4 * 1024 * 1024
 """Larger files are left out of the shards: they are data, not source."""
 
@@ -46,7 +46,7 @@ _NAME: Final = re.compile(r"[^\W\d]\w*")
 
 @dataclass(frozen=True, slots=True)
 class FileRow:
-    """The map step's result for one file."""
+    """Facts that the map step finds about one file."""
 
     path: str
     """Path below the tree's root."""
@@ -55,19 +55,19 @@ class FileRow:
     lines: int
     blank: int
     comment: int
-    """Lines that contain only a comment."""
+    """Lines that hold nothing but a comment."""
     docstring: int
     """Lines of Python docstrings."""
     tokens: int
     names: int
-    """Distinct words: identifiers and keywords, those of comments and strings too."""
+    """Distinct words: identifiers and keywords, including those in comments and strings."""
     mean_name: float
-    """Mean length of the words, weighted by use."""
+    """Their mean length, weighted by use."""
     common: list[str]
     """The five most used names."""
     sha256: str
     signature: list[int]
-    """MinHash of the file's shingles; empty if the file is too short to compare."""
+    """MinHash of its shingles; empty for a file that is too short to compare."""
 
     @property
     def code(self) -> int:
@@ -141,7 +141,7 @@ def duplicates(inputs: Path, threshold: float = 0.7) -> dict[str, Any]:
     roots: dict[str, Path] = {}
     rows: dict[str, FileRow] = {}
     for fields in read_rows(inputs):
-        # A retried attempt may contribute a file twice; both rows are equal.
+        # A file may appear twice, if an attempt was repeated; its row is the same.
         roots[fields["path"]] = Path(fields.pop("root"))
         rows[fields["path"]] = FileRow(**fields)
     candidates = find_candidates(rows.values())
@@ -161,7 +161,7 @@ def duplicates(inputs: Path, threshold: float = 0.7) -> dict[str, Any]:
 
 
 workflows = {"shards": shards, "tokens": tokens, "duplicates": duplicates}
-"""The workflows for `runtime run curation NAME` and for tasks with `"workflow": NAME`."""
+"""Functions that `runtime run curation NAME` and a task's `"workflow": NAME` find."""
 
 
 # Files
@@ -216,7 +216,7 @@ def count_comments(stripped: Iterable[str], language: str) -> int:
 def count_docstring_lines(text: str) -> int:
     """Count lines of triple-quoted strings that begin a line, without blank lines, which are counted already.
 
-    Much faster than parsing, and right for source in the usual layout.
+    This is much faster than parsing, and right for source that follows the usual layout.
     """
     return sum(sum(bool(line.strip()) for line in found[0].splitlines()) for found in _TRIPLE_QUOTED.finditer(text))
 
@@ -236,7 +236,7 @@ _HASHES: Final = _TokenHashes()
 
 
 def shingles(found: list[str]) -> set[int]:
-    """Return a 32-bit number for each run of five tokens, or one number for a text of fewer tokens."""
+    """A 32-bit number for each run of five tokens; one number for all tokens if there are fewer."""
     hashes = [_HASHES[token] for token in found] or [0]
     hashes += [0] * (SHINGLE_TOKENS - len(hashes))
     return {
@@ -246,10 +246,10 @@ def shingles(found: list[str]) -> set[int]:
 
 
 def sign(items: set[int]) -> list[int]:
-    """Return the least item of each of 64 bins; two sets agree in a share of bins equal to their Jaccard similarity.
+    """The least item of each of 64 bins; two sets agree in a share of the bins that is about their Jaccard similarity.
 
-    Each item is hashed once instead of 64 times: its last six bits choose the bin. An empty bin borrows from the next
-    bin with items, with its distance mixed in. https://arxiv.org/abs/1406.4784
+    Each item is hashed once instead of 64 times: its last six bits choose the bin. A bin that stays empty borrows from the
+    next bin that is not empty, with the distance mixed in. https://arxiv.org/abs/1406.4784
     """
     least: list[int | None] = [None] * BINS
     for item in items:
@@ -288,7 +288,7 @@ def find_candidates(rows: Iterable[FileRow]) -> list[tuple[str, str]]:
     pairs: set[tuple[str, str]] = set()
     for paths in buckets.values():
         paths.sort()
-        # If very many files are alike, a chain connects them as well as all pairs would.
+        # If very many are alike, a chain connects them as well as all pairs do.
         pairs.update(combinations(paths, 2) if len(paths) <= 100 else pairwise(paths))
     return sorted(pairs)
 
@@ -296,7 +296,7 @@ def find_candidates(rows: Iterable[FileRow]) -> list[tuple[str, str]]:
 def verify(
     candidates: Iterable[tuple[str, str]], rows: Mapping[str, FileRow], roots: Mapping[str, Path], threshold: float
 ) -> list[tuple[str, str, float]]:
-    """Return the candidates whose shingles are really that similar, with their similarity."""
+    """Return the candidates whose shingles really are that similar, with their similarity."""
     sets: dict[str, set[int]] = {}
 
     def shingles_of(path: str) -> set[int]:

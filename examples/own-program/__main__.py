@@ -1,4 +1,4 @@
-"""A program of your own that uses two components of research-runtime and nothing else from it.
+"""A program of your own that takes two components from research-runtime and nothing else.
 
 It makes the decisions that the components leave to their caller: the provider, the names, the users, and the exports.
 """
