@@ -68,7 +68,7 @@ class Bench:
             queue.close()
         self._records.close()
 
-    # what users do
+    # users
 
     def put(self, *tasks: Task) -> None:
         """Put tasks as submit does: list them if the store does not hold them, then queue them."""
@@ -80,7 +80,7 @@ class Bench:
                 self.parts += 1
         self.queue().put(tasks)
 
-    # what workers do
+    # workers
 
     def lease(self, worker: str = "w-one") -> Lease:
         [lease] = self.queue().lease(1, worker=worker, ttl=TTL)

@@ -1,4 +1,4 @@
-"""The real engine for the tests of this folder, where the `pulumi` command is on PATH."""
+"""The real engine for the tests of this folder, if the `pulumi` command is on PATH."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Difference:
     path: str
     """The path, such as `labels.team` or `rules[0].action`; a key with a dot is written `labels["a.b"]`."""
     kind: str
-    """`add`, `delete` or `update`"""
+    """One of `add`, `delete` and `update`."""
     replaces: bool = False
 
 

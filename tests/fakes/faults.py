@@ -1,6 +1,6 @@
 """An HTTP server on 127.0.0.1 that counts its requests, and can fail the way a cloud does.
 
-`FaultProxy` stands in front of a real server, `GcsServer` (in gcs.py) answers by itself; both take the same faults.
+`FaultProxy` forwards to a real server, `GcsServer` (in gcs.py) answers itself; both take the same faults.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class GcsServer(FaultyServer):
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.least_part = 5 << 20
         self.clock_offset = timedelta(0)
-        """How far its clock is ahead of this machine's."""
+        """The lead of the server's clock over this machine's."""
         self.conditional = True
         """False ignores preconditions, as an unsafe store does."""
 

@@ -80,7 +80,7 @@ class Api:
     def close(self) -> None:
         pass
 
-    # what a test does
+    # test actions
 
     def job(self, name: str) -> str:
         """Create a foreign Job that runs; return its uid."""

@@ -417,7 +417,7 @@ class Yard:
     def records(self) -> RecordStore:
         return self.queue.records
 
-    # what users do
+    # users
 
     def submit(self, work: Iterable[Mapping[str, Any]], *, experiment: str = EXPERIMENT) -> list[str]:
         """Submit lines of the wire format; return their ids. The bodies are in the workers' working directory."""

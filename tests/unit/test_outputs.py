@@ -1,4 +1,4 @@
-"""The contract: how it is parsed, what is refused, and that encoding loses nothing."""
+"""The contract: parsing, refusals, and encoding without loss."""
 
 from __future__ import annotations
 

@@ -1234,7 +1234,7 @@ def test_retry_killed_at_any_step_and_repeated_runs_once(run: Terminal, point: s
         assert len((run.tree / "ran").read_text().split()) == 2
         return
 
-    # As `-m runtime`, but a dead lock holder is noticed within a second.
+    # Like `-m runtime`, but a dead lock holder is noticed within a second.
     program = "import sys; from runtime.jobs import lock; from runtime.cli.main import main; lock.STILL_S = 1.0; "
     words[1:3] = ["-c", f"{program}sys.exit(main(sys.argv[1:]))"]
     again = subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE_S)

@@ -1,4 +1,4 @@
-"""`runtime targets`: the list, what is stored on a target, and the probe job that checks it."""
+"""`runtime targets`: the list, one target in detail, and the probe job that checks it."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ def test_estimate_is_near_the_similarity(curation: ModuleType, similarity: float
         assert curation.jaccard(left, right) == pytest.approx(similarity, abs=0.002)
         estimates.append(curation.estimate(curation.sign(left), curation.sign(right)))
 
-    # Of 20 pairs with 64 bins each, the mean has a standard error of at most 0.014.
+    # The mean of 20 pairs with 64 bins each has a standard error of at most 0.014.
     assert sum(estimates) / 20 == pytest.approx(similarity, abs=0.06)
 
 

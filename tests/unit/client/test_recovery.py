@@ -220,7 +220,7 @@ def test_what_only_the_log_holds_is_recovered(path: Path) -> None:
     queue, _ = open_sqlite(path)
     queue.put([sample_task("in the log")])
     other = path.parent.parent / "copy"
-    shutil.copytree(path.parent, other)  # As after a machine failure: the log was never merged.
+    shutil.copytree(path.parent, other)  # A machine failure leaves it like this: the log was never merged.
     queue.close()
     copy = other / "local.db"
     assert Path(f"{copy}-wal").stat().st_size

@@ -1,4 +1,4 @@
-"""The reaper: which nodes count as dead, what it removes, and `runtime cluster reap`."""
+"""The reaper: the nodes that count as dead, the resources it removes, and `runtime cluster reap`."""
 
 from __future__ import annotations
 

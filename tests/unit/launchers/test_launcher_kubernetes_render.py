@@ -297,7 +297,7 @@ def test_limit_of_the_backend_has_room_for_every_failure_preemption_and_loss(
 ) -> None:
     spec = manifest(plan(context, array=Array(count=count), retry=retry))["spec"]
 
-    # The shim counts each budget, and decides what is final.
+    # The shim counts each budget, and decides which ends are final.
     assert (spec["backoffLimitPerIndex"], spec["backoffLimit"]) == limits
     codes = {rule["action"]: rule.get("onExitCodes", {}).get("values") for rule in spec["podFailurePolicy"]["rules"]}
     assert codes == {"Ignore": [10], "FailIndex": [1, 2, 3, 11, 126, 127, 128]}

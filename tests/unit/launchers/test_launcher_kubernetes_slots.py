@@ -97,7 +97,7 @@ def test_entry_counts_while_its_own_job_is_there_and_unfinished() -> None:
 
 @pytest.fixture
 def planned(tmp_path: Path) -> LaunchPlan:
-    """Eight runs, four to a GPU, on a node of three GPUs."""
+    """A job of eight runs, four to a GPU, on a node of three GPUs."""
     settings = Settings(project=Project(root=tmp_path), data_dir=tmp_path, cache_dir=tmp_path, config_dir=tmp_path)
     target = Target(
         name="lab",

@@ -281,7 +281,7 @@ def test_job_of_the_same_id_in_another_record_root_is_left_alone(lab: Lab) -> No
     assert lab.api.names("jobs") == [other]
 
 
-# gc, and the same launch again
+# gc, and repeating a launch
 
 
 def test_gc_takes_jobs_pods_and_what_they_own_with_the_record_and_the_same_launch_is_a_new_job(lab: Lab) -> None:

@@ -118,7 +118,7 @@ def make_link(path: Path) -> None:
 )
 def test_change_of_any_kind_makes_another_snapshot(taker: Taker, change: object) -> None:
     first, _ = taker.take()
-    time.sleep(0.02)  # the clock of the file system has ticked
+    time.sleep(0.02)  # the file system's clock has ticked
     assert callable(change)
     change(taker.folder / "a.py")
 

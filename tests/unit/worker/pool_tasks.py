@@ -177,7 +177,7 @@ def spoil_metrics():
 
 
 def unlimited_number():
-    """As on a machine whose interpreter has no limit set."""
+    """Return a long number, as on a machine whose interpreter has no limit."""
     sys.set_int_max_str_digits(0)
     return 10**5000
 

@@ -1,4 +1,4 @@
-"""Jobs whose record root is full: they end when told to, and all reports on them are true."""
+"""Jobs whose record root is full: they still end on request, and all reports on them are true."""
 
 from __future__ import annotations
 

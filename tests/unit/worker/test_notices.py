@@ -34,7 +34,7 @@ class MetadataServer:
         self.maintenance = "NONE"
         self.action: str | None = None
         self.status: int | None = None
-        """Answers everything with this instead."""
+        """An HTTP status to answer every request with."""
         self.delay_s = 0.0
         self.genuine = True
         self.valid_token = "token-1"

@@ -666,7 +666,7 @@ def test_stop_of_unknown_token_is_passed_over(bench: Bench) -> None:
     assert bench.run("nothing").reason is EndReason.SUCCEEDED
 
 
-# processes that attempts leave
+# leftover processes of attempts
 
 
 def test_plain_child_is_gone_after_the_attempt(bench: Bench) -> None:
@@ -863,7 +863,7 @@ def test_exit_handlers_of_fresh_attempt_run(fresh: Bench) -> None:
     assert Path(fresh.path("note")).read_text() == "exit handler ran"
 
 
-# what attempts see and say
+# the attempts' environment and output
 
 
 def test_environment_contract(bench: Bench) -> None:
@@ -1338,7 +1338,7 @@ def test_close_ends_a_guardian_that_is_stopped(bench: Bench) -> None:
     assert not [pid for pid in pids if is_alive(pid)]
 
 
-# children that do not go on
+# children that hang
 
 
 @pytest.mark.usefixtures("quick_guardians")
@@ -1433,7 +1433,7 @@ def test_order_whose_children_are_stopped_again_and_again_is_setup_failed(
     assert (ended.message or "").startswith("its process died 3 times before it could begin")
 
 
-# processes that an attempt has spoilt for others
+# processes damaged by an attempt
 
 
 def test_functions_replaced_in_json_do_not_reach_the_reports_of_a_warm_child(warm: Bench) -> None:

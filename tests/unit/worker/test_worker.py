@@ -221,7 +221,7 @@ def test_task_that_fails_once_is_tried_again_and_counts_its_attempts(
 def test_task_that_fails_after_its_lease_could_not_be_renewed_is_not_kept_from_everybody(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a laptop that slept: no other worker has taken the task, and this one continues."""
+    """Simulates a laptop that slept: no other worker has taken the task, and this one continues."""
     answers = iter([False])
     holds = LeaseClock.holds
     monkeypatch.setattr(LeaseClock, "holds", lambda self, token: next(answers, None) is None and holds(self, token))
@@ -715,7 +715,7 @@ def test_task_that_was_recorded_elsewhere_is_neither_run_nor_counted_again(bench
     [lease] = queue.lease(1, worker="w-gone", ttl=timedelta(seconds=30))
     records.commit(recorded(task.id, lease.token))
     queue.release([Release(lease)])
-    # It comes back with a prior lease, as after a worker that died between recording and settling.
+    # The task comes back with a prior lease, as after a worker that died between recording and settling.
     queue.close()
     queue, records = open_pair_with_folder(bench)
     [lease] = queue.lease(1, worker="w-next", ttl=timedelta(seconds=30))

@@ -362,7 +362,7 @@ def test_every_task_of_a_snapshot_that_is_gone_fails_and_others_run(bench: Bench
     assert {bench.record(task).log for task in good} == {"one\n"}
 
 
-# through the commands that users type
+# through the users' commands
 
 
 @pytest.fixture

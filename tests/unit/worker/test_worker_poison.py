@@ -654,7 +654,7 @@ def test_worker_that_cannot_read_its_orders_leases_nothing_says_why_once_and_lea
     between = [after - before for before, after in zip(calls["control"], calls["control"][1:], strict=False)]
     assert calls["lease"] == []
     assert max(between) <= TURNS_AT_MOST
-    # The worker was told to leave right after the last try, and made no further one.
+    # The order to leave came right after the last try, and the worker made no further one.
     assert turns.count - calls["control"][2] <= TURNS_AT_MOST
     said = [event["message"] for event in turns.events() if event["event"] == "trouble"]
     assert said == ["takes no tasks until it has read its orders: 403 Forbidden; tried again, nothing is lost"]
