@@ -1467,7 +1467,7 @@ class Asked(LocalLauncher):
 
 
 def put_jobs(root: Path, count: int) -> None:
-    """A job array of which a third has ended and the rest runs."""
+    """Write `count` jobs, of which a third has ended and the others run."""
     for number in range(count):
         job = f"j-{number:024x}"
         folder = root / "jobs" / job
