@@ -75,7 +75,7 @@ def follow_readme(folder: Path, on: str, *, settings: Mapping[str, Any] | None =
 
 
 def split_commands(text: str) -> tuple[dict[str, list[str]], list[list[str]]]:
-    """The launches by target, and the commands that follow."""
+    """Return the launches by target, and the commands that follow."""
     lines = [words for line in text.splitlines() if (words := shlex.split(line, comments=True))]
     launches = {words[words.index("--on") + 1]: words for words in lines if words[1] == "launch"}
     return launches, [words for words in lines if words[1] != "launch"]

@@ -34,7 +34,7 @@ pubsub.Topic(
 
 
 def write_toy(lab: Lab, program: str = PROGRAM) -> None:
-    """A stack of a small program that replaces ours."""
+    """Create a stack of a small program that replaces ours."""
     (lab.project / "infra").unlink()
     (lab.project / "infra").mkdir()
     (lab.project / "infra" / "__main__.py").write_text(program)

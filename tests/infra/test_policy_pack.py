@@ -151,7 +151,7 @@ def as_asked(each: Registration) -> Mapping[str, Any]:
 
 
 def dirt(each: Registration) -> Mapping[str, Any]:
-    """Every value that a rule checks, each of them bad."""
+    """Return provider outputs in which every value that a rule checks is bad."""
     return {
         "member": AGENT,
         "role": "roles/owner",

@@ -217,7 +217,7 @@ def test_recorded_for_up_makes_the_same_as_for_preview(stack: str, recording: Re
 
 
 def _as_after_up(type_: str, name: str, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Every value is known after creation."""
+    """Compute outputs as after creation, when every value is known."""
     found = dict(compute(type_, name, inputs))
     found.setdefault("id", UNKNOWN)
     return {key: _made_up(key, value) for key, value in found.items()}

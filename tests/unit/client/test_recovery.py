@@ -39,7 +39,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def fill(path: Path) -> None:
-    """A file with 300 tasks: 100 succeeded, 1 failed, 1 due for a retry, 1 held by a killed worker, the rest queued."""
+    """Fill a file: 100 tasks succeeded, 1 failed, 1 due for a retry, 1 held by a killed worker, 197 queued."""
     queue, _ = open_sqlite(path)
     queue.put([sample_task(str(number), extra={"pad": "x" * 200}) for number in range(TASKS)])
     leases = queue.lease(103, worker="w-one", ttl=TTL)

@@ -666,7 +666,7 @@ def test_listing_that_makes_no_sense_is_no_empty_one(
 def answering(
     answer: Callable[[str, str, dict[str, str], bytes], tuple[int, bytes]], missing: int = 0
 ) -> Iterator[str]:
-    """A server that answers with `answer(method, path, headers, body)`; the first answer lacks its last bytes."""
+    """Serve answers of `answer(method, path, headers, body)`; the first answer lacks its last bytes."""
     cut = [missing]
 
     class Handler(BaseHTTPRequestHandler):

@@ -83,7 +83,7 @@ def dump(value: object, *, sort_keys: bool = False) -> str:
 
 @st.composite
 def usual_tasks(draw: st.DrawFn) -> Task:
-    """A task as `submit` makes it from a function and its arguments."""
+    """Draw a task as `submit` makes it from a function and its arguments."""
     entry = draw(ENTRIES)
     return Task(
         id=task_id("exp", entry=entry),

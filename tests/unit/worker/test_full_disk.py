@@ -133,7 +133,7 @@ def test_cancel_of_a_job_that_has_ended_needs_no_mark(run: Terminal, monkeypatch
 
 
 def refuse_marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record root refuses every further file, whatever its name."""
+    """Make the record root refuse every further file, whatever its name."""
 
     def refuse(*_: object, **__: object) -> bool:
         raise StoreUnavailable("the record root refuses: no space left on device")

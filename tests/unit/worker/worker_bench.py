@@ -250,7 +250,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 
 def open_pair_with_folder(bench: Bench) -> tuple[Queue, RecordStore]:
-    """The embedded queue with its records in a folder."""
+    """Open the embedded queue with its records in a folder."""
     from runtime.records import open_records
 
     (bench.folder / "records").mkdir(exist_ok=True)
@@ -258,7 +258,7 @@ def open_pair_with_folder(bench: Bench) -> tuple[Queue, RecordStore]:
 
 
 def open_pair_with_records(bench: Bench, records: RecordStore) -> tuple[Queue, RecordStore]:
-    """The embedded queue with its records elsewhere."""
+    """Open the embedded queue with its records elsewhere."""
     return SqliteQueue(EmbeddedFile(bench.path), records), records
 
 
