@@ -1,4 +1,5 @@
-"""Whether a command line that a document or a pipeline shows exists: `make`, `runtime …`, `python -m infra …`, `scripts/…`."""
+"""Finds command lines in documents and pipelines that do not exist (`make`, `runtime`, `python -m infra`,
+`scripts`)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _SHOWN = re.compile(r"(?<![\w-])(-{1,2}[a-zA-Z][\w-]*)")
 
 
 def find_problem(words: Sequence[str]) -> str | None:
-    """What is wrong with a command line, its words as a shell would split them; None if it exists."""
+    """Return the problem with a command line (its words as a shell splits them), or None if the command exists."""
     line = " ".join(words)
     match list(words):
         case ["make", *rest]:
@@ -34,7 +35,7 @@ def find_problem(words: Sequence[str]) -> str | None:
 
 
 def find_command_lines(markdown: str) -> Iterator[list[str]]:
-    """Our command lines of a document: in fenced blocks a line each, and in backticks."""
+    """Find our command lines in a document: each line of a fenced block, and each text in backticks."""
     prose, blocks = [], []
     for number, part in enumerate(re.split(r"^ *```\w*$", markdown, flags=re.MULTILINE)):
         (blocks if number % 2 else prose).append(part)
@@ -47,7 +48,7 @@ def find_command_lines(markdown: str) -> Iterator[list[str]]:
                 del words[0]
             ours = words and (words[0] in ("make", "runtime") or words[0].startswith("scripts/"))
             if ours or words[:3] == ["python", "-m", "infra"]:
-                # What is in capitals, in brackets or an ellipsis stands for something.
+                # Words in capitals or brackets are placeholders; an ellipsis stands for omitted words.
                 yield [word.strip("[]") for word in words if word.strip("[]") != "…"]
 
 
@@ -91,6 +92,6 @@ def _unknown_of_runtime(words: Sequence[str]) -> list[str]:
 
 
 def _options(words: Sequence[str]) -> set[str]:
-    """The options among `words`, up to a `--` after which they are another's."""
+    """Return the options among `words`, up to a `--`, after which they belong to another command."""
     ours = list(words)[: list(words).index("--")] if "--" in words else words
     return {word.partition("=")[0] for word in ours if re.match(r"--?[a-zA-Z]", word)}

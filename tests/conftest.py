@@ -1,4 +1,4 @@
-"""Fixtures that every suite may use: real components, golden files, and a clean environment."""
+"""Fixtures for every suite: real components, golden files, and a clean environment."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from tests.kubernetes_support import Kubernetes
     from tests.ssh_support import SshServer
 
-# Asserts of the suite that ships with the package say what they saw, as those of this folder do.
+# Make failed asserts of the suite that ships with the package show their values, like those in this folder.
 pytest.register_assert_rewrite("runtime.testing.launchers")
 
-# How long an example takes says more about the machine than about us.
+# The duration of an example depends more on the machine than on the code.
 hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("tests")
 
@@ -35,7 +35,7 @@ INSTALL_SERVICES = "make services"
 
 _homes = itertools.count()
 
-# Those that take longest come first, so that no worker is left with one of them when all others have finished.
+# The longest test files run first, so that none is still running after all other workers have finished.
 LONGEST = (
     "services/test_images.py",
     "services/test_launcher_kubernetes.py",
@@ -60,10 +60,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "golden: compares with a golden file (set by the `golden` fixture)")
-    # A shell that runs the tests in the background has them ignore SIGINT, which they would pass on to what they start.
+    # A shell ignores SIGINT in background processes; tests run in the background would pass that on to their children.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Rewriting asserts is most of the cost of collecting; it is kept, also where Python is told to keep no byte code.
+    # Rewriting asserts dominates collection time, so the byte code is kept even if Python is told to write none.
     sys.dont_write_bytecode = False
 
 
@@ -72,7 +72,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by the fixtures they use, so that none is forgotten: services as `service`, golden files as `golden`."""
+    """Mark tests by the fixtures they use: services as `service`, golden files as `golden`."""
     services = {"pubsub_server", "pubsub_emulator", "moto_process", "moto_server", "redis_server"}
     services |= {"ssh_server", "kubernetes", "kubernetes_node"}
     for item in items:
@@ -87,7 +87,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_settings_of_the_developer(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Tests see neither the developer's stack nor their data folder, and cannot write to it; nor what an earlier test left."""
+    """Hide the developer's stack and data folder, and earlier tests' leftovers, from every test."""
     for name in list(os.environ):
         if name.startswith("RUNTIME_") and name != "RUNTIME_REQUIRE_SERVICES":
             monkeypatch.delenv(name)
@@ -99,7 +99,7 @@ def _no_settings_of_the_developer(monkeypatch: pytest.MonkeyPatch, tmp_path_fact
 
 @pytest.fixture(autouse=True)
 def _umask_stays() -> Iterator[None]:
-    """Fails a test that leaves another umask behind: files of the tests after it would get other modes."""
+    """Fail a test that leaves a changed umask, which would give files of later tests other modes."""
     before = os.umask(0o022)
     os.umask(before)
     yield
@@ -109,7 +109,7 @@ def _umask_stays() -> Iterator[None]:
 
 @pytest.fixture
 def own_umask() -> Iterator[None]:
-    """For a test that calls what sets the umask of its process: puts it back."""
+    """Restore the process umask after a test whose code sets it."""
     before = os.umask(0o022)
     os.umask(before)
     yield
@@ -158,7 +158,7 @@ def moto_server(moto_process: MotoServer, monkeypatch: pytest.MonkeyPatch) -> Mo
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
-    """A running Redis that keeps nothing on disk."""
+    """A running Redis without persistence."""
     require("Redis", shutil.which("redis-server"), INSTALL_SERVICES)
     server = RedisServer().start()
     yield server
@@ -167,13 +167,13 @@ def redis_server() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="session")
 def kubernetes() -> Iterator[Kubernetes]:
-    """A Kubernetes without nodes: its API, its admission and its controllers are real, and no pod ever runs."""
+    """A Kubernetes without nodes: API, admission and controllers are real, but no pod ever runs."""
     yield from _running_kubernetes(node=False)
 
 
 @pytest.fixture(scope="session")
 def kubernetes_node() -> Iterator[Kubernetes]:
-    """A Kubernetes with one node whose pods run."""
+    """A Kubernetes with one node that runs pods."""
     yield from _running_kubernetes(node=True)
 
 
@@ -191,7 +191,7 @@ def _running_kubernetes(*, node: bool) -> Iterator[Kubernetes]:
 
 @pytest.fixture
 def ssh_server(tmp_path: Path) -> Iterator[SshServer]:
-    """A running sshd of this test's own, with a home that is empty; its client knows it as `box`."""
+    """A running sshd private to this test, with an empty home; its client knows it as `box`."""
     from tests.ssh_support import INSTALL, SshServer, missing_for_ssh
 
     missing = missing_for_ssh()
@@ -204,12 +204,12 @@ def ssh_server(tmp_path: Path) -> Iterator[SshServer]:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """`golden("slurm/array.sh", text)` compares with `tests/golden/slurm/array.sh`; `make goldens` rewrites it."""
+    """Compare text with a golden file: `golden("slurm/array.sh", text)`; `make goldens` rewrites the file."""
     return GoldenFiles(GOLDEN_FOLDER, update=request.config.getoption("--update-goldens")).check
 
 
 class GoldenFiles:
-    """Files that rendered text must equal, byte for byte."""
+    """Files that rendered text must equal byte for byte."""
 
     def __init__(self, folder: Path, *, update: bool) -> None:
         self._folder, self._update = folder, update

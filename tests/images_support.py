@@ -1,4 +1,4 @@
-"""Images for real: the tools that build and run them, registries of this machine, and a checker for leaked secrets."""
+"""Real images: the tools that build and run them, registries on this machine, and a checker for leaked secrets."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _GZIP = b"\x1f\x8b"
 
 
 def find_tools_folder() -> Path | None:
-    """Where `scripts/image-tools` left the base image and the settings, once it came to its end."""
+    """Find the folder with the base image and the settings from `scripts/image-tools`, if that script finished."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = Path(os.environ.get("RUNTIME_IMAGE_TOOLS") or cache / "research-runtime/image-tools")
     tools = ("buildah", "podman", "skopeo", "docker-registry")
     return folder if (folder / "ready").exists() and all(map(shutil.which, tools)) else None
 
 
-# Asked for when the tests are collected: their fixtures hide the developer's own folders.
+# Determined at collection, since the tests' fixtures hide the developer's own folders.
 TOOLS_FOLDER = find_tools_folder()
 
 
 def tool_environment(folder: Path) -> dict[str, str]:
-    """Settings that keep the tools to the tests' own image storage."""
+    """Return settings that restrict the tools to the tests' own image storage."""
     return {
         "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
         "CONTAINERS_CONF": str(folder / "containers.conf"),
@@ -46,13 +46,13 @@ def tool_environment(folder: Path) -> dict[str, str]:
 
 
 def build_arguments() -> list[str]:
-    """What a build here needs beyond the defaults: the network and certificates of this machine, the base from its storage."""
+    """Return build arguments for this machine's network and certificates, and against pulling the base image."""
     mounted = ["--volume", f"{CA_BUNDLE}:{CA_BUNDLE}:ro"] if CA_BUNDLE.exists() else []
     return ["--network=host", "--pull=never", *mounted]
 
 
 class LocalRegistry(Service):
-    """A registry without credentials that keeps what it gets in a folder of its own."""
+    """A registry without credentials that stores images in its own folder."""
 
     name = "registry"
 
@@ -81,7 +81,7 @@ class LocalRegistry(Service):
 
 
 def copy_work_tree(target: Path) -> Path:
-    """The files that git tracks or would, as they are now, in a repository of one commit."""
+    """Copy the files that git tracks or would track, in their current state, into a repository with one commit."""
     listed = subprocess.run(
         ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         capture_output=True,
@@ -98,7 +98,7 @@ def copy_work_tree(target: Path) -> Path:
 
 
 def commit_all(folder: Path, message: str) -> str:
-    """The new commit's id."""
+    """Commit all files and return the new commit's id."""
     git(folder, "add", "--all")
     git(folder, "-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "--quiet", "--message", message)
     return git(folder, "rev-parse", "HEAD").strip()
@@ -117,13 +117,13 @@ def git(folder: Path, *args: str) -> str:
 @dataclass(frozen=True, slots=True)
 class Leak:
     canary: str
-    """What it is called, `token in the environment`."""
+    """The secret's name, such as `token in the environment`."""
     where: str
     """The blob's digest, or the file in it."""
 
 
 def export_image(reference: str, folder: Path) -> Path:
-    """The image as an OCI layout: manifest, configuration with its history, and every layer, as a push would send them, but unpacked."""
+    """Export the image as an OCI layout, as a push sends it but unpacked: manifest, configuration and every layer."""
     target = folder / "layout"
     subprocess.run(
         ["buildah", "push", "--quiet", "--disable-compression", reference, f"oci:{target}:image"],
@@ -135,9 +135,9 @@ def export_image(reference: str, folder: Path) -> Path:
 
 
 def find_leaks(folder: Path, canaries: Mapping[str, str]) -> list[Leak]:
-    """Where below `folder` (an OCI layout, or a registry's storage) a canary stands, in plain or coded in base64.
+    """Find canaries below `folder` (an OCI layout, or a registry's storage), plain or in base64.
 
-    Looks at every blob: layers unpacked, names and content of their files, and JSON as it is.
+    Searches every blob: unpacked layers with file names and contents, and JSON as it is.
     """
     wanted = {name: forms_of(value) for name, value in canaries.items()}
     leaks = []
@@ -148,14 +148,14 @@ def find_leaks(folder: Path, canaries: Mapping[str, str]) -> list[Leak]:
 
 
 def forms_of(value: str) -> tuple[bytes, ...]:
-    """A secret as it may be found: itself, and the middle of its base64 at each of the three alignments."""
+    """Return the byte forms of a secret: itself, and the middle of its base64 at each of the three alignments."""
     data = value.encode()
     coded = (base64.b64encode(b"\0" * shift + data)[4 if shift else 0 :].rstrip(b"=")[:-2] for shift in range(3))
     return (data, *coded)
 
 
 def files_of_layers(layout: Path) -> list[str]:
-    """Names of all files in all layers."""
+    """List the names of all files in all layers."""
     names = []
     for blob in (layout / "blobs/sha256").iterdir():
         if tarfile.is_tarfile(blob):
@@ -185,7 +185,7 @@ def _read(path: Path) -> Iterator[bytes]:
 
 
 def build_from(dockerfile: str, files: Mapping[str, str], *, arguments: Iterable[str] = (), tag: str) -> None:
-    """Build a small image of its own context, without an ignore file."""
+    """Build a small image from its own context, without an ignore file."""
     with tempfile.TemporaryDirectory() as name:
         context = Path(name)
         for path, content in files.items():
@@ -201,7 +201,7 @@ def build_from(dockerfile: str, files: Mapping[str, str], *, arguments: Iterable
 
 
 def remove_images(*references: str) -> None:
-    """With all their names, from the tests' own storage; what is not there is left out."""
+    """Remove images with all their names from the tests' own storage; missing images are skipped."""
     for reference in references:
         found = subprocess.run(["buildah", "images", "--quiet", reference], check=False, capture_output=True, text=True)
         for identifier in set(found.stdout.split()):

@@ -1,4 +1,4 @@
-"""Jobs on this machine for tests of the verbs: a data folder, a work tree, and a hand that types commands."""
+"""Jobs on this machine for tests of the verbs: a data folder, a work tree, and a helper that runs commands as typed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tests.shim_support import processes_with, signal_all, wait_for
 
 @contextmanager
 def folder_for_all() -> Iterator[Path]:
-    """A folder that other users may enter. pytest's own is closed to them again by each start of a pytest on this machine."""
+    """Make a folder that other users may enter; each start of pytest closes pytest's own folder to them again."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
 
 
 @contextmanager
 def as_somebody_else(root: Path, *, hidden: str, shown: str = "") -> Iterator[None]:
-    """Look at a record root as another user than the owner of the folder `hidden`; `shown` is that user's own.
+    """View a record root as a user other than the owner of the folder `hidden`; `shown` is that user's own folder.
 
     The root lies in a `folder_for_all`.
     """
@@ -49,14 +49,14 @@ def as_somebody_else(root: Path, *, hidden: str, shown: str = "") -> Iterator[No
 
 
 def launch_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs of this machine that are launched from now on leave their files as versions did that knew of no folding."""
+    """Launch all later jobs of this machine as versions without folding did."""
     make = order.make_order
     monkeypatch.setattr("runtime.launchers.processes.base.make_order", lambda *a, **k: {**make(*a, **k), "fold": False})
 
 
 @dataclass
 class Typed:
-    """What a command came to."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -69,7 +69,7 @@ class Typed:
 
 @dataclass
 class Terminal:
-    """Types `runtime …` in a work tree whose data folder is its own."""
+    """Runs `runtime …` as typed in a work tree with its own data folder."""
 
     tree: Path
     data: Path
@@ -82,7 +82,7 @@ class Terminal:
         return Typed(code, said.out, said.err)
 
     def launch(self, script: str, *words: str) -> str:
-        """A job that runs `script` in a shell; its id."""
+        """Launch a job that runs `script` in a shell; return its id."""
         said = self("launch", "--on", "local", *words, "--", "sh", "-c", script)
         assert said.code == 0, said.err
         return said.out.strip()
@@ -90,7 +90,7 @@ class Terminal:
     def finish(self, script: str, *words: str) -> str:
         job = self.launch(script, *words)
         self.wait(job)
-        # Its shim lives a moment longer than its result is new, and until then the job is not to be collected.
+        # The job's shim lives a moment longer than its result exists; until then the job must not be collected.
         wait_for(lambda: not processes_with(str(self.folder(job))), f"the end of the shim of {job}")
         return job
 
@@ -108,7 +108,7 @@ def open_terminal(
 ) -> Iterator[Terminal]:
     tree = tmp_path / "tree"
     tree.mkdir()
-    # Equal trees make equal jobs, and a shim ends what is left of its job anywhere on the machine: of another test too.
+    # Equal trees make equal jobs, and a shim kills leftovers of its job anywhere on the machine, even another test's.
     (tree / "salt").write_bytes(os.urandom(12))
     (tree / "main.py").write_text("print('hello')\n")
     monkeypatch.chdir(tree)

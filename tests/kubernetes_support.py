@@ -1,6 +1,6 @@
-"""A real Kubernetes for the tests: found, started by `scripts/kubernetes`, and spoken to.
+"""A real Kubernetes for the tests: found, started by `scripts/kubernetes`, and used.
 
-Most tests need the control plane only, which starts in seconds; a node whose pods run is there for those that ask.
+Most tests need only the control plane, which starts in seconds; tests that ask for it get a node that runs pods.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ SCRIPT = Path(__file__).parents[1] / "scripts" / "kubernetes"
 INSTALL = "scripts/kubernetes install && scripts/kubernetes build"
 FIELD_MANAGER = "research-runtime"
 
-# Read at once: each test gets a cache folder of its own, and what took minutes to build is not in it.
+# Read at import: each test gets its own cache folder, which lacks the build that took minutes.
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "research-runtime" / "kubernetes"
 
 
 def find_missing(*, node: bool = False) -> str | None:
-    """What this machine lacks for a Kubernetes, or for a node with pods; None where nothing is missing."""
+    """Name the missing parts for a Kubernetes, or for a node with pods; None if nothing is missing."""
     done = run_script("status")
     packages, built = done.stdout.splitlines()[:2]
     absent = packages.removeprefix("packages: ").removeprefix("installed").removeprefix("missing ").split()
@@ -43,10 +43,10 @@ def find_missing(*, node: bool = False) -> str | None:
 
 
 class Kubernetes:
-    """A Kubernetes in a private folder. It ends with this process, also when that is killed."""
+    """A Kubernetes in a private folder. It ends with this process, even if the process is killed."""
 
     def __init__(self, *, node: bool = False) -> None:
-        # Short, for the sockets in it: a path of pytest's own can exceed the 107 characters of a socket's name.
+        # Short because of its sockets: a pytest path can exceed the 107 characters of a socket's name.
         self.folder = Path(tempfile.mkdtemp(prefix="rr-kubernetes-"))
         self.kubeconfig = self.folder / "kubeconfig"
         self._node = node
@@ -60,7 +60,7 @@ class Kubernetes:
         return self
 
     def stop(self) -> None:
-        """Stopping twice changes nothing."""
+        """Stop it; stopping twice changes nothing."""
         run_script("stop", str(self.folder))
 
     @property
@@ -72,24 +72,24 @@ class Kubernetes:
         return Access(self, user["token"])
 
     def account(self, namespace: str, name: str) -> Access:
-        """The API as a service account sees it."""
+        """Open the API as a service account."""
         return Access(self, self.token(namespace, name))
 
     def token(self, namespace: str, name: str) -> str:
-        """Of a service account, as the API makes them for pods."""
+        """Create a token of a service account, as the API does for pods."""
         made = client.CoreV1Api(self.administrator().api).create_namespaced_service_account_token(
             name, namespace, {"spec": {"expirationSeconds": 3600}}
         )
         return str(made.status.token)
 
     def member(self, group: str) -> Access:
-        """The API as a person of a group sees it."""
+        """Open the API as a person in a group."""
         access = self.administrator()
         access.api.default_headers |= {"Impersonate-User": "somebody", "Impersonate-Group": group}
         return access
 
     def delete_namespace(self, name: str) -> None:
-        """Delete it with all in it, and return when it is gone. One that is not there is no error."""
+        """Delete the namespace with its objects, and return when it is gone. A missing namespace is no error."""
         core = client.CoreV1Api(self.administrator().api)
         manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
         if self.administrator().find(manifest) is not None:
@@ -105,14 +105,14 @@ class Kubernetes:
         return name
 
     def wait_for_account(self, namespace: str) -> None:
-        """Wait for the account of pods that name none: a controller makes it, and without it no pod is taken in."""
+        """Wait for the default service account: a controller creates it, and pods without an account need it."""
         core = client.CoreV1Api(self.administrator().api)
         eventually(
             lambda: "default" in {each.metadata.name for each in core.list_namespaced_service_account(namespace).items}
         )
 
     def kubeconfig_with_context(self, path: Path, context: str, *, token: str | None = None) -> Path:
-        """A kubeconfig, the administrator's by default, under the name that a stack gives its cluster."""
+        """Write a kubeconfig, by default the administrator's, whose context has the stack's name for its cluster."""
         config = yaml.safe_load(self.kubeconfig.read_text())
         if token:
             config["users"][0]["user"] = {"token": token}
@@ -130,13 +130,13 @@ class Kubernetes:
         configuration.host = self.server
         configuration.ssl_ca_cert = self._cluster()["certificate-authority"]
         configuration.api_key = {"authorization": f"Bearer {token}"}
-        # A proxy of the environment must not come between us and 127.0.0.1.
+        # Ignore proxy settings in the environment for 127.0.0.1.
         configuration.proxy = None
         return configuration
 
 
 class Access:
-    """The API as one identity sees it."""
+    """The API with one identity."""
 
     def __init__(self, kubernetes: Kubernetes, token: str) -> None:
         self.api = client.ApiClient(kubernetes.configuration(token))
@@ -150,7 +150,7 @@ class Access:
         return self._dynamic
 
     def apply(self, manifest: Mapping[str, Any], *, dry_run: bool = False, force: bool = False) -> dict[str, Any]:
-        """Server-side apply; raises ApiException as the API answers."""
+        """Apply server-side; raise ApiException with the API's answer."""
         metadata = manifest["metadata"]
         resource = self.dynamic.resources.get(api_version=manifest["apiVersion"], kind=manifest["kind"])
         applied: dict[str, Any] = resource.server_side_apply(
@@ -164,7 +164,7 @@ class Access:
         return applied
 
     def find(self, manifest: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What is stored under the kind and name of `manifest`."""
+        """Return the stored object with the kind and name of `manifest`."""
         metadata = manifest["metadata"]
         resource = self.dynamic.resources.get(api_version=manifest["apiVersion"], kind=manifest["kind"])
         try:
@@ -176,7 +176,7 @@ class Access:
         return found
 
     def may(self, verb: str, resource: str, *, namespace: str | None = None, group: str = "") -> bool:
-        """The API's own answer to whether this identity may. `resource` may name a subresource: `pods/log`."""
+        """Ask the API whether this identity may do this. `resource` may name a subresource: `pods/log`."""
         name, _, subresource = resource.partition("/")
         attributes = {"verb": verb, "group": group, "resource": name, "subresource": subresource}
         review = client.AuthorizationV1Api(self.api).create_self_subject_access_review(
@@ -186,7 +186,7 @@ class Access:
 
 
 def manifests(registrations: Sequence[Registration]) -> list[dict[str, Any]]:
-    """The Kubernetes objects that a program registered, in its order."""
+    """Return the Kubernetes objects that a program registered, in order."""
     return [copy.deepcopy(dict(each.inputs)) for each in registrations if is_object(each.type)]
 
 

@@ -1,4 +1,4 @@
-"""docs/output.md for tests: the examples it shows, and whether what a command printed is of the same shape."""
+"""docs/output.md for tests: its examples, and a comparison of their shape with a command's output."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 PAGE = Path(__file__).parents[1] / "docs" / "output.md"
 FREE = {"labels", "declined", "metrics", "spec", "order", "artefacts", "fidelity"}
-"""Their keys are the user's, or told elsewhere."""
+"""Objects with keys chosen by the user or documented elsewhere."""
 
 
 def documented() -> dict[str, Any]:
-    """Command line → its example."""
+    """Return command line → example."""
     found = re.findall(r"^### `(runtime [^`]*)`\n.*?```json\n(.*?)```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     return {command: json.loads(text) for command, text in found}
 
 
 def differences(shown: Any, printed: Any, place: str = "$") -> list[str]:
-    """Where the example and the real output are not of one shape. Null stands for any kind; arrays go by their first."""
+    """List the differences in shape between example and output. Null matches anything; arrays compare by first item."""
     if shown is None or printed is None:
         return []
     kinds = [("number" if isinstance(each, int | float) and each is not True and each is not False else type(each).__name__)
@@ -42,5 +42,5 @@ def differences(shown: Any, printed: Any, place: str = "$") -> list[str]:
 
 
 def differences_from_page(command: str, printed: str) -> list[str]:
-    """Between what the page shows for `command` and the text that it printed."""
+    """List the differences in shape between the page's example for `command` and the printed text."""
     return differences(documented()[command], json.loads(printed))

@@ -1,4 +1,4 @@
-"""The launch that the README shows, done as a reader does it: its files, its command lines, on a target of this machine."""
+"""The README's launch, done as a reader would: its files and command lines, on a target of this machine."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ LIMIT_S = 400
 
 @dataclass(frozen=True)
 class Seen:
-    """What a reader sees of the job in the end."""
+    """The final view of the job for a reader."""
 
     state: str
     succeeded: int
     log: tuple[str, ...]
-    """Sorted: seeds may run at the same time."""
+    """Sorted, because seeds may run at the same time."""
     explained: str
     fetched: Mapping[str, str]
 
@@ -40,16 +40,16 @@ AS_PROMISED = Seen(
 
 
 def read_blocks() -> dict[str, str]:
-    """The README's job file, targets file and command lines of its section on launching."""
+    """Return the README's job file, targets file and command lines from its section on launching."""
     section = README.read_text().partition("\n## Launch\n")[2].partition("\n## ")[0]
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", section, flags=re.MULTILINE | re.DOTALL)
     return {language or "commands": text for language, text in blocks}
 
 
 def follow_readme(folder: Path, on: str, *, settings: Mapping[str, Any] | None = None) -> Seen:
-    """Launch the README's job on its target `on`, and do all that the README does with it.
+    """Launch the README's job on its target `on`, and follow all its steps.
 
-    `settings` are what the target is here; None for one that needs no words.
+    `settings` are the target's settings here; None for a target that needs none.
     """
     blocks = read_blocks()
     targets = tomllib.loads(blocks["toml"])["targets"]
@@ -75,7 +75,7 @@ def follow_readme(folder: Path, on: str, *, settings: Mapping[str, Any] | None =
 
 
 def split_commands(text: str) -> tuple[dict[str, list[str]], list[list[str]]]:
-    """The launches by target, and what comes after them."""
+    """Return the launches by target, and the commands that follow."""
     lines = [words for line in text.splitlines() if (words := shlex.split(line, comments=True))]
     launches = {words[words.index("--on") + 1]: words for words in lines if words[1] == "launch"}
     return launches, [words for words in lines if words[1] != "launch"]
@@ -89,7 +89,7 @@ def _toml(targets: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def run_in(words: Sequence[str], folder: Path) -> str:
-    """What a command of ours prints; one that fails fails the test."""
+    """Run one of our commands and return its output; a failing command fails the test."""
     done = subprocess.run(
         [sys.executable, "-m", *words], cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )

@@ -1,6 +1,6 @@
-"""Real components for tests and benchmarks: how each is found, started on a free port, and stopped.
+"""Real components for tests and benchmarks: find, start on a free port, and stop each of them.
 
-Nothing here needs pytest but `require`, so the benchmarks start their services with the same code.
+Only `require` needs pytest, so the benchmarks start their services with the same code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 REQUIRE_VARIABLE = "RUNTIME_REQUIRE_SERVICES"
 
 PATIENCE_S = 240.0
-"""How long a test waits for what is sure to come, on a machine that is busy with others."""
+"""The longest wait for a certain event, on a machine busy with other work."""
 
 _EMULATOR_FOLDERS = (
     "/usr/lib/google-cloud-sdk",
@@ -53,7 +53,7 @@ def require(component: str, found: object, install: str) -> None:
 
 
 def find_emulator_jar() -> Path | None:
-    """The Pub/Sub emulator of an installed Google Cloud CLI, wherever that is."""
+    """Find the Pub/Sub emulator of an installed Google Cloud CLI."""
     gcloud = shutil.which("gcloud")
     roots = [Path(gcloud).resolve().parent.parent] if gcloud else []
     roots += [Path(folder).expanduser() for folder in _EMULATOR_FOLDERS]
@@ -79,10 +79,10 @@ class Service:
         return self._process.pid if self._process else None
 
     def start(self, *, timeout_s: float = 300) -> Self:
-        """Start on the same port as before and return when it answers. Raises RuntimeError with its output if it dies."""
-        # A test run that is killed must leave no JVM behind. setpriv is part of every Debian; elsewhere we do without.
+        """Start on the same port as before and return when it answers. Raises RuntimeError with its output on exit."""
+        # A killed test run must leave no JVM behind. setpriv is part of every Debian; other systems do without it.
         tied_to_us = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
-        # A file and not a pipe: nobody reads while the service runs, and a chatty one would block.
+        # A file rather than a pipe, because nobody reads while the service runs, and a full pipe would block it.
         with tempfile.TemporaryFile() as output:
             self._process = subprocess.Popen(
                 [*tied_to_us, *self._command()], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
@@ -103,16 +103,16 @@ class Service:
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it with SIGKILL, as a crash would."""
+        """Kill it with SIGKILL, as a crash would."""
         self._end(signal.SIGKILL)
 
     def restart(self) -> None:
-        """Stop and start on the same port; what it held in memory is gone."""
+        """Stop and start on the same port; its memory is lost."""
         self.kill()
         self.start()
 
     def _order(self, path: str) -> None:
-        """Have it do something, which is done when this returns: one that came late would meet the next test."""
+        """Send a command and wait until it is done, so that it cannot affect the next test."""
         if _request("POST", self.port, path, timeout_s=300) is None:
             raise RuntimeError(f"{self.name} did not answer POST {path}")
 
@@ -152,12 +152,12 @@ class PubsubEmulator(Service):
         return {"PUBSUB_EMULATOR_HOST": self.address}
 
     def new_project(self) -> str:
-        """A project name that no test has used yet, so that topics of two tests never meet."""
+        """Return a project name unused by other tests, so that topics of two tests never meet."""
         self._projects += 1
         return f"test-project-{self._projects}"
 
     def reset(self) -> None:
-        """Forget every topic and subscription; clients stay connected."""
+        """Delete every topic and subscription; clients stay connected."""
         self._order("/reset")
 
     def _command(self) -> list[str]:
@@ -168,7 +168,7 @@ class PubsubEmulator(Service):
 
 
 class MotoServer(Service):
-    """S3 and EC2 as moto serves them. Clients need `environment`, which holds made-up credentials."""
+    """S3 and EC2 from moto. Clients need `environment`, which holds fake credentials."""
 
     name = "moto server"
 
@@ -189,7 +189,7 @@ class MotoServer(Service):
         }
 
     def reset(self) -> None:
-        """Forget every bucket and machine."""
+        """Delete every bucket and machine."""
         self._order("/moto-api/reset")
 
     def _command(self) -> list[str]:
@@ -221,15 +221,15 @@ class RedisServer(Service):
 
 
 _PORTS = range(10_000, 13_000)
-"""Below those that the kernel gives to connections and to who asks for any; `scripts/kubernetes` has the next, and
-`scripts/slurm` of the tests those from 21000 on."""
+"""Below the kernel's ephemeral ports; `scripts/kubernetes` uses the next ones, and the tests run `scripts/slurm` with
+those from 21000 on."""
 _held: list[int] = []
 
 
 def find_free_port() -> int:
-    """A TCP port of 127.0.0.1 that nothing listens on, and that no other process is given here while this one lives.
+    """Find a TCP port of 127.0.0.1 without a listener, which no other process here gets during this process's life.
 
-    Some seconds can pass until a server listens on it, and it may be down for a while later.
+    Some seconds can pass until a server listens on it, and the server may be down for a while later.
     """
     start = random.SystemRandom().randrange(len(_PORTS))
     for port in itertools.chain(_PORTS[start:], _PORTS[:start]):
@@ -238,7 +238,7 @@ def find_free_port() -> int:
         try:
             name.bind(f"\0research-runtime-port-{port}")
             with socket.socket() as probe:
-                # As servers do: a connection that was closed a moment ago is in nobody's way.
+                # Servers set this too: a recently closed connection does not block them.
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(("127.0.0.1", port))
         except OSError:
@@ -250,7 +250,7 @@ def find_free_port() -> int:
 
 
 def wait_until(condition: Callable[[], bool], *, timeout_s: float = PATIENCE_S, every_s: float = 0.02) -> bool:
-    """Whether `condition` came true in time. Looking takes no more than a third of it: what is waited for needs the rest."""
+    """Return whether `condition` came true in time. Checks take at most a third of the time, which the work needs."""
     deadline = time.monotonic() + timeout_s
     while True:
         looked = time.monotonic()
@@ -263,7 +263,7 @@ def wait_until(condition: Callable[[], bool], *, timeout_s: float = PATIENCE_S, 
 
 
 def _request(method: str, port: int, path: str, *, timeout_s: float = 5) -> str | None:
-    # http.client and not urllib: a proxy of the environment must not come between us and 127.0.0.1.
+    # http.client rather than urllib, which would use a proxy from the environment for 127.0.0.1.
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     try:
         connection.request(method, path)

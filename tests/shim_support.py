@@ -23,7 +23,7 @@ from tests.services_support import PATIENCE_S, wait_until
 
 
 def write_shim() -> Path:
-    """The shim as it lies on a machine, for as long as this process lives."""
+    """Write the shim as it is on a machine; it is removed when this process ends."""
     folder = Path(tempfile.mkdtemp(prefix="runtime-shim-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "shim.py").write_bytes(build_shim())
@@ -32,7 +32,7 @@ def write_shim() -> Path:
 
 SHIM = write_shim()
 IMPORT = f"import os, sys\nsys.path.insert(0, {str(SHIM.parent)!r})\nimport shim\nsys.argv[0] = {str(SHIM)!r}\n"
-"""Lines of Python after which the shim's modules can be imported, as on a machine without ours."""
+"""Lines of Python that make the shim's modules importable, as on a machine without the package."""
 CALL = "from runtime.shim.main import main\nsys.exit(main(sys.argv[1:]))"
 CLOCK = """
 import time
@@ -44,13 +44,13 @@ def read():
     return clock() + ahead
 time.time = read
 """
-"""A clock that is as many seconds ahead as a file has bytes."""
+"""A clock that is ahead by one second per byte of a file."""
 JOB = f"j-{os.urandom(12).hex()}"
-"""This process's own: a shim ends what is left of its job anywhere on the machine, so tests side by side must not share one."""
+"""Unique to this process, since a shim kills leftovers of its job anywhere on the machine, even in parallel tests."""
 
 
 def find_pythons() -> dict[str, str]:
-    """Version → interpreter, for every Python from 3.6 on that this machine has."""
+    """Return version → interpreter, for every Python from 3.6 on that this machine has."""
     found = {f"{sys.version_info[0]}.{sys.version_info[1]}": sys.executable}
     root = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
     for minor in range(6, 15):
@@ -72,11 +72,11 @@ open(sys.argv[1] + ".new", "w").write(str(os.getpid()))
 os.rename(sys.argv[1] + ".new", sys.argv[1])
 time.sleep(600)
 """
-"""A daemon as in the books, which writes its process id to a file."""
+"""A textbook daemon, which writes its process id to a file."""
 
 
 def set_constant(name: str, value: float | str) -> str:
-    """Lines of Python that set a constant of the shim in every module that has it."""
+    """Return lines of Python that set a constant of the shim in every module that has it."""
     word = re.compile(rf"\b{name}\b")
     modules = [module for module, path in list_shipped().items() if word.search(path.read_text(encoding="utf-8"))]
     assert modules, name
@@ -92,10 +92,10 @@ class ShimJob:
     order: dict[str, Any]
     environ: dict[str, str] = field(default_factory=dict)
     constants: dict[str, float | str] = field(default_factory=dict)
-    """Constants of the shim that are others in this job, where its own would have a test hurry or wait, or look at all
-    of this machine."""
+    """Constants of the shim to replace in this job, if the real ones would make a test hurry or wait, or search the
+    whole machine."""
     clock: Path | None = None
-    """A file, `$CLOCK` of the command, that gets a byte for each second that shall have passed for the shim."""
+    """A file, `$CLOCK` of the command, with a byte for each second by which the shim's clock moves ahead."""
 
     @property
     def folder(self) -> Path:
@@ -107,7 +107,7 @@ class ShimJob:
         return self
 
     def start(self, *words: str, folder: Path | None = None, **environ: str) -> subprocess.Popen[str]:
-        """`folder` is another one for the shim than the job's own."""
+        """Start the shim, in `folder` if its folder shall differ from the job's."""
         scratch = self.root / "scratch"
         scratch.mkdir(exist_ok=True)
         program = [str(SHIM)]
@@ -131,7 +131,7 @@ class ShimJob:
         )
 
     def pass_time(self, seconds: int) -> None:
-        """As `printf %99s >> $CLOCK` does in a command."""
+        """Move the shim's clock ahead, as `printf %99s >> $CLOCK` does in a command."""
         assert self.clock is not None
         with self.clock.open("ab") as opened:
             opened.write(bytes(seconds))
@@ -140,7 +140,7 @@ class ShimJob:
         return self.finish(self.start(*words, **environ))
 
     def finish(self, started: subprocess.Popen[str]) -> int:
-        """Wait for a shim that was started; its exit code."""
+        """Wait for a started shim; return its exit code."""
         try:
             self.stdout, self.stderr = started.communicate(timeout=PATIENCE_S)
         finally:
@@ -148,16 +148,16 @@ class ShimJob:
         return started.returncode
 
     def results(self) -> dict[int, tuple[str, int, int]]:
-        """Index → reason, exit code and attempt, as the names in `done` say."""
+        """Return index → reason, exit code and attempt, from the names in `done`."""
         found = {}
         for path in sorted((self.root / "done").glob(f"{JOB}.*")):
             words = path.name.removeprefix(f"{JOB}.").split(".")
-            if len(words) == 4:  # more of them are of a file that is just being written
+            if len(words) == 4:  # longer names are of a file still being written
                 found[int(words[0])] = (words[1], int(words[2]), int(words[3]))
         return found
 
     def ends(self, index: int = 0) -> list[str]:
-        """How each attempt ended, oldest first; `-` where it left no word."""
+        """Return how each attempt ended, oldest first; `-` if it left no record."""
         ends = []
         for folder in sorted((self.folder / "runs" / str(index)).glob("a0*")):
             notes = [path.name.removeprefix("end.").rpartition(".")[0] for path in folder.glob("end.*")]
@@ -168,7 +168,7 @@ class ShimJob:
         return (self.folder / "runs" / str(index) / f"a{attempt:04d}" / f"rank{rank}.log").read_text()
 
     def left_over(self) -> list[str]:
-        """What lies in the scratch folder, which is nothing once the shim has ended."""
+        """List the scratch folder, which is empty once the shim has ended."""
         return sorted(
             path.name for path in (self.root / "scratch").iterdir() if not path.name.startswith("research-runtime-")
         )
@@ -182,7 +182,7 @@ def make_job(
     runs: Mapping[int, Mapping[str, Any]] | None = None,
     **changes: Any,
 ) -> ShimJob:
-    """A job of a shell script, or an argv, with the fields of the order that matter to a test."""
+    """Make a job from a shell script or an argv, with the order's fields that matter to a test."""
     command = ["sh", "-c", script] if isinstance(script, str) else list(script)
     retry = {"failure": 0, "preemption": 100, "on_exit": {}, "backoff_s": [0.05, 0.1]} | changes.pop("retry", {})
     order: dict[str, Any] = {
@@ -210,7 +210,7 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = PATIEN
 
 
 def wait_until_it_listens(process: subprocess.Popen[str]) -> None:
-    """Wait until a process handles SIGTERM, which would end it before that."""
+    """Wait until a process handles SIGTERM; before that, the signal would kill it."""
 
     def listens() -> bool:
         try:
@@ -224,7 +224,7 @@ def wait_until_it_listens(process: subprocess.Popen[str]) -> None:
 
 
 def processes_with(text: str) -> list[int]:
-    """Pids whose command line or environment has `text`."""
+    """List pids whose command line or environment contains `text`."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -236,7 +236,7 @@ def processes_with(text: str) -> list[int]:
 
 
 def shims_with(text: str) -> list[int]:
-    """Those of them that are shims by their command line."""
+    """List those processes with `text` that are shims by their command line."""
     found = []
     for pid in processes_with(text):
         with contextlib.suppress(OSError):
@@ -247,20 +247,20 @@ def shims_with(text: str) -> list[int]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is this process and it has not ended: who is to take its exit code may let it wait."""
+    """Return whether the process exists and has not ended; a zombie has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # the latter where it goes while it is read
+    except (FileNotFoundError, ProcessLookupError):  # ProcessLookupError if the process ends during the read
         return False
 
 
 def signal_all(pids: Iterable[int], number: int = signal.SIGKILL) -> None:
-    """What is gone by now is passed over: processes end by themselves, and each other."""
+    """Send a signal to each process; processes that have ended are skipped."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def lives(said: Path) -> bool:
-    """Whether the process whose id this file holds runs."""
+    """Return whether the process whose id this file holds runs."""
     return said.exists() and is_running(int(said.read_text()))

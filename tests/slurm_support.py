@@ -1,4 +1,4 @@
-"""A real Slurm for the tests: found, started by `scripts/slurm`, and spoken to."""
+"""A real Slurm for the tests: found, started by `scripts/slurm`, and used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PORTS = 20
 
 
 def find_missing() -> str | None:
-    """What this machine lacks for a Slurm; None where nothing is missing."""
+    """Name the missing parts for a Slurm; None if nothing is missing."""
     if os.geteuid() != 0:
         return "Slurm (starting it needs root)"
     packages = _script("status").stdout.strip().removeprefix("packages: ")
@@ -25,10 +25,10 @@ def find_missing() -> str | None:
 
 
 class Slurm:
-    """Four nodes in a private folder. They end with this process, also when that is killed."""
+    """Four nodes in a private folder. They end with this process, even if it is killed."""
 
     def __init__(self, *, accounting: bool = True, **settings: object) -> None:
-        # Short, for munge's socket: a path of pytest's own can exceed the 107 characters of a socket's name.
+        # Short because of munge's socket: a pytest path can exceed the 107 characters of a socket's name.
         self.folder = Path(tempfile.mkdtemp(prefix="rr-slurm-"))
         self.conf = self.folder / "lab" / "slurm.conf"
         self._accounting = accounting
@@ -46,7 +46,7 @@ class Slurm:
         return self
 
     def stop(self) -> None:
-        """Stopping twice changes nothing."""
+        """Stop it; stopping twice changes nothing."""
         _script("stop", str(self.folder / "lab"))
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -55,7 +55,7 @@ class Slurm:
         return {"SLURM_CONF": str(self.conf)}
 
     def run(self, *words: str, check: bool = True) -> str:
-        """What a command of Slurm prints."""
+        """Run a Slurm command and return its output."""
         done = subprocess.run(
             words, capture_output=True, text=True, check=False, env={**os.environ, **self.environment}, timeout=300
         )
@@ -69,7 +69,7 @@ class Slurm:
         assert done.returncode == 0, done.stderr
 
     def jobs(self, job: str) -> list[str]:
-        """Native ids of every job whose name begins with `job`, by the queue and by accounting together."""
+        """Return the native ids of all jobs whose name begins with `job`, from the queue and accounting together."""
         queue = self.run("squeue", "-h", "-t", "all", "-o", "%F|%j").splitlines()
         history = (
             self.run("sacct", "-X", "-n", "-P", "-D", "--format=JobID,JobName").splitlines() if self._accounting else []
@@ -86,7 +86,7 @@ class Slurm:
 
 
 def _script(*words: str) -> subprocess.CompletedProcess[str]:
-    # Files and not pipes: the daemons it leaves behind would keep a pipe open.
+    # Files rather than pipes, which the daemons left behind would keep open.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         done = subprocess.run([str(SCRIPT), *words], stdout=out, stderr=err, stdin=subprocess.DEVNULL, check=False)
         out.seek(0)
@@ -95,7 +95,7 @@ def _script(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def _free_ports() -> int:
-    """The first of a row of ports that nothing listens on."""
+    """Find the first of a row of free ports."""
     for base in range(21000 + os.getpid() % 400 * 20, 32000, PORTS):
         if all(_is_free(port) for port in _used(base)):
             return base

@@ -1,4 +1,4 @@
-"""A real sshd on 127.0.0.1 in a folder of its own, with keys made for it and a home that nobody else has."""
+"""A real sshd on 127.0.0.1 in its own folder, with its own keys and a private home."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def find_sshd() -> str | None:
 
 
 def missing_for_ssh() -> list[str]:
-    """Names of what is not installed."""
+    """List the names of missing programs."""
     there = {"sshd": find_sshd(), "ssh": shutil.which("ssh"), "ssh-keygen": shutil.which("ssh-keygen")}
     return [name for name, path in there.items() if path is None]
 
@@ -28,7 +28,7 @@ def missing_for_ssh() -> list[str]:
 class SshServer(Service):
     """sshd, and the client's side: an ssh_config that names it `box`, with its key known.
 
-    `commands` is the first folder of PATH for sessions: what a test puts there is found before the machine's own.
+    `commands` is the first folder of PATH for sessions: a test's commands there are found before the machine's own.
     """
 
     name = "sshd"
@@ -44,7 +44,7 @@ class SshServer(Service):
         self._make_key(folder / "user_key")
         (folder / "authorized_keys").write_text((folder / "user_key.pub").read_text())
         (folder / "authorized_keys").chmod(0o600)
-        # Every session starts here: a banner that login scripts print, and a home that is the test's own.
+        # Every session starts here, with a banner as from login scripts and with the test's own home.
         self.start_file = folder / "session"
         self.set_session('exec sh -c "$SSH_ORIGINAL_COMMAND"')
         key = (folder / "host_key.pub").read_text().split()
@@ -55,7 +55,7 @@ class SshServer(Service):
         self.write_client_config()
 
     def set_session(self, line: str, *, banner: str = "") -> None:
-        """What a session runs; `banner` is printed first."""
+        """Set the command of a session; `banner` is printed first."""
         text = f"#!/bin/sh\nexport HOME={shlex.quote(str(self.home))} TMPDIR={shlex.quote(str(self.folder))}\n"
         text += f'export PATH={shlex.quote(str(self.commands))}:$PATH\ncd "$HOME"\n'
         text += f"printf %s {shlex.quote(banner)}\n{line}\n"
@@ -82,17 +82,17 @@ class SshServer(Service):
         return ["-F", str(self.config)]
 
     def add_command(self, name: str, script: str) -> None:
-        """A command that sessions find before the machine's own of that name."""
+        """Add a command that sessions find before the machine's own of that name."""
         path = self.commands / name
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o700)
 
     def connections(self) -> int:
-        """How many connections were let in so far."""
+        """Return the number of connections accepted so far."""
         return (self.folder / "sshd.log").read_text().count("Accepted publickey")
 
     def drop_connections(self) -> None:
-        """Cut every open connection, as a network would; the server goes on."""
+        """Cut every open connection, as a network failure would; the server goes on."""
         for line in subprocess.run(
             ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
         ).stdout.splitlines():
@@ -114,7 +114,7 @@ class SshServer(Service):
             f"AuthorizedKeysFile {self.folder}/authorized_keys",
             f"PidFile {self.folder}/sshd.pid",
             f"ForceCommand {self.start_file}",
-            # The folder lies below the system's temporary one, which others may write to.
+            # The folder is below the system's temporary folder, which other users may write to.
             "StrictModes no",
             "UsePAM no",
             "PasswordAuthentication no",
@@ -125,7 +125,7 @@ class SshServer(Service):
         (self.folder / "sshd_config").write_text("\n".join(lines) + "\n")
 
     def _command(self) -> list[str]:
-        # sshd insists on being called by its full path, and on this folder where it separates privileges.
+        # sshd requires its full path, and this folder for privilege separation.
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)
         log = str(self.folder / "sshd.log")

@@ -1,4 +1,4 @@
-"""A stack for tests of the verbs, and a hand that plays its workers: over memory, and over one embedded file."""
+"""A stack for tests of the verbs, and a helper that acts as its workers: over memory, and over one embedded file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Bench:
 
     @classmethod
     def sqlite(cls, folder: Path, name: str = "bench.db") -> Bench:
-        """`local.db` in the data folder is the file of the stack `local`."""
+        """Open a stack on an embedded file; `local.db` in the data folder is the file of the stack `local`."""
         clock = _today()
         queue, records = open_sqlite(folder / name, clock=clock)
         return cls(records, queue, clock)
@@ -68,10 +68,10 @@ class Bench:
             queue.close()
         self._records.close()
 
-    # what users do
+    # users
 
     def put(self, *tasks: Task) -> None:
-        """As submit does: listed where the store holds no tasks, then queued."""
+        """Put tasks as submit does: list them if the store does not hold them, then queue them."""
         if not self.records.holds_tasks:
             for experiment in dict.fromkeys(task.experiment for task in tasks):
                 self.records.put_experiment(experiment, queue=self.default_queue)
@@ -80,7 +80,7 @@ class Bench:
                 self.parts += 1
         self.queue().put(tasks)
 
-    # what workers do
+    # workers
 
     def lease(self, worker: str = "w-one") -> Lease:
         [lease] = self.queue().lease(1, worker=worker, ttl=TTL)
@@ -136,7 +136,7 @@ class Bench:
         return note
 
     def bury_malformed(self, task_id: str, raw: str, problem: str, *, experiment: str = "sample") -> None:
-        """A message that could not be parsed, as a worker settles it."""
+        """Settle a message that could not be parsed, as a worker does."""
         record = Record(
             task_id=task_id,
             generation=1,
@@ -166,5 +166,5 @@ class Bench:
 
 
 def _today() -> FakeClock:
-    """A clock that stands still now: the embedded file compares what workers report with the machine's own clock."""
+    """Return a clock stopped at now, since the embedded file compares workers' times with the machine's own clock."""
     return FakeClock(datetime.now(UTC).replace(microsecond=0))

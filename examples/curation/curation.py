@@ -106,7 +106,7 @@ def shards(into: Path, path: Path | None = None, count: int = 32) -> dict[str, A
 
 
 def tokens(shard: Path) -> dict[str, Any]:
-    """Statistics and a signature for each file of one shard, written as `rows.jsonl` into the attempt's output folder.
+    """Compute statistics and a signature for each file of one shard, as `rows.jsonl` in the attempt's output folder.
 
     Args:
         shard: A list of files: the root on its first line, then a path below it on each.
@@ -131,10 +131,10 @@ def tokens(shard: Path) -> dict[str, Any]:
 
 
 def duplicates(inputs: Path, threshold: float = 0.7) -> dict[str, Any]:
-    """Near-duplicate files over all shards, written as `clusters.jsonl`, and totals by language.
+    """Find near-duplicate files over all shards, and totals by language; write the groups to `clusters.jsonl`.
 
     Args:
-        inputs: A list of `rows.jsonl` files, one a line, or a folder that is searched for them.
+        inputs: A list of `rows.jsonl` files, one per line, or a folder to search for them.
         threshold: The least Jaccard similarity of the shingles of two files that count as nearly the same.
     """
     attempt = runtime.current_attempt()
@@ -168,7 +168,7 @@ workflows = {"shards": shards, "tokens": tokens, "duplicates": duplicates}
 
 
 def find_files(root: Path) -> Iterator[tuple[str, int]]:
-    """Path below `root` and size of each source file; installed packages, caches and hidden folders are skipped."""
+    """Yield path below `root` and size of each source file, except in installed packages, caches and hidden folders."""
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(
             each
@@ -214,7 +214,7 @@ def count_comments(stripped: Iterable[str], language: str) -> int:
 
 
 def count_docstring_lines(text: str) -> int:
-    """Lines of triple-quoted strings that begin a line, without blank lines, which are counted already.
+    """Count lines of triple-quoted strings that begin a line, without blank lines, which are counted already.
 
     This is much faster than parsing, and right for source that follows the usual layout.
     """
@@ -225,7 +225,7 @@ def count_docstring_lines(text: str) -> int:
 
 
 class _TokenHashes(dict[str, int]):
-    """The same number for the same token in every process, unlike `hash`."""
+    """Maps a token to the same number in every process, unlike `hash`."""
 
     def __missing__(self, token: str) -> int:
         value = self[token] = zlib.crc32(token.encode("utf-8", "surrogatepass")) * 0x9E3779B97F4A7C15 % 2**61
@@ -280,7 +280,7 @@ def jaccard(left: set[int], right: set[int]) -> float:
 
 
 def find_candidates(rows: Iterable[FileRow]) -> list[tuple[str, str]]:
-    """Pairs of paths that share a band of their signatures."""
+    """Return the pairs of paths that share a band of their signatures."""
     buckets: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for row in rows:
         for start in range(0, len(row.signature), BAND_ROWS):
@@ -296,7 +296,7 @@ def find_candidates(rows: Iterable[FileRow]) -> list[tuple[str, str]]:
 def verify(
     candidates: Iterable[tuple[str, str]], rows: Mapping[str, FileRow], roots: Mapping[str, Path], threshold: float
 ) -> list[tuple[str, str, float]]:
-    """The candidates whose shingles really reach the threshold, with their similarity."""
+    """Return the candidates whose shingles really are that similar, with their similarity."""
     sets: dict[str, set[int]] = {}
 
     def shingles_of(path: str) -> set[int]:
@@ -318,7 +318,7 @@ def verify(
 
 
 def cluster(pairs: Iterable[tuple[str, str, float]], rows: Mapping[str, FileRow]) -> list[dict[str, Any]]:
-    """Files connected by pairs, the groups with the most tokens to spare first."""
+    """Group files connected by pairs; the groups with the most removable tokens come first."""
     leader: dict[str, str] = {}
 
     def find(path: str) -> str:
@@ -346,7 +346,7 @@ def cluster(pairs: Iterable[tuple[str, str, float]], rows: Mapping[str, FileRow]
 
 
 def sum_languages(rows: Iterable[FileRow]) -> list[dict[str, Any]]:
-    """Totals by language, the one with the most tokens first."""
+    """Return totals by language, the language with the most tokens first."""
     totals: dict[str, Counter[str]] = defaultdict(Counter)
     for row in rows:
         totals[row.language].update(
@@ -366,7 +366,7 @@ def sum_languages(rows: Iterable[FileRow]) -> list[dict[str, Any]]:
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """All rows or no file: a reader never sees half of them."""
+    """Write all rows or no file, so that a reader never sees half of them."""
     partial = path.with_suffix(".partial")
     partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     partial.replace(path)

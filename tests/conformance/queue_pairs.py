@@ -1,6 +1,6 @@
 """The allowed pairs of queue and record store, each opened as the product opens it.
 
-What a queue cannot promise is named here, once, as a `Limit`; every test says which of them would make it meaningless.
+A promise that a queue cannot make is named here, once, as a `Limit`; each test states which limits make it meaningless.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TTL = timedelta(seconds=30)
 
 
 class Limit(Enum):
-    """A promise that a kind of queue cannot make, and why."""
+    """A promise that a kind of queue cannot make, and the reason."""
 
     FORGETS_WHAT_WAS_PUT = (
         "a topic keeps no ids: a task put twice is delivered twice, and the record makes that harmless"
@@ -54,12 +54,12 @@ LIMITS: dict[str, frozenset[Limit]] = {
 
 @dataclass
 class Pair:
-    """One queue and its store, as several workers see them."""
+    """A queue and its store, as seen by several workers."""
 
     open_queue: Callable[[], Queue]
     records: RecordStore
     patience_s: float = 0.0
-    """How long a task may take to be delivered."""
+    """The longest time until a task is delivered."""
     opened: list[Queue] = field(default_factory=list)
 
     def worker(self) -> Queue:
@@ -68,14 +68,14 @@ class Pair:
         return queue
 
     def submit(self, queue: Queue, some: Sequence[Task]) -> None:
-        """As `runtime submit` does: listed where the store holds no tasks, then put."""
+        """Submit as `runtime submit` does: list the tasks if the store does not hold them, then put them."""
         submit_tasks(some, queue, experiment="sample")
 
     def lacks(self, limit: Limit, queue: Queue) -> bool:
         return limit in LIMITS[queue.traits.kind]
 
     def lease(self, queue: Queue, n: int = 1, *, worker: str = "w-a", ttl: timedelta = TTL) -> list[Lease]:
-        """`n` leases, or what there is after a while."""
+        """Lease `n` tasks, or as many as arrive within the queue's patience."""
         deadline = time.monotonic() + self.patience_s
         leases: list[Lease] = []
         while True:
@@ -90,7 +90,7 @@ class Pair:
         return leases[0]
 
     def nothing(self, queue: Queue, *, worker: str = "w-b") -> bool:
-        """Whether nothing is delivered, looked at for a while where delivery takes time."""
+        """Return whether nothing is delivered; wait a while if delivery takes time."""
         deadline = time.monotonic() + min(self.patience_s, 2.0)
         while True:
             leases = queue.lease(5, worker=worker, ttl=TTL)
@@ -151,7 +151,7 @@ def give_back(lease: Lease, *, delay_s: float = 0.0, note: EndedNote | None = No
 
 
 def sample(key: str, **fields: object) -> Task:
-    """As `sample_task`, with a time of submission: a queue may fill in the time of publication where there is none."""
+    """Build a `sample_task` with a submission time, since a queue may otherwise fill in the publication time."""
     return sample_task(key, submitted_at=datetime(2026, 1, 1, tzinfo=UTC), **fields)
 
 

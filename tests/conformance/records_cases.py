@@ -1,4 +1,4 @@
-"""The record stores that the conformance suite runs on, each opened as the product opens it.
+"""The record stores under test in the conformance suite, each opened as the product opens it.
 
 To add one, add a line to `STORES`: a function that sets up an empty place and returns the `Place`.
 """
@@ -39,7 +39,7 @@ TEXTS: Final = {
     "looks like JSON": '{"a": "\\ud800"}\\',
     "huge": "é" * 40_000,
 }
-"""What a program may say; every store takes it and gives it back as it was."""
+"""Texts that a program may report; every store accepts them and returns them unchanged."""
 
 VALUES: Final = {
     "nan": [float("nan"), float("inf"), float("-inf"), -0.0],
@@ -49,7 +49,7 @@ VALUES: Final = {
     "false": False,
     "zero": 0,
 }
-"""What a function may return beside text."""
+"""Values other than text that a function may return."""
 
 REFUSED: Final = {
     "longer number": 10**5000,
@@ -58,13 +58,13 @@ REFUSED: Final = {
     "no JSON": {"a": {1, 2}},
     "key that is no text": {(1, 2): 3},
 }
-"""What no record can hold."""
+"""Values that no record can hold."""
 
 T0: Final = datetime(2026, 11, 21, 8, 0, 0, tzinfo=UTC)
 
 
 def put_part_of(store: RecordStore, tasks: Sequence[Task]) -> None:
-    """Submit as a queue beside the store does: a manifest part for each experiment, at its next free place."""
+    """Submit as a queue beside the store does: put a manifest part for each experiment at its next free place."""
     for experiment in dict.fromkeys(task.experiment for task in tasks):
         lines = [encode_task(task) for task in tasks if task.experiment == experiment]
         store.put_part(experiment, len(store.parts(experiment)), lines)
@@ -72,18 +72,18 @@ def put_part_of(store: RecordStore, tasks: Sequence[Task]) -> None:
 
 @dataclass
 class Place:
-    """Where one store lies."""
+    """The location of one store."""
 
     open: Callable[[], RecordStore]
-    """Another process's view of it; a store in memory has but one."""
+    """Open the store as another process would; a store in memory has only one view."""
     submit: Callable[[RecordStore, Sequence[Task]], None] = put_part_of
-    """Make tasks known, the way a submit does."""
+    """Record tasks as submitted, as a submission does."""
     processes: bool = True
-    """Other processes can open it by its URL."""
+    """Whether other processes can open the store by its URL."""
     environment: dict[str, str] = field(default_factory=dict)
-    """What they need for that."""
+    """Environment variables that other processes need to open it."""
     server: FaultyServer | None = None
-    """Answers every request of the store, and can be told to fail; None for a store without a network."""
+    """The server behind the store, which can be told to fail; None for a store without a network."""
     opened: list[RecordStore] = field(default_factory=list)
 
     def store(self) -> RecordStore:
@@ -153,7 +153,7 @@ STORES: dict[str, Factory] = {
 }
 REAL_SERVICES = {"s3"}
 REMOTE = ("gcs", "s3")
-"""Stores behind a network: their `Place` has a `server`."""
+"""Stores behind a network; their `Place` has a `server`."""
 
 
 @contextmanager
@@ -168,7 +168,7 @@ def opened_place(name: str, request: pytest.FixtureRequest, folder: Path) -> Ite
 
 
 def sample_record(task: Task, *, token: str = "a1", state: TaskState = TaskState.SUCCEEDED, **fields: Any) -> Record:
-    """A small record of `task`; keywords are `Record`'s."""
+    """Build a small record of `task`; keywords are `Record`'s."""
     reasons = {
         TaskState.SUCCEEDED: EndReason.SUCCEEDED,
         TaskState.FAILED: EndReason.APP_FAILED,
@@ -198,5 +198,5 @@ def sample_note(token: str, **fields: Any) -> EndedNote:
 
 
 def cancel_order(**fields: Any) -> Order:
-    """Keywords are `Order`'s."""
+    """Build an order; keywords are `Order`'s."""
     return Order(kind=OrderKind.CANCEL, at=T0, by="ada@lab", **fields)

@@ -1,4 +1,4 @@
-"""Archives that no snapshot is, and what every implementation that restores one does with each."""
+"""Archives that are no valid snapshot, and the expected result of restoring each, the same for every implementation."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Case:
     name: str
     archive: bytes
     refused: str | None = None
-    """What the refusal says; None for an archive that is restored."""
+    """Text of the refusal; None for an archive that is restored."""
     tree: tuple[tuple[str, str, bytes], ...] = ()
-    """Name, kind or mode, and content or target, of what is there then."""
+    """Name, kind or mode, and content or target of each restored entry."""
 
 
 def entry(
@@ -38,7 +38,7 @@ def entry(
 
 
 def named(name: str) -> bytes:
-    """A file whose name comes in a pax header, which takes any."""
+    """Build a file whose name is in a pax header, which accepts any name."""
     made = tarfile.TarInfo("a")
     made.pax_headers = {"path": name}
     made.size = 1
@@ -54,7 +54,7 @@ def link(name: str, target: str) -> bytes:
 
 
 def make_cases(outside: Path) -> Sequence[Case]:
-    """Each tries to reach the folder `outside` or the file `outside/kept`, or holds what no snapshot has."""
+    """Build archives that try to reach the folder `outside` or the file `outside/kept`, or have unexpected entries."""
     return [
         Case(
             name="files and links",
@@ -158,7 +158,7 @@ def make_cases(outside: Path) -> Sequence[Case]:
 
 
 def _sparse(name: str, size: int) -> bytes:
-    """A header of the old GNU format that says where the file's only byte lies."""
+    """Build a header of the old GNU format that states the position of the file's only byte."""
     header = bytearray(entry(name, kind=tarfile.GNUTYPE_SPARSE))
     header[386:398] = b"%011o\0" % 0
     header[398:410] = b"%011o\0" % 1

@@ -1,4 +1,4 @@
-"""What every launcher promises, run on ours and on one of another package."""
+"""The promises of every launcher, tested on ours and on one from another package."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ TOY = Path(__file__).parents[1] / "toy_launcher"
 
 
 def kill_job(job: JobHandle) -> None:
-    """The shim and all that it started die at once, as when a machine goes; the processes of one machine."""
+    """Kill the shim and all its processes on this machine at once, as a machine failure would."""
     pids = processes_with(job.id)
-    # None of them is to see that another one is gone.
+    # Stop all first, so that none sees another die.
     signal_all(pids, signal.SIGSTOP)
     signal_all(pids)
 
@@ -108,7 +108,7 @@ def test_every_field_of_a_spec_is_in_exactly_one_class_of_every_launcher(kind: s
 
 
 class OldLauncher:
-    """A launcher of another package, written before the Protocol had `takes_up`."""
+    """A launcher from another package, written before the Protocol had `takes_up`."""
 
 
 def test_launcher_that_does_not_say_whether_it_takes_up_takes_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ def test_launcher_of_another_package_is_found_by_its_entry_point(monkeypatch: py
 
 @st.composite
 def specs(draw: st.DrawFn) -> JobSpec:
-    """Specs with any of their fields set to something else than the default, nested ones too."""
+    """Job specs with any fields, nested ones included, set to non-default values."""
 
     def some(kind: type, **values: st.SearchStrategy[Any]) -> Any:
         return kind(**{name: draw(value) for name, value in values.items() if draw(st.booleans())})

@@ -1,4 +1,4 @@
-"""A listing is complete, or it is an error: every call of a record store that lists, with each fault on each page."""
+"""A listing is complete or an error: every listing call of a record store, with each fault on each page."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FOREIGN = [sample_task(id=f"t-a{number}", key=str(number), experiment="foreign")
     params=[pytest.param(name, marks=[pytest.mark.service] if name in REAL_SERVICES else []) for name in REMOTE]
 )
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """A store that holds something of everything, two names on a page."""
+    """A store that holds an entry of every kind, with two names per page."""
     with opened_place(request.param, request, tmp_path) as place:
         fill(place.store())
         assert place.server is not None
@@ -103,7 +103,7 @@ CALLS: Mapping[str, Call] = {
 
 
 def reopened(place: Place, *, timeout_s: float = 60, retry_for_s: float = 600) -> RecordStore:
-    """The store as another process opens it."""
+    """Open the store as another process would."""
     timeout, retry_for = timedelta(seconds=timeout_s), timedelta(seconds=retry_for_s)
     blobs = BucketBlobs(place.opened[0].url, timeout=timeout, retry_for=retry_for)
     store = BlobRecords(blobs)
@@ -126,11 +126,11 @@ STRAYS = (
     "{name} ",
     "{name}/",
 )
-"""Names that people, editors, consoles and copying tools leave in a folder; `{name}` is one of ours."""
+"""Names that people, editors, consoles and copying tools leave in a folder; `{name}` is a name of ours."""
 
 
 def leave_strays(place: Place) -> None:
-    """Put every stray name into every folder of ours, the way any other client would."""
+    """Put every stray name into every folder of the store, as any other client would."""
     server = server_of(place)
     address, prefix = server.url.removeprefix("http://"), "/lab/some/prefix/"
     connection = http.client.HTTPConnection(address)
@@ -144,14 +144,14 @@ def leave_strays(place: Place) -> None:
 
 
 def count_pages(place: Place, call: Call) -> tuple[Any, int]:
-    """What the call returns when nothing fails, and how many pages it asks for."""
+    """Return the call's result when nothing fails, and the number of pages it requests."""
     server = server_of(place)
     server.requests.clear()
     return call(place.store()), server.requests["LIST"]
 
 
 def some(place: Place, pages: int) -> list[int]:
-    """Every page of a few, and of many the first, the last, and some between; fewer of a server in another process."""
+    """Return all of few pages, else the first, the last and some between; fewer for a server in another process."""
     most = 8 if place.opened[0].url.startswith("gs:") else 3
     return sorted({number * (pages - 1) // (most - 1) for number in range(most)})
 
@@ -161,11 +161,11 @@ def server_of(place: Place) -> FaultyServer:
     return place.server
 
 
-# To fill a store takes longer than to list it, so one is filled for all calls.
+# Filling a store takes longer than listing it, so one store is filled for all calls.
 
 
 def calls_on(place: Place) -> Mapping[str, Call]:
-    """Every call; of a server in another process, which is slow, one of each way to list."""
+    """Return every call, or one call per way of listing if the server is in another process, which is slow."""
     if place.opened[0].url.startswith("gs:"):
         return CALLS
     return {name: CALLS[name] for name in ("totals", "recorded", "workers")}
@@ -191,7 +191,7 @@ def test_listing_with_a_stall_on_every_page_is_complete(place: Place) -> None:
         server_of(place).forget_faults()
 
 
-# What lists in parallel may go on for a while after its error, so each of these has a server of its own.
+# Parallel listings may continue for a while after their error, so each of these tests has its own server.
 @pytest.mark.parametrize("place", ["gcs"], indirect=True)
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 @pytest.mark.parametrize("fault", LASTING)
@@ -214,7 +214,7 @@ def test_listing_whose_page_is_repeated_for_ever_is_an_error(place: Place) -> No
     assert broken.value.retryable
 
 
-# names that are not ours
+# foreign names
 
 
 def test_listing_among_names_that_are_not_ours_is_complete(place: Place) -> None:
@@ -256,7 +256,7 @@ def test_names_that_are_not_ours_are_said_once_with_what_removes_them(
 
 
 class Disk:
-    """Stands before the system calls of a listing, counts them, and does something at one of them."""
+    """Intercepts the system calls of a listing, counts them, and acts at one of them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls = 0
@@ -312,7 +312,7 @@ def disk(folder: Place, monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 def count_looks(folder: Place, disk: Disk, call: Call) -> tuple[Any, int]:
-    """What the call returns when nothing fails, and how often it looks at the disk."""
+    """Return the call's result when nothing fails, and the number of its system calls."""
     store = folder.store()
     disk.calls, disk.seen = 0, []
     return call(store), disk.calls
@@ -320,7 +320,7 @@ def count_looks(folder: Place, disk: Disk, call: Call) -> tuple[Any, int]:
 
 listing_calls = pytest.mark.parametrize(
     "call",
-    [call for name, call in CALLS.items() if name != "read_log"],  # which is one file in a folder
+    [call for name, call in CALLS.items() if name != "read_log"],  # one file in a folder
     ids=[name for name in CALLS if name != "read_log"],
 )
 
@@ -369,7 +369,7 @@ def test_listing_of_a_folder_whose_disk_is_unmounted_meanwhile_is_an_error(
 
     _, steps = count_looks(folder, disk, call)
     disk.act = unmount
-    # An empty folder that was there before a listing began is listed as what it is.
+    # An empty folder that existed before the listing began is correctly listed as empty.
     for step in [step for step in range(1, steps + 1) if not empty or Path(disk.seen[step - 1]) != root]:
         store = folder.store()
         disk.calls, disk.at = 0, step

@@ -1,4 +1,4 @@
-"""What every queue promises, on every allowed pair of queue and record store."""
+"""The promises of every queue, tested on every allowed pair of queue and record store."""
 
 from __future__ import annotations
 
@@ -344,9 +344,9 @@ def test_purge_ends_what_a_submission_has_listed_and_not_yet_put(pair: Pair, que
     part = pair.records.put_part("sample", 0, [encode_task(task) for task in tasks(3)])
 
     purged = queue.purge()
-    queue.put(tasks(3))  # The submission goes on,
+    queue.put(tasks(3))  # The submission continues,
     pair.records.mark_sent(part)
-    taken_up = submit_tasks(tasks(3), queue, experiment="sample")  # or is taken up later.
+    taken_up = submit_tasks(tasks(3), queue, experiment="sample")  # or is resumed later.
 
     assert (purged, taken_up.resumed, taken_up.known) == (3, 0, 3)
     assert pair.records.totals("sample", exact=True).counts[TaskState.CANCELLED] == 3
@@ -397,7 +397,7 @@ def test_repair_after_a_purge_brings_nothing_back_but_what_was_retried(pair: Pai
     assert pair.nothing(pair.worker())
     if not pair.records.holds_tasks:
         [mark, *_] = pair.records.marks("sample", TaskState.CANCELLED)
-        pair.records.unmark(mark.task_id, 1, TaskState.CANCELLED)  # As a retry does once it has published.
+        pair.records.unmark(mark.task_id, 1, TaskState.CANCELLED)  # A retry does the same after publishing.
         assert repair(queue, pair.records).published == 1
         lease = pair.one(pair.worker(), worker="w-c")
         assert (lease.task.id, lease.task.generation) == (mark.task_id, 2)

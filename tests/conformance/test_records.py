@@ -1,6 +1,6 @@
-"""What every record store promises, run on each of them.
+"""The promises of every record store, tested on each store.
 
-A store in the queue's own file (`holds_tasks`) has no manifest and no marks of its own: its queue's tables say both.
+A store in the queue's own file (`holds_tasks`) has no manifest and no marks; the queue's tables hold both.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def needs_manifest(store: RecordStore) -> None:
 
 
 def bury(store: RecordStore, task: Task, state: TaskState = TaskState.FAILED, **fields: str) -> Record:
-    """Mark and record, in the order of a queue's settle."""
+    """Mark and record the task, in the same order as a queue's settle."""
     store.mark(sample_mark(task, state))
     record = sample_record(task, state=state, message="it broke", **fields)
     store.commit(record)
@@ -335,7 +335,7 @@ def test_commit_of_one_foreign_id_in_two_experiments_has_one_winner(store: Recor
     assert list(store.records("here")) == [first]
 
 
-# what programs say
+# texts from programs
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
@@ -401,7 +401,7 @@ def test_commit_of_any_value_gives_it_back_as_it_was(place: Place, store: Record
 
     found = store.find(task.id, 1)
     assert found is not None
-    # NaN equals nothing, not even itself.
+    # NaN equals nothing, itself included.
     assert repr(found.value) == repr(value)
     assert repr([one.value for one in store.records("sample")]) == repr([value])
 
@@ -513,7 +513,7 @@ def test_note_with_a_long_log_keeps_its_last_8_kib(place: Place, store: RecordSt
     assert note.log.endswith("xend")
 
 
-# what did not succeed
+# failures and cancels
 
 
 def test_marks_lists_what_failed_with_the_task_to_run_again(place: Place, store: RecordStore) -> None:
@@ -615,7 +615,7 @@ def test_mark_that_was_closed_is_not_put_back_by_whoever_comes_late(place: Place
     bury(store, task)
     assert store.unmark(task.id, 1, TaskState.FAILED)
 
-    store.mark(sample_mark(task))  # By a holder that was slow to fail, or by a purge that had looked before.
+    store.mark(sample_mark(task))  # From a slow holder's failure, or from a purge that listed the task earlier.
     store.mark(replace(sample_mark(task), task=None))
 
     assert list(store.marks("sample")) == []
@@ -646,7 +646,7 @@ def test_mark_of_a_message_that_cannot_be_parsed_keeps_it_as_it_came(store: Reco
     assert mark == dataclasses.replace(mark, task=None, raw=raw)
 
 
-# what was submitted
+# submitted tasks
 
 
 def test_experiments_lists_each_once_with_its_queue(store: RecordStore) -> None:
@@ -873,7 +873,7 @@ store.close()
 def test_orders_that_several_processes_give_at_once_are_all_kept(place: Place, store: RecordStore) -> None:
     if not place.processes:
         pytest.skip("memory is one process's own")
-    # The server that stands in for S3 takes a third of a second for each.
+    # The server that stands in for S3 takes a third of a second per order.
     givers, each = 4, 25 if store.url.startswith("s3:") else 100
     start_at = SystemClock().now().timestamp() + 2
     processes = [
@@ -886,7 +886,7 @@ def test_orders_that_several_processes_give_at_once_are_all_kept(place: Place, s
         for n in range(givers)
     ]
     while any(process.poll() is None for process in processes):
-        store.control("default")  # A reader beside them, while orders are put together.
+        store.control("default")  # Read concurrently, while orders are compacted.
         time.sleep(0.1)
     printed = [process.communicate(timeout=500)[0] for process in processes]
 
@@ -1085,7 +1085,7 @@ def test_tried_again_is_what_has_no_mark_of_its_record(store: RecordStore) -> No
         bury(store, task)
     store.unmark(again.id, 1, TaskState.FAILED)
     store.unmark(stale.id, 1, TaskState.FAILED)
-    store.mark(sample_mark(stale, TaskState.CANCELLED))  # of a cancel that was killed before it was refused
+    store.mark(sample_mark(stale, TaskState.CANCELLED))  # from a cancel killed before its refusal
 
     assert set(store.tried_again("sample")) == {(again.id, 1), (stale.id, 1)}
     assert store.totals("sample", exact=True).counts[TaskState.FAILED] == 1
@@ -1171,5 +1171,5 @@ def test_record_url_names_the_record(place: Place, store: RecordStore) -> None:
 
 
 def test_ids_of_an_experiment_end_with_its_digest() -> None:
-    """The layout finds a record by its id alone because of this."""
+    """The layout relies on this to find a record by its id alone."""
     assert task_id("sample", key="1")[-8:] == task_id("sample", key="2")[-8:] != task_id("other", key="1")[-8:]

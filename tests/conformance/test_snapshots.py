@@ -1,4 +1,4 @@
-"""Restoring a snapshot: the runtime and the shim judge every archive alike, and nothing lands outside of the tree."""
+"""The runtime and the shim judge every archive alike when restoring, and write nothing outside the tree."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from runtime.worker.attempts.trees import Tree, Trees
 from tests.conformance.snapshot_cases import Case, make_cases
 
 Restore = Callable[[bytes, str, Path], str | None]
-"""Restores an archive of this id into a folder, and returns the refusal."""
+"""Restore an archive with this id into a folder, and return the refusal."""
 
 
 class Trusting(MemoryRecords):
-    """A store that does not look at what it hands back."""
+    """A store that does not verify the data it returns."""
 
     def get_blob(self, reference: str) -> bytes:
         found = self.blobs.get(reference)

@@ -1,4 +1,4 @@
-"""The real engine for the tests of this folder, where the `pulumi` command is on PATH."""
+"""The real engine for the tests of this folder, if the `pulumi` command is on PATH."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.engine.harness import REQUIRE_VARIABLE, Lab, require_engine
 
-# Read at once: tests see no variable of ours later on.
+# Read at import: tests later run without our environment variables.
 REQUIRED = os.environ.get(REQUIRE_VARIABLE) == "1"
 
 
@@ -23,19 +23,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if here and "engine" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.engine)
             item.add_marker(pytest.mark.service)
-            # The life of a stack is many commands, and each starts four processes.
+            # A stack's life takes many commands, and each starts four processes.
             item.add_marker(pytest.mark.timeout(PATIENCE_S))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Here and not in the fixture, so that a run without the engine says so in one line for all its tests."""
+    """Check here, not in the fixture, so that a run without the engine reports it in one line for all tests."""
     if "engine" in getattr(item, "fixturenames", ()):
         require_engine(os.environ.get("PATH"))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Under RUNTIME_REQUIRE_ENGINE=1 no test of this folder is skipped, whatever it is that it lacks."""
+    """Fail instead of skip under RUNTIME_REQUIRE_ENGINE=1, whatever is missing."""
     report = yield
     if REQUIRED and report.skipped:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
@@ -46,7 +46,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.fixture(scope="session")
 def engine() -> str:
-    """The folder of the `pulumi` command; without one the test is skipped."""
+    """Find the folder of the `pulumi` command; skip the test if it is missing."""
     return require_engine(os.environ.get("PATH"))
 
 
@@ -65,7 +65,7 @@ def lab(make_lab: Callable[..., Lab]) -> Lab:
 
 @pytest.fixture(scope="module")
 def dev(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    """The stack `dev`, up; a test leaves it as it was."""
+    """The stack `dev`, up; a test leaves it unchanged."""
     lab = Lab(tmp_path_factory.mktemp("dev") / "lab", engine)
     lab.init("dev")
     lab.up("dev")

@@ -1,9 +1,9 @@
-"""The `gcp` provider of the tests: a Google that is stricter than convenient.
+"""The `gcp` provider of the tests: a Google that is deliberately strict.
 
-It refuses what Google and its provider refuse: inputs that the wheel's types or Google's limits do not allow, names
-that are taken or deleted softly, APIs that are not enabled, things and accounts that do not exist, changes of what
-cannot change. What it says is there, is there: `Read` answers from the store, which tests tamper with. With
-PUBSUB_EMULATOR_HOST, topics and subscriptions are made in Google's Pub/Sub emulator as well.
+It refuses the same requests as Google and its provider: inputs outside the wheel's types or Google's limits, names
+that are taken or soft-deleted, APIs that are not enabled, missing resources and accounts, and changes of immutable
+inputs. `Read` answers from the store, which tests tamper with. With PUBSUB_EMULATOR_HOST, topics and subscriptions
+are also made in Google's Pub/Sub emulator.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MADE_AT: Final = "2026-11-20T00:00:00Z"
 NUMBER_DIGITS: Final = 12
 
 ALREADY_ENABLED: Final = frozenset({"serviceusage.googleapis.com"})
-"""Without it no API of a new project could be enabled at all."""
+"""Without this API, no API of a new project could be enabled."""
 
 DEFAULT_RANGE: Final = "10.128.0.0/20"
 
@@ -64,7 +64,7 @@ DEFAULTS_ON_IMPORT: Final[Mapping[str, Mapping[str, Any]]] = {
     "gcp:storage/bucket:Bucket": {"forceDestroy": False},
     "": {"deletionPolicy": "DELETE"},
 }
-"""Inputs that only the provider knows: Google keeps none of them, so an import brings their defaults."""
+"""Inputs known only to the provider: Google stores none of them, so an import yields their defaults."""
 
 NOT_KEPT_BY_GOOGLE: Final = frozenset(
     {"forceDestroy", "deletionPolicy", "disableOnDestroy", "disableDependentServices", "allowStoppingForUpdate"}
@@ -73,20 +73,20 @@ NOT_KEPT_BY_GOOGLE: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What is special about one resource type."""
+    """The special properties of a resource type."""
 
     api: str
-    """Which API has to be enabled; `{service}` is the resource's own."""
+    """The API that must be enabled; `{service}` is the resource's own."""
     fixed: tuple[str, ...] = ()
-    """Inputs that cannot change: another value means another thing. `project` always is one."""
+    """Immutable inputs: another value means another resource. `project` is always immutable."""
     refers: Mapping[str, str] = field(default_factory=dict)
-    """Path of an input (`*` for each of a list) → type of what it must name."""
+    """Path of an input (`*` for each item of a list) → type of the resource it must name."""
     soft_days: int = 0
-    """How long its name stays taken after it was deleted."""
+    """Days for which its name stays taken after deletion."""
     undeletes: int = 0
-    """For how many of these days the provider brings it back instead."""
+    """The number of these days during which the provider restores it instead."""
     shared: bool = False
-    """Making it where it is already is no mistake."""
+    """Whether creating it again is allowed."""
 
 
 GRANT: Final = ("role", "member", "condition")
@@ -125,7 +125,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "gcp:secretmanager/secretIamMember:SecretIamMember": Kind(
         api="secretmanager", fixed=("secretId",), refers={"secretId": SECRET}
     ),
-    # A bucket deleted softly can be restored only while nobody took its name, and anybody may.
+    # A soft-deleted bucket can be restored only until someone else takes its name.
     BUCKET: Kind(api="storage", fixed=("name", "location", "hierarchicalNamespace", "enableObjectRetention")),
     "gcp:storage/bucketIAMMember:BucketIAMMember": Kind(api="storage", fixed=("bucket",), refers={"bucket": BUCKET}),
     ACCOUNT: Kind(api="iam", fixed=("accountId",)),
@@ -206,7 +206,7 @@ KINDS: Final[Mapping[str, Kind]] = {
 }
 
 STOPS: Final = ("machineType", "minCpuPlatform", "serviceAccount", "shieldedInstanceConfig", "enableDisplay")
-"""What Google changes on a stopped machine only."""
+"""Inputs that Google changes only on a stopped machine."""
 
 
 class GooglePlugin(Plugin):
@@ -235,10 +235,10 @@ class GooglePlugin(Plugin):
     def configure(self, inputs: Values) -> None:
         self.provider = reveal(inputs)
 
-    # before anything is made
+    # checks before creation
 
     def check(self, wanted: Resource) -> list[Failure]:
-        # The same inputs again need no second look, nor the import of the wheel's types, which takes a second.
+        # Unchanged inputs need no second check, nor the import of the wheel's types, which takes a second.
         mark = hashlib.sha256(
             wanted.type.encode() + struct(wanted.inputs).SerializeToString(deterministic=True)
         ).hexdigest()
@@ -266,7 +266,7 @@ class GooglePlugin(Plugin):
         fixed = (*kind.fixed, "project", *(GRANT if _is_grant(type_) else ()))
         return is_covered(path, fixed) or _shrinks(type_, path, old, new)
 
-    # making and changing
+    # creating and changing
 
     def create(self, wanted: Resource) -> tuple[str, Values]:
         inputs = self._completed(wanted.inputs)
@@ -290,7 +290,8 @@ class GooglePlugin(Plugin):
         outputs.pop("id", None)
         _give_address(world, outputs)
         taken = world.resources.get(id_)
-        # Google takes a grant twice and keeps one. Two of one stack are a mistake all the same: either removes both.
+        # Google accepts a duplicate grant and keeps one. Two in one stack are still a mistake: removing either removes
+        # both.
         again = taken is not None and _is_grant(wanted.type) and _is_granted_elsewhere(taken["urn"], wanted.urn)
         if taken is not None and not kind.shared and not again:
             raise Refused(f"Error 409: `{id_}` already exists", grpc.StatusCode.ALREADY_EXISTS)
@@ -321,7 +322,7 @@ class GooglePlugin(Plugin):
             return None
         stored = there["inputs"]
         if known.inputs:
-            # What Google does not keep stays as the engine remembers it.
+            # Inputs that Google does not store stay as the engine remembers them.
             asked = reveal(known.inputs)
             inputs = {key: value for key, value in stored.items() if key not in NOT_KEPT_BY_GOOGLE}
             inputs |= {key: asked[key] for key in NOT_KEPT_BY_GOOGLE if key in asked}
@@ -384,7 +385,7 @@ class GooglePlugin(Plugin):
         if self.emulator is not None:
             self.emulator.delete(known.type, known.id)
 
-    # what a call goes through
+    # faults and cancellation
 
     def _start(self, operation: str, resource: Resource) -> Fault | None:
         self.cloud.note_call(operation, {"type": resource.type, "urn": resource.urn, "id": resource.id})
@@ -407,14 +408,14 @@ class GooglePlugin(Plugin):
     # values
 
     def _completed(self, inputs: Values) -> dict[str, Any]:
-        """What the provider fills in where a resource does not say it."""
+        """Return the values that the provider fills in for inputs the resource does not set."""
         values: dict[str, Any] = dict(reveal(inputs))
         if "project" not in values and self.provider.get("project"):
             values["project"] = self.provider["project"]
         return values
 
     def _outputs(self, wanted: Resource, inputs: Values, *, serial: int | None) -> dict[str, Any]:
-        """Without a serial (in a preview) only what is known beforehand."""
+        """Compute the outputs; without a serial (in a preview), only those known in advance."""
         outputs: dict[str, Any] = dict(compute(wanted.type, wanted.name, inputs))
         if "labels" in inputs and wanted.type != CHANNEL:
             outputs |= self._labels(inputs)
@@ -442,7 +443,7 @@ class GooglePlugin(Plugin):
                     )
 
 
-# what is refused
+# refusals
 
 
 def _refuse_unless_enabled(world: World, type_: str, inputs: Values) -> None:
@@ -485,7 +486,7 @@ def _refuse_unknown_member(world: World, member: str) -> None:
 
 
 def _refuse_while_used(world: World, id_: str, type_: str) -> None:
-    """Google deletes no network with machines in it, nor a disk in use; most other things it does."""
+    """Refuse a deletion that Google refuses: networks with machines in them and disks in use, but few others."""
     if type_ not in (NETWORK, SUBNET, DISK, ROUTER, RESOURCE_POLICY):
         return
     for other_id, other in world.resources.items():
@@ -497,7 +498,7 @@ def _refuse_while_used(world: World, id_: str, type_: str) -> None:
 
 
 def _orphan_grants(world: World, account: Values) -> None:
-    """A grant belongs to the account that was, not to one that is made later under its name."""
+    """Keep grants with the deleted account, so that a later account of the same name does not get them."""
     member = f"serviceAccount:{account['email']}"
     for id_ in [id_ for id_, each in world.resources.items() if _is_grant(each["type"])]:
         if world.resources[id_]["inputs"]["member"] == member:
@@ -507,7 +508,7 @@ def _orphan_grants(world: World, account: Values) -> None:
 
 
 def _find(world: World, type_: str, value: str, inputs: Values) -> str | None:
-    """The id of the thing that an input names by id, self-link, e-mail address, or by its name in the same place."""
+    """Find the resource that an input names by id, self-link, e-mail address, or name within the same place."""
     for id_, each in world.resources.items():
         if each["type"] != type_:
             continue
@@ -519,7 +520,7 @@ def _find(world: World, type_: str, value: str, inputs: Values) -> str | None:
 
 
 def _is_in_place(id_: str, inputs: Values) -> bool:
-    """Whether an id lies where the inputs say, as far as both say it."""
+    """Return whether an id and the inputs agree on the place, as far as both state it."""
     parts = id_.split("/")
     for key, collection in (
         ("project", "projects"),
@@ -533,7 +534,7 @@ def _is_in_place(id_: str, inputs: Values) -> bool:
 
 
 def _fits(id_: str, value: str) -> bool:
-    """Whether an id, a self-link or a bare name means the thing of this id."""
+    """Return whether an id, a self-link or a bare name refers to the resource with this id."""
     value = _plain_id(value)
     return id_ == value or id_.rpartition("/")[2] == value
 
@@ -557,7 +558,7 @@ def _values_at(inputs: Values, path: str) -> Iterator[Any]:
 
 
 def _grant_id(world: World, type_: str, inputs: Values) -> str:
-    """What is granted on, the role, the member and the condition: two that grant the same would undo each other."""
+    """Build an id from resource, role, member and condition: two equal grants would undo each other."""
     on = str(inputs["project"])
     for path, wanted_type in KINDS[type_].refers.items():
         on = _find(world, wanted_type, str(value_at(inputs, path)), inputs) or on
@@ -567,7 +568,7 @@ def _grant_id(world: World, type_: str, inputs: Values) -> str:
 
 
 def _is_granted_elsewhere(there: str, wanted: str) -> bool:
-    """Whether the grant that is there is this very one, or of another stack."""
+    """Return whether the existing grant is this grant itself or one from another stack."""
     return there == wanted or there.partition("::")[0] != wanted.partition("::")[0]
 
 
@@ -576,7 +577,7 @@ def _is_grant(type_: str) -> bool:
 
 
 def _shrinks(type_: str, path: str, old: Any, new: Any) -> bool:
-    """A disk and a range of addresses can grow where they are."""
+    """Disks and address ranges can grow in place."""
     if type_ == DISK and path == "size":
         return isinstance(old, int) and isinstance(new, int) and new < old
     if type_ == SUBNET and path == "ipCidrRange" and isinstance(old, str) and isinstance(new, str):
@@ -588,11 +589,11 @@ def _disables(state: Values) -> bool:
     return bool(state.get("disableOnDestroy", True))
 
 
-# what Google adds
+# values that Google adds
 
 
 def _number(project: str) -> str:
-    """A project's number: made up of its id, so that a test can tell it."""
+    """Derive a project number from the project id, so that tests can compute it."""
     return str(int(hashlib.sha256(project.encode()).hexdigest(), 16))[:NUMBER_DIGITS].replace("0", "1")
 
 
@@ -632,14 +633,14 @@ def _pool_name(number: str, inputs: Values) -> str:
 
 
 def _invent(key: str, urn: str, serial: int) -> Any:
-    """A value that only Google knows: another for each thing that is made, the same as long as it lives."""
+    """Invent a value that only Google knows: different for each resource created, stable during its life."""
     if re.search(r"[Tt]ime(stamp)?$|^timeCreated$|^updated$", key):
         return MADE_AT
     return str(int(hashlib.sha256(f"{key} {urn} {serial}".encode()).hexdigest(), 16))[:19]
 
 
 def _give_address(world: World, outputs: dict[str, Any]) -> None:
-    """An address in the subnet for every network interface that names one."""
+    """Assign an address in the subnet to every network interface that names one."""
     for index, face in enumerate(outputs.get("networkInterfaces") or ()):
         subnet = next(
             (
@@ -656,18 +657,18 @@ def _give_address(world: World, outputs: dict[str, Any]) -> None:
 
 
 def _known(inputs: Values) -> dict[str, Any]:
-    """Without what the SDK adds to a provider for itself."""
+    """Drop the inputs that the SDK adds to a provider."""
     return {key: value for key, value in inputs.items() if key not in ("version", "pluginDownloadURL")}
 
 
 def _known_outputs(inputs: Values, outputs: Values) -> dict[str, Any]:
-    """In a preview: what is given, and nothing that only Google says."""
+    """Return a preview's outputs: the given inputs, and nothing that only Google knows."""
     added = {key: value if key in inputs else UNKNOWN for key, value in outputs.items() if key != "id"}
     return {**inputs, **added}
 
 
 def _beyond(inputs: Values, outputs: Values) -> dict[str, Any]:
-    """Outputs that are no mere inputs, or have more in them."""
+    """Return the outputs that differ from the inputs."""
     return {key: value for key, value in outputs.items() if key not in inputs or value != inputs[key]}
 
 
@@ -679,7 +680,7 @@ _PROVIDERS_OWN: Final = frozenset({"project"})
 
 
 def _decoded(value: Any) -> Any:
-    """Inputs of a provider travel as text."""
+    """Decode a provider's inputs, which travel as text."""
     return json.loads(value) if isinstance(value, str) else value
 
 
@@ -701,7 +702,7 @@ class _Emulator:
     def update(self, type_: str, id_: str, inputs: Values) -> None:
         if type_ == SUBSCRIPTION:
             body = _body(type_, inputs)
-            # The emulator changes nothing else of a subscription that is there.
+            # The emulator changes no other fields of an existing subscription.
             mask = ("ackDeadlineSeconds", "messageRetentionDuration", "retryPolicy", "deadLetterPolicy")
             fields = [key for key in mask if key in body]
             self._call("PATCH", id_, {"subscription": {"name": id_, **body}, "updateMask": ",".join(fields)})
@@ -732,7 +733,7 @@ class _Emulator:
 
 
 def _body(type_: str, inputs: Values) -> dict[str, Any]:
-    """A topic or subscription as the API spells it; the provider's names are the same but for these."""
+    """Convert a topic or subscription to the API's spelling, which differs from the provider's only in these names."""
     shared = ("labels", "messageRetentionDuration")
     more = ("ackDeadlineSeconds", "retryPolicy", "filter", "enableMessageOrdering", "deadLetterPolicy", "topic")
     body = {key: inputs[key] for key in (shared if type_ == TOPIC else (*shared, *more)) if key in inputs}

@@ -1,7 +1,7 @@
-"""What exists in the made-up Google of the tests: a folder with a locked JSON file that plug-in and tests share.
+"""The state of the simulated Google: a folder with a locked JSON file, shared by plug-in and tests.
 
-`cloud.json` holds what there is, `faults.json` what shall go wrong, `calls.jsonl` what was asked, a line each. A test
-reads and changes them through `Cloud`, also while the engine runs.
+`cloud.json` holds the resources, `faults.json` the faults to come, `calls.jsonl` one line for each call. Tests
+read and change them through `Cloud`, even while the engine runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FOLDER_VARIABLE = "MADE_UP_GOOGLE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something that goes wrong `times` times, then no more."""
+    """A fault that happens `times` times."""
 
     type: str = ""
     """Part of the resource's type; empty for any."""
@@ -30,17 +30,17 @@ class Fault:
     times: int = 1
     message: str = "500: backend error"
     hang: str = ""
-    """`before` or `after` the thing is done, instead of a message: the call does not come back until it is cancelled."""
+    """`before` or `after` the operation: hang until cancelled instead of failing with `message`."""
 
 
 @dataclass(slots=True)
 class World:
-    """Everything in `cloud.json`."""
+    """The content of `cloud.json`."""
 
     resources: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Id → type, urn, inputs, outputs."""
     deleted: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What is deleted softly and still keeps its name; `days` says for how long already."""
+    """Soft-deleted resources that still hold their names; `days` counts the days since deletion."""
     serial: int = 0
 
 
@@ -56,24 +56,24 @@ class Cloud:
     # for tests
 
     def world(self) -> World:
-        """All that is there; to be looked at only, since it may be shared."""
+        """Return the current state, read-only since it may be shared."""
         with self._locked():
             return self._load(shared=True)
 
     @contextmanager
     def change(self) -> Iterator[World]:
-        """The world, to be changed by hand; written back at the end, unless something was raised."""
+        """Yield the state for changes by hand; they are written at the end unless an exception is raised."""
         with self._locked():
             world = self._load()
             yield world
             self._write("cloud.json", asdict(world))
 
     def ids(self, type_: str) -> list[str]:
-        """Ids of all resources whose type ends with `type_`."""
+        """List the ids of all resources whose type ends with `type_`."""
         return sorted(id_ for id_, each in self.world().resources.items() if each["type"].endswith(type_))
 
     def one(self, type_: str, containing: str = "") -> str:
-        """The id of the only such resource."""
+        """Return the id of the only such resource."""
         found = [id_ for id_ in self.ids(type_) if containing in id_]
         assert len(found) == 1, f"{len(found)} resources of {type_} with `{containing}`: {found}"
         return found[0]
@@ -83,7 +83,7 @@ class Cloud:
             self._write("faults.json", [asdict(each) for each in faults])
 
     def faults(self) -> list[dict[str, Any]]:
-        """Those that have not happened as often as they should."""
+        """Return the faults with repetitions left."""
         with self._locked():
             return self._faults()
 
@@ -115,7 +115,8 @@ class Cloud:
             calls.write(json.dumps({"operation": operation, **values}) + "\n")
 
     def is_approved(self, mark: str) -> bool:
-        """Whether inputs with this digest were found to be right before, by the same code: a folder outlives no test."""
+        """Return whether inputs with this digest passed before, by the same code, since the folder lasts for one
+        test."""
         if self._approved is None:
             path = self.folder / "approved"
             self._approved = set(path.read_text().split()) if path.exists() else set()
@@ -139,20 +140,20 @@ class Cloud:
         text = path.read_text()
         if not shared:
             return World(**json.loads(text))
-        # To parse it takes long, and to read it does not; a file's number and times may be those of an earlier one.
+        # Parsing takes long, reading does not; inode and times may equal those of an earlier version of the file.
         if self._last is None or self._last[0] != text:
             self._last = (text, World(**json.loads(text)))
         return self._last[1]
 
     def _write(self, name: str, value: Any) -> None:
         path = self.folder / f".{name}.new"
-        # Indented it would be readable, and ten times as slow.
+        # Indentation would make it readable, and ten times slower.
         path.write_text(json.dumps(value))
         path.replace(self.folder / name)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        # Threads of one process share a file's lock, so they need one of their own; inside, it is held already.
+        # Threads of a process share its file lock, so they need a second lock; nested calls already hold it.
         with self._threads:
             if self._depth:
                 yield

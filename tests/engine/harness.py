@@ -1,7 +1,7 @@
 """Drives the `pulumi` command on a copy of the project, against the plug-ins of this folder.
 
 `stack init` rewrites stack files and drops their comments, so nothing here works on the repository itself; only the
-program's code is the repository's own. A `Lab` has its own engine home, state and made-up Google.
+program's code is the repository's own. A `Lab` has its own engine home, state and simulated Google.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 PLUGINS = Path(__file__).parent / "plugins"
 PROJECT = "research-runtime"
 PACK = ("--policy-pack", str(ROOT / "infra" / "policy" / "pack"))
-"""What the pipelines pass to `preview` and `up`."""
+"""Arguments that the pipelines pass to `preview` and `up`."""
 PATIENCE_S = 600
 
 REQUIRE_VARIABLE = "RUNTIME_REQUIRE_ENGINE"
@@ -36,7 +36,7 @@ NEEDED = ("pulumi", "pulumi-language-python", "pulumi-language-python-exec")
 
 
 def require_engine(path: str | None) -> str:
-    """The folder with the engine; skips with one plain line where it is not on `path`."""
+    """Return the folder of the engine; skip with a one-line reason if it is not on `path`."""
     missing = [name for name in NEEDED if shutil.which(name, path=path) is None]
     if missing:
         pytest.skip(f"no `{missing[0]}` on PATH; how to get it: {INSTALL}")
@@ -45,7 +45,7 @@ def require_engine(path: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """How a command ended."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -61,7 +61,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the engine would do with one resource that it does not leave alone."""
+    """A change that the engine would make to one resource."""
 
     op: str
     urn: str
@@ -78,7 +78,7 @@ class Step:
 
 
 class Lab:
-    """A copy of the project with its own everything."""
+    """A copy of the project with its own engine home, state and cloud."""
 
     def __init__(self, folder: Path, engine: str, *, virtualenv: bool = True) -> None:
         self.folder, self.project = folder, folder / "project"
@@ -105,7 +105,7 @@ class Lab:
     # stacks
 
     def init(self, stack: str, *, file: str | None = None) -> None:
-        """Make the stack with the settings of `Pulumi.<file>.yaml`, by default those of its own name."""
+        """Create the stack with the settings of `Pulumi.<file>.yaml`, by default the file of the same name."""
         target = self.project / f"Pulumi.{stack}.yaml"
         shutil.copy(ROOT / f"Pulumi.{file or stack}.yaml", target)
         settings = yaml.safe_load(target.read_text())
@@ -114,7 +114,7 @@ class Lab:
         assert _as_text(rewritten["config"]) == _as_text(settings["config"]), "`stack init` changed a setting"
 
     def set(self, stack: str, path: str, value: Any) -> None:
-        """Set `queues.default.ack_deadline_s` of the stack's file; None removes it."""
+        """Set `queues.default.ack_deadline_s` in the stack's file; None removes it."""
         file = self.project / f"Pulumi.{stack}.yaml"
         settings = yaml.safe_load(file.read_text())
         first, *rest = path.split(".")
@@ -135,7 +135,7 @@ class Lab:
     # commands
 
     def run(self, *args: str, check: bool = True, cwd: Path | None = None, **environment: str | None) -> Said:
-        """`pulumi ARGS` in the project's folder; a failure is an AssertionError with all it said, unless not `check`."""
+        """Run `pulumi ARGS` in the project's folder; with `check`, a failure raises AssertionError with the output."""
         done = subprocess.run(
             ["pulumi", *args, "--non-interactive", "--color=never"],
             cwd=cwd or self.project,
@@ -154,11 +154,11 @@ class Lab:
         return self.run("up", "--yes", "--skip-preview", "--stack", stack, *args, check=check)
 
     def preview(self, stack: str, *args: str) -> list[Step]:
-        """What an `up` would change, in the engine's order; fails where the preview does."""
+        """Return the changes that an `up` would make, in the engine's order; fail if the preview fails."""
         return self.steps(self.run("preview", "--json", "--stack", stack, *args))
 
     def steps(self, said: Said) -> list[Step]:
-        """Those of a `preview --json`."""
+        """Parse the steps from the output of `preview --json`."""
         return _steps(said.json())
 
     def expect_no_changes(self, stack: str, *args: str) -> None:
@@ -168,11 +168,11 @@ class Lab:
         return self.run("refresh", "--yes", "--skip-preview", "--stack", stack)
 
     def destroy(self, stack: str, *args: str, check: bool = True) -> Said:
-        """With its preview: without one the engine takes away what is not protected before it refuses the rest."""
+        """Destroy with a preview: without it, the engine deletes unprotected resources before it refuses the others."""
         return self.run("destroy", "--yes", "--stack", stack, *args, check=check)
 
     def take_over(self, stack: str, ids: Mapping[str, str]) -> None:
-        """Import what is there already, by logical name, in the way that docs/operations.md describes."""
+        """Import existing resources, by logical name, as docs/operations.md describes."""
         file = self.folder / "import.json"
         self.run("preview", "--stack", stack, "--import-file", str(file))
         entries = json.loads(file.read_text())
@@ -183,7 +183,7 @@ class Lab:
         self.run("import", "--yes", "--skip-preview", "--stack", stack, "--file", str(file), "--generate-code=false")
 
     def start(self, *args: str) -> subprocess.Popen[str]:
-        """`pulumi ARGS` in a process group of its own, to be ended by `kill`."""
+        """Start `pulumi ARGS` in its own process group, for `kill` to end."""
         return subprocess.Popen(
             ["pulumi", *args, "--non-interactive", "--color=never"],
             cwd=self.project,
@@ -196,7 +196,7 @@ class Lab:
         )
 
     def kill(self, process: subprocess.Popen[str]) -> None:
-        """End the engine and all it started at once, as a lost machine would."""
+        """Kill the engine and all its children at once, as a machine failure would."""
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
@@ -206,7 +206,7 @@ class Lab:
     # state
 
     def resources(self, stack: str) -> dict[str, dict[str, Any]]:
-        """URN → what the engine's state says of it."""
+        """Return URN → resource from the engine's state."""
         deployment = self.export(stack)["deployment"]
         return {each["urn"]: each for each in deployment.get("resources", [])}
 
@@ -219,7 +219,7 @@ class Lab:
         return found
 
     def runtime(self, *args: str, cwd: Path | None = None, check: bool = True, **environment: str | None) -> Said:
-        """`runtime ARGS` in the project's folder, with folders of its own for caches and settings."""
+        """Run `runtime ARGS` in the project's folder, with its own cache and settings folders."""
         home = self.folder / "user"
         own = {f"XDG_{kind}_HOME": str(home / kind.lower()) for kind in ("DATA", "CACHE", "CONFIG")}
         done = subprocess.run(
@@ -238,12 +238,12 @@ class Lab:
 
 
 def _as_text(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine writes a boolean back as text."""
+    """Convert booleans to text, as the engine writes them back."""
     return {key: str(value).lower() if isinstance(value, bool) else value for key, value in config.items()}
 
 
 def _outside() -> dict[str, str]:
-    """The environment without what would lead the engine, the SDK or the program elsewhere."""
+    """Return the environment without variables that would redirect the engine, the SDK or the program."""
     foreign = ("PULUMI_", "GOOGLE_", "CLOUDSDK_", "GCLOUD_", "KUBE", "PYTHON", "PUBSUB_", "RUNTIME_")
     return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
 

@@ -1,8 +1,8 @@
-"""The provider `kubernetes` of the engine tests: it makes what a program asks for in a real Kubernetes API.
+"""The `kubernetes` provider of the engine tests: it creates the program's objects in a real Kubernetes API.
 
-`FAKE_KUBERNETES_CONFIG` names the kubeconfig; the program has to name one of its contexts. It is stricter than
-convenient: inputs are held to the wheel's types, a given name is required, what exists is not taken over and fields
-that another manager holds are a conflict unless the provider was told otherwise, and a preview asks the API too.
+`FAKE_KUBERNETES_CONFIG` names the kubeconfig; the program has to name one of its contexts. The plug-in is deliberately
+strict: it checks inputs against the wheel's types, requires a given name, does not take over existing objects, reports
+a conflict on fields held by another manager unless told otherwise, and asks the API even in a preview.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KUBECONFIG_VARIABLE: Final = "FAKE_KUBERNETES_CONFIG"
 MANAGER: Final = "pulumi-kubernetes"
 PROVIDER: Final = "pulumi:providers:kubernetes"
 ENGINES: Final = ("version", "pluginDownloadURL")
-"""What the engine adds to a provider's inputs."""
+"""Values that the engine adds to a provider's inputs."""
 DELETION_S: Final = 60
 
 IMMUTABLE: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
@@ -44,11 +44,11 @@ IMMUTABLE: Final[Mapping[str, tuple[tuple[str, ...], ...]]] = {
     "ClusterRoleBinding": (("roleRef",),),
     "Secret": (("type",),),
 }
-"""Kind → fields that the API never changes in place. Of every kind: what it is, its name and its namespace."""
+"""Kind → fields that the API never changes in place, besides API version, kind, name and namespace."""
 IDENTITY: Final = (("apiVersion",), ("kind",), ("metadata", "name"), ("metadata", "namespace"))
 
 SERVERS: Final = ("uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "selfLink")
-"""Metadata that the API writes by itself."""
+"""Metadata that the API writes itself."""
 
 
 class KubernetesPlugin(Plugin):
@@ -120,7 +120,7 @@ class KubernetesPlugin(Plugin):
             if not has_unknowns(wanted.inputs):
                 self._preview(manifest)
             return "", dict(wanted.inputs)
-        # Apply knows no "only if absent"; the lock keeps two calls of one engine from meeting in between.
+        # Server-side apply has no "only if absent"; the lock serialises the calls of one engine.
         with self._lock:
             if not self._upserts and self._find(manifest) is not None:
                 raise Refused(f"409: {describe(manifest)} already exists", grpc.StatusCode.ALREADY_EXISTS)
@@ -152,14 +152,14 @@ class KubernetesPlugin(Plugin):
         manifest = as_manifest(known.state)
         metadata = manifest["metadata"]
         uid = metadata["uid"]
-        # Another object may bear the name by now; it is not ours to delete.
+        # Another object may have this name by now, which is not ours to delete.
         options = {"propagationPolicy": "Foreground", "preconditions": {"uid": uid}}
         try:
             self._resource(manifest).delete(name=metadata["name"], namespace=metadata.get("namespace"), body=options)
         except ApiException as refused:
             if refused.status == 404:
                 return
-            # A conflict: another one has the name, or this one is being deleted already.
+            # A conflict: another object has the name, or this object is already being deleted.
             if refused.status != 409:
                 raise _refusal(refused, manifest) from refused
         deadline = time.monotonic() + DELETION_S
@@ -212,11 +212,11 @@ class KubernetesPlugin(Plugin):
         namespace = manifest["metadata"].get("namespace")
         home = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
         if namespace and self._find(home) is None:
-            return  # it will be made by the same `up`
+            return  # the same `up` will create the namespace
         self._apply(manifest, dry_run=True)
 
     def _manifest_of(self, type_: str, kind: str, id_: str) -> dict[str, Any]:
-        """The identity of an object that is imported by `NAMESPACE/NAME` or `NAME`."""
+        """Return the identity of an object that is imported by `NAMESPACE/NAME` or `NAME`."""
         namespace, _, name = id_.rpartition("/")
         metadata = {"name": name} | ({"namespace": namespace} if namespace else {})
         return {"apiVersion": api_version(type_), "kind": kind, "metadata": metadata}
@@ -237,7 +237,7 @@ def describe(manifest: Mapping[str, Any]) -> str:
 
 
 def as_manifest(inputs: Values) -> dict[str, Any]:
-    """The object as the API takes it: secrets opened, Pulumi's own keys and what is not known left out."""
+    """Convert to an API object: open secrets, and drop Pulumi's own keys and unknown values."""
     opened = {key: value for key, value in reveal(dict(inputs)).items() if not key.startswith("__")}
     manifest: dict[str, Any] = _without_unknowns(opened)
     metadata = manifest.get("metadata") or {}
@@ -265,7 +265,7 @@ def state_of(stored: Mapping[str, Any], inputs: Values) -> dict[str, Any]:
 
 
 def narrowed(stored: Any, wanted: Any) -> Any:
-    """What is stored of what was wanted: other values show, further keys do not, further items of a list do."""
+    """Reduce `stored` to the keys of `wanted`: changed values and extra list items show, extra keys do not."""
     stored_, wanted_ = stored, reveal(wanted)
     if isinstance(stored_, Mapping) and isinstance(wanted_, Mapping):
         return {key: narrowed(stored_[key], item) for key, item in wanted_.items() if key in stored_}
@@ -277,7 +277,7 @@ def narrowed(stored: Any, wanted: Any) -> Any:
 
 
 def owned(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """What we applied, by the API's own book-keeping; of an object that we never applied, all that is not the API's."""
+    """Return the fields that the API lists as applied by us, or, if there are none, all that the API did not set."""
     for entry in stored["metadata"].get("managedFields", []):
         if entry.get("manager") == MANAGER and entry.get("operation") == "Apply":
             found: dict[str, Any] = _pick(stored, entry["fieldsV1"])
@@ -291,7 +291,7 @@ def owned(stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pick(value: Any, fields: Mapping[str, Any]) -> Any:
-    """The part of `value` that a field set of the API names: `f:key`, `k:{keys of an item}`, `v:an item itself`."""
+    """Return the part of `value` that an API field set names: `f:key`, `k:{keys of an item}`, `v:the item itself`."""
     inner = {key: item for key, item in fields.items() if key != "."}
     if not inner:
         return value

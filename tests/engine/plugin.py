@@ -1,9 +1,9 @@
-"""A Pulumi resource provider in Python: the protocol, so that a plug-in of the tests says only what its cloud does.
+"""The Pulumi resource provider protocol in Python, so that a test plug-in only defines its cloud.
 
 The engine starts a plug-in's executable, reads a port from its standard output and calls it over gRPC, several calls at
-once. `Plugin` turns those calls into plain values (`UNKNOWN` and `Secret` of `infra.check.recording` stand for what they say)
-and the answers back. It compares inputs by path, so that a preview can be held to exact steps. A plug-in ends with the
-engine that started it, also when that one was killed.
+once. `Plugin` converts requests to plain values (with `UNKNOWN` and `Secret` of `infra.check.recording`) and converts
+the answers back. It compares inputs by path, so that tests can expect exact preview steps. A plug-in ends with the
+engine that started it, even if the engine was killed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Values = Mapping[str, Any]
 
 
 class Refused(Exception):
-    """The cloud says no; the engine prints `message`."""
+    """A refusal by the cloud; the engine prints `message`."""
 
     def __init__(self, message: str, code: grpc.StatusCode = grpc.StatusCode.INVALID_ARGUMENT) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class Refused(Exception):
 
 
 class PartlyMade(Exception):
-    """It exists and is not as it should be: the engine keeps it, fails, and goes on with an update next time."""
+    """The resource was created but is incomplete: the engine keeps it, fails, and updates it next time."""
 
     def __init__(self, id: str, state: Values, reasons: Sequence[str]) -> None:
         super().__init__("; ".join(reasons))
@@ -46,7 +46,7 @@ class PartlyMade(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An input that is refused before anything is made."""
+    """An input refused before anything is created."""
 
     path: str
     reason: str
@@ -54,15 +54,15 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """What a call is about."""
+    """The resource that a call concerns."""
 
     urn: str
     type: str
     inputs: Values = field(default_factory=dict)
-    """As the program wants them; of a deletion what it wanted last."""
+    """The inputs that the program wants; for a deletion, those it wanted last."""
     id: str = ""
     state: Values = field(default_factory=dict)
-    """What the engine remembers of it."""
+    """The outputs that the engine remembers."""
     old_inputs: Values = field(default_factory=dict)
     preview: bool = False
 
@@ -73,7 +73,7 @@ class Resource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What is there now."""
+    """The actual resource."""
 
     id: str
     state: Values
@@ -83,57 +83,57 @@ class Found:
 @dataclass(frozen=True, slots=True)
 class Difference:
     path: str
-    """`labels.team`, `rules[0].action`; a key with a dot in it as `labels["a.b"]`."""
+    """The path, such as `labels.team` or `rules[0].action`; a key with a dot is written `labels["a.b"]`."""
     kind: str
-    """`add`, `delete` or `update`"""
+    """One of `add`, `delete` and `update`."""
     replaces: bool = False
 
 
 class Plugin(provider_pb2_grpc.ResourceProviderServicer):
-    """Override the methods in lower case; those in CamelCase are the protocol."""
+    """Override the lower-case methods; the CamelCase methods are the protocol."""
 
     version: ClassVar[str] = "0.0.0"
     """Not below the SDK's, or the engine warns on every operation."""
 
     def __init__(self) -> None:
         self.stopping = threading.Event()
-        """Set once the engine wants to end: what takes long gives up."""
+        """Set when the engine wants to end; long operations then stop."""
 
-    # what a plug-in says
+    # implemented by a plug-in
 
     def check_provider(self, inputs: Values) -> list[Failure]:
         return []
 
     def replaces_provider(self, old: Values, new: Values) -> list[str]:
-        """Keys of the provider's own inputs whose change means another cloud: everything in it is made anew."""
+        """Keys of the provider's inputs whose change means another cloud, so every resource in it is replaced."""
         return []
 
     def configure(self, inputs: Values) -> None:
-        """Called once, before anything is made or read. May raise `Refused`."""
+        """Configure the plug-in, before any other call. May raise `Refused`."""
 
     def check(self, wanted: Resource) -> list[Failure]:
         return []
 
     def replaces(self, type_: str, path: str, old: Any, new: Any) -> bool:
-        """Whether a changed input at `path` cannot be changed in place."""
+        """Return whether a changed input at `path` cannot be changed in place."""
         return False
 
     def delete_before_replace(self, type_: str, inputs: Values) -> bool:
         return False
 
     def create(self, wanted: Resource) -> tuple[str, Values]:
-        """Make it; returns id and state. In a preview the id is ignored and what is not known yet is left out."""
+        """Create it; return id and state. In a preview the id is ignored and unknown values are left out."""
         raise NotImplementedError
 
     def read(self, known: Resource) -> Found | None:
-        """What is there, whatever the engine remembers. `inputs` are empty where a thing is imported."""
+        """Read the actual resource, whatever the engine remembers. `inputs` are empty on import."""
         raise NotImplementedError
 
     def update(self, wanted: Resource) -> Values:
         raise NotImplementedError
 
     def delete(self, known: Resource) -> None:
-        """Already gone is success."""
+        """Delete it; an already deleted resource is success."""
         raise NotImplementedError
 
     # the protocol
@@ -243,18 +243,18 @@ class Plugin(provider_pb2_grpc.ResourceProviderServicer):
 
 
 def serve(plugin: Plugin) -> NoReturn:
-    """Say the port on standard output and serve until the engine is gone."""
+    """Print the port on standard output and serve until the engine exits."""
     server = grpc.server(futures.ThreadPoolExecutor(32))
     provider_pb2_grpc.add_ResourceProviderServicer_to_server(plugin, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    # Before the port is said: whoever reads it may be gone at once.
+    # Before the port is printed, because the engine may exit right after reading it.
     engine = os.getppid()
     print(port, flush=True)
     while os.getppid() == engine:
         server.wait_for_termination(0.2)
     sys.stdout.flush()
-    # Calls that hang would keep the process: with the engine gone nobody waits for them.
+    # Hanging calls would keep the process alive after the engine's exit.
     os._exit(0)
 
 
@@ -262,7 +262,7 @@ def serve(plugin: Plugin) -> NoReturn:
 
 
 def plain(message: Any) -> dict[str, Any]:
-    """A protocol struct as plain values."""
+    """Convert a protocol struct to plain values."""
     values: dict[str, Any] = _plain(json_format.MessageToDict(message))
     return values
 
@@ -272,7 +272,7 @@ def struct(values: Values) -> Any:
 
 
 def reveal(value: Any) -> Any:
-    """The value with every `Secret` opened, as a cloud sees it."""
+    """Open every `Secret` in the value, since a cloud sees plain text."""
     match value:
         case Secret(value=inside):
             return reveal(inside)
@@ -284,7 +284,7 @@ def reveal(value: Any) -> Any:
 
 
 def hide_again(value: Any, pattern: Any) -> Any:
-    """`value` with a `Secret` wherever `pattern` has one: a cloud gives back what was secret in the open."""
+    """Wrap parts of `value` in `Secret` wherever `pattern` has one, since a cloud returns secrets as plain text."""
     if isinstance(pattern, Secret):
         return value if isinstance(value, Secret) else Secret(value)
     if isinstance(pattern, Mapping) and isinstance(value, Mapping):
@@ -325,7 +325,7 @@ def _wire(value: Any) -> Any:
 
 
 def find_differences(old: Values, new: Values) -> list[Difference]:
-    """Every leaf that differs, in the order of the paths; keys that begin with `__` are Pulumi's own."""
+    """List every leaf that differs, in path order, except keys that begin with `__`, which are Pulumi's own."""
     return sorted(_differences(reveal(old), reveal(new), ""), key=lambda each: each.path)
 
 
@@ -345,7 +345,7 @@ def _differences(old: Any, new: Any, path: str) -> Iterator[Difference]:
 
 
 def value_at(values: Values, path: str) -> Any:
-    """The value at a path; None where there is none."""
+    """Return the value at a path, or None."""
     found: Any = reveal(values)
     for key in split_path(path):
         if isinstance(key, int):
@@ -365,7 +365,7 @@ def split_path(path: str) -> list[str | int]:
 
 
 def is_covered(path: str, patterns: Sequence[str]) -> bool:
-    """Whether `path` is one of the patterns or lies below one; `*` stands for any key."""
+    """Return whether `path` equals one of the patterns or lies below one; `*` stands for any key."""
     keys = split_path(path)
     for pattern in patterns:
         wanted = split_path(pattern)
@@ -415,13 +415,13 @@ def _failures(failures: Sequence[Failure]) -> list[Any]:
 
 
 def _type(request: Any) -> str:
-    """Older engines send no type of its own; the URN has it behind the parents' types."""
+    """Return the resource type; older engines send none, but the URN ends with it, after the parents' types."""
     return str(request.type or request.urn.split("::")[2].rpartition("$")[2])
 
 
 @contextmanager
 def _refusing(context: grpc.ServicerContext) -> Iterator[None]:
-    """Turns `Refused` and `PartlyMade` into what the engine understands."""
+    """Convert `Refused` and `PartlyMade` to the engine's errors."""
     try:
         yield
     except Refused as problem:

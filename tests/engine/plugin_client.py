@@ -20,7 +20,7 @@ PATIENCE_S = 240
 
 
 class CallRefused(Exception):
-    """The plug-in answered with an error."""
+    """An error answer of the plug-in."""
 
     def __init__(self, message: str, code: grpc.StatusCode) -> None:
         super().__init__(message)
@@ -28,7 +28,7 @@ class CallRefused(Exception):
 
 
 class PluginClient:
-    """A running plug-in. Values are plain ones, with the markers of `infra.check.recording`."""
+    """A running plug-in. Values are plain, with the markers of `infra.check.recording`."""
 
     def __init__(self, name: str, environment: Mapping[str, str], configuration: Mapping[str, Any]) -> None:
         self.process = subprocess.Popen(
@@ -79,7 +79,7 @@ class PluginClient:
     def diff(
         self, type_: str, old: Mapping[str, Any], new: Mapping[str, Any], *, ignore: Sequence[str] = ()
     ) -> tuple[list[str], list[str]]:
-        """Paths that differ, and the keys that make another thing of it."""
+        """Return the paths that differ, and the keys that cause a replacement."""
         request = provider_pb2.DiffRequest(
             id="it", urn=urn_of(type_, "it"), type=type_, old_inputs=struct(old), news=struct(new), ignoreChanges=ignore
         )

@@ -1,7 +1,7 @@
-"""`python -m tests.engine.record_baseline STACK`: keep a stack's state as this release makes it.
+"""`python -m tests.engine.record_baseline STACK`: save a stack's state as this release creates it.
 
-Later releases are tested against it: what is protected must survive the upgrade. A baseline is written once for each
-release and never again, so the command refuses to overwrite one. Needs the `pulumi` command.
+Later releases are tested against it: protected resources must survive the upgrade. A baseline is written once for
+each release and never again, so the command refuses to overwrite one. Needs the `pulumi` command.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parent / "baselines"
 LEFT_OUT = ("sourcePosition", "stackTrace", "created", "modified", "propertyDependencies")
 LONG = 400
 SECRET = "4dabf18193072939515e22adb298388d"
-"""Marks a value that is encrypted. Here that is only what the SDK calls secret without need: effective labels."""
+"""Marks an encrypted value. Here these are only effective labels, which the SDK marks as secret without need."""
 
 
 def main(stack: str) -> None:
@@ -42,7 +42,7 @@ def main(stack: str) -> None:
 
 
 def as_text(exported: Mapping[str, Any]) -> str:
-    """JSON with a line for each resource."""
+    """Format as JSON with one line per resource."""
     resources = exported["deployment"]["resources"]
     frame = json.dumps({**exported, "deployment": {**exported["deployment"], "resources": ["HERE"]}}, sort_keys=True)
     lines = ",\n".join(json.dumps(each, sort_keys=True) for each in resources)
@@ -50,7 +50,7 @@ def as_text(exported: Mapping[str, Any]) -> str:
 
 
 def portable(exported: Mapping[str, Any]) -> dict[str, Any]:
-    """The state without secrets, keys, what belongs to the machine that made it, and what is never protected: grants.
+    """Return the state without secrets, keys, machine-specific values, and grants, which are never protected.
 
     Long texts (boot scripts) are cut: an upgrade changes them in place anyway.
     """

@@ -1,4 +1,4 @@
-"""What a destroy leaves behind, and how a stack takes over what is there."""
+"""A destroy keeps the resources that must survive, and a stack adopts existing resources."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CI = {"repository": "lab/research", "repository_id": 123456789, "owner_id": 9876
 
 def test_destroy_leaves_what_must_stay_and_the_next_up_adopts_it(lab: Lab) -> None:
     lab.init("dev")
-    # With a pipeline identity the small stack has everything that survives: APIs, bucket, pool, roles.
+    # With a pipeline identity, the small stack has every surviving resource: APIs, bucket, pool, roles.
     lab.set("dev", "ci", CI)
     lab.up("dev")
     objects = {"objects": 3}
@@ -40,7 +40,7 @@ def test_destroy_leaves_what_must_stay_and_the_next_up_adopts_it(lab: Lab) -> No
     assert (refused.code != 0, "already exists" in refused.text) == (True, True)
     assert steps["records-bucket"] == "import"
     assert adopted == []
-    # What an import cannot compare is set once `adopt` is gone.
+    # Inputs that an import cannot compare are set after `adopt` is removed.
     assert after <= {"update"}
     assert lab.cloud.world().resources[lab.cloud.one(":Bucket")]["outputs"]["objects"] == 3
     assert lab.preview("dev", "--refresh") == []
@@ -74,7 +74,7 @@ def test_adopting_what_is_not_there_is_refused_before_anything_is_made(lab: Lab)
 
 
 def seed(cloud: Cloud, type_: str, id_: str, **inputs: object) -> None:
-    """Something that somebody made by hand."""
+    """Add a topic that somebody made by hand."""
     with cloud.change() as world:
         inputs = {"project": "my-lab-dev", **inputs}
         world.resources[id_] = {"type": type_, "urn": "by hand", "inputs": inputs, "outputs": {}}

@@ -1,4 +1,4 @@
-"""What goes wrong while the engine works, and that the next `up` completes it."""
+"""Failures while the engine works, each completed by the next `up`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_ACCOUNT = "Error 400: Service account dev-worker@my-lab-dev.iam.gserviceaccou
 @pytest.mark.parametrize(
     "fault",
     [
-        # An API that was enabled a moment ago, and an account that was made a moment ago, are not there everywhere.
+        # A newly enabled API or a new account takes a moment to be known everywhere.
         Fault(type="topic:Topic", message=NOT_ENABLED),
         Fault(type="IAMMember", name="worker", message=NO_ACCOUNT),
     ],
@@ -74,7 +74,7 @@ def test_up_that_was_killed_after_google_acted_takes_over_what_was_made(lab: Lab
 
 
 def kill_while_creating(lab: Lab, when: str) -> None:
-    """The machine that runs `up` dies while the topic is being made."""
+    """Kill the machine that runs `up` while it creates the topic."""
     lab.cloud.inject(Fault(type="topic:Topic", name="default-queue-topic", hang=when))
     process = lab.start("up", "--yes", "--skip-preview", "--parallel", "1", "--stack", "dev")
     lab.wait_for_call("hang")
@@ -84,7 +84,7 @@ def kill_while_creating(lab: Lab, when: str) -> None:
 
 
 def test_bad_program_is_blocked_by_the_policy_pack_before_it_is_made_and_once_it_is(lab: Lab) -> None:
-    # The settings of `dev`, which bound where things may be.
+    # The settings of `dev`, which restrict locations.
     lab.init("bad", file="dev")
     (lab.project / "infra").unlink()
     (lab.project / "infra").mkdir()
@@ -144,7 +144,7 @@ storage.Bucket("bucket", name="lab-bucket", location="europe-west4", **place, op
 
 
 def test_checked_in_stack_files_are_left_alone() -> None:
-    # A lab works on copies; this notices one that does not.
+    # A lab works on copies; this test notices one that does not.
     files = sorted(path.name for path in Path(ROOT).glob("Pulumi.*.yaml"))
 
     assert files

@@ -1,4 +1,4 @@
-"""The made-up Google is strict: each refusal is shown to happen, over the protocol, without the engine."""
+"""The simulated Google is strict: each refusal is provoked over the protocol, without the engine."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PluginClient]:
 
 @pytest.fixture
 def cloud(plugin: PluginClient) -> Cloud:
-    """Empty but for the APIs."""
+    """A project with only its APIs."""
     cloud: Cloud = plugin.cloud  # type: ignore[attr-defined]
     for name in ("cloud.json", "faults.json", "calls.jsonl"):
         (cloud.folder / name).unlink(missing_ok=True)
@@ -69,7 +69,7 @@ def refusal(call: Any) -> CallRefused:
     return refused.value
 
 
-# making, reading, tampering
+# creating, reading, tampering
 
 
 def test_create_then_read_returns_what_is_stored_and_what_google_added(plugin: PluginClient, cloud: Cloud) -> None:
@@ -162,7 +162,7 @@ def test_many_calls_at_once_lose_nothing(plugin: PluginClient, cloud: Cloud) -> 
     assert cloud.ids("Topic") == sorted(f"projects/{PROJECT}/topics/{name}" for name in names)
 
 
-# refused before anything is made
+# refused before creation
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_provider_without_a_project_or_with_a_misspelt_key_is_refused(plugin: Pl
     assert plugin.check_provider({"project": PROJECT, "addPulumiAttributionLabel": "false"}) == []
 
 
-# refused when it is made
+# refused at creation
 
 
 def test_create_of_a_taken_name_is_refused_also_after_a_restart(plugin: PluginClient, cloud: Cloud) -> None:
@@ -318,7 +318,7 @@ def test_account_made_again_has_lost_its_grants(plugin: PluginClient, cloud: Clo
     assert plugin.read(GRANT, grant_id, grant) is None
 
 
-# what was deleted
+# deletion
 
 
 def test_identity_pool_deleted_keeps_its_name_for_thirty_days_and_cannot_be_imported(

@@ -1,4 +1,4 @@
-"""What the tier says where the engine or the virtual environment is missing, and that its checks can fail."""
+"""Reports about a missing engine or virtual environment, and proof that the checks of this suite can fail."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pubsub.Topic(
 
 
 def write_toy(lab: Lab, program: str = PROGRAM) -> None:
-    """A small program in the place of ours, and a stack of it."""
+    """Create a stack of a small program that replaces ours."""
     (lab.project / "infra").unlink()
     (lab.project / "infra").mkdir()
     (lab.project / "infra" / "__main__.py").write_text(program)
@@ -139,7 +139,7 @@ def test_resource_without_an_explicit_provider_reaches_no_ambient_project(lab: L
 def test_missing_virtual_environment_says_what_to_run(make_lab: Callable[..., Lab], tmp_path: Path) -> None:
     lab = make_lab("bare", virtualenv=False)
     lab.run("stack", "init", "toy", "--no-select")
-    # The engine brings pip, setuptools and wheel up to date first; here they come from a folder.
+    # The engine first updates pip, setuptools and wheel; the test serves them from a folder.
     wheels = tmp_path / "wheels"
     for name in ("setuptools", "wheel"):
         write_empty_wheel(wheels, name)
@@ -150,7 +150,7 @@ def test_missing_virtual_environment_says_what_to_run(make_lab: Callable[..., La
 
     assert (said.code != 0, again.code != 0) == (True, True)
     assert "run `make .venv/.ready`, then pulumi again" in said.text
-    # Now an empty one is there; the engine's own words lead to the same line.
+    # An empty environment exists now; the engine's own message points to the same command.
     assert "pip install -r requirements.txt" in again.text
 
 
@@ -165,7 +165,7 @@ def write_empty_wheel(folder: Path, name: str) -> None:
         wheel.writestr(f"{info}/RECORD", "")
 
 
-# how differences are found
+# differences
 
 
 def test_differences_are_named_by_path_and_kind() -> None:

@@ -1,4 +1,4 @@
-"""`pulumi up` → `runtime submit` → `runtime worker` → records, on what the program made."""
+"""`pulumi up` → `runtime submit` → `runtime worker` → records, on the resources that the program created."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_tasks_run_on_the_queue_and_records_that_the_stack_made(
     lab.environment |= pubsub_emulator.environment | gcs.environment
     lab.init("dev")
     lab.up("dev")
-    # Buckets are made in the made-up Google only; here is one that stores.
+    # Buckets exist only in the simulated Google; this server stores objects.
     [bucket] = lab.cloud.ids(":Bucket")
     gcs.make_bucket(bucket)
     command = ["sh", "-c", 'echo "{\\"ran\\": true}" > "$RUNTIME_OUTPUT_DIR/answer.json"']

@@ -1,4 +1,4 @@
-"""The Kubernetes provider of the engine tests on a real API: each refusal is shown to happen, without the engine."""
+"""The Kubernetes provider of the engine tests on a real API: each refusal is provoked without the engine."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_input_that_the_api_would_not_take_is_refused_before_anything_is_made(
     assert sorted({each.path for each in failures}) == paths, failures
 
 
-# making
+# creating
 
 
 def test_create_stores_the_object_and_read_returns_what_is_stored(
@@ -230,7 +230,7 @@ def test_secret_stays_secret_in_the_state_and_is_open_in_the_cluster(
     assert found.inputs["data"] == {"password": Secret("Y2FuYXJ5")}
 
 
-# reading what others did
+# reading changes by others
 
 
 def test_read_shows_a_changed_value_and_not_what_others_added(
@@ -411,7 +411,7 @@ def test_delete_gives_up_on_what_is_held_once_the_engine_stops(kubeconfig: Path,
         refused = refusal(lambda: plugin.delete(CONFIG, id_, state))
 
     assert refused.code is grpc.StatusCode.DEADLINE_EXCEEDED
-    # The API's own collector may or may not have taken its `foregroundDeletion` off by then.
+    # The API's garbage collector may or may not have removed the finalizer `foregroundDeletion` by now.
     assert refused.message.startswith(f"ConfigMap {namespace}/settings is still there, held by lab.example/held")
     core.patch_namespaced_config_map("settings", namespace, {"metadata": {"finalizers": None}})
     eventually(lambda: is_gone(lambda: core.read_namespaced_config_map("settings", namespace)))
@@ -425,7 +425,7 @@ def is_gone(call: Any) -> bool:
     return False
 
 
-# the pure parts
+# pure functions
 
 
 def test_narrowed_keeps_values_of_what_was_wanted_and_items_beyond() -> None:

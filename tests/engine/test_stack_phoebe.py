@@ -27,7 +27,7 @@ def admin(kubernetes: Kubernetes) -> Access:
 
 @pytest.fixture
 def untouched(lab: Lab, kubernetes: Kubernetes, tmp_path: Path) -> Iterator[Lab]:
-    """The stack as it is checked in, not made yet, on a cluster where nothing of it is left."""
+    """The stack as checked in, not yet up, on a cluster without any of its objects."""
     kubernetes.delete_namespace(CHECKED_IN)
     lab.environment[KUBECONFIG_VARIABLE] = str(kubernetes.kubeconfig_with_context(tmp_path / "kubeconfig", "phoebe"))
     lab.init(STACK)
@@ -37,7 +37,7 @@ def untouched(lab: Lab, kubernetes: Kubernetes, tmp_path: Path) -> Iterator[Lab]
 
 @pytest.fixture
 def default_class(admin: Access) -> Iterator[str]:
-    """A storage class that the cluster writes into each claim that names none, as most clusters have one."""
+    """A default storage class, which the cluster writes into each claim without a class, as most clusters do."""
     storage, name = client.StorageV1Api(admin.api), f"usual-{uuid.uuid4().hex[:8]}"
     marked = {"name": name, "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}
     storage.create_storage_class({"metadata": marked, "provisioner": "example.com/none"})
@@ -47,13 +47,13 @@ def default_class(admin: Access) -> Iterator[str]:
 
 @pytest.fixture
 def space() -> str:
-    """A namespace of one test's own: Kubernetes takes ten seconds and more to delete one, and here nobody waits."""
+    """The name of a namespace used by one test only, since Kubernetes takes over ten seconds to delete a namespace."""
     return f"l2r-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture
 def phoebe(lab: Lab, kubernetes: Kubernetes, space: str, tmp_path: Path) -> Lab:
-    """The stack, not made yet, in a namespace of another name."""
+    """The stack, not yet up, in a namespace of another name."""
     lab.environment[KUBECONFIG_VARIABLE] = str(kubernetes.kubeconfig_with_context(tmp_path / "kubeconfig", "phoebe"))
     lab.init(STACK)
     namespaces = lab.setting(STACK, "kubernetes")["phoebe"]["namespaces"]
@@ -66,7 +66,7 @@ def knob(space: str, rest: str) -> str:
 
 
 def kinds_there(admin: Access, space: str) -> dict[str, list[str]]:
-    """What of ours is in the namespace; what Kubernetes puts into each is left out."""
+    """List our objects in the namespace, without those that Kubernetes creates in every namespace."""
     core, rbac = client.CoreV1Api(admin.api), client.RbacAuthorizationV1Api(admin.api)
     lists: dict[str, Callable[[str], Any]] = {
         "quota": core.list_namespaced_resource_quota,
@@ -131,7 +131,7 @@ def test_stack_that_is_up_is_changed_under_the_policies(
     steps = {step.name: step.op for step in phoebe.preview(STACK, *PACK)}
     phoebe.up(STACK, *PACK)
 
-    # The class is the cluster's wish and not the stack's, so no policy minds it.
+    # The cluster chose the class, not the stack, so no policy objects.
     assert claim.spec.storage_class_name == default_class
     assert steps[f"phoebe-{space}-claim-more"] == "create"
     assert steps[f"phoebe-{space}-namespace"] == "update"

@@ -1,5 +1,5 @@
-"""Every checked-in stack of Google's through its life under the policies: preview, up, nothing more to do, drift found
-and healed, changed and up again."""
+"""Every checked-in stack for Google through its life under the policies: preview, up, no further changes, drift found
+and repaired, changed and up again."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_skylight_is_made_as_planned_heals_and_refuses_to_go(lab: Lab) -> None:
 
     named = {urn for urn in protected if f'"{urn}" cannot be deleted' in said.text}
     assert said.code != 0
-    # The engine does not look behind the first that refuses: a topic's subscription does.
+    # The engine does not look past the first refusal: a topic's subscription comes first.
     assert {urn.rpartition("::")[2] for urn in protected - named} == {"default-queue-topic", "default-queue-dead-topic"}
     assert lab.cloud.world().resources == there
     assert lab.cloud.calls("delete") == []
@@ -58,14 +58,14 @@ def test_skylight_is_made_as_planned_heals_and_refuses_to_go(lab: Lab) -> None:
 
 
 def test_marin_stacks_live_side_by_side_in_one_project(lab: Lab) -> None:
-    # The first owns the repositories and secrets that the others refer to.
+    # The first stack owns the repositories and secrets that the others refer to.
     for stack in MARIN:
         lab.init(stack)
         make_as_planned(lab, stack)
         expect_drift_found(lab, stack)
         change(lab, stack)
 
-    # One knob: fewer nodes. Ray's file changes on the machine, which stays.
+    # One changed setting: fewer nodes. Ray's file changes on the machine, and the machine stays.
     lab.set(MARIN[0], "heads.main.pools.v4.max", 512)
     steps = lab.preview(MARIN[0])
     lab.cloud.forget_calls()
@@ -212,7 +212,7 @@ def test_wrong_setting_is_explained_without_a_traceback_and_makes_nothing(lab: L
 
 
 def make_as_planned(lab: Lab, stack: str) -> None:
-    """Preview and up, then both again, which find nothing to do; the engine sees what `infra check` says."""
+    """Preview and up, then repeat both, which find no changes; the engine agrees with `infra check`."""
     planned = lab.preview(stack, *PACK)
     lab.up(stack, *PACK)
     made = lab.resources(stack)
@@ -232,7 +232,7 @@ def make_as_planned(lab: Lab, stack: str) -> None:
 
 
 def change(lab: Lab, stack: str) -> None:
-    """Another label on everything, and one more queue, previewed and brought up under the policies."""
+    """Add a label everywhere and one more queue, then preview and bring them up under the policies."""
     lab.set(stack, "labels.team", "second-day")
     lab.set(stack, "queues.second-day", {})
     steps = lab.preview(stack, *PACK)
@@ -244,7 +244,7 @@ def change(lab: Lab, stack: str) -> None:
 
 
 def expect_drift_found(lab: Lab, stack: str) -> None:
-    """Found by the very command that the pipeline runs at night."""
+    """Expect that the pipeline's nightly command finds the drift."""
     bucket, grant = tamper(lab, stack)
 
     said = lab.run("preview", "--refresh", "--expect-no-changes", "--json", "--stack", stack, check=False)
@@ -254,7 +254,7 @@ def expect_drift_found(lab: Lab, stack: str) -> None:
 
 
 def tamper(lab: Lab, stack: str) -> tuple[str, str]:
-    """Somebody turns a bucket's versioning off and takes a grant away; the URNs of both."""
+    """Turn a bucket's versioning off and remove a grant, as somebody might by hand; return both URNs."""
     resources = lab.resources(stack).values()
     bucket = next(each for each in resources if each["type"].endswith(":Bucket"))
     grant = next(each for each in resources if each["type"].endswith(":BucketIAMMember"))
@@ -277,7 +277,7 @@ def stack_urn(stack: str) -> str:
 
 
 def differing(known: Any, real: Any, path: str = "contract") -> list[str]:
-    """Leaves that `infra check` claims to know and that came out otherwise; what it does not know is no claim."""
+    """List leaves that `infra check` claims to know but that differ in reality; an unknown value is no claim."""
     if isinstance(known, Mapping) and isinstance(real, Mapping):
         missing = [f"{path}.{key}" for key in known.keys() ^ real.keys()]
         return missing + [

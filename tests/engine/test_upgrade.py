@@ -1,4 +1,4 @@
-"""States that earlier releases made, under this one: what is protected is neither replaced nor lost."""
+"""States from earlier releases under this release: protected resources are neither replaced nor lost."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_baseline_with_another_name_would_be_noticed(lab: Lab, tmp_path: Path) -
 
     protected = [each["urn"] for each in states(path) if each.get("protect")]
     replaced = [urn.rpartition("::")[2] for _, urn in touched(lab.steps(said), protected)]
-    # The engine ends at the first that it may not replace.
+    # The engine stops at the first protected resource that it would replace.
     assert replaced
     assert set(replaced) <= {"default-queue-dead-topic", "default-queue-dead-subscription"}
     assert "marked for protection" in said.text

@@ -1,6 +1,6 @@
-"""An HTTP server on 127.0.0.1 that counts what it is asked, and can fail the way a cloud does.
+"""An HTTP server on 127.0.0.1 that counts its requests, and can fail the way a cloud does.
 
-`FaultProxy` stands in front of a real server, `GcsServer` (in gcs.py) answers by itself; both take the same faults.
+`FaultProxy` forwards to a real server, `GcsServer` (in gcs.py) answers itself; both take the same faults.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Fault(StrEnum):
 class Request:
     method: str
     path: str
-    """With its query."""
+    """The path with its query."""
     headers: dict[str, str]
-    """By lower-case name."""
+    """Headers by lower-case name."""
     body: bytes
 
     @property
@@ -65,22 +65,22 @@ class Response:
 
 
 class FaultyServer:
-    """Answers with `answer`. A fault is for the next requests of its kind, one each; None lets a request pass."""
+    """Answers with `answer`. Each fault applies to one of the next requests of its kind; None lets a request pass."""
 
     stall_s = 3.0
     page_size: int | None = None
-    """The most keys on a page of a listing, if fewer than the service gives by itself."""
+    """The most keys on a page of a listing, if fewer than the service's own limit."""
 
     def __init__(self) -> None:
         self.requests: Counter[str] = Counter()
-        """By kind: LIST, GET, PUT, DELETE …"""
+        """Count by kind: LIST, GET, PUT, DELETE …"""
         self.log: list[Request] = []
         self._faults: list[tuple[str, Fault | None]] = []
         self._chance: dict[str, Iterator[Fault | None]] = {}
         self._pages: dict[str, Response] = {}
         """The last page of each listing, by its query without the token."""
         self._resumed: dict[str, str] = {}
-        """What was asked for when an empty page was answered, by the token on that page."""
+        """The query that got an empty page, by the token on that page."""
         self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
@@ -102,7 +102,7 @@ class FaultyServer:
             self._faults += [(kind, fault) for fault in faults]
 
     def fail_some(self, kind: str, share: float, faults: Sequence[Fault], *, seed: int) -> None:
-        """Fail that share of the requests of a kind from now on, drawn by chance, in one of these ways."""
+        """Fail a random share of the requests of a kind from now on, each with one of `faults`."""
         chance = random.Random(seed)
         with self._lock:
             self._chance[kind] = (chance.choice(faults) if chance.random() < share else None for _ in itertools.count())
@@ -120,7 +120,7 @@ class FaultyServer:
         raise NotImplementedError
 
     def handle(self, request: Request) -> Response | None:
-        """None closes the connection."""
+        """Answer a request; None closes the connection."""
         with self._lock:
             self.requests[request.kind] += 1
             self.log.append(request)
@@ -179,7 +179,7 @@ class FaultyServer:
 
 
 class FaultProxy(FaultyServer):
-    """Hands everything to the server at `host:port` and adds faults on the way."""
+    """Forwards everything to the server at `host:port` and adds faults on the way."""
 
     def __init__(self, address: str) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 256
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that hung up is no news."""
+        """Ignore clients that hang up."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
@@ -230,7 +230,7 @@ def _handler(server: FaultyServer) -> type[BaseHTTPRequestHandler]:
             self.send_response_only(response.status)
             for name, value in response.headers.items():
                 self.send_header(name, value)
-            # A HEAD says how long the body would be and sends none; so does an answer without content.
+            # A HEAD answer states the body's length but has no body; an answer without content has none either.
             self.send_header("Content-Length", response.headers.get("x-length", str(len(response.body))))
             self.end_headers()
             if response.cut is not None:
@@ -245,7 +245,7 @@ def _handler(server: FaultyServer) -> type[BaseHTTPRequestHandler]:
             self.wfile.flush()
             self.close_connection = True
             if response.cut is Fault.RESET:
-                # To close without lingering resets the connection.
+                # Closing without lingering resets the connection.
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 self.connection.close()
             else:

@@ -1,7 +1,8 @@
-"""Google Cloud Storage as our object-store library speaks to it: the XML API, with preconditions that hold.
+"""Google Cloud Storage as our object-store library uses it: the XML API, with preconditions that hold.
 
-Objects can be put at once or in parts, copied, read, deleted and listed page by page, with and without a delimiter. `x-goog-if-generation-match: 0` is checked under a lock
-together with the write, which the emulators that one can install do not do.
+Objects can be put at once or in parts, copied, read, deleted and listed page by page, with and without a delimiter.
+`x-goog-if-generation-match: 0` is checked under a lock together with the write; the emulators available for
+installation do not do that.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class StoredObject(NamedTuple):
 
 
 class GcsServer(FaultyServer):
-    """Buckets come into being by `make_bucket`; a missing one answers 404."""
+    """Buckets are created by `make_bucket`; a missing bucket answers 404."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,9 +42,9 @@ class GcsServer(FaultyServer):
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.least_part = 5 << 20
         self.clock_offset = timedelta(0)
-        """How far its clock is ahead of this machine's."""
+        """The lead of the server's clock over this machine's."""
         self.conditional = True
-        """False forgets preconditions, as a store that is not safe does."""
+        """False ignores preconditions, as an unsafe store does."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -53,7 +54,7 @@ class GcsServer(FaultyServer):
         self.buckets.setdefault(name, {})
 
     def fill(self, bucket: str, keys: Iterable[str], data: bytes = b"") -> None:
-        """Many objects at once, without requests."""
+        """Store many objects at once, without requests."""
         now = datetime.now(UTC)
         self.buckets[bucket].update((key, StoredObject(data, 1, now)) for key in keys)
         self._sorted.pop(bucket, None)
@@ -103,7 +104,7 @@ class GcsServer(FaultyServer):
         return replace(made, body=body.encode() or made.body)
 
     def _upload(self, bucket: str, key: str, query: dict[str, str], request: Request) -> Response:
-        """Parts of at least 5 MiB but the last, put together in the order that the last request names."""
+        """Join the parts in the order that the last request names; each but the last has at least 5 MiB."""
         if request.method == "POST" and "uploads" in query:
             name = f"upload-{len(self.uploads)}"
             self.uploads[name] = {}
@@ -164,7 +165,7 @@ class GcsServer(FaultyServer):
         prefix = query.get("prefix", "")
         if delimiter := query.get("delimiter"):
             names = _roll_up(names, prefix, delimiter)
-        # A page begins after its token; `start-after` and the token may both be given, and the later one counts.
+        # A page begins after its token; if both `start-after` and the token are given, the later one counts.
         after = max(query.get("start-after", ""), bytes.fromhex(query.get("continuation-token", "")).decode())
         first = max(bisect.bisect_left(names, prefix), bisect.bisect_right(names, after) if after else 0)
         limit = min(int(query.get("max-keys", PAGE)), PAGE)
@@ -188,7 +189,7 @@ class GcsServer(FaultyServer):
 
 
 def _roll_up(names: list[str], prefix: str, delimiter: str) -> list[str]:
-    """Names that begin with `prefix`, up to the first delimiter after it, once each."""
+    """List the names that begin with `prefix`, up to the first delimiter after it, without duplicates."""
     found = []
     for name in names[bisect.bisect_left(names, prefix) :]:
         if not name.startswith(prefix):

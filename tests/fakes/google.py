@@ -1,9 +1,9 @@
-"""Google's JSON APIs, as far as we call them, held to Google's own description of each.
+"""Google's JSON APIs, as far as we call them, checked against Google's own description of each.
 
 One server stands for all of Google: the host is the first part of the path, as `RUNTIME_GOOGLE_API` has it. Routes,
 query parameters and bodies are checked against the discovery documents that Google's client library ships, and so are
-this server's own answers: what Google does not describe is refused, and noted in `refused` for the test to see. Names
-can be taken, soft-deleted or another's; APIs can be switched off; calls can be denied or made to fail.
+this server's own answers: a request outside Google's description is refused, and noted in `refused` for the test. Names
+can be taken, soft-deleted or in another project; APIs can be switched off; calls can be denied or made to fail.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ PERMISSIONS = {
         "secretmanager.versions.list",
     },
 }
-"""Collection → the permissions that can be asked for there; Google refuses to test others."""
+"""Collection → permissions that can be tested there; Google refuses to test others."""
 
 Answer = dict[str, Any]
 
@@ -93,7 +93,7 @@ class Method:
 
 @dataclass
 class Trouble:
-    """Answers that are not given: for methods whose id matches, on paths that hold `on`, so many times."""
+    """A refusal for the next `left` calls of methods whose id matches, on paths that contain `on`."""
 
     methods: str
     on: str
@@ -102,45 +102,45 @@ class Trouble:
 
 
 class GoogleServer(FaultyServer):
-    """Knows one project. What is asked for is there only if a test has put it there."""
+    """Knows one project. Resources exist only if a test has put them there."""
 
     def __init__(self, project: str = "p", *, page: int = 2) -> None:
         super().__init__()
         self.project, self.number = project, "123456789012"
         self.email = "ada@example.org"
         self.page = page
-        """Members of a list that one answer holds at most."""
+        """The most members in one page of a list."""
         self.clock_offset = timedelta(0)
         self.resources: dict[str, Answer] = {f"projects/{project}": {"projectId": project, "state": "ACTIVE"}}
-        """Name → what `get` answers: `projects/p/topics/t`, `b/bucket`, `projects/p/global/networks/n` …"""
+        """Name → answer of `get`: `projects/p/topics/t`, `b/bucket`, `projects/p/global/networks/n` …"""
         self.project_quotas: list[Answer] = []
-        """Of the project as the compute API tells it, which has its own view under the same name."""
+        """Quotas of the project in the compute API, which has its own project resource of the same name."""
         self.foreign: set[str] = set()
-        """Names that another project has."""
+        """Names that belong to another project."""
         self.deleted_buckets: dict[str, Answer] = {}
         self.policies: dict[str, Answer] = {}
         """Resource → its IAM policy."""
         self.allowed: dict[str, set[str]] = {}
-        """Resource → what the caller may do there; everything where a resource is not listed."""
+        """Resource → the caller's permissions there; a resource that is not listed allows everything."""
         self.versions: dict[str, list[Answer]] = {}
         """Secret → its versions, oldest first."""
         self.payloads: dict[str, bytes] = {}
-        """Version → its value; never in an answer, but to `access`."""
+        """Version → its value, which only `access` returns."""
         self.services: dict[str, bool] = {}
-        """API → enabled; all are, unless listed."""
+        """API → whether it is enabled; an API that is not listed is."""
         self.lists: dict[str, list[Answer]] = {}
         """Collection → members: `projects/p/locations/Z/acceleratorTypes` …"""
         self.org_policies: dict[str, Answer] = {}
         """Constraint → its effective `spec`."""
         self.refused: list[str] = []
-        """What was asked in a way that Google does not describe. A test that is not about it expects none."""
+        """Requests outside Google's description. A test about something else expects none."""
         self._troubles: list[Trouble] = []
 
     @property
     def environment(self) -> dict[str, str]:
         return {"RUNTIME_GOOGLE_API": self.url}
 
-    # what a test arranges
+    # arranged by a test
 
     def put(self, resource: str, /, **fields: Any) -> str:
         self.resources[resource] = fields
@@ -159,7 +159,7 @@ class GoogleServer(FaultyServer):
         return resource
 
     def deny(self, methods: str, permission: str, on: str = "") -> None:
-        """403 as Google words it, for methods whose id matches the glob `methods`."""
+        """Answer 403 in Google's words for methods whose id matches the glob `methods`."""
         text = f"Permission '{permission}' denied on resource '//{on or methods}' (or it may not exist)."
         self.fail(methods, 403, "PERMISSION_DENIED", text, on=on)
 
@@ -169,7 +169,7 @@ class GoogleServer(FaultyServer):
         self._troubles.append(Trouble(methods, on, Refusal(status, reason, message), times))
 
     def disable_api(self, service: str, title: str | None = None) -> None:
-        """As a project that never switched it on."""
+        """Answer as a project in which the API was never enabled."""
         self.services[f"{service}.googleapis.com"] = False
         name = title or service
         self.fail(
@@ -183,7 +183,7 @@ class GoogleServer(FaultyServer):
         )
 
     def calls(self, methods: str = "*") -> list[str]:
-        """Ids of the methods that were called, in order."""
+        """Return the ids of the called methods, in order."""
         found = [self._route(request) for request in self.log]
         return [method.id for method, _ in filter(None, found) if fnmatchcase(method.id, methods)]
 
@@ -276,8 +276,8 @@ class GoogleServer(FaultyServer):
                 raise Refusal(
                     400, "INVALID_ARGUMENT", f"Permission {permission} is not valid for this resource.", ours=True
                 )
-        # https://cloud.google.com/pubsub/docs/reference/rest/v1/projects.topics/testIamPermissions: of what does not
-        # exist it is the empty set.
+        # For a missing resource the answer is the empty set:
+        # https://cloud.google.com/pubsub/docs/reference/rest/v1/projects.topics/testIamPermissions
         if name not in self.resources:
             return {}
         mine = [permission for permission in asked if permission in self.allowed.get(name, set(asked))]
@@ -366,7 +366,7 @@ class GoogleServer(FaultyServer):
         return {"name": version["name"], "payload": payload}
 
     def _secret(self, name: str) -> str:
-        """By the id or by the number of its project."""
+        """Find a secret by its project's id or number."""
         name = name.replace(f"projects/{self.number}/", f"projects/{self.project}/")
         if name not in self.versions:
             raise Refusal(404, "NOT_FOUND", f"Secret [{name}] not found.")
@@ -418,7 +418,7 @@ def _find_handler(method_id: str) -> Callable[..., Answer] | None:
 
 
 def _name(path: str) -> str:
-    """The resource's name: the path without version or service."""
+    """Return the resource's name: the path without version or service."""
     return re.sub(r"^(?:storage/v1|compute/v1|v\d+(?:beta\d+|alpha\d+)?)/", "", path)
 
 
@@ -427,11 +427,11 @@ def _name(path: str) -> str:
 
 @functools.cache
 def methods_of(host: str) -> tuple[Method, ...]:
-    """The methods that Google serves on `host`, of the APIs above."""
+    """Return the methods that Google serves on `host`, of the APIs above."""
     service = host.removesuffix(".googleapis.com")
     found: list[Method] = []
     for api in APIS:
-        # Only one API of ours is served from the common host.
+        # Only one of our APIs is served from the common host.
         if api.partition(".")[0] != {"www": "oauth2"}.get(service, service):
             continue
         document = read_document(api)
@@ -498,7 +498,7 @@ def _read_body(method: Method, request: Request) -> Answer:
 
 
 def check_fields(value: Any, schema: Mapping[str, Any], schemas: Mapping[str, Any], path: str) -> None:
-    """Raise `Refusal` unless `value` is what `schema` describes, worded as Google does."""
+    """Raise `Refusal`, in Google's words, unless `value` matches `schema`."""
     schema = schemas[schema["$ref"]] if "$ref" in schema else schema
     kind = schema.get("type", "any")
     if kind == "object":
@@ -553,7 +553,7 @@ def _invalid(path: str, what: str) -> Refusal:
 
 
 def crc32c(data: bytes) -> int:
-    """Bit by bit, so that it shares nothing with the table of the code under test."""
+    """Compute bit by bit, to share nothing with the table of the code under test."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte

@@ -1,6 +1,6 @@
-"""An API of this process with the calls of `runtime.launchers.kubernetes.client.Cluster`, for what a launcher makes of it.
+"""An in-process API with the calls of `runtime.launchers.kubernetes.client.Cluster`, for tests of the launcher.
 
-It has no controllers: pods come and end as a test says.
+It has no controllers: a test creates and ends the pods.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from runtime.units import format_time
 
 
 class Api:
-    """Objects of namespaces, with versions that a stale write is refused for."""
+    """Namespaced objects with versions; a stale write is refused."""
 
     def __init__(self) -> None:
         self.objects: dict[tuple[str, str, str], dict[str, Any]] = {}
         self.before_write: Callable[[], None] = lambda: None
         self.printed = ""
-        """What every pod printed."""
+        """Output of every pod."""
         self.holds_on = False
-        """What is deleted stays, as on a node that does not answer."""
+        """Whether deleted objects stay, as on a node that does not answer."""
         self._count = 0
 
     def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
@@ -61,7 +61,7 @@ class Api:
         return True
 
     def delete(self, kind: str, namespace: str, name: str, *, grace_s: int | None = None) -> None:
-        """Of a Job, what it owns goes first."""
+        """Delete an object; a Job's dependents go first."""
         found = self.objects.get((kind, namespace, name))
         if found is None:
             return
@@ -80,16 +80,16 @@ class Api:
     def close(self) -> None:
         pass
 
-    # what a test does
+    # test actions
 
     def job(self, name: str) -> str:
-        """A Job of somebody else that runs; its uid."""
+        """Create a foreign Job that runs; return its uid."""
         made = self.create("jobs", "lab", {"metadata": {"name": name}, "spec": {}})
         assert made is not None
         return str(made["metadata"]["uid"])
 
     def add_pod(self, job: str, status: Mapping[str, Any], *, index: int = 0) -> None:
-        """The next pod of a Job, with this status."""
+        """Create the next pod of a Job, with this status."""
         owner = self.objects[("jobs", "lab", job)]
         labels = {**owner["spec"]["template"]["metadata"]["labels"], NAME_OF_JOB: job, INDEX: str(index)}
         reference = {"kind": "Job", "name": job, "uid": owner["metadata"]["uid"], "controller": True}
@@ -105,12 +105,12 @@ class Api:
         )
 
     def end_job(self, job: str, how: str, **status: Any) -> None:
-        """The Job is `Complete` or `Failed`."""
+        """End the Job as `Complete` or `Failed`."""
         found = self.objects[("jobs", "lab", job)]
         found["status"] = {"conditions": [{"type": how, "status": "True"}], **status}
 
     def orphan(self, job: str) -> None:
-        """Somebody deletes a Job and leaves what it owns."""
+        """Delete a Job without its dependents, as somebody else might."""
         del self.objects[("jobs", "lab", job)]
         for each in self.objects.values():
             each["metadata"].pop("ownerReferences", None)
@@ -128,7 +128,7 @@ class Api:
 
 
 def matches(labels: Mapping[str, str], selector: str) -> bool:
-    """Whether an object with these labels is selected: `a`, `a=b` and `a in (b,c)`, with commas between."""
+    """Return whether a selector such as `a`, `a=b` or `a in (b,c)`, separated by commas, matches an object's labels."""
     for term in re.findall(r"[^,(]+(?:\([^)]*\))?", selector):
         name, among, chosen = term.partition(" in ")
         if not among:

@@ -1,4 +1,4 @@
-"""A registry of images that answers what it is told to, with the bearer tokens that Google's has."""
+"""An image registry with canned answers, and with bearer tokens like Google's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Answers = Mapping[str, tuple[int, dict[str, Any] | str, dict[str, str]]]
 def serve_registry(
     answers: Answers, seen: list[tuple[str, str]], password: str | None = None
 ) -> http.server.ThreadingHTTPServer:
-    """A running server on this machine, for the caller to shut down and close."""
+    """Start a server on this machine; the caller shuts it down and closes it."""
     handler = type("Handler", (FakeRegistry,), {"answers": answers, "seen": seen, "password": password})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
@@ -24,7 +24,7 @@ def serve_registry(
 
 
 class FakeRegistry(http.server.BaseHTTPRequestHandler):
-    """Bearer tokens as Google's registry has them; the realm is its own."""
+    """Uses bearer tokens like Google's registry, with its own realm."""
 
     answers: Answers
     seen: list[tuple[str, str]]

@@ -1,4 +1,4 @@
-"""moto's server with the one promise of S3 that moto breaks: of two conditional writes at once, one is refused.
+"""moto's server with the one promise of S3 that moto breaks: of two concurrent conditional writes, one is refused.
 
 moto looks for the object and stores it in two steps, in a thread for each request
 (`S3Response.put_object`, moto 5.2.5); S3 promises both as one:

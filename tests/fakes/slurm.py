@@ -1,6 +1,6 @@
-"""Commands that stand for Slurm's: `sbatch` runs the script of each task at once, here, and `sacct` tells how it ended.
+"""Stand-ins for Slurm's commands: `sbatch` runs each task's script at once, here, and `sacct` reports how it ended.
 
-Nothing waits, and nothing is requeued: for what a launcher submits, and what becomes of jobs that have ended.
+Nothing waits or is requeued: they serve tests of submission and of ended jobs.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SlurmCommands:
             path.chmod(0o755)
 
     def submitted(self) -> list[dict[str, str]]:
-        """The options of each sbatch so far."""
+        """Return the options of each sbatch call so far."""
         calls = self.folder / "calls"
         lines = calls.read_text().splitlines() if calls.exists() else []
         words = [[word[2:] for word in line.split("\t") if word.startswith("--")] for line in lines]

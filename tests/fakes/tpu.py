@@ -1,8 +1,8 @@
-"""The TPU API v2alpha1 and as much of Compute Engine as Ray's node provider and the reaper call.
+"""The TPU API v2alpha1, and the part of Compute Engine that Ray's node provider and the reaper call.
 
-As strict as Google describes itself: routes, query parameters, bodies and answers are checked against the discovery
-documents of Google's client library. Names can be taken, lists come in pages, what is made is being made until its
-operation is asked for, and a caller may do only what its permissions say.
+It is as strict as Google's own description: routes, query parameters, bodies and answers are checked against the
+discovery documents of Google's client library. Names can be taken, lists come in pages, creation lasts until the
+operation is polled, and callers are limited to their permissions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PERMISSIONS = {
     "tpu.projects.locations.queuedResources.delete": "tpu.nodes.delete",
     "tpu.projects.locations.queuedResources.list": "tpu.nodes.list",
 }
-"""Method → what it takes."""
+"""Method → required permission."""
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 LABEL = re.compile(r"[a-z0-9_-]{0,63}")
@@ -54,19 +54,19 @@ class TpuServer(FaultyServer):
         super().__init__()
         self.project, self.zone, self.page = project, zone, page
         self.nodes: dict[str, Answer] = {}
-        """Resource name → the node, in the order of creation."""
+        """Resource name → node, in the order of creation."""
         self.created: list[Answer] = []
-        """Bodies of the requests that made nodes."""
+        """Bodies of the requests that created nodes."""
         self.instances: dict[str, Answer] = {}
         self.queued: dict[str, Answer] = {}
         self.permissions: set[str] | None = None
-        """What the caller may do; None is everything."""
+        """The caller's permissions; None is all."""
         self.slow_creation = False
-        """Nodes stay in CREATING."""
+        """Whether nodes stay in CREATING."""
         self.undeletable: set[str] = set()
         """Short names of nodes whose deletion is refused."""
         self.refused: list[str] = []
-        """What was asked in a way that Google does not describe."""
+        """Requests outside Google's description."""
         self._operations: dict[str, Callable[[], None] | None] = {}
         self._numbers = itertools.count(1)
 
@@ -82,7 +82,7 @@ class TpuServer(FaultyServer):
         root = f"{self.url}/{service}.googleapis.com/"
         return root + read_document(DOCUMENTS[f"{service}.googleapis.com"])["servicePath"]
 
-    # what a test arranges
+    # arranged by a test
 
     def add_node(self, name: str, state: str = "READY", **fields: Any) -> str:
         resource = f"{self.parent}/nodes/{name}"
@@ -98,7 +98,7 @@ class TpuServer(FaultyServer):
         self.nodes[resource]["state"] = "PREEMPTED"
 
     def add_instance(self, inputs: Mapping[str, Any], ip: str = "10.64.0.2") -> None:
-        """The VM that Pulumi would make of these inputs."""
+        """Add the VM that Pulumi would create from these inputs."""
         name = inputs["name"]
         self.instances[name] = {
             "name": name,
@@ -295,7 +295,7 @@ def _methods_of(host: str) -> tuple[Method, ...]:
 
 
 def _resource(path: str) -> str:
-    """`v2alpha1/projects/P/locations/Z/nodes` → its parent; of a member its name."""
+    """Return the parent for a collection such as `v2alpha1/projects/P/locations/Z/nodes`, else the member's name."""
     name = path.partition("/")[2]
     parts = name.split("/")
     return name if len(parts) % 2 == 0 else "/".join(parts[:-1])
@@ -309,11 +309,11 @@ def _invalid(what: str) -> Refusal:
     return Refusal(400, "INVALID_ARGUMENT", what, ours=True)
 
 
-# Compute Engine's filters, as far as Ray writes them
+# Compute Engine's filters, as far as Ray uses them
 
 
 def matches(expression: str, instance: Mapping[str, Any]) -> bool:
-    """Whether `instance` is one of what a filter such as `(labels.a = b) AND (NOT labels.c:*)` asks for."""
+    """Return whether a filter such as `(labels.a = b) AND (NOT labels.c:*)` matches `instance`."""
     tokens = re.findall(r"[()]|AND\b|OR\b|NOT\b|[\w.-]+\s*=\s*[\w-]+|[\w.-]+:\*|\S+", expression)
     found, rest = _either(tokens, instance)
     if rest:

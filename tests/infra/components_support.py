@@ -1,4 +1,4 @@
-"""Builders and readings that the component tests share."""
+"""Builders and queries shared by the component tests."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def sample_site(**changes: Any) -> Site:
 
 
 def run(program: Callable[[pulumi.ResourceOptions], object], *, preview: bool = True) -> Recording:
-    """What `program` registers with an explicit provider in the options that it is given."""
+    """Record the resources that `program` registers, with an explicit provider in its options."""
 
     def whole() -> None:
         provider = pulumi_gcp.Provider("google", project=PROJECT, region=REGION)
@@ -67,7 +67,7 @@ POOL = "projects/12/locations/global/workloadIdentityPools/marin-ci"
 
 
 def _known(type_: str, name: str, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """As after an `up`, where even the numbers of the project are known."""
+    """Compute outputs as after an `up`, when even the project numbers are known."""
     outputs = dict(compute(type_, name, inputs))
     if type_ == "gcp:projects/serviceIdentity:ServiceIdentity":
         outputs["member"] = AGENT
@@ -79,7 +79,7 @@ def _known(type_: str, name: str, inputs: Mapping[str, Any]) -> Mapping[str, Any
 
 
 Grant = tuple[str, str, str]
-"""Member, role, and the resource (type and name) that it is granted at."""
+"""Member, role, and the resource (type and name) that carries the grant."""
 
 _TARGETS = ("topic", "subscription", "bucket", "repository", "secretId", "serviceAccountId")
 
@@ -101,12 +101,12 @@ def _target(grant: Registration) -> str:
 
 
 def customs(recording: Recording, under: str) -> list[Registration]:
-    """The resources that the component of type `under` made, the provider and the APIs left out."""
+    """Return the resources of the component of type `under`, without the provider and the APIs."""
     return [each for each in recording.resources if each.custom and f"{under}$" in each.urn]
 
 
 def assert_sound(recording: Recording, under: str) -> None:
-    """What holds for every resource of every component."""
+    """Assert the rules for every resource of every component."""
     resources = customs(recording, under)
     (component,) = {each.parent for each in resources}
     assert component is not None
@@ -120,7 +120,7 @@ def assert_sound(recording: Recording, under: str) -> None:
 
 
 def depends_on(recording: Recording, resource: Registration, urn: str) -> bool:
-    """Whether `resource` waits for `urn`, by itself or by what it waits for."""
+    """Return whether `resource` depends on `urn`, directly or indirectly."""
     seen: set[str] = set()
     waiting = [resource.urn]
     while waiting:

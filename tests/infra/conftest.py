@@ -1,4 +1,4 @@
-"""Every stack that is checked in, recorded once for all tests that only read."""
+"""Every checked-in stack, recorded once for all tests that only read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def recorded(stack: str) -> Recording:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that asks for `stack` or `recording` runs once for every checked-in stack."""
+    """Run a test that asks for `stack` or `recording` once for every checked-in stack."""
     own = any("stack" in str(mark.args[0]) for mark in metafunc.definition.iter_markers("parametrize"))
     if "stack" in metafunc.fixturenames and not own:
         metafunc.parametrize("stack", STACKS)
@@ -36,14 +36,14 @@ def recording(stack: str) -> Recording:
 
 
 class Project:
-    """A folder with the real Pulumi.yaml and stack files of one's own."""
+    """A folder with the real Pulumi.yaml and its own stack files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "Pulumi.yaml").write_text((ROOT / "Pulumi.yaml").read_text(encoding="utf-8"), encoding="utf-8")
 
     def copy(self, stack: str, change: Callable[[dict[str, Any]], None] = lambda config: None, *, to: str = "") -> Path:
-        """The checked-in stack after `change`, which gets its `config` with keys of ours without their prefix."""
+        """Write the checked-in stack after `change`, which gets its `config` with our keys stripped of their prefix."""
         content = yaml.safe_load((ROOT / f"Pulumi.{stack}.yaml").read_text(encoding="utf-8"))
         config = {key.removeprefix("research-runtime:"): value for key, value in content["config"].items()}
         change(config)

@@ -1,4 +1,4 @@
-"""A machine to boot without one: its metadata server, its secrets, and `docker` and `systemctl` that only take notes."""
+"""A simulated machine to boot: its metadata server, its secrets, and `docker` and `systemctl` that only log calls."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ echo "apt-get $*" >>"$NOTES"
 
 @dataclass
 class MetadataServer:
-    """What a machine of Google's sees at `metadata.google.internal`, and Secret Manager beside it."""
+    """Google's `metadata.google.internal` as a VM sees it, and Secret Manager beside it."""
 
     attributes: dict[str, str] = field(default_factory=dict)
     versions: dict[str, list[str | None]] = field(default_factory=dict)
@@ -151,7 +151,7 @@ def _handler(server: MetadataServer) -> type[BaseHTTPRequestHandler]:
 
 
 class Machine:
-    """A folder that stands for a machine's root, with tools that take notes."""
+    """A folder that serves as a machine's root, with tools that log their calls."""
 
     def __init__(self, folder: Path, metadata: Mapping[str, str]) -> None:
         self.root, self._tools, self._images = folder / "root", folder / "bin", folder / "images"
@@ -191,11 +191,11 @@ class Machine:
             file.write(f"{image}\n")
 
     def boot(self) -> subprocess.Popen[str]:
-        """Run the boot script as the guest agent does, from the metadata."""
+        """Run the boot script from the metadata, as the guest agent does."""
         return self._start(["bash", "-c", self.server.attributes["startup-script"]])
 
     def run(self, *command: str) -> subprocess.Popen[str]:
-        """Run a command of `machine.py` as it was installed."""
+        """Run a command of the installed `machine.py`."""
         return self._start([str(self.root / "opt/runtime-ray/machine.py"), *command])
 
     def _start(self, command: list[str]) -> subprocess.Popen[str]:
@@ -213,7 +213,7 @@ class Machine:
         return (path for path in self.root.rglob("*") if path.is_file())
 
     def snapshot(self) -> dict[str, tuple[str, int]]:
-        """Every file with its bytes and when it was written."""
+        """Return every file with its bytes and modification time."""
         return {
             str(path.relative_to(self.root)): (path.read_text(errors="replace"), path.stat().st_mtime_ns)
             for path in self.files()

@@ -24,7 +24,7 @@ SHAPES = {
     "v5p": dataclasses.replace(V4, accelerator="v5p-8", runtime_version="v2-alpha-tpuv5", min=0),
     "v6e": dataclasses.replace(V5E, accelerator="v6e-4", runtime_version="v2-alpha-tpuv6e"),
 }
-"""Every kind of pool that a stack can ask for."""
+"""Every kind of pool that a stack can configure."""
 
 
 def sample_cluster(**fields: Any) -> Cluster:

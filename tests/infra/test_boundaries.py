@@ -1,4 +1,4 @@
-"""Which way the arrows point between the program and the package."""
+"""Import directions between the program and the package."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_boundary_checker_finds_an_import_that_is_not_allowed(tmp_path: Path) ->
 
 
 def find_shadowing(folder: Path) -> set[str]:
-    """Modules of a folder that hide an installed package of the same name when the folder is first on the path."""
+    """Find modules that would hide an installed package if `folder` were first on the path."""
     own = {each.stem for each in folder.iterdir() if each.suffix == ".py" or (each / "__init__.py").exists()}
     own -= {"__init__", "__main__"}
     installed = {name for name, parts in packages_distributions().items() if parts} | set(sys.stdlib_module_names)
@@ -68,7 +68,7 @@ def find_shadowing(folder: Path) -> set[str]:
 
 
 def test_no_module_of_the_program_hides_a_package() -> None:
-    """The engine puts `infra/` first on the path of the program."""
+    """The engine puts `infra/` first on the program's path."""
     assert find_shadowing(ROOT / "infra") == set()
 
 

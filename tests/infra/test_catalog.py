@@ -1,4 +1,4 @@
-"""The tables of what Google has where hold together."""
+"""The tables of Google's offers by place agree with each other."""
 
 from __future__ import annotations
 

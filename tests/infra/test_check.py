@@ -1,4 +1,4 @@
-"""`python -m infra check`: what it says of good stacks, and that each kind of wrong stack gets its message."""
+"""`python -m infra check`: its report on good stacks, and the message for each kind of wrong stack."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def broken(report: Report) -> set[tuple[str, str]]:
 
 
 def test_check_by_a_python_without_the_packages_says_which_one_has_them() -> None:
-    # -S: without site-packages, as the Python of the system is.
+    # -S leaves site-packages out, like the system's Python.
     words = [sys.executable, "-S", "-m", "infra", "check", "--all"]
 
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -61,7 +61,7 @@ def test_check_by_a_python_without_the_packages_says_which_one_has_them() -> Non
     )
 
 
-# stacks that are checked in
+# checked-in stacks
 
 
 def test_check_stack_finds_nothing_wrong(stack: str) -> None:
@@ -388,7 +388,7 @@ def test_module_whose_reader_went_away_ends_quietly() -> None:
     assert done.stdout.startswith("stack dev: ")
 
 
-# programs that are wrong
+# wrong programs
 
 
 def _provider() -> pulumi.ResourceOptions:
@@ -489,7 +489,7 @@ def test_check_failure_of_the_runtime_kind_is_explained_as_it_is(monkeypatch: py
     assert found.message == "no queue named `a`; known queues: b"
 
 
-# what stacks would take from each other
+# conflicts between stacks
 
 
 def _made(stack: str, *resources: Registration, contract: dict[str, Any] | None = None) -> Report:
@@ -588,7 +588,7 @@ def test_find_shared_notes_grants_that_two_stacks_make_are_counted(project: Proj
 
 def test_find_shared_notes_grants_left_to_a_stack_that_makes_them_are_silent(project: Project) -> None:
     _lab("a", project, operators=["group:ops@example.com", "group:lab@example.com"])
-    # An administrator may log in as well.
+    # Administrators may log in too.
     _lab("b", project, researchers=["group:lab@example.com"], project_grants=False)
 
     assert _notes_on_grants(project, "a", "b") == []

@@ -1,4 +1,4 @@
-"""APIs, providers, network, accounts, pipelines' identity and alerts: what each makes, keeps and grants."""
+"""Resources, grants and protection of APIs, providers, network, accounts, pipeline identity and alerts."""
 
 from __future__ import annotations
 

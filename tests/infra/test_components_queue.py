@@ -1,4 +1,4 @@
-"""The queue: what it makes, in which order, and who may do what with it."""
+"""The queue: its resources, their order, and their permissions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Ray head: what it registers, who may do what, and what a change of a pool touches."""
+"""The Ray head: its resources and permissions, and the changes that follow from a changed pool."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_head_metadata_has_the_boot_script_and_the_rendered_file_under_keys_of_t
         "enable-oslogin": "TRUE",
         "serial-port-enable": "FALSE",
     }
-    # A change of it would make the VM anew, and run it once only.
+    # A change of this input would replace the VM, and its script runs on the first boot only.
     assert "metadataStartupScript" not in vm(recording).inputs
 
 
@@ -220,7 +220,7 @@ def test_head_that_adopts_takes_over_the_roles_that_survived() -> None:
         f"projects/{PROJECT}/roles/marin_main_head",
         f"projects/{PROJECT}/roles/marin_main_reaper",
     }
-    # Google does not answer it, so that an import would never agree.
+    # Google does not return this field, so an import would never agree.
     assert {each.ignore_changes for each in roles} == {("deletionPolicy",)}
     assert {each.import_id for each in recorded().of_type("gcp:projects/iAMCustomRole:IAMCustomRole")} == {None}
 
@@ -284,7 +284,7 @@ def test_head_registers_what_it_offers() -> None:
 
 
 def differences(before: Recording, after: Recording) -> dict[str, set[str]]:
-    """Resource → inputs (of metadata its keys) that differ."""
+    """Return resource → differing inputs (for metadata, its differing keys)."""
     found: dict[str, set[str]] = {}
     for old, new in zip(sorted(of_head(before), key=_urn), sorted(of_head(after), key=_urn), strict=True):
         changed = {key for key in old.inputs.keys() | new.inputs.keys() if old.inputs.get(key) != new.inputs.get(key)}

@@ -1,4 +1,4 @@
-"""Records, registries and secrets: what is made, kept, taken over, referred to, and granted."""
+"""Records, registries and secrets: resources that are created, kept, adopted or referred to, and their grants."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_records_settings_reach_the_bucket() -> None:
 
 
 def test_records_current_objects_age_only_where_logs_and_notes_lie() -> None:
-    """Every other name of the layout stays for good; the list of docs/records.md is the layout."""
+    """Objects under all other names of the layout are kept forever; docs/records.md lists the layout."""
     (bucket,) = record_records().of_type(BUCKET)
 
     ageing = [
@@ -163,7 +163,7 @@ def test_records_that_survived_a_destroy_are_imported() -> None:
     (bucket,) = record_records(site=sample_site(adopt=True)).of_type(BUCKET)
 
     assert (fresh.import_id, fresh.ignore_changes) == (None, ())
-    # What the provider cannot read back would make the import fail.
+    # Inputs that the provider cannot read back would make the import fail.
     assert (bucket.import_id, bucket.ignore_changes) == (
         "lab-1234-marin-records",
         ("deletionPolicy", "forceDestroy", "labels"),

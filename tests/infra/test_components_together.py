@@ -1,4 +1,4 @@
-"""The components as a program composes them, refuse together what is wrong, and serve a program of somebody else."""
+"""The components together, as a program composes them: they refuse mistakes jointly and serve foreign programs."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_whole_stack_twice_over_is_the_same() -> None:
 
 
 def test_two_stacks_of_a_project_share_no_name() -> None:
-    """Names that a project has once; what lies in a region or under a parent is told apart by that."""
+    """Names unique in a project; a name in a region or below a parent is distinguished by that."""
     keys = {
         "gcp:pubsub/topic:Topic": "name",
         "gcp:pubsub/subscription:Subscription": "name",

@@ -1,4 +1,4 @@
-"""What a workspace registers: whole objects, what is protected, and what is made with a namespace's rights only."""
+"""The resources of a workspace: whole objects, protection, and those that need only a namespace's rights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: what is read, and what every wrong stack file is told."""
+"""Settings: how they are parsed, and the message for every wrong stack file."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ GOOD: dict[str, Any] = {
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    """`GOOD` with one value set; None takes the key away."""
+    """Return `GOOD` with one value set; None removes the key."""
     copy: dict[str, Any] = json.loads(json.dumps(GOOD))
     *parents, last = path.split("/")
     place = copy
@@ -83,7 +83,7 @@ def problems_of(values: Mapping[str, Any]) -> tuple[Problem, ...]:
 
 
 def find_paths(values: Mapping[str, Any]) -> list[str]:
-    """Where the problems are; none where the settings can be used."""
+    """List the paths of all problems; empty if the settings are usable."""
     try:
         parse_settings("west", values)
     except InvalidSettings as invalid:
@@ -135,7 +135,7 @@ def test_empty_text_and_empty_entry_are_the_defaults() -> None:
 
 TOO_LONG = "a" * 41
 WRONG: list[tuple[str, Any, str, str]] = [
-    # path of the change, value, path of the problem, what its line has to name
+    # path of the change, value, path of the problem, text that its line must contain
     # types and keys
     ("regoin", "us-west4", "regoin", "did you mean `region`?"),
     ("queues/default/ack_deadline", 60, "queues.default.ack_deadline", "did you mean `ack_deadline_s`?"),
@@ -383,7 +383,7 @@ def test_one_wrong_setting_is_named_with_its_value_and_what_is_allowed(
     assert says in found[path]
 
 
-# One mistake is one line, except where it makes others wrong: what refers to it, or a second rule of the same value.
+# Each mistake gives one line, unless it makes other values wrong: references to it, or a second rule for the value.
 SEVERAL = {
     "kubernetes/lab/namespaces/default",
     "kubernetes/other",

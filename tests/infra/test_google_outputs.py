@@ -1,4 +1,4 @@
-"""What Google answers, as far as it can be said beforehand."""
+"""Google's outputs, as far as they can be predicted."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_compute_of_known_inputs_is_what_google_answers(
 
 @pytest.mark.parametrize("type_", sorted(MAKERS))
 def test_compute_of_unknown_inputs_has_no_half_made_id(type_: str) -> None:
-    """Known-bad input: a name that is not known must not end up as text in an id."""
+    """Known-bad input: an unknown name must not become text in an id."""
     inputs = dict.fromkeys(["project", "name", "accountId", "secretId", "roleId", "repositoryId"], UNKNOWN)
     assert all(
         "known after up" not in str(each) for each in compute(type_, "x", inputs).values() if each is not UNKNOWN

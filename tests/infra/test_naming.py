@@ -1,4 +1,4 @@
-"""Names: within Google's limits whatever the stack is called, the same every time, and never two things under one."""
+"""Names: within Google's limits for every stack name, the same every time, and never shared by two resources."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runtime.errors import InvalidValue
 
 PLAIN = Names(stack="marin-us-central2", project="hai-gcp-models")
 
-# Whatever Pulumi takes as a stack's name, and whatever somebody may call a queue.
+# Any stack name that Pulumi accepts, and any queue name that somebody might choose.
 stacks = st.from_regex(r"[A-Za-z0-9_.-]{1,100}", fullmatch=True)
 projects = st.from_regex(r"[a-z][a-z0-9-]{4,28}[a-z0-9]", fullmatch=True)
 roles = st.one_of(
@@ -24,11 +24,11 @@ roles = st.one_of(
 )
 
 FEW = settings(max_examples=40)
-"""For each kind of name: there are many."""
+"""Few examples for each kind of name, because there are many kinds."""
 
 SLUG = r"[a-z](?:[a-z0-9-]*[a-z0-9])?"
 KINDS: dict[str, tuple[Callable[[Names, str], str], str, int, int]] = {
-    # kind: (what makes it, what Google takes, at least, at most)
+    # kind: (function, Google's pattern, shortest, longest)
     "topic": (Names.topic, r"[A-Za-z][A-Za-z0-9._~%+-]*", 3, 255),
     "dead letters": (Names.dead_letters, r"[A-Za-z][A-Za-z0-9._~%+-]*", 3, 255),
     "subscription": (Names.subscription, r"[A-Za-z][A-Za-z0-9._~%+-]*", 3, 255),

@@ -1,4 +1,4 @@
-"""docs/operations.md and docs/images.md name commands that exist, and `scripts/bootstrap` does what they say."""
+"""The commands in docs/operations.md and docs/images.md exist, and `scripts/bootstrap` works as described there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_page_names_only_commands_that_exist(page: str) -> None:
 
 
 def test_commands_of_the_pages_are_found() -> None:
-    """So that the test above does not pass for want of commands."""
+    """Guards the test above against finding no commands at all."""
     text = "\n".join((ROOT / "docs" / page).read_text() for page in PAGES)
 
     found = {" ".join(words[:3]) for words in find_command_lines(text)}
@@ -84,7 +84,7 @@ esac
 
 @pytest.fixture
 def gcloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stand-in for gcloud on PATH that remembers; returns the file with its calls."""
+    """Put a stand-in for gcloud with a memory on PATH; return the file with its calls."""
     program = tmp_path / "bin/gcloud"
     program.parent.mkdir()
     program.write_text(GCLOUD)

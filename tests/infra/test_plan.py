@@ -1,4 +1,4 @@
-"""Steps between two recordings: the engine's rules one by one, real stacks with one knob changed, and baselines."""
+"""Steps between two recordings: the engine's rules one by one, real stacks with one changed setting, and baselines."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_plan_stack_recorded_twice_is_all_same(stack: str, project: Project) -> 
 
 
 def test_recording_in_a_fresh_process_with_another_hash_seed_is_the_same() -> None:
-    """Sets and hashes order nothing: a program that depended on them would show changes at every `up`."""
+    """The order of sets and hashes must not matter: a program that depended on it would show changes at every `up`."""
     program = (
         "import sys; from tests.infra.conftest import STACKS, recorded; from infra.check.recording import encode_recording\n"
         "sys.stdout.write(''.join(encode_recording(recorded(stack)) for stack in STACKS))"
@@ -306,14 +306,14 @@ def test_plan_one_knob_takes_exactly_its_steps(knob: str, project: Project, gold
 
 
 def test_plan_upgrade_from_the_baseline_takes_nothing_protected_away(stack: str) -> None:
-    """The baselines are what the last release made; `check --save` writes them when one is made."""
+    """The last release made these baselines; `check --save` writes them at a release."""
     baseline = decode_recording((BASELINES / f"{stack}.json").read_text(encoding="utf-8"))
     assert lost(baseline, recorded(stack)) == []
     assert any(each.action is Action.SAME for each in plan(baseline, recorded(stack)))
 
 
 def lost(before: Recording, now: Recording) -> list[tuple[Action, str]]:
-    """Steps that would take away what is protected, or any resource that holds work."""
+    """Return the steps that would remove protected resources, or any resource that holds work."""
     gone = (Action.REPLACE, Action.DELETE, Action.FORGET)
     holds_work = {TOPIC, SUBSCRIPTION, "gcp:secretmanager/secret:Secret", "gcp:storage/bucket:Bucket",
                   "gcp:artifactregistry/repository:Repository", "gcp:serviceaccount/account:Account"}  # fmt: skip
@@ -325,7 +325,7 @@ def lost(before: Recording, now: Recording) -> list[tuple[Action, str]]:
 
 
 def test_lost_renamed_component_without_alias_is_found() -> None:
-    """Known-bad input of the upgrade test: what a careless rename would do to a stack that is up."""
+    """Known-bad input for the upgrade test: the effect of a careless rename on a stack that is up."""
     baseline = decode_recording((BASELINES / "dev.json").read_text(encoding="utf-8"))
     text = encode_recording(recorded("dev"))
     renamed = decode_recording(text.replace("default-queue-topic", "main-queue-topic"))

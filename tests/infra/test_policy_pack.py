@@ -1,4 +1,4 @@
-"""The pack: what the engine shows becomes what the rules know, and every rule stops an `up`."""
+"""The pack: the rules get the engine's view of the resources, and every rule stops an `up`."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ URN = "urn:pulumi:dev::research-runtime::{}::{}"
 TOPIC = "gcp:pubsub/topic:Topic"
 
 Answers = Callable[[Registration], Mapping[str, Any]]
-"""What the provider says of a resource that is there."""
+"""The provider's outputs for an existing resource."""
 
 
 def shown(type_: str, name: str, inputs: dict[str, Any], **others: Any) -> PolicyResource:
-    """A resource as the library of the engine hands it to a policy."""
+    """Build a resource as the engine's library passes it to a policy."""
     options = PolicyResourceOptions(
         protect=others.pop("protect", False),
         ignore_changes=others.pop("ignore_changes", []),
@@ -68,7 +68,7 @@ def shown(type_: str, name: str, inputs: dict[str, Any], **others: Any) -> Polic
 
 
 class Pack:
-    """The pack as the engine runs it: a process of its own, that is asked what the engine asks in the engine's words."""
+    """The pack in its own process, queried over the engine's protocol."""
 
     def __init__(self) -> None:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PULUMI_")}
@@ -92,7 +92,7 @@ class Pack:
     def judge(
         self, recording: Recording, answers: Answers, *, registered: bool = True, rule: str | None = None
     ) -> list[tuple[str, str, str]]:
-        """Rule, resource and message for a stack for which the provider answered this; those of one rule only."""
+        """Return rule, resource and message for a stack with these provider answers; with `rule`, of that rule only."""
         for each in recording.resources if registered else ():
             said = self._engine.Analyze(
                 proto.AnalyzeRequest(type=each.type, urn=each.urn, name=each.name, properties=as_struct(each.inputs))
@@ -151,7 +151,7 @@ def as_asked(each: Registration) -> Mapping[str, Any]:
 
 
 def dirt(each: Registration) -> Mapping[str, Any]:
-    """Every value that a rule looks at, and each of them bad."""
+    """Return provider outputs in which every value that a rule checks is bad."""
     return {
         "member": AGENT,
         "role": "roles/owner",
@@ -227,7 +227,7 @@ def test_description_of_every_rule_is_a_sentence_of_its_own(name: str) -> None:
     assert len({describe(each, RULES[each]) for each in RULES}) == len(RULES)
 
 
-# The engine's view of one lacks what the rule goes by: that a value is marked as secret.
+# The engine's view of this resource lacks the mark for secret values, which the rule needs.
 SEEN = [case for case in BROKEN if case[2] != [("lab-t", "has a secret value in `labels.x`")]]
 DAYS: list[tuple[str, Answers]] = [(NEW, as_asked), (THERE, as_asked), (THERE, dirt), (THERE, nothing)]
 

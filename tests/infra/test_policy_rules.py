@@ -33,7 +33,7 @@ class Component(pulumi.ComponentResource):
 
 
 class Lab:
-    """What a program under test is written with: a provider, a component, and short ways to make things."""
+    """Tools to write a program under test: a provider, a component, and shortcuts for resources."""
 
     def __init__(self, type_: str = "runtime:test:Lab") -> None:
         self.google = gcp.Provider("google", project="my-lab")
@@ -139,11 +139,11 @@ DENY = {"pod_selector": {}, "policy_types": ["Ingress", "Egress"]}
 
 
 NEW, THERE, STATE = "before it is made", "once it is made", "by what the state says"
-"""When a rule looks. By the state alone it judges what the program left to the state, and sees the provider's values."""
+"""When a rule is evaluated. With the state alone it judges values left to the state, and sees the provider's values."""
 
 
 def answered(type_: str, name: str, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The outputs of a resource that is there, as Google says them: nothing is unknown any more."""
+    """Return the outputs of an existing resource as Google returns them, without unknown values."""
     if type_ == "gcp:projects/serviceIdentity:ServiceIdentity":
         return {"id": name, "email": AGENT.removeprefix("serviceAccount:"), "member": AGENT}
     outputs = {"id": UNKNOWN, **compute(type_, name, inputs)}
@@ -161,12 +161,12 @@ def run(program: Program, *, component: str = "runtime:test:Lab", day: str = NEW
 
 
 def found_by(rule: str, program: Program, bounds: Bounds = UNBOUNDED, **options: Any) -> list[tuple[str, str]]:
-    """Name of the resource and what is said of it."""
+    """Return each resource's name with the rule's message."""
     recording = run(program, **options)
     return [(recording.get(each.urn).name, each.message) for each in apply_rule(rule, recording.resources, bounds)]
 
 
-# --- a queue as it should be, with one thing changed
+# --- a correct queue, with one change each
 
 
 def queue(
@@ -303,7 +303,7 @@ def strays(lab: Lab) -> None:
 def waits_for_api(lab: Lab) -> None:
     service = gcp.projects.Service("lab-pubsub", service="pubsub.googleapis.com", opts=lab.opts())
     topic = lab.topic("tasks", depends_on=[service])
-    # Through the topic it waits for the API as well.
+    # The subscription waits for the API through the topic.
     lab.subscription("sub", topic)
 
 
@@ -562,7 +562,7 @@ def test_rule_is_not_broken_by_any_value_that_only_the_cloud_can_tell(rule: str,
 
 
 def with_one_unknown(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """`value` again and again, each time with another of its values, at any depth, not known."""
+    """Yield copies of `value`, each with a different one of its values, at any depth, unknown."""
     items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
         for inner, changed in [("", UNKNOWN), *with_one_unknown(item)]:
@@ -572,7 +572,7 @@ def with_one_unknown(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def test_every_rule_has_a_program_that_keeps_it_and_one_that_breaks_it() -> None:
-    bounded = {"regions"}  # breaks with bounds only, below
+    bounded = {"regions"}  # can break only if bounds are set, below
 
     assert {rule for rule, _ in KEPT} == set(RULES)
     assert {rule for rule, _, _ in BROKEN} == set(RULES) - bounded

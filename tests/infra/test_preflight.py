@@ -1,4 +1,4 @@
-"""What a project would make of a stack: each answer of Google's and the finding it becomes."""
+"""Preflight of a stack in a project: each of Google's answers and the resulting finding."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def marin() -> Settings:
 
 @pytest.fixture(scope="module")
 def central() -> Settings:
-    """Has a pipeline identity, repositories and secrets of its own."""
+    """A stack with its own pipeline identity, repositories and secrets."""
     return load_settings("marin-us-central2", ROOT)
 
 
 @pytest.fixture
 def google() -> Iterator[GoogleServer]:
-    """A project in which everything can be made."""
+    """A project in which everything can be created."""
     server = GoogleServer("hai-gcp-models", page=100).start()
     arrange(server, ZONE, "us-west4", "v5litepod-1", "v2-alpha-tpuv5-lite", "v5s-litepod")
     arrange(server, "us-central2-b", "us-central2", "v4-8", "tpu-ubuntu2204-base", "v4")
@@ -127,7 +127,7 @@ def test_stack_without_google_is_asked_nothing() -> None:
     "stack", ["dev", "marin-us-central2", "marin-us-west4", "marin-eu-west4", "skylight", "phoebe"]
 )
 def test_every_name_that_the_program_takes_is_looked_up(stack: str) -> None:
-    """The program is the truth; what this module works out from the settings must be the same."""
+    """The program is authoritative; this module must derive the same from the settings."""
     report = check_stack(stack, folder=ROOT)
     assert report.recording is not None
     keys = {
@@ -396,7 +396,7 @@ def test_policies_that_do_not_concern_the_stack_are_not_asked(google: GoogleServ
     assert "gcp.resourceLocations:getEffectivePolicy" in asked
 
 
-# what cannot be asked
+# unanswered questions
 
 
 def test_what_this_identity_may_not_ask_is_a_warning_and_the_rest_goes_on(

@@ -1,4 +1,4 @@
-"""The whole program on every stack file that is checked in: what it makes, what it exports, what it leaves alone."""
+"""The whole program on every checked-in stack file: its resources, its exports, and its limits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.infra.conftest import ROOT, STACKS, Project, recorded
 def test_stack_makes_exactly_these_resources(
     stack: str, recording: Recording, golden: Callable[[str, str], None]
 ) -> None:
-    """A changed URN is a resource that is made anew where no alias says otherwise."""
+    """A changed URN replaces the resource unless an alias maps it."""
     golden(f"infra/urns/{stack}.txt", "".join(f"{each.urn}\n" for each in recording.resources))
 
 
@@ -69,13 +69,13 @@ def _filled(value: Any) -> Any:
 
 
 def test_contract_of_dev_knows_every_value_before_up() -> None:
-    """So a preview shows all that a worker will read."""
+    """Ensures that a preview shows every value that a worker will read."""
     assert UNKNOWN_MARK not in json.dumps(shown(recorded("dev").outputs))
 
 
 def test_every_field_of_the_contract_is_exported_by_some_stack(project: Project) -> None:
     def share_slots(config: dict[str, Any]) -> None:
-        # The one setting with a place in the contract that no checked-in stack has: several namespaces share GPUs.
+        # The only setting with a contract field that no checked-in stack has: several namespaces share GPUs.
         config["kubernetes"]["phoebe"]["slot_namespace"] = "l2r"
 
     project.copy("phoebe", share_slots)
@@ -84,7 +84,7 @@ def test_every_field_of_the_contract_is_exported_by_some_stack(project: Project)
 
 
 def test_missing_fields_of_stacks_without_queues_are_found() -> None:
-    """Known-bad input: it is by this answer that a field nobody exports is seen."""
+    """Known-bad input: this answer is how a field that no stack exports is noticed."""
     whole = parse_outputs(_filled(recorded("dev").outputs["contract"]))
     assert "StackOutputs.queues" in missing_fields([replace(whole, queues={})])
 
@@ -94,7 +94,7 @@ NOT_OF_A_STACK = (SqliteQueueOutput, OtherQueueOutput)
 
 
 def missing_fields(exported: list[StackOutputs]) -> set[str]:
-    """Fields of the contract, at any depth, that none of `exported` gives a value."""
+    """Return the fields of the contract, at any depth, without a value in any of `exported`."""
     given = {name for each in exported for name in _given(each)}
     return set(_all_fields(StackOutputs)) - given
 
@@ -153,7 +153,7 @@ def test_policies_hold_for_stack(stack: str, recording: Recording) -> None:
 
 
 def test_every_resource_of_stack_has_an_explicit_provider(recording: Recording) -> None:
-    """Default providers are switched off, and the real engine refuses what would need one."""
+    """Default providers are disabled, and the real engine refuses a resource that needs one."""
     providers = {each.urn for each in recording.resources if each.type.startswith("pulumi:providers:")}
     others = [each for each in recording.resources if each.custom and each.urn not in providers]
     assert {(each.provider or "").rpartition("::")[0] for each in others} <= providers
@@ -165,7 +165,7 @@ def _package(type_: str) -> str:
 
 
 def test_every_child_of_stack_has_a_component_as_parent_and_its_name(recording: Recording) -> None:
-    """A child without a parent is taken silently and lies under the stack; a name of its own would collide."""
+    """A child without a parent is accepted silently and belongs to the stack, where its name could collide."""
     by_urn = {each.urn: each for each in recording.resources}
     for each in recording.resources:
         if not each.custom or each.type.startswith("pulumi:providers:"):
@@ -185,7 +185,7 @@ def test_every_component_of_stack_registers_outputs_or_has_none(recording: Recor
 
 
 def test_components_of_stack_have_types_of_ours(recording: Recording) -> None:
-    """The type is part of every child's URN, so it is chosen once."""
+    """The type is part of every child's URN, so it must never change."""
     types = {each.type for each in recording.resources if not each.custom}
     assert types
     assert {each for each in types if not re.fullmatch("runtime:[a-z]+:[A-Z][A-Za-z]+", each)} == set()
@@ -197,7 +197,7 @@ def test_dependencies_of_stack_are_its_own_resources(recording: Recording) -> No
 
 
 def test_explicit_names_of_stack_delete_before_they_replace(recording: Recording) -> None:
-    """A new resource of the same name cannot be made beside the old one."""
+    """A new resource cannot be created beside an old one of the same name."""
     named = [each for each in recording.resources if each.type.startswith("gcp:") and _has_own_name(each)]
     assert [each.urn for each in named if not each.delete_before_replace] == []
 
@@ -208,7 +208,7 @@ def _has_own_name(each: Registration) -> bool:
 
 
 def test_recorded_for_up_makes_the_same_as_for_preview(stack: str, recording: Recording) -> None:
-    """Nothing may hang on whether the engine previews."""
+    """The program must not depend on whether the engine previews."""
     from infra.__main__ import run_program
 
     config = load_stack_config(ROOT / f"Pulumi.{stack}.yaml")
@@ -217,7 +217,7 @@ def test_recorded_for_up_makes_the_same_as_for_preview(stack: str, recording: Re
 
 
 def _as_after_up(type_: str, name: str, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Every value is known once it is made."""
+    """Compute outputs as after creation, when every value is known."""
     found = dict(compute(type_, name, inputs))
     found.setdefault("id", UNKNOWN)
     return {key: _made_up(key, value) for key, value in found.items()}
@@ -246,7 +246,7 @@ def test_main_file_runs_as_the_engine_runs_it(stack: str, recording: Recording) 
 
 
 def test_main_file_with_wrong_settings_ends_with_the_engines_own_error() -> None:
-    """An error of this class is printed without a traceback."""
+    """The engine prints an error of this class without a traceback."""
     with pytest.raises(pulumi.RunError, match="the settings of stack `dev` cannot be used"):
         record(lambda: runpy.run_path(str(ROOT / "infra"), run_name="__main__") and None, stack="dev", config={})
 
@@ -271,7 +271,7 @@ def test_program_with_wrong_settings_makes_nothing(project: Project) -> None:
 
 
 def test_importing_every_module_needs_no_config_and_calls_nobody() -> None:
-    """In a process without a network of its own, a home, or anything that names a project."""
+    """Runs in a process without network, home, or any variable that names a project."""
     program = """
 import pathlib, socket, sys
 def refuse(*args, **kwargs): raise AssertionError("an import opened a connection")
@@ -297,7 +297,7 @@ print(len([name for name in sys.modules if name.startswith("infra.")]))
 
 
 def test_readme_of_the_project_file_lists_every_key_of_the_settings() -> None:
-    """A key that Pulumi.yaml does not declare would be refused by the engine's newer releases and have no default."""
+    """Newer releases of the engine refuse keys that Pulumi.yaml does not declare, and such keys have no default."""
     import yaml
 
     from infra.settings.model import KEYS

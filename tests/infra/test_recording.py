@@ -1,4 +1,4 @@
-"""The recorder: it keeps what the program asked for, and refuses what no engine would accept."""
+"""The recorder: it keeps the program's registrations, and refuses those that no engine would accept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The autoscaler file: deterministic, and its node configurations are what Google's own descriptions know."""
+"""The autoscaler file is deterministic, and Google's own API descriptions accept its node configurations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check(api: str, schema: str, value: Mapping[str, Any]) -> None:
     check_fields(value, schemas[schema], schemas, "")
 
 
-# Ray asks Google for the API's description at run time and names no version of it that exists, so either may come.
+# Ray asks Google for the API's description at run time and names no existing version, so it may get either.
 # Only the older one knows reservations by name; a stack's settings allow none in a pool.
 @pytest.mark.parametrize(
     ("api", "shape"),
@@ -159,7 +159,7 @@ def test_partial_url_of_a_self_link(link: str) -> None:
 
 
 def test_file_of_all_shapes_matches_its_golden_file(golden: Callable[[str, str], None]) -> None:
-    """Without the programs that nodes are given, which have golden files of their own."""
+    """Leaves out the nodes' programs, which have golden files of their own."""
     fields = fields_of(pools=SHAPES)
     for each in fields["available_node_types"].values():
         metadata = each["node_config"].get("metadata", {})

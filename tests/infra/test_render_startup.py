@@ -1,4 +1,4 @@
-"""The boot scripts and the machine's own program, run for real in a folder that stands for a machine."""
+"""The boot scripts and the machine's own program, run for real in a folder that serves as a machine's root."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_head_boots_once_and_the_second_run_changes_nothing(new_machine: Callabl
     assert code == 0, out
     assert machine.snapshot() == first
     assert machine.text("etc/runtime-ray/ssh/id_ed25519") == key
-    # The watcher is started again, for it is the one that waits on what has changed; Ray is left alone.
+    # The watcher restarts, since it waits for these changes; Ray keeps running.
     assert [line for line in machine.notes if line.startswith("systemctl")] == [
         "systemctl start docker.service",
         "systemctl restart runtime-ray-watch.service",
@@ -471,7 +471,7 @@ def test_start_script_starts_ray_with_the_secrets_in_its_environment(kind: str, 
 
 
 def verify_units(folder: Path, unit_files: dict[str, str]) -> str:
-    """What systemd says of them; the programs that they start are not on this machine."""
+    """Return systemd's report on the units; stand-ins replace their programs, which this machine lacks."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed; install it with `apt-get install systemd`")
     for name, text in unit_files.items():

@@ -1,4 +1,4 @@
-"""The checked-in stack files: what they say, what is said about them, and what they must not contain."""
+"""The checked-in stack files: their content, their documentation, and forbidden content."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def recording_of(stack: str) -> Recording:
 
 
 def find_missing_header(text: str) -> list[str]:
-    """What a stack file's header comment has to say and does not."""
+    """List the parts that a stack file's header comment lacks."""
     header = "\n".join(line for line in text.partition("config:")[0].splitlines() if line.startswith("#"))
     wanted = {"what it is for": len(header) > 80, "what to change first": "Change first:" in header}
     return [what for what, there in wanted.items() if not there]
@@ -68,7 +68,7 @@ def test_stack_file_without_a_header_is_noticed() -> None:
 
 
 def find_secrets(text: str) -> list[str]:
-    """What a stack file says about secrets beyond the key that a bootstrapped stack names."""
+    """List secrets in a stack file other than the key of a bootstrapped stack."""
     loaded = yaml.safe_load(text)
     found = [key for key in loaded if key not in ("config", "secretsprovider", "encryptedkey")]
     if not str(loaded.get("secretsprovider", "gcpkms://")).startswith("gcpkms://"):
@@ -215,7 +215,7 @@ def test_marin_networks_do_not_overlap_so_that_they_can_be_joined() -> None:
 
 
 def find_undocumented(text: str) -> set[str]:
-    """Keys of settings that the reference does not have a row for."""
+    """Return the keys of settings without a row in the reference."""
     parts = [each for each in vars(config).values() if isinstance(each, type) and is_dataclass(each)]
     keys = {each.name for part in parts for each in fields(part)} - {"stack"}
     rows = set(re.findall(r"^\| `(?:budget\.)?([a-z_]+)`", text, re.MULTILINE))
@@ -234,5 +234,5 @@ def test_key_that_the_reference_lacks_is_noticed() -> None:
 
 
 def _as_text(value: Any) -> str:
-    """As the engine hands a value to the program."""
+    """Convert a value as the engine passes it to the program."""
     return value if isinstance(value, str) else json.dumps(value)

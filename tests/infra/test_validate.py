@@ -1,4 +1,4 @@
-"""The typed validator: every class of mistake is found, and nothing that the providers take is refused."""
+"""The typed validator finds every class of mistake, and accepts every input that the providers accept."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_validate_value_that_google_refuses_is_found(type_: str, inputs: dict[st
              "serviceAccount:service-12@gcp-sa-pubsub.iam.gserviceaccount.com", "allUsers"],
 )  # fmt: skip
 def test_member_that_google_knows_is_accepted(name: str) -> None:
-    """`allUsers` is well-formed; that it is public is the policy's business."""
+    """`allUsers` is well-formed; whether public access is allowed is up to the policy."""
     assert member(name) is None
 
 
@@ -260,7 +260,7 @@ def test_validate_unknown_type_raises_lookup_error_with_what_is_near(type_: str,
 
 
 def test_validate_resource_whose_args_class_is_named_otherwise_is_found() -> None:
-    """A claim's plain class name belongs to the object inside other resources; its own ends in InitArgs."""
+    """A claim's plain class name belongs to the object inside other resources; the resource's own ends in InitArgs."""
     assert find_args_class("kubernetes:core/v1:PersistentVolumeClaim").__name__ == "PersistentVolumeClaimInitArgs"
     assert find_args_class("pulumi:providers:gcp").__name__ == "ProviderArgs"
 

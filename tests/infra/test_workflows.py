@@ -1,4 +1,4 @@
-"""The hosted pipelines: pinned actions, least rights, no cancelled deployment, every stack, commands that exist."""
+"""The hosted pipelines: pinned actions, least rights, no cancelled deployment, every stack, existing commands."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ MAY_WRITE = {
     "drift.yml/look": {"id-token"},
     "drift.yml/tell": {"issues"},
 }
-"""All that any job may do beyond reading."""
+"""The only rights that a job may have beyond reading."""
 
-# A pipe's first word and what follows one of these is a command too.
+# A word after one of these starts a command too.
 _SEPARATORS = re.compile(r"\|\||&&|[|;]|\$\(|<\(|\bif\b|\bthen\b|\bdo\b|\bexec\b")
 
 
@@ -40,7 +40,7 @@ def load(text: str) -> dict[str, Any]:
 
 
 def find_faults(name: str, text: str) -> list[str]:
-    """Everything in a workflow that must not be; the rules of this file, one function."""
+    """Find all violations of this file's rules in a workflow."""
     workflow = load(text)
     return [
         *(f"not pinned: {each}" for each in uses_of(workflow) if not PINNED.fullmatch(each)),
@@ -104,7 +104,7 @@ def _faults_of_job(job: str, body: dict[str, Any]) -> Iterator[str]:
         if "${{" in step.get("run", ""):
             yield f"job {job} pastes an expression into a script"
         for line in step.get("run", "").replace("\\\n", " ").splitlines():
-            # A look for drift compares and deploys nothing.
+            # The drift check compares and deploys nothing.
             judged = "--policy-pack infra/policy/pack" in line or "--expect-no-changes" in line
             if re.search(r"\bpulumi (up|preview)\b", line) and not judged:
                 yield f"job {job} applies no policy"
@@ -115,7 +115,7 @@ def uses_of(workflow: dict[str, Any]) -> list[str]:
 
 
 def commands_of(workflow: dict[str, Any]) -> list[list[str]]:
-    """The command lines of all scripts that are ours: make, runtime, python -m infra."""
+    """Yield the command lines in all scripts that are ours: make, runtime, python -m infra."""
     found = []
     for body in workflow["jobs"].values():
         for step in body["steps"]:
@@ -157,7 +157,7 @@ def test_workflow_calls_only_commands_that_exist(path: Path) -> None:
 
 
 def test_commands_of_the_workflows_are_found() -> None:
-    """So that the test above does not pass for want of commands."""
+    """Guards the test above against finding no commands at all."""
     found = {" ".join(words[:3]) for path in FILES for words in commands_of(load(path.read_text()))}
 
     assert {

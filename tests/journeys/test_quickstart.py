@@ -1,4 +1,4 @@
-"""`runtime quickstart`, as a newcomer runs it: real workers, one killed, and what the records say afterwards."""
+"""`runtime quickstart` as a newcomer runs it: real workers, one killed, and the records afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from tests.services_support import wait_until
 
 LIMIT_S = 500
-"""Matters only when all is lost: what is promised is of two cores of its own, and tests share theirs."""
+"""A generous limit: the promised time assumes two cores, and tests share theirs."""
 
 
 def start(*args: str, data: Path, **options: Any) -> subprocess.Popen[str]:
@@ -26,7 +26,7 @@ def start(*args: str, data: Path, **options: Any) -> subprocess.Popen[str]:
 
 
 def processes_in(folder: Path) -> list[int]:
-    """Processes whose working directory lies below `folder`."""
+    """List the processes whose working directory is in `folder`."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -55,7 +55,7 @@ def test_quickstart_loses_a_worker_and_nothing_else(tmp_path: Path) -> None:
     assert result["value"]["clusters"] >= 1
     assert wait_until(lambda: not processes_in(tmp_path)), processes_in(tmp_path)
 
-    # The commands that it ends with work as they are printed.
+    # The commands printed at the end work as printed.
     status, explain, _ = result["next"]
     shown = subprocess.run([*shlex.split(f"env {status}"), "-o", "json"], capture_output=True, text=True, check=True)
     assert json.loads(shown.stdout)["totals"]["succeeded"] == 33

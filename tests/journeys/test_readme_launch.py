@@ -1,6 +1,6 @@
 """The README's launch example: the same command here, over ssh, on Slurm and on Kubernetes, with only `--on` changed.
 
-Slurm and Kubernetes follow it in `tests/services`, where they run already.
+`tests/services`, which has a running Slurm and Kubernetes, follows it there.
 """
 
 from __future__ import annotations

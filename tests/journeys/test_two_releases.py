@@ -1,4 +1,4 @@
-"""A worker, a submission and a job of an earlier state of the code beside those of this one: one queue, one folder, one ledger."""
+"""Worker, submission and job of an earlier version beside those of this one: one queue, one folder, one ledger."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 EARLIER = "d215118be694"
-"""Before the modules moved into rows. Wire formats, records and ledgers have stayed as they were then."""
+"""The version before the modules moved into rows. Wire formats, records and ledgers are unchanged since."""
 TASKS = 24
 
 
 class Checkout:
-    """One state of the code, as a user's command line."""
+    """The command line of one version of the code."""
 
     def __init__(self, source: Path, folder: Path, environ: dict[str, str]) -> None:
         self.source, self.folder = source, folder
@@ -51,7 +51,7 @@ class Checkout:
 
 @pytest.fixture(scope="module")
 def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package as it was."""
+    """Check out the package of the earlier version."""
     folder = tmp_path_factory.mktemp("earlier")
     packed = subprocess.run(["git", "archive", EARLIER, "runtime"], cwd=ROOT, capture_output=True, check=False)
     if packed.returncode != 0:
@@ -61,7 +61,7 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_stack(folder: Path, records: str) -> dict[str, str]:
-    """The environment of a stack whose tasks lie in one file, and whose records lie there or in a folder."""
+    """Return the environment of a stack with its tasks in one file, and its records there or in a folder."""
     contract = {
         "schema": 1,
         "stack": "shared",
@@ -88,7 +88,7 @@ def test_workers_of_two_releases_share_a_queue_and_each_task_is_recorded_once(
     old, new = (Checkout(source, tmp_path, environ) for source in (earlier, ROOT))
     running, both = tmp_path / "running", tmp_path / "both"
     running.mkdir()
-    # A worker runs one attempt at a time. The first ones wait until two run, so both workers are at work.
+    # A worker runs one attempt at a time. The first attempts wait until two run, so both workers take part.
     body = f"touch {running}/$$; until [ -e {both} ]; do [ $(ls {running} | wc -l) -lt 2 ] || touch {both}; sleep 0.05; done"
     for release, name in ((old, "old"), (new, "new")):
         release.run(
@@ -118,6 +118,6 @@ def test_jobs_of_two_releases_are_followed_by_each_other(earlier: Path, tmp_path
 
         assert other.run("logs", job).strip() == "hello"
         assert other.read("status", job)["state"] == "succeeded"
-        # The same launch of the other release is the same job.
+        # The same launch by the other version is the same job.
         again = json.loads(other.run(*words, "-o", "json", "--", "echo", "hello"))
         assert (again["job"], again["new"]) == (job, False)

@@ -1,8 +1,8 @@
-"""Real workers over a stack of their own, bodies for them to run, and what every scenario must leave behind.
+"""Real workers over their own stack, bodies for them to run, and the checks after every scenario.
 
-A `Yard` is a folder with everything of one scenario: data, scratch, records, code, and what the bodies wrote. Its
-workers are real `runtime worker` processes. `Yard.check` looks at all of it afterwards; what counts as a problem is
-decided in `find_problems`, a pure function with tests of its own.
+A `Yard` is a folder with everything of one scenario: data, scratch, records, code, and the bodies' output. Its workers
+are real `runtime worker` processes. `Yard.check` inspects all of it afterwards; `find_problems`, a pure function with
+tests of its own, decides which findings are problems.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ workflows = {"train": train}
 
 
 class Run(NamedTuple):
-    """One line of what the bodies said when they began."""
+    """A line that a body wrote when it began."""
 
     name: str
     token: str
@@ -203,7 +203,7 @@ class WorkerProcess:
     def __init__(self, yard: Yard, number: int, args: Sequence[str], environment: Mapping[str, str]) -> None:
         self.log_path = yard.folder / f"worker-{number}.log"
         self.expected = {0}
-        """Exit codes that are no problem."""
+        """Expected exit codes."""
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "runtime", "worker", *args],
@@ -252,13 +252,13 @@ class WorkerProcess:
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would."""
+        """Kill it with SIGKILL, as a crash would."""
         self.expected = {-signal.SIGKILL}
         self.process.kill()
         self.process.wait()
 
     def stop(self, *, timeout_s: float = 400) -> int:
-        """SIGTERM, and its exit code."""
+        """Send SIGTERM and return the exit code."""
         if self.alive:
             self.process.terminate()
         return self.process.wait(timeout_s)
@@ -272,33 +272,33 @@ class WorkerProcess:
 
 @dataclass(kw_only=True)
 class Aftermath:
-    """What is left when a scenario is over."""
+    """The state after a scenario."""
 
     tasks: Mapping[str, int] = field(default_factory=dict)
-    """Id of each task that was submitted, and its newest generation."""
+    """Id of each submitted task, and its newest generation."""
     records: Sequence[Record] = ()
-    """All that the store lists."""
+    """All records that the store lists."""
     dead: Collection[tuple[str, int]] = ()
     """Task and generation of each open dead letter."""
     totals: Mapping[str, Mapping[TaskState, int]] = field(default_factory=dict)
-    """By experiment, counted from records."""
+    """Counts by experiment, from records."""
     reported: Mapping[str, Mapping[TaskState, int]] = field(default_factory=dict)
-    """By experiment, as workers reported; those that were killed may not have reported all."""
+    """Counts by experiment, as workers reported; killed workers may have reported less."""
     exactly_reported: bool = False
-    """No worker was killed, so that what they reported must be all there is."""
+    """Whether no worker was killed, so that the reported counts must be exact."""
     waiting: int = 0
-    """Tasks that the queue still holds, where it can tell."""
+    """Tasks that the queue still holds, if it can tell."""
     running: Sequence[str] = ()
     """Processes of the scenario."""
     scratch: Sequence[str] = ()
     leftovers: Sequence[str] = ()
-    """Files by which dead workers would be taken for living ones."""
+    """Files that make dead workers look alive."""
     complaints: Sequence[str] = ()
-    """What workers should never say, and exit codes that nobody expected."""
+    """Log lines that workers should never write, and unexpected exit codes."""
 
 
 def find_problems(after: Aftermath) -> list[str]:
-    """Why a scenario has not ended well; nothing if it has."""
+    """Return the reasons why a scenario has not ended well; empty if it has."""
     return [
         *_record_problems(after),
         *_total_problems(after),
@@ -417,10 +417,10 @@ class Yard:
     def records(self) -> RecordStore:
         return self.queue.records
 
-    # what users do
+    # users
 
     def submit(self, work: Iterable[Mapping[str, Any]], *, experiment: str = EXPERIMENT) -> list[str]:
-        """Submit lines of the wire format; returns their ids. The bodies lie where the workers are started."""
+        """Submit lines of the wire format; return their ids. The bodies are in the workers' working directory."""
         done = submit(list(work), queue=self.queue, experiment=experiment, snapshot=False)
         self.experiments.add(experiment)
         assert done.tasks is not None
@@ -435,7 +435,7 @@ class Yard:
         (self.folder / "gates" / name).touch()
 
     def cli(self, *args: str, timeout_s: float = 400) -> subprocess.CompletedProcess[str]:
-        """A `runtime` command."""
+        """Run a `runtime` command."""
         return subprocess.run(
             [sys.executable, "-m", "runtime", *args],
             cwd=self.code,
@@ -450,8 +450,8 @@ class Yard:
     # workers
 
     def start(self, *args: str, faults: str = "", **environment: str) -> WorkerProcess:
-        """A worker that is on its way; short leases, so that what it loses comes back soon, and no shorter than a
-        process may have to wait for its turn."""
+        """Start a worker without waiting until it is ready. Leases are short, so that lost tasks come back soon, but
+        longer than a process may wait for a CPU."""
         env = self.environment | environment
         if faults:
             env["RUNTIME_FAULTS"] = faults
@@ -462,23 +462,23 @@ class Yard:
         return worker
 
     def logs(self) -> str:
-        """The end of what the last workers said."""
+        """Return the ends of the last workers' logs."""
         return "\n".join(f"--- {worker.log_path.name}\n{worker.log()[-4000:]}" for worker in self.workers[-4:])
 
-    # what is seen
+    # observations
 
     def runs(self, name: str | None = None) -> list[Run]:
-        """What the bodies said, oldest first."""
+        """Return the runs that the bodies recorded, oldest first."""
         try:
             text = (self.folder / "runs.jsonl").read_text()
         except FileNotFoundError:
             return []
-        # A line may be on its way.
+        # The last line may be incomplete.
         found = [Run(**json.loads(line)) for line in text.split("\n")[:-1]]
         return [run for run in found if name is None or run.name == name]
 
     def wait_for(self, condition: Callable[[], bool], what: str, *, timeout_s: float = 400) -> None:
-        """Gives up as soon as a worker has ended otherwise than it should."""
+        """Wait for a condition; give up as soon as a worker has ended unexpectedly."""
         if not wait_until(self._unless_broken(condition), timeout_s=timeout_s, every_s=0.05):
             pytest.fail(f"{what} did not happen within {timeout_s} s\n{self.logs()}")
 
@@ -494,12 +494,12 @@ class Yard:
         return looked
 
     def wait_run(self, name: str, times: int = 1, *, timeout_s: float = 400) -> Run:
-        """The run of that number, once it has begun."""
+        """Wait until the body has begun `times` times; return that run."""
         self.wait_for(lambda: len(self.runs(name)) >= times, f"run {times} of {name}", timeout_s=timeout_s)
         return self.runs(name)[times - 1]
 
     def wait_recorded(self, ids: Iterable[str] | None = None, *, timeout_s: float = 400) -> list[Record]:
-        """The records of these tasks, or of all, once each has one."""
+        """Wait until each of these tasks, or all tasks, has a record; return the records."""
         wanted = list(self.tasks if ids is None else ids)
         found: dict[str, Record] = {}
 
@@ -518,7 +518,7 @@ class Yard:
         return list(self.records.history(task, self.tasks[task]).ended)
 
     def processes(self) -> list[str]:
-        """What lives of this yard: by its environment, command line, working folder, or the token of an attempt."""
+        """List living processes of this yard, by environment, command line, working folder, or an attempt's token."""
         return find_processes(str(self.folder), {run.token for run in self.runs()})
 
     def scratch_left(self) -> list[str]:
@@ -526,14 +526,14 @@ class Yard:
 
     def _scratch_paths(self) -> Iterator[Path]:
         for path in self.scratch.rglob("*"):
-            # The base that all workers share stays.
+            # The base folder, which all workers share, stays.
             if path.parent != self.scratch or not path.name.startswith("research-runtime-"):
                 yield path
 
     # the end
 
     def check(self, *, extra: Iterable[str] = ()) -> None:
-        """Stop what runs, let one more worker start and clean, and see that all is as it should be.
+        """Stop all workers, let one more worker start and clean up, and check the aftermath.
 
         `extra` are tasks that came in by other ways than `submit`.
         """
@@ -541,7 +541,7 @@ class Yard:
         for worker in self.workers:
             if worker.alive:
                 worker.send(signal.SIGCONT)
-                # Before it listens to signals, SIGTERM ends it as it ends any process.
+                # Before the worker handles signals, SIGTERM would kill it.
                 worker.ready().process.terminate()
         for worker in self.workers:
             worker.wait()
@@ -554,7 +554,7 @@ class Yard:
             pytest.fail("\n".join([*problems, self.logs()]))
 
     def _clean_up(self) -> None:
-        """What a killed worker left goes away when the next one starts on its host."""
+        """Remove a killed worker's leftovers by starting another worker on its host."""
         cleaner = self.start("--idle-timeout", "never").ready()
         wait_until(lambda: not self._others_left(cleaner.name), every_s=0.05)
         cleaner.stop()
@@ -596,7 +596,7 @@ class Yard:
                 yield f"{worker.log_path.name} shows an unexpected error"
 
     def close(self) -> None:
-        """End what a failed test left."""
+        """End the remains of a failed test."""
         for worker in self.workers:
             if worker.alive:
                 worker.process.kill()
@@ -609,12 +609,12 @@ class Yard:
 
 
 def call(body: str, *args: Any, **fields: Any) -> dict[str, Any]:
-    """A line of the wire format that calls one of the bodies."""
+    """Make a line of the wire format that calls one of the bodies."""
     return {"function": f"bodies:{body}", "args": list(args), **fields}
 
 
 def find_processes(folder: str, tokens: Iterable[str] = ()) -> list[str]:
-    """`PID COMMAND` of each live process that has to do with a yard, other than this one."""
+    """Return `PID COMMAND` of each live process that belongs to a yard, except this one."""
     table = processes.read_table()
     marked = set(processes.find_marked(table, tokens))
     found = []
@@ -641,7 +641,7 @@ def _works_in(pid: int) -> str:
 
 
 def publish_raw(yard: Yard, *bodies: bytes) -> None:
-    """Messages of a foreign producer."""
+    """Publish messages as a foreign producer."""
     from runtime.queues.pubsub.client import OutgoingMessage, PubSubClient
 
     assert yard.emulator is not None
@@ -654,7 +654,7 @@ def publish_raw(yard: Yard, *bodies: bytes) -> None:
 
 
 STACKS = ("sqlite", "pubsub")
-"""The embedded queue with its own records, and Pub/Sub with a folder."""
+"""Either the embedded queue with its own records, or Pub/Sub with a folder."""
 
 
 @contextlib.contextmanager

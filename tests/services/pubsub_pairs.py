@@ -1,4 +1,4 @@
-"""Pub/Sub queues on the emulator for tests and benchmarks: made, with topics of their own, and asked patiently."""
+"""Pub/Sub queues on the emulator for tests and benchmarks: made with their own topics, and polled patiently."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def make_settings(
     exactly_once: bool = False,
     ack_deadline_s: int = 10,
 ) -> PubSubQueueOutput:
-    """Names that no test has used yet."""
+    """Make settings with names that no test has used yet."""
     root, number = "projects/test-project", next(_numbers)
     return PubSubQueueOutput(
         topic=f"{root}/topics/tasks-{number}",
@@ -44,14 +44,14 @@ def make_settings(
 def make_pubsub_pair(
     records: RecordStore, settings: PubSubQueueOutput | None = None, *, emulator: str | None = None
 ) -> PubSubQueue:
-    """A queue on the emulator of `PUBSUB_EMULATOR_HOST` (or `emulator`), its topics made, settling into `records`."""
+    """Open a queue on the emulator of `PUBSUB_EMULATOR_HOST` (or `emulator`), with topics, settling into `records`."""
     settings = settings or make_settings()
     ensure_topics(settings, emulator=emulator)
     return PubSubQueue(settings, records, client=PubSubClient(emulator=emulator))
 
 
 def lease_soon(queue: Queue, n: int = 1, *, ttl: timedelta = TTL, timeout_s: float = 240) -> list[Lease]:
-    """Up to `n` leases, asked for until they are there or the time is over: an empty answer proves nothing."""
+    """Lease up to `n` tasks, asking until they arrive or time is up, since an empty answer proves nothing."""
     deadline = time.monotonic() + timeout_s
     leases = queue.lease(n, worker="w-1", ttl=ttl)
     while len(leases) < n and time.monotonic() < deadline:

@@ -18,7 +18,7 @@ from tests.services_support import wait_until
 
 @contextmanager
 def google_of(server: TpuServer) -> Iterator[None]:
-    """Ray's clients talk to `server`: the endpoint is all that differs, and Ray has no setting for it."""
+    """Direct Ray's clients to `server`; only the endpoint differs, for which Ray has no setting."""
     from google.auth.credentials import AnonymousCredentials
     from googleapiclient import discovery
     from ray.autoscaler._private.gcp import config
@@ -47,7 +47,7 @@ def google_of(server: TpuServer) -> Iterator[None]:
     before = {name: getattr(config, name) for name in makers}
     for name, maker in makers.items():
         setattr(config, name, maker)
-    # A provider of the same settings is kept for the life of the process, and with it an earlier server.
+    # Ray keeps a provider for equal settings as long as the process lives, and with it an earlier server.
     _clear_provider_cache()
     try:
         yield
@@ -58,10 +58,10 @@ def google_of(server: TpuServer) -> Iterator[None]:
 
 @dataclass
 class Shell:
-    """Stands where Ray starts `ssh`: notes what would be run on which node, and it works."""
+    """Replaces Ray's call of `ssh`: records each command with its node, and succeeds."""
 
     ran: list[tuple[str, str]] = field(default_factory=list)
-    """(address, command)"""
+    """Pairs of address and command."""
 
     def check_call(self, command: list[str], **_: object) -> int:
         target = next(index for index, word in enumerate(command) if word.startswith("ray@"))
@@ -84,7 +84,7 @@ class Shell:
 
 @dataclass
 class Gcs:
-    """Ray's store, of which the autoscaler asks only that it drain nodes."""
+    """Ray's store, which the autoscaler asks only to drain nodes."""
 
     drained: list[bytes] = field(default_factory=list)
 
@@ -94,14 +94,14 @@ class Gcs:
 
 
 class Autoscaler:
-    """What Ray's monitor does every five seconds, one round at a time, on a file of ours."""
+    """Ray's monitor on a file of ours: one call per round, instead of every five seconds."""
 
     def __init__(self, file: Path, key: Path) -> None:
         from ray.autoscaler._private import autoscaler
         from ray.autoscaler._private.autoscaler import StandardAutoscaler
         from ray.autoscaler._private.load_metrics import LoadMetrics
 
-        # Nodes of the fake send no word of life, and Ray would start them again after half a minute of a slow test.
+        # Nodes of the fake send no heartbeat, so Ray would restart them after half a minute of a slow test.
         autoscaler.AUTOSCALER_HEARTBEAT_TIMEOUT_S = 3600
         self._file, self._key = file, key
         self.shell, self.gcs, self.load = Shell(), Gcs(), LoadMetrics()
@@ -111,7 +111,7 @@ class Autoscaler:
         self._ray: Any = None
 
     def apply(self, rendered: str) -> None:
-        """Put a rendered file where Ray reads it, as the head does: with its own key."""
+        """Write a rendered file for Ray, as the head does: with the head's own key."""
         text = rendered.replace(units.PRIVATE_KEY, str(self._key)).replace("@@HEAD_PUBLIC_KEY@@", "ssh-ed25519 AAAA")
         self._file.write_text(text)
 
@@ -122,7 +122,7 @@ class Autoscaler:
         return self._ray
 
     def round(self) -> None:
-        """One round, and all that it began: launches and set-up of nodes run in threads."""
+        """Run one round and wait for the launches and node set-ups that it began in threads."""
         failures = self.ray.num_failures
         self.ray.update()
         assert self.ray.num_failures == failures, "Ray's round failed; its log says why"
@@ -131,7 +131,7 @@ class Autoscaler:
             updater.join()
 
     def workers(self) -> list[str]:
-        """Nodes that Ray counts."""
+        """List the nodes that Ray counts."""
         return sorted(self.ray.provider.non_terminated_nodes({"ray-node-type": "worker"}))
 
 

@@ -1,4 +1,4 @@
-"""The components that the service tests stand on do what those tests take for granted."""
+"""The components behind the service tests behave as those tests assume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counters of workers that are killed stay short for ever; what is said of an experiment is right all the same."""
+"""Counters of killed workers stay too low forever; reports on an experiment are right all the same."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GOOD, WRONG, CANCELLED, AGAIN = 200, 12, 8, 4
 
 
 class UnreliableBucket(GcsServer):
-    """One page of a listing in ten fails, each time in another way."""
+    """A bucket that fails one page of a listing in ten, each time in another way."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def test_totals_after_workers_were_killed_at_random_are_the_truth_and_wait_retur
 
 
 def kill_at_random(yard: Yard) -> list[WorkerProcess]:
-    """Keep three workers going, and kill one of them as soon as some more tasks have begun; the living ones."""
+    """Keep three workers running, and kill one of them as soon as some more tasks have begun; return those alive."""
     chance = random.Random(5)
     options = [("--slots", "2", "--reuse-process"), ("--slots", "2"), ("--reuse-process",)]
     options = [(*each, "--max-consecutive-failures", "0") for each in options]

@@ -1,4 +1,4 @@
-"""The checks of the failure suite see what they are there to see: each is fed a state that it must refuse."""
+"""The checks of the failure suite work: each is fed a state that it must refuse."""
 
 from __future__ import annotations
 

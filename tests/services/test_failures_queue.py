@@ -1,4 +1,4 @@
-"""The queue or the disk goes away and comes back, tasks race with workers that leave, and dead letters live again."""
+"""The queue or the disk goes away and comes back, tasks race with leaving workers, and dead letters are redriven."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_emulator_that_stops_answering_for_a_while_costs_no_task(remote_yard: Ya
 
     os.kill(yard.emulator.pid, signal.SIGSTOP)
     try:
-        # Longer than a lease and its renewal: what is held counts as lost by then.
+        # Longer than a lease and its renewal, so leases count as lost by then.
         time.sleep(4)
     finally:
         os.kill(yard.emulator.pid, signal.SIGCONT)
@@ -113,7 +113,7 @@ def test_purge_ends_every_task_once_also_where_its_worker_is_killed(yard: Yard) 
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: int) -> Iterator[Path]:
-    """A file system of that size in memory."""
+    """Mount a file system of that size in memory."""
     if os.geteuid() != 0 or shutil.which("mount") is None:
         pytest.skip("mounting a small disk needs root")
     folder.mkdir()
@@ -183,7 +183,7 @@ def fill_disk(ballast: Path) -> None:
 
 
 def fill_and_submit(yard: Yard) -> list[str]:
-    """What a full disk refuses was not acknowledged, so nobody counts on it."""
+    """Submit to a full disk; a refused submission is not acknowledged, so none of its tasks are expected."""
     from runtime.errors import InfrastructureFailure
 
     with contextlib.suppress(InfrastructureFailure):
@@ -201,7 +201,7 @@ def test_task_submitted_as_a_worker_leaves_for_idleness_is_never_lost(
         by_the_leaver = 0
         for number in range(rounds):
             worker = yard.start("--idle-timeout", "0.3s", "--lease", "10s").ready()
-            # Around the moment at which it leaves, before and after.
+            # At about the moment when it leaves, before and after.
             time.sleep(0.3 + chance.uniform(-0.1, 0.15))
             yard.submit([call("quick", f"r{number}")])
             assert worker.wait() == 0
@@ -231,8 +231,8 @@ def test_task_released_200_times_spends_no_budget(remote_yard: Yard) -> None:
 
 
 def test_tasks_that_leaving_workers_hand_back_unstarted_spend_no_budget(yard: Yard) -> None:
-    """A worker that knows its tasks are quick holds some ahead; what it never began is nobody's failure."""
-    # On Pub/Sub what is handed back may take a deadline of ten seconds to come again.
+    """A worker with quick tasks leases some ahead; if it never begins them, that is nobody's failure."""
+    # On Pub/Sub, returned tasks may take an ack deadline of ten seconds to come again.
     rounds = 4 if yard.kind == "sqlite" else 2
     quick = yard.submit([call("quick", f"q{n}") for n in range(20)])
     ahead: list[str] = []

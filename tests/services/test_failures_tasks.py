@@ -1,4 +1,4 @@
-"""Bad tasks: each ends with a reason of its own, no worker ends with it, and the good ones beside it are done."""
+"""Bad tasks: each ends with its own reason, none ends a worker, and the good tasks beside it succeed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_tasks_that_end_badly_each_get_their_reason_and_stop_nobody(yard: Yard) 
     }
     good = yard.submit([call("quick", f"q{n}") for n in range(8)])
     ids = yard.submit([line for line, _, _ in bad.values()])
-    # Twice the tasks and one worker: had one of them ended it, nothing else would run.
+    # Twice the tasks and one worker: if a task had ended the worker, nothing else would run.
     worker = yard.start("--slots", "4", "--max-consecutive-failures", "0")
 
     done = yard.wait_recorded(good)
@@ -107,7 +107,7 @@ def test_malformed_message_becomes_a_dead_letter_with_its_text(tmp_path: Path, r
         assert {mark.raw for mark in marks} == {"{not json", '{"project": "bodies"}', "\ufffd\ufffd not text"}
         assert {mark.reason for mark in marks} == {EndReason.CONFIG_INVALID}
         assert worker.alive
-        # They came without a manifest, so there is no total of what was submitted to compare with.
+        # These tasks came without a manifest, so the submitted total is unknown.
         yard.check(extra=[record.task_id for record in records])
 
 
@@ -203,12 +203,12 @@ def test_failures_in_a_row_end_the_worker_and_it_keeps_nothing(yard: Yard) -> No
     yard.start("--max-consecutive-failures", "0")
     records = yard.wait_recorded(ids)
 
-    # Another may have begun before the second failure was known, and have failed as well.
+    # Another task may have begun before the second failure was known, and may have failed too.
     assert left["failed"] in (2, 3)
     assert left["reason"].endswith("tasks in a row failed and none succeeded (--max-consecutive-failures 2)")
     assert {record.reason for record in records} == {EndReason.APP_FAILED}
     notes = [note.reason for task in ids for note in yard.notes(task)]
-    # Or it is asked to stop, which spends no failure.
+    # Or the worker stops it, which spends no failure.
     assert set(notes) <= {EndReason.PREEMPTED}
     assert len(notes) <= 1
     yard.check()
@@ -261,7 +261,7 @@ def test_worker_killed_while_it_fetches_the_code_its_task_runs_elsewhere(
         identity = take_snapshot(tree, yard.records)
         [stored] = (yard.folder / "records" / "snapshots").iterdir()
         kept = stored.rename(yard.folder / "kept")
-        # Opening it waits for somebody who writes: the worker is in the middle of its download for as long as we like.
+        # Opening the FIFO blocks until there is a writer, so the worker's download lasts as long as the test needs.
         os.mkfifo(stored)
         [task] = yard.submit([{"function": "model:version", "snapshot": identity}])
         victim = yard.start()

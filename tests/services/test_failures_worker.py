@@ -87,7 +87,7 @@ def test_worker_killed_after_commit_before_settling_its_task_does_not_run_again(
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or waits for somebody to ask how it ended."""
+    """Return whether a process has ended; a zombie has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -108,7 +108,7 @@ def test_lease_lost_while_the_attempt_runs_one_result_is_recorded(yard: Yard, fi
         fast.send(signal.SIGSTOP)
     yard.open_gate("twice")
     if first == "slow":
-        # It finds its attempt ended when it goes on, and not that its lease is lost while it runs.
+        # The worker shall find its attempt ended when it continues, rather than lose its lease while the attempt runs.
         yard.wait_for(lambda: has_ended(one.pid), "the end of the first attempt")
         slow.send(signal.SIGCONT)
     [record] = yard.wait_recorded()
@@ -130,7 +130,7 @@ def test_task_that_kills_every_worker_is_buried_and_what_waits_behind_it_is_not_
     others = yard.submit([call("quick", f"q{n}") for n in range(5)])
     crasher = yard.submit_one("kill_worker", "crasher")
     others += yard.submit([call("short", f"s{n}", 0.2) for n in range(20)])
-    # One that runs it alone anyway, and one where it has a neighbour; both hold what waits behind it.
+    # One worker runs it alone anyway, the other beside a neighbour; both hold the tasks queued behind it.
     options = [("--look-ahead", "16"), ("--look-ahead", "16", "--slots", "2")]
     living = [yard.start(*each) for each in options]
 
@@ -147,7 +147,7 @@ def test_task_that_kills_every_worker_is_buried_and_what_waits_behind_it_is_not_
     done = yard.wait_recorded(others)
 
     runs = yard.runs("crasher")
-    # On one host nothing shows what ended the workers, until it runs fenced: then its own error does.
+    # On one host nothing shows why the workers ended until the task runs fenced; then its own error does.
     assert (buried.state, buried.reason) == (TaskState.FAILED, EndReason.APP_FAILED)
     assert "Operation not permitted" in (buried.message or "")
     losses = [note for note in yard.notes(crasher) if note.reason is EndReason.LOST]
@@ -155,7 +155,7 @@ def test_task_that_kills_every_worker_is_buried_and_what_waits_behind_it_is_not_
     assert len(runs) == len(losses) + 3
     assert {record.state for record in done} == {TaskState.SUCCEEDED}
     notes = [note for task in others for note in yard.notes(task)]
-    # Its neighbour, and one whose end was not recorded yet; not the sixteen that were held behind it.
+    # Its neighbour, and a task whose end was not recorded yet, but not the sixteen leased behind it.
     assert len(notes) <= 2 * len(losses)
     yard.check()
 

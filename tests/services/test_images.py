@@ -1,4 +1,4 @@
-"""Images for real: built by buildah and podman, pushed to two registries, searched for secrets, run against the emulator."""
+"""Real images: built by buildah and podman, pushed to two registries, searched for secrets, run on the emulator."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def worker_image(checkout: Path) -> Iterator[str]:
     """The worker image of the copied work tree, built by our own command."""
-    # Tests that run beside these share the storage.
+    # Parallel tests share the storage.
     name = f"test-worker-{os.getpid()}"
     assert build_image(checkout, "--name", name) == 0
     yield name
@@ -81,7 +81,7 @@ def regions(tmp_path: Path) -> Iterator[tuple[LocalRegistry, LocalRegistry]]:
 def outputs(
     regions: tuple[LocalRegistry, LocalRegistry], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> StackOutputs:
-    """A stack with two regions, which commands find without being told."""
+    """A stack with two regions, which commands find by default."""
     west, east = regions
     places = {"west": RegistryOutput(url=west.place), "east": RegistryOutput(url=east.place)}
     outputs = StackOutputs(stack="two", region="west", registries={"images": places})
@@ -107,7 +107,7 @@ def build_image(context: Path, *args: str, extra: tuple[str, ...] = ()) -> int:
 
 
 def small_image(checkout: Path, name: str, content: str) -> None:
-    """An image with our labels in a second, for what does not care about its content."""
+    """Build an image with our labels in a second, for tests that do not care about its content."""
     file = checkout.parent / f"{name}.Dockerfile"
     file.write_text(f"FROM scratch\nCOPY {content} /\n")
     assert build_image(checkout, "--file", str(file), "--name", name) == 0
@@ -267,7 +267,7 @@ def test_image_on_a_base_of_ones_own_finds_the_packages_of_both(checkout: Path) 
     remove_images("localhost/torchlike-worker:latest", base)
 
 
-# what is in it
+# image contents
 
 
 def test_image_runs_as_nobody_in_particular_under_an_init_with_bytecode(worker_image: str) -> None:
@@ -289,12 +289,12 @@ def test_image_runs_as_nobody_in_particular_under_an_init_with_bytecode(worker_i
     assert settings[0]["Config"]["User"] == "10001:10001"
     assert settings[0]["Config"]["Cmd"] == ["worker"]
     assert settings[0]["Config"]["Entrypoint"][-1] == "/opt/runtime/bin/runtime"
-    # The number is of modules that had to be compiled at start; without byte code they are noticed.
+    # The number counts modules compiled at start; without byte code they would be noticed.
     assert done.stdout.splitlines() == ["10001", "tini", "writable where it should be", "0", "noticed"]
 
 
 def test_cluster_image_has_ray_the_tpu_libraries_and_what_its_units_start(checkout: Path) -> None:
-    """Two minutes the first time, nearly all of it downloads; later ones find the layers in the tests' storage."""
+    """Takes two minutes the first time, nearly all for downloads; later runs find the layers in the tests' storage."""
     file = checkout / "docker/cluster.Dockerfile"
     script = """
         set -eu
@@ -327,7 +327,7 @@ CANARIES = {
 
 
 class IndexThatKnowsNothing(http.server.BaseHTTPRequestHandler):
-    """A package index with no package; it keeps what it was authorized with."""
+    """A package index without packages; it records the credentials it gets."""
 
     authorized: list[str]
 
@@ -341,7 +341,7 @@ class IndexThatKnowsNothing(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def index() -> Iterator[tuple[str, list[str]]]:
-    """Its address and what came to it."""
+    """The index's address and the credentials it got."""
     authorized: list[str] = []
     handler = type("Handler", (IndexThatKnowsNothing,), {"authorized": authorized})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -380,7 +380,7 @@ def test_no_secret_reaches_a_layer_the_configuration_or_the_registry(
     (tree / ".pulumi/stacks").mkdir(parents=True)
     (tree / ".pulumi/stacks/dev.json").write_text(values[6])
 
-    # Without the cache, because a step is not run again for another secret.
+    # Without the cache, because a changed secret does not run a step again.
     assert build_image(tree, "--name", "secretive", "--pip-config", str(pip_config), extra=("--no-cache",)) == 0
     code, out, err = run("push", "secretive", "--tool", "buildah")
     layout = export_image("localhost/secretive:latest", tmp_path)
@@ -437,10 +437,10 @@ def test_checker_finds_nothing_in_the_base(tmp_path: Path) -> None:
 def stack_for_containers(
     pubsub_emulator: PubsubEmulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Path, list[str]]:
-    """A stack on the emulator with its records in a folder, and what a container needs to be its worker."""
+    """A stack on the emulator with its records in a folder, and the options that make a container its worker."""
     records = tmp_path / "records"
     records.mkdir()
-    # The container's user is another than the one who runs the tests.
+    # The container's user differs from the user who runs the tests.
     records.chmod(0o777)
     queue = PubSubQueueOutput(
         topic="projects/test-project/topics/images", subscription="projects/test-project/subscriptions/images"
@@ -485,7 +485,7 @@ def test_stopped_container_hands_its_task_back_and_ends_well(
     records, options = stack_for_containers
     open_to_all(records)
     flag = records / "started"
-    # Asked to stop, it saves and leaves; it would go on for ten minutes by itself.
+    # When asked to stop, it saves and leaves; otherwise it would run for ten minutes.
     script = f"trap 'echo saved >{flag}.saved; exit 0' TERM; echo $$ >{flag}; for i in $(seq 6000); do sleep 0.1; done"
     assert main(["submit", "--experiment", "drained", "--", "sh", "-c", script]) == 0
     open_to_all(records)
@@ -519,7 +519,7 @@ def open_to_all(folder: Path) -> None:
 
 
 def find_number(value: object, key: str) -> int:
-    """The sum of all numbers under `key`, wherever they are."""
+    """Return the sum of all numbers under `key` at any depth."""
     if isinstance(value, dict):
         here = value[key] if isinstance(value.get(key), int) else 0
         return here + sum(find_number(each, key) for each in value.values())

@@ -1,4 +1,4 @@
-"""The Kubernetes that the tests start: its pods run, and nothing of it is left behind."""
+"""The Kubernetes that the tests start: its pods run, and it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_kubernetes_whose_owner_is_killed_stops_by_itself() -> None:
     owner = subprocess.Popen(["sleep", "600"])
     folder = Path(f"/tmp/rr-{os.getpid()}-owned")
     kubernetes_support.run_script("start", "--control-plane-only", "--owner", str(owner.pid), str(folder))
-    # The last of them is still on its way from fork to exec when the command returns.
+    # The last daemon is still between fork and exec when the command returns.
     all_up = wait_until(lambda: len(pids_of(folder)) == 4)
 
     owner.kill()
@@ -135,7 +135,7 @@ def test_kubernetes_whose_owner_is_killed_stops_by_itself() -> None:
 
 
 def pids_of(folder: Path) -> list[int]:
-    """Processes that name the folder, zombies apart."""
+    """List processes that name the folder, except zombies."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

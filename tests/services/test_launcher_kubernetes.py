@@ -1,4 +1,4 @@
-"""Jobs on a real Kubernetes whose pods run, with the rights that the shipped role gives in one namespace."""
+"""Jobs on a real Kubernetes that runs pods, with the rights that the shipped role gives in one namespace."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ WITHOUT_PYTHON = "test.local/pause:1"
 MIB = 1 << 20
 SHORT = timedelta(seconds=10)
 PATIENCE_S = 400
-"""Matters only when all is lost: machines that run many tests at once are slow."""
+"""A generous limit: machines that run many tests at once are slow."""
 FOREVER = "3000"
-"""Seconds of what is ended before, whatever else takes its time."""
+"""Seconds of commands that the test always ends early."""
 
 
 @dataclass(frozen=True)
 class Lab:
-    """A namespace to launch into, its administrator, and the settings of somebody who launches."""
+    """A namespace to launch into, its administrator, and the settings of a user who launches."""
 
     namespace: str
     admin: Access
@@ -122,7 +122,7 @@ class Lab:
 
 @pytest.fixture(scope="session")
 def image(kubernetes_node: Kubernetes, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An image with a Python, on the node."""
+    """Import an image with a Python onto the node."""
     require("an image with Python", TOOLS_FOLDER, INSTALL)
     assert TOOLS_FOLDER is not None
     archive = tmp_path_factory.mktemp("image") / "python.tar"
@@ -142,7 +142,7 @@ def image(kubernetes_node: Kubernetes, tmp_path_factory: pytest.TempPathFactory)
 def workspace(
     kubernetes_node: Kubernetes, image: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Path, Path]]:
-    """Namespace with the shipped objects and a bound claim, a launcher's kubeconfig, and the folder behind the claim."""
+    """A namespace with the shipped objects and a bound claim, a launcher's kubeconfig, and the claim's folder."""
     admin, mark = kubernetes_node.administrator(), uuid.uuid4().hex[:8]
     namespace, people = f"lab-{mark}", kubernetes_node.new_namespace("people")
     client.CoreV1Api(admin.api).create_namespaced_service_account(people, {"metadata": {"name": "alice"}})
@@ -190,7 +190,7 @@ def lab(
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "main.py").write_text("print('from the tree')\n")
-    # A tree of its own makes the same command of two tests two jobs.
+    # Separate trees make the same command in two tests two jobs.
     (tree / "mark").write_text(str(tmp_path))
     monkeypatch.chdir(tree)
     target = {
@@ -282,7 +282,7 @@ def test_same_launch_again_is_the_same_job_with_its_result(lab: Lab) -> None:
 
     with lab.launch("echo", "once") as second:
         assert (second.id, second.new) == (first.id, False)
-        # The Job is forgotten; its result is not.
+        # The Job is gone; its result is not.
         assert ended(second) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
         assert printed(second) == "once\n"
 
@@ -301,7 +301,7 @@ def test_failure_within_the_budget_is_another_pod_and_the_last_one_fails_the_ind
             status = lab.jobs(job)[0].status
             return status.completed_indexes, status.failed_indexes
 
-        # The controller counts each pod in its own time after that has ended.
+        # The controller counts each pod some time after the pod has ended.
         until(lambda: counted() == ("0", "1"), "the Job's own count")
 
 
@@ -345,7 +345,7 @@ def test_claims_secrets_and_shared_memory_are_in_the_pod(lab: Lab) -> None:
         assert str(lab.kubeconfig) not in str(lab.jobs(job))
 
 
-# ends that Kubernetes knows
+# ends in Kubernetes' terms
 
 
 def test_pod_tells_the_result_where_the_record_root_is_not_read(lab: Lab) -> None:
@@ -366,7 +366,7 @@ def test_run_over_its_memory_is_oom_and_explained_with_the_limit(lab: Lab) -> No
         assert ended(job) == (JobState.FAILED, EndReason.OOM)
 
 
-# A Secret that is missing, pods that are deleted and shims that are killed cost no failure, of which there is no budget.
+# A missing Secret, deleted pods and killed shims cost no failures; the failure budget is 0.
 LATE = "[ $RUNTIME_ARRAY_INDEX = 0 ] || [ $RUNTIME_ATTEMPT = 2 ] || sleep 3000"
 
 
@@ -394,15 +394,15 @@ def test_pods_that_wait_are_deleted_or_are_killed_are_no_failures_of_their_run(l
 
 
 def failures_before(job: JobHandle, index: int, attempt: int) -> int:
-    """How many failures of the index Kubernetes had counted when an attempt began."""
+    """Return Kubernetes' failure count of the index at the start of an attempt."""
     start = json.loads(job.files.read(f"jobs/{job.id}/runs/{index}/a{attempt:04d}/start.json") or b"{}")
     return int(start["failures"])
 
 
 def kill_shim(job: JobHandle, index: int) -> None:
-    """As the kernel does: the first process of the pod's container, which is one of this machine too."""
+    """Kill the first process of the pod's container as the kernel does; it is a process of this machine too."""
     for pid in shims_with(f"jobs/{job.id}/shim.py"):
-        # That of another index may be gone by now.
+        # The shim of another index may have ended by now.
         with contextlib.suppress(OSError, ValueError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             if words[words.index(b"--index") + 1] == str(index).encode():
@@ -416,7 +416,7 @@ def garbage_of(job: JobHandle, lab: Lab) -> list[Garbage]:
 
 
 def test_run_over_its_disk_limit_ends_as_such_before_it_is_evicted_and_spends_failures(lab: Lab) -> None:
-    # Beside every folder that a job is given.
+    # Outside every folder that a job is given.
     script = "mkdir /deep; while :; do head -c 4M /dev/zero >> /deep/file; sleep 0.5; done"
     limits = JobResources(disk=Range(20 * MIB, 20 * MIB))
     with lab.launch("sh", "-c", script, resources=limits) as job:
@@ -474,7 +474,7 @@ def test_evicted_pod_is_a_preemption_that_the_record_counts_and_no_failure(lab: 
         assert job.attempts() == [1, 2]
         names = job.files.names(f"jobs/{job.id}/runs/0/a0001")
         assert "end.stopped.143" in names
-        # Kubernetes counts no failure that it caused, and that is how the shim knows what the end was.
+        # Kubernetes does not count failures that it caused, which is how the shim knows the cause.
         assert (failures_before(job, 0, 1), failures_before(job, 0, 2)) == (0, 0)
 
 
@@ -537,7 +537,7 @@ def test_index_of_a_node_that_is_silent_is_released_and_runs_again(lab: Lab, kub
     with lab.launch("sh", "-c", script) as job:
         until(lambda: job.attempts() == [1], "the first attempt")
         (pod,) = lab.pods(job)
-        # The record root is on the same node here, so nothing of it is read while the node is silent.
+        # The record root is on the same silent node here, so nothing of it can be read meanwhile.
         entry = job.entry()
         (native,) = entry.natives
         until(lambda: job.natives(entry)[0].raw == "Running", "the word of its node")
@@ -594,7 +594,7 @@ def test_twelve_seeds_with_an_image_that_is_not_there_leave_nothing_and_run_at_o
         said = sorted(printed(job, index).split() for index in range(12))
         assert said == sorted([str(index // 4), str(index // 4), str(index)] for index in range(12))
         until(lambda: all(each.status.completion_time for each in lab.jobs(job)), "the end of the Jobs")
-    # Entries of Jobs that have ended count no more.
+    # Entries of ended Jobs no longer count.
     with lab.launch("true", target="gpus", resources=JobResources(gpus=Gpus(count=0.5))) as other:
         assert ended(other) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
 
@@ -651,7 +651,7 @@ os.execv(sys.executable, [sys.executable, "-m", "runtime", "worker", *sys.argv[2
 
 
 class Relay(socketserver.BaseRequestHandler):
-    """Lets pods reach a server of this machine's loopback."""
+    """Lets pods reach a server on this machine's loopback."""
 
     server: Any
 
@@ -674,7 +674,7 @@ class Relay(socketserver.BaseRequestHandler):
 
 @contextmanager
 def relayed(address: str) -> Iterator[int]:
-    """A port of every interface that leads to the server at `address`."""
+    """Open a port on every interface that forwards to the server at `address`."""
     server = socketserver.ThreadingTCPServer(("0.0.0.0", 0), Relay)
     server.daemon_threads = True
     host, _, port = address.rpartition(":")
@@ -687,7 +687,7 @@ def relayed(address: str) -> Iterator[int]:
 
 @pytest.fixture
 def relay(pubsub_emulator: PubsubEmulator) -> Iterator[int]:
-    """A port of every interface that leads to the emulator."""
+    """A port on every interface that forwards to the emulator."""
     with relayed(pubsub_emulator.address) as port:
         yield port
 
@@ -812,7 +812,7 @@ def start_launch(lab: Lab, *, share: float = 0, **environ: str) -> subprocess.Po
 def test_launch_killed_at_any_step_and_repeated_is_one_job(lab: Lab, point: str, share: float) -> None:
     killed = start_launch(lab, share=share, RUNTIME_FAULTS=f"launch.{point}=kill")
     killed.communicate(timeout=PATIENCE_S)
-    # The holder of the lock is known to be dead.
+    # The repeated launch knows that the lock's holder is dead.
     repeated = start_launch(lab, share=share, STILL_S="1")
     out, err = repeated.communicate(timeout=PATIENCE_S)
 
@@ -837,7 +837,7 @@ def test_two_launches_at_once_are_one_job(lab: Lab) -> None:
         assert len(lab.jobs(job)) == 1
 
 
-# what every launcher promises
+# the promises of every launcher
 
 
 class TestKubernetesLauncher(LauncherSuite):
@@ -861,7 +861,7 @@ class TestKubernetesLauncher(LauncherSuite):
 def bucket(
     kubernetes_node: Kubernetes, workspace: tuple[str, Path, Path], moto_server: MotoServer
 ) -> Iterator[dict[str, Any]]:
-    """Settings of a target whose jobs lie in a bucket of a server here that pods reach at their node's address."""
+    """Settings of a target with its jobs in a bucket, on a server here that pods reach at their node's address."""
     admin = kubernetes_node.administrator()
     keys = {name: value for name, value in moto_server.environment.items() if looks_secret(name)}
     plain = {name: value for name, value in moto_server.environment.items() if name not in keys}
@@ -884,7 +884,7 @@ def bucket(
 
 @pytest.fixture
 def elsewhere(bucket: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The same, but pods are led to a server that has no such bucket."""
+    """The same settings, but pods reach a server that has no such bucket."""
     server, address = GcsServer().start(), bucket["records_env"]["AWS_ENDPOINT_URL"].rpartition(":")[0]
     with relayed(server.url.removeprefix("http://")) as port:
         yield {**bucket, "records_env": {**bucket["records_env"], "AWS_ENDPOINT_URL": f"{address}:{port}"}}
@@ -956,7 +956,7 @@ def test_job_of_a_bucket_leaves_no_object_behind_and_its_record_stays(far: Lab) 
         until(lambda: not any(each.status.active for each in far.jobs(job)), "the end of its Job")
         assert (job.cancel(), len(far.jobs(job))) == ([], 1), "what has ended stays"
         assert job.sweep() == []
-        # They went before their Job did.
+        # They were deleted before their Job.
         assert core.list_namespaced_secret(far.namespace, **mine).items == []
         assert core.list_namespaced_config_map(far.namespace, **mine).items == []
         assert job.state() is JobState.SUCCEEDED
@@ -988,7 +988,7 @@ def test_jobs_of_a_bucket_are_collected_with_all_that_lies_there_and_in_the_clus
         assert ended(again) == (JobState.SUCCEEDED, EndReason.SUCCEEDED)
 
 
-# what looks and serves
+# probes and file pods
 
 
 def test_probes_and_pods_that_serve_files_leave_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1003,7 +1003,7 @@ def test_probes_and_pods_that_serve_files_leave_nothing(lab: Lab, monkeypatch: p
         steps = list(check_target(name, lab.settings, patience=timedelta(minutes=6)))
         assert sorted({each.verdict for each in steps if each.step == "run"}) == verdict, steps
         assert steps[-1].text == "nothing left", steps
-    # The one of the pod that serves files is shared, and stays for some minutes.
+    # The Job of the file pod is shared, and stays for some minutes.
     assert [each for each in set(jobs()) - others if not each.startswith("runtime-files-")] == []
     assert {path.name for path in (lab.claim_folder / "runtime/jobs").iterdir()} == before
 
@@ -1018,7 +1018,7 @@ def test_probes_and_pods_that_serve_files_leave_nothing(lab: Lab, monkeypatch: p
     (mine,) = set(jobs()) - shared
     made = client.BatchV1Api(lab.admin.api).read_namespaced_job(mine, lab.namespace)
     assert made.spec.active_deadline_seconds is None, "it runs, and ends when it has nothing to do"
-    # Whoever asked is gone, as after a kill.
+    # The client is gone, as after a kill.
     host.close()
     until(lambda: mine not in jobs(), "the end of the Job of the files")
 

@@ -1,4 +1,4 @@
-"""Jobs on a real Slurm of four nodes: once whatever is killed, retried as promised, and every end told for what it was."""
+"""Jobs on a real Slurm of four nodes: started once despite kills, retried as promised, every end reported right."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Place:
         return launch(spec, "hpc", settings=self.settings, options=LaunchOptions(base=self.tree))
 
     def program(self, **environ: str) -> subprocess.Popen[str]:
-        """Another process that launches `LAUNCH`; `environ` may say where it is to die, or that who holds the lock did."""
+        """Launch `LAUNCH` in another process; `environ` may set where it dies, or that the lock's holder is dead."""
         lines = "".join(f'{name} = "{value}"\n' for name, value in self.target.items())
         (self.tree / "pyproject.toml").write_text(f"[tool.runtime.targets.hpc]\n{lines}")
         env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **environ}
@@ -119,9 +119,9 @@ def place(lab: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 PATIENCE_S = 400
-"""Matters only when all is lost: machines that run many tests at once are slow."""
+"""A generous limit: machines that run many tests at once are slow."""
 FOREVER = "sleep 3000"
-"""What is ended before, whatever else takes its time."""
+"""A command that the test always ends early."""
 
 
 def printed(job: JobHandle, index: int = 0, rank: int = 0) -> str:
@@ -129,7 +129,7 @@ def printed(job: JobHandle, index: int = 0, rank: int = 0) -> str:
 
 
 def ends(place: Place, job: JobHandle, index: int = 0) -> list[str]:
-    """How each attempt of an index ended; `-` where it left no word, or none was needed."""
+    """Return how each attempt of an index ended; `-` if it left no record, or needed none."""
     found = []
     for attempt in job.attempts(index):
         names = job.files.names(f"jobs/{job.id}/runs/{index}/a{attempt:04d}", "end.")
@@ -139,7 +139,7 @@ def ends(place: Place, job: JobHandle, index: int = 0) -> list[str]:
 
 
 def told(job: JobHandle, index: int = 0) -> list[str]:
-    """How each attempt ended, as `runtime status` says."""
+    """Return how each attempt ended according to `runtime status`."""
     return [str(each.reason) for each in read_job(job, index=index).attempts]
 
 
@@ -148,13 +148,13 @@ def runs(job: JobHandle) -> bool:
 
 
 def is_accounted(place: Place, job: JobHandle, starts: int = 1, index: int | None = None) -> bool:
-    """Whether accounting knows that a run was started so often and runs; of a start that ends before, it may never hear."""
+    """Return whether accounting has `starts` starts of a run that runs; it may never hear of a short start."""
     member = job.entry().natives[0].native_id + ("" if index is None else f"_{index}")
     said = place.slurm.run("sacct", "-X", "-n", "-P", "--duplicates", "--format=State", f"--jobs={member}").split("\n")
     return (len(said) - 1, said.count("RUNNING")) == (starts, 1)
 
 
-# what runs
+# runs
 
 
 def test_readme_launch_on_slurm_ends_as_promised(place: Place, tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def _gpus(count: float) -> JobResources:
 
 
 def elements(place: Place, job: JobHandle) -> list[str]:
-    """The elements of the job's native array that accounting knows."""
+    """List the elements of the job's native array that accounting knows."""
     (native,) = place.slurm.jobs(job.id)
     return place.slurm.run("sacct", "-X", "-n", "-P", "--format=JobID", "-j", native).splitlines()
 
@@ -260,7 +260,7 @@ def test_two_hundred_small_runs_are_packed_on_four_nodes_and_each_runs_once(plac
 
 @pytest.mark.parametrize("array", [None, Array(count=8)], ids=["single", "array"])
 def test_job_that_has_ended_takes_few_entries(place: Place, array: Array | None) -> None:
-    """As many as a job launched by `runtime launch` may take on any target: see tests/unit/shim/test_folding.py."""
+    """The limit is that for jobs launched by `runtime launch` on any target: see tests/unit/shim/test_folding.py."""
     assert place.launch("echo first").wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
     records = place.folder / "records"
     assert wait_until(lambda: not place.slurm.run("squeue", "-h", "-o", "%F"))
@@ -324,7 +324,7 @@ def test_job_whose_dependency_fails_names_it_and_one_that_waits_for_the_failure_
     assert [each.job for each in read_job(then["ok"]).after] == [first.id]
     assert never.wait(timeout_s=PATIENCE_S).state is JobState.CANCELLED
     assert f"`{then['ok'].id[:10]}`, which was cancelled" in explain(read_facts(never)).sentence
-    # What has ended already is known when the job is launched.
+    # The end is known before the launch.
     assert (
         place.launch("echo late", after=(f"notok:{first.id}",)).wait(timeout_s=PATIENCE_S).state is JobState.SUCCEEDED
     )
@@ -372,7 +372,7 @@ def test_ranks_are_asked_for_a_checkpoint_before_the_time_limit(place: Place) ->
         "[ $RUNTIME_ATTEMPT = 1 ] || exit 0\n"
         "trap 'touch $RUNTIME_CHECKPOINT_DIR/$RANK' USR2\nwhile :; do sleep 0.1; done",
         nodes=2,
-        # Two ranks are started by srun and have set their traps by then, also on a machine with much else to do.
+        # By then, srun has started both ranks and they have set their traps, even on a busy machine.
         time_limit=timedelta(seconds=35),
         grace_period=timedelta(seconds=1),
         checkpoint=Checkpoint(lead=timedelta(seconds=10), signal=CheckpointSignal.USR2),
@@ -385,7 +385,7 @@ def test_ranks_are_asked_for_a_checkpoint_before_the_time_limit(place: Place) ->
     assert sorted(path.name for path in there) == ["0", "1"]
 
 
-# what ends it, and what follows
+# ends and their consequences
 
 
 def test_failure_is_requeued_by_the_shim_and_only_that_member_of_the_array(place: Place) -> None:
@@ -459,7 +459,7 @@ def test_each_preemption_of_a_member_of_an_array_is_told_with_its_own_attempt(pl
 
 
 def is_usable(slurm: Slurm, node: str) -> bool:
-    """Whether a node takes jobs; one that does not is resumed, which does something once it has registered."""
+    """Return whether a node takes jobs; resume it if not, which has an effect only after the node has registered."""
     state = slurm.run("sinfo", "-h", "-n", node, "-p", "debug", "-o", "%T").strip()
     if state in ("idle", "mixed", "allocated"):
         return True
@@ -508,11 +508,11 @@ def test_cancel_of_one_index_leaves_the_others_and_of_the_job_leaves_nothing(pla
     assert job.cancel() == []
     assert dict(job.status().counts) == {JobState.CANCELLED: 3}
     (native,) = place.slurm.jobs(job.id)
-    # Slurm goes on for a moment to complete what it has ended.
+    # Slurm takes a moment to complete ended jobs.
     assert wait_until(lambda: place.slurm.run("squeue", "-h", "-j", native, check=False) == "")
 
 
-# what is refused
+# refusals
 
 
 @pytest.mark.parametrize(
@@ -589,7 +589,7 @@ def test_launch_killed_while_the_controller_hangs_and_run_again_is_one_job(place
     os.kill(controller, signal.SIGSTOP)
     try:
         killed = place.program(RUNTIME_FAULTS="launch.submitting=kill")
-        # `squeue` hangs before anything is submitted; it is let through, and sbatch may meet either.
+        # The launch hangs in `squeue`, before it submits; its sbatch may meet a stopped or a running controller.
         time.sleep(1)
         os.kill(controller, signal.SIGCONT)
         killed.communicate(timeout=PATIENCE_S)
@@ -604,7 +604,7 @@ def test_launch_killed_while_the_controller_hangs_and_run_again_is_one_job(place
     assert len(place.slurm.jobs(identity)) == 1
 
 
-# what it tells
+# reports
 
 
 @pytest.mark.parametrize(
@@ -612,7 +612,7 @@ def test_launch_killed_while_the_controller_hangs_and_run_again_is_one_job(place
     [
         ({"setup": ["module_that_is_not_there load cuda/12"]}, 1, "module_that_is_not_there"),
         ({"python": "/usr/bin/python-of-another-age"}, 127, "No such file or directory"),
-        # What an interpreter too old for the shim says of it.
+        # The report of an interpreter too old for the shim.
         ({"python": "OLD"}, 1, "SyntaxError: invalid syntax"),
     ],
     ids=["setup", "no python", "old python"],
@@ -659,7 +659,7 @@ def test_shim_that_was_killed_had_begun_so_its_setup_is_not_blamed(place: Place)
     assert (status.state, status.reason) == (JobState.FAILED, EndReason.APP_FAILED)
 
 
-# once more
+# retries
 
 
 def test_retry_queues_only_what_failed_as_the_same_job(place: Place) -> None:
@@ -671,7 +671,7 @@ def test_retry_queues_only_what_failed_as_the_same_job(place: Place) -> None:
     )
     assert dict(job.wait(timeout_s=PATIENCE_S).counts) == {JobState.SUCCEEDED: 6, JobState.FAILED: 3}
     natives = place.slurm.jobs(job.id)
-    place.target["partition"] = "nowhere"  # what the launch decided counts
+    place.target["partition"] = "nowhere"  # the launch's decision counts
     mended.touch()
 
     again = retry_job(job, place.settings)
@@ -679,7 +679,7 @@ def test_retry_queues_only_what_failed_as_the_same_job(place: Place) -> None:
     assert (again.job, again.new, again.indices, again.epoch) == (job.id, False, (6, 8, 13), 2)
     assert dict(job.wait(timeout_s=PATIENCE_S).counts) == {JobState.SUCCEEDED: 9}
     assert sorted(map(int, ran.read_text().split())) == sorted([*range(5, 14), 6, 8, 13])
-    # Three parts of three: the first and the third have failed runs, and the second one too.
+    # Three parts of three runs each: the first and the third have failed runs, and so has the second.
     later = [native for native in place.slurm.jobs(job.id) if native not in natives]
     queued = place.slurm.run("squeue", "-r", "-h", "-t", "all", "-o", "%F|%K", "-j", ",".join(later)).split()
     assert sorted(line.partition("|")[2] for line in queued) == ["0", "1", "2"]
@@ -743,7 +743,7 @@ def test_retry_killed_at_any_point_and_repeated_runs_each_failed_run_once(place:
     assert len(place.slurm.jobs(job.id)) == 2
 
 
-# asking
+# queries
 
 
 def test_pending_jobs_are_explained_by_slurms_own_reason(place: Place) -> None:
@@ -773,7 +773,7 @@ def test_pending_jobs_are_explained_by_slurms_own_reason(place: Place) -> None:
         "waiting": "it waits until nodes that fit are free",
         "after": "it waits for the jobs it depends on",
     }
-    # Each has its reason once the scheduler has looked at it.
+    # Each has its reason once the scheduler has considered it.
     assert wait_until(lambda: said() == expected, every_s=0.5), said()
 
 
@@ -809,7 +809,7 @@ def test_array_that_runs_is_told_to_run_with_why_the_rest_waits(place: Place) ->
         f"job `{job.id[:10]}` runs: 2 pending, 1 running of 3; run 1 is pending: "
         "as many of its indices run as `array.max_parallel` allows"
     )
-    # The scheduler gives its reason when it next looks at the rest.
+    # The scheduler sets its reason when it next considers the remaining runs.
     assert wait_until(lambda: explain(read_facts(job)).sentence == said), explain(read_facts(job))
 
 
@@ -861,7 +861,7 @@ def test_submit_limit_is_told_and_an_array_within_it_runs(place: Place) -> None:
 def test_bundle_runs_where_it_was_copied_to_and_submitted_twice_is_one_job(place: Place) -> None:
     spec = JobSpec(command=("sh", "main.sh", "{x}"), array=Array(params={"x": (1, 2)}), image="/images/a.sif")
     (place.tree / "main.sh").write_text('echo from the bundle $1; touch "$RUNTIME_OUTPUT_DIR/out"\n')
-    # Stands for the real one: looks for what is bound, and runs what follows the image.
+    # A stand-in for the container program: it checks the bind mounts, and runs the words after the image.
     container = place.folder / "apptainer"
     container.write_text(
         '#!/bin/sh\nwhile [ "$1" != /images/a.sif ]; do [ "$1" = --bind ] && { ls -d "$2" >/dev/null || exit 9; }; shift; done\n'
@@ -950,7 +950,7 @@ def test_job_that_slurm_forgot_is_known_by_its_result_and_one_without_is_lost(
     retried = place.launch("exit $((2 - RUNTIME_ATTEMPT))", retry=Retry(failure=1, backoff=SOON))
     broken = place.launch(FOREVER)
     assert wait_until(lambda: runs(broken))
-    # The record root takes no more words, as one that is full: the job ends without a result.
+    # The record root refuses further writes, as if full: the job ends without a result.
     owners = place.folder / "records" / "jobs" / broken.id / "runs"
     owners.rename(owners.with_name("moved"))
     forgetful.run("scancel", "--signal=KILL", "--full", forgetful.jobs(broken.id)[0])
@@ -968,7 +968,7 @@ def test_job_that_slurm_forgot_is_known_by_its_result_and_one_without_is_lost(
 
 
 class TestSuite(LauncherSuite):
-    """What every launcher promises."""
+    """The promises of every launcher."""
 
     @pytest.fixture
     def case(self, place: Place) -> LauncherCase:

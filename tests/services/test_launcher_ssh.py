@@ -1,4 +1,4 @@
-"""Jobs over a real ssh, beyond what every launcher promises (tests/conformance/test_launchers.py)."""
+"""Jobs over a real ssh, beyond the promises of every launcher (tests/conformance/test_launchers.py)."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def read_log(job: JobHandle, index: int = 0) -> str:
     return b"".join(job.logs(index=index)).decode()
 
 
-# where jobs lie
+# places of jobs
 
 
 def test_job_lies_below_the_home_where_the_target_names_no_records(make_far: type[Far], ssh_server: SshServer) -> None:
@@ -160,7 +160,7 @@ def test_live_tree_of_that_machine_sees_later_edits(make_far: type[Far], ssh_ser
     assert read_log(job) == "edited later\n"
 
 
-# what stays
+# survival
 
 
 def test_only_the_shim_and_its_command_stay_and_nothing_after_the_job(
@@ -168,7 +168,7 @@ def test_only_the_shim_and_its_command_stay_and_nothing_after_the_job(
 ) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
-    # One process, which waits until somebody writes.
+    # One process, which waits for a writer.
     job = make_far().start("head", "-n", "1", str(gate))
     wait_for(lambda: job.attempts() == [1], "the attempt")
     job.close()
@@ -251,7 +251,7 @@ def test_machine_that_was_started_anew_is_said_and_launching_again_goes_on_once(
 def test_gpus_are_shared_out_among_all_jobs_of_the_machine(make_far: type[Far], tmp_path: Path) -> None:
     far = make_far(gpus=["0", "1"], slots=4)
     (tmp_path / "held").mkdir()
-    # A folder can be made once: a GPU that two had at a time would fail the second.
+    # mkdir succeeds once: a GPU given to two runs at a time would fail the second.
     script = f"mkdir {tmp_path}/held/$CUDA_VISIBLE_DEVICES || exit 5; sleep 0.3; rmdir {tmp_path}/held/$NVIDIA_VISIBLE_DEVICES"
     resources = JobResources(gpus=Gpus(count=1))
 
@@ -337,7 +337,7 @@ def test_jump_host_is_the_users_own_setting(make_far: type[Far], ssh_server: Ssh
     inner = ssh_server.config.read_text()
     ssh_server.write_client_config("ProxyJump door")
     door = inner.replace(f"Host {ssh_server.host}", "Host door")
-    # The client starts another ssh for the jump with the same file, so both hosts stand in it.
+    # For the jump, the client starts another ssh with the same file, so the file has both hosts.
     ssh_server.config.write_text(ssh_server.config.read_text() + door)
 
     job = make_far().start("echo", "behind a jump host")

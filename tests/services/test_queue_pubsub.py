@@ -1,6 +1,6 @@
-"""The Pub/Sub queue against Google's emulator, beyond what every queue must do.
+"""The Pub/Sub queue against Google's emulator, beyond the promises of every queue.
 
-Where the emulator is known to differ from the service, the test says so.
+If the emulator is known to differ from the service, the test says so.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def records() -> MemoryRecords:
 
 @pytest.fixture
 def open_queue(pubsub_emulator: PubsubEmulator, records: MemoryRecords) -> Iterator[Opener]:
-    """Opens queues that are closed after the test: `open_queue(settings)`; without settings on topics of its own."""
+    """Open queues with `open_queue(settings)`, by default on their own topics; they are closed after the test."""
     opened: list[PubSubQueue] = []
 
     def make(settings: PubSubQueueOutput | None = None, **options: Any) -> PubSubQueue:
@@ -73,7 +73,7 @@ def client(pubsub_emulator: PubsubEmulator) -> Iterator[PubSubClient]:
 
 @pytest.fixture
 def pulled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """All messages that came to the queues of the test."""
+    """All messages that the queues of the test received."""
     pull: Callable[..., list[Any]] = PubSubClient.pull
     came: list[Any] = []
 
@@ -87,7 +87,7 @@ def pulled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def lease_all(queue: PubSubQueue, pulled: list[Any], messages: int) -> list[Lease]:
-    """What is handed out until so many messages came, and for a second more."""
+    """Lease until this many messages arrived, and for a second more; return the leases."""
     leases: list[Lease] = []
 
     def all_came() -> bool:
@@ -119,7 +119,7 @@ def settle(queue: PubSubQueue, leases: list[Lease]) -> list[Refused]:
 
 
 def pull_raw(client: PubSubClient, subscription: str, *, wait_s: float = 1.5) -> list[Any]:
-    """What lies in a subscription, seen by a plain consumer."""
+    """Pull the messages of a subscription as a plain consumer."""
     return client.pull(subscription, 100, wait_s=wait_s)
 
 
@@ -252,7 +252,7 @@ def test_doorbell_rings_for_an_idle_worker(open_queue: Opener) -> None:
 
 
 def test_two_workers_with_one_slot_each_share_fairly(open_queue: Opener) -> None:
-    # What one of them kept to itself would come to the other long after this test.
+    # A message kept by one of them would reach the other long after this test.
     settings = make_settings(ack_deadline_s=600)
     queues = [open_queue(settings), open_queue(settings)]
     queues[0].put([sample_task(str(number)) for number in range(10)])
@@ -321,7 +321,7 @@ def test_arguments_of_200_kb_travel_in_the_message_and_requests_stay_under_the_l
     queue = open_queue()
     tasks = [sample_task(str(n), entry=CommandEntry(("run", f"{n}" + "x" * 200_000))) for n in range(120)]
 
-    queue.put(tasks)  # 24 MB: a single request may carry 10.
+    queue.put(tasks)  # 24 MB; a single request may carry 10.
     leases = lease_soon(queue, 120)
 
     assert {lease.task.id: lease.task.entry for lease in leases} == {task.id: task.entry for task in tasks}
@@ -389,7 +389,7 @@ def test_task_of_35_s_on_a_10_s_deadline_is_delivered_once(open_queue: Opener, e
 
 @pytest.mark.slow
 def test_what_is_held_and_not_yet_due_is_renewed_by_the_queue_itself(open_queue: Opener) -> None:
-    # On a 10 s deadline: without renewal the other worker would have it long before it is due.
+    # On a 10 s deadline, another worker would get it long before it is due unless it is renewed.
     settings = make_settings(ack_deadline_s=10, dead_letters=True, max_delivery_attempts=5)
     worker, other = open_queue(settings), open_queue(settings)
     ttl = timedelta(seconds=10)
@@ -456,7 +456,7 @@ def test_message_that_comes_again_while_its_attempt_runs_here_is_not_started_twi
     [lease] = lease_soon(queue, ttl=timedelta(seconds=10))
     queue.mark_running([lease.token])
 
-    twice = lease_soon(queue, ttl=timedelta(seconds=10), timeout_s=20)  # Nobody renews, so the service delivers again.
+    twice = lease_soon(queue, ttl=timedelta(seconds=10), timeout_s=20)  # Not renewed, so it is delivered again.
     refused = settle(queue, [lease])
     queue.close()
     after = lease_soon(open_queue(settings), timeout_s=2)
@@ -624,7 +624,7 @@ def test_what_was_looked_ahead_and_not_taken_goes_back(open_queue: Opener) -> No
 
 
 def expire_for_good(client: PubSubClient, settings: PubSubQueueOutput) -> None:
-    """Deliver what waits until the service has put it into its dead letters."""
+    """Deliver waiting messages until the service has moved them to its dead letters."""
     assert settings.dead_letter_subscription is not None
     for _ in range(40):
         for message in client.pull(settings.subscription, 10, wait_s=1):
@@ -632,7 +632,7 @@ def expire_for_good(client: PubSubClient, settings: PubSubQueueOutput) -> None:
                 subscription=settings.subscription, ack_ids=[message.ack_id], ack_deadline_seconds=0
             )
         if received := client.pull(settings.dead_letter_subscription, 10, wait_s=1):
-            # Only looked at: it goes back at once, for the queue to find.
+            # Peek only: return it at once, for the queue to find.
             client._subscriber.modify_ack_deadline(
                 subscription=settings.dead_letter_subscription,
                 ack_ids=[message.ack_id for message in received],
@@ -695,7 +695,7 @@ def test_dead_letter_that_is_recorded_is_dropped_and_a_malformed_one_is_filed(
 
 @pytest.mark.slow
 def test_last_delivery_before_the_dead_letters_is_replaced_by_a_copy(open_queue: Opener, client: PubSubClient) -> None:
-    # No dead-letter subscription is drained here: without the copy the next loss of a worker would lose the task.
+    # Nothing drains the dead-letter subscription here: without the copy, the next loss of a worker would lose the task.
     settings = replace(make_settings(dead_letters=True, max_delivery_attempts=5), dead_letter_subscription=None)
     queue = open_queue(settings)
     queue.put([sample_task()])
@@ -717,7 +717,7 @@ def test_last_delivery_before_the_dead_letters_is_replaced_by_a_copy(open_queue:
 
 @pytest.fixture
 def own_emulator() -> Iterator[PubsubEmulator]:
-    """One that the test may kill."""
+    """An emulator that the test may kill."""
     from tests.services_support import find_emulator_jar, require
 
     jar = find_emulator_jar()
@@ -744,10 +744,10 @@ def test_worker_survives_a_restart_of_the_emulator_and_what_is_published_again_r
     with pytest.raises(QueueUnavailable) as unconfirmed:
         queue.renew(running, timedelta(seconds=6))
     assert unconfirmed.value.retryable
-    assert settle(queue, running) == []  # The record stands; only its acknowledgement waits.
+    assert settle(queue, running) == []  # The record is written; only its acknowledgement waits.
     time.sleep(1)
     own_emulator.start()
-    assert queue.lease(1, worker="w-1", ttl=TTL) == []  # It has forgotten the subscription: an outage still.
+    assert queue.lease(1, worker="w-1", ttl=TTL) == []  # The subscription is forgotten: an outage too.
     time.sleep(1)
     assert sorted(queue.ensure_topics()) == [settings.subscription, settings.topic]
     queue.put(tasks)
@@ -788,7 +788,7 @@ def test_missing_topic_and_subscription_are_named_with_what_makes_them(
     with pytest.raises(QueueUnavailable) as put:
         queue.put([sample_task()])
     with pytest.raises(QueueUnavailable) as lease:
-        # The first look does not wait for the service's answer for long.
+        # The first lease does not wait long for the service's answer.
         wait_until(lambda: bool(queue.lease(1, worker="w-1", ttl=TTL)))
     queue.close()
 
@@ -863,18 +863,18 @@ def test_order_covers_what_foreign_producers_published_before_it_and_nothing_lat
 ) -> None:
     settings = make_settings()
     queue = open_queue(settings)
-    # Its own word for when it was submitted is of a clock that nobody keeps.
+    # The message's own submission time comes from an unsynchronised clock.
     lines = [{"project": "p", "workflow": "w", "args": [n], "submitted_at": "2099-01-01T00:00:00Z"} for n in "123"]
     bodies = [OutgoingMessage(json.dumps(line).encode(), {}) for line in lines]
     client.publish(settings.topic, bodies[:2])
     first = lease_soon(queue, 2)
-    queue.release([Release(first[0])])  # Comes back as a copy, which is published later.
+    queue.release([Release(first[0])])  # It comes back as a copy, which is published later.
     if order == "cancel":
         stack = Bench(records, queue, FakeClock())  # type: ignore[arg-type]
         cancel_experiment(stack, "default", now=datetime(2020, 1, 1, tzinfo=UTC))
     else:
         assert queue.purge() == 0
-    time.sleep(0.002)  # The service's times are whole milliseconds; what it takes in within one is covered.
+    time.sleep(0.002)  # The service's times are whole milliseconds; a message received within the same one is covered.
     client.publish(settings.topic, bodies[2:])
 
     control, coverage, elsewhere = records.control("default"), Coverage(records), open_queue(settings)
@@ -887,7 +887,7 @@ def test_order_covers_what_foreign_producers_published_before_it_and_nothing_lat
         return len(covered) == 3
 
     look([first[1]])
-    # After a seek the emulator also brings again what was acknowledged in the last minute.
+    # After a seek, the emulator also redelivers messages acknowledged in the last minute.
     assert wait_until(lambda: look(elsewhere.lease(3, worker="w-1", ttl=TTL)))
     assert covered == {("1",): True, ("2",): True, ("3",): False}
 
@@ -907,7 +907,7 @@ def test_depth_is_unknown_and_peek_says_where_to_look(open_queue: Opener) -> Non
 def test_task_that_comes_as_an_idle_worker_leaves_is_not_held_up(open_queue: Opener) -> None:
     late = []
     for number in range(8):
-        # What it took with it would come back long after this test.
+        # A message it took along would come back long after this test.
         settings = make_settings(ack_deadline_s=600)
         leaving, staying = open_queue(settings), open_queue(settings)
         assert leaving.lease(1, worker="w-1", ttl=TTL) == []
@@ -928,7 +928,7 @@ def test_idle_queue_costs_next_to_nothing(open_queue: Opener) -> None:
         if event == "call":
             calls.append(frame.f_code.co_qualname)
 
-    # Of the threads that the queue starts.
+    # For threads that the queue starts.
     threading.setprofile(note)
     try:
         queue = open_queue()
@@ -943,5 +943,5 @@ def test_idle_queue_costs_next_to_nothing(open_queue: Opener) -> None:
     made = calls[before:]
     queue.close()
 
-    # Each pull is some hundred calls, and one that asks again and again makes hundreds of pulls.
+    # Each pull is some hundred calls, so a queue that polls in a loop would make hundreds of pulls.
     assert len(made) < 5_000, Counter(made).most_common(5)

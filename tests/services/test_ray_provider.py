@@ -1,4 +1,4 @@
-"""Ray judges what we render: its schema, its Google node provider and its autoscaler, none of them modified."""
+"""Ray judges our rendered files: its schema, its Google node provider and its autoscaler, none of them modified."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.services_support import require
 
 pytestmark = [
     pytest.mark.service,
-    # Of Ray's own imports and clients; ours stay errors.
+    # From Ray's own imports and clients; warnings from our code stay errors.
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
     pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
     pytest.mark.filterwarnings("ignore:.*pkg_resources.*"),
@@ -96,7 +96,7 @@ def test_rendered_file_of_every_pool_shape_passes_rays_validation(shape: str) ->
     prepared = prepare_config(copy.deepcopy(fields))
     validate_config(prepared)
 
-    # `ray start` prepares nothing, so all that Ray would fill in has to stand in the file.
+    # `ray start` fills in no defaults, so the file must contain them.
     assert prepared == fields
 
 
@@ -191,7 +191,7 @@ def test_provider_sees_no_head_of_another_cluster_or_under_a_wrong_name(provider
     server.add_instance({"name": "ray-x-head-0123abcd-compute", "labels": {**LABELS, "ray-cluster-name": "x"}})
     assert provider.non_terminated_nodes({"ray-node-type": "head"}) == []
 
-    # What Pulumi's own naming would have made of it.
+    # The name that Pulumi's own naming would give it.
     server.add_instance({"name": "marin-main-head-compute-0a1b2c3", "labels": LABELS})
     assert provider.non_terminated_nodes({"ray-node-type": "head"}) == ["marin-main-head-compute-0a1b2c3"]
     with pytest.raises(ValueError, match="0a1b2c3"):
@@ -358,7 +358,7 @@ def test_autoscaler_keeps_the_last_good_file(autoscaler: Autoscaler) -> None:
 def test_autoscaler_of_a_changed_pool_without_our_switch_ends_its_nodes(
     autoscaler: Autoscaler, cluster: Cluster
 ) -> None:
-    """Why `disable_launch_config_check` stands in the file."""
+    """The reason for `disable_launch_config_check` in the file."""
     unchecked = "disable_launch_config_check: true"
     autoscaler.apply(render_autoscaler(cluster).replace(unchecked, "disable_launch_config_check: false"))
     autoscaler.round()

@@ -1,4 +1,4 @@
-"""Thousands of tasks while something is killed or stopped every second in which some of them began."""
+"""Thousands of tasks while something is killed or stopped in every second in which some of them began."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.service, pytest.mark.slow]
 
 TASKS = 10_000
 REMOTE_TASKS = int(os.environ.get("SOAK_TASKS", "500"))
-"""Of the soak with remote parts, whose fakes and emulator are slow: `SOAK_TASKS=10000` is the whole of it."""
+"""Tasks of the soak with remote parts, whose fakes and emulator are slow: `SOAK_TASKS=10000` is the full size."""
 SEED = int(os.environ.get("SOAK_SEED", "7"))
 KILL_EVERY_S = 1.0
 LONGEST_S = 1500.0
@@ -55,8 +55,8 @@ def test_ten_thousand_tasks_with_a_worker_killed_every_second_none_is_lost_or_re
 
 
 def kill_until_done(yard: Yard) -> int:
-    """Keep four workers going, warm and cold ones, and kill one of them each second, but none before some more tasks
-    are done: where workers take long to start, nothing would ever be."""
+    """Keep four workers going, warm and cold ones, and kill one each second, but only after some more tasks are done:
+    otherwise slow starts would prevent all progress."""
     chance = random.Random(7)
     options = [("--slots", "2", "--reuse-process"), ("--slots", "2"), ("--reuse-process",), ()]
     living: list[WorkerProcess] = [yard.start(*each) for each in options]
@@ -79,7 +79,7 @@ def kill_until_done(yard: Yard) -> int:
 
 
 def check_runs(yard: Yard) -> None:
-    """Each record is of an attempt that ran, and nothing ran again once it was recorded."""
+    """Check that each record is of an attempt that ran, and that nothing ran again after its record."""
     records = {record.task_id: record for record in yard.records.records(EXPERIMENT)}
     began = Counter(run.token for run in yard.runs())
     assert max(began.values()) == 1
@@ -134,10 +134,10 @@ def test_tasks_survive_workers_guardians_and_submitters_that_die_or_stall_over_a
 
 
 class Chaos:
-    """Four workers and `submit --wait`, of which something is killed or stopped for a while each second.
+    """Keeps four workers and `submit --wait` running; each second, kills one of them or stops it for a while.
 
-    Not before some more tasks have begun: what is killed faster than it starts gets nowhere, and who waits for the end
-    is left alone once all has begun.
+    It waits until some more tasks have begun, since processes killed faster than they start make no progress, and
+    leaves `submit --wait` alone once all tasks have begun.
     """
 
     OPTIONS = tuple(
@@ -158,7 +158,7 @@ class Chaos:
         self._stalled: list[tuple[float, int]] = []
 
     def run_until_waited(self) -> None:
-        """Until `submit --wait` returns by itself, which says that all have succeeded."""
+        """Continue until `submit --wait` returns, which means that all tasks have succeeded."""
         next_at, begun = time.monotonic() + KILL_EVERY_S, 0
         while (code := self._submitter.poll()) is None:
             if time.monotonic() >= next_at and len(self.yard.runs()) >= begun:
@@ -212,5 +212,5 @@ class Chaos:
 
 
 def guardians(worker: int) -> list[int]:
-    """Processes that a worker has started; a worker on its way may have none yet."""
+    """List the processes that a worker has started; a starting worker may have none yet."""
     return [pid for pid, process in processes.read_table().items() if process.ppid == worker and not process.dead]

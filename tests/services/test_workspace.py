@@ -1,4 +1,4 @@
-"""Workspaces on the real Kubernetes API: what the administrator applies, and what a launcher may do with it."""
+"""Workspaces on the real Kubernetes API: objects applied by the administrator, and a launcher's rights in them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLAIM = ClaimSettings(size="1Gi")
 
 @dataclass(frozen=True)
 class Made:
-    """A workspace as it stands, and the API as its launcher sees it."""
+    """An existing workspace, and the API with its launcher's identity."""
 
     namespace: str
     objects: list[dict[str, Any]]
@@ -50,7 +50,7 @@ def people(kubernetes: Kubernetes, admin: Access) -> str:
 
 @pytest.fixture
 def make(kubernetes: Kubernetes, admin: Access, people: str) -> Callable[..., Made]:
-    """Makes a workspace that Alice launches in."""
+    """Make a workspace that Alice launches in."""
 
     def made(settings: NamespaceSettings | None = None, *, as_whom: Access | None = None, **changes: Any) -> Made:
         settings = settings or NamespaceSettings(quota={"pods": "20"})
@@ -70,7 +70,7 @@ def make(kubernetes: Kubernetes, admin: Access, people: str) -> Callable[..., Ma
 def wait_for_right(
     access: Access, verb: str, what: str, namespace: str, *, group: str = "", given: bool = True
 ) -> None:
-    """The API learns of a role or its binding a moment after they are stored or deleted."""
+    """Wait for the API, which learns of a stored or deleted role or binding a moment later."""
     eventually(lambda: access.may(verb, what, group=group, namespace=namespace) is given)
 
 
@@ -107,7 +107,7 @@ def claim_of(access: Access, namespace: str, name: str) -> Any:
     return client.CoreV1Api(access.api).read_namespaced_persistent_volume_claim(name, namespace)
 
 
-# what the administrator applies
+# objects that the administrator applies
 
 
 def test_every_object_is_stored_as_registered_and_a_second_apply_changes_nothing(
@@ -125,12 +125,12 @@ def test_every_object_is_stored_as_registered_and_a_second_apply_changes_nothing
     again = [admin.apply(each) for each in made.objects]
 
     assert [missing_in(found, each) for found, each in zip(first, made.objects, strict=True)] == [[]] * len(first)
-    # The quota's controller writes what is used; nothing else may have moved.
+    # The quota's controller writes the usage; nothing else may have changed.
     assert [wanted_of(each) for each in again] == [wanted_of(each) for each in first if each]
 
 
 def missing_in(found: Any, wanted: Any, path: str = "") -> list[str]:
-    """Paths of `wanted` that are not so in `found`, which may have more keys."""
+    """List the paths of `wanted` that differ in `found`, which may have more keys."""
     if isinstance(wanted, dict):
         if not isinstance(found, dict):
             return [path]
@@ -168,7 +168,7 @@ def test_checked_in_phoebe_stack_is_accepted_object_by_object(kubernetes: Kubern
 
     assert {each["kind"] for each in objects} >= {"Namespace", "ResourceQuota", "NetworkPolicy", "Role", "RoleBinding"}
     for each in objects:
-        # A dry run keeps no namespace for what comes next.
+        # A dry run does not create the namespace that later objects need.
         admin.apply(each, dry_run=each["kind"] != "Namespace")
     kubernetes.delete_namespace("l2r")
 
@@ -211,7 +211,7 @@ def test_administrator_of_the_namespace_alone_can_make_a_workspace_in_it(
     assert claim_of(admin, namespace, "data").status.phase == "Pending"
 
 
-# what a launcher may do
+# a launcher's rights
 
 
 def test_launcher_can_do_what_launching_takes(make: Callable[..., Made], admin: Access) -> None:
@@ -502,7 +502,7 @@ def test_claim_binds_to_the_existing_volume_it_names(
     make: Callable[..., Made], admin: Access, scrapped: list[dict[str, Any]], default_class: bool
 ) -> None:
     mark = uuid.uuid4().hex[:8]
-    # Reserved, as an administrator should: claims of other tests are pending, and any of them would fit.
+    # Reserved, as an administrator should do: pending claims of other tests could bind any free volume.
     there = [volume(f"kept-{mark}", claimRef={"namespace": f"lab-{mark}", "name": "data"})]
     if default_class:
         default = storage_class(f"default-{mark}")

@@ -1,6 +1,6 @@
 """A launcher as another package would write it: a batch system that is a folder, with a unique name for each job.
 
-`spool/NAME` is made by whoever starts the job first; it holds the pid. Nothing here is imported by research-runtime.
+The first start of a job creates `spool/NAME`, which holds the pid. research-runtime imports nothing from here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from runtime.jobs.spec import JobSpec, JobState
 from runtime.jobs.spec_fields import leaf_fields, set_fields
 from runtime.reasons import EndReason, Explanation
 
-# The folder is made once: a second start under the same name ends here.
+# mkdir succeeds once: a second start under the same name ends here.
 START: Final = 'mkdir "$0" 2>/dev/null || exit 0; echo $$ > "$0/pid.part"; mv "$0/pid.part" "$0/pid"; exec "$@"'
 LOOK: Final = (
     'for name; do [ -d "$name" ] || continue; pid=$(cat "$name/pid" 2>/dev/null); '
@@ -97,7 +97,7 @@ class ToyLauncher:
             folder=folder,
             log=f"{folder}/shim.log",
         )
-        # Until it is known, `states` would leave it out, which means that it is gone.
+        # Until the name exists, `states` would leave the job out, which means that it is gone.
         until = time.monotonic() + 240
         while part.name not in host.files.names("spool", part.name):
             if time.monotonic() > until:

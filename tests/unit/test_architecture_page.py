@@ -1,4 +1,4 @@
-"""docs/architecture.md names rows, files and functions that exist."""
+"""Rows, files and functions named in docs/architecture.md exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUESTIONS = 20
 
 
 def find_definitions(path: Path) -> set[str]:
-    """Functions and classes of a module, and methods as `Class.method`; of a shell script its functions."""
+    """Return a module's functions and classes, with methods as `Class.method`; for a shell script, its functions."""
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         return set(re.findall(r"^(\w+)\(\)", text, flags=re.MULTILINE))
@@ -30,7 +30,7 @@ def find_definitions(path: Path) -> set[str]:
 
 
 def find_missing(page: str) -> list[str]:
-    """Places that the page names and the code does not have."""
+    """List places that the page names but the code lacks."""
     missing = []
     for file, names in re.findall(r"`((?:runtime|infra)/[\w/]+\.py)`((?:[, ]+(?:and )?`[A-Za-z_][\w.]*`)*)", page):
         path = ROOT / file

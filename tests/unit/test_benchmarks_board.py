@@ -1,4 +1,4 @@
-"""The board of the benchmarks: what it says of tasks that ran once, twice and never."""
+"""The board of the benchmarks: its report on tasks that ran once, twice and never."""
 
 from __future__ import annotations
 

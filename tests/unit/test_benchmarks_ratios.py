@@ -1,4 +1,4 @@
-"""Ratios of the benchmarks, and how a goal that was not measured is told from one that was missed."""
+"""Ratios of the benchmarks, and the difference between a goal not measured and a goal missed."""
 
 from __future__ import annotations
 

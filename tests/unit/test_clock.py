@@ -1,4 +1,4 @@
-"""How far this machine's clock and a store's are apart: what that costs to know, and where it is said."""
+"""The difference between this machine's clock and a store's: the cost to measure it, and where it is reported."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def test_skew_is_said_from_half_a_minute_on(skew: timedelta | None, said: str | 
     assert describe_skew(skew, "Google's") == said
 
 
-# what a store tells
+# a store's time
 
 
 def folder_with_clock(root: Path, ahead: timedelta) -> FolderRecords:
-    """The file system's clock is this machine's; the store is told another time of day."""
+    """Open a folder on a file system with this machine's clock, with another time of day as the store's."""
     return FolderRecords(root, clock=FakeClock(datetime.now(UTC) + ahead))
 
 
@@ -125,7 +125,7 @@ class CountedBlobs(FolderBlobs):
         return super().list_blobs(prefix, after=after)
 
 
-# where it is said
+# reports
 
 
 @pytest.fixture

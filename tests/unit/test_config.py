@@ -1,4 +1,4 @@
-"""Project file and environment: nearest wins, misspelt keys are refused."""
+"""Project file and environment: the nearest setting wins, misspelt keys are refused."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_durability_is_full_or_normal(tmp_path: Path) -> None:
 
 @pytest.fixture
 def removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, which is no more."""
+    """A working directory that has been deleted."""
     folder = tmp_path / "removed"
     folder.mkdir()
     monkeypatch.chdir(folder)

@@ -1,4 +1,4 @@
-"""The pages about jobs say everything that there is, and nothing that is not."""
+"""The pages about jobs document everything that exists, and nothing else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read(name: str) -> str:
 
 
 def first_cells(text: str, heading: str) -> list[str]:
-    """Names in backticks in the first column of the table with that heading."""
+    """Return the names in backticks in the first column of the table below that heading."""
     table = text.split(f"\n| {heading} |", 1)[1].split("\n\n", 1)[0]
     rows = [line.split("|")[1] for line in table.splitlines()[2:]]
     return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]

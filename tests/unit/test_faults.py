@@ -1,4 +1,4 @@
-"""Fault points: off by default, and each action once its count has passed."""
+"""Fault points: off by default; each acts after its count of passes."""
 
 from __future__ import annotations
 

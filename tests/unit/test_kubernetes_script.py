@@ -1,4 +1,4 @@
-"""What `scripts/kubernetes` says when it cannot do what it was asked; the tests that use it prove what it can."""
+"""Messages of `scripts/kubernetes` for things it cannot do; the tests that use it cover the rest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROGRAMS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube
 
 
 class Machine:
-    """A machine with the programs that a test gives it, and those that every Linux has."""
+    """A machine with the programs of a test, and those of every Linux."""
 
     def __init__(self, folder: Path) -> None:
         self.programs, self.cache = folder / "programs", folder / "cache"

@@ -1,4 +1,4 @@
-"""The rows of docs/architecture.md, held by every import of the package."""
+"""The rows of docs/architecture.md, checked against every import of the package."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS = (
     ("tasks",),
     ("shim",),
 )
-"""From the top; a package imports from the rows below its own and from the root."""
+"""Rows from the top; a package imports from the rows below its own and from the root."""
 
 ROOT_MODULES = {"errors", "units", "reasons", "clock", "faults", "config", "schema", "outputs", "values"}
 FRONT_DOOR = {"__init__", "__main__"}
@@ -30,22 +30,22 @@ SHARED_BY_LAUNCHERS = "processes"
 """The one package of `launchers` that the launchers beside it may import."""
 
 ALLOWED: frozenset[tuple[str, str]] = frozenset()
-"""Arrows that point the wrong way and are to go: (importing module, imported module)."""
+"""Imports in the wrong direction that are still to be removed: (importing module, imported module)."""
 
 
 def find_package(module: str) -> str:
-    """The package of the runtime that a module lies in; `` for modules of the root."""
+    """Return the package that a module of the runtime is in; `` for modules of the root."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 and any(parts[1] in row for row in ROWS) else ""
 
 
 def row_of(package: str) -> int:
-    """Larger is higher; the root is 0."""
+    """Return the row's height; the root is 0."""
     return next((len(ROWS) - place for place, row in enumerate(ROWS) if package in row), 0)
 
 
 def is_wrong(importer: str, imported: str) -> bool:
-    """Whether one module may not import the other."""
+    """Return whether one module may not import the other."""
     above, below = find_package(importer), find_package(imported)
     if above != below:
         return row_of(below) >= row_of(above)
@@ -57,7 +57,7 @@ def is_wrong(importer: str, imported: str) -> bool:
 
 
 def read_imports(source: str, modules: set[str]) -> Iterator[str]:
-    """Every module of the runtime that a source imports, in functions and under TYPE_CHECKING too."""
+    """Return every module of the runtime that a source imports, in functions and under TYPE_CHECKING too."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from (each.name for each in node.names if each.name.partition(".")[0] == "runtime")

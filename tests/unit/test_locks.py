@@ -1,4 +1,4 @@
-"""The lock files can be installed from anywhere, together, and say what pyproject.toml asks for."""
+"""The lock files can be installed from any index, together, and meet pyproject.toml's requirements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}( \\)?")
 
 
 def read_pins(text: str) -> dict[str, set[str]]:
-    """Package → versions. Raises ValueError at any line that is neither a pin nor its hash, such as an index or a URL."""
+    """Return package → versions. Raises ValueError at any line except pins and hashes, such as an index or a URL."""
     pins: dict[str, set[str]] = {}
     for line in text.splitlines():
         if pin := _PIN.fullmatch(line):

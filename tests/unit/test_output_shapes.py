@@ -1,4 +1,4 @@
-"""docs/output.md is what the commands print: the same keys, and values of the same kind."""
+"""docs/output.md shows the commands' real output: the same keys, and values of the same kind."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.shim_support import processes_with
 from tests.verbs_support import Bench
 
 ELSEWHERE = ("stack", "secrets", "doctor", "image", "cluster", "import")
-"""Commands whose examples are held by their own tests, which have a cloud, a registry or a batch system for them."""
+"""Commands whose own tests check their examples, because those have a cloud, a registry or a batch system."""
 SHOWN = {command: each for command, each in documented().items() if command.split()[1] not in ELSEWHERE}
 
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    """Something of everything: a failed task and a queued one, a worker that declines and runs."""
+    """A stack with every kind of entry: a failed task and a queued task, a declining worker and a running one."""
     monkeypatch.setenv("RUNTIME_DATA_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     bench = Bench.sqlite(tmp_path, "local.db")
@@ -56,13 +56,13 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
 
 @pytest.fixture
 def job(bench: Bench, capsys: pytest.CaptureFixture[str]) -> str:
-    """An array of which a run failed."""
+    """An array with a failed run."""
     script = "echo 1 > $RUNTIME_OUTPUT_DIR/model; exit {code}"
     words = ["launch", "--on", "local", "--name", "train", "--grid", "code=0,3", "--follow"]
     assert main([*words, "-o", "json", "--", "sh", "-c", script]) == 1
     assert main(["status", "--on", "local", "-o", "json"]) == 0
     found: str = json.loads(capsys.readouterr().out)["jobs"][0]["job"]
-    # Its result is there a moment before its shim has gone, and what lives is no garbage.
+    # Its result exists a moment before its shim has ended, and a live job is not garbage.
     assert wait_until(lambda: not processes_with(found))
     return found
 
@@ -71,7 +71,7 @@ NAMES = {"EXPERIMENT": "sweep", "WORKER": "w-node1-7"}
 
 
 def real(command: str, job: str = "") -> list[str]:
-    """The documented command line with names of the fixture."""
+    """Return the documented command line with names from the fixture."""
     if "JOB" in command or "--on" in command:
         return [{"JOB": job, "CMD": "true"}.get(word, word) for word in command.split()[1:]]
     failed_is_wanted = command.startswith(("runtime status", "runtime retry"))
@@ -175,7 +175,7 @@ def test_page_shows_each_command_that_prints_json() -> None:
 
 
 def with_json(names: Iterable[str]) -> set[str]:
-    """Commands that take `-o json`, as they are typed."""
+    """List the commands that take `-o json`, as typed."""
     found: set[str] = set()
 
     def walk(command: Any, path: str) -> None:

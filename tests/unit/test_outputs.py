@@ -1,4 +1,4 @@
-"""The contract: what is read, what is refused and how, and that nothing is lost on the way back."""
+"""The contract: parsing, refusals, and encoding without loss."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ json_values = st.recursive(
     )
 )
 def test_any_object_parses_or_is_refused(fields: dict[str, Any]) -> None:
-    """Never another exception, whatever a bucket holds."""
+    """Never another exception, whatever a bucket contains."""
     try:
         parsed = parse_outputs({"schema": 1, **fields})
     except InvalidContract:
@@ -248,7 +248,7 @@ def test_contract_of_a_later_schema_says_which_release_reads_it() -> None:
 
 
 def test_every_contract_says_which_release_reads_it() -> None:
-    """Whoever raises SCHEMA must raise NEEDS_RUNTIME to the release that can read it."""
+    """A change of SCHEMA must set NEEDS_RUNTIME to the release that can read it."""
     fields = outputs_fields(StackOutputs(stack="dev"))
 
     assert (fields["schema"], fields["needs_runtime"]) == (1, "0.1")
@@ -324,7 +324,7 @@ def test_published_copy_reads_like_the_contract_and_tells_of_itself() -> None:
 
 
 def test_reader_that_knows_no_published_copies_takes_one() -> None:
-    """An older release ignores the key, as every key that it does not know."""
+    """An older release ignores the key, like every unknown key."""
     copy = published()
     copy["something_else"] = copy.pop("published")
 
@@ -369,7 +369,7 @@ def test_contract_nested_beyond_reason_is_refused() -> None:
         decode_outputs("[" * 100_000)
 
 
-# keys that are not there
+# missing keys
 
 
 @pytest.mark.parametrize(

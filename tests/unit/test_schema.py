@@ -1,4 +1,4 @@
-"""The reader of dataclasses: what subclasses may forgive, and how problems read."""
+"""The reader of dataclasses: leniency of subclasses, and the wording of problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checkers of the test suite itself: each is fed what it must refuse."""
+"""The checkers of the test suite itself: each is fed an input that it must refuse."""
 
 from __future__ import annotations
 

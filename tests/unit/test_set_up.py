@@ -1,4 +1,4 @@
-"""`scripts/set-up` finds a Python that will do, or says what to install."""
+"""`scripts/set-up` finds a suitable Python, or names the packages to install."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Path:
-    """A folder that stands for a machine's whole PATH; it has a shell's basics and no Python."""
+    """A folder that serves as a machine's whole PATH, with basic shell tools and no Python."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name in ("bash", "dirname", "rm", "env", "sh"):
@@ -22,7 +22,7 @@ def machine(tmp_path: Path) -> Path:
 
 
 def add_python(machine: Path, name: str, version: str, *, has_venv: bool = True) -> None:
-    """A stand-in that answers the three questions the script asks, and fails at `-m`."""
+    """Write a stand-in that answers the script's three questions, and fails at `-m`."""
     is_new = tuple(map(int, version.split("."))) >= (3, 11)
     fake = machine / name
     fake.write_text(

@@ -1,4 +1,4 @@
-"""What `scripts/slurm stop` leaves where the controller is dead already; the tests with a real Slurm prove the rest."""
+"""`scripts/slurm stop` cleans up even if the controller is already dead; the tests with a real Slurm cover the rest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "slurm"
 
 @pytest.fixture
 def lab() -> Iterator[Path]:
-    """A folder as of a Slurm whose controller was killed."""
+    """A folder as left by a Slurm whose controller was killed."""
     folder = Path(tempfile.mkdtemp(prefix="rr-slurm-"))
     for name in ("run", "log"):
         (folder / name).mkdir()
@@ -32,7 +32,7 @@ def lab() -> Iterator[Path]:
 
 
 def start_step(lab: Path) -> subprocess.Popen[bytes]:
-    """A process that is called like a step's keeper, works where those do, and has a job below it."""
+    """Start a process named and placed like a step's daemon, with a job below it."""
     program = lab / "slurmstepd"
     shutil.copy("/bin/sh", program)
     script = f"sh -c 'sleep 600; : {lab}' & wait"

@@ -1,4 +1,4 @@
-"""Value classes against the standard library's: the same class made by both has to behave the same."""
+"""Value classes against the standard library's: the same class made by both must behave the same."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Spelled:
 
 
 def classes(by: Any) -> dict[str, Any]:
-    """The same classes, made by one module or the other."""
+    """Define the same classes with one module or the other."""
 
     @by.dataclass(frozen=True, slots=True, kw_only=True)
     class Point:
@@ -160,7 +160,7 @@ def test_pickled_value_comes_back(value: object) -> None:
 
 
 def test_pickle_of_a_standard_class_is_read() -> None:
-    """Its state is the list of its fields, as here."""
+    """Its state is a list of its fields, as with ours."""
     assert Point(x=1, note="n").__reduce_ex__(2)[2] == [1, 2, "n"]
 
 

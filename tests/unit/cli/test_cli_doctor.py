@@ -1,4 +1,4 @@
-"""`runtime doctor`: what it prints and how it exits."""
+"""`runtime doctor`: its output and exit codes."""
 
 from __future__ import annotations
 

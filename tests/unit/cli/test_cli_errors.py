@@ -1,4 +1,4 @@
-"""The one place that prints errors: its shape on stderr, and the exit codes."""
+"""The one place that prints errors: their shape on stderr, and the exit codes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """`run(function, *args)` runs `runtime try ARGS`, where `try` is `function`; returns exit code, stdout and stderr."""
+    """`run(function, *args)` runs `function` as `runtime try ARGS`, and returns exit code, stdout and stderr."""
 
     def run_command(function: Callable[..., Any] | typer.Typer, *args: str) -> tuple[int, str, str]:
         module = types.ModuleType("runtime.cli.try_it")

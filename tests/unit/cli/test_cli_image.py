@@ -1,4 +1,4 @@
-"""`runtime image`: help, dry runs and JSON, with a podman that only writes down what it is told."""
+"""`runtime image`: help, dry runs and JSON, with a podman that only logs its arguments."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ esac
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with git, and podman that writes its calls into this file."""
+    """A machine with git, and a podman that logs its calls to this file."""
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "podman").write_text(PODMAN)

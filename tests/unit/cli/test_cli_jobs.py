@@ -1,4 +1,4 @@
-"""status, logs, explain, cancel, retry, fetch, gc and interrupt of jobs, as they are typed."""
+"""status, logs, explain, cancel, retry, fetch, gc and interrupt of jobs, as typed."""
 
 from __future__ import annotations
 
@@ -434,7 +434,7 @@ def is_stopped(run: Terminal, job: str) -> bool:
 
 
 def test_cancel_ends_what_a_killed_shim_left_running(run: Terminal) -> None:
-    # Silent, for the pipe of what it prints goes with its shim.
+    # Silent, because the pipe for its output ends with its shim.
     job = run.launch("sleep 600")
     wait_for((run.folder(job) / "runs/0/a0001/processes.json").exists, "the command")
     kill_shim(run, job)
@@ -522,7 +522,7 @@ def test_line_of_megabytes_is_cut_on_a_terminal() -> None:
 
 
 def kill_shim(run: Terminal, job: str) -> None:
-    """Returns when it has ended, with its copies, of which it may make another until then."""
+    """Kill the job's shim and its copies, of which it may make more meanwhile; return when all have ended."""
 
     def end() -> bool:
         shims = processes_with(f"{run.folder(job)}/shim.py")
@@ -533,7 +533,7 @@ def kill_shim(run: Terminal, job: str) -> None:
 
 
 def launch_daemon(run: Terminal, *words: str) -> tuple[str, Path]:
-    """A job with a process in a session of its own, which writes its id to a file."""
+    """Launch a job with a process in its own session; return the job's id, and the file with the process id."""
     said = run.tree.parent / "daemon.pid"
     run.tree.parent.joinpath("daemon.py").write_text(DAEMON)
     job = run.launch(f"{sys.executable} {run.tree.parent}/daemon.py {said}; exec sleep 600", *words)
@@ -559,7 +559,7 @@ def test_tree_of_a_killed_shim_is_removed(run: Terminal, monkeypatch: pytest.Mon
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setenv("TMPDIR", str(run.tree.parent / "tmp"))
     job = run.launch("kill -9 $PPID")
-    # Whoever looks while anything of it runs removes the tree with that.
+    # If something of the job still ran, a command that looks would clean it up, tree included.
     wait_for(lambda: not processes_with(str(run.folder(job))), "the end of all of it")
     monkeypatch.delenv("TMPDIR")
     before = list((run.tree.parent / "tmp").glob("job-*/tree/main.py"))
@@ -1027,7 +1027,7 @@ def test_explain_of_a_silent_target_concludes_nothing() -> None:
 def test_explain_of_a_running_job_waits_for_a_sign_of_life_and_says_what_it_saw(
     run: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The counter is moved by this test, which is not as slow as a shim.
+    # The test moves the counter itself, and is faster than a shim.
     monkeypatch.setattr("runtime.jobs.heartbeat.STILL_S", 0.3)
     job = run.launch("sleep 600")
     beat = run.folder(job) / "runs/0/a0001/beat"
@@ -1097,7 +1097,7 @@ def test_shim_that_lives_moves_its_counter_and_one_that_is_stopped_does_not(
     shims = shims_with(job)
 
     def explain_patiently() -> Typed:
-        """A shim that lives may come to it late."""
+        """Explain with patience, since a live shim may be late."""
         with monkeypatch.context() as patience:
             patience.setattr("runtime.jobs.heartbeat.STILL_S", PATIENCE_S)
             return run("explain", job, "-o", "json")
@@ -1229,12 +1229,12 @@ def test_retry_killed_at_any_step_and_repeated_runs_once(run: Terminal, point: s
     )
     assert killed.returncode == -signal.SIGKILL
     if point == "resubmitted":
-        # That it was submitted is not noted yet, so until then it counts as lost.
+        # The submission is not on record yet, so until then the job counts as lost.
         wait_for(lambda: list((run.data / "jobs/done").glob(f"{job}.*.2")), "the result of the second attempt")
         assert len((run.tree / "ran").read_text().split()) == 2
         return
 
-    # As `-m runtime`, and it sees within a second that the holder of the lock is dead.
+    # Like `-m runtime`, but a dead lock holder is noticed within a second.
     program = "import sys; from runtime.jobs import lock; from runtime.cli.main import main; lock.STILL_S = 1.0; "
     words[1:3] = ["-c", f"{program}sys.exit(main(sys.argv[1:]))"]
     again = subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
@@ -1446,7 +1446,7 @@ def test_interrupt_of_a_job_that_has_ended_is_refused(run: Terminal) -> None:
 
 
 class Counting(LocalFiles):
-    """Counts what is asked of the record root."""
+    """Counts the calls to the record root."""
 
     def __init__(self, root: str) -> None:
         super().__init__(root)
@@ -1467,7 +1467,7 @@ class Asked(LocalLauncher):
 
 
 def put_jobs(root: Path, count: int) -> None:
-    """A third have ended, the others run."""
+    """Write `count` jobs, of which a third has ended and the others run."""
     for number in range(count):
         job = f"j-{number:024x}"
         folder = root / "jobs" / job

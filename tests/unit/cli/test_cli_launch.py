@@ -1,4 +1,4 @@
-"""`runtime launch` as it is typed: what it refuses, what it shows, what it follows; and the schema of job files."""
+"""`runtime launch` as typed: refusals, output, followed jobs; and the schema of job files."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_launch_on_no_target_and_on_an_unknown_one_says_which_there_are(run: Ter
     assert "known targets: local" in unknown.err
 
 
-# what it shows
+# output
 
 
 def test_dry_run_shows_the_artefact_and_who_keeps_each_field_and_starts_nothing(run: Terminal) -> None:
@@ -474,7 +474,7 @@ def test_yaml_of_a_spec_reads_back_as_the_same() -> None:
 
 
 def without_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that has no record root for Slurm of its own."""
+    """A machine without its own record root for Slurm."""
     for name in ("SCRATCH", "WORK", "PSCRATCH", "SCRATCHDIR"):
         monkeypatch.delenv(name, raising=False)
 

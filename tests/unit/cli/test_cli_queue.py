@@ -1,4 +1,4 @@
-"""`runtime queue`, `cancel`, `retry`, `explain` and `logs` as they are typed."""
+"""`runtime queue`, `cancel`, `retry`, `explain` and `logs` as typed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Run = Callable[..., tuple[int, str, str]]
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setenv("RUNTIME_DATA_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "stdin", io.StringIO())  # nobody there
+    monkeypatch.setattr(sys, "stdin", io.StringIO())  # without a terminal
     bench = Bench.sqlite(tmp_path, "local.db")
     yield bench
     bench.close()
@@ -45,7 +45,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 class Person(io.StringIO):
-    """Somebody at a terminal who types this."""
+    """A terminal whose user types this answer."""
 
     def isatty(self) -> bool:
         return True

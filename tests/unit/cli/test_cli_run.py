@@ -1,4 +1,4 @@
-"""`runtime run`: same arguments as a queued task, JSON on stdout, and whose fault a failure is."""
+"""`runtime run`: the arguments of a queued task, JSON on stdout, and an exit code that names the party at fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`runtime secrets`: list, put, check; where values come from, and that none is ever printed."""
+"""`runtime secrets`: list, put, check; where values are read from, and that none is ever printed."""
 
 from __future__ import annotations
 
@@ -177,10 +177,10 @@ def test_put_without_permission_says_who_can_help(google: GoogleServer, run: Run
 
 
 def test_put_in_a_terminal_asks_and_shows_nothing(google: GoogleServer, run: Run, tmp_path: Path) -> None:
-    """A real terminal and a real process: what it shows and what stands in the list of processes."""
+    """Uses a real terminal and a real process, to check the output and the process list."""
     google.put_secret("dev-hf-token")
     terminal, end = pty.openpty()
-    # A terminal that is asked for a hidden line has to be the process's own, not only its standard input.
+    # Asking for a hidden line needs the process's controlling terminal, not just a terminal as standard input.
     own = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.executable, sys.argv[1:])"
     command = [sys.executable, "-m", "runtime", "secrets", "put", "hf-token"]
     process = subprocess.Popen(
@@ -195,7 +195,7 @@ def test_put_in_a_terminal_asks_and_shows_nothing(google: GoogleServer, run: Run
     try:
         while chunk := os.read(terminal, 1024):
             shown += chunk
-    except OSError:  # The terminal is gone with its last process.
+    except OSError:  # The terminal closes with its last process.
         pass
     code = process.wait()
     os.close(terminal)

@@ -1,4 +1,4 @@
-"""How lists, values and progress are printed."""
+"""The output format of lists, values and progress."""
 
 from __future__ import annotations
 

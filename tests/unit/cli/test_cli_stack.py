@@ -86,7 +86,7 @@ def test_pull_and_show_take_the_stack_as_other_commands_do(run: Run) -> None:
     pulled = run("pull", "--stack", "dev")
     shown = run("show", "--stack", "dev", "-o", "json")
 
-    # Where it was read before is known.
+    # The earlier source is remembered.
     assert (pulled[0], pulled[2].partition(";")[0]) == (0, "read stack `dev` from ./dev.json")
     assert (shown[0], json.loads(shown[1])["stack"]) == (0, "dev")
 
@@ -264,7 +264,7 @@ def test_diff_of_what_is_not_there_is_an_error(run: Run) -> None:
     )
 
 
-# what programs read
+# access by programs
 
 
 @pytest.mark.parametrize("command", [each for each in documented() if each.startswith("runtime stack ")])

@@ -1,4 +1,4 @@
-"""What the command line loads and costs before a command does anything."""
+"""The modules that the command line loads, and the time it takes, before a command begins."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run_cli(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def loaded_by(code: str) -> set[str]:
-    """Every module that `code` leaves imported, in an interpreter of its own."""
+    """Return every module that `code` imports, in a separate interpreter."""
     script = f"import sys, json\n{code}\nsys.stderr.write(json.dumps(list(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_S, check=True
@@ -47,7 +47,7 @@ def loaded_by(code: str) -> set[str]:
 
 
 def in_folder(folder: Path, *args: str) -> str:
-    """Code that runs a command there, with no other place of its own."""
+    """Return code that runs a command in that interpreter, with its own data folder."""
     return f"""
 import contextlib, io, os
 os.chdir({str(folder)!r})

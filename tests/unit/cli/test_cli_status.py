@@ -1,4 +1,4 @@
-"""`runtime status` as it is typed: what it prints for people, for pipes and for programs."""
+"""`runtime status` as typed: its output for people, for pipes and for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`runtime submit`: what each way of saying it submits, what it prints, and what it refuses."""
+"""`runtime submit`: the tasks that each form submits, its output, and its refusals."""
 
 from __future__ import annotations
 
@@ -322,14 +322,14 @@ def test_priority_is_refused_on_a_queue_that_keeps_none(run: Run, tmp_path: Path
 
 
 def in_the_wait(queue: SqliteQueue, act: Callable[[], None]) -> Callable[[float], None]:
-    """In place of `time.sleep`: what happens while the command waits for its tasks."""
+    """Replace `time.sleep` to act while the command waits for its tasks."""
     sleep = time.sleep
 
     def instead(seconds: float) -> None:
         if waiting(queue):
             act()
         else:
-            sleep(seconds)  # Not the wait's: submitting waits for programs, too.
+            sleep(seconds)  # A sleep outside the wait, since submitting waits for programs too.
 
     return instead
 
@@ -370,7 +370,7 @@ def test_wait_without_a_live_worker_says_why_it_waits(
 
     def work(seconds: float) -> None:
         if not path.exists():
-            sleep(seconds)  # Not the wait's: submitting waits for programs, too.
+            sleep(seconds)  # A sleep outside the wait, since submitting waits for programs too.
             return
         queue, _ = open_sqlite(path)
         settle(queue, 5, TaskState.SUCCEEDED)

@@ -1,4 +1,4 @@
-"""`runtime targets`: the list, what a target keeps, and the probe job that proves it works."""
+"""`runtime targets`: the list, one target in detail, and the probe job that checks it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 def verdicts(text: str) -> dict[str, str]:
-    """Step → verdict, the worst of a step that has more lines."""
+    """Return step → verdict; a step with several lines counts as its worst."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         verdict, step, *_ = line.split("\t")

@@ -1,4 +1,4 @@
-"""Cancelling tasks and experiments: what is recorded at once, and what the workers are told."""
+"""Cancelling tasks and experiments: the immediate record, and the order to the workers."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def test_cancel_that_could_not_be_written_is_an_error(monkeypatch: pytest.Monkey
 
 
 def covered(bench: Bench, task: Task, queue: str = "default") -> bool:
-    """As a worker decides it."""
+    """Return the worker's decision."""
     control, coverage = bench.records.control(queue), Coverage(bench.records)
     coverage.read(control, task.experiment)
     return bool(coverage.covers(control, task))

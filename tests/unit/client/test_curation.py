@@ -1,4 +1,4 @@
-"""The example workflow: what it measures, its MinHash, and the near-duplicates it finds."""
+"""The example workflow: its measurements, its MinHash, and the near-duplicates it finds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parents[3] / "examples" / "curation"
 
 
 class Attempt:
-    """Stands in for the context that a running attempt has."""
+    """A stand-in for the context of a running attempt."""
 
     def __init__(self, folder: Path) -> None:
         self.output_dir = folder
@@ -55,7 +55,7 @@ def attempt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Attempt:
 
 
 def source(seed: int, statements: int = 200) -> str:
-    """A module of made-up statements, the same for the same seed."""
+    """Generate a module of random statements, the same for the same seed."""
     chance = random.Random(seed)
     names = [f"name_{chance.randrange(400)}" for _ in range(statements * 3)]
     lines = [f"{a} = {b}({c})" for a, b, c in zip(names[::3], names[1::3], names[2::3], strict=True)]
@@ -64,7 +64,7 @@ def source(seed: int, statements: int = 200) -> str:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A module, a near copy, an exact copy, an unrelated one, and what should be passed over."""
+    """A module, a near copy, an exact copy, an unrelated module, and files to skip."""
     root = tmp_path / "tree"
     text = source(1)
     files = {
@@ -230,7 +230,7 @@ def test_estimate_is_near_the_similarity(curation: ModuleType, similarity: float
         assert curation.jaccard(left, right) == pytest.approx(similarity, abs=0.002)
         estimates.append(curation.estimate(curation.sign(left), curation.sign(right)))
 
-    # Of 20 pairs with 64 bins each, the mean has a standard error of at most 0.014.
+    # The mean of 20 pairs with 64 bins each has a standard error of at most 0.014.
     assert sum(estimates) / 20 == pytest.approx(similarity, abs=0.06)
 
 

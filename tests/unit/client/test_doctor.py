@@ -1,4 +1,4 @@
-"""What the doctor finds: of this machine, of the contract, and of what an identity may do."""
+"""The doctor's findings about this machine, the contract, and the permissions of an identity."""
 
 from __future__ import annotations
 
@@ -348,7 +348,7 @@ def test_stack_that_cannot_be_found_fails_with_what_each_source_said(settings: S
 
 
 class SourceOfPulumi:
-    """Says what a test gives it where the `pulumi` command would be asked."""
+    """Returns the test's text instead of calling the `pulumi` command."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.text = ""

@@ -1,4 +1,4 @@
-"""Why something waits or failed: what is decided from facts, and what facts are read."""
+"""Why a task waits or failed: the decision from the facts, and the facts that are read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TASK = sample_task(id="t-1")
 
 
 def facts(state: TaskState = TaskState.QUEUED, *, task: Task | None = TASK, **fields: Any) -> Facts:
-    """Facts of task `t-1`; keywords are those of `Facts` and of `Standing`."""
+    """Build the facts of task `t-1`; keywords are fields of `Facts` and `Standing`."""
     ours = {name: fields.pop(name) for name in list(fields) if name in Standing.__dataclass_fields__}
     standing = Standing(task_id="t-1", experiment="sample", generation=1, state=state, task=task)
     return Facts(standing=replace(standing, **ours), queue="default", now=NOW, **fields)

@@ -1,4 +1,4 @@
-"""What ids, beginnings, names and `last` mean."""
+"""The meaning of ids, prefixes, names and `last`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stays open from one submission of a process to the next, and that nothing in it is ever out of date."""
+"""Resources kept open between the submissions of a process, and never out of date."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WORDS = ("p", "w")
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A working directory with some code; the stack's data lies elsewhere."""
+    """A working directory with some code; the stack's data is in another folder."""
     close_kept()
     folder = tmp_path / "project"
     (folder / "package" / "deep").mkdir(parents=True)
@@ -47,7 +47,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (folder / name).write_text(f"# {name}\n")
     monkeypatch.setenv("RUNTIME_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.chdir(folder)
-    # A fork waits for what other threads do just then, and that may take long where the machine has other work.
+    # A fork waits for other threads' current work, which may take long on a busy machine.
     monkeypatch.setattr(embedded, "FORK_PATIENCE_S", 240.0)
     yield folder
     close_kept()
@@ -69,7 +69,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[OpenStack]:
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """A mark for each time that the code was looked through."""
+    """A list with one entry per scan of the code."""
     found: list[object] = []
 
     def counted(*args: object, **more: object) -> object:
@@ -132,7 +132,7 @@ def test_variables_and_working_directory_of_each_call_count(
 
 def test_settings_file_counts_from_the_call_after_it_was_written(project: Path) -> None:
     assert put(1).queue == "default"
-    for number, name in enumerate(("aaaa", "bbbb", "cccc"), start=2):  # One length, within one tick of most clocks.
+    for number, name in enumerate(("aaaa", "bbbb", "cccc"), start=2):  # same length, within one tick of most clocks
         (project / "runtime.toml").write_text(f'queue = "{name}"\n')
         assert put(number).queue == name
     (project / "runtime.toml").unlink()
@@ -142,7 +142,7 @@ def test_settings_file_counts_from_the_call_after_it_was_written(project: Path) 
 def test_settled_settings_file_is_read_once(project: Path, opened: list[OpenStack]) -> None:
     file = project / "runtime.toml"
     file.write_text('queue = "tiles"\n')
-    # Its ctime cannot be set back, so the time that counts as settled is.
+    # The file's ctime cannot be set back, so change the settling time instead.
     kept_stacks_settled = kept_stacks.SETTLED_NS
     try:
         kept_stacks.SETTLED_NS = -(10**18)  # type: ignore[misc]
@@ -157,7 +157,7 @@ def test_settled_settings_file_is_read_once(project: Path, opened: list[OpenStac
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings files are watched from the second look on, however new they are, and looked at again for notices only."""
+    """Watch settings files from the second look on, even new ones, and look again only after a notice."""
     monkeypatch.setattr(kept_stacks, "SETTLED_NS", -(10**18))
     monkeypatch.setattr(kept_stacks, "PLAIN_LOOKS", 1)
     monkeypatch.setattr(kept_stacks, "LOOK_EVERY_S", 3600.0)
@@ -364,7 +364,7 @@ def test_forked_child_opens_its_own_and_leaves_the_parents_alone(project: Path) 
 
 
 def test_lock_of_a_parent_that_was_killed_is_not_kept_by_its_child(project: Path) -> None:
-    """A descriptor that is inherited shares the parent's lock: an idle child would hold it for ever."""
+    """An inherited descriptor shares the parent's lock, so an idle child would hold it forever."""
     script = (
         "import os, sys, time\n"
         "from runtime.client.tasks.submit import submit\n"
@@ -393,7 +393,7 @@ def test_lock_of_a_parent_that_was_killed_is_not_kept_by_its_child(project: Path
 
 
 def in_child(work: Callable[[], None]) -> int:
-    """Fork, have the child do the work, and return its process id; it ends with 1 if that raises, and if it hangs."""
+    """Fork, do the work in the child, and return the child's pid; it exits with 1 if the work raises or hangs."""
     if child := os.fork():
         return child
     signal.alarm(240)
@@ -449,7 +449,7 @@ def test_children_of_a_process_whose_threads_submit_all_submit(project: Path) ->
 
 
 def test_what_a_child_submits_stays_though_its_parent_closes_the_file(project: Path) -> None:
-    """SQLite would remove the log that the child writes to: it took the parent's locks for the child's own."""
+    """SQLite would mistake the parent's locks for the child's own and remove the log that the child writes to."""
     put(0)
     closed, go = os.pipe()
 
@@ -523,7 +523,7 @@ def test_all_is_closed_at_exit_without_a_word(project: Path) -> None:
 
 
 def hot(project: Path, code: CodeInHand, stack: OpenStack) -> None:
-    """Until a call takes what the last one took."""
+    """Take the code until a call reuses the last result."""
     for _ in range(4):
         code.take(stack.records, stack.settings)
     assert code._watch is not None
@@ -643,7 +643,7 @@ def test_any_changes_in_any_order_are_seen(project: Path, code: CodeInHand, stac
     chance = random.Random(seed)
 
     def change() -> None:
-        # In the order of their names: that of a folder is another on each machine.
+        # Sorted by name, because the folder's own order differs between machines.
         files = sorted(path for path in project.rglob("*") if path.is_file())
         folders = [*sorted(path for path in project.rglob("*") if path.is_dir()), project]
         path = chance.choice(folders) / f"n{chance.randrange(5)}"
@@ -672,7 +672,7 @@ def test_each_task_brings_the_file_that_was_written_for_it(project: Path) -> Non
         (project / "config.txt").write_text(f"{number:02}")
         done.append(put(number))
         if number > 20:
-            done.append(put(number + 1000))  # And some that are submitted with what the one before had.
+            done.append(put(number + 1000))  # And some that reuse the code of the task before.
 
     queue, records = open_sqlite(project.parent / "data" / "local.db")
     for one, task in zip(done, queue.peek(100), strict=True):
@@ -739,10 +739,10 @@ def test_watch_tells_of_more_notices_than_the_kernel_keeps(project: Path) -> Non
     assert watch is not None
     most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     with (project / "unlisted").open("w") as file:
-        assert not watch.is_quiet()  # It was created.
+        assert not watch.is_quiet()  # The file was created.
         assert watch.is_quiet()
         for number in range(most + 10):
-            # Two kinds in turns, because equal notices in a row are kept as one.
+            # Two kinds in turns, because equal notices in a row are merged.
             file.write("x") and file.flush() if number % 2 else os.fchmod(file.fileno(), 0o600 + number % 3)
     (project / "main.py").write_text("# edited\n")
 

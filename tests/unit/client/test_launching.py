@@ -1,4 +1,4 @@
-"""Launching on this machine: once, whatever is killed, and the same again is the same."""
+"""Launching on this machine: once, despite kills, and a repeated launch is the same job."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The work tree that jobs are launched from."""
     folder = tmp_path / "tree"
     folder.mkdir()
-    # Equal trees make equal jobs, and a shim ends what is left of its job anywhere on the machine: of another test too.
+    # Equal trees make equal jobs, and a shim kills leftovers of its job anywhere on the machine, even another test's.
     (folder / "salt").write_bytes(os.urandom(12))
     (folder / "main.py").write_text("print('one')\n")
     monkeypatch.chdir(folder)
@@ -237,7 +237,7 @@ def test_launch_of_a_secret_keeps_its_value_in_one_file_until_the_job_has_ended(
         found = []
         for folder, _, names in os.walk(settings.data_dir):
             for path in (Path(folder, name) for name in names):
-                with suppress(FileNotFoundError):  # The job has ended and is tidied up meanwhile.
+                with suppress(FileNotFoundError):  # The job has ended and is being cleaned up.
                     if path.is_file() and b"canary-815" in path.read_bytes():
                         found.append(path)
         return found
@@ -265,7 +265,7 @@ WORKER = (sys.executable, "-m", "runtime", "worker")
 
 
 def worker_of_a_fleet(settings: Settings, notice: Path) -> JobHandle:
-    """A worker as a job, which serves a queue with nothing in it and watches for `notice`."""
+    """Launch a worker as a job, which serves an empty queue and watches for `notice`."""
     env = {
         "PYTHONPATH": str(Path(__file__).parents[3]),
         "RUNTIME_QUEUE": f"sqlite:{settings.data_dir / 'fleet.db'}",
@@ -300,7 +300,7 @@ def test_worker_of_a_fleet_that_is_cancelled_at_once_with_its_signal_is_cancelle
 ) -> None:
     job = worker_of_a_fleet(settings, tmp_path / "notice")
 
-    # As backends do that signal all processes of a job: the worker first, then its shim.
+    # Some backends signal all processes of a job: the worker first, then its shim.
     (settings.data_dir / "jobs/jobs" / job.id / "cancel").write_text("{}")
     signal_all(sorted(processes_with(f"RUNTIME_JOB_ID={job.id}")), signal.SIGTERM)
 
@@ -314,7 +314,7 @@ def test_worker_of_a_fleet_whose_every_process_is_told_to_stop_has_not_succeeded
     mine = processes_with(f"RUNTIME_JOB_ID={job.id}")
 
     shims = [pid for pid in processes_with(f"jobs/{job.id}/shim.py") if pid not in mine]
-    signal_all(shims, signal.SIGSTOP)  # whichever end of its worker it finds when it goes on
+    signal_all(shims, signal.SIGSTOP)  # so that it may find any end of its worker when it continues
     signal_all([*mine, *shims], signal.SIGTERM)
     wait_for(lambda: not any(map(is_running, mine)), "the end of the worker")
     signal_all(shims, signal.SIGCONT)
@@ -426,7 +426,7 @@ def run_launch(settings: Settings, **more: str) -> subprocess.CompletedProcess[s
 @pytest.mark.parametrize("point", FAULTS)
 def test_launch_killed_at_any_step_and_repeated_is_one_job(settings: Settings, tree: Path, point: str) -> None:
     killed = run_launch(settings, RUNTIME_FAULTS=f"launch.{point}=kill")
-    # The holder of the lock is known to be dead.
+    # The repeated launch knows that the lock's holder is dead.
     repeated = run_launch(settings, STILL_S="1")
 
     assert killed.returncode == -signal.SIGKILL
@@ -508,7 +508,7 @@ def test_lock_of_a_living_holder_is_waited_for_and_never_taken(tmp_path: Path, m
     monkeypatch.setattr("runtime.jobs.lock.BEAT_S", 0.2)
     files = LocalFiles(str(tmp_path))
     holder, other = Lock(files, "j-1", "a@b"), Lock(files, "j-1", "c@d")
-    # Seconds are counted by the beats of the holder, which stands still where all of this process does.
+    # The clock counts the holder's heartbeats, since the holder stops whenever this process does.
     monkeypatch.setattr("runtime.jobs.lock.time", SimpleNamespace(sleep=time.sleep, monotonic=lambda: holder._count))
     holder.take(patience_s=1)
 

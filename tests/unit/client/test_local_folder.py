@@ -1,4 +1,4 @@
-"""Files that come home: whatever the other side calls them, they land below the folder that was named."""
+"""Fetched files: whatever names the other side sends, they stay inside the named folder."""
 
 from __future__ import annotations
 
@@ -199,11 +199,11 @@ def test_folder_is_not_named_by_what_is_a_path(name: str) -> None:
     assert check_name("train-j-91c0") == "train-j-91c0"
 
 
-# doors: whoever may name a file
+# sources of file names
 
 
 class HostileFiles(LocalFiles):
-    """Lists what it was told to, and gives the same bytes for everything."""
+    """Lists the given names, and returns the same bytes for each."""
 
     def __init__(self, root: Path, names: list[str]) -> None:
         super().__init__(str(root))
@@ -259,7 +259,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 def hostile_ssh(run: Terminal, monkeypatch: pytest.MonkeyPatch, methods: str) -> None:
-    """Targets `far` and `local` have the same record root; what answers for `far` has other `methods` of `Place`."""
+    """Give targets `far` and `local` the same record root; the server behind `far` has other `methods` of `Place`."""
     commands = run.tree.parent / "commands"
     commands.mkdir()
     (commands / "methods.py").write_text(textwrap.dedent(methods))

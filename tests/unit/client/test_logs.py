@@ -1,4 +1,4 @@
-"""Where the output of attempts is found, and following it until the task ends."""
+"""The places of attempts' output, and following it until the task ends."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_task_cancelled_before_a_start_has_no_log(bench: Bench) -> None:
 
 
 class Script:
-    """Stands for the pause between two looks: each time the next thing happens."""
+    """Replaces the pause between two looks, and runs the next step each time."""
 
     def __init__(self, *steps: Callable[[], object]) -> None:
         self._steps = list(steps)

@@ -1,4 +1,4 @@
-"""The quickstart: its count can fail, its fleet leaves nothing behind, and its report says what it should."""
+"""The quickstart: its count can fail, its fleet leaves nothing behind, and its report is right."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Quiet:
 
 
 class Store(MemoryRecords):
-    """Records of map tasks whose outputs lie in a folder; `broken` makes it list one record twice."""
+    """Records of map tasks with outputs in a folder; `broken` makes it list one record twice."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ def test_tree_without_source_is_refused_and_no_worker_is_left(tmp_path: Path, mo
 
 
 def processes_in(folder: Path) -> list[int]:
-    """Processes whose working directory lies below `folder`."""
+    """List the processes whose working directory is in `folder`."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -242,7 +242,7 @@ def test_folder_that_is_kept_or_in_use_is_left_alone(tmp_path: Path, monkeypatch
 
 
 class ScriptFleet(_Fleet):
-    """Runs a script in place of the worker."""
+    """A fleet that runs a script instead of the worker."""
 
     script = "pass"
 

@@ -1,4 +1,4 @@
-"""Record roots that were used and are gone: nothing is launched twice, and nothing is said that is not known."""
+"""Record roots that were used and have disappeared: no job is launched twice, and reports state only known facts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def move_away(root: Path) -> None:
 
 
 def unmount(root: Path) -> None:
-    """What is left of a file system that is not mounted: the folder that it is mounted on."""
+    """Leave only the mount point, as when the file system is not mounted."""
     move_away(root)
     root.mkdir()
 
@@ -73,7 +73,7 @@ def await_command(job: str) -> None:
 def shims(run: Terminal) -> int:
     table, with_data = processes.read_table(), processes_with(str(run.data))
     found = {pid for pid in with_data if b"--native" in processes.read_file(f"/proc/{pid}/cmdline")}
-    # What a shim is about to start still looks like it.
+    # A child that a shim has just forked still looks like the shim.
     return sum(pid in table and table[pid].ppid not in found for pid in found)
 
 
@@ -231,11 +231,11 @@ def test_data_folder_that_cannot_be_written_stops_no_launch(run: Terminal) -> No
     assert run("launch", "--on", "lab", "--", "true").code == 0
 
 
-# a record root that lost a job which runs
+# a record root that lost a running job
 
 
 def forget(run: Terminal, job: str) -> None:
-    """The root's marker, the job's folder, and all that this user knows."""
+    """Remove the root's marker, the job's folder, and this user's notes of both."""
     (root_of(run) / MARKER).unlink()
     shutil.rmtree(run.folder(job))
     for name in ("roots", "launched"):
@@ -256,7 +256,7 @@ def test_job_that_runs_and_was_forgotten_everywhere_is_found_by_its_process(run:
 
 
 def test_result_of_a_job_whose_root_goes_and_comes_back_is_kept(run: Terminal) -> None:
-    """The shim makes no root either, and waits for the one that it was given."""
+    """The shim does not create a record root either; it waits for its own to return."""
     go = run.tree.parent / "go"
     job = run.launch(f"until [ -e {go} ]; do sleep 0.05; done; echo done")
     await_command(job)
@@ -277,7 +277,7 @@ def test_result_of_a_job_whose_root_goes_and_comes_back_is_kept(run: Terminal) -
 def test_shim_whose_job_folder_is_gone_for_good_ends_when_it_is_told_to(run: Terminal) -> None:
     job = run.launch("sleep 600")
     await_command(job)
-    shim = min(processes_with(f"{job}\0--native"))  # one that it is about to start still looks like it
+    shim = min(processes_with(f"{job}\0--native"))  # a child that the shim has just forked still looks like the shim
     move_away(root_of(run))
 
     os.kill(shim, signal.SIGTERM)

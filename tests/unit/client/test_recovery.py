@@ -1,4 +1,4 @@
-"""A task file that is damaged: what commands say of it, and what `runtime doctor --recover` brings back."""
+"""A damaged task file: the commands' reports, and the tasks that `runtime doctor --recover` restores."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def fill(path: Path) -> None:
-    """300 tasks: 100 succeeded, one failed, one is to be tried again, one held by a worker that was killed, the rest wait."""
+    """Fill a file: 100 tasks succeeded, 1 failed, 1 due for a retry, 1 held by a killed worker, 197 queued."""
     queue, _ = open_sqlite(path)
     queue.put([sample_task(str(number), extra={"pad": "x" * 200}) for number in range(TASKS)])
     leases = queue.lease(103, worker="w-one", ttl=TTL)
@@ -68,7 +68,7 @@ def garbage(at: int, count: int) -> Damage:
 
 
 def pages_of(path: Path, table: str) -> list[int]:
-    """The leaf pages of a table."""
+    """Return the leaf pages of a table."""
     with sqlite3.connect(path) as connection:
         try:
             root = connection.execute("SELECT rootpage FROM sqlite_master WHERE name=?", (table,)).fetchone()[0]
@@ -97,7 +97,7 @@ WHOLE: dict[str, Damage] = {
     "no first page": zero(0, 1),
     "a schema that is gone": garbage(100, PAGE - 100),
 }
-"""All of it can be read all the same."""
+"""Damage after which everything is still readable."""
 PART: dict[str, Damage] = {
     "half of it": lambda path: os.truncate(path, path.stat().st_size // 2),
     "a length between two pages": lambda path: os.truncate(path, path.stat().st_size // 2 + 123),
@@ -119,7 +119,7 @@ def digest(path: Path) -> bytes:
 
 
 def states(path: Path) -> dict[str, str]:
-    """Each task and the state in which it is, and that each is in exactly one place."""
+    """Return each task's state; assert that each task is in exactly one place."""
     connection = sqlite3.connect(path)
     found = connection.execute(
         "SELECT t.id, coalesce((SELECT state FROM records r WHERE r.rid=(t.seq << 20 | t.generation)), 'queued'), "
@@ -177,7 +177,7 @@ def test_what_is_recovered_is_true_and_what_is_not_is_said(path: Path, kind: str
 
     after = states(path)
     assert digest(Path(found.kept)) == damaged
-    # A result that is lost has its task run once more; none is made up.
+    # A task whose result is lost runs again; no result is invented.
     assert all(before[identity] == state or state == "queued" for identity, state in after.items())
     assert found.incomplete is (after != before)
     assert found.tasks == len(after)
@@ -220,7 +220,7 @@ def test_what_only_the_log_holds_is_recovered(path: Path) -> None:
     queue, _ = open_sqlite(path)
     queue.put([sample_task("in the log")])
     other = path.parent.parent / "copy"
-    shutil.copytree(path.parent, other)  # As a killed machine leaves it: the log was never brought in.
+    shutil.copytree(path.parent, other)  # A machine failure leaves it like this: the log was never merged.
     queue.close()
     copy = other / "local.db"
     assert Path(f"{copy}-wal").stat().st_size
@@ -358,7 +358,7 @@ def test_sqlites_own_recovery_is_used_where_the_command_works(path: Path, monkey
     real = shutil.which("sqlite3")
     if real is None:
         pytest.skip("the command sqlite3 is not installed: apt-get install sqlite3")
-    # A build that has `.recover` prints the rows as SQL; here the rows are those of the undamaged file.
+    # A build with `.recover` prints the rows as SQL; here they come from the undamaged file.
     program = folder / "sqlite3"
     program.write_text(
         f'#!/bin/sh\ncase "$3" in .recover*) exec {real} -batch {donor} .dump;; esac\nexec {real} "$@"\n'
@@ -390,7 +390,7 @@ def test_file_that_was_replaced_while_open_takes_nothing_more(path: Path) -> Non
     assert states_of_all(path) == before
 
 
-# what commands say
+# the commands' reports
 
 
 @pytest.fixture
@@ -401,7 +401,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def used(path: Path) -> None:
-    """What a worker leaves."""
+    """Leave a worker's traces."""
     path.with_name(path.name + "-workers").mkdir(exist_ok=True)
 
 
@@ -492,7 +492,7 @@ def test_worker_that_meets_a_damaged_page_leaves_with_3(data: Path, capsys: pyte
 @pytest.mark.skipif(os.geteuid() != 0, reason="root becomes another user for this")
 def test_file_without_permission_is_named_with_what_is_needed() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        # pytest keeps its own folders to their owner.
+        # pytest's own folders are accessible only to their owner.
         Path(folder).chmod(0o777)
         path = Path(folder, "local.db")
         fill(path)

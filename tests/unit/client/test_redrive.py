@@ -1,4 +1,4 @@
-"""Dead letters and trying again: generations, refusals, and what a kill between the steps leaves."""
+"""Dead letters and retries: generations, refusals, and the state after a kill between the steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`runtime retry` of jobs on Slurm: the same job, and of its arrays only what failed."""
+"""`runtime retry` of jobs on Slurm: it resubmits the same job, and only the failed runs of its arrays."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.shim_support import PATIENCE_S, wait_for
 
 
 class Lab:
-    """A work tree whose target `hpc` is a Slurm of stand-ins."""
+    """A work tree whose target `hpc` is a Slurm of stand-in commands."""
 
     def __init__(self, run: Terminal, slurm: SlurmCommands) -> None:
         self.run, self.slurm = run, slurm
@@ -37,7 +37,7 @@ class Lab:
         (self.run.tree / "runtime.toml").write_text("\n".join(["[targets.hpc]", *settings, ""]))
 
     def launch(self, failing: str, array: Array | None) -> JobHandle:
-        """Runs whose index is among the `failing` fail until they are mended."""
+        """Launch a job; runs whose index is in `failing` fail until they are mended."""
         script = f"echo $RUNTIME_ARRAY_INDEX >> {self.ran}; case $RUNTIME_ARRAY_INDEX in {failing}) [ -e {self.mended} ] ;; esac"
         spec = JobSpec(command=("sh", "-c", script), array=array)
         return launch(spec, "hpc", settings=load_settings(), options=LaunchOptions(base=self.run.tree))

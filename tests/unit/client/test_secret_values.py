@@ -1,4 +1,4 @@
-"""Values of a job's secrets: where each source is read, what stands in the way, and that no value is said."""
+"""Values of a job's secrets: where each source is read, possible problems, and that no value is printed."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def read(settings: Settings) -> Read:
     return call
 
 
-# of the stack
+# from the stack
 
 
 def test_secret_of_the_stack_is_read_in_its_newest_version_with_the_right_to_read_alone(
@@ -106,7 +106,7 @@ def test_secrets_of_all_sources_come_together(google: GoogleServer, read: Read, 
     assert found == {
         "HF_TOKEN": CANARY,
         "A": "x y",
-        "B": "schl\u00fcssel\r\nzwei",  # a newline at a file's end is an editor's, all others are the value's
+        "B": "schl\u00fcssel\r\nzwei",  # a final newline comes from an editor; all others belong to the value
         "C": "line one\r\nline two\n",
     }
 
@@ -236,7 +236,7 @@ def test_stack_is_the_targets_and_else_the_one_of_the_settings(
     read(changed=of_lab, target=replace(HPC, stack="lab"))
 
     assert read(target=replace(HPC, stack=None)) == {"HF_TOKEN": CANARY}
-    assert read(target=replace(HPC, stack="lab")) == {"HF_TOKEN": "of the lab"}  # as it was last read
+    assert read(target=replace(HPC, stack="lab")) == {"HF_TOKEN": "of the lab"}  # the last value read
 
 
 @pytest.mark.parametrize("stack", [None, "local"])
@@ -277,7 +277,7 @@ def test_launching_loads_no_library_of_google() -> None:
     assert done.stdout == "[]\n"
 
 
-# of this machine
+# from this machine
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_source_that_has_no_value_is_refused_with_a_next_step(read: Read, source
     assert refused.value.hint
 
 
-# launched
+# launched jobs
 
 
 @pytest.fixture
@@ -345,12 +345,12 @@ WORDS = ("--on", "local", "--secret", "HF_TOKEN=secret-manager://hf-token")
 
 
 def holding(folder: Path) -> list[Path]:
-    """Files with the value in them, as it is or as Secret Manager sends it."""
+    """List the files that contain the value, plain or in Secret Manager's encoding."""
     found = []
     for path in (Path(place, name) for place, _, names in os.walk(folder) for name in names):
         try:
             content = path.read_bytes() if path.is_file() else b""
-        except FileNotFoundError:  # a job that has ended is tidied up meanwhile
+        except FileNotFoundError:  # an ended job is being cleaned up
             continue
         if CANARY.encode() in content or base64.b64encode(CANARY.encode()) in content:
             found.append(path)

@@ -1,4 +1,4 @@
-"""What status reads of experiments, tasks, workers and queues."""
+"""The facts that status reads about experiments, tasks, workers and queues."""
 
 from __future__ import annotations
 

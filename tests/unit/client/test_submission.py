@@ -1,4 +1,4 @@
-"""Submitting: nothing is listed twice, nothing is lost wherever it stops, and it says what became of each task."""
+"""Submitting: no task is listed twice, none is lost wherever it stops, and it reports each task's outcome."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def tasks_of(*keys: object) -> list[Task]:
 
 
 class Forgetful:
-    """A queue that, as Pub/Sub does, only delivers: it keeps what it was given, twice if given twice, and can fail."""
+    """A queue that only delivers, like Pub/Sub: it stores tasks, duplicates included, and can fail."""
 
     traits = QueueTraits(kind="forgetful", tracks_holders=False, remote=True, priorities=False, knows_depth=False)
     name = "default"
@@ -103,7 +103,7 @@ def put(queue: Any, tasks: Any, **options: Any) -> Submission:
     return submit_tasks(tasks, queue, experiment=EXPERIMENT, **options)
 
 
-# through a manifest
+# with a manifest
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -173,7 +173,7 @@ def test_submission_that_failed_anywhere_is_complete_after_it_is_run_again(
     assert set(queue.given) == wanted
     assert sorted(listed(records)) == sorted(wanted)
     assert all(part.sent for part in records.parts(EXPERIMENT))
-    # Only the part that was being published when it failed may be delivered twice.
+    # Only the part being published at the failure may be delivered twice.
     assert len(queue.given) - len(wanted) <= 4
     assert done.resumed == (2 if fail_after >= 8 else 4)
     assert done.new + done.known == 10
@@ -187,7 +187,7 @@ class Crash(BaseException):
 def test_submission_killed_at_any_call_of_the_store_is_complete_after_it_is_run_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every call of the store is a place to die, before or after it took effect."""
+    """Die at every write of the store, before or after it takes effect."""
     wanted = [task.id for task in tasks_of(*range(10))]
     died = 0
     for fatal in itertools.count():
@@ -212,7 +212,7 @@ def test_submission_killed_at_any_call_of_the_store_is_complete_after_it_is_run_
 
 
 def crash_at_call(patch: pytest.MonkeyPatch, records: MemoryRecords, fatal: int) -> Callable[[], int]:
-    """Die at write `fatal // 2`, an odd `fatal` after it took effect; returns how many writes were left."""
+    """Die at write number `fatal // 2`, after it took effect if `fatal` is odd; return a count of the writes left."""
     countdown = fatal // 2
 
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -235,7 +235,7 @@ def crash_at_call(patch: pytest.MonkeyPatch, records: MemoryRecords, fatal: int)
 
 @pytest.fixture(params=["manifest", "sqlite"])
 def either(request: pytest.FixtureRequest, queue: Forgetful, tmp_path: Path) -> Any:
-    """A queue whose records list what was submitted, and one whose file holds it."""
+    """Either a queue whose records list submitted tasks, or one whose file holds them."""
     return queue if request.param == "manifest" else open_sqlite(tmp_path / "tasks.db")[0]
 
 
@@ -280,7 +280,7 @@ def test_single_tasks_are_known_by_the_names_of_their_parts(
 
     assert put(queue, tasks_of(7)).known == 1
     assert put(queue, tasks_of(7, 8, 100)).new == 1
-    assert len(read) == 3  # Those that were known, to tell whether their content is another.
+    assert len(read) == 3  # The known tasks, to find out whether their content differs.
     assert len(records.parts(EXPERIMENT)) == 21
     assert len(queue.given) == 21
 
@@ -306,7 +306,7 @@ def test_single_task_that_was_claimed_and_never_listed_is_submitted_all_the_same
 def test_two_submissions_of_the_same_tasks_at_once_list_each_task_once(
     records: MemoryRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other one lists its parts between our look at the manifest and our first part."""
+    """The other submission lists its parts between our look at the manifest and our first part."""
     queue, other = Forgetful(records), Forgetful(records)
     original, interleaved = records.put_part, threading.Event()
 
@@ -507,7 +507,7 @@ def test_million_tasks_stream_in_16_bytes_each() -> None:
     assert grown / new <= 16
 
 
-# the Python door
+# the Python API
 
 
 def importable(x: int, y: int = 2) -> int:
@@ -802,7 +802,7 @@ LARGE = "x" * (INLINE_BYTES + 1)
 
 
 def queue_with_folder(path: Path) -> Queue:
-    """A queue that settles into `records` beside it."""
+    """Open a queue that settles into `records` beside it."""
     (path / "records").mkdir()
     return SqliteQueue(EmbeddedFile(path / "q.db"), FolderRecords(path / "records"))
 
@@ -977,7 +977,7 @@ def test_repair_publishes_the_next_generation_of_what_was_tried_again_and_then_l
     put(Forgetful(records), [again, dead])
     fail(records, again, clock)
     fail(records, dead, clock)
-    records.unmark(again.id, 1, TaskState.FAILED)  # What a redrive does last, when generation 2 is published.
+    records.unmark(again.id, 1, TaskState.FAILED)  # A redrive does this last, after publishing generation 2.
     emptied = Forgetful(records)
 
     found = repair(emptied, records, now=clock.now())

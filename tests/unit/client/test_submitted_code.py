@@ -1,4 +1,4 @@
-"""The code that goes with what is submitted: which folder it is, what stays out, and what is refused."""
+"""The code submitted with tasks: its folder, its exclusions, and refusals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.fakes.gcs import GcsServer
 
 @pytest.fixture(params=["sqlite", "folder", "gs", "memory"])
 def queue(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
-    """Beside each kind of store: the embedded file that holds the tasks itself, and those with manifests."""
+    """A queue with each kind of store: the embedded file that holds the tasks itself, and stores with manifests."""
     match request.param:
         case "sqlite":
             opened, records = open_sqlite(tmp_path / "queue" / "tasks.db")
@@ -107,7 +107,7 @@ def test_nearest_of_project_file_and_work_tree_is_the_project(project: Path) -> 
 
 
 def test_code_outside_of_a_project_is_the_working_directory_itself(home: Path) -> None:
-    (home / "runtime.toml").write_text("")  # a user's own settings make no project of the home
+    (home / "runtime.toml").write_text("")  # a user's own settings do not make the home folder a project
     (home / ".git").mkdir()
     (home / "stuff" / "deep").mkdir(parents=True)
 
@@ -133,7 +133,7 @@ def test_home_that_is_a_project_itself_is_taken(home: Path) -> None:
     assert find_code_folder(home) == home
 
 
-# what is taken
+# contents
 
 
 def test_code_is_stored_and_says_where_in_it_attempts_start(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,7 @@ def test_attempt_that_submits_from_within_its_tree_passes_its_code_on(
     assert take_code(None, records, load_settings()) == SubmittedCode(
         snapshot=submitted.snapshot, folder="experiments/a"
     )
-    # Another stack does not have it, and a folder that is named or lies elsewhere is meant.
+    # Another stack's store lacks it; a folder that is named or elsewhere is taken as given.
     assert take_code(None, MemoryRecords(), load_settings()).taken_from == tree / "experiments" / "a"
     assert take_code(Path(), records, load_settings()).taken_from == tree / "experiments" / "a"
     monkeypatch.chdir(project)
@@ -241,7 +241,7 @@ def test_files_that_hold_credentials_by_their_names_are_refused(project: Path, n
 
 @pytest.fixture
 def elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A project with a package in `src`, which this process imports and does not work in."""
+    """A project with a package in `src`, imported by this process, which works in another folder."""
     package = home / "elsewhere" / "src" / "elsewhere_lab"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
@@ -269,7 +269,7 @@ def test_function_that_is_installed_brings_the_working_directorys_project(projec
     assert done.snapshot == make_snapshot(project).id
 
 
-# one for all
+# one snapshot for all
 
 
 def test_every_task_of_a_submission_has_the_code_of_its_beginning(project: Path, queue: Queue) -> None:
@@ -319,7 +319,7 @@ def test_folder_of_a_task_survives_the_wire_and_a_retry() -> None:
     assert next_generation(task).folder == "a/b"
 
 
-# the same line again
+# repeated submissions
 
 
 def test_known_task_keeps_its_code_and_that_is_said(project: Path, queue: Queue) -> None:

@@ -1,4 +1,4 @@
-"""The reaper: what counts as dead, what it removes, and `runtime cluster reap`."""
+"""The reaper: the nodes that count as dead, the resources it removes, and `runtime cluster reap`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ STATES = [
     "UNHIDING",
     "UNKNOWN",
 ]
-"""All that the API knows."""
+"""Every resource in the API."""
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -1,4 +1,4 @@
-"""Images: what they are called, what a tool is told, what a registry answers, and when a push is refused."""
+"""Images: names and tags, tool command lines, registry answers, and refused pushes."""
 
 from __future__ import annotations
 
@@ -393,7 +393,7 @@ def test_what_each_tool_says_of_an_image_is_read(tool: Tool, value: Any, digests
     assert image == LocalImage(reference="w", digests=frozenset(digests), labels={"a": "b"})
 
 
-# tools that are there, or not
+# present and missing tools
 
 
 @pytest.fixture
@@ -468,7 +468,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
-    # A proxy of the environment that would break every request to this machine.
+    # A proxy in the environment would break every request to this machine.
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     servers = []
 
@@ -625,7 +625,7 @@ def test_address_that_is_none_is_refused(place: str) -> None:
         Registry(place)
 
 
-# what is pushed where
+# push destinations
 
 IMAGE = LocalImage(reference="localhost/w:latest", digests=frozenset({"sha256:c0"}), labels={})
 SAME = Manifest(digest="sha256:d0", config_digest="sha256:c0", size_bytes=1)

@@ -1,4 +1,4 @@
-"""Files of a record root in a bucket: what holds for every place, and what chunks and copies add."""
+"""Files of a record root in a bucket: the promises of every place, and those of chunks and copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts: the same files and commands here and behind a real ssh, and what is said when that does not work."""
+"""Hosts: the same files and commands here and behind a real ssh, and the errors when that fails."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OLDEST = min(PYTHONS, key=lambda version: int(version[2:]))
 
 @pytest.fixture
 def box(ssh_server: SshServer, tmp_path: Path) -> Iterator[SshHost]:
-    """The real thing, with the oldest Python on the other end."""
+    """A real host, with the oldest Python on the other end."""
     host = SshHost(ssh_server.host, str(tmp_path / "records"), python=PYTHONS[OLDEST], options=ssh_server.options)
     yield host
     host.close()
@@ -54,7 +54,7 @@ def files(host: Host) -> Files:
 
 @pytest.fixture
 def make_files(host: Host, tmp_path: Path) -> Iterator[Callable[[], Files]]:
-    """The same root, opened again and again."""
+    """The same root, opened several times."""
     made: list[Host] = []
 
     def make() -> Files:
@@ -336,11 +336,11 @@ def test_creates_at_once_have_one_winner(host: Host, tmp_path: Path, request: py
     assert host.files.names("") == ["one"]
 
 
-# which root it is
+# recognising the root
 
 
 class Known:
-    """A watch that says what it saw, and refuses with what was found."""
+    """A watch that records the markers it sees, and refuses the root if they are wrong."""
 
     def __init__(self, *known: str) -> None:
         self.known: Sequence[str] = known
@@ -593,7 +593,7 @@ def test_process_outlives_the_connection(host: Host, tmp_path: Path) -> None:
 
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
-    """The path of a socket has about a hundred letters, which a test's own folder may use up."""
+    """A short path: a socket's path may have about a hundred characters, which a test's own folder may exceed."""
     with tempfile.TemporaryDirectory(prefix="c-", dir="/tmp") as folder:
         yield Path(folder)
 

@@ -1,4 +1,4 @@
-"""Job specs: one meaning, whatever they are written as."""
+"""Job specs: one meaning, however they are written."""
 
 from __future__ import annotations
 

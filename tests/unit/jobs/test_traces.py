@@ -1,4 +1,4 @@
-"""What a log and an exit code tell of how a command died."""
+"""The cause of a command's death, from its log and exit code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runtime.jobs.traces import describe_code, find_raised, name_signal
 
 
 def run_python(folder: Path, text: str) -> str:
-    """What Python prints of a program that fails."""
+    """Python's output for a failing program."""
     tree = folder / "job-j-0123-0-abc" / "tree"
     tree.mkdir(parents=True)
     (tree / "train.py").write_text(text)
@@ -27,7 +27,7 @@ def run_python(folder: Path, text: str) -> str:
         ("def main():\n    raise ValueError('no column')\nmain()\n", "ValueError: no column, at train.py:2, in main"),
         ("assert False\n", "AssertionError, at train.py:1"),
         ("x = = 1\n", "SyntaxError: invalid syntax, at train.py:1"),
-        # The deepest frame is the library's, and tells less.
+        # The deepest frame is the library's, and less informative.
         ("import json\njson.loads('{')\n", "json.decoder.JSONDecodeError: Expecting property name enclosed in "),
         ("try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise KeyError('x')\n", "KeyError: 'x', at train.py:4"),
         ("raise ValueError('first\\nsecond: line')\n", "ValueError: first, at train.py:1"),

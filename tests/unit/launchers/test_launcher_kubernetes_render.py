@@ -90,7 +90,7 @@ def pod_of(planned: LaunchPlan) -> dict[str, Any]:
     return manifest(planned)["spec"]["template"]["spec"]  # type: ignore[no-any-return]
 
 
-# goldens; the service tests hand each of them to a real API
+# goldens; the service tests apply each of them to a real API
 
 GOLDENS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {}),
@@ -280,7 +280,7 @@ def test_shim_of_a_job_with_a_bucket_goes_with_the_job_and_fits_into_an_object(c
     assert len(yaml.safe_dump(shim)) < 900 << 10
 
 
-# what ends, and by whom
+# ends and their causes
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_limit_of_the_backend_has_room_for_every_failure_preemption_and_loss(
 ) -> None:
     spec = manifest(plan(context, array=Array(count=count), retry=retry))["spec"]
 
-    # The shim counts each budget, and says what is final.
+    # The shim counts each budget, and decides which ends are final.
     assert (spec["backoffLimitPerIndex"], spec["backoffLimit"]) == limits
     codes = {rule["action"]: rule.get("onExitCodes", {}).get("values") for rule in spec["podFailurePolicy"]["rules"]}
     assert codes == {"Ignore": [10], "FailIndex": [1, 2, 3, 11, 126, 127, 128]}
@@ -329,7 +329,7 @@ def test_pod_that_serves_files_ends_and_goes_although_nobody_is_there(context: P
 
     spec, labels = made["spec"], made["metadata"]["labels"]
     assert (spec["backoffLimit"], spec["activeDeadlineSeconds"], spec["ttlSecondsAfterFinished"]) == (0, 300, 60)
-    # It is none of a job's.
+    # It belongs to no job.
     assert labels == {"app.kubernetes.io/managed-by": "research-runtime", "research-runtime/owner": "alice"}
     assert spec["template"]["metadata"]["labels"] == labels
 
@@ -432,7 +432,7 @@ def test_contract_of_the_stack_fills_what_the_target_leaves_out(context: PlanCon
         ("registry://images/train:7", "us-west4.example/p/images/train:7"),
         ("registry://far/deep/er@sha256:0", "eu.example/p/far/deep/er@sha256:0"),
         ("elsewhere.example/train:7", "elsewhere.example/train:7"),
-        # Two regions, and the stack is in none of them.
+        # Two regions, and the stack is in neither.
         ("registry://many/train:7", None),
         ("registry://imges/train:7", None),
     ],
@@ -483,7 +483,7 @@ def test_indices_are_dealt_out_in_rows_over_as_few_gpus_as_they_fill() -> None:
     assert dealt(4, 1) == [(0, 1, 1)]
     # More runs than slots: each GPU takes its share in turn.
     assert dealt(4, 100) == [(0, 34, 4), (34, 33, 4), (67, 33, 4)]
-    # Fewer at a time than there are slots: divided over the GPUs, and no more of these than they fill.
+    # Fewer runs at a time than slots: divided over only as many GPUs as they fill.
     assert dealt(4, 100, at_once=7) == [(0, 50, 4), (50, 50, 3)]
     assert dealt(4, 100, at_once=1) == [(0, 100, 1)]
 
@@ -507,7 +507,7 @@ def test_table_of_a_lease_is_read_as_it_was_written() -> None:
     assert lease_name(Gpu("Node_1.x", 3)) == "runtime-gpu-node-1.x-3"
 
 
-# words
+# wording
 
 
 @pytest.mark.parametrize(("amount", "text"), [(GIB, "1Gi"), (48 << 20, "48Mi"), (3 << 10, "3Ki"), (1001, "1001")])

@@ -1,4 +1,4 @@
-"""GPU slots against an API of this process: who gets how much, whatever happens at the same time."""
+"""GPU slots against an in-process API: the share of each job, with concurrent launches."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_entry_counts_while_its_own_job_is_there_and_unfinished() -> None:
 
 @pytest.fixture
 def planned(tmp_path: Path) -> LaunchPlan:
-    """Eight runs, four to a GPU, on a node of three GPUs."""
+    """A job of eight runs, four to a GPU, on a node of three GPUs."""
     settings = Settings(project=Project(root=tmp_path), data_dir=tmp_path, cache_dir=tmp_path, config_dir=tmp_path)
     target = Target(
         name="lab",
@@ -123,7 +123,7 @@ def submit(api: Api, plan: LaunchPlan, number: int, tmp_path: Path) -> str:
 
 
 def jobs_of(api: Api, plan: LaunchPlan) -> list[tuple[bool, int, str]]:
-    """Suspended, parallelism and GPU of each of its Jobs."""
+    """Return suspension, parallelism and GPU of each of the plan's Jobs."""
     found = []
     for part in plan.parts:
         job = api.get("jobs", "lab", part.name)

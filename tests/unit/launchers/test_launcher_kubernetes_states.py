@@ -1,4 +1,4 @@
-"""What Kubernetes says, in our words: from objects of a real cluster, and every reason that its parts can set."""
+"""Kubernetes' states in our terms: from objects of a real cluster, and for every reason that its components can set."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def waiting_pod(reason: str, message: str = "") -> dict[str, Any]:
 def test_pod_of_a_real_cluster_is_read(
     name: str, state: JobState, reason: EndReason | None, raw: str, code: int | None
 ) -> None:
-    # Of those that start again the oldest has ended.
+    # Containers that restart: the oldest has ended.
     view = read_pod(pod_of(name, 0 if name == "again" else -1))
 
     assert (view.state, view.reason, view.raw, view.exit_code) == (state, reason, raw, code)
@@ -158,7 +158,7 @@ def test_disruption_says_who_took_the_pod_away(word: str, reason: EndReason) -> 
 def test_container_that_waits_for_ever_is_pending_with_what_it_would_end_as(word: str, reason: EndReason) -> None:
     view = read_pod(waiting_pod(word, "not found"))
 
-    # Its pod has its machine, and runs once the image or the Secret is there.
+    # The pod has its node, and runs as soon as the image or the Secret exists.
     assert (view.state, view.reason, view.message) == (JobState.PENDING, reason, "not found")
 
 
@@ -192,7 +192,7 @@ def test_pull_that_fails_on_the_network_may_come_by_itself(message: str, reason:
         ({"reason": "Error", "exitCode": 1}, EndReason.APP_FAILED),
         ({"reason": "Error", "exitCode": 2}, EndReason.CONFIG_INVALID),
         ({"reason": "Error", "exitCode": 3}, EndReason.DUPLICATE),
-        # Whatever the shim ends with has a message; without one it had no time to leave it.
+        # With every exit code the shim leaves a message; if none exists, it had no time to write one.
         ({"reason": "Error", "exitCode": 10}, EndReason.LOST),
         ({"reason": "Error", "exitCode": 11}, EndReason.APP_FAILED),
         ({"reason": "Error", "exitCode": 12}, EndReason.LOST),
@@ -215,7 +215,7 @@ def test_container_that_ended_has_a_reason(terminated: dict[str, Any], reason: E
     [
         ({"reason": "no_capacity", "code": 1, "message": "GPU 0 is full"}, EndReason.NO_CAPACITY, "GPU 0 is full"),
         ({"reason": "idle", "code": 1}, EndReason.IDLE, ""),
-        # A pod that was disrupted has a condition that says so.
+        # A disrupted pod would have a condition for that.
         ({"reason": "stopped", "code": 143}, EndReason.LOST, ""),
         ({"reason": "disk", "code": 1, "message": "used 9 MiB"}, EndReason.DISK, "used 9 MiB"),
         (
@@ -480,7 +480,7 @@ def test_disk_that_the_shim_measured_is_told_with_its_attempt() -> None:
 
 
 def test_attempts_that_were_lost_are_explained_by_how_their_pods_ended() -> None:
-    # Where a container's processes are killed together for memory, no shim is left that could say so.
+    # If the kernel kills a container's processes together for lack of memory, no shim is left to report it.
     killed, last = [pod_of("oom"), pod_of("oom")], pod_of("failed")
     told = json.dumps({"reason": "lost", "code": 1})
     last["status"]["containerStatuses"] = ended_container(exitCode=1, reason="Error", message=told)

@@ -1,4 +1,4 @@
-"""What a backend has of a job, whatever is written down: failed means gone, and what has ended stays as it ended."""
+"""The backend's view of a job, whatever is on record: failed means gone, and ended jobs keep their end."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ class Lab:
         return launch(JobSpec(command=command or ("true",), **fields), target, settings=self.settings)
 
     def native(self, job: JobHandle) -> str:
-        """The name of its only Job."""
+        """Return the name of its only Job."""
         (name,) = [name for name in self.api.names("jobs") if name.startswith(job.id)]
         return name
 
     def garbage(self, owner: str | None = None) -> list[Garbage]:
-        """Of jobs, whenever they ended."""
+        """Find the garbage of jobs, whenever they ended."""
         target, where = find_target("lab", self.settings), self.launch_host()
         later = datetime.now(UTC) + timedelta(seconds=1)
         found = find_garbage(target, KubernetesLauncher(), where, owner=owner, older_than=timedelta(0), now=later)
@@ -127,13 +127,13 @@ def stands(job: JobHandle) -> tuple[JobState, EndReason | None]:
 
 
 def succeed(lab: Lab, job: JobHandle) -> None:
-    """What its shim would leave."""
+    """Write the result that its shim would leave."""
     result = {"reason": "succeeded", "code": 0, "attempt": 1, "at": datetime.now(UTC).timestamp()}
     job.files.create(f"jobs/{job.id}/runs/0/result", json.dumps(result).encode())
     job.files.create(f"done/{job.id}.0.succeeded.0.1", b"")
 
 
-# a pod that waits
+# waiting pods
 
 
 def test_job_without_its_image_is_pending_with_the_reason_until_it_is_cancelled_and_all_is_gone(lab: Lab) -> None:
@@ -281,7 +281,7 @@ def test_job_of_the_same_id_in_another_record_root_is_left_alone(lab: Lab) -> No
     assert lab.api.names("jobs") == [other]
 
 
-# gc, and the same launch again
+# gc, and repeating a launch
 
 
 def test_gc_takes_jobs_pods_and_what_they_own_with_the_record_and_the_same_launch_is_a_new_job(lab: Lab) -> None:
@@ -331,7 +331,7 @@ def test_ended_job_of_a_launch_that_was_cut_off_is_taken_for_its_own(lab: Lab, m
 
 
 def launch_and_cut_off(lab: Lab, monkeypatch: pytest.MonkeyPatch, *, after: int = 0, **fields: Any) -> None:
-    """A launch that ends once a Job is there and before that is written down, `after` so many that were."""
+    """Interrupt a launch between a Job's creation and its record, `after` that many recorded Jobs."""
     record, done = ledger.record_native, iter(range(after))
 
     def record_or_end(*args: Any) -> None:
@@ -403,7 +403,7 @@ def test_gc_takes_ended_jobs_that_are_written_down_nowhere(lab: Lab) -> None:
     assert lab.api.names("jobs") == [lab.native(lives)]
 
 
-# what declares a failure
+# causes of failure
 
 
 def test_launch_that_is_refused_in_the_middle_takes_back_what_it_had_begun(
@@ -515,7 +515,7 @@ def test_retry_ends_what_still_lives_of_a_job_that_is_said_to_have_failed(lab: L
     assert [name.rpartition("-")[0].rpartition("-")[0] for name in lab.api.names("jobs")] == [again.job]
 
 
-# a pod that ends before its command
+# pods that end before their command
 
 
 def test_pod_that_fails_before_its_command_begins_is_set_up_wrongly_and_its_log_says_how(lab: Lab) -> None:
@@ -562,7 +562,7 @@ def test_probe_that_waits_for_what_does_not_come_ends_at_once_and_leaves_nothing
 
 def test_probe_whose_check_was_killed_is_ended_by_the_next_check(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        # As if this process had been killed while it waits.
+        # As if this process had been killed during the wait.
         patched.setattr("runtime.client.jobs.probe._clean_up", lambda job, settings: None)
         patched.setattr(JobHandle, "wait", interrupt)
         lab.run("targets", "check", "lab")

@@ -1,6 +1,6 @@
-"""The Slurm launcher where Slurm does not answer, answers late, or kills what was asked: with commands of the tests' own.
+"""The Slurm launcher when Slurm does not answer, answers late, or kills a request: with stand-in commands.
 
-A real Slurm is in tests/services; what it does only once in a while is provoked here.
+A real Slurm is in tests/services; here rare behaviour is provoked.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ JOB = "j-0123456789abcdef01234567"
 
 
 class Cluster:
-    """A folder of commands that stand for Slurm's; each logs its words."""
+    """A folder of stand-ins for Slurm's commands; each logs its arguments."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -78,7 +78,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 def submit_impatiently(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For an sbatch that does not answer."""
+    """Write an sbatch that does not answer."""
     with monkeypatch.context() as impatient:
         impatient.setattr(launcher_module, "ANSWER_S", 0.5)
         with pytest.raises(SlurmUnavailable):
@@ -86,7 +86,7 @@ def submit_impatiently(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def read_pids(cluster: Cluster) -> list[int]:
-    """What an sbatch has written to the file `pids`, which it may come to late."""
+    """Return the pids that an sbatch writes to the file `pids`, which may take a while."""
     path = cluster.folder / "pids"
     wait_for(lambda: path.exists() and path.read_text().endswith("\n"), "sbatch")
     return [int(word) for word in path.read_text().split()]
@@ -374,7 +374,7 @@ def test_wait_returns_what_is_found_and_none_after_its_time() -> None:
     assert client_module.wait_for(lambda: None, 0.1) is None
 
 
-# Captured from Slurm 22.05: `scontrol -o show job` of a job that waits, cut to what is read, and what `sacctmgr` printed.
+# Captured from Slurm 22.05: `scontrol -o show job` of a waiting job, cut to the fields we read, and `sacctmgr` output.
 WAITS = (
     "JobId=9 JobName=wrap UserId=root(0) GroupId=root(0) Account=root QOS=high JobState=PENDING Reason={reason} "
     "Dependency=(null) TimeLimit=00:10:00 TimeMin=N/A StartTime=Unknown Partition=debug NumNodes=1 NumCPUs=4 "

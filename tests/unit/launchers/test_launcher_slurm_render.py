@@ -1,4 +1,4 @@
-"""What a spec becomes on Slurm: words, scripts, container lines and bundles, without any Slurm."""
+"""Specs rendered for Slurm: command words, scripts, container lines and bundles, without any Slurm."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_start_deadline_becomes_the_time_by_which_a_job_has_ended(tmp_path: Path
 
     words = make_plan(spec, tmp_path).parts[0].native["words"]
 
-    # Six hours to start, one to run, two minutes of grace and one of slack.
+    # Six hours to start, one to run, two minutes of grace and one spare.
     assert [word for word in words if word.startswith(("--deadline", "--time"))] == [
         "--time=63",
         "--deadline=now+423minutes",
@@ -354,7 +354,7 @@ def test_container_runs_in_the_jobs_folder_with_only_the_jobs_variables(tmp_path
     commands = tmp_path / "bin"
     commands.mkdir()
     prefix = f"{container.upper()}ENV_"
-    # Stands for the real one: prints its words, and runs the command with nothing but what was passed on.
+    # A stand-in: it prints its words, and runs the command with only the environment passed on.
     (commands / container).write_text(
         '#!/bin/sh\nwhile [ $# -gt 0 ] && [ "$1" != /images/a.sif ]; do printf \'%s \' "$1"; shift; done; shift; echo\n'
         f'set -- env -i $(env | sed -n \'s/^{prefix}\\([A-Z_]*\\)=\\([^ ]*\\)$/\\1=\\2/p\') PATH="$PATH" "$@"\nexec "$@"\n'
@@ -433,7 +433,7 @@ echo 4711
 
 
 def make_commands(folder: Path) -> Path:
-    """Commands of Slurm that know no job until sbatch was called."""
+    """Slurm commands that know no job until sbatch is called."""
     folder.mkdir()
     scripts = {
         "sbatch": FAKE_SBATCH,

@@ -1,6 +1,6 @@
-"""What Slurm prints and what we make of it. The texts were captured from Slurm 22.05, with its tricky parts: reasons with
-blanks and commas, `CANCELLED by 0`, arrays that wait in one line, jobs that sbatch was refused for and that are listed
-all the same, and accounting that lags behind the queue."""
+"""Slurm's output and our interpretation. The texts were captured from Slurm 22.05, with its tricky parts: reasons with
+blanks and commas, `CANCELLED by 0`, waiting arrays on one line, jobs that sbatch refused but that are listed anyway,
+and accounting that lags behind the queue."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ def test_nodes_of_a_sort_are_one_line_whatever_they_do() -> None:
     assert describe_nodes("slurm_load_node error\n") == []
 
 
-# `sacct --duplicates` of a preempted job, one of a node that failed, a member of an array, and ones that wait or run.
+# `sacct --duplicates` of a preempted job, of one whose node failed, of an array member, and of waiting or running jobs.
 STARTS = """\
 1|PREEMPTED|1795332334|1795332338
 3|NODE_FAIL|1795332334|1795332337
@@ -330,7 +330,7 @@ def test_starts_as_captured_have_the_reason_that_ended_each_and_none_for_what_en
 
 @pytest.mark.parametrize("skew_s", [0, 20, -20])
 def test_attempts_are_joined_with_the_starts_that_they_ran_in(skew_s: int) -> None:
-    """One that left no word, several in one start, and clocks of nodes that are not Slurm's."""
+    """Covers an attempt without a record, several in one start, and clocks of nodes that differ from Slurm's."""
 
     def attempt(number: int, native: str, began: float, ended: float | None, reason: str | None) -> AttemptView:
         at = [None if each is None else datetime.fromtimestamp(each + skew_s, UTC) for each in (began, ended)]
@@ -358,7 +358,7 @@ def test_attempts_are_joined_with_the_starts_that_they_ran_in(skew_s: int) -> No
 
 
 def test_attempt_that_knows_its_start_is_joined_with_it_though_another_is_nearer() -> None:
-    """A node that was busy: the attempt began long after its start, and ended when the next was about to come."""
+    """On a busy node, the attempt began long after its start, and ended shortly before the next."""
 
     def attempt(number: int, restarts: int | None, began: float) -> AttemptView:
         return AttemptView(
@@ -375,7 +375,7 @@ def test_attempt_that_knows_its_start_is_joined_with_it_though_another_is_nearer
 
     assert told(0, 1) == ["preempted", "node_failed"]
     assert told(None, None) == ["stopped", "node_failed"]
-    # Accounting that lost its rows says nothing of this start, rather than something of another.
+    # If accounting lost its rows, it reports nothing about this start rather than about another.
     assert told(7, 1) == ["stopped", "node_failed"]
 
 

@@ -1,4 +1,4 @@
-"""Plans and states of jobs that are processes: what is started, and what one listing of processes tells."""
+"""Plans and states of jobs that are processes: what is started, and the states that one process listing shows."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ BOX = Target(
 
 
 class ScriptedHost:
-    """A machine whose processes are a text."""
+    """A machine whose process list is a given text."""
 
     name = "gpu1"
 
@@ -195,7 +195,7 @@ def test_processes_that_do_not_end_are_said_with_what_to_do(tmp_path: Path) -> N
 
 
 class StoppingHost(ScriptedHost):
-    """A machine with a shim and its copy, which go once they are killed, or once they are woken often enough."""
+    """A machine with a shim and its copy, which end when killed, or when woken often enough."""
 
     def __init__(self, root: Path, *, state: str, wakes: int) -> None:
         line = f"{{}} {{}} {state} python3 shim.py /r/jobs/{JOB.id} --native aaaa@01234567\n"
@@ -217,7 +217,7 @@ class StoppingHost(ScriptedHost):
     [
         ("T", 1, 600.0, [["CONT", "71", "72"]]),
         ("T+", 2, 600.0, [["CONT", "71", "72"]] * 2),
-        # Whatever is woken is stopped again.
+        # Every woken process is stopped again.
         ("T", -1, 0.0, [["CONT", "71", "72"], ["CONT", "71", "72"], ["KILL", "71", "72"]]),
     ],
 )
@@ -262,7 +262,7 @@ def test_shim_that_is_slow_to_start_may_still_take_the_job(tmp_path: Path, monke
         JobSpec(command=("true",)), replace(BOX, records=str(tmp_path)), JOB, make_context(tmp_path)
     )
 
-    # Not `NotPossible`: that would have the next target of `--on A,B` tried.
+    # Not `NotPossible`, which would make `--on A,B` try the next target.
     with pytest.raises(HostUnavailable) as silent:
         spawn_shim(plan, plan.parts[0], ScriptedHost(tmp_path, "01234567\n"))
 

@@ -1,4 +1,4 @@
-"""The Pub/Sub queue against a service that fails on demand, which the emulator does not."""
+"""The Pub/Sub queue against a service that fails on demand, which the emulator cannot do."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def unavailable() -> PubSubUnavailable:
 
 
 class FakeService:
-    """`PubSubClient` over a list. `failures` maps a method's name to how many of its next calls fail."""
+    """A `PubSubClient` over a list. `failures` maps a method's name to the number of its next calls that fail."""
 
     emulator = None
 
@@ -142,7 +142,7 @@ class FakeService:
 
 
 class FlakyRecords(MemoryRecords):
-    """Fails the calls named in `away`."""
+    """Records that fail the calls named in `away`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ def open_queue(service: FakeService, records: MemoryRecords, **options: timedelt
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acknowledging, "ACK_DELAY_S", 0.01)
     monkeypatch.setattr(pubsub_intake, "CLOSE_WAIT_S", 0.05)
-    # Renewals are those that a test asks for, and no answer is late.
+    # Renewals happen only when a test asks for them, and no answer is late.
     monkeypatch.setattr(pubsub_intake, "FIRST_RENEWAL_S", 600.0)
     monkeypatch.setattr(reach, "FIRST_ANSWER_S", 600.0)
     monkeypatch.setattr("runtime.queues.pubsub.queue.RELEASE_PATIENCE_S", 0.0)
@@ -239,7 +239,7 @@ def test_copy_that_arrives_before_its_publisher_knows_is_no_second_delivery(
 ) -> None:
     queue.put([sample_task("1"), sample_task("2")])
     leases = lease(queue, 2)
-    queue.lease(2, worker="w-1", ttl=TTL)  # A pull waits, and takes the copies the moment they are out.
+    queue.lease(2, worker="w-1", ttl=TTL)  # A pull waits, and takes the copies as soon as they are published.
     service.slow_publish_s = 0.3
 
     queue.release([Release(one) for one in leases])
@@ -579,7 +579,7 @@ def test_cut_off_worker_is_told_that_there_may_be_work(service: FakeService, que
     before = queue.outlook().suspect_leases
     service.failures["pull"] = 1_000
 
-    queue.lease(1, worker="w-1", ttl=TTL)  # The pull that waits is not cut off; what it brings ends it.
+    queue.lease(1, worker="w-1", ttl=TTL)  # The waiting pull is not interrupted; a delivery ends it.
     service.deliver(service.published[0], "m-9")
 
     assert not before
@@ -610,7 +610,7 @@ def test_put_is_acknowledged_only_when_every_request_was(
     with pytest.raises(QueueUnavailable):
         queue.put([sample_task(str(number)) for number in range(5)])
     monkeypatch.setattr("runtime.queues.pubsub.queue.PUT_PATIENCE_S", 600.0)
-    service.failures["publish"] = 2  # Retried within its patience.
+    service.failures["publish"] = 2  # Retried within the put's patience.
     result = queue.put([sample_task(str(number)) for number in range(5)])
 
     assert (result.new, result.known) == (5, 0)
@@ -692,7 +692,7 @@ def test_purge_that_cannot_empty_the_subscription_has_ended_the_tasks(
 
 
 class AnswersWith(FaultyServer):
-    """As Google's front end: whatever it answers bears its time."""
+    """Answers like Google's front end: every answer carries its date."""
 
     def __init__(self, status: int) -> None:
         super().__init__()
@@ -781,7 +781,7 @@ def test_dead_letters_of_the_service_are_filed_or_queued_again(service: FakeServ
     service.deliver(OutgoingMessage(b"{", {}), "dead-2")
     pulls = iter([True])
 
-    # The fake keeps one list for all subscriptions: after one look it would find the copy that it just queued.
+    # The fake keeps one list for all subscriptions: a second pull would find the copy that it just queued.
     real_pull = service.pull
     service.pull = lambda *args, **kwargs: real_pull(*args, **kwargs) if next(pulls, None) else []  # type: ignore[method-assign]
     drained = queue.drain_dead_letters()

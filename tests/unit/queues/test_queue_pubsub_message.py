@@ -1,4 +1,4 @@
-"""What a Pub/Sub message says of its task, and what becomes of it: pure functions."""
+"""A task's data in a Pub/Sub message, and the decision about a delivery: pure functions."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_copy_is_not_younger_than_its_task() -> None:
 
 
 def test_foreign_message_and_its_copies_bear_when_the_service_took_it_in() -> None:
-    """The producer's own word for when it was submitted does not count: nobody keeps its clock."""
+    """The producer's own submission time does not count, since its clock is unsynchronised."""
     line = {"project": "p", "workflow": "w", "args": [], "submitted_at": "2020-01-01T00:00:00Z"}
     first = read_message(received(json.dumps(line).encode(), {"theirs": "1"}), no_blob)
     copy = write_copy(first, not_before=None)
@@ -287,7 +287,7 @@ def test_one_message_above_the_limit_travels_alone() -> None:
     assert list(split_requests([small, huge, small])) == [[small], [huge], [small]]
 
 
-# what becomes of a delivery
+# decisions about a delivery
 
 
 def test_judge_tells_finished_due_late_and_last_apart() -> None:

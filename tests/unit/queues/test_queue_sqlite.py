@@ -1,4 +1,4 @@
-"""The embedded queue beyond what every queue promises: liveness, clocks, fairness, bounds."""
+"""The embedded queue beyond the promises of every queue: liveness, clocks, fairness, bounds."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def path(tmp_path: Path) -> Path:
 def holder(
     path: Path, *, leases: int, running: int, worker: str = "w-dying", apart: bool = False
 ) -> Iterator[subprocess.Popen[str]]:
-    """A process that holds leases and says which; the first may be a suspect that is kept apart."""
+    """Start a process that holds leases and prints them; the first may be a suspect, kept apart."""
     arguments = [str(path), str(leases), str(running), worker, *(["apart"] if apart else [])]
     process = subprocess.Popen([sys.executable, "-c", HOLDER, *arguments], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -70,7 +70,7 @@ def holder(
 
 
 def check_counters(path: Path) -> None:
-    """Each task is in exactly one place, and the counters say how many are where."""
+    """Check that each task is in exactly one place, and that the counters are right."""
     connection = sqlite3.connect(path)
     places = connection.execute(
         "SELECT t.id, (SELECT count(*) FROM ready r WHERE r.seq=t.seq) + (SELECT count(*) FROM delayed d WHERE "
@@ -127,7 +127,7 @@ def test_killed_worker_gives_back_and_only_what_ran_is_blamed(path: Path) -> Non
 
 
 def notes_after(path: Path, *processes: subprocess.Popen[str]) -> dict[str, EndedNote]:
-    """What is noted of the tasks that ran on workers that were killed together, by key."""
+    """Kill workers together; return the notes on the tasks that ran on them, by key."""
     queue, records = open_sqlite(path)
     for process in processes:
         process.kill()
@@ -174,14 +174,14 @@ def test_machine_that_was_started_again_was_lost_with_all_that_ran_on_it(
 
 
 def test_worker_whose_lock_a_guardian_still_holds_is_not_dead(path: Path) -> None:
-    """The lock is freed when worker and guardian are both gone, never between the two."""
+    """The lock is free only when both worker and guardian have ended."""
     queue, _ = open_sqlite(path)
     queue.put(tasks(1))
     first, _ = open_sqlite(path)
     assert first.lease(1, worker="w-a", ttl=TTL)
     fds = first.join("w-a")
     guardian = subprocess.Popen(["sleep", "600"], pass_fds=fds)
-    # The worker is gone, its descriptor and the mapping's own copy of it; the guardian still ends its attempts.
+    # Close the worker's descriptor and the mapping's copy, as its end would; the guardian still ends its attempts.
     assert first._presence is not None
     first._presence._memory.close()
     for fd in fds:
@@ -277,7 +277,7 @@ def test_put_rings_the_doorbell_of_a_waiting_worker(path: Path) -> None:
     waiting.hush()
     assert select.select([bell], [], [], 0)[0] == []
     waiting.close()
-    putting.put([sample_task("later")])  # A bell that nobody hears any more is no error.
+    putting.put([sample_task("later")])  # A wake-up without a listener is no error.
 
 
 def test_put_rings_every_worker_that_has_come_by_then_and_none_that_has_left(path: Path) -> None:
@@ -486,7 +486,7 @@ print(*times)
         assert process.stdout.readline() == "enough\n"
     stop.touch()
     times = [[int(at) for at in process.communicate()[0].split()] for process in processes]
-    # While one of them is kept from running the other has all: how they share shows when both run.
+    # While one of them is descheduled, the other gets every turn: their shares show when both run.
     turns = [number for _, number in sorted((at, number) for number, each in enumerate(times) for at in each)]
     shares = [sum(turns[start : start + 50]) for start in range(0, len(turns) - 49, 50)]
     assert sum(10 <= share <= 40 for share in shares) >= 3, shares
@@ -578,7 +578,7 @@ def test_pauses_and_resumes_of_many_leave_the_file_as_the_orders_say(path: Path)
 
 @pytest.mark.parametrize("ahead_s", [-300, 0, 300])
 def test_queue_beside_a_store_follows_an_order_whose_giver_was_killed(path: Path, tmp_path: Path, ahead_s: int) -> None:
-    """The order is there, and what the file says of it was not written."""
+    """The order exists, but its effect on the file was not written."""
     (tmp_path / "records").mkdir()
     clock = FakeClock(datetime.now(UTC) + timedelta(seconds=ahead_s))
     records = FolderRecords(tmp_path / "records", clock=clock)
@@ -614,7 +614,7 @@ def test_purge_beside_a_store_ends_what_cannot_be_decoded_too(path: Path, tmp_pa
 
 
 def test_claim_reads_only_what_can_be_claimed(path: Path) -> None:
-    """However many tasks are finished or wait for later: the plan has no scan and no sort."""
+    """However many tasks have finished or are delayed, the query plan has no scan and no sort."""
     queue, _ = open_sqlite(path)
     queue.put(tasks(1))
     connection = sqlite3.connect(path)

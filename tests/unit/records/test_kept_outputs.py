@@ -1,4 +1,4 @@
-"""What attempts leave in their output folders, however odd, and what becomes of it."""
+"""Attempts' output folders, however odd, and how their content is kept."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Remote:
         return self.bench.record(task, records=self.records)
 
     def kept(self, record: Record) -> set[str]:
-        """Names below the place that the record names."""
+        """List the names below the place that the record names."""
         assert record.outputs_url is not None
         if not self.in_bucket:
             root = Path(record.outputs_url)
@@ -208,7 +208,7 @@ def test_folder_is_made_as_often_as_it_is_asked_for(remote: Remote) -> None:
 
 
 def test_what_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root may read everything, so the refusals are put in its way."""
+    """Root may read everything, so the test provokes the refusals."""
     (tmp_path / "open").write_text("x")
     (tmp_path / "closed").write_text("x")
     (tmp_path / "locked").mkdir()

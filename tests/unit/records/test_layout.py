@@ -1,4 +1,4 @@
-"""The names of a store's objects: people, scripts and older releases look for them where they have always been."""
+"""The names of a store's objects, which people, scripts and older releases rely on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Orders from several places at once, and what they cover whatever the clocks say: seen by what workers then run."""
+"""Orders from several places at once, and their coverage whatever the clocks: seen in the tasks that workers run."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Bucket:
         return BucketBlobs(self.url, timeout=timedelta(seconds=timeout_s), retry_for=timedelta(seconds=retry_for_s))
 
     def store(self, fault: Fault | None = None, *, retry_for_s: float = 240) -> BlobRecords:
-        """Which waits no longer for an answer than it has to where the fault is that none comes."""
+        """Open a store; if the fault is a missing answer, its time-out is short."""
         hasty = fault is Fault.STORE_THEN_STALL
         store = BlobRecords(self.blobs(timeout_s=0.5 if hasty else 60, retry_for_s=retry_for_s))
         store.put_experiment("sample", queue=None)
@@ -357,7 +357,7 @@ def test_google_credentials_that_the_library_cannot_read_go_through_google_auth(
 
 
 class Provider:
-    """Gives credentials as those of `obstore.auth` do, and fails as often as it is told."""
+    """Provides credentials like those of `obstore.auth`, and fails as often as configured."""
 
     config: ClassVar = {"region": "eu-west-3"}
 
@@ -492,13 +492,13 @@ TASKS = 600_000
 
 
 def fill_with_a_large_experiment(server: GcsServer) -> None:
-    """600,000 tasks submitted, 588,000 recorded, of which 3,000 failed; 200 workers have counted."""
+    """Store 600,000 submitted tasks, 588,000 records, 3,000 of them failures, and counters of 200 workers."""
     digest = sample_task().id[-8:]
     base = f"big/manifests/{digest}"
     server.fill("lab", (f"{base}/{n:05}-10000-{n:016x}.jsonl" for n in range(60)))
     server.fill("lab", (f"{base}/{n:05}-10000-{n:016x}.sent" for n in range(60)))
     ids = [f"t-{(n * 0x9E3779B97F4A7C15) % 2**64:016x}{digest}" for n in range(588_000)]
-    # A record's length says its state: 4 bytes are a success, 5 a failure.
+    # A record's length encodes its state: 4 bytes are a success, 5 a failure.
     server.fill("lab", (f"big/records/{digest}/{id[2]}/{id}.g1.json" for id in ids[3000:]), b"1234")  # noqa: A001
     server.fill("lab", (f"big/records/{digest}/{id[2]}/{id}.g1.json" for id in ids[:3000]), b"12345")  # noqa: A001
     server.fill("lab", (f"big/marks/{digest}/{id}.g1.failed.json" for id in ids[:3000]))  # noqa: A001
@@ -525,7 +525,7 @@ def test_totals_of_600000_tasks_cost_few_requests_and_exact_ones_a_listing_per_1
     assert exact.counts == {TaskState.QUEUED: 12_000, TaskState.SUCCEEDED: 585_000, TaskState.FAILED: 3000}
     assert exact.exact
     assert set(gcs_server.requests) == {"LIST"}
-    # Each of the 16 prefixes may end with a page that is not full; one more lists the manifest.
+    # Each of the 16 prefixes may end with a partial page; one more request lists the manifest.
     assert gcs_server.requests["LIST"] <= 588 + 16 + 1
 
 

@@ -1,4 +1,4 @@
-"""Records as JSON: readable by others, tolerant of newer fields, honest about damage."""
+"""Records as JSON: readable by others, tolerant of newer fields, strict about damage."""
 
 from __future__ import annotations
 

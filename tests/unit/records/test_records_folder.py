@@ -1,4 +1,4 @@
-"""What is special about a folder: durability in the right order, full disks, odd file systems, shared use."""
+"""Folders in particular: the order of durable writes, full disks, unusual file systems, shared use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def every_name(root: Path) -> list[str]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The system calls of a write in their order, made all the same."""
+    """Record the system calls of a write in order, and still execute them."""
     made: list[str] = []
     kinds: dict[int, str] = {}
     real_open = os.open
@@ -141,7 +141,7 @@ assert FolderBlobs(Path(sys.argv[1])).create(sys.argv[2], b"x")
 
 
 def test_workers_with_the_same_numbers_in_two_containers_write_under_names_of_their_own(tmp_path: Path) -> None:
-    """Both may write at the same moment, and the file of one would be the other's."""
+    """Both may write at the same moment, and with equal names one would overwrite the other's file."""
     (tmp_path / "a").mkdir()
     names = []
     for key in ("a/one", "a/two"):
@@ -153,7 +153,7 @@ def test_workers_with_the_same_numbers_in_two_containers_write_under_names_of_th
 
 
 def test_commit_on_a_full_disk_says_what_is_free_and_leaves_nothing(tmp_path: Path) -> None:
-    """The limit on a file's size stands for the disk: the kernel refuses the write itself."""
+    """A limit on file size stands in for a full disk: the kernel refuses the write itself."""
     store = FolderRecords(tmp_path)
     store.put_experiment("sample", queue=None)
     task = sample_task()
@@ -350,7 +350,7 @@ else:
     ("mode", "said"), [(0o755, "False give user 65534 write access to `{root}`"), (0o777, "written")]
 )
 def test_folder_of_another_user_needs_write_access_and_says_so(mode: int, said: str) -> None:
-    # Not under pytest's own folder, which only its owner may enter.
+    # Not in pytest's own folder, which only its owner may enter.
     root = Path(tempfile.mkdtemp(prefix="runtime-records-", dir="/tmp"))
     try:
         root.chmod(mode)

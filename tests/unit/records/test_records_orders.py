@@ -1,4 +1,4 @@
-"""The order log: what orders come to together, and putting them together while they are given, listed and read."""
+"""The order log: the combined effect of orders, and compacting them while others give, list and read orders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUEUE = "default"
 
 
 class WatchedBlobs(MemoryBlobs):
-    """With a clock of its own, a count of its calls, and a place to let something happen in between."""
+    """Has its own clock, counts its calls, and lets a test act in between."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class WatchedBlobs(MemoryBlobs):
         self.calls: list[str] = []
         self.before: Callable[[str, str], None] = lambda call, key: None
         self.listing: Callable[[int], None] = lambda place: None
-        """Called before each name that a listing of orders comes to."""
+        """Called before each name in a listing of orders."""
 
     def _store(self, key: str, data: bytes) -> None:
         super()._store(key, data)
@@ -59,7 +59,7 @@ class WatchedBlobs(MemoryBlobs):
         super().delete(key)
 
     def list_blobs(self, prefix: str, *, after: str | None = None) -> Iterator[BlobInfo]:
-        """One name after the other, as a folder is listed: what was passed is not looked at again."""
+        """List names one by one, as a folder does: names before the current position are not revisited."""
         self._call("list", prefix)
         last = after
         for place in itertools.count():
@@ -78,12 +78,12 @@ def blobs() -> WatchedBlobs:
 
 
 def open_store(blobs: WatchedBlobs) -> BlobRecords:
-    """As another process sees it; its clock is the machine's, which is not the store's."""
+    """Open the store as another process would; its clock is the machine's, which differs from the store's."""
     return BlobRecords(blobs, clock=FakeClock(T0 + timedelta(hours=3)))
 
 
 def give_many(store: BlobRecords, count: int = ORDERS_APART) -> None:
-    """One pause, and cancels that name parts and tasks."""
+    """Give one pause, and cancels that name parts and tasks."""
     store.put_order(QUEUE, pause_order(T0))
     for n in range(count - 1):
         part = frozenset({f"{n:05}-1-0123456789abcdef"})
@@ -102,7 +102,7 @@ def listed(blobs: WatchedBlobs) -> list[str]:
     return list(blobs.list_keys("orders/"))
 
 
-# what they come to
+# the combined effect
 
 
 names = st.sampled_from(["a", "b", "c"])
@@ -171,7 +171,7 @@ def test_orders_that_cannot_be_read_leave_the_last_answer_to_the_caller(blobs: W
     assert store.control(QUEUE) is told
 
 
-# putting together
+# compaction
 
 
 def test_orders_of_years_are_few_objects(blobs: WatchedBlobs) -> None:
@@ -232,7 +232,7 @@ def test_putting_together_may_be_killed_anywhere(blobs: WatchedBlobs, step: int)
 
 @pytest.mark.parametrize("place", [0, 1, 20, ORDERS_APART - 1, ORDERS_APART])
 def test_listing_in_the_middle_misses_no_order(blobs: WatchedBlobs, place: int) -> None:
-    """What was passed before it was there and what is gone before it was reached: a listing that misses both is long."""
+    """A long listing may miss names added behind its position and names removed ahead of it."""
     store, told_to = open_store(blobs), FakeClock(T0)
     give_many(store, ORDERS_APART)
     reader = BlobRecords(blobs, clock=told_to)
@@ -326,7 +326,7 @@ def test_slow_one_that_puts_together_what_it_read_long_ago_brings_no_pause_back(
     give_many(store, ORDERS_APART)
 
     def meanwhile(call: str, key: str) -> None:
-        """All of this happens between what the slow one has read and what it writes."""
+        """All of this happens between the slow process's read and its write."""
         if call != "create" or "merged-" not in key:
             return
         blobs.before = lambda call, key: None
@@ -347,7 +347,7 @@ def test_slow_one_that_puts_together_what_it_read_long_ago_brings_no_pause_back(
     assert not open_store(blobs).control(QUEUE).paused
 
 
-# what can go
+# removal
 
 
 def submit(store: BlobRecords, *tasks: Task, experiment: str = "sample") -> frozenset[str]:
@@ -389,7 +389,7 @@ def test_order_for_an_experiment_goes_when_that_has_ended_long_ago(
         if state is not TaskState.SUCCEEDED and not begun_again:
             store.mark(sample_mark(task, state))
         store.commit(sample_record(task, state=state))
-    # A foreign producer's task has a record too, is counted, and stands in no manifest.
+    # A foreign producer's task has a record too; it is counted, but appears in no manifest.
     store.commit(sample_record(sample_task("foreign")))
     store.put_counters("w-1", {"sample": {TaskState.SUCCEEDED: 2}})
     later(blobs, REMEMBERED_FOR + timedelta(days=days))
@@ -402,7 +402,7 @@ def test_order_for_an_experiment_goes_when_that_has_ended_long_ago(
     assert "sweep" in store.control(QUEUE).experiments
 
 
-# what they cover
+# coverage
 
 
 def covers(store: BlobRecords, task: Task, published_at: datetime | None = None) -> bool | None:

@@ -1,4 +1,4 @@
-"""The one order in which an ending is written, and what is decided about a record that is there already."""
+"""The only order of writes when a task ends, and the decisions about an existing record."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAILED = sample_record(TASK, token="ours", state=TaskState.FAILED)
 
 
 class Watched(MemoryRecords):
-    """Notes what is written in which order."""
+    """Logs each write in order."""
 
     def __init__(self) -> None:
         super().__init__()

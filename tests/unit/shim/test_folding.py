@@ -1,4 +1,4 @@
-"""What jobs leave in a record root: few entries once they have ended, and everything is still read where it was."""
+"""The entries of jobs in a record root: few once they have ended, and all still readable at their old places."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.ssh_support import SshServer
 PYTHONS = find_pythons()
 OLDEST = PYTHONS[min(PYTHONS, key=lambda version: int(version[2:]))]
 SINGLE, RUN = 8, 3
-"""The most entries that an ended job, and an ended run of an array, may take."""
+"""The most entries that an ended job, or an ended run of an array, may take."""
 LONG = "seq 100000"
 
 
@@ -40,7 +40,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 def entries(root: Path) -> int:
-    """How many files and folders there are, as `find` counts them."""
+    """Count files and folders as `find` does."""
     return sum(1 for _ in root.rglob("*"))
 
 
@@ -61,7 +61,7 @@ for n in $(seq 0 "${last:-0}"); do
 done
 echo 41
 """
-"""Starts the batch script as Slurm does, here and at once. tests/services has the same count on a real one."""
+"""Runs the batch script at once, here, as Slurm would. tests/services does the same count on a real Slurm."""
 
 
 @pytest.fixture(params=["local", "slurm", pytest.param("ssh", marks=pytest.mark.service)])
@@ -87,7 +87,7 @@ def target(request: pytest.FixtureRequest, run: Terminal) -> tuple[str, Path]:
 
 
 def launch(run: Terminal, target: tuple[str, Path], *words: str) -> str:
-    """A job that has ended, its shim too."""
+    """Launch a job and wait for its end and its shim's."""
     said = run("launch", "--on", target[0], *words)
     assert said.code == 0, said.err
     job = said.out.strip()
@@ -97,7 +97,7 @@ def launch(run: Terminal, target: tuple[str, Path], *words: str) -> str:
 
 
 def added(run: Terminal, target: tuple[str, Path], *words: str) -> int:
-    """How many entries a job costs, in a root that has had one of the same code."""
+    """Count the entries that a job adds to a root that already has a job with the same code."""
     launch(run, target, "--", "true")
     before = entries(target[1])
     launch(run, target, *words)
@@ -131,11 +131,11 @@ def test_run_of_an_array_takes_few_entries_while_the_others_go_on(run: Terminal)
     wait_for(lambda: len(list(runs.glob("*.ended"))) == 8, "eight ends")
 
     def left() -> int:
-        # Not by a pattern, which does not take it that a folder goes while it is looked through.
+        # Not with glob, which fails if a folder disappears during the search.
         found = (Path(folder, name) for folder, *names in os.walk(runs) for each in names for name in each)
         return sum(path.relative_to(runs).parts[0].split(".")[0] != "0" for path in found)
 
-    wait_for(lambda: left() <= 8 * (RUN - 1), "few entries")  # beside the names in `done`
+    wait_for(lambda: left() <= 8 * (RUN - 1), "few entries")  # apart from the names in `done`
     go.touch()
 
     run.wait(job, "succeeded")
@@ -161,7 +161,7 @@ def test_status_names_the_log_where_it_lies(run: Terminal) -> None:
     assert Path(place.replace("ATTEMPT", "0001").replace("RANK", "0")).read_text() == "said\n"
 
 
-# the same before and after
+# equal output before and after folding
 
 VERBS = [
     ["status", "JOB"],
@@ -174,7 +174,7 @@ VERBS = [
 
 @pytest.fixture
 def old(run: Terminal, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Jobs as versions leave them that know of no folding."""
+    """Run jobs as versions without folding did."""
 
     def finish(script: str, *words: str) -> str:
         with monkeypatch.context() as before:
@@ -192,7 +192,7 @@ def said(run: Terminal, job: str, verbs: list[list[str]]) -> list[object]:
             found.append(run(*words).out)
             continue
         seen = run(*words, "-o", "json").json
-        # Where the log lies and what is free have changed.
+        # The log's place and the free space have changed.
         seen["evidence"] = [line for line in seen.get("evidence", ()) if not line.endswith(" free")]
         found.append({**seen, "logs": None})
     return found
@@ -285,7 +285,7 @@ def test_gc_asks_the_backend_and_folds_once_however_many_jobs_there_are(
 
 
 def fill(root: Path, *, runs: int) -> Path:
-    """An ended job with something of everything."""
+    """Write an ended job with every kind of entry."""
     job = root / "jobs" / JOB
     for index in range(runs):
         attempts = job / "runs" / str(index)
@@ -310,7 +310,7 @@ def fill(root: Path, *, runs: int) -> Path:
 
 
 def look(files: Files) -> dict[str, object]:
-    """Everything that can be asked of the names that there are."""
+    """Collect the answers to every query about the existing names."""
     found: dict[str, object] = {}
     todo = [f"jobs/{JOB}", f"jobs/{JOB}/missing", f"jobs/{JOB}/runs/0/missing"]
     while todo:
@@ -321,14 +321,14 @@ def look(files: Files) -> dict[str, object]:
             found[f"part {name}"] = [files.read_from(name, 1, 3), files.read_from(name, 100_000 - 2)]
             continue
         found[f"names {name}"] = files.names(name)
-        # Of a whole job it is what `gc` adds up.
+        # For a whole job, `gc` adds this up.
         found[f"tree {name}"] = files.tree(name) if name.count("/") > 2 else None
         todo += [f"{name}/{each}" for each in files.names(name)]
     return found
 
 
 def own_folders_aside(found: dict[str, object]) -> dict[str, object]:
-    """Without empty folders, which go, and what serves only while a job runs."""
+    """Drop empty folders, which are removed, and files needed only while a job runs."""
     return {
         key: value
         for key, value in found.items()
@@ -361,7 +361,7 @@ def test_everything_is_read_where_it_was_after_it_was_folded_and_after_it_was_un
 
     assert folded == before
     assert look(files) == before
-    assert count <= 2 + runs * 8  # a folded file, two long logs, the newest short one, an output in its folders
+    assert count <= 2 + runs * 8  # a folded file, two long logs, the newest short log, an output in its folders
     assert not list(job.rglob("*ended"))
 
 
@@ -389,7 +389,7 @@ def test_lock_that_is_taken_while_a_job_is_folded_is_not_folded_with_it(
     def fold(*words: object) -> None:
         with pytest.raises(NotPossible, match="being launched by another"):
             launching.take(patience_s=0)
-        (job / "lock.7").write_bytes(b"{}")  # of one that took over from a shim that stood still
+        (job / "lock.7").write_bytes(b"{}")  # from a process that took over from a suspended shim
         real(*words)
         held.append((job / "lock.7").exists())
 
@@ -435,7 +435,7 @@ def test_folding_that_is_cut_off_at_any_step_hides_nothing_and_is_gone_on_with(
             def call(*words: object, **more: object) -> object:
                 left[0] -= 1
                 if left[0] < 0:
-                    raise KeyboardInterrupt  # no handler of ours takes it, as none sees a SIGKILL
+                    raise KeyboardInterrupt  # our handlers do not catch it, just as none sees a SIGKILL
                 return step(*words, **more)
 
             return call

@@ -1,4 +1,4 @@
-"""The shim: what it promises wherever it runs, on every Python that this machine has."""
+"""The shim: its promises on every platform, on every Python of this machine."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_shim_runs_a_line_of_shell_after_the_setup_lines(job: MakeJob) -> None:
         (["export A=1", "false"], 1, "exit code 1, at: false"),
         (["module_that_is_not_there load cuda/12"], 127, "exit code 127, at: module_that_is_not_there load cuda/12"),
         (["exit 75"], 75, "exit code 75, at: exit 75"),
-        # The command never ran, so it has not succeeded.
+        # The command never ran, so it did not succeed.
         (["exit 0"], 1, "exit code 0, at: exit 0"),
     ],
 )
@@ -737,7 +737,7 @@ def test_shim_whose_requeuing_ends_the_command_that_asked_for_it_begins_nothing_
     assert made.ends() == ["app_failed"]
 
 
-# what a backend may be told
+# orders from the backend
 
 
 def test_shim_leaves_the_result_where_the_backend_shows_it(job: MakeJob, tmp_path: Path) -> None:
@@ -763,11 +763,11 @@ def test_shim_tells_the_backend_the_result_that_it_cannot_write(job: MakeJob, tm
     assert json.loads((tmp_path / "told").read_text())["reason"] == "app_failed"
 
 
-# GPUs that a backend gave
+# GPUs from the backend
 
 
 def _smi(folder: Path, *lines: str) -> dict[str, str]:
-    """A PATH whose nvidia-smi prints these lines."""
+    """Return a PATH whose nvidia-smi prints these lines."""
     folder.mkdir(exist_ok=True)
     (folder / "lines").write_text("".join(f"{line}\n" for line in lines))
     (folder / "nvidia-smi").write_text(f"#!/bin/sh\ncat {folder}/lines\n")
@@ -783,11 +783,11 @@ TWO = ("0, GPU-aa, 1000, 80000", "1, GPU-bb, 79000, 80000")
     [
         (TWO, "1", "1"),
         (TWO, "GPU-bb", "GPU-bb"),
-        # A container runtime that shows one GPU only counts it from 0.
+        # A container runtime that shows only one GPU numbers it 0.
         (TWO[1:], "1", "1"),
         (("0, GPU-bb, 79000, 80000",), "5", "0"),
         (("0, GPU-cc, [N/A], [N/A]",), "0", "0"),
-        # The others of the GPU use their own parts of it.
+        # Other users of the GPU have their own shares of it.
         (("0, GPU-aa, 19000, 80000",), "0", "0"),
     ],
 )
@@ -866,7 +866,7 @@ def test_shim_that_is_told_to_stop_lets_the_backend_say_why(job: MakeJob, tmp_pa
     assert processes_with(str(made.root)) == []
 
 
-# a backend that counts failures, and leaves out those that it caused
+# a backend that counts failures, except those that it caused
 
 
 @pytest.mark.parametrize(
@@ -878,7 +878,7 @@ def test_shim_that_is_told_to_stop_lets_the_backend_say_why(job: MakeJob, tmp_pa
         (None, 2, 3, "", "lost", "it left no word, and the backend tells of no disruption"),
         (None, 2, 3, "97 %", "oom", "went without a word when its memory was 97 % full"),
         (None, 2, 2, "97 %", "preempted", "the backend took its machine away"),
-        # Its pod was given up by hand, and its count with it.
+        # Its pod was released by hand, and its count was lost with it.
         (None, 2, 0, None, "preempted", "the backend took its machine away"),
         ("asked to stop", None, 1, None, "stopped", "asked to stop"),
     ],
@@ -892,7 +892,7 @@ def test_term_alone_proves_nothing_and_the_count_of_the_backend_tells(
 
 
 def stop_once(made: ShimJob, failures: int, number: int, **environ: str) -> int:
-    """One start whose command runs until the shim is told to stop; its exit code."""
+    """Start once and stop the shim while its command runs; return its exit code."""
     started = made.start(RUNTIME_POD_FAILURES=str(failures), **environ)
     wait_for((made.folder / f"runs/0/output/a{number:04d}/up").exists, "the command")
     started.send_signal(signal.SIGTERM)
@@ -916,7 +916,7 @@ def test_run_that_is_disrupted_spends_preemptions_and_nothing_else(job: MakeJob)
 
     assert [stop_once(made, 0, number + 1) for number in range(4)] == [12] * 4
 
-    # Five starts, of which the last decides what the fourth end was, and begins nothing.
+    # Five starts; the last one classifies the fourth's end, and runs nothing.
     assert made.run(RUNTIME_POD_FAILURES="0") == 1
     assert made.results() == {0: ("preempted", 1, 4)}
 
@@ -963,7 +963,7 @@ def test_failure_that_the_shim_saw_keeps_its_budget_whatever_the_backend_counts(
     assert (made.ends(), made.results()) == (["app_failed"] * 2, {0: ("app_failed", 4, 2)})
 
 
-# its own disk
+# disk of its own
 
 MIB = 1 << 20
 WRITE = "head -c 3000000 /dev/zero > $TMPDIR/own/big; touch $RUNTIME_OUTPUT_DIR/up; sleep 600"
@@ -971,7 +971,7 @@ WRITE = "head -c 3000000 /dev/zero > $TMPDIR/own/big; touch $RUNTIME_OUTPUT_DIR/
 
 @pytest.fixture
 def disk_job(job: MakeJob) -> Callable[..., ShimJob]:
-    """A job whose container may write 2 MiB, all of which lies below its scratch folder."""
+    """A job whose container may write 2 MiB, all of it below its scratch folder."""
 
     def make(script: str, **changes: Any) -> ShimJob:
         made = job(script, retries="backend", **changes)
@@ -987,7 +987,7 @@ def test_run_over_its_disk_limit_ends_as_such_and_spends_failures(disk_job: Call
     made = disk_job(WRITE, retry={"failure": 1})
 
     assert made.run(RUNTIME_POD_FAILURES="0") == 10
-    (made.root / "scratch/own/big").unlink()  # the next container has a disk of its own
+    (made.root / "scratch/own/big").unlink()  # the next container has its own disk
     assert made.run(RUNTIME_POD_FAILURES="0") == 1
 
     assert (made.ends(), made.results()) == (["disk", "disk"], {0: ("disk", 1, 2)})
@@ -997,7 +997,7 @@ def test_run_over_its_disk_limit_ends_as_such_and_spends_failures(disk_job: Call
 
 
 def test_run_that_is_told_to_stop_over_its_disk_limit_was_not_preempted(disk_job: Callable[..., ShimJob]) -> None:
-    # It is evicted before the next look.
+    # It is evicted before the next check.
     made = disk_job(WRITE)
     made.constants |= {"DISK_S": 1000.0, "DISK_LAST_S": PATIENCE_S}
 
@@ -1012,7 +1012,7 @@ def test_run_within_its_disk_limit_or_without_one_is_only_stopped(
 ) -> None:
     made = disk_job(WRITE)
 
-    # Where a container has no limit, its variable names what the node has.
+    # If a container has no limit, its variable holds the node's capacity.
     assert stop_once(made, 0, 1, RUNTIME_DISK_REQUEST=asked, RUNTIME_DISK_LIMIT=limit) == 12
 
     assert made.ends() == ["stopped"]
@@ -1313,7 +1313,7 @@ def temporary(*codes: int) -> list[dict[str, Any] | None]:
 
 
 def gave_way(*seconds: float) -> list[dict[str, Any] | None]:
-    """Attempts that gave way to a notice after so many seconds."""
+    """Attempts that stopped on a notice after this many seconds."""
     return [{"reason": "preempted", "code": 75, "lasted_s": each} for each in seconds]
 
 
@@ -1466,7 +1466,7 @@ def test_shim_calls_a_kill_that_was_announced_as_one_for_memory_so(job: MakeJob)
     assert made.results() == {0: ("oom", 137, 1)}
 
 
-# a machine's GPUs
+# the machine's GPUs
 
 
 def gpu_order(tmp_path: Path, count: float, *devices: str) -> dict[str, Any]:
@@ -1554,7 +1554,7 @@ def test_shim_on_a_machine_with_too_few_gpus_says_so(job: MakeJob, tmp_path: Pat
 
 
 def test_shim_that_was_killed_holds_its_gpu_while_its_command_lives(job: MakeJob, tmp_path: Path) -> None:
-    # Silent: the pipe of what it prints is gone with the shim.
+    # Silent, because the pipe for its output ends with the shim.
     made = job("sleep 600", gpus=gpu_order(tmp_path, 1, "0"))
     running = made.start()
     wait_for(lambda: any('"groups": [{' in path.read_text() for path in (tmp_path / "gpus").glob("claim.*")), "a claim")
@@ -1579,13 +1579,13 @@ def test_shim_that_was_killed_holds_its_gpu_while_its_command_lives(job: MakeJob
 
 
 def printing(tmp_path: Path, lines: int, *, then: str = "") -> list[str]:
-    """A command that prints numbered lines of 100 bytes, and then does something else."""
+    """Make a command that prints numbered lines of 100 bytes, and then runs `then`."""
     script = f"for n in range({lines}): print(format(n, '099d'))\n{then}"
     return [sys.executable, "-c", f"import os, sys, time\nsys.stdout.reconfigure(line_buffering=False)\n{script}"]
 
 
 def read_gap(log: str) -> tuple[list[str], int, list[str]]:
-    """Whole lines before the gap of a log, the bytes that are left out there, and whole lines behind it."""
+    """Return the whole lines before the gap of a log, the number of bytes left out, and the whole lines after it."""
     head, said, tail = re.split(r"\n\[shim: +(\d+) bytes are left out here[^\n]*\n", log)
     return head.split("\n")[:-1], int(said), tail.split("\n")[1:-1]
 
@@ -1636,8 +1636,8 @@ def test_command_that_floods_its_log_goes_on_to_its_end_and_is_not_idle(job: Mak
         for _ in range(2):
             made.pass_time(400)
             wait_for_more(left_out)
-            wait_for_more(left_out)  # what it said first may have been printed before
-            wait_for_more(beats)  # looks of the shim at what was printed
+            wait_for_more(left_out)  # the first line may have been printed earlier
+            wait_for_more(beats)  # the shim has looked at the output again
     finally:
         (tmp_path / "on").touch()
 
@@ -1681,7 +1681,7 @@ def test_last_words_of_a_command_are_in_its_log_however_soon_that_is_closed(
     poll, write = select.poll, os.write
 
     class Late:
-        """A look that began before the pipe was there, and is told only when all has ended."""
+        """A poll that began before the pipe existed, and returns only when everything has ended."""
 
         def __init__(self) -> None:
             self.poll_ = poll()
@@ -1724,7 +1724,7 @@ def test_logs_are_closed_although_something_goes_on_printing(tmp_path: Path, mon
     assert (tmp_path / "log").stat().st_size <= 65_536
 
 
-# an array that stops
+# stopping an array
 
 
 def test_shim_of_an_array_that_stops_starts_nothing_after_a_failure(job: MakeJob) -> None:
@@ -1751,11 +1751,11 @@ def test_shim_of_an_array_that_stops_lets_what_runs_finish_and_knows_after_a_cra
     assert made.results() == {0: ("sibling_failed", 1, 0), 1: ("app_failed", 1, 1)}
 
 
-# what a dead shim left
+# leftovers of a dead shim
 
 
 def test_shim_ends_what_a_killed_one_left_running_before_it_starts_again(job: MakeJob) -> None:
-    # Silent, as all that are to outlive their shim: the pipe of what they print goes with it.
+    # Silent, like all commands that must outlive their shim: the pipe for their output ends with it.
     made = job("[ $RUNTIME_ATTEMPT = 2 ] || sleep 600")
     running = made.start()
     wait_for((made.folder / "runs/0/a0001/processes.json").exists, "the list of its processes")
@@ -1772,7 +1772,7 @@ def test_shim_ends_what_a_killed_one_left_running_before_it_starts_again(job: Ma
 
 
 def daemon(tmp_path: Path, *, environment: str = "") -> tuple[str, Path]:
-    """A line of shell that starts one and goes on once it runs, and the file with its process id."""
+    """Return a line of shell that starts a daemon and continues once it runs, and the file with its process id."""
     (tmp_path / "daemon.py").write_text(DAEMON)
     said = tmp_path / "daemon.pid"
     start = f"{environment} {sys.executable} {tmp_path}/daemon.py {said}"
@@ -1924,7 +1924,7 @@ def test_shim_beats_while_it_waits_for_a_command_that_is_slow_to_end(
 
 
 def begin_attempt(made: ShimJob) -> Attempt:
-    """The first attempt of a job, in this process."""
+    """Run the first attempt of a job in this process."""
     made.write()
     run, scratch = Run(FolderRecord(str(made.folder)), 0), made.root / "scratch"
     scratch.mkdir()
@@ -2252,7 +2252,7 @@ def test_shim_makes_an_environment_of_a_uv_lock(job: MakeJob, tmp_path: Path) ->
     assert made.log() == f"{link.resolve()}\n{link.resolve()}\n"
 
 
-# what it is written in
+# language versions
 
 
 def test_files_that_travel_need_nothing_newer_than_python_3_6() -> None:
@@ -2306,7 +2306,7 @@ def test_check_of_the_python_that_is_needed_sees_a_newer_call(tmp_path: Path) ->
 
 
 def needed_python(*paths: Path) -> tuple[int, ...]:
-    """The oldest Python 3 that has everything the files use, by vermin's tables."""
+    """Return the oldest Python 3 that has everything the files use, by vermin's tables."""
     done = subprocess.run(
         [sys.executable, "-c", "from vermin import main; main()", "--no-tips", "--eval-annotations", *map(str, paths)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""The shim with a bucket as record root: what it promises on a folder, and what only a bucket needs."""
+"""The shim with a bucket as record root: its promises for a folder, and those for buckets only."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ open("kept", "w").write("x")
 
 @dataclass
 class BucketJob(ShimJob):
-    """A job that is carried to the bucket before a shim starts, and back once it has ended.
+    """A job that is copied to the bucket before a shim starts, and back after it has ended.
 
-    Each shim has a folder of its own, as on a machine that has never seen the job.
+    Each shim has its own folder, as on a machine that has never seen the job.
     """
 
     url: str = URL
@@ -61,7 +61,7 @@ class BucketJob(ShimJob):
         return BucketFiles(self.url)
 
     def start(self, *words: str, **environ: Any) -> subprocess.Popen[str]:
-        for part in ("jobs", "done"):  # and none that an earlier shim may be at work in
+        for part in ("jobs", "done"):  # and no folder in which an earlier shim may still work
             for path in (self.root / part).rglob("*"):
                 if path.is_file():
                     self.files.write(path.relative_to(self.root).as_posix(), path.read_bytes())
@@ -106,7 +106,7 @@ def maker(root: Path, python: str, url: str = URL) -> MakeJob:
     return make
 
 
-# what holds for a folder holds for a bucket
+# promises for folders that hold for buckets
 
 test_outcome_is_said_in_a_name = folder.test_shim_runs_the_command_and_says_the_outcome_in_a_name
 test_each_rank_has_its_place_and_log = folder.test_shim_runs_each_rank_with_its_place_and_a_log_of_its_own
@@ -133,7 +133,7 @@ test_runs_are_packed_into_slots = folder.test_shim_packs_runs_into_slots_that_sh
 test_index_that_is_not_in_the_order_is_said = folder.test_shim_with_an_index_that_is_not_in_the_order_says_so
 
 
-# what only a bucket needs
+# buckets only
 
 
 def test_log_comes_in_chunks_while_the_command_runs_and_reads_as_one(job: MakeJob) -> None:
@@ -193,7 +193,7 @@ def test_run_that_is_killed_leaves_its_newest_whole_checkpoint_to_the_next_machi
     made = job(script)
 
     def kept(file: str) -> list[str]:
-        """What each checkpoint has of a file, oldest first."""
+        """Return the digest of a file in each checkpoint, oldest first."""
         names = made.files.names(f"{RUN}/checkpoint", "a000")
         lists = [json.loads(made.files.read(f"{RUN}/checkpoint/{name}") or b"{}").get("files", {}) for name in names]
         return [each[file]["sha256"] for each in lists if each.get(file)]
@@ -217,7 +217,7 @@ def test_run_that_is_killed_leaves_its_newest_whole_checkpoint_to_the_next_machi
 
 
 def put_checkpoint(made: BucketJob, name: str, **files: bytes) -> None:
-    """A checkpoint as a shim has left it, of the attempt and number in its name."""
+    """Put a checkpoint as a shim would, for the attempt and number in its name."""
     entries = {}
     for file, content in files.items():
         digest = hashlib.sha256(content).hexdigest()
@@ -575,7 +575,7 @@ def test_bucket_that_is_silent_for_long_leaves_the_job_to_another_start(
 
     code = upload.run(SimpleNamespace(bucket=URL), str(tmp_path / "jobs" / JOB), begun.append)
 
-    # Another start, and one that is counted: what would have begun counts as lost.
+    # A counted restart: the attempt that would have begun counts as lost.
     assert (code, begun) == (12, [])
     assert f"the record root {URL} does not answer: jobs/{JOB}/order.json: 503" in capsys.readouterr().err
 
@@ -666,7 +666,7 @@ def test_listing_that_makes_no_sense_is_no_empty_one(
 def answering(
     answer: Callable[[str, str, dict[str, str], bytes], tuple[int, bytes]], missing: int = 0
 ) -> Iterator[str]:
-    """A server that answers with `answer(method, path, headers, body)`; of the first answer the last bytes are missing."""
+    """Serve answers of `answer(method, path, headers, body)`; the first answer lacks its last bytes."""
     cut = [missing]
 
     class Handler(BaseHTTPRequestHandler):
@@ -694,7 +694,7 @@ def answering(
 
 @pytest.fixture
 def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A machine with no credentials of anybody."""
+    """A machine without any credentials."""
     for name in list(os.environ):
         if name.startswith(("AWS_", "GOOGLE_", "STORAGE_", "GCE_")):
             monkeypatch.delenv(name)
@@ -816,7 +816,7 @@ def test_keys_of_amazon_come_from_variables_a_role_a_container_a_file_or_the_mac
 
 
 def test_request_is_signed_as_amazon_documents_it(nobody: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The service itself is never asked here, so an implementation of its own keeper says what it would expect."""
+    """The service itself is never called here; the expected signature comes from its vendor's implementation."""
     auth = pytest.importorskip("botocore.auth")
     from botocore.awsrequest import AWSRequest
     from botocore.credentials import Credentials

@@ -1,4 +1,4 @@
-"""Which code a worker runs, as its records name it."""
+"""The code identity of a worker, as its records state it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_identity_of_a_folder_without_or_with_too_many_sources_is_none(
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of installed packages, with `labcode` in it; the worker itself is started elsewhere."""
+    """A folder of installed packages with `labcode` in it; the worker starts in another folder."""
     site = tmp_path / "venv" / "lib" / "site-packages"
     (site / "labcode").mkdir(parents=True)
     (site / "labcode" / "__init__.py").write_text("x = 1\n")
@@ -95,7 +95,7 @@ def test_identity_of_an_installed_package_without_a_commit_is_a_digest_of_it_alo
     installed: Path, tmp_path: Path, direct_url: str | None
 ) -> None:
     describe_installation(installed, direct_url)
-    # The environment may lie in the work tree of something else.
+    # The environment may be inside an unrelated work tree.
     make_commit(tmp_path)
 
     identity = CodeIdentity(tmp_path / "work")

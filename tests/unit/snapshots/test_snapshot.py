@@ -129,7 +129,7 @@ def make_repository(folder: Path, files: dict[str, str]) -> Path:
 
 
 def state_of(folder: Path) -> dict[str, tuple[int, int, bytes]]:
-    """Everything below, the .git folder included, as far as writing would show."""
+    """Return the state of everything below, including .git, as far as a write would change it."""
     return {
         str(path.relative_to(folder)): (path.lstat().st_mode, path.lstat().st_mtime_ns, path.read_bytes())
         for path in folder.rglob("*")
@@ -229,7 +229,7 @@ def test_snapshot_of_a_file_that_changes_while_it_is_read_reads_it_again(
 
     def look(descriptor: int) -> os.stat_result:
         looks.append(descriptor)
-        if len(looks) == 2:  # Between the first read and the look after it.
+        if len(looks) == 2:  # Between the first read and the check after it.
             path.write_text("half and the rest")
         return fstat(descriptor)
 
@@ -361,7 +361,7 @@ def test_snapshot_of_any_tree_restores_exactly_and_has_one_id(
                 path.write_bytes(content)
                 path.chmod(0o755 if kind == "script" else 0o644)
         except OSError:
-            continue  # One name is another's folder.
+            continue  # One name is a folder of the other.
 
     first, second = make_snapshot(tree), make_snapshot(tree)
     unpack(first.archive, str(folder / "restored"))
@@ -373,7 +373,7 @@ def test_snapshot_of_any_tree_restores_exactly_and_has_one_id(
 
 
 def _described(folder: Path) -> dict[str, tuple[str, bytes]]:
-    """Name → kind and content of every file and link outside .git."""
+    """Return name → kind and content of every file and link outside .git."""
     found: dict[str, tuple[str, bytes]] = {}
     for path in folder.rglob("*"):
         name = str(path.relative_to(folder))

@@ -1,4 +1,4 @@
-"""The cache of a snapshot: what did not change is not read again, and what did is never taken for the same."""
+"""The cache of a snapshot: unchanged files are not read again, and changed files are never taken for unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from runtime.snapshots.snapshot import SnapshotRules, make_snapshot, take_snapsh
 
 
 class Taker:
-    """Takes snapshots of one folder with one cache, and knows which files were read for it."""
+    """Takes snapshots of one folder with one cache, and records which files were read."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.cache = root / "tree", root / "cache"
@@ -60,7 +60,7 @@ def taker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Taker:
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every file was written long before it is looked at."""
+    """Set every file's time to long before the snapshot."""
     real = time.time_ns
     monkeypatch.setattr(snapshot_cache.time, "time_ns", lambda: real() + 60 * 10**9)
 
@@ -118,7 +118,7 @@ def make_link(path: Path) -> None:
 )
 def test_change_of_any_kind_makes_another_snapshot(taker: Taker, change: object) -> None:
     first, _ = taker.take()
-    time.sleep(0.02)  # the clock of the file system has ticked
+    time.sleep(0.02)  # the file system's clock has ticked
     assert callable(change)
     change(taker.folder / "a.py")
 
@@ -274,7 +274,7 @@ def test_processes_that_use_one_cache_while_files_change_leave_one_that_is_right
     json.loads(next((cache / "snapshots").iterdir()).read_bytes().partition(b"\n")[2])
 
 
-# what bounds the looking
+# bounds on the checks
 
 
 def test_tree_of_too_many_files_is_not_looked_through_to_its_end(

@@ -1,4 +1,4 @@
-"""Google's JSON APIs: what is asked, what comes back as which failure; and that the fake refuses what Google would."""
+"""Google's JSON APIs: our requests, the failure for each answer, and that the fake refuses the same as Google."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_skew_is_how_far_the_clock_is_ahead(google: GoogleServer, api: GoogleApi
     took = datetime.now(UTC) - began
 
     assert api.skew is not None
-    # What the answer says is in whole seconds.
+    # The answer's date is in whole seconds.
     assert timedelta(minutes=7) <= api.skew <= timedelta(minutes=7, seconds=1) + took
 
 
@@ -206,7 +206,7 @@ def test_credentials_that_cannot_be_read_are_told(monkeypatch: pytest.MonkeyPatc
     assert not refused.value.retryable
 
 
-# the fake refuses what Google would
+# the fake refuses the same as Google
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_fake_checks_its_own_answers(google: GoogleServer, api: GoogleApi) -> No
 
 
 def test_fake_knows_every_method_of_its_documents() -> None:
-    """A document that loads to nothing would refuse nothing."""
+    """A document that loads as empty would refuse nothing."""
     for host in ("pubsub", "storage", "compute", "iam", "secretmanager", "tpu", "orgpolicy", "serviceusage", "www"):
         assert methods_of(f"{host}.googleapis.com"), host
     assert methods_of("nothing.googleapis.com") == ()

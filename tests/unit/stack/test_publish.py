@@ -1,4 +1,4 @@
-"""What publishing a contract would do, what is written, and how contracts are compared."""
+"""Publishing a contract: the plan, the result, and comparisons of contracts."""
 
 from __future__ import annotations
 

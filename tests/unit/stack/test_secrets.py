@@ -1,4 +1,4 @@
-"""Secrets in Secret Manager: what is seen of them, what is put, and that a value never comes back."""
+"""Secrets in Secret Manager: listing and putting them, without ever returning a value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a stack's outputs come from, in which order, and what opening one gives."""
+"""The sources of a stack's outputs, their order, and the result of opening a stack."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PUBSUB = PubSubQueueOutput(topic="projects/p/topics/tasks", subscription="projec
 
 
 class FakePulumi:
-    """An executable `pulumi` on the path, whose answers a test sets; it keeps the arguments of each call."""
+    """An executable `pulumi` on the path with answers set by a test; it records the arguments of each call."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -74,7 +74,7 @@ class FakePulumi:
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Folders of the test's own, and no pulumi on the path."""
+    """Separate folders for the test, and no pulumi on the path."""
     monkeypatch.setenv("PATH", "/bin:/usr/bin")
     monkeypatch.setattr(stacks, "_has_pulumi", lambda: False)
     environ = {

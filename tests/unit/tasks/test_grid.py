@@ -1,4 +1,4 @@
-"""Grid options: what they expand to and what is refused."""
+"""Grid options: their expansion and their refusals."""
 
 from __future__ import annotations
 

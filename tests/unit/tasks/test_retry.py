@@ -1,4 +1,4 @@
-"""Retry decisions, and a simulation of what they do over many machines."""
+"""Retry decisions, and a simulation of their effect over many machines."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_decide_what_again_would_not_help_gives_up_at_once(reason: EndReason) ->
 
 
 def lost(*, alone: bool = True, on: str = "a", evidence: str | None = None, ran: timedelta = SOON) -> EndedNote:
-    """A loss; `on` names host and boot."""
+    """Make a loss; `on` names host and boot."""
     host, _, boot = on.partition("/")
     return note(EndReason.LOST, ran=ran, alone=alone, machine=f"{host}/{boot or host}", evidence=evidence)
 
@@ -186,7 +186,7 @@ def test_backoff_grows_to_ten_minutes_and_is_spread() -> None:
 
 
 def run_fleet(*, needs_h: float, lives_h: float, checkpoints: bool, slots: int, seed: int) -> int | None:
-    """Attempts of a task until it is done, on machines that live `lives_h` on average; None if it is buried.
+    """Count a task's attempts until success, on machines with a mean life of `lives_h`; None if it is buried.
 
     With one slot it has each machine to itself, with more only when it is a suspect.
     """
@@ -212,7 +212,7 @@ def test_simulation_20_h_tasks_on_machines_that_live_5_h_are_never_buried(slots:
         run_fleet(needs_h=20, lives_h=5, checkpoints=True, slots=slots, seed=seed) for seed in range(2000)
     ]
     assert None not in with_checkpoints
-    # Without a checkpoint a run of 20 h is one machine in 55: the mean of many attempts says that it was simulated.
+    # Without a checkpoint one machine in 55 lasts for a run of 20 h; the mean number of attempts proves the simulation.
     without = [run_fleet(needs_h=20, lives_h=5, checkpoints=False, slots=slots, seed=seed) for seed in range(300)]
     assert None not in without
     finished = [attempts for attempts in without if attempts is not None]

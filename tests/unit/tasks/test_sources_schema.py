@@ -1,4 +1,4 @@
-"""The JSON Schema and the parser take and refuse the same tasks, and the documentation's examples are tasks."""
+"""The JSON Schema and the parser accept and refuse the same tasks, and the documentation's examples are valid tasks."""
 
 from __future__ import annotations
 

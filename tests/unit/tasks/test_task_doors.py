@@ -1,4 +1,4 @@
-"""A task that nothing could run, store or count is refused when it is made, whichever way it comes in."""
+"""A task that cannot be run, stored or counted is refused at creation, whichever way it comes in."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ from tests.conformance.records_cases import sample_mark, sample_record
 ROOT = Path(__file__).parents[3]
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HALF = "\udcff"
-"""What `os.listdir` makes of a byte that is no UTF-8."""
+"""The result of `os.listdir` for a byte that is not UTF-8."""
 
 TERMS: list[tuple[str, Any, Any]] = [
-    # field on the wire, there, in Python
+    # field on the wire, value on the wire, value in Python
     ("timeout_s", 0, timedelta()),
     ("timeout_s", -1, timedelta(seconds=-1)),
     ("timeout_s", 1e-9, timedelta()),
@@ -84,7 +84,7 @@ TERMS: list[tuple[str, Any, Any]] = [
     ("experiment", "x" * 129, "x" * 129),
     ("experiment", HALF, HALF),
 ]
-"""What the tasks of a submission have in common."""
+"""Fields shared by all tasks of a submission."""
 
 OWN: list[tuple[str, Any, Any]] = [
     ("generation", 0, 0),
@@ -131,7 +131,7 @@ NAMES = {"timeout_s": "timeout"}
 
 
 def shown(value: Any) -> str:
-    """As the name of a test, which must be ASCII; a number may be too long to be printed."""
+    """Format a value for a test's name, which must be ASCII; a number may be too long to print."""
     try:
         return ascii(value)[:40]
     except ValueError:
@@ -139,7 +139,7 @@ def shown(value: Any) -> str:
 
 
 def fields_of(name: str, value: Any, **more: Any) -> dict[str, Any]:
-    """A wire object with one bad field."""
+    """Build a wire object with one bad field."""
     return {"id": "t-1", "command": ["true"], **more, name.partition(".")[0].partition("[")[0]: value}
 
 

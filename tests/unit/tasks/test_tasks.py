@@ -1,4 +1,4 @@
-"""Tasks: their wire format there and back, their ids, and what is refused."""
+"""Tasks: encoding and decoding, ids, and refusals."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def dump(value: object, *, sort_keys: bool = False) -> str:
 
 @st.composite
 def usual_tasks(draw: st.DrawFn) -> Task:
-    """Such as `submit` makes of a function and its arguments."""
+    """Draw a task as `submit` makes it from a function and its arguments."""
     entry = draw(ENTRIES)
     return Task(
         id=task_id("exp", entry=entry),

@@ -1,4 +1,4 @@
-"""Tasks that must not start, and what is recorded of them."""
+"""Tasks that must not start, and the record of them."""
 
 from __future__ import annotations
 

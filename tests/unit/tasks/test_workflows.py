@@ -1,4 +1,4 @@
-"""Finding a project's workflows and turning arguments into calls."""
+"""Finding a project's workflows and converting arguments to calls."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ workflows = {"train": train, "later": later, "untyped": untyped}
 
 @pytest.fixture
 def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Writes an importable module under a name of its own, in the working directory, and returns the name."""
+    """Write an importable module with a unique name to the working directory, and return the name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def write(text: str = MODULE, *, under: str = "") -> str:
         name = f"lab{next(_numbers)}"
-        # Modules stay imported, so that each test needs a package of its own.
+        # Modules stay imported, so each test needs its own package.
         monkeypatch.delitem(sys.modules, under, raising=False)
         if under:
             folder = tmp_path / under
@@ -319,7 +319,7 @@ def test_environment_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_working_directory_is_importable_as_with_python_m(tmp_path: Path) -> None:
-    """In a process of its own: the tests' own path may hold the folder."""
+    """Runs in a separate process, since the tests' own path may contain the folder."""
     (tmp_path / "herelab.py").write_text(MODULE)
     code = (
         "import sys; sys.path = [p for p in sys.path if p]\n"

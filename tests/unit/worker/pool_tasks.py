@@ -1,4 +1,4 @@
-"""What the attempts of the attempt pool's tests run; imported in children only."""
+"""Functions for the attempts in the attempt pool's tests; imported in children only."""
 
 import atexit
 import json
@@ -67,7 +67,7 @@ def die(signum):
 
 
 def signal_guardian(signum, path=None):
-    """Of the process that started this one."""
+    """Signal the process that started this one."""
     os.kill(os.getppid(), signum)
     if path:
         Path(path).touch()
@@ -75,7 +75,7 @@ def signal_guardian(signum, path=None):
 
 
 def write_stray(text, count=1, then="return"):
-    """To every descriptor that a process may have beyond its output."""
+    """Write to every descriptor that a process may have beyond its output."""
     for fd in range(3, 20):
         try:
             os.write(fd, text.encode() * count)
@@ -91,7 +91,7 @@ def write_stray(text, count=1, then="return"):
 
 
 def announce_result(length):
-    """A frame's beginning, in good order, of which the rest never comes."""
+    """Send a valid beginning of a frame, and never the rest."""
     from runtime.worker.attempts import wire
 
     os.write(3, wire.RESULT_HEADER.pack(wire.MAGIC, length, wire.RESULT, 0, 0.0, 0.0, 0))
@@ -108,14 +108,14 @@ class Blocked:
 
 
 def block_output():
-    """What comes after the function waits for ever."""
+    """Make the code that follows the function block forever."""
     sys.stdout = Blocked()
 
 
 def close_control(path=None, then="return"):
     os.closerange(3, 256)
     if path:
-        # Takes the number over.
+        # Takes over the descriptor's number.
         return os.open(path, os.O_WRONLY | os.O_CREAT)
     if then == "progress":
         runtime.worker.attempts.context.current_attempt().progress(1)
@@ -126,7 +126,7 @@ def close_control(path=None, then="return"):
 
 
 def steal_orders(path, size):
-    """Reads what follows in the socket, as much as `size` bytes of it."""
+    """Read the socket's next `size` bytes at most."""
     wait_for(path)
     return len(os.read(3, size))
 
@@ -177,7 +177,7 @@ def spoil_metrics():
 
 
 def unlimited_number():
-    """As on a machine whose interpreter was told to have no limit."""
+    """Return a long number, as on a machine whose interpreter has no limit."""
     sys.set_int_max_str_digits(0)
     return 10**5000
 
@@ -210,7 +210,7 @@ def stubborn(path):
 
 
 def careful(path):
-    """Leaves a note in its `finally` block when it is stopped."""
+    """Leave a note in the `finally` block when stopped."""
     try:
         Path(f"{path}.up").write_text("up")
         time.sleep(600)
@@ -310,7 +310,7 @@ def look():
 
 
 def start_child(path):
-    """A plain subprocess that outlives the function."""
+    """Start a plain subprocess that outlives the function."""
     Path(path).write_text(str(subprocess.Popen(["sleep", "300"]).pid))
 
 
@@ -327,7 +327,7 @@ time.sleep(300)
 
 
 def start_daemon(path, scrub=False, then="return"):
-    """A grandchild of a session of its own, orphaned; `scrub` leaves it no environment."""
+    """Start an orphaned grandchild in its own session; `scrub` empties its environment."""
     environ = {"PATH": os.environ["PATH"]} if scrub else None
     subprocess.run([sys.executable, "-c", DAEMON, path], env=environ, check=True)
     wait_for(path)
@@ -340,7 +340,7 @@ def start_daemon(path, scrub=False, then="return"):
 
 
 def fork_and_return():
-    """The forked copy comes back out of the function as well."""
+    """Return in the forked copy, too."""
     if os.fork() == 0:
         return "child"
     os.wait()
@@ -377,18 +377,18 @@ def note(path):
 
 
 def stop_guardian(signum=signal.SIGSTOP):
-    """And go on without it."""
+    """Stop the guardian and go on without it."""
     os.kill(os.getppid(), signum)
     return "done"
 
 
 def never_leave(how):
-    """What its process does once the attempt has ended: it is stopped, or waits for ever."""
+    """Make the process hang after the attempt has ended: stopped, or asleep forever."""
     os._exit = lambda code: os.kill(os.getpid(), signal.SIGSTOP) if how == "stopped" else time.sleep(600)
 
 
 def read_no_more():
-    """What its process does with the descriptor that orders come by."""
+    """Make the process block on the descriptor for orders."""
     read = os.read
     os.read = lambda fd, size: time.sleep(600) if fd == 3 else read(fd, size)
 

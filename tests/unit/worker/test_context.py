@@ -1,4 +1,4 @@
-"""The stand-in for an attempt, outside of one. What a real attempt sees is in test_pool.py."""
+"""The stand-in for the context outside of an attempt; test_pool.py covers real attempts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies in a store and cannot be decoded is reported and passed over, or counts as what its name says: no verb stops."""
+"""Undecodable data in a store is reported and skipped, or counts by its name: no verb stops at it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ JUNK = {
 
 
 def filled(bench: Bench) -> Bench:
-    """One task of each fate, and an experiment that nothing happens to."""
+    """A stack with one task of each outcome, and an unaffected experiment."""
     bench.put(OTHER)
     bench.succeed(bench.lease("w-other"), value=1)
     bench.put(*TASKS)
@@ -93,7 +93,7 @@ def damage(bench: Bench, prefix: str, data: bytes, part: str = "") -> None:
 
 
 def look(bench: Bench) -> None:
-    """Every verb that only looks, at everything."""
+    """Run every read-only verb on everything."""
     read_overview(bench, now=bench.now)
     read_overview(bench, now=bench.now, exact=True)
     for name in ("sample", "other"):
@@ -118,7 +118,7 @@ def look(bench: Bench) -> None:
 
 
 def act(bench: Bench) -> None:
-    """Every verb that does something, on everything; what is refused says so."""
+    """Run every verb that changes something, on everything; a refusal has a message."""
     list(redrive(bench, list(read_dead(bench.records)), now=bench.now))
     for task in TASKS:
         retry(bench, task.id, now=bench.now)
@@ -132,7 +132,7 @@ def act(bench: Bench) -> None:
 
 
 def healthy(bench: Bench) -> None:
-    """What nothing happened to is as it was."""
+    """Check that the unaffected experiment is unchanged."""
     records = bench.records
     assert read_task(bench, OTHER.id).state is TaskState.SUCCEEDED
     assert records.totals("other", exact=True).counts[TaskState.SUCCEEDED] == 1
@@ -330,7 +330,7 @@ LINES = {
 
 
 def list_lines(bench: Bench, *lines: str) -> None:
-    """Manifest lines as something else wrote them, in a part whose digest is right."""
+    """Manifest lines from a foreign writer, in a part with the right digest."""
     bench.records.put_part("sample", 7, lines)
 
 
@@ -468,7 +468,7 @@ def test_row_that_cannot_be_decoded_stops_no_verb(path: Path, name: str, capsys:
     for command in commands:
         code = main(command)
         said = capsys.readouterr()
-        # What is refused names one thing that cannot be done; nothing is a crash.
+        # A refusal names one thing that cannot be done; nothing crashes.
         assert code in (0, 2), f"{command}: {said.err}"
         assert "bug" not in said.err, f"{command}: {said.err}"
         if command[0] in ("status", "explain") or command[:2] == ["queue", "peek"]:

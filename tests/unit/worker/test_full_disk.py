@@ -1,4 +1,4 @@
-"""Jobs whose record root has no room left: they end when they are told to, and what is said of them is true."""
+"""Jobs whose record root is full: they still end on request, and all reports on them are true."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FILLS = {
     "bytes": "cat /dev/zero > $RUNTIME_OUTPUT_DIR/big",
     "files": "i=0; while true > $RUNTIME_OUTPUT_DIR/$i; do i=$((i + 1)); done",
 }
-"""What is used up → how a command uses it up."""
+"""Exhausted resource → how a command exhausts it."""
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 @pytest.fixture
 def small(run: Terminal) -> Iterator[Terminal]:
-    """The record root of this machine is a small file system of its own."""
+    """A small file system as the record root of this machine."""
     root = run.data / "jobs"
     root.mkdir(parents=True)
     mount = ["mount", "-t", "tmpfs", "-o", "size=2m,nr_inodes=300", "tmpfs", str(root)]
@@ -56,7 +56,7 @@ def small(run: Terminal) -> Iterator[Terminal]:
 
 
 def fill(run: Terminal, what: str, *words: str) -> str:
-    """A running job that has used up its record root."""
+    """Launch a job that has filled its record root and still runs."""
     go, ready = run.tree.parent / "go", run.tree.parent / "ready"
     wait = f"until [ -e {go} ]; do sleep 0.05; done"
     job = run.launch(f"{wait}; {{ {FILLS[what]}; }} 2>/dev/null; touch {ready}; sleep 600", *words)
@@ -133,7 +133,7 @@ def test_cancel_of_a_job_that_has_ended_needs_no_mark(run: Terminal, monkeypatch
 
 
 def refuse_marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record root takes no further file, under no name."""
+    """Make the record root refuse every further file, whatever its name."""
 
     def refuse(*_: object, **__: object) -> bool:
         raise StoreUnavailable("the record root refuses: no space left on device")
@@ -147,7 +147,7 @@ def test_gc_makes_room_in_a_record_root_that_is_full(small: Terminal, what: str)
     job = fill(small, what)
     small("cancel", job)
     if what == "files":
-        # Room for the mark of the cancel, and for nothing more.
+        # Room only for the cancel's marker.
         (small.folder(job) / "runs/0/output/a0001/0").unlink()
         assert small("cancel", job).code == 0
 
@@ -212,7 +212,7 @@ def test_shim_that_waits_to_note_a_failure_on_a_full_disk_ends_when_it_is_told_t
     asked, sleep = not_asked(), time.sleep
 
     def tell(seconds: float) -> None:
-        """Somebody tells it while it waits for room."""
+        """Stop or cancel the shim while it waits for room."""
         if "tries again" in capsys.readouterr().err:
             if how == "stop":
                 asked.stop = True
@@ -266,7 +266,7 @@ wait $one; code=$?; wait $two; exit $code
 def test_ranks_are_ended_at_their_time_limit_whatever_can_be_written(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, spare: bool
 ) -> None:
-    """Their shims look for a file; where there can be none their starter is told, which ends all of them at once."""
+    """Their shims watch for a file; if it cannot be written, a signal to their starter ends them all at once."""
     watch = Attempt._watch
 
     def fill_up(attempt: Attempt) -> object:
@@ -293,9 +293,9 @@ def test_ranks_are_ended_at_their_time_limit_whatever_can_be_written(
         serve(tmp_path, script, not_asked(), grace_s=PATIENCE_S, **ranks)
 
     left = processes_with(str(tmp_path))
-    signal_all(left)  # what a real starter, whose daemons know what is its own, would have ended
+    signal_all(left)  # a real starter, which knows its descendants, would have ended these
     assert (tmp_path / "told").exists() is not spare
-    # Told, the starter kills the shims of the ranks, which may or may not have ended their commands by then.
+    # The signalled starter kills the ranks' shims, which may or may not have ended their commands by then.
     assert not (spare and left)
 
 

@@ -25,7 +25,7 @@ def metrics() -> Iterator[WorkerMetrics]:
 
 
 def scrape(metrics: WorkerMetrics) -> dict[tuple[str, ...], float]:
-    """Sample name and its label values, sorted by label, to its value; the queue is checked and left out."""
+    """Return sample name and labels, sorted, → value; the queue label is checked and dropped."""
     with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=240) as page:
         text = page.read().decode()
     samples: dict[tuple[str, ...], float] = {}

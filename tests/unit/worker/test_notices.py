@@ -27,14 +27,14 @@ QUICK: dict[str, Any] = {
 
 
 class MetadataServer:
-    """Serves the two clouds' paths on loopback; tests set what it says."""
+    """Serves the two clouds' paths on loopback; tests set the answers."""
 
     def __init__(self) -> None:
         self.preempted = "FALSE"
         self.maintenance = "NONE"
         self.action: str | None = None
         self.status: int | None = None
-        """Answers everything with this instead."""
+        """An HTTP status to answer every request with."""
         self.delay_s = 0.0
         self.genuine = True
         self.valid_token = "token-1"

@@ -1,4 +1,4 @@
-"""Calls off the worker's loop: what hangs keeps nothing else, what is slow is called side by side, and nothing is lost."""
+"""Calls off the worker's loop: a hanging call delays no other, slow calls run in parallel, and no result is lost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def offload() -> Iterator[Offload]:
 
 
 def collect_until(offload: Offload, done: Callable[[], bool]) -> None:
-    """As the worker's loop does: sleep until there is something to collect."""
+    """Sleep until there are results to collect, as the worker's loop does."""
     assert offload.fd is not None
     while not done():
         assert select.select([offload.fd], [], [], 240)[0], "nobody woke the loop"

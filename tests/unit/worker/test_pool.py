@@ -1,4 +1,4 @@
-"""The attempt pool with real processes: every way an attempt can end, and that nothing of it is left."""
+"""The attempt pool with real processes: every way an attempt can end, and that nothing remains of it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.services_support import PATIENCE_S
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process trees are read from /proc")
 
 _tokens = itertools.count(1)
-# As unique as real ones: processes are also found by them.
+# As unique as real ones, since processes are also found by token.
 _PREFIX = secrets.token_hex(4)
 
 
@@ -57,7 +57,7 @@ class Bench:
         self.selector = selectors.DefaultSelector()
         path = [str(Path(__file__).parent), *sys.path]
         self.pool = AttemptPool(selector=self.selector, slots=slots, settings=PoolSettings(sys_path=path, **settings))
-        # Not the machine's count, which an attempt of another test may raise.
+        # Not the machine's counter, which an attempt of another test may increase.
         self.pool._endings._oom = processes.OomWatch("")
         self.pool.start()
         self.ended: dict[str, Ended] = {}
@@ -65,7 +65,7 @@ class Bench:
         self.trees = Trees(str(tmp_path / "trees"), self.pool.discard)
 
     def tree(self, folder: Path, slot: int = 0) -> str:
-        """The slot's tree of a folder's snapshot, the same for the same content."""
+        """Return the slot's tree of a folder's snapshot, the same for equal content."""
         records = MemoryRecords()
         identity = take_snapshot(folder, records)
         if identity not in self.trees:
@@ -119,9 +119,9 @@ class Bench:
         return self.wait(order)[0]
 
     def start(self, entry: str | list[str], *args: object, **fields: Any) -> Order:
-        """Send an order and wait until it has begun; we have heard by then which process it runs in."""
+        """Send an order and wait until it has begun and its process is known."""
         order = self.order(entry, *args, **fields)
-        # Before as well: some attempts keep the guardian from telling it.
+        # Before sending as well, because some attempts prevent the guardian's report.
         self.step_until(lambda: all(child.pid for child in self.pool._children))
         self.pool.send(0, [order])
         self.step_until(lambda: self.pool.running(0) and self.child.pid)
@@ -129,25 +129,25 @@ class Bench:
 
     @property
     def child(self) -> Any:
-        """The one that runs what the first slot is sent."""
+        """The child that runs the first slot's orders."""
         return self.pool._slots[0].child
 
     def expire(self, order: Order) -> None:
-        """Let its time limit pass now."""
+        """Let the order's time limit pass now."""
         order.timeout_s = 0.001
         self.pool._events.wake_by(0.0)
         self.pool.tick()
 
     def is_over(self) -> bool:
-        """Whether the code of the attempt on the first slot has ended, if not what its process does after that."""
+        """Return whether the code of the first slot's attempt has ended; its process may still be at work."""
         return self.child is not None and self.child.cell.has(wire.OVER_AT)
 
     def has_reported(self) -> bool:
-        """Whether the attempt on the first slot, the only one, has said how it ended; its process may live on."""
+        """Return whether the first slot's attempt, the only one, has reported its end; its process may live on."""
         return bool(self.ended) or (self.child is not None and self.child.result is not None)
 
     def grow_idle(self) -> None:
-        """As if the slots had been idle for long."""
+        """Make the slots look idle for a long time."""
         for slot in self.pool._slots:
             slot.idle_since -= self.pool._settings.standby_idle_s
         self.pool._events.wake_by(0.0)
@@ -158,7 +158,7 @@ class Bench:
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is given up here because the machine is slow."""
+    """Raise all patience, so that a slow machine causes no failure."""
     monkeypatch.setattr("runtime.worker.attempts.pool.CLOSE_PATIENCE_S", PATIENCE_S)
     monkeypatch.setattr("runtime.worker.attempts.liveness.STRAYS_PATIENCE_S", PATIENCE_S)
     monkeypatch.setattr("runtime.worker.attempts.liveness.PING_EVERY_S", 30.0)
@@ -288,7 +288,7 @@ STRAY = "file descriptor 3, over which its process reports to the worker"
 def test_attempt_that_writes_to_stray_descriptors_fails_by_itself(
     bench: Bench, text: str, count: int, then: str
 ) -> None:
-    # Too little to be told from a frame's beginning: that it is none shows when more comes.
+    # Too short to be told from the start of a frame: only further bytes show that it is not one.
     waits = count == 5 and then in ("hang", "exit")
     ended = bench.run("write_stray", text, count, then, timeout_s=1.0 if waits and then == "hang" else 600.0)
 
@@ -310,7 +310,7 @@ def test_attempts_behind_one_that_writes_to_stray_descriptors_run_or_are_given_b
     Path(warm.path("spoilt")).touch()
 
     assert first.reason is EndReason.APP_FAILED
-    # Nobody has heard how those ended that had begun; that spends no failure.
+    # The end of begun orders is unknown; that spends no failure.
     assert {one.reason for one in warm.wait(*begun)} <= {EndReason.SUCCEEDED, EndReason.PREEMPTED}
     assert {one.reason for one in warm.wait(*behind)} == {EndReason.SUCCEEDED}
     assert len(Path(warm.path("notes")).read_text().splitlines()) == 3
@@ -325,7 +325,7 @@ def test_time_limit_holds_until_the_result_is_read(
     order = bench.order(*call, timeout_s=600.0)
     bench.pool.send(0, [order])
     if call[0] == "announce_result" and not bench.pool._settings.reuse:
-        # A child that serves once goes all the same.
+        # A child that runs only one attempt ends all the same.
         assert bench.wait(order)[0].reason is EndReason.APP_FAILED
     else:
         bench.step_until(bench.is_over)
@@ -583,7 +583,7 @@ def test_timeout_counts_from_the_start_of_each_pipelined_order(warm: Bench) -> N
     warm.pool.send(0, orders)
     ended = warm.wait(*orders)
     assert {one.reason for one in ended} == {EndReason.TIMEOUT}
-    # Counted from when they were sent, none but the first would have had any time.
+    # Counted from their sending, all but the first would have had no time.
     assert all(one.ended_at - one.started_at > 0.4 for one in ended)
 
 
@@ -666,7 +666,7 @@ def test_stop_of_unknown_token_is_passed_over(bench: Bench) -> None:
     assert bench.run("nothing").reason is EndReason.SUCCEEDED
 
 
-# processes that attempts leave
+# leftover processes of attempts
 
 
 def test_plain_child_is_gone_after_the_attempt(bench: Bench) -> None:
@@ -765,7 +765,7 @@ def test_take_back_returns_what_has_not_begun_and_it_never_runs(bench: Bench) ->
 
 
 def test_take_back_of_busy_slot_loses_and_repeats_nothing(warm: Bench) -> None:
-    """Whatever the moment: each order runs once or comes back, never both."""
+    """At any moment: each order either runs once or comes back."""
     orders = {}
     taken: set[str] = set()
     for round_ in range(30):
@@ -863,7 +863,7 @@ def test_exit_handlers_of_fresh_attempt_run(fresh: Bench) -> None:
     assert Path(fresh.path("note")).read_text() == "exit handler ran"
 
 
-# what attempts see and say
+# the attempts' environment and output
 
 
 def test_environment_contract(bench: Bench) -> None:
@@ -1051,7 +1051,7 @@ def test_hundreds_of_fresh_attempts_leave_no_descriptor_and_no_zombie(fresh: Ben
         return len(list(Path("/proc/self/fd").iterdir())), len(list(Path(f"/proc/{guardian}/fd").iterdir()))
 
     fresh.step_until(is_settled)
-    # The guardian closes its ends of a child's descriptors a moment after it says that it has forked.
+    # The guardian closes its ends of a child's descriptors a moment after it reports the fork.
     mine, of_guardian = (max(counts) for counts in zip(*(count_descriptors() for _ in range(20)), strict=True))
     orders = [fresh.order("nothing") for _ in range(300)] + [fresh.order(["true"]) for _ in range(200)]
     for start in range(0, len(orders), 50):
@@ -1117,14 +1117,14 @@ def test_guardian_killed_alone_loses_the_running_attempt_and_the_rest_goes_on(be
 
 @pytest.fixture
 def quick_guardians(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next one comes at once, and one that is stopped is noticed at once; one that is but slow is not given up."""
+    """Start the next guardian and notice a stopped one at once; never give up on a slow one."""
     monkeypatch.setattr("runtime.worker.attempts.liveness.GUARDIAN_WAIT_S", 0.01)
     monkeypatch.setattr("runtime.worker.attempts.liveness.PING_EVERY_S", 0.2)
     monkeypatch.setattr("runtime.worker.attempts.liveness.SILENCES", 1000)
 
 
 def ping_often(bench: Bench, monkeypatch: pytest.MonkeyPatch, *, silences: int = 1000) -> None:
-    """From now on let it be noticed soon that a guardian or a child is stopped; after `silences`, that it is silent."""
+    """From now on, notice a stopped guardian or child soon, and a silent one after `silences`."""
     monkeypatch.setattr("runtime.worker.attempts.liveness.PING_EVERY_S", 0.1)
     monkeypatch.setattr("runtime.worker.attempts.liveness.SILENCES", silences)
     bench.pool._events.ping_at = 0.0
@@ -1274,7 +1274,7 @@ def test_guardian_that_reads_nothing_does_not_stop_the_loop(
 ) -> None:
     assert bench.pool._guardian._socket
     bench.pool._guardian._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 100_000))
-    # The next one has to start before it reads.
+    # The next guardian has to start before it reads.
     monkeypatch.setattr("runtime.worker.attempts.guardian_link.SEND_PATIENCE_S", int(PATIENCE_S))
     order = bench.start("signal_guardian", signal.SIGSTOP, bench.path("done"))
     bench.step_until(Path(bench.path("done")).exists)
@@ -1302,7 +1302,7 @@ def test_end_of_an_attempt_is_told_though_the_guardian_was_stopped_before_it(
 @pytest.mark.usefixtures("quick_guardians")
 def test_tree_is_removed_though_the_guardian_is_stopped_and_nothing_runs(bench: Bench, tmp_path: Path) -> None:
     bench.run("nothing")
-    # Nothing is awaited any more but that the child has been idle for ten minutes.
+    # Only the child's idle limit of ten minutes is pending now.
     bench.step_until(lambda: (bench.pool.next_deadline() or float("inf")) > time.monotonic() + 100)
     (tmp_path / "tree").mkdir()
     os.kill(bench.pool.pids()[0], signal.SIGSTOP)
@@ -1318,7 +1318,7 @@ def test_guardian_that_was_stopped_together_with_this_process_is_not_ended(bench
     bench.step_until(lambda: not bench.pool._guardian.silences)
     for _ in range(30):
         os.kill(guardian, signal.SIGSTOP)
-        # Back after a long time, a turn comes before the guardian's.
+        # After a long pause, the worker's turn comes before the guardian's.
         bench.pool._events.ping_at = 0.0
         bench.pool._events.wake_by(0.0)
         bench.pool.tick()
@@ -1338,7 +1338,7 @@ def test_close_ends_a_guardian_that_is_stopped(bench: Bench) -> None:
     assert not [pid for pid in pids if is_alive(pid)]
 
 
-# children that do not go on
+# children that hang
 
 
 @pytest.mark.usefixtures("quick_guardians")
@@ -1424,7 +1424,7 @@ def test_order_whose_children_are_stopped_again_and_again_is_setup_failed(
     monkeypatch.setattr("runtime.worker.attempts.guardian_link._GUARDIAN", STOPS_ITS_CHILDREN)
     first = fresh.pool.pids()[0]
     os.kill(first, signal.SIGKILL)
-    # Its child could still run an order that comes at once.
+    # Its child could still run an order sent right away.
     fresh.step_until(lambda: fresh.pool.pids() and fresh.pool.pids()[0] != first)
 
     ended = fresh.run("nothing")
@@ -1433,7 +1433,7 @@ def test_order_whose_children_are_stopped_again_and_again_is_setup_failed(
     assert (ended.message or "").startswith("its process died 3 times before it could begin")
 
 
-# processes that an attempt has spoilt for others
+# processes damaged by an attempt
 
 
 def test_functions_replaced_in_json_do_not_reach_the_reports_of_a_warm_child(warm: Bench) -> None:
@@ -1512,7 +1512,7 @@ while True:
 
 
 def start_worker(tmp_path: Path, mode: str = "plain") -> tuple[subprocess.Popen[str], list[int], list[int]]:
-    """A process with a pool: itself, the pids of guardian and children, and those of what the attempts started."""
+    """Start a process with a pool; return it with the pids of guardian and children, and those its attempts started."""
     worker = subprocess.Popen(
         [sys.executable, "-c", WORKER, str(tmp_path), str(Path(__file__).parent), mode, _PREFIX],
         stdout=subprocess.PIPE,
@@ -1549,7 +1549,7 @@ def test_death_of_the_guardian_ends_what_its_children_started(tmp_path: Path, mo
     os.kill(pids[0], signal.SIGKILL)
     ended = [json.loads(worker.stdout.readline())[:2] for _ in range(3)]
     assert sorted(ended) == [[f"{_PREFIX}{slot}", "lost"] for slot in range(3)]
-    # Only a process that adopts orphans can find a daemon that left neither session nor environment.
+    # Only a process that adopts orphans can find a daemon that left its session and cleared its environment.
     sought = started if mode == "adopt" else started[1:]
     assert [pid for pid in [*pids[1:], *sought] if is_alive(pid)] == []
     worker.kill()

@@ -1,4 +1,4 @@
-"""A worker's lines: golden files of every event, summing up, and what must not go wrong with a log."""
+"""A worker's log lines: golden files of every event, summaries, and robustness against a failing log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TRAIN = sample_task("7", entry=WorkflowEntry("lab", "train", ("--lr=1e-3",)))
 
 
 class Log:
-    """A reporter on a string, with clocks that move only when told."""
+    """A reporter that writes to a string, with clocks that move only when set."""
 
     def __init__(self, **options: Any) -> None:
         self.stream = io.StringIO()
@@ -45,7 +45,7 @@ class Log:
         return self.stream.getvalue()
 
     def lines(self) -> list[str]:
-        """What was written since the last call, without time stamps."""
+        """Return the lines since the last call, without time stamps."""
         lines = [line.partition(" ")[2] for line in self.text.splitlines()]
         self.stream.seek(0)
         self.stream.truncate()
@@ -81,7 +81,7 @@ def settle(state: TaskState, reason: EndReason) -> Settle:
 
 
 def say_everything(log: Log) -> None:
-    """One of every kind, each in a second of its own."""
+    """Write one event of every kind, each in a second of its own."""
     say, clock = log.reporter, log.clock
     events: list[Callable[[], None]] = [
         lambda: say.started("w-node3-0a1b", "default", plan_slots(Machine(8, 64 * 1024**3), 2)),
@@ -194,7 +194,7 @@ def test_many_successes_a_second_are_summed_up_once_a_second() -> None:
     log.reporter.tick()
     assert log.lines() == [f"succeeded  {1000 - SUCCESSES_PER_S} more tasks in 1s: recorded; 1,000 by this worker"]
 
-    # While it goes on like that no task gets a line of its own, nor do beginnings.
+    # At this rate, no task gets its own line, and begins are not logged.
     for _ in range(1000):
         log.reporter.began(TRAIN, 0, 1)
         log.reporter.succeeded(TRAIN, ended())
@@ -203,7 +203,7 @@ def test_many_successes_a_second_are_summed_up_once_a_second() -> None:
     log.reporter.succeeded(TRAIN, ended())
     assert log.lines() == ["succeeded  1,000 more tasks in 1s: recorded; 2,001 by this worker"]
 
-    # It slowed down: the last one is said, and from then on each has its line again.
+    # After a slowdown, the last task is logged, and from then on each has its own line again.
     log.clock.advance(seconds=1)
     log.reporter.tick()
     assert log.lines() == ["succeeded  1 more task in 1s: recorded; 2,001 by this worker"]
@@ -350,5 +350,5 @@ def test_success_costs_next_to_nothing_when_many() -> None:
     finally:
         sys.setprofile(None)
 
-    # The call itself, and one look at the clock, which is a test's here.
+    # The call itself, and one call of the test's clock.
     assert calls < 5_000

@@ -1,4 +1,4 @@
-"""Dividing a machine into slots, what fits into one, and reading what the machine has."""
+"""Dividing a machine into slots, checking if tasks fit, and reading the machine's resources."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_read_machine_takes_the_tightest_limit(
     [
         ({}, [], ()),
         ({}, ["nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"], ("0", "1")),
-        ({}, ["nvidia3"], ("0",)),  # a container that was given one GPU of four
+        ({}, ["nvidia3"], ("0",)),  # a container with one GPU of four
         ({"CUDA_VISIBLE_DEVICES": "2,3"}, ["nvidia0", "nvidia1", "nvidia2", "nvidia3"], ("2", "3")),
         ({"CUDA_VISIBLE_DEVICES": ""}, ["nvidia0"], ()),
         ({"CUDA_VISIBLE_DEVICES": "-1"}, ["nvidia0"], ()),
@@ -267,7 +267,7 @@ def test_read_machine_takes_the_tightest_limit(
         ({"NVIDIA_VISIBLE_DEVICES": "none"}, ["nvidia0"], ()),
         ({"NVIDIA_VISIBLE_DEVICES": "void", "CUDA_VISIBLE_DEVICES": "0"}, ["nvidia0"], ()),
         ({"NVIDIA_VISIBLE_DEVICES": "GPU-8f6d"}, ["nvidia0"], ("GPU-8f6d",)),
-        ({"NVIDIA_VISIBLE_DEVICES": "2,3"}, ["nvidia2", "nvidia3"], ("0", "1")),  # the container has these only
+        ({"NVIDIA_VISIBLE_DEVICES": "2,3"}, ["nvidia2", "nvidia3"], ("0", "1")),  # the container has only these
         ({"NVIDIA_VISIBLE_DEVICES": "2,3"}, ["nvidia0", "nvidia1", "nvidia2", "nvidia3"], ("2", "3")),
         ({"NVIDIA_VISIBLE_DEVICES": "0,1", "CUDA_VISIBLE_DEVICES": "1"}, ["nvidia0", "nvidia1"], ("1",)),
     ],

@@ -1,4 +1,4 @@
-"""A slot's tree of a snapshot: whatever an attempt does to it, the next one finds it as it was submitted."""
+"""A slot's tree of a snapshot: whatever an attempt does to it, the next attempt finds it as it was submitted."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def describe(folder: Path) -> Described:
 
 
 class Slot:
-    """Trees as a worker has them, and the tree of one slot as each fresh process finds it."""
+    """Trees of a worker, and the tree of one slot as each fresh process finds it."""
 
     def __init__(self, root: Path, source: Path) -> None:
         root.mkdir()
@@ -199,7 +199,7 @@ def test_tree_whose_file_changes_within_one_tick_of_the_clock_is_put_back(
     look = Tree._look
 
     def coarse(self: Tree, name: str) -> tuple[int, int, int, int, int] | None:
-        """The times of a file system whose clock stood still, and one inode for all."""
+        """Return the times of a file system with a stopped clock, and one inode for all."""
         found = look(self, name)
         return found and (found[0], 1, 0, self_ticks[0], found[4])
 
@@ -213,7 +213,7 @@ def test_tree_whose_file_changes_within_one_tick_of_the_clock_is_put_back(
     slot.prepare()
 
     assert describe(slot.path) == slot.submitted
-    # The looks alone would not have told: with a clock that has gone on since, they are believed.
+    # The file attributes alone would not show the change: if the clock has advanced since, they are trusted.
     monkeypatch.setattr(trees.time, "time_ns", lambda: 10 * trees.TICKS_NS)
     slot.path.with_name(f"{slot.path.name}.seen").unlink()
     slot.prepare()

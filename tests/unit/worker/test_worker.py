@@ -1,4 +1,4 @@
-"""The worker with real children on the embedded queue: what it runs, records, hands back, and when it leaves."""
+"""The worker with real children on the embedded queue: tasks run, recorded and returned, and when it leaves."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_worker_that_is_idle_waits_for_a_task_that_is_due_soon(bench: Bench) -> 
 
 
 class CountingQueue:
-    """Passes on every call of a queue, or of its records, and counts it by name."""
+    """Forwards every call of a queue, or of its records, and counts it by name."""
 
     def __init__(self, beneath: Any, calls: Counter[str], **instead: Any) -> None:
         self._beneath, self._calls, self._instead = beneath, calls, instead
@@ -78,7 +78,7 @@ def test_worker_that_waits_for_its_first_task_counts_idle_time_from_its_end(benc
         idle_timeout=timedelta(seconds=0.1),
         wait_for_first=True,
     ) as running:
-        # It looks every 50 ms, and would have left long before.
+        # The worker checks every 50 ms, and would have left long before.
         assert wait_until(lambda: calls["outlook"] >= 8)
         assert running.result is None
         bench.put(task)
@@ -109,7 +109,7 @@ def test_worker_command_once_runs_one_task(bench: Bench) -> None:
 
 
 class LeasesLate:
-    """A queue whose first answer to `lease` is on its way until it is let go."""
+    """A queue whose first answer to `lease` is delayed until it is released."""
 
     def __init__(self, queue: Any) -> None:
         self.queue = queue
@@ -144,7 +144,7 @@ def test_worker_that_leaves_while_leases_are_on_their_way_gives_them_back(bench:
     assert (depth.ready, depth.leased) == (1, 0)
 
 
-# what it takes
+# accepted tasks
 
 
 def test_worker_that_accepts_commands_leaves_functions_to_others_and_says_so_once(bench: Bench) -> None:
@@ -221,7 +221,7 @@ def test_task_that_fails_once_is_tried_again_and_counts_its_attempts(
 def test_task_that_fails_after_its_lease_could_not_be_renewed_is_not_kept_from_everybody(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a laptop that slept: nobody has taken the task, and this worker lives on."""
+    """Simulates a laptop that slept: no other worker has taken the task, and this one continues."""
     answers = iter([False])
     holds = LeaseClock.holds
     monkeypatch.setattr(LeaseClock, "holds", lambda self, token: next(answers, None) is None and holds(self, token))
@@ -241,7 +241,7 @@ def test_tasks_that_fail_in_a_row_end_the_worker_with_code_1_and_are_released(
 
     result = bench.run(max_consecutive_failures=2, idle_timeout=None)
 
-    # Another may have begun before the second failure was known, and have failed as well.
+    # Another task may have begun before the second failure was known, and may have failed too.
     assert result.exit_code == 1
     assert result.failed in (2, 3)
     assert result.reason.endswith("tasks in a row failed and none succeeded (--max-consecutive-failures 2)")
@@ -518,7 +518,7 @@ def test_paused_queue_hands_out_nothing_until_it_is_resumed(bench: Bench, monkey
     queue.close()
 
 
-# what is kept
+# kept output
 
 
 def test_snapshot_bound_task_runs_that_code_and_its_record_names_it(bench: Bench, tmp_path: Path) -> None:
@@ -640,7 +640,7 @@ def test_metrics_of_an_attempt_are_recorded_and_the_last_one_counts(bench: Bench
 
 
 def test_worker_that_reuses_processes_runs_tasks_in_one(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    # What it holds ahead would go back, and its process with it, if one of them were slow.
+    # If a task were slow, the tasks leased ahead would go back, and the process would be replaced.
     monkeypatch.setattr("runtime.worker.dispatch.LOOK_AHEAD_S", 600.0)
     tasks = [bench.function("pid", key=str(n)) for n in range(4)]
     bench.put(*tasks)
@@ -676,7 +676,7 @@ def test_worker_with_slots_runs_as_many_at_a_time(bench: Bench) -> None:
 
 
 class StubbornQueue:
-    """Passes on every call; the first calls of some methods fail."""
+    """Forwards every call; the first calls of some methods fail."""
 
     def __init__(self, queue: Queue, **failures: int) -> None:
         self._queue, self._failures = queue, failures
@@ -715,7 +715,7 @@ def test_task_that_was_recorded_elsewhere_is_neither_run_nor_counted_again(bench
     [lease] = queue.lease(1, worker="w-gone", ttl=timedelta(seconds=30))
     records.commit(recorded(task.id, lease.token))
     queue.release([Release(lease)])
-    # It comes back as one that was held before, as after a worker that died between record and settling.
+    # The task comes back with a prior lease, as after a worker that died between recording and settling.
     queue.close()
     queue, records = open_pair_with_folder(bench)
     [lease] = queue.lease(1, worker="w-next", ttl=timedelta(seconds=30))

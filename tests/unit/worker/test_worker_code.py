@@ -1,4 +1,4 @@
-"""Tasks that carry their code: what is submitted is what runs, wherever the worker was started and whatever ran before."""
+"""Tasks with their code: the submitted code runs, wherever the worker was started and whatever ran before."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def test_functions_of_several_snapshots_never_meet_each_others_modules(
 def test_warm_functions_of_one_snapshot_share_a_process_and_other_folders_do_not(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What it holds ahead would go back, and its process with it, if one of them were slow.
+    # If a task were slow, the tasks leased ahead would go back, and the process would be replaced.
     monkeypatch.setattr("runtime.worker.dispatch.LOOK_AHEAD_S", 600.0)
     source = write_all(tmp_path / "source", {f"{folder}/config.py": f"NAME = {folder!r}\n" for folder in ("a", "b")})
     write_all(source, {"work.py": "import os, config\ndef f():\n    return [config.NAME, os.getpid()]\n"})
@@ -362,12 +362,12 @@ def test_every_task_of_a_snapshot_that_is_gone_fails_and_others_run(bench: Bench
     assert {bench.record(task).log for task in good} == {"one\n"}
 
 
-# through the commands that users type
+# through the users' commands
 
 
 @pytest.fixture
 def typed(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Types `runtime …` in a folder of the test's own project."""
+    """Runs `runtime …` as typed in a folder of the test's own project."""
     environ = {**os.environ, "RUNTIME_DATA_DIR": str(tmp_path / "data"), "PYTHONPATH": str(ROOT)}
 
     def run(*words: str, folder: str = "project") -> subprocess.CompletedProcess[str]:

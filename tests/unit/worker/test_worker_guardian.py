@@ -1,4 +1,4 @@
-"""Attempts that kill or stop what runs them: the worker goes on, and each of them pays for itself."""
+"""Attempts that kill or stop the processes that run them: the worker goes on, and each spends its own failures."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.tasks.retry.FIRST_DELAY", timedelta(seconds=0.02))
     monkeypatch.setattr("runtime.worker.attempts.liveness.GUARDIAN_WAIT_S", 0.01)
     monkeypatch.setattr("runtime.worker.attempts.liveness.PING_EVERY_S", 0.2)
-    # One that is stopped is noticed; one that is slow to start is not given up.
+    # A stopped guardian is noticed; a slow one is not given up.
     monkeypatch.setattr("runtime.worker.attempts.liveness.SILENCES", 1000)
 
 
@@ -184,7 +184,7 @@ def test_task_of_a_worker_killed_while_its_guardian_is_stopped_runs_again_and_no
     result = bench.run(idle_timeout=None, max_tasks=1)
     table = processes.read_table()
     worker.communicate()
-    remove_leftovers()  # As the next worker does.
+    remove_leftovers()  # The next worker does the same.
 
     assert result.succeeded == 1
     assert len(below) >= 3
@@ -211,7 +211,7 @@ def test_task_that_signals_its_worker_fails_for_it_and_the_worker_goes_on(
 
 
 def guardian_of(worker: int) -> int:
-    """Its pid once it serves; 0 before that."""
+    """Return the guardian's pid once it serves; 0 before that."""
     for process in processes.read_table().values():
         named = processes.read_file(f"/proc/{process.pid}/comm") == b"rt-guardian\n"
         if process.ppid == worker and named and not process.dead:
@@ -225,7 +225,7 @@ def test_attempt_gets_the_signals_that_its_worker_holds_back(bench: Bench, repla
     worker = start_command(bench, "--grace", "60s")
     assert wait_until(lambda: guardian_of(worker.pid))
     if replaced:
-        # The first one was started before any signal was held back.
+        # The first guardian started before any signal was blocked.
         first = guardian_of(worker.pid)
         os.kill(first, signal.SIGKILL)
         assert wait_until(lambda: guardian_of(worker.pid) not in (0, first))

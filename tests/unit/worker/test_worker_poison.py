@@ -1,4 +1,4 @@
-"""One bad value, option or stored row is its own task's failure: the worker goes on, and leaves when it is asked to."""
+"""One bad value, option or stored row fails only its own task: the worker goes on, and leaves when asked to."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def opened(bench: Bench, kind: str) -> tuple[Queue, RecordStore]:
 
 
 class Picky:
-    """Passes on every call of a queue or a store; `refuse` may raise first, with the call's name and arguments."""
+    """Forwards every call of a queue or a store; `refuse` may raise first, given the call's name and arguments."""
 
     def __init__(self, inner: Any, refuse: Callable[[str, tuple[Any, ...]], None], **attributes: Any) -> None:
         self._inner, self._refuse = inner, refuse
@@ -57,7 +57,7 @@ class Picky:
         return call
 
 
-# what tasks say
+# tasks' results
 
 
 @KINDS
@@ -107,7 +107,7 @@ def test_value_that_this_interpreter_cannot_read_fails_its_task_alone(bench: Ben
     assert (record.message or "").startswith("the value it returned cannot be recorded: it holds a whole number")
 
 
-# what a store refuses
+# refusals by a store
 
 
 def unicode_error() -> Exception:
@@ -125,12 +125,12 @@ OWN = {
     "a bug": lambda: TypeError("unhashable"),
     "too large": lambda: StoreUnavailable("413 Entity Too Large", retryable=False),
 }
-"""What a store may say of one thing, and will say again."""
+"""Permanent errors of a store about one record."""
 PROBLEMS = pytest.mark.parametrize("problem", OWN.values(), ids=OWN)
 
 
 def poisoned(problem: Callable[[], Exception]) -> Callable[[str, tuple[Any, ...]], None]:
-    """Refuses every call that has the poison in it, alone or beside others."""
+    """Refuse every call that contains the poison, alone or beside others."""
 
     def refuse(name: str, args: tuple[Any, ...]) -> None:
         if name == "settle" and any(one.record.value == "poison" for one in args[0]):
@@ -191,7 +191,7 @@ def test_task_whose_every_record_is_refused_stops_neither_the_worker_nor_the_oth
 
     assert (result.exit_code, result.reason) == (0, "enough")
     assert bench.records.find(poison.id, 1) is None
-    # It is nobody's any more, and the next worker may try its luck.
+    # It is released, and the next worker may try again.
     assert bench.run().succeeded == 1
 
 
@@ -203,7 +203,7 @@ def test_store_that_refuses_everything_for_a_while_loses_no_result_and_nothing_m
     tries: list[int] = []
 
     def refuse(name: str, args: tuple[Any, ...]) -> None:
-        # Of the failures that would stand for a result none may come through in the moment between the two.
+        # Refuse failure records even when allowed, so that none can replace a result at that moment.
         if name == "settle" and (
             not allowed.is_set() or any(one.record.reason is not EndReason.SUCCEEDED for one in args[0])
         ):
@@ -344,7 +344,7 @@ def test_worker_whose_queue_cannot_say_what_is_due_waits_and_takes_what_comes(be
         assert running.join().exit_code == 0
 
 
-# being asked to leave
+# asked to leave
 
 
 def away(name: str, args: tuple[Any, ...]) -> None:
@@ -388,7 +388,7 @@ def test_worker_asked_to_leave_records_what_its_store_takes_within_the_grace(ben
     assert bench.events("results_dropped") == []
 
 
-# what is stored and cannot be decoded
+# undecodable stored data
 
 ROWS = {
     "no JSON": "{",
@@ -452,7 +452,7 @@ def test_leases_of_a_dead_worker_go_back_though_one_of_them_cannot_be_decoded(be
 
 
 class Turns(Reporter):
-    """Counts the turns of the loop, each of which asks it once for what it has to say."""
+    """Counts the turns of the loop, each of which polls it once for lines to write."""
 
     def __init__(self) -> None:
         super().__init__(io.StringIO(), json_lines=True)
@@ -482,7 +482,7 @@ def serve(queue: Any, turns: Turns, *, until: Callable[[], bool], **options: Any
 
 
 class Calls(dict[str, list[int]]):
-    """At which turn each call was made."""
+    """The turns at which each call was made."""
 
     def __missing__(self, name: str) -> list[int]:
         self[name] = []
@@ -490,8 +490,8 @@ class Calls(dict[str, list[int]]):
 
 
 TURNS_AT_MOST = 60
-"""Between two tries that lie a second or so apart; duties come up a few times in a second. A loop that spins makes
-hundreds of thousands, and one that a busy machine slows down makes fewer."""
+"""Between two tries about a second apart; a few duties come up each second. A loop that spins makes hundreds of
+thousands of turns, and a loop on a busy machine makes fewer."""
 
 
 def test_loop_sleeps_while_its_store_is_away(bench: Bench) -> None:
@@ -522,7 +522,7 @@ def test_loop_sleeps_while_a_remote_lease_does_not_answer(bench: Bench) -> None:
     remote = replace(queue.traits, remote=True)
 
     def long_enough() -> bool:
-        # Upkeep comes up again and again while the lease is asked for.
+        # Upkeep continues while the lease call is pending.
         if len(calls["tend"]) < 3:
             return False
         answer.set()
@@ -654,7 +654,7 @@ def test_worker_that_cannot_read_its_orders_leases_nothing_says_why_once_and_lea
     between = [after - before for before, after in zip(calls["control"], calls["control"][1:], strict=False)]
     assert calls["lease"] == []
     assert max(between) <= TURNS_AT_MOST
-    # It was told to leave right after the last try, and made no further one.
+    # The order to leave came right after the last try, and the worker made no further one.
     assert turns.count - calls["control"][2] <= TURNS_AT_MOST
     said = [event["message"] for event in turns.events() if event["event"] == "trouble"]
     assert said == ["takes no tasks until it has read its orders: 403 Forbidden; tried again, nothing is lost"]
@@ -689,7 +689,7 @@ def test_worker_whose_orders_are_not_answered_says_so_and_leaves_after_its_idle_
         if name == "control":
             answer.wait(240)
         if name == "put_worker" and args[0].left:
-            answer.set()  # It has made up its mind, and waits for its calls.
+            answer.set()  # The worker has decided, and waits for its calls.
 
     result = bench.run(put_behind(bench.open_queue(), refuse, remote=True), idle_timeout=timedelta(seconds=1))
 

@@ -1,4 +1,4 @@
-"""Tasks whose workers were lost: who is suspected, how a suspect gets its turn, and that nobody waits for it."""
+"""Tasks whose workers were lost: which become suspects, how a suspect gets its turn, and that no other task waits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOUR = timedelta(hours=1)
 
 
 def lose(queue: Queue, *tasks: Task, times: int = 2, alone: bool = True, since: timedelta = HOUR) -> None:
-    """Have each task lost with its worker so often, that long ago."""
+    """Lose each task with its worker `times` times, `since` ago."""
     for number in range(times):
         ids = {task.id for task in tasks}
         leases = queue.lease(len(tasks), worker="w-gone", ttl=timedelta(minutes=1))
@@ -55,7 +55,7 @@ def lose(queue: Queue, *tasks: Task, times: int = 2, alone: bool = True, since: 
 
 @pytest.fixture(params=["sqlite", "folder"])
 def queue(request: pytest.FixtureRequest, bench: Bench) -> Queue:
-    """The embedded queue, whose records lie in the same file or in a folder."""
+    """The embedded queue, with its records in the same file or in a folder."""
     if request.param == "folder":
         queue, bench.records = open_pair_with_folder(bench)
         bench.open_queue = lambda: open_pair_with_folder(bench)[0]  # type: ignore[method-assign]
@@ -75,7 +75,7 @@ def test_tasks_that_were_lost_together_run_side_by_side_again(bench: Bench, queu
 
     with bench.running(slots=4):
         for name in names:
-            bench.began(name)  # None was let go, so all four run.
+            bench.began(name)  # None has been released, so all four run.
         for name in names:
             bench.let_go(name)
         assert wait_until(lambda: all(bench.records.find(task.id, 1) for task in lost))
@@ -147,10 +147,10 @@ def test_suspects_run_one_at_a_time_until_one_has_succeeded(bench: Bench, queue:
         return [name for name in names if has_begun(bench, name)]
 
     with bench.running(slots=3):
-        # Their histories are read side by side, and chance decides which of them is there first.
+        # Their histories are read in parallel, so any of them may begin first.
         assert wait_until(lambda: bool(begun()))
         other = bench.function("give", 1)
-        queue.put([other])  # Others start beside it as they come.
+        queue.put([other])  # Other tasks start beside it as they come.
         assert wait_until(lambda: bench.records.find(other.id, 1) is not None)
         (first,) = begun()
         bench.let_go(first)
@@ -265,7 +265,7 @@ def test_suspect_is_the_first_that_the_kernel_ends_for_memory(bench: Bench, queu
 
 
 def test_command_of_a_suspect_is_fenced_too(bench: Bench, queue: Queue) -> None:
-    # 0 is the shell's own group; the others are its worker's.
+    # 0 is the shell's own process group; $g is its worker's.
     task = bench.command("sh", "-c", "g=$(awk '{print $4}' /proc/$PPID/stat); kill -0 $g || kill -0 0 && echo fenced")
     queue.put([task])
     lose(queue, task, times=3)
@@ -292,11 +292,11 @@ def test_attempt_after_a_fenced_one_runs_in_another_process(bench: Bench, queue:
     assert bench.record(shell).log.split() == ["Seccomp:", mine]
 
 
-# where the queue does not know who holds its tasks
+# a queue that does not track holders
 
 
 class Untracked:
-    """The embedded queue as one that only delivers: what began is on file in the record store."""
+    """The embedded queue without tracking of holders: begun attempts are on record in the record store."""
 
     def __init__(self, queue: Queue) -> None:
         self.queue = queue
@@ -318,8 +318,8 @@ def test_attempts_without_an_end_are_losses_on_the_machine_that_they_name(bench:
 
     bench.run(Untracked(queue), slots=2)  # type: ignore[arg-type]
 
-    assert bench.record(task, records=records).value == EVERYTHING  # Fenced, as they were all lost here.
+    assert bench.record(task, records=records).value == EVERYTHING  # Fenced, because all were lost on this machine.
     notes = records.history(task.id, 1).ended
     assert {(note.reason, note.alone, note.machine) for note in notes} == {(EndReason.LOST, True, machine_id())}
-    # A suspect with no other beside it counts as alone, also on a worker with more slots.
+    # A suspect without other suspects beside it counts as alone, even on a worker with more slots.
     assert [(mark.alone, mark.machine) for mark in began] == [(True, machine_id())]

@@ -159,7 +159,7 @@ class Bench:
         return open_sqlite(self.path)[0]
 
     def run(self, queue: Queue | None = None, **options: Any) -> WorkerResult:
-        """Until it is idle, unless the options say otherwise."""
+        """Run a worker until it is idle, unless the options set another end."""
         queue = queue or self.open_queue()
         try:
             return self._worker(queue, options).run()
@@ -172,9 +172,9 @@ class Bench:
 
     @contextmanager
     def running(self, *, over: Callable[[Queue], Any] = lambda queue: queue, **options: Any) -> Iterator[Running]:
-        """A worker in a thread, without an idle time-out; at the end it is stopped and has left.
+        """Run a worker in a thread, without an idle time-out; at the end it is stopped and has left.
 
-        `over` may put something between it and its queue.
+        `over` may wrap the worker's queue.
         """
         running = Running(lambda queue: self._worker(over(queue), {"idle_timeout": None, **options}), self.open_queue)
         try:
@@ -188,7 +188,7 @@ class Bench:
         events = [json.loads(line) for line in self.log.getvalue().splitlines()]
         return [event for event in events if event["event"] == kind]
 
-    # what became of it
+    # outcomes
 
     def record(self, task: Task, *, records: RecordStore | None = None) -> Record:
         found = (records or self.records).find(task.id, task.generation)
@@ -245,12 +245,12 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.syspath_prepend(opened.code)
     yield opened
     opened.close()
-    # A thread of the last worker may still look at what others have left.
+    # A thread of the last worker may still be checking the leftovers of others.
     assert wait_until(lambda: not list((tmp_path / "tmp").glob("*/*"))), "scratch was left"
 
 
 def open_pair_with_folder(bench: Bench) -> tuple[Queue, RecordStore]:
-    """The embedded queue with its records in a folder."""
+    """Open the embedded queue with its records in a folder."""
     from runtime.records import open_records
 
     (bench.folder / "records").mkdir(exist_ok=True)
@@ -258,12 +258,12 @@ def open_pair_with_folder(bench: Bench) -> tuple[Queue, RecordStore]:
 
 
 def open_pair_with_records(bench: Bench, records: RecordStore) -> tuple[Queue, RecordStore]:
-    """The embedded queue with its records elsewhere."""
+    """Open the embedded queue with its records elsewhere."""
     return SqliteQueue(EmbeddedFile(bench.path), records), records
 
 
 def start_command(bench: Bench, *args: str, **environment: str) -> subprocess.Popen[str]:
-    """`runtime worker` on the bench's file."""
+    """Run `runtime worker` on the bench's file."""
     env = os.environ | {
         "PYTHONPATH": os.pathsep.join((str(ROOT), str(bench.code))),
         "RUNTIME_QUEUE": f"sqlite:{bench.path}",
