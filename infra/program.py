@@ -10,8 +10,9 @@ import pulumi
 from infra.components.alerts import Alerts, AlertsArgs, WatchedCluster, WatchedQueue
 from infra.components.apis import Apis, ApisArgs
 from infra.components.ci_identity import CiIdentity, CiIdentityArgs
-from infra.components.identity import PROJECT_ROLES, Identity, IdentityArgs, as_member, member_label
+from infra.components.identity import PROJECT_ROLES, Identity, IdentityArgs, member_label
 from infra.components.network import Network, NetworkArgs
+from infra.components.part import as_member
 from infra.components.providers import google_provider, kubernetes_provider
 from infra.components.queue import Queue, QueueArgs
 from infra.components.ray_head import RayHead, RayHeadArgs, SecretVariable

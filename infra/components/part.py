@@ -1,0 +1,99 @@
+"""The options that all Google components give their resources."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pulumi
+from pulumi_gcp import projects, serviceaccount
+
+from infra.components.apis import Apis, find_needs
+from infra.components.site import UNREAD, Site
+
+
+class Part(pulumi.ComponentResource):
+    """A component of Google resources; the names of its children begin with its own."""
+
+    def __init__(
+        self, type_: str, name: str, site: Site, apis: Apis | None, opts: pulumi.ResourceOptions | None
+    ) -> None:
+        super().__init__(type_, name, None, opts)
+        self._name, self._site, self._apis = name, site, apis
+
+    def _options(self, *services: str, needs: Sequence[pulumi.Resource] = (), **more: Any) -> pulumi.ResourceOptions:
+        """Options of a child that waits for the APIs `services` and the resources `needs`."""
+        return pulumi.ResourceOptions(parent=self, depends_on=[*find_needs(self._apis, *services), *needs], **more)
+
+    def _kept(self, *services: str, **more: Any) -> pulumi.ResourceOptions:
+        """Options of a child that holds work and has a fixed name."""
+        return self._options(*services, protect=self._site.protect, delete_before_replace=True, **more)
+
+    def _surviving(
+        self, path: str, *services: str, unread: Sequence[str] = UNREAD, **more: Any
+    ) -> pulumi.ResourceOptions:
+        """Options of a child that a destroy leaves in Google at `path`; `adopt` imports it from there."""
+        if self._site.adopt:
+            more |= {"import_": path, "ignore_changes": list(unread)}
+        return self._options(*services, retain_on_delete=True, delete_before_replace=True, **more)
+
+    def _register(self, *names: str) -> None:
+        """Register the attributes `names` as the component's outputs."""
+        self.register_outputs({name: getattr(self, name) for name in names})
+
+    def _account(
+        self, name: str, role: str, title: str, *, deletion_policy: str = "DELETE", join_existing: bool | None = False
+    ) -> serviceaccount.Account:
+        return serviceaccount.Account(
+            f"{name}-account",
+            project=self._site.project,
+            account_id=self._site.names.account(role),
+            display_name=title,
+            create_ignore_already_exists=join_existing,
+            deletion_policy=deletion_policy,
+            opts=self._kept("iam"),
+        )
+
+    def _custom_role(
+        self, name: str, role: str, title: str, description: str, permissions: Sequence[str]
+    ) -> projects.IAMCustomRole:
+        role_id = self._site.names.role(role)
+        return projects.IAMCustomRole(
+            f"{name}-role",
+            project=self._site.project,
+            role_id=role_id,
+            title=title,
+            description=description,
+            permissions=list(permissions),
+            stage="GA",
+            deletion_policy="ABANDON",
+            # Google keeps a deleted role's id for weeks and refuses a new role with that id.
+            opts=self._surviving(f"projects/{self._site.project}/roles/{role_id}", "iam"),
+        )
+
+    def _project_grant(
+        self,
+        name: str,
+        role: pulumi.Input[str],
+        member: pulumi.Input[str],
+        *services: str,
+        condition: projects.IAMMemberConditionArgs | None = None,
+    ) -> projects.IAMMember:
+        return projects.IAMMember(
+            name,
+            project=self._site.project,
+            role=role,
+            member=member,
+            condition=condition,
+            opts=self._options("cloudresourcemanager", *services),
+        )
+
+
+def as_member(email: pulumi.Output[str]) -> pulumi.Output[str]:
+    """The IAM member of a service account."""
+    return pulumi.Output.concat("serviceAccount:", email)
+
+
+def shown_title(site: Site, title: str) -> str:
+    """`title` with the stack's name, as Google shows it; at most 100 characters."""
+    return f"{title} ({site.names.stack})"[:100]
