@@ -252,11 +252,6 @@ def _range_moves(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     return before.version != now.version or not before.subnet_of(now)  # type: ignore[arg-type]
 
 
-def _disk_shrinks(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    before, now = old.get("size"), new.get("size")
-    return not (isinstance(before, int) and isinstance(now, int)) or now < before
-
-
 def _all(*paths: str) -> dict[str, Trigger]:
     return dict.fromkeys(paths, True)
 
@@ -268,23 +263,6 @@ REPLACING: Final[Mapping[str, Mapping[str, Trigger]]] = {
         "repositoryId", "location", "project", "format", "mode", "kmsKeyName", "remoteRepositoryConfig"
     ),
     "gcp:billing/budget:Budget": _all("billingAccount"),
-    "gcp:compute/address:Address": _all(
-        "name",
-        "project",
-        "region",
-        "address",
-        "addressType",
-        "description",
-        "network",
-        "networkTier",
-        "prefixLength",
-        "purpose",
-        "subnetwork",
-    ),
-    "gcp:compute/disk:Disk": {
-        **_all("name", "project", "zone", "type", "image", "snapshot", "description", "sourceDisk", "architecture"),
-        "size": _disk_shrinks,
-    },
     "gcp:compute/firewall:Firewall": _all("name", "project", "direction"),
     "gcp:compute/instance:Instance": _all(
         "name",
@@ -318,7 +296,6 @@ REPLACING: Final[Mapping[str, Mapping[str, Trigger]]] = {
     "gcp:iam/workloadIdentityPoolProvider:WorkloadIdentityPoolProvider": _all(
         "workloadIdentityPoolId", "workloadIdentityPoolProviderId", "project"
     ),
-    "gcp:logging/metric:Metric": _all("project", "metricDescriptor.valueType"),
     "gcp:monitoring/alertPolicy:AlertPolicy": _all("project"),
     "gcp:monitoring/notificationChannel:NotificationChannel": _all("project"),
     "gcp:projects/iAMCustomRole:IAMCustomRole": _all("roleId", "project"),

@@ -76,17 +76,17 @@ def _instance(each: Registration) -> Iterator[Cost]:
     boot = each.inputs.get("bootDisk")
     parameters = boot.get("initializeParams") if isinstance(boot, Mapping) else None
     if isinstance(parameters, Mapping):
-        yield _disk_cost(each, parameters.get("type"), parameters.get("size"), region, "boot disk")
+        yield _boot_disk(each, parameters.get("type"), parameters.get("size"), region)
 
 
-def _disk(each: Registration) -> Iterator[Cost]:
-    yield _disk_cost(each, each.inputs.get("type"), each.inputs.get("size"), _region(each.inputs.get("zone")), "disk")
-
-
-def _disk_cost(each: Registration, kind: Any, size: Any, region: str, what: str) -> Cost:
+def _boot_disk(each: Registration, kind: Any, size: Any, region: str) -> Cost:
     price = DISK_MONTHS.get(str(kind), {}).get(PRICED_AS.get(region, region))
-    known = price is not None and isinstance(size, int)
-    return _cost(each, price * size if known and price is not None else None, f"{what}, {size} GB {kind}", region)
+    return _cost(
+        each,
+        price * size if price is not None and isinstance(size, int) else None,
+        f"boot disk, {size} GB {kind}",
+        region,
+    )
 
 
 def _nat(each: Registration) -> Iterator[Cost]:
@@ -127,7 +127,6 @@ def _region(zone: Any) -> str:
 
 PRICED: Final[Mapping[str, Callable[[Registration], Iterator[Cost]]]] = {
     "gcp:artifactregistry/repository:Repository": _by_use("GB stored"),
-    "gcp:compute/disk:Disk": _disk,
     "gcp:compute/instance:Instance": _instance,
     "gcp:compute/routerNat:RouterNat": _nat,
     "gcp:pubsub/subscription:Subscription": _by_use("messages, and those kept longer than a day"),

@@ -222,7 +222,6 @@ VALUES: Final[Mapping[str, Mapping[str, Check]]] = {
         "amount.specifiedAmount.currencyCode": matches(r"[A-Z]{3}", "a currency such as `USD`"),
         "amount.specifiedAmount.units": matches(r"\d+", "a whole number as text"),
     },
-    "gcp:compute/disk:Disk": {"name": compute_name, "zone": zone, "size": between(10, 65_536, "GB")},
     "gcp:compute/firewall:Firewall": {
         "name": compute_name,
         "network": network_link,
@@ -288,7 +287,6 @@ VALUES: Final[Mapping[str, Mapping[str, Check]]] = {
         "labels": lambda value: None,
         "type": one_of("email", "sms", "slack", "pagerduty", "webhook_tokenauth", "webhook_basicauth", "pubsub"),
     },
-    "gcp:organizations/project:Project": {"projectId": project},
     "gcp:projects/iAMCustomRole:IAMCustomRole": {
         "roleId": matches(r"[A-Za-z0-9_.]{3,64}", "3 to 64 letters, digits, `_`, `.`"),
         "permissions.[]": permission,

@@ -15,10 +15,10 @@ from infra.policy.base import (
     SERVICE_IDENTITY,
     Bounds,
     Finding,
+    Graph,
     get,
     items_of,
 )
-from infra.policy.graph import Graph
 
 HEAD: Final = "runtime:ray:RayHead"
 
