@@ -85,6 +85,10 @@ class Report:
     def resources(self) -> tuple[Registration, ...]:
         return self.recording.resources if self.recording is not None else ()
 
+    @property
+    def protected(self) -> list[Registration]:
+        return [each for each in self.resources if each.protect]
+
 
 def check_stack(stack: str, *, folder: Path | None = None) -> Report:
     """Check the stack whose file is `Pulumi.<stack>.yaml` in `folder`, by default the project's root.
@@ -351,10 +355,6 @@ def find_notes(recording: Recording) -> Iterator[str]:
     adopted = sum(1 for each in recording.resources if each.import_id)
     if adopted:
         yield f"{adopted} resources are taken over, not made: they have to exist"
-
-
-def find_protected(recording: Recording) -> list[Registration]:
-    return [each for each in recording.resources if each.protect]
 
 
 PHYSICAL_NAMES: Final = (

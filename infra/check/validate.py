@@ -26,16 +26,10 @@ from pulumi.runtime import rpc
 
 from infra.check.recording import Secret, Unknown
 from infra.gcp.values import find_value_problems
+from runtime.schema import Problem, join
 
 WHEELS: Final = {"gcp": "pulumi_gcp", "kubernetes": "pulumi_kubernetes"}
 PROVIDERS: Final = "pulumi:providers:"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputProblem:
-    path: str
-    """`cleanupPolicies[0].condition.olderThan`, in the provider's camelCase."""
-    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,22 +40,18 @@ class Field:
     required: bool
 
 
-def find_input_problems(type_: str, inputs: Mapping[str, Any]) -> list[InputProblem]:
+def find_input_problems(type_: str, inputs: Mapping[str, Any]) -> list[Problem]:
     """Find problems of `inputs` (camelCase, `UNKNOWN` allowed anywhere) of a resource of `type_`.
 
-    Raises `LookupError` for a type that the installed wheels do not have.
+    Paths have the provider's camelCase: `cleanupPolicies[0].condition.olderThan`. Raises `LookupError` for a type that the
+    installed wheels do not have.
     """
     kind = find_args_class(type_)
     if type_.startswith(PROVIDERS):
         inputs = _decoded(kind, inputs)
     found = list(_object_problems(kind, inputs, ""))
     known = {each.path for each in found}
-    found += [
-        InputProblem(path=path, message=message)
-        for path, message in find_value_problems(type_, inputs)
-        if path not in known
-    ]
-    return found
+    return [*found, *(each for each in find_value_problems(type_, inputs) if each.path not in known)]
 
 
 @functools.cache
@@ -121,19 +111,19 @@ def _decoded(kind: type, inputs: Mapping[str, Any]) -> dict[str, Any]:
     return decoded
 
 
-def _object_problems(kind: type, value: Mapping[str, Any], path: str) -> Iterator[InputProblem]:
+def _object_problems(kind: type, value: Mapping[str, Any], path: str) -> Iterator[Problem]:
     fields = fields_of(kind)
     for name, item in value.items():
-        inner = f"{path}.{name}" if path else name
+        inner = join(path, name)
         if name not in fields:
             # The SDK sends its own marks with a provider; they are no inputs.
             if not name.startswith("__"):
-                yield InputProblem(path=inner, message=_unknown_key(name, fields))
+                yield Problem(path=inner, message=_unknown_key(name, fields))
         elif item is not None:
             yield from _problems(fields[name].type, item, inner)
     for name, each in fields.items():
         if each.required and value.get(name) is None:
-            yield InputProblem(path=f"{path}.{name}" if path else name, message="is missing and required")
+            yield Problem(path=join(path, name), message="is missing and required")
 
 
 def _unknown_key(name: str, fields: Mapping[str, Field]) -> str:
@@ -143,7 +133,7 @@ def _unknown_key(name: str, fields: Mapping[str, Field]) -> str:
     return f"is no input here; known are {', '.join(sorted(fields)[:12])}{' …' if len(fields) > 12 else ''}"
 
 
-def _problems(kind: Any, value: Any, path: str) -> Iterator[InputProblem]:
+def _problems(kind: Any, value: Any, path: str) -> Iterator[Problem]:
     if isinstance(value, Unknown):
         return
     if isinstance(value, Secret):
@@ -182,45 +172,45 @@ def _is_wrapper(kind: Any) -> bool:
     return origin in (collections.abc.Awaitable, pulumi.Output, types.NoneType) or typing.is_typeddict(kind)
 
 
-def _member_problems(kind: Any, value: Any, path: str) -> Iterator[InputProblem]:
+def _member_problems(kind: Any, value: Any, path: str) -> Iterator[Problem]:
     origin = typing.get_origin(kind)
     if origin is typing.Literal:
         if value not in typing.get_args(kind):
             allowed = ", ".join(json.dumps(each) for each in typing.get_args(kind))
-            yield InputProblem(path=path, message=f"is {show(value)}, allowed: {allowed}")
+            yield Problem(path=path, message=f"is {show(value)}, allowed: {allowed}")
     elif origin is not None and issubclass(origin, collections.abc.Mapping):
         if not isinstance(value, Mapping):
-            yield InputProblem(path=path, message=f"is {show(value)}, expected an object")
+            yield Problem(path=path, message=f"is {show(value)}, expected an object")
             return
         _, item = typing.get_args(kind)
         for key, each in value.items():
             yield from _problems(item, each, f"{path}.{key}")
     elif origin is not None and issubclass(origin, collections.abc.Sequence):
         if not isinstance(value, list | tuple):
-            yield InputProblem(path=path, message=f"is {show(value)}, expected a list")
+            yield Problem(path=path, message=f"is {show(value)}, expected a list")
             return
         (item,) = typing.get_args(kind)
         for index, each in enumerate(value):
             yield from _problems(item, each, f"{path}[{index}]")
     elif _types.is_input_type(kind):
         if not isinstance(value, Mapping):
-            yield InputProblem(path=path, message=f"is {show(value)}, expected an object")
+            yield Problem(path=path, message=f"is {show(value)}, expected an object")
             return
         yield from _object_problems(kind, value, path)
     else:
         yield from _scalar_problems(kind, value, path)
 
 
-def _scalar_problems(kind: Any, value: Any, path: str) -> Iterator[InputProblem]:
+def _scalar_problems(kind: Any, value: Any, path: str) -> Iterator[Problem]:
     if isinstance(kind, type) and issubclass(kind, Enum):
         allowed = [each.value for each in kind]
         if value not in allowed:
-            yield InputProblem(path=path, message=f"is {show(value)}, allowed: {', '.join(map(str, allowed))}")
+            yield Problem(path=path, message=f"is {show(value)}, allowed: {', '.join(map(str, allowed))}")
         return
     if kind is float and type(value) is int:
         return
     if kind in EXPECTED and type(value) is not kind:
-        yield InputProblem(path=path, message=f"is {show(value)}, expected {EXPECTED[kind]}")
+        yield Problem(path=path, message=f"is {show(value)}, expected {EXPECTED[kind]}")
 
 
 EXPECTED: Final[Mapping[Any, str]] = {str: "a string", int: "a whole number", bool: "true or false", float: "a number"}
