@@ -14,8 +14,8 @@ from typing import Any, Final
 import pulumi
 from pulumi_kubernetes import core, meta, networking, rbac
 
-from infra.settings.kubernetes_rules import quantity
 from infra.settings.model import ClaimSettings, NamespaceSettings
+from infra.settings.rules import quantity
 from infra.settings.valid import ensure_valid
 from runtime.errors import InvalidValue
 

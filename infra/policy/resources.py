@@ -37,7 +37,7 @@ from infra.policy.base import (
     items_of,
     may_be,
 )
-from infra.settings.kubernetes_rules import quantity
+from infra.settings.rules import quantity
 
 HOLD_WORK: Final = (TOPIC, SUBSCRIPTION, SECRET, REPOSITORY, INSTANCE, BUCKET, ACCOUNT)
 """Types whose loss loses tasks, data or grants: a new service account under an old name has no grants."""

@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from infra.settings.model import KEYS, NAMESPACE, OPTIONAL_PARTS, Settings
 from infra.settings.stack_rules import find_stack_problems
-from infra.settings.typed import SettingsReader, decode
-from infra.settings.valid import InvalidSettings, find_problems
+from infra.settings.valid import InvalidSettings, SettingsReader, decode, find_problems
 from runtime.schema import Problem, join, suggest, type_hints
 
 SECRET_VALUE: Final = re.compile(

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.check.recording import record
-from infra.settings.kubernetes_rules import quantity
 from infra.settings.model import (
     KEYS,
     AccessSettings,
@@ -29,6 +28,7 @@ from infra.settings.model import (
     Settings,
 )
 from infra.settings.read import parse_settings, settings_from
+from infra.settings.rules import quantity
 from infra.settings.valid import InvalidSettings, ensure_valid, find_problems
 from runtime.schema import Problem
 
