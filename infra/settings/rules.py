@@ -94,26 +94,12 @@ _QUANTITY: Final = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>|m|k|[KMGTPE]i
 _POWERS: Final = {"m": -1, "": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 _ACCESS_MODES: Final = ("ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod")
 _PLAIN_QUOTAS: Final = frozenset(
-    [
-        "pods",
-        "cpu",
-        "memory",
-        "requests.cpu",
-        "requests.memory",
-        "requests.storage",
-        "requests.ephemeral-storage",
-        "limits.cpu",
-        "limits.memory",
-        "limits.ephemeral-storage",
-        "persistentvolumeclaims",
-        "services",
-        "services.loadbalancers",
-        "services.nodeports",
-        "secrets",
-        "configmaps",
-        "replicationcontrollers",
-        "resourcequotas",
-    ]
+    {
+        *("cpu", "memory", "requests.cpu", "requests.memory", "limits.cpu", "limits.memory"),
+        *("requests.storage", "requests.ephemeral-storage", "limits.ephemeral-storage", "persistentvolumeclaims"),
+        *("pods", "services", "services.loadbalancers", "services.nodeports"),
+        *("secrets", "configmaps", "replicationcontrollers", "resourcequotas"),
+    }
 )
 _QUOTA: Final = re.compile(
     r"requests\.[a-z0-9.-]+/[A-Za-z0-9._-]+|count/[a-z0-9.-]+|[a-z0-9.-]+\.storageclass\.storage\.k8s\.io/\S+"
