@@ -22,7 +22,17 @@ NODE_UNIT: Final = "runtime-ray-node.service"
 
 _LOGS: Final = ("--log-driver=json-file", "--log-opt=max-size=50m", "--log-opt=max-file=5")
 _LIMITS: Final = ("--ulimit=memlock=-1:-1", "--ulimit=nofile=1048576:1048576", "--pids-limit=-1")
-_SESSION_DAYS: Final = 7
+_DROP_OLD_SESSIONS: Final = (
+    "/usr/bin/find /var/lib/runtime-ray -mindepth 1 -maxdepth 1 -name session_* -mtime +7 -exec rm -rf {} +"
+)
+"""Ray keeps the logs of each start in a folder of its own, for ever."""
+_SUPERVISION: Final = """\
+ExecStop=/usr/bin/docker stop --time 60 ray
+Restart=always
+RestartSec=10
+TimeoutStartSec=infinity
+TimeoutStopSec=90
+LimitMEMLOCK=infinity"""
 
 
 def render_head_service(cluster: Cluster) -> str:
@@ -31,9 +41,9 @@ def render_head_service(cluster: Cluster) -> str:
         "--shm-size=8g",
         "--volume=/etc/runtime-ray/config:/etc/runtime-ray/config:ro",
         "--volume=/etc/runtime-ray/ssh:/etc/runtime-ray/ssh:ro",
-        # The first autoscaler is the one whose code reads this file again every few seconds and drops nothing for it.
+        # Only the first version of the autoscaler reads its file again every few seconds, without dropping anything.
         "--env=RAY_enable_autoscaler_v2=0",
-        # It counts errors for ever and would give up after the sixth, months later.
+        # The autoscaler never resets its count of errors: by default it would give up after the sixth, months later.
         "--env=AUTOSCALER_MAX_NUM_FAILURES=1000000000",
         image=cluster.image,
         arguments=("head",),
@@ -43,14 +53,9 @@ def render_head_service(cluster: Cluster) -> str:
         f"""\
         ExecStartPre={MACHINE} wait
         ExecStartPre=-/usr/bin/docker rm --force ray
-        ExecStartPre=-{_drop_old_sessions()}
+        ExecStartPre=-{_DROP_OLD_SESSIONS}
         ExecStart={run}
-        ExecStop=/usr/bin/docker stop --time 60 ray
-        Restart=always
-        RestartSec=10
-        TimeoutStartSec=infinity
-        TimeoutStopSec=90
-        LimitMEMLOCK=infinity
+        {_SUPERVISION}
         # Docker keeps and rotates what the container prints.
         StandardOutput=null
         """,
@@ -62,7 +67,7 @@ def render_node_service(cluster: Cluster) -> str:
         *_LIMITS,
         # TPUs are devices of the host, and libtpu locks its buffers into memory.
         "--privileged",
-        # A cap, not a reservation: Ray's object store takes what it needs of it.
+        # A limit, not a reservation: Ray's object store takes only the memory that it uses.
         "--shm-size=200g",
         "--env=RAY_HEAD_IP",
         "--env=RAY_OVERRIDE_RESOURCES",
@@ -77,12 +82,7 @@ def render_node_service(cluster: Cluster) -> str:
         ExecStartPre={MACHINE} wait
         ExecStartPre=-/usr/bin/docker rm --force ray
         ExecStart={run}
-        ExecStop=/usr/bin/docker stop --time 60 ray
-        Restart=always
-        RestartSec=10
-        TimeoutStartSec=infinity
-        TimeoutStopSec=90
-        LimitMEMLOCK=infinity
+        {_SUPERVISION}
         StandardOutput=null
         """,
     )
@@ -100,7 +100,9 @@ def render_watch_service(cluster: Cluster) -> str:
     )
 
 
-def render_reaper_service(cluster: Cluster) -> str:
+def render_reaper(cluster: Cluster) -> tuple[str, str]:
+    """Render the service that removes dead nodes, and its timer."""
+    title = f"Removes dead TPU nodes of Ray cluster {cluster.name}"
     command = shlex.join(
         (
             "/usr/bin/docker",
@@ -120,38 +122,18 @@ def render_reaper_service(cluster: Cluster) -> str:
             cluster.key,
         )
     )
-    return _service(
-        f"Removes dead TPU nodes of Ray cluster {cluster.name}",
-        f"""\
-        Type=oneshot
-        ExecStart={command}
-        TimeoutStartSec=300
-        """,
-    )
+    return _oneshot(title, command), _timer(title, first="3min", every="2min")
 
 
-def render_reaper_timer(cluster: Cluster) -> str:
-    return _timer(f"Removes dead TPU nodes of Ray cluster {cluster.name}", first="3min", every="2min")
-
-
-def render_secrets_service(cluster: Cluster) -> str:
-    return _service(
-        f"Fetches the secrets of Ray cluster {cluster.name} again",
-        f"""\
-        Type=oneshot
-        ExecStart={MACHINE} secrets
-        TimeoutStartSec=300
-        """,
-        needs_docker=False,
-    )
-
-
-def render_secrets_timer(cluster: Cluster) -> str:
-    return _timer(f"Fetches the secrets of Ray cluster {cluster.name} again", first="15min", every="15min")
+def render_secrets(cluster: Cluster) -> tuple[str, str]:
+    """Render the service that fetches the secrets again, and its timer."""
+    title = f"Fetches the secrets of Ray cluster {cluster.name} again"
+    service = _oneshot(title, f"{MACHINE} secrets", needs_docker=False)
+    return service, _timer(title, first="15min", every="15min")
 
 
 def render_start_script() -> str:
-    """Runs in the container, on heads and nodes alike: secrets into the environment, then Ray in the foreground."""
+    """Render the container's script for heads and nodes: it exports the secrets and starts Ray in the foreground."""
     shared = {
         "node-manager-port": "node_manager",
         "object-manager-port": "object_manager",
@@ -221,7 +203,7 @@ def _docker_run(*options: str, image: str, arguments: tuple[str, ...]) -> str:
             "--user=0",
             *_LOGS,
             *options,
-            # Folders, not files: a file that is replaced would stay the old one inside.
+            # Folders, not files: the container would keep seeing the old file after a replacement.
             "--volume=/run/runtime-ray:/run/runtime-ray:ro",
             "--volume=/opt/runtime-ray:/opt/runtime-ray:ro",
             "--volume=/var/lib/runtime-ray:/tmp/ray",
@@ -233,12 +215,9 @@ def _docker_run(*options: str, image: str, arguments: tuple[str, ...]) -> str:
     )
 
 
-def _drop_old_sessions() -> str:
-    """Ray keeps the logs of each of its starts in a folder of its own, for ever."""
-    return (
-        f"/usr/bin/find /var/lib/runtime-ray -mindepth 1 -maxdepth 1 -name session_* -mtime +{_SESSION_DAYS} "
-        "-exec rm -rf {} +"
-    )
+def _oneshot(description: str, command: str, *, needs_docker: bool = True) -> str:
+    body = f"Type=oneshot\nExecStart={command}\nTimeoutStartSec=300"
+    return _service(description, body, needs_docker=needs_docker)
 
 
 def _service(description: str, body: str, *, needs_docker: bool = True) -> str:
