@@ -28,8 +28,7 @@ from runtime.outputs import (
     published_fields,
     read_published,
 )
-from runtime.stack.cache import FoundStack
-from runtime.stack.find import NothingThere, is_location, read_location
+from runtime.stack.find import FoundStack, NothingThere, is_location, read_location
 from runtime.units import parse_time
 from runtime.values import dataclass
 
