@@ -15,8 +15,7 @@ import pulumi
 from pulumi_gcp import billing, monitoring
 
 from infra.components.apis import Apis
-from infra.components.part import Part
-from infra.components.site import Site
+from infra.components.site import Part, Site
 from infra.settings.model import AlertSettings, BudgetSettings
 from infra.settings.valid import ensure_valid
 

@@ -15,8 +15,7 @@ import pulumi
 from pulumi_gcp import iam, projects, serviceaccount
 
 from infra.components.apis import Apis
-from infra.components.part import Part, as_member, shown_title
-from infra.components.site import Site
+from infra.components.site import Part, Site, as_member, shown_title
 from infra.settings.model import CiSettings
 from infra.settings.valid import ensure_valid
 

@@ -11,8 +11,7 @@ import pulumi
 from pulumi_gcp import projects
 
 from infra.components.apis import Apis
-from infra.components.part import Part, as_member, shown_title
-from infra.components.site import Site
+from infra.components.site import Part, Site, as_member, shown_title
 from infra.settings.model import AccessSettings, Role
 from infra.settings.valid import ensure_valid
 

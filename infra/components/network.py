@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import pulumi
 
 from infra.components.apis import Apis
-from infra.components.part import Part
-from infra.components.site import Site
+from infra.components.site import Part, Site
 from infra.settings.model import NetworkSettings
 from infra.settings.valid import ensure_valid
 

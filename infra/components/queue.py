@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -10,8 +10,7 @@ import pulumi
 from pulumi_gcp import projects, pubsub
 
 from infra.components.apis import Apis
-from infra.components.part import Part
-from infra.components.site import Site
+from infra.components.site import Members, Part, Site
 from infra.settings.model import QueueSettings
 from infra.settings.valid import ensure_valid
 
@@ -26,9 +25,9 @@ class QueueArgs:
     queue: str
     """The name that users say."""
     settings: QueueSettings = QueueSettings()
-    workers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    workers: Members = field(default_factory=dict)
     """Label → IAM member. The label is part of the grants' logical names."""
-    submitters: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    submitters: Members = field(default_factory=dict)
     """Label → member; a label that is also in `workers` is the same member."""
     apis: Apis | None = None
 

@@ -14,8 +14,7 @@ import pulumi
 from pulumi_gcp import artifactregistry, compute, projects, secretmanager, serviceaccount
 
 from infra.components.apis import Apis
-from infra.components.part import Part, as_member
-from infra.components.site import Site
+from infra.components.site import Members, Part, Site, as_member
 from infra.machine.machine import digest
 from infra.render.autoscaler import render_autoscaler
 from infra.render.cluster import HEAD_TYPE, PORTS, Cluster, SecretReference
@@ -83,13 +82,13 @@ class RayHeadArgs:
     cidr: pulumi.Input[str]
     environment: Mapping[str, SecretVariable] = field(default_factory=dict)
     """Secret → variable of every process of the cluster. The component grants its nodes access to each."""
-    repositories: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    repositories: Members = field(default_factory=dict)
     """Label → `projects/P/locations/R/repositories/N` that the nodes pull from."""
-    reapers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    reapers: Members = field(default_factory=dict)
     """Label → member that may list, create and delete nodes and queued resources, beside the head."""
-    operators: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    operators: Members = field(default_factory=dict)
     """Label → member with the rights of `reapers`; they may also log in to the head, and add nodes with the nodes' identity."""
-    users: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    users: Members = field(default_factory=dict)
     """Label → member that logs in to the head to use the cluster. A person on a machine can act as its account, so these
     members have all rights of the head."""
     apis: Apis | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -10,8 +9,7 @@ import pulumi
 from pulumi_gcp import storage
 
 from infra.components.apis import Apis
-from infra.components.part import Part
-from infra.components.site import Site
+from infra.components.site import Members, Part, Site
 from infra.settings.model import RecordsSettings
 from infra.settings.valid import ensure_valid
 
@@ -34,10 +32,10 @@ _PAST_DAYS: Final = 30
 class RecordsArgs:
     site: Site
     settings: RecordsSettings = RecordsSettings()
-    users: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    users: Members = field(default_factory=dict)
     """Label → IAM member that reads and writes objects."""
-    readers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
-    publishers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    readers: Members = field(default_factory=dict)
+    publishers: Members = field(default_factory=dict)
     """Label → member that writes the contract, and nothing else."""
     apis: Apis | None = None
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 import pulumi
 from pulumi_gcp import artifactregistry
 
 from infra.components.apis import Apis
-from infra.components.part import Part
-from infra.components.site import Site
+from infra.components.site import Members, Part, Site
 from infra.settings.model import RegistrySettings
 from infra.settings.valid import ensure_valid
 
@@ -21,23 +19,26 @@ KEPT: Final = "keep-"
 """Prefix of the tags whose images the clean-up never deletes."""
 _DAY_S: Final = 86_400
 
+Place: TypeAlias = tuple[pulumi.Input[str], pulumi.Input[str], pulumi.Input[str]]
+"""Project, location and id of a repository."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryArgs:
     site: Site
     registry: str
     settings: RegistrySettings = RegistrySettings()
-    readers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    readers: Members = field(default_factory=dict)
     """Label → IAM member."""
-    guests: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
-    """Accounts of this stack, which read the repositories of another stack too. Other readers get their grants from the
-    owner: two stacks with the same grant would remove it from each other."""
-    writers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    guests: Members = field(default_factory=dict)
+    """Accounts of this stack, which also read another stack's repositories. Other readers get their grants from the owner:
+    two stacks with the same grant would remove it from each other."""
+    writers: Members = field(default_factory=dict)
     apis: Apis | None = None
 
 
 class Registry(Part):
-    """Docker repositories with mutable tags and a clean-up; repositories of another stack are only referred to."""
+    """Docker repositories with mutable tags and a clean-up, and references to another stack's repositories."""
 
     urls: dict[str, pulumi.Output[str]]
     """Region → `REGION-docker.pkg.dev/PROJECT/REPOSITORY`."""
@@ -59,12 +60,13 @@ class Registry(Part):
                 continue
             made = self._make(f"{name}-{region}", region, repository_id, args)
             self.urls[region], self.repositories[region] = _url(made), _path(made)
-            self._grant(f"{name}-{region}", made, READER, {**args.readers, **args.guests})
-            self._grant(f"{name}-{region}", made, WRITER, args.writers)
+            self._grant(f"{name}-{region}", _place(made), READER, {**args.readers, **args.guests})
+            self._grant(f"{name}-{region}", _place(made), WRITER, args.writers)
             if settings.pull_through is not None:
                 cache = self._make_cache(f"{name}-{region}-cache", region, settings.pull_through, args)
                 self.caches[region], self.cache_repositories[region] = _url(cache), _path(cache)
-                self._grant(f"{name}-{region}-cache", cache, READER, {**args.readers, **args.guests, **args.writers})
+                everyone = {**args.readers, **args.guests, **args.writers}
+                self._grant(f"{name}-{region}-cache", _place(cache), READER, everyone)
         self._register("urls", "repositories", "caches", "cache_repositories")
 
     def _make(self, name: str, region: str, repository_id: str, args: RegistryArgs) -> artifactregistry.Repository:
@@ -78,7 +80,7 @@ class Registry(Part):
             format="DOCKER",
             mode="STANDARD_REPOSITORY",
             labels=args.site.labels,
-            # Immutable tags would cover `latest` too and keep the clean-up from deleting anything that has a tag.
+            # Immutable tags would cover `latest` too and keep the clean-up from deleting any image with a tag.
             docker_config=artifactregistry.RepositoryDockerConfigArgs(immutable_tags=False),
             cleanup_policies=[
                 _delete_older_than(settings.keep_days),
@@ -129,38 +131,28 @@ class Registry(Part):
             opts=self._options("artifactregistry", delete_before_replace=True),
         )
 
-    def _grant(
-        self,
-        name: str,
-        repository: artifactregistry.Repository,
-        role: str,
-        members: Mapping[str, pulumi.Input[str]],
-    ) -> None:
+    def _grant(self, name: str, place: Place, role: str, members: Members, *services: str) -> None:
+        project, location, repository = place
         for label, member in members.items():
             artifactregistry.RepositoryIamMember(
                 f"{name}-{label}-{role.rsplit('.', 1)[-1]}",
-                project=repository.project,
-                location=repository.location,
-                repository=repository.repository_id,
-                role=role,
-                member=member,
-                opts=pulumi.ResourceOptions(parent=self),
-            )
-
-    def _use_existing(self, name: str, region: str, path: str, guests: Mapping[str, pulumi.Input[str]]) -> None:
-        _, project, _, location, _, repository = path.split("/")
-        self.repositories[region] = pulumi.Output.from_input(path)
-        self.urls[region] = pulumi.Output.from_input(f"{location}-docker.pkg.dev/{project}/{repository}")
-        for label, member in guests.items():
-            artifactregistry.RepositoryIamMember(
-                f"{name}-{label}-reader",
                 project=project,
                 location=location,
                 repository=repository,
-                role=READER,
+                role=role,
                 member=member,
-                opts=self._options("artifactregistry"),
+                opts=self._options(*services),
             )
+
+    def _use_existing(self, name: str, region: str, path: str, guests: Members) -> None:
+        _, project, _, location, _, repository = path.split("/")
+        self.repositories[region] = pulumi.Output.from_input(path)
+        self.urls[region] = pulumi.Output.from_input(f"{location}-docker.pkg.dev/{project}/{repository}")
+        self._grant(name, (project, location, repository), READER, guests, "artifactregistry")
+
+
+def _place(repository: artifactregistry.Repository) -> Place:
+    return repository.project, repository.location, repository.repository_id
 
 
 def _delete_older_than(days: int) -> artifactregistry.RepositoryCleanupPolicyArgs:

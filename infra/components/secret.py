@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -10,8 +9,7 @@ import pulumi
 from pulumi_gcp import secretmanager
 
 from infra.components.apis import Apis
-from infra.components.part import Part
-from infra.components.site import Site
+from infra.components.site import Members, Part, Site
 from infra.settings.model import SecretSettings
 from infra.settings.valid import ensure_valid
 
@@ -25,9 +23,9 @@ class SecretArgs:
     site: Site
     secret: str
     settings: SecretSettings
-    readers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    readers: Members = field(default_factory=dict)
     """Label → IAM member; one grant each, on this secret alone."""
-    keepers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    keepers: Members = field(default_factory=dict)
     """Label → member that adds values, as versions, and cannot read them. For another stack's secret, that stack decides."""
     apis: Apis | None = None
 
@@ -45,7 +43,7 @@ class Secret(Part):
         secret_id: pulumi.Input[str]
         if args.settings.existing is not None:
             _, project, _, secret_id = args.settings.existing.split("/")
-            keepers: Mapping[str, pulumi.Input[str]] = {}
+            keepers: Members = {}
         else:
             secret = self._make(args)
             project, secret_id, keepers = secret.project, secret.secret_id, args.keepers
