@@ -120,15 +120,13 @@ class GoogleApi:
         if service == "storage":
             answer = self.get("storage", f"{path}/iam/testPermissions", permissions=list(permissions))
         else:
-            answer = self.ask(service, f"{path}:testIamPermissions", {"permissions": list(permissions)})
+            body = {"permissions": list(permissions)}
+            # A POST that only reads, so it is repeated like a read.
+            answer = self._call("POST", service, f"{path}:testIamPermissions", query={}, body=body, repeat=True)
         return frozenset(answer.get("permissions", ()))
 
     def post(self, service: str, path: str, body: Mapping[str, Any] | None = None, **query: Any) -> dict[str, Any]:
         return self._call("POST", service, path, query=query, body=body or {})
-
-    def ask(self, service: str, path: str, body: Mapping[str, Any] | None = None, **query: Any) -> dict[str, Any]:
-        """A POST that only reads, such as `testIamPermissions`; repeated like a read."""
-        return self._call("POST", service, path, query=query, body=body or {}, repeat=True)
 
     def delete(self, service: str, path: str, **query: Any) -> dict[str, Any]:
         return self._call("DELETE", service, path, query=query)
