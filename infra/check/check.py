@@ -31,8 +31,7 @@ from infra.settings.files import (
     load_stack_config,
 )
 from infra.settings.model import Settings
-from infra.settings.read import SECRET_VALUE, settings_from
-from infra.settings.valid import InvalidSettings
+from infra.settings.read import SECRET_VALUE, InvalidSettings, settings_from
 from runtime.errors import RuntimeFailure
 from runtime.outputs import OUTPUT_NAME, parse_outputs
 from runtime.schema import join

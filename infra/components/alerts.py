@@ -17,7 +17,7 @@ from pulumi_gcp import billing, monitoring
 from infra.components.apis import Apis
 from infra.components.site import Part, Site
 from infra.settings.model import AlertSettings, BudgetSettings
-from infra.settings.valid import ensure_valid
+from infra.settings.read import ensure_valid
 
 FORWARDED: Final = "pubsub.googleapis.com/subscription/dead_letter_message_count"
 WAITING: Final = "pubsub.googleapis.com/subscription/num_undelivered_messages"
@@ -83,7 +83,7 @@ class Alerts(Part):
             self._watch_head(f"{name}-{cluster}-head", cluster, head)
         if args.settings.budget is not None:
             self._budget(f"{name}-budget", args.settings.budget)
-        self._register("channels")
+        self._register()
 
     def _channel(self, name: str, email: str) -> pulumi.Output[str]:
         channel = monitoring.NotificationChannel(

@@ -1,8 +1,8 @@
 """The identities of pipelines: federation without a key, one provider to deploy and one to preview.
 
-The roles of the two accounts in the project are listed here, each with its reason; the policies allow these project
-roles and no others. The deployer makes the resources of the stacks and reads none of their content: no message, no
-object, no secret value. It grants in the project only what the stack grants, so its own rights are widened by a person.
+`PROJECT_ROLES` has the two accounts' roles in the project, each with its reason; the policies allow no other project roles.
+The deployer makes the stack's resources and reads none of their content: no message, no object, no secret value. In the
+project it grants only the stack's roles, so only a person can widen its own rights.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pulumi_gcp import iam, projects, serviceaccount
 from infra.components.apis import Apis
 from infra.components.site import Part, Site, as_member, shown_title
 from infra.settings.model import CiSettings
-from infra.settings.valid import ensure_valid
+from infra.settings.read import ensure_valid
 
 DEPLOY: Final = "deploy"
 PREVIEW: Final = "preview"
@@ -25,14 +25,14 @@ ISSUER: Final = "https://token.actions.githubusercontent.com"
 """https://docs.github.com/actions/concepts/security/openid-connect"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ProjectRole:
     role: str
     reason: str
     service: str | None = None
-    """API without which a stack has no need of it; None: every stack has."""
+    """API whose users need the role; None: every stack needs it."""
     deploys: bool = True
-    """Whether the grant is the deployer's; otherwise it is the previewer's."""
+    """Whether the deployer gets the role; otherwise the previewer gets it."""
 
     @property
     def label(self) -> str:
@@ -42,31 +42,27 @@ class ProjectRole:
 PROJECT_IAM_ADMIN: Final = "roles/resourcemanager.projectIamAdmin"
 
 PROJECT_ROLES: Final = (
-    ProjectRole(role="roles/serviceusage.serviceUsageAdmin", reason="switches APIs on and makes their agents"),
-    ProjectRole(role="roles/iam.serviceAccountAdmin", reason="makes accounts and grants their use"),
-    ProjectRole(role="roles/iam.roleAdmin", reason="makes the custom roles of heads and pipelines"),
-    ProjectRole(role=PROJECT_IAM_ADMIN, reason="grants in the project, by its condition only what the stack grants"),
-    ProjectRole(role="roles/iam.workloadIdentityPoolAdmin", reason="keeps pool and providers", service="sts"),
-    ProjectRole(role="roles/compute.networkAdmin", reason="makes network, router and NAT", service="compute"),
-    ProjectRole(role="roles/compute.securityAdmin", reason="makes firewall rules", service="compute"),
-    ProjectRole(role="roles/compute.instanceAdmin.v1", reason="makes heads and their disks", service="tpu"),
+    ProjectRole("roles/serviceusage.serviceUsageAdmin", "switches APIs on and makes their agents"),
+    ProjectRole("roles/iam.serviceAccountAdmin", "makes accounts and grants their use"),
+    ProjectRole("roles/iam.roleAdmin", "makes the custom roles of heads and pipelines"),
+    ProjectRole(PROJECT_IAM_ADMIN, "grants in the project, by its condition only what the stack grants"),
+    ProjectRole("roles/iam.workloadIdentityPoolAdmin", "keeps pool and providers", service="sts"),
+    ProjectRole("roles/compute.networkAdmin", "makes network, router and NAT", service="compute"),
+    ProjectRole("roles/compute.securityAdmin", "makes firewall rules", service="compute"),
+    ProjectRole("roles/compute.instanceAdmin.v1", "makes heads and their disks", service="tpu"),
     ProjectRole(
-        role="roles/iam.serviceAccountUser",
-        reason="starts heads under their account, which may have been made in the same run",
+        "roles/iam.serviceAccountUser",
+        "starts heads under their account, which may have been made in the same run",
         service="tpu",
     ),
-    ProjectRole(role="roles/monitoring.alertPolicyEditor", reason="makes alerts", service="monitoring"),
-    ProjectRole(role="roles/monitoring.notificationChannelEditor", reason="says whom to tell", service="monitoring"),
-    ProjectRole(role="roles/serviceusage.serviceUsageViewer", reason="reads which APIs are on", deploys=False),
-    ProjectRole(role="roles/iam.serviceAccountViewer", reason="reads accounts and their grants", deploys=False),
-    ProjectRole(role="roles/iam.roleViewer", reason="reads custom roles", deploys=False),
-    ProjectRole(
-        role="roles/iam.workloadIdentityPoolViewer", reason="reads pool and providers", service="sts", deploys=False
-    ),
-    ProjectRole(
-        role="roles/compute.viewer", reason="reads network, firewall and heads", service="compute", deploys=False
-    ),
-    ProjectRole(role="roles/monitoring.viewer", reason="reads alerts", service="monitoring", deploys=False),
+    ProjectRole("roles/monitoring.alertPolicyEditor", "makes alerts", service="monitoring"),
+    ProjectRole("roles/monitoring.notificationChannelEditor", "says whom to tell", service="monitoring"),
+    ProjectRole("roles/serviceusage.serviceUsageViewer", "reads which APIs are on", deploys=False),
+    ProjectRole("roles/iam.serviceAccountViewer", "reads accounts and their grants", deploys=False),
+    ProjectRole("roles/iam.roleViewer", "reads custom roles", deploys=False),
+    ProjectRole("roles/iam.workloadIdentityPoolViewer", "reads pool and providers", service="sts", deploys=False),
+    ProjectRole("roles/compute.viewer", "reads network, firewall and heads", service="compute", deploys=False),
+    ProjectRole("roles/monitoring.viewer", "reads alerts", service="monitoring", deploys=False),
 )
 
 
@@ -104,14 +100,14 @@ class CiIdentityArgs:
     site: Site
     settings: CiSettings
     services: Sequence[str] = ()
-    """Short names of the APIs that the stack uses; decides what the accounts may do. Empty: all APIs known here."""
+    """Short names of the stack's APIs, which decide the accounts' rights; empty: all APIs of this module."""
     grantable: Sequence[str] = ()
-    """Roles that the deployer may grant in the project: the roles that the stack grants there."""
+    """Roles that the stack grants in the project, and the deployer may grant there."""
     apis: Apis | None = None
 
 
 class CiIdentity(Part):
-    """Pool, two providers pinned to numeric ids, and the accounts that each may act as."""
+    """Pool, two providers pinned to numeric ids, and an account for each."""
 
     deployer_email: pulumi.Output[str]
     previewer_email: pulumi.Output[str]
@@ -149,7 +145,7 @@ class CiIdentity(Part):
             if granted.service == "sts" and args.settings.pool is not None:
                 continue  # The stack that owns the pool grants these roles.
             self._grant(granted, deployer if granted.deploys else previewer, args.grantable)
-        self._register("deployer_email", "previewer_email", "deployer_member", "deploy_provider", "preview_provider")
+        self._register()
 
     def _pool(self, settings: CiSettings) -> pulumi.Output[str]:
         """Return the pool's name, with the project's number.
@@ -215,12 +211,12 @@ class CiIdentity(Part):
 
 
 def find_project_roles(services: Sequence[str]) -> list[ProjectRole]:
-    """The project roles that the accounts of a stack with these APIs have."""
+    """Return the accounts' project roles in a stack with these APIs."""
     return [each for each in PROJECT_ROLES if not services or each.service is None or each.service in services]
 
 
 def find_permissions(services: Sequence[str]) -> tuple[str, ...]:
-    """The permissions of the deployer's custom role in a stack with these APIs."""
+    """Return the permissions of the deployer's custom role in a stack with these APIs."""
     return tuple(
         permission
         for service, permissions in PERMISSIONS.items()
@@ -230,7 +226,7 @@ def find_permissions(services: Sequence[str]) -> tuple[str, ...]:
 
 
 def deploy_condition(settings: CiSettings) -> str:
-    """Ids, because names of owners and repositories can be taken over; the environment, because it has reviewers."""
+    """Bind to ids, since names of owners and repositories can change hands, and to the environment with its reviewers."""
     return (
         f"{preview_condition(settings)} && assertion.ref == {_quoted(settings.ref)}"
         f" && assertion.environment == {_quoted(settings.environment)}"
@@ -238,7 +234,7 @@ def deploy_condition(settings: CiSettings) -> str:
 
 
 def preview_condition(settings: CiSettings) -> str:
-    # That event runs a stranger's proposal with the rights of the repository.
+    # `pull_request_target` runs a stranger's proposal with the repository's rights.
     return (
         f"assertion.repository_id == '{settings.repository_id}'"
         f" && assertion.repository_owner_id == '{settings.owner_id}'"
@@ -247,7 +243,7 @@ def preview_condition(settings: CiSettings) -> str:
 
 
 def grant_condition(roles: Sequence[str]) -> str:
-    """A condition that holds if a change of the project's grants concerns these roles only."""
+    """Return a condition that allows changes of the project's grants for these roles only."""
     ordered = sorted(set(roles))
     parts = [ordered[start : start + _CONDITION_LIMIT] for start in range(0, len(ordered), _CONDITION_LIMIT)]
     return " || ".join(

@@ -13,7 +13,7 @@ from pulumi_gcp import projects
 from infra.components.apis import Apis
 from infra.components.site import Part, Site, as_member, shown_title
 from infra.settings.model import AccessSettings, Role
-from infra.settings.valid import ensure_valid
+from infra.settings.read import ensure_valid
 
 TITLES: Final = {
     Role.WORKER: "Serves queues",

@@ -9,7 +9,7 @@ import pulumi
 from infra.components.apis import Apis
 from infra.components.site import Part, Site
 from infra.settings.model import NetworkSettings
-from infra.settings.valid import ensure_valid
+from infra.settings.read import ensure_valid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Network(Part):
             self.cidr = pulumi.Output.from_input(args.settings.cidr)
         else:
             self._make(args.settings.cidr)
-        self._register("network", "subnet", "cidr")
+        self._register()
 
     def _make(self, cidr: str) -> None:
         # This import takes more than a second, and only a stack that makes a network needs it.

@@ -12,7 +12,7 @@ from pulumi_gcp import projects, pubsub
 from infra.components.apis import Apis
 from infra.components.site import Members, Part, Site
 from infra.settings.model import QueueSettings
-from infra.settings.valid import ensure_valid
+from infra.settings.read import ensure_valid
 
 PUBLISHER: Final = "roles/pubsub.publisher"
 SUBSCRIBER: Final = "roles/pubsub.subscriber"
@@ -76,7 +76,7 @@ class Queue(Part):
             self._may_use(f"{name}-{label}-viewer", subscription, VIEWER, member)
             self._may_use(f"{name}-{label}-dead-subscriber", dead_subscription, SUBSCRIBER, member)
             self._may_use(f"{name}-{label}-dead-viewer", dead_subscription, VIEWER, member)
-        self._register("topic", "subscription", "dead_letter_topic", "dead_letter_subscription")
+        self._register()
 
     def _agent(self) -> pulumi.Output[str]:
         """Return the member that forwards dead letters; Google accepts its creation twice."""

@@ -20,7 +20,7 @@ from infra.render.autoscaler import render_autoscaler
 from infra.render.cluster import HEAD_TYPE, PORTS, Cluster, SecretReference
 from infra.render.startup import head_metadata, pool_outputs
 from infra.settings.model import HeadSettings
-from infra.settings.valid import ensure_valid
+from infra.settings.read import ensure_valid
 
 HEAD_PERMISSIONS: Final = (
     "compute.instances.get",
@@ -143,18 +143,7 @@ class RayHead(Part):
         )
         instance = self._instance(head, metadata, needed)
         self.internal_ip = instance.network_interfaces.apply(lambda interfaces: interfaces[0].network_ip or "")
-        self._register(
-            "name",
-            "cluster_name",
-            "zone",
-            "image",
-            "internal_ip",
-            "ports",
-            "pools",
-            "config_sha256",
-            "head_email",
-            "node_email",
-        )
+        self._register()
 
     def _deletion_policy(self) -> str:
         return "PREVENT" if self._site.protect else "DELETE"

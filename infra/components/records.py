@@ -11,7 +11,7 @@ from pulumi_gcp import storage
 from infra.components.apis import Apis
 from infra.components.site import Members, Part, Site
 from infra.settings.model import RecordsSettings
-from infra.settings.valid import ensure_valid
+from infra.settings.read import ensure_valid
 
 USER: Final = "roles/storage.objectUser"
 READER: Final = "roles/storage.objectViewer"
@@ -69,7 +69,7 @@ class Records(Part):
                     ),
                 ),
             )
-        self._register("bucket", "url")
+        self._register()
 
     def _make(self, settings: RecordsSettings) -> storage.Bucket:
         site = self._site

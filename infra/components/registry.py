@@ -11,7 +11,7 @@ from pulumi_gcp import artifactregistry
 from infra.components.apis import Apis
 from infra.components.site import Members, Part, Site
 from infra.settings.model import RegistrySettings
-from infra.settings.valid import ensure_valid
+from infra.settings.read import ensure_valid
 
 READER: Final = "roles/artifactregistry.reader"
 WRITER: Final = "roles/artifactregistry.writer"
@@ -67,7 +67,7 @@ class Registry(Part):
                 self.caches[region], self.cache_repositories[region] = _url(cache), _path(cache)
                 everyone = {**args.readers, **args.guests, **args.writers}
                 self._grant(f"{name}-{region}-cache", _place(cache), READER, everyone)
-        self._register("urls", "repositories", "caches", "cache_repositories")
+        self._register()
 
     def _make(self, name: str, region: str, repository_id: str, args: RegistryArgs) -> artifactregistry.Repository:
         settings = args.settings

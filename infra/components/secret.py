@@ -11,7 +11,7 @@ from pulumi_gcp import secretmanager
 from infra.components.apis import Apis
 from infra.components.site import Members, Part, Site
 from infra.settings.model import SecretSettings
-from infra.settings.valid import ensure_valid
+from infra.settings.read import ensure_valid
 
 ACCESSOR: Final = "roles/secretmanager.secretAccessor"
 KEEPER_ROLES: Final = {"viewer": "roles/secretmanager.viewer", "manager": "roles/secretmanager.secretVersionManager"}
@@ -62,7 +62,7 @@ class Secret(Part):
                 member=member,
                 opts=self._options("secretmanager"),
             )
-        self._register("resource", "env")
+        self._register()
 
     def _make(self, args: SecretArgs) -> secretmanager.Secret:
         return secretmanager.Secret(

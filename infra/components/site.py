@@ -61,9 +61,9 @@ class Part(pulumi.ComponentResource):
             more |= {"import_": path, "ignore_changes": list(unread)}
         return self._options(*services, retain_on_delete=True, delete_before_replace=True, **more)
 
-    def _register(self, *names: str) -> None:
-        """Register the attributes `names` as the component's outputs."""
-        self.register_outputs({name: getattr(self, name) for name in names})
+    def _register(self) -> None:
+        """Register the attributes that the class declares as the component's outputs."""
+        self.register_outputs({name: getattr(self, name) for name in type(self).__annotations__})
 
     def _account(
         self, name: str, role: str, title: str, *, deletion_policy: str = "DELETE", join_existing: bool | None = False

@@ -15,8 +15,8 @@ import pulumi
 from pulumi_kubernetes import core, meta, networking, rbac
 
 from infra.settings.model import ClaimSettings, NamespaceSettings
+from infra.settings.read import ensure_valid
 from infra.settings.rules import quantity
-from infra.settings.valid import ensure_valid
 from runtime.errors import InvalidValue
 
 SERVICE_ACCOUNT: Final = "runtime-job"

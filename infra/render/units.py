@@ -20,8 +20,8 @@ REAPER_TIMER: Final = "runtime-ray-reaper.timer"
 SECRETS_TIMER: Final = "runtime-ray-secrets.timer"
 NODE_UNIT: Final = "runtime-ray-node.service"
 
-_LOGS: Final = ("--log-driver=json-file", "--log-opt=max-size=50m", "--log-opt=max-file=5")
-_LIMITS: Final = ("--ulimit=memlock=-1:-1", "--ulimit=nofile=1048576:1048576", "--pids-limit=-1")
+_LOGS: Final = "--log-driver=json-file --log-opt=max-size=50m --log-opt=max-file=5"
+_LIMITS: Final = "--ulimit=memlock=-1:-1 --ulimit=nofile=1048576:1048576 --pids-limit=-1"
 _DROP_OLD_SESSIONS: Final = (
     "/usr/bin/find /var/lib/runtime-ray -mindepth 1 -maxdepth 1 -name session_* -mtime +7 -exec rm -rf {} +"
 )
@@ -37,7 +37,6 @@ LimitMEMLOCK=infinity"""
 
 def render_head_service(cluster: Cluster) -> str:
     run = _docker_run(
-        *_LIMITS,
         "--shm-size=8g",
         "--volume=/etc/runtime-ray/config:/etc/runtime-ray/config:ro",
         "--volume=/etc/runtime-ray/ssh:/etc/runtime-ray/ssh:ro",
@@ -46,7 +45,7 @@ def render_head_service(cluster: Cluster) -> str:
         # The autoscaler never resets its count of errors: by default it would give up after the sixth, months later.
         "--env=AUTOSCALER_MAX_NUM_FAILURES=1000000000",
         image=cluster.image,
-        arguments=("head",),
+        machine="head",
     )
     return _service(
         f"Head of Ray cluster {cluster.name}",
@@ -64,16 +63,13 @@ def render_head_service(cluster: Cluster) -> str:
 
 def render_node_service(cluster: Cluster) -> str:
     run = _docker_run(
-        *_LIMITS,
         # TPUs are devices of the host, and libtpu locks its buffers into memory.
         "--privileged",
         # A limit, not a reservation: Ray's object store takes only the memory that it uses.
         "--shm-size=200g",
-        "--env=RAY_HEAD_IP",
-        "--env=RAY_OVERRIDE_RESOURCES",
-        "--env=RAY_OVERRIDE_LABELS",
+        "--env=RAY_HEAD_IP --env=RAY_OVERRIDE_RESOURCES --env=RAY_OVERRIDE_LABELS",
         image=cluster.image,
-        arguments=("node",),
+        machine="node",
     )
     return _service(
         f"Node of Ray cluster {cluster.name}",
@@ -103,24 +99,11 @@ def render_watch_service(cluster: Cluster) -> str:
 def render_reaper(cluster: Cluster) -> tuple[str, str]:
     """Render the service that removes dead nodes, and its timer."""
     title = f"Removes dead TPU nodes of Ray cluster {cluster.name}"
-    command = shlex.join(
-        (
-            "/usr/bin/docker",
-            "run",
-            "--rm",
-            "--name=runtime-ray-reaper",
-            "--network=host",
-            "--user=0",
-            *_LOGS,
-            "--volume=/etc/runtime-ray/config:/etc/runtime-ray/config:ro",
-            f"--env=RUNTIME_OUTPUTS={CONTRACT_FILE}",
-            "--entrypoint=runtime",
-            cluster.image,
-            "cluster",
-            "reap",
-            "--cluster",
-            cluster.key,
-        )
+    command = (
+        f"/usr/bin/docker run --rm --name=runtime-ray-reaper --network=host --user=0 {_LOGS} "
+        "--volume=/etc/runtime-ray/config:/etc/runtime-ray/config:ro "
+        f"--env=RUNTIME_OUTPUTS={CONTRACT_FILE} --entrypoint=runtime {shlex.quote(cluster.image)} "
+        f"cluster reap --cluster {shlex.quote(cluster.key)}"
     )
     return _oneshot(title, command), _timer(title, first="3min", every="2min")
 
@@ -191,27 +174,15 @@ def _options(names: Mapping[str, str], *, indent: int = 2) -> str:
     return "\n".join(f"{' ' * indent}--{option}={PORTS[port]}" for option, port in names.items())
 
 
-def _docker_run(*options: str, image: str, arguments: tuple[str, ...]) -> str:
-    return shlex.join(
-        (
-            "/usr/bin/docker",
-            "run",
-            "--rm",
-            "--init",
-            "--name=ray",
-            "--network=host",
-            "--user=0",
-            *_LOGS,
-            *options,
-            # Folders, not files: the container would keep seeing the old file after a replacement.
-            "--volume=/run/runtime-ray:/run/runtime-ray:ro",
-            "--volume=/opt/runtime-ray:/opt/runtime-ray:ro",
-            "--volume=/var/lib/runtime-ray:/tmp/ray",
-            "--entrypoint=/bin/bash",
-            image,
-            START_SCRIPT,
-            *arguments,
-        )
+def _docker_run(*options: str, image: str, machine: str) -> str:
+    # Folders, not files: the container would keep seeing the old file after a replacement.
+    volumes = (
+        "--volume=/run/runtime-ray:/run/runtime-ray:ro --volume=/opt/runtime-ray:/opt/runtime-ray:ro "
+        "--volume=/var/lib/runtime-ray:/tmp/ray"
+    )
+    return (
+        f"/usr/bin/docker run --rm --init --name=ray --network=host --user=0 {_LOGS} {_LIMITS} {' '.join(options)} "
+        f"{volumes} --entrypoint=/bin/bash {shlex.quote(image)} {START_SCRIPT} {machine}"
     )
 
 

@@ -27,9 +27,8 @@ from infra.settings.model import (
     SecretSettings,
     Settings,
 )
-from infra.settings.read import parse_settings, settings_from
+from infra.settings.read import InvalidSettings, ensure_valid, find_problems, parse_settings, settings_from
 from infra.settings.rules import quantity
-from infra.settings.valid import InvalidSettings, ensure_valid, find_problems
 from runtime.schema import Problem
 
 DIGEST = "sha256:" + "0" * 64
