@@ -1,7 +1,7 @@
 """Runs a Pulumi program without an engine and keeps its requests.
 
-The mocks that ship with Pulumi keep names and inputs only. A review needs more of the raw requests: the parent,
-the provider, protect, retain, aliases, ignored changes, dependencies. `record` keeps all of it.
+Pulumi's own mocks keep names and inputs only. `record` also keeps the other facts of each request: the parent, the
+provider, protect, retain, aliases, ignored changes, dependencies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PROJECT: Final = "research-runtime"
 STACK_TYPE: Final = "pulumi:pulumi:Stack"
 
 UNKNOWN_MARK: Final = "<known after up>"
-"""Stands in JSON for a value that only the cloud knows."""
+"""Mark in JSON for a value that only the cloud knows."""
 
 
 class Unknown:
@@ -57,7 +57,7 @@ class Registration:
     inputs: Mapping[str, Any]
     """Plain values; `UNKNOWN` if not known before `up`, `Secret` if secret."""
     custom: bool = True
-    """False for a component, which is made of others and exists in the state only."""
+    """False for a component, which consists of other resources and exists in the state only."""
     parent: str | None = None
     provider: str | None = None
     """URN and id of the explicit provider, joined by `::`; None for the default one."""
@@ -68,20 +68,20 @@ class Registration:
     ignore_changes: tuple[str, ...] = ()
     replace_on_changes: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
-    """URNs that it had before."""
+    """Earlier URNs of the resource."""
     dependencies: frozenset[str] = frozenset()
-    """URNs of everything it waits for, by an input or by `depends_on`."""
+    """URNs of the resources that this one waits for, by an input or by `depends_on`."""
     property_dependencies: Mapping[str, frozenset[str]] = field(default_factory=dict)
     import_id: str | None = None
     outputs: Mapping[str, Any] = field(default_factory=dict)
-    """The outputs that a component registered, or that `compute` gave for a resource."""
+    """The outputs that a component registered, or `compute` returned for a resource."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
     stack: str
     resources: tuple[Registration, ...]
-    """In the order in which the program makes them, without the stack itself."""
+    """Resources in the program's order, without the stack itself."""
     outputs: Mapping[str, Any]
     """The stack's exports."""
 
@@ -102,8 +102,7 @@ class Recording:
 
 
 Compute = Callable[[str, str, Mapping[str, Any]], Mapping[str, Any]]
-"""(type, name, inputs) → the outputs that the cloud would add; `id` among them is the resource's id.
-It may return `UNKNOWN` for any of them."""
+"""(type, name, inputs) → the outputs that the cloud would add, with the resource's `id`; each may be `UNKNOWN`."""
 
 
 def record(
@@ -118,11 +117,11 @@ def record(
 ) -> Recording:
     """Run `program` and return all its resources and exports; its exceptions pass through.
 
-    `config` has full keys (`research-runtime:region`) and their values as the engine passes them: text, objects as
-    JSON; `secrets` names the encrypted keys. Can be called any number of times in a process, one after another.
+    `config` has full keys (`research-runtime:region`) and values as the engine passes them: text, objects as JSON;
+    `secrets` names the encrypted keys. A process can call it repeatedly, but not concurrently.
     """
     monitor = _Monitor(compute, project=project, stack=stack)
-    # Pulumi keeps its settings in context variables; those of this run end with its task.
+    # Pulumi keeps its settings in context variables, which end with the task of this run.
     asyncio.run(_run(program, monitor, config or {}, secrets, project=project, stack=stack, preview=preview))
     return monitor.recording()
 
@@ -158,11 +157,11 @@ async def _run(
     loop = asyncio.get_running_loop()
     # One thread answers all requests, so that their order is the same each time.
     loop.set_default_executor(ThreadPoolExecutor(max_workers=1))
-    # The caller gets the first failure; exceptions of the program's other tasks come after it.
+    # The caller gets the first failure; later exceptions of the program's tasks are dropped.
     loop.set_exception_handler(lambda loop, context: None)
 
     def whole() -> None:
-        # The requests are sent when their inputs are known, in an order that depends on hashes; this one is the program's.
+        # Pulumi sends requests when their inputs are known, in an order that depends on hashes; `begin` notes the program's.
         register_stack_transformation(lambda resource: monitor.begin(resource.type_, resource.name))
         program()
 
@@ -316,7 +315,7 @@ def _registration_fields(each: Registration) -> dict[str, Any]:
         elif isinstance(value, frozenset | tuple):
             value = sorted(value) if isinstance(value, frozenset) else list(value)
         if name == "outputs" and each.inputs and each.inputs.keys() <= each.outputs.keys():
-            # Most outputs repeat the inputs, and those of a machine are long.
+            # Most outputs repeat the inputs, and a machine has long ones.
             name = "more_outputs"
             value = {key: item for key, item in value.items() if key not in each.inputs or item != each.inputs[key]}
         if name in ("inputs", "outputs", "more_outputs"):

@@ -1,8 +1,8 @@
 """Checks a resource's inputs against the provider's own types, without the provider.
 
-The wheels of pulumi-gcp and pulumi-kubernetes carry a typed class for every resource and every nested object: names,
-types and which fields are required. Mocks let a misspelt key in a dictionary, a number instead of text or a missing nested
-field pass; this module finds them. `infra/gcp/values.py` judges what types cannot: names, ranges, roles.
+The wheels of pulumi-gcp and pulumi-kubernetes have a typed class for every resource and nested object, with the names and
+types of its fields and the required ones. Mocks accept a misspelt key in a dictionary, a number instead of text or a missing
+nested field; this module finds them. `infra/gcp/values.py` judges names, ranges and roles, which types do not limit.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def find_input_problems(type_: str, inputs: Mapping[str, Any]) -> list[Problem]:
 
 @functools.cache
 def find_args_class(type_: str) -> type:
-    """The wheel's class of the inputs of `type_`: `gcp:pubsub/topic:Topic`, `pulumi:providers:gcp` …"""
+    """Return the wheel's class of the inputs of `type_`: `gcp:pubsub/topic:Topic`, `pulumi:providers:gcp` …"""
     if type_.startswith(PROVIDERS):
         package = type_.removeprefix(PROVIDERS)
         provider = importlib.import_module(f"{_wheel(package, type_)}.provider")
@@ -71,13 +71,13 @@ def find_args_class(type_: str) -> type:
         raise LookupError(f"{WHEELS[package]} has no resource type {type_}" + (f"; near is {near[0]}" if near else ""))
     resource = getattr(importlib.import_module(entry.mod_info["fqn"]), known[type_])
     home = sys.modules[resource.__module__]
-    # A resource whose plain name is taken by a nested object has its inputs in `…InitArgs`.
+    # If a nested object has the plain name, the resource's inputs are in `…InitArgs`.
     return typing.cast(type, getattr(home, f"{name}InitArgs", None) or getattr(home, f"{name}Args"))
 
 
 @functools.cache
 def fields_of(kind: type) -> Mapping[str, Field]:
-    """The inputs of one of the wheels' classes by the provider's own (camelCase) names."""
+    """Return the inputs of one of the wheels' classes by the provider's camelCase names."""
     hints = _types.input_type_types(kind)
     optional = kind.__init__.__kwdefaults__ or {}  # type: ignore[misc]
     python_names = _types.input_type_py_to_pulumi_names(kind)
@@ -98,7 +98,7 @@ def _known_types(package: str) -> list[str]:
 
 
 def _decoded(kind: type, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """A provider's inputs travel as text, everything but strings as JSON inside."""
+    """Decode a provider's inputs, which travel as text: everything but strings as JSON inside."""
     fields = fields_of(kind)
     decoded = dict(inputs)
     for name, value in inputs.items():
@@ -116,7 +116,7 @@ def _object_problems(kind: type, value: Mapping[str, Any], path: str) -> Iterato
     for name, item in value.items():
         inner = join(path, name)
         if name not in fields:
-            # The SDK sends its own marks with a provider; they are no inputs.
+            # The SDK sends its own marks with a provider, which are no inputs.
             if not name.startswith("__"):
                 yield Problem(path=inner, message=_unknown_key(name, fields))
         elif item is not None:
@@ -144,13 +144,13 @@ def _problems(kind: Any, value: Any, path: str) -> Iterator[Problem]:
         return
     attempts = [list(_member_problems(each, value, path)) for each in members]
     if all(attempts):
-        # The alternative that came furthest explains most.
+        # The alternative with the deepest problems explains most.
         yield from min(attempts, key=lambda found: (any(each.path == path for each in found), len(found)))
 
 
 @functools.cache
 def _members(kind: Any) -> tuple[Any, ...]:
-    """The alternatives of a type hint without the wrappers of inputs; empty if every value fits."""
+    """Return the alternatives of a type hint without the wrappers of inputs; empty if every value fits."""
     if kind is Any or kind is object or isinstance(kind, typing.TypeVar):
         return ()
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
@@ -167,7 +167,7 @@ def _members(kind: Any) -> tuple[Any, ...]:
 
 
 def _is_wrapper(kind: Any) -> bool:
-    """Whether an alternative is only another form of a value: a TypedDict stands beside the class of the same inputs."""
+    """Whether an alternative is only another form of a value, such as the TypedDict beside a class of inputs."""
     origin = typing.get_origin(kind) or kind
     return origin in (collections.abc.Awaitable, pulumi.Output, types.NoneType) or typing.is_typeddict(kind)
 
@@ -178,13 +178,6 @@ def _member_problems(kind: Any, value: Any, path: str) -> Iterator[Problem]:
         if value not in typing.get_args(kind):
             allowed = ", ".join(json.dumps(each) for each in typing.get_args(kind))
             yield Problem(path=path, message=f"is {show(value)}, allowed: {allowed}")
-    elif origin is not None and issubclass(origin, collections.abc.Mapping):
-        if not isinstance(value, Mapping):
-            yield Problem(path=path, message=f"is {show(value)}, expected an object")
-            return
-        _, item = typing.get_args(kind)
-        for key, each in value.items():
-            yield from _problems(item, each, f"{path}.{key}")
     elif origin is not None and issubclass(origin, collections.abc.Sequence):
         if not isinstance(value, list | tuple):
             yield Problem(path=path, message=f"is {show(value)}, expected a list")
@@ -192,13 +185,16 @@ def _member_problems(kind: Any, value: Any, path: str) -> Iterator[Problem]:
         (item,) = typing.get_args(kind)
         for index, each in enumerate(value):
             yield from _problems(item, each, f"{path}[{index}]")
-    elif _types.is_input_type(kind):
-        if not isinstance(value, Mapping):
-            yield Problem(path=path, message=f"is {show(value)}, expected an object")
-            return
+    elif origin is None and not _types.is_input_type(kind):
+        yield from _scalar_problems(kind, value, path)
+    elif not isinstance(value, Mapping):
+        yield Problem(path=path, message=f"is {show(value)}, expected an object")
+    elif origin is None:
         yield from _object_problems(kind, value, path)
     else:
-        yield from _scalar_problems(kind, value, path)
+        _, item = typing.get_args(kind)
+        for key, each in value.items():
+            yield from _problems(item, each, f"{path}.{key}")
 
 
 def _scalar_problems(kind: Any, value: Any, path: str) -> Iterator[Problem]:
@@ -217,7 +213,7 @@ EXPECTED: Final[Mapping[Any, str]] = {str: "a string", int: "a whole number", bo
 
 
 def show(value: Any) -> str:
-    """A value for an error, cut if it is long."""
+    """Format a value for an error, cut if it is long."""
     match value:
         case Unknown() | Secret():
             return "a value that is not shown"

@@ -114,7 +114,7 @@ AGENT: Final = re.compile(r"serviceAccount:(service-\d+@|\d+@cloudservices)")
 
 
 def get(value: Any, key: str) -> Any:
-    """Return a key of an object: unknown if the object is unknown, None if there is no object."""
+    """Return a key of an object; for an unknown object the result is unknown, for no object None."""
     if isinstance(value, Unknown):
         return value
     if isinstance(value, Secret):

@@ -22,7 +22,7 @@ class Violation:
     rule: str
     urn: str
     message: str
-    """The problem, with the value and what is allowed."""
+    """The problem, with the value and the allowed ones."""
     hint: str | None = None
 
 

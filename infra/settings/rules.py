@@ -1,7 +1,7 @@
 """The rules about single settings beyond their types: ranges, syntax, and keys that belong together in one value.
 
-A value is judged by itself, so that a component is as strict alone as in a stack. `stack_rules` has the rules about
-parts of a stack that have to fit together.
+Each rule judges one value alone, so that a component is as strict in another program as in a stack. `stack_rules` has the
+rules about the parts together.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DAY_S: Final = 86_400
 MAX_NODES: Final = 1024
 SMALLEST_SUBNET: Final = 21
 GOOGLES_ADDRESSES: Final = 4
-"""Addresses of every subnet that Google keeps: network, gateway, last but one, broadcast."""
+"""Addresses that Google reserves in every subnet: network, gateway, last but one, broadcast."""
 
 _NAME: Final = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _NAME_RULE: Final = "lower case letters, digits and dashes, a letter first, 40 at most"
@@ -112,11 +112,11 @@ READERS_OF: Final[Mapping[Role, str]] = {
     Role.PUSHER: "registries",
     Role.REAPER: "heads",
 }
-"""Role → the part of a stack that needs an account of that role."""
+"""Role → the part of a stack that needs its account."""
 
 
 def find_own_problems(value: object, path: str) -> list[Problem]:
-    """Judge `value` alone, without the settings that lie in it."""
+    """Judge `value` alone, without nested settings."""
     rule = _RULES.get(type(value))
     return list(rule(value, path)) if rule else []
 
@@ -552,7 +552,7 @@ def _repeated(values: tuple[str, ...], path: str) -> Iterator[Problem]:
 
 
 def quantity(text: str) -> float:
-    """Return a Kubernetes quantity as a number; 0 for a text that is none."""
+    """Return a Kubernetes quantity as a number; 0 for any other text."""
     found = _QUANTITY.fullmatch(text)
     if not found:
         return 0
