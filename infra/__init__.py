@@ -1,1 +1,1 @@
-"""The Pulumi program that makes what a lab shares."""
+"""The Pulumi program that makes a lab's shared infrastructure."""

@@ -9,7 +9,7 @@ try:
     import yaml  # noqa: F401
     from pulumi.runtime import settings as engine
 except ModuleNotFoundError as missing:
-    # Another Python than the project's own: what explains errors elsewhere may be missing as well.
+    # Not the project's own Python, so the package that explains errors may be missing, too.
     sys.stderr.write(
         f"error: this Python has no package `{missing.name}`\n"
         f"  it is {sys.executable}; what this project needs is in its `.venv`\n"
@@ -37,7 +37,7 @@ def run_program() -> None:
     try:
         export(build(read_settings()))
     except RuntimeFailure as problem:
-        # The engine prints this one error without a traceback, and writes `error: ` before it.
+        # The engine prints a RunError without a traceback, behind `error: `.
         raise pulumi.RunError(problem.render().removeprefix("error: ")) from problem
 
 

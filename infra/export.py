@@ -1,4 +1,4 @@
-"""Makes the contract of the built stack and exports it."""
+"""Makes and exports the contract of a built stack."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def export(built: Built) -> None:
 
 
 def contract(built: Built) -> dict[str, Any]:
-    """The contract as an object whose leaves may be outputs, so that a preview shows the leaves that are known."""
+    """Return the contract with outputs as leaves, so that a preview shows the known ones."""
     return outputs_fields(_outputs(built))
 
 
@@ -140,5 +140,5 @@ def _identities(built: Built) -> dict[str, IdentityOutput]:
 
 
 def _leaf(output: pulumi.Output[str]) -> str:
-    """An output in the place of the text it will be: the engine resolves it wherever it lies in an export."""
+    """Return an output in place of its later text: the engine resolves outputs anywhere in an export."""
     return cast(str, output)

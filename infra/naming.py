@@ -1,8 +1,8 @@
-"""Names and labels, from project, stack and role. Pure: the same answer every time, nothing random.
+"""Names and labels, made from project, stack and role alone: the same every time, nothing random.
 
-Several stacks share a project, so every name that a project or the world must have once carries the stack. A name that
-Google would not take (too long, too short, other characters, a prefix of Google's own) is made fit and ends in a hash
-of the whole, so that two names stay two.
+Several stacks share a project, so every name that is unique in a project or the world carries the stack. A name that
+Google refuses (too long, too short, other characters, a prefix of Google's own) is changed and ends in a hash of the
+whole, so that two names never become one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MANAGED_BY: Final = "managed-by"
 MAKER: Final = "research-runtime"
 STACK_LABEL: Final = "stack"
 OWN_LABELS: Final = (MANAGED_BY, STACK_LABEL)
-"""Label keys that a stack file cannot set: the reaper, `gc` and the policies read them."""
+"""Label keys that no stack file can set: the reaper, `gc` and the policies read them."""
 
 CLUSTER_LIMIT: Final = 35
 """Ray names a machine `ray-CLUSTER-worker-<8 hex digits>-compute`, and Google takes 63 characters."""
@@ -27,7 +27,7 @@ CLUSTER_LIMIT: Final = 35
 _HASH_LENGTH: Final = 8
 _SLUG: Final = re.compile(r"[a-z](?:[-a-z0-9]*[a-z0-9])?")
 _GOOGLES: Final = re.compile(r"^(?:goog|gcp-)|google|g00gle")
-"""Words that Google keeps for itself in names of buckets, topics and identity pools."""
+"""Words that Google reserves in names of buckets, topics and identity pools."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Names:
     """The same name: topics and subscriptions have namespaces of their own."""
 
     def bucket(self, role: str) -> str:
-        """Unique in the world, so it carries the project: `PROJECT-STACK-ROLE`, at most 63 characters."""
+        """`PROJECT-STACK-ROLE`, at most 63 characters; with the project, since it has to be unique in the world."""
         return _fit(self._project(), self.stack, role, least=3, limit=63)
 
     def account(self, role: str) -> str:
@@ -89,10 +89,6 @@ class Names:
         digits = _digest("/".join((self.project or "", self.stack, head)))
         return f"ray-{self.cluster(head)}-head-{digits}-compute"
 
-    def namespace(self, namespace: str) -> str:
-        """A Kubernetes namespace belongs to its cluster; it is named as the settings say."""
-        return namespace
-
     def _project(self) -> str:
         if not self.project:
             raise InvalidValue("project", self.project, "the id of a Google project, which this name carries")
@@ -100,28 +96,28 @@ class Names:
 
 
 def shorten(name: str, limit: int) -> str:
-    """`name`; if it is longer than `limit`, its beginning and a hash of the whole."""
+    """Return `name`, or the beginning of a longer name and a hash of the whole."""
     return name if len(name) <= limit else _hashed(name, name, limit)
 
 
 def labels(stack: str, own: Mapping[str, str]) -> dict[str, str]:
-    """The labels that every resource bears: who made it, for which stack, and the stack's own. Google's rules apply:
-    lower case, digits, `-` and `_`, at most 63 characters."""
+    """Return every resource's labels: its maker, its stack, and the stack's `own`, by Google's rules: at most 63 of
+    lower case letters, digits, `-` and `_`."""
     return {**own, MANAGED_BY: MAKER, STACK_LABEL: _fit(stack, limit=63)}
 
 
 def _fit(*parts: str, least: int = 1, limit: int) -> str:
-    """The parts joined by dashes, if that is a name; else a name that begins alike and ends in a hash of them.
+    """Join the parts by dashes; if that is no valid name, return a similar name that ends in a hash of the parts.
 
-    Never shorter than `least` nor longer than `limit`; begins with a letter, ends with a letter or digit, and has only
-    lower case letters, digits and dashes, which every kind of name takes.
+    The name has `least` to `limit` lower case letters, digits and dashes, begins with a letter and ends with a letter or
+    digit, which is valid for every kind of name.
     """
     whole = "-".join(parts)
     if _SLUG.fullmatch(whole) and least <= len(whole) <= limit and not _GOOGLES.search(whole):
         return whole
     readable = re.sub(r"[^a-z0-9]+", "-", whole.lower()).strip("-")
     readable = re.sub(r"goog|g00g", "g", readable)
-    # A hash follows, and makes the prefix of a name that is `gcp` alone.
+    # The dash and the hash behind it would turn `gcp` into Google's own prefix.
     if not readable[:1].isalpha() or f"{readable}-".startswith("gcp-"):
         readable = f"r-{readable}".rstrip("-")
     return _hashed(readable, whole, limit)

@@ -1,4 +1,4 @@
-"""The program: settings in, components out. Reads like a table of contents."""
+"""The program: makes the components that the settings ask for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pulumi
 from infra.components.alerts import Alerts, AlertsArgs, WatchedCluster, WatchedQueue
 from infra.components.apis import Apis, ApisArgs
 from infra.components.ci_identity import CiIdentity, CiIdentityArgs
-from infra.components.identity import PROJECT_ROLES, Identity, IdentityArgs, as_member, member_label
+from infra.components.identity import PROJECT_ROLES, Identity, IdentityArgs, member_label
 from infra.components.network import Network, NetworkArgs
 from infra.components.providers import google_provider, kubernetes_provider
 from infra.components.queue import Queue, QueueArgs
@@ -18,7 +18,7 @@ from infra.components.ray_head import RayHead, RayHeadArgs, SecretVariable
 from infra.components.records import Records, RecordsArgs
 from infra.components.registry import Registry, RegistryArgs
 from infra.components.secret import Secret, SecretArgs
-from infra.components.site import Site
+from infra.components.site import Site, as_member
 from infra.components.workspace import Workspace, WorkspaceArgs
 from infra.naming import Names, labels
 from infra.settings.model import KubernetesSettings, Role, Settings
@@ -28,7 +28,7 @@ Members = dict[str, pulumi.Input[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """The parts of a stack; `export` makes the contract of them."""
+    """The parts of a stack, from which `export` makes the contract."""
 
     settings: Settings
     network: Network | None = None
@@ -74,7 +74,7 @@ def _build_workspaces(settings: Settings) -> dict[str, dict[str, Workspace]]:
 
 
 def _neighbours(namespace: str, cluster: KubernetesSettings) -> tuple[str, ...]:
-    """Launchers of the cluster's other namespaces, if all of them share one table of GPU slots."""
+    """Return the launchers of the cluster's other namespaces, if all namespaces share one table of GPU slots."""
     if cluster.slot_namespace is None:
         return ()
     others = (each for name, each in cluster.namespaces.items() if name != namespace)
@@ -83,7 +83,7 @@ def _neighbours(namespace: str, cluster: KubernetesSettings) -> tuple[str, ...]:
 
 
 class _GoogleParts:
-    """Builds in the order in which the parts need each other: accounts, stores, heads, queues, alerts."""
+    """Builds the parts in the order of their needs: accounts, stores, heads, queues, alerts."""
 
     def __init__(self, settings: Settings) -> None:
         assert settings.project is not None  # `parse_settings` requires it, and the region
@@ -100,34 +100,37 @@ class _GoogleParts:
         self.opts = pulumi.ResourceOptions(providers=[google_provider(settings)])
         self.apis = Apis(
             "apis",
-            ApisArgs(project=settings.project, services=find_services(settings), agents=find_agents(settings)),
+            ApisArgs(
+                project=settings.project,
+                services=find_services(settings),
+                # The agent of Pub/Sub gets grants; the agent of TPUs has to exist before any node.
+                agents=[*(["pubsub"] if settings.queues else []), *(["tpu"] if settings.heads else [])],
+            ),
             self.opts,
         )
 
     def build(self, workspaces: Mapping[str, Mapping[str, Workspace]]) -> Built:
-        settings = self.settings
+        settings, access = self.settings, self.settings.access
         identity = Identity(
             "identity",
             IdentityArgs(
                 site=self.site,
                 roles=find_roles(settings),
-                access=settings.access,
+                access=access,
                 has_heads=bool(settings.heads),
                 apis=self.apis,
             ),
             self.opts,
         )
-        people = {
-            "operators": _people(settings.access.operators),
-            "researchers": _people(settings.access.researchers),
-        }
-        everyone = people["operators"] | people["researchers"]
+        operators: Members = {member_label(member): member for member in access.operators}
+        researchers: Members = {member_label(member): member for member in access.researchers}
+        everyone = operators | researchers
         network = self._network()
         ci = self._ci()
         deployer: Members = {"deployer": ci.deployer_member} if ci is not None else {}
         registries = self._registries(identity, everyone, deployer)
-        secrets = self._secrets(identity, people["operators"])
-        heads = self._heads(network, registries, secrets, identity, people)
+        secrets = self._secrets(identity, operators)
+        heads = self._heads(network, registries, secrets, identity, operators, researchers)
         nodes: Members = {f"{name}-node": as_member(head.node_email) for name, head in heads.items()}
         workers: Members = {"worker": identity.members[Role.WORKER]} | nodes if settings.queues else nodes
         submitters: Members = {"submitter": identity.members[Role.SUBMITTER]} if settings.queues else {}
@@ -147,19 +150,7 @@ class _GoogleParts:
             )
             for name, queue in settings.queues.items()
         }
-        records = None
-        if settings.records is not None:
-            records = Records(
-                "records",
-                RecordsArgs(
-                    site=self.site,
-                    settings=settings.records,
-                    users=workers | submitters | everyone,
-                    publishers=deployer,
-                    apis=self.apis,
-                ),
-                self.opts,
-            )
+        records = self._records(workers | submitters | everyone, deployer)
         self._alerts(queues, heads)
         return Built(
             settings=settings,
@@ -174,12 +165,18 @@ class _GoogleParts:
             workspaces=workspaces,
         )
 
-    def _network(self) -> Network | None:
-        if self.settings.network is None:
+    def _records(self, users: Members, publishers: Members) -> Records | None:
+        settings = self.settings.records
+        if settings is None:
             return None
-        return Network(
-            "network", NetworkArgs(site=self.site, settings=self.settings.network, apis=self.apis), self.opts
-        )
+        args = RecordsArgs(site=self.site, settings=settings, users=users, publishers=publishers, apis=self.apis)
+        return Records("records", args, self.opts)
+
+    def _network(self) -> Network | None:
+        settings = self.settings.network
+        if settings is None:
+            return None
+        return Network("network", NetworkArgs(site=self.site, settings=settings, apis=self.apis), self.opts)
 
     def _ci(self) -> CiIdentity | None:
         if self.settings.ci is None:
@@ -197,7 +194,7 @@ class _GoogleParts:
         )
 
     def _registries(self, identity: Identity, people: Members, deployer: Members) -> dict[str, Registry]:
-        machines: Members = {role.value: identity.members[role] for role in (Role.WORKER,) if role in identity.members}
+        worker = identity.members.get(Role.WORKER)
         return {
             name: Registry(
                 f"{name}-registry",
@@ -206,7 +203,7 @@ class _GoogleParts:
                     registry=name,
                     settings=registry,
                     readers=people,
-                    guests=machines,
+                    guests={"worker": worker} if worker is not None else {},
                     writers={"pusher": identity.members[Role.PUSHER]} | deployer,
                     apis=self.apis,
                 ),
@@ -239,12 +236,17 @@ class _GoogleParts:
         registries: Mapping[str, Registry],
         secrets: Mapping[str, Secret],
         identity: Identity,
-        people: Mapping[str, Members],
+        operators: Members,
+        researchers: Members,
     ) -> dict[str, RayHead]:
         if not self.settings.heads:
             return {}
         assert network is not None  # `parse_settings` requires it, and the zone
         assert self.settings.zone is not None
+        pulled_from: Members = {}
+        for name, registry in registries.items():
+            pulled_from |= {f"{name}-{region}": each for region, each in registry.repositories.items()}
+            pulled_from |= {f"{name}-{region}-cache": each for region, each in registry.cache_repositories.items()}
         return {
             name: RayHead(
                 f"{name}-head",
@@ -260,14 +262,10 @@ class _GoogleParts:
                         secret: SecretVariable(env=secrets[secret].env, resource=secrets[secret].resource)
                         for secret in head.environment
                     },
-                    repositories={
-                        label: repository
-                        for registry, made in registries.items()
-                        for label, repository in _pulled_from(registry, made).items()
-                    },
+                    repositories=pulled_from,
                     reapers={"reaper": identity.members[Role.REAPER]},
-                    operators=people["operators"],
-                    users=people["researchers"],
+                    operators=operators,
+                    users=researchers,
                     apis=self.apis,
                 ),
                 self.opts,
@@ -305,7 +303,7 @@ class _GoogleParts:
 
 
 def find_services(settings: Settings) -> list[str]:
-    """The APIs that the parts need, by their short names."""
+    """Return the short names of the APIs that the parts need."""
     wanted = {
         "iam": True,
         "cloudresourcemanager": True,
@@ -327,14 +325,8 @@ def find_services(settings: Settings) -> list[str]:
     return [service for service, needed in wanted.items() if needed]
 
 
-def find_agents(settings: Settings) -> list[str]:
-    """Services whose own identity gets grants, or has to exist before anything else."""
-    agents = {"pubsub": bool(settings.queues), "tpu": bool(settings.heads)}
-    return [service for service, needed in agents.items() if needed]
-
-
 def find_roles(settings: Settings) -> list[Role]:
-    """Roles for which the parts need an account; accounts of heads and pipelines are made with them."""
+    """Return the roles that need an account; the parts of heads and pipelines make their own accounts."""
     wanted = {
         Role.WORKER: bool(settings.queues),
         Role.SUBMITTER: bool(settings.queues),
@@ -344,16 +336,7 @@ def find_roles(settings: Settings) -> list[Role]:
     return [role for role, needed in wanted.items() if needed]
 
 
-def _pulled_from(name: str, registry: Registry) -> Members:
-    own: Members = {f"{name}-{region}": repository for region, repository in registry.repositories.items()}
-    return own | {f"{name}-{region}-cache": cache for region, cache in registry.cache_repositories.items()}
-
-
-def _people(members: tuple[str, ...]) -> Members:
-    return {member_label(member): member for member in members}
-
-
 def _grantable(settings: Settings, names: Names) -> list[str]:
-    """Roles that the stack grants in its project, beside the roles of its pipeline."""
+    """Return the roles that the stack grants in its project, without the roles of its pipeline."""
     heads = (names.role(f"{head}-{role}") for head in settings.heads for role in ("head", "reaper"))
     return [*PROJECT_ROLES, *(f"projects/{settings.project}/roles/{role}" for role in heads)]

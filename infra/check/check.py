@@ -31,13 +31,13 @@ from infra.settings.files import (
     load_stack_config,
 )
 from infra.settings.model import Settings
-from infra.settings.read import SECRET_VALUE, settings_from
-from infra.settings.valid import InvalidSettings
+from infra.settings.read import SECRET_VALUE, InvalidSettings, settings_from
 from runtime.errors import RuntimeFailure
 from runtime.outputs import OUTPUT_NAME, parse_outputs
+from runtime.schema import join
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One reason why a stack must not be deployed."""
 
@@ -65,17 +65,17 @@ class Report:
     stack: str
     findings: tuple[Finding, ...]
     recording: Recording | None
-    """None if the settings are wrong: then nothing was run."""
+    """None for wrong settings, with which the program does not run."""
     costs: tuple[Cost, ...] = ()
     grants: tuple[Grant, ...] = ()
     left_grants: tuple[Grant, ...] = ()
-    """Grants that people need in the project and that another stack makes, by `access.project_grants`."""
+    """Grants that people need in the project and another stack makes, by `access.project_grants`."""
     rendered: Mapping[str, str] = field(default_factory=dict)
-    """`RESOURCE/KEY` → text that is rendered into metadata: autoscaler files, boot scripts, units."""
+    """`RESOURCE/KEY` → text in the metadata: autoscaler files, boot scripts, units."""
     contract: Mapping[str, Any] | None = None
     """The contract; values that are not known before `up` read `<known after up>`."""
     notes: tuple[str, ...] = ()
-    """Remarks that are no reason to stop."""
+    """Remarks that do not stop a deployment."""
 
     @property
     def ok(self) -> bool:
@@ -85,11 +85,15 @@ class Report:
     def resources(self) -> tuple[Registration, ...]:
         return self.recording.resources if self.recording is not None else ()
 
+    @property
+    def protected(self) -> list[Registration]:
+        return [each for each in self.resources if each.protect]
+
 
 def check_stack(stack: str, *, folder: Path | None = None) -> Report:
-    """Check the stack whose file is `Pulumi.<stack>.yaml` in `folder`, by default the project's root.
+    """Check the stack of `Pulumi.<stack>.yaml` in `folder`, by default the project's root.
 
-    Raises `UnknownName` if there is no such file; every other problem is in the report.
+    Raises `UnknownName` without this file; every other problem is in the report.
     """
     path = find_stack_file(stack, folder or find_project_folder())
     try:
@@ -99,13 +103,13 @@ def check_stack(stack: str, *, folder: Path | None = None) -> Report:
     except RuntimeFailure as problem:
         return Report(stack=stack, recording=None, findings=tuple(_explained(problem, path.name)))
     except Exception as problem:
-        # Whatever the program raises is what this command is asked to find.
+        # Any exception of the program is a finding.
         return Report(stack=stack, recording=None, findings=(_crash(problem),))
     return report_on(recording, settings)
 
 
 def record_stack(stack: str, config: StackConfig) -> Recording:
-    """Run the program as the engine would for this stack. The program's own exceptions pass through, unwrapped."""
+    """Run the program as the engine would for this stack. Its own exceptions pass through, unwrapped."""
     from infra.__main__ import run_program
 
     try:
@@ -117,7 +121,7 @@ def record_stack(stack: str, config: StackConfig) -> Recording:
 
 
 def report_on(recording: Recording, settings: Settings | None = None) -> Report:
-    """All findings about the resources that a program registered; with settings, also whether it keeps to them."""
+    """Report on the resources that a program registered; with settings, also on their bounds."""
     contract = recording.outputs.get(OUTPUT_NAME)
     rendered = find_rendered(recording)
     findings = [
@@ -141,7 +145,7 @@ def report_on(recording: Recording, settings: Settings | None = None) -> Report:
 
 
 def _pool_costs(recording: Recording, settings: Settings | None) -> Iterator[Cost]:
-    """The nodes of a pool are Ray's, so they stand with the head that makes them."""
+    """Yield a cost for each pool, at its head: Ray makes the nodes, and no resource stands for them."""
     heads = {each.name: each.urn for each in recording.of_type("runtime:ray:RayHead")}
     for name, head in settings.heads.items() if settings is not None else ():
         for pool, each in head.pools.items():
@@ -152,23 +156,18 @@ def _pool_costs(recording: Recording, settings: Settings | None) -> Iterator[Cos
 def _explained(problem: RuntimeFailure, file: str) -> Iterator[Finding]:
     if isinstance(problem, InvalidSettings):
         for each in problem.problems:
-            yield Finding(
-                source="settings", rule="settings", where=each.path or file, message=each.message, hint=each.hint
-            )
-        return
-    if isinstance(problem, InvalidStackFile):
-        yield Finding(source="file", rule="file", where=file, message=problem.problem, hint=problem.hint)
-        return
-    message = "; ".join((problem.message, *problem.facts))
-    yield Finding(source="program", rule="program", where=file, message=message, hint=problem.hint)
+            yield Finding("settings", "settings", each.path or file, each.message, each.hint)
+    elif isinstance(problem, InvalidStackFile):
+        yield Finding("file", "file", file, problem.problem, problem.hint)
+    else:
+        yield Finding("program", "program", file, "; ".join((problem.message, *problem.facts)), problem.hint)
 
 
 def _crash(problem: Exception) -> Finding:
     frames = traceback.extract_tb(problem.__traceback__)
     ours = [each for each in frames if "/infra/" in each.filename and not each.filename.endswith(_PLUMBING)]
     where = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "the program"
-    message = f"{type(problem).__name__}: {problem}"
-    return Finding(source="program", rule="program-runs", where=where, message=message)
+    return Finding("program", "program-runs", where, f"{type(problem).__name__}: {problem}")
 
 
 _PLUMBING: Final = ("/recording.py", "/check.py", "/__main__.py")
@@ -181,12 +180,10 @@ def find_wrong_inputs(recording: Recording) -> Iterator[Finding]:
         try:
             problems = find_input_problems(each.type, each.inputs)
         except LookupError as problem:
-            yield Finding(source="inputs", rule="known-type", where=each.urn, message=str(problem))
+            yield Finding("inputs", "known-type", each.urn, str(problem))
             continue
         for found in problems:
-            yield Finding(
-                source="inputs", rule="valid-input", where=each.urn, message=f"`{found.path}` {found.message}"
-            )
+            yield Finding("inputs", "valid-input", each.urn, f"`{found.path}` {found.message}")
 
 
 def find_twins(recording: Recording) -> Iterator[Finding]:
@@ -198,18 +195,12 @@ def find_twins(recording: Recording) -> Iterator[Finding]:
             continue
         first = owners.setdefault(identity, each.urn)
         if first != each.urn:
-            yield Finding(
-                source="inputs",
-                rule="made-once",
-                where=each.urn,
-                message=f"is `{identity[1]}`, which `{_name(first)}` makes too",
-            )
+            yield Finding("inputs", "made-once", each.urn, f"is `{identity[1]}`, which `{_name(first)}` makes too")
 
 
 def find_violations(recording: Recording, settings: Settings | None = None) -> Iterator[Finding]:
-    bounds = bounds_of(settings) if settings is not None else Bounds()
-    for each in apply_rules(recording.resources, bounds):
-        yield Finding(source="policy", rule=each.rule, where=each.urn, message=each.message, hint=each.hint)
+    for each in apply_rules(recording.resources, bounds_of(settings) if settings is not None else Bounds()):
+        yield Finding("policy", each.rule, each.urn, each.message, each.hint)
 
 
 SUSPICIOUS_KEY: Final = re.compile(r"token|key|password|credential|passphrase", re.IGNORECASE)
@@ -218,18 +209,16 @@ SUSPICIOUS_KEY: Final = re.compile(r"token|key|password|credential|passphrase", 
 def find_leaks(recording: Recording) -> Iterator[Finding]:
     """Find secret values in outputs and in inputs of resources."""
     for path, why in leaks_in(recording.outputs):
-        yield Finding(source="contract", rule="no-secret-output", where=path, message=why)
+        yield Finding("contract", "no-secret-output", path, why)
     for each in recording.resources:
         if not each.type.startswith("pulumi:providers:"):
             for path, value in _leaves(each.inputs, ""):
                 if isinstance(value, str) and SECRET_VALUE.search(value):
-                    yield Finding(
-                        source="inputs", rule="no-secret-input", where=each.urn, message=f"`{path}` looks like a secret"
-                    )
+                    yield Finding("inputs", "no-secret-input", each.urn, f"`{path}` looks like a secret")
 
 
 def leaks_in(outputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Path and reason of everything in a stack's outputs that is a secret, or is named like one."""
+    """Yield path and reason for every output that is a secret, or is named like one."""
     for path, value in _leaves(outputs, ""):
         if isinstance(value, Secret):
             yield path, "is a secret value"
@@ -246,7 +235,7 @@ def _is_resource_name(value: Any) -> bool:
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+            yield from _leaves(item, join(path, str(key)))
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             yield from _leaves(item, f"{path}[{index}]")
@@ -256,14 +245,12 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def find_contract_problems(contract: Any) -> Iterator[Finding]:
     if not isinstance(contract, Mapping):
-        yield Finding(
-            source="contract", rule="contract", where=OUTPUT_NAME, message=f"the stack exports no `{OUTPUT_NAME}`"
-        )
+        yield Finding("contract", "contract", OUTPUT_NAME, f"the stack exports no `{OUTPUT_NAME}`")
         return
     try:
         parse_outputs(shown(contract))
     except RuntimeFailure as problem:
-        yield Finding(source="contract", rule="contract", where=OUTPUT_NAME, message=problem.message)
+        yield Finding("contract", "contract", OUTPUT_NAME, problem.message)
 
 
 def find_grants(recording: Recording) -> tuple[Grant, ...]:
@@ -297,11 +284,11 @@ _NOT_THE_TARGET: Final = frozenset({"role", "member", "project", "location", "re
 
 
 def _on(each: Registration) -> str:
-    """The resource of a grant: `topic dev-default`, `project my-lab`."""
+    """Describe the resource of a grant: `topic dev-default`, `project my-lab`."""
     targets = sorted(set(each.inputs) - _NOT_THE_TARGET)
     key = targets[0] if targets else "project"
     value = _text(each.inputs.get(key))
-    # All are of one project, so the last part is enough.
+    # All resources are in one project, so the last part is enough.
     short = value.rpartition("/")[2] if key != "project" else value
     place = f" in {_text(each.inputs['location'])}" if "location" in each.inputs else ""
     return f"{_words(key)} {short}{place}"
@@ -327,7 +314,7 @@ def _kubernetes_grants(each: Registration) -> Iterator[Grant]:
 
 
 def find_rendered(recording: Recording) -> dict[str, str]:
-    """Every text of several lines that a machine gets in its metadata."""
+    """Find every text of several lines in a machine's metadata."""
     found: dict[str, str] = {}
     for each in recording.of_type("gcp:compute/instance:Instance"):
         metadata = each.inputs.get("metadata")
@@ -353,10 +340,6 @@ def find_notes(recording: Recording) -> Iterator[str]:
         yield f"{adopted} resources are taken over, not made: they have to exist"
 
 
-def find_protected(recording: Recording) -> list[Registration]:
-    return [each for each in recording.resources if each.protect]
-
-
 PHYSICAL_NAMES: Final = (
     "name",
     "accountId",
@@ -371,7 +354,7 @@ PHYSICAL_NAMES: Final = (
 
 
 def physical_name(each: Registration) -> str | None:
-    """The resource's name in the cloud; None if the program gives none, or it is not known yet."""
+    """Return the resource's name in the cloud; None if the program gives none, or the name is unknown."""
     if is_grant(each.type):
         return None
     metadata = each.inputs.get("metadata")
@@ -386,7 +369,7 @@ def physical_name(each: Registration) -> str | None:
 
 
 def identity_of(each: Registration, recording: Recording) -> tuple[str, str] | None:
-    """Type and id of the thing in the cloud that a resource stands for; None if not known."""
+    """Return type and id of the resource's counterpart in the cloud; None if unknown."""
     if not each.custom or each.type.startswith("pulumi:providers:"):
         return None
     identity = each.outputs.get("id", UNKNOWN)
@@ -404,22 +387,22 @@ def _cluster_of(each: Registration, recording: Recording) -> str:
 
 
 SHARED_TYPES: Final = frozenset({"gcp:projects/service:Service", "gcp:projects/serviceIdentity:ServiceIdentity"})
-"""Facts of a project that several of its stacks ask for and none owns."""
+"""Types that several stacks of a project share and none owns."""
 
 
 def find_collisions(reports: Sequence[Report]) -> list[Finding]:
-    """Find things that two stacks would both make, or would give one name that has to be unique."""
+    """Find resources that two stacks would both make, or to which both would give one unique name."""
     owners: dict[tuple[str, str], list[str]] = defaultdict(list)
     for report in reports:
         for identity in sorted(_owned_by(report)):
             owners[identity].append(report.stack)
     return [
         Finding(
-            source="stacks",
-            rule="one-owner",
-            where=" and ".join(stacks),
-            message=f"both make {_words(kind.rpartition(':')[2])} `{name}`",
-            hint="let one stack own it and the others refer to it with `existing`, or give them names of their own",
+            "stacks",
+            "one-owner",
+            " and ".join(stacks),
+            f"both make {_words(kind.rpartition(':')[2])} `{name}`",
+            "let one stack own it and the others refer to it with `existing`, or give them names of their own",
         )
         for (kind, name), stacks in owners.items()
         if len(stacks) > 1
@@ -445,7 +428,7 @@ def _owned_by(report: Report) -> set[tuple[str, str]]:
 
 
 def find_shared_notes(reports: Sequence[Report]) -> list[str]:
-    """Find resources that one stack refers to and no other of these makes, and grants that two stacks both make."""
+    """Find resources that one stack refers to and no other makes, and grants that two stacks both make."""
     made = {identity for report in reports for _, identity in _owned_by(report)}
     notes = []
     for report in reports:
@@ -495,7 +478,7 @@ _FULL_NAME: Final = re.compile(r"projects/[^/]+/(?:secrets/[^/]+|regions/[^/]+/s
 
 
 def _referred_to(report: Report) -> set[str]:
-    """Full names of the secrets, repositories and subnet that the contract names."""
+    """Return the full names of the contract's secrets, repositories and subnet."""
     found: set[str] = set()
     if report.recording is None:
         return found
@@ -512,7 +495,7 @@ def _referred_to(report: Report) -> set[str]:
 
 
 def shown(value: Any) -> Any:
-    """`value` with readable marks for unknown and secret values; the rest stays."""
+    """Return `value` with readable marks for unknown and secret values."""
     if isinstance(value, Unknown):
         return UNKNOWN_MARK
     if isinstance(value, Secret):

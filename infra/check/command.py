@@ -6,21 +6,14 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 from infra.check.check import Finding, Report, check_stack, find_collisions, find_shared_notes
-from infra.check.plan import Step, plan
+from infra.check.plan import plan
 from infra.check.recording import Recording, decode_recording, encode_recording
-from infra.check.show import (
-    finding_fields,
-    finding_line,
-    render_report,
-    render_steps,
-    render_summary,
-    report_fields,
-    step_fields,
-)
+from infra.check.show import finding_line, render_report, render_steps, render_summary, report_fields
 from infra.cli import Parser
 from infra.settings.files import find_project_folder, find_stack_file, list_stacks
 from runtime.errors import RequestRefused, UnknownName
@@ -109,7 +102,7 @@ def _check_all(folder: Path, output: str) -> int:
     collisions, notes = find_collisions(reports), find_shared_notes(reports)
     notes = [*(f"{each.stack}: {note}" for each in reports for note in each.notes), *notes]
     if output == "json":
-        _print_json(reports, collisions=[finding_fields(each) for each in collisions], notes=notes)
+        _print_json(reports, collisions=[asdict(each) for each in collisions], notes=notes)
     else:
         sys.stdout.write(render_summary(reports))
         sys.stdout.write("".join(f"note: {each}\n" for each in notes))
@@ -119,29 +112,27 @@ def _check_all(folder: Path, output: str) -> int:
 
 def _check_one(stack: str, folder: Path, args: argparse.Namespace) -> int:
     report = check_stack(stack, folder=folder)
-    steps = _steps(report, args.against, folder) if args.against else None
+    steps = None
+    if args.against and report.recording is not None:
+        steps = plan(_load_against(args.against, folder, stack), report.recording)
     if args.show:
         sys.stdout.write(_find_rendered(report, args.show))
         return 0
     if args.output == "json":
-        more: dict[str, Any] = {"steps": [step_fields(each) for each in steps]} if steps is not None else {}
+        more: dict[str, Any] = {"steps": [asdict(each) for each in steps]} if steps is not None else {}
         _print_json([report], **more)
     elif report.recording is not None:
         sys.stdout.write(render_report(report))
         if steps is not None:
             sys.stdout.write("\n" + render_steps(steps, args.against))
     if args.render is not None:
-        _write_rendered(report, args.render)
+        for name, text in report.rendered.items():
+            _write(args.render / name, text)
+        sys.stderr.write(f"wrote {len(report.rendered)} files into {args.render}\n")
     if args.save is not None and report.recording is not None:
         _write(args.save, encode_recording(report.recording))
     _stop_if_wrong([report])
     return 0
-
-
-def _steps(report: Report, against: str, folder: Path) -> tuple[Step, ...] | None:
-    if report.recording is None:
-        return None
-    return plan(_load_against(against, folder, report.stack), report.recording)
 
 
 def _load_against(against: str, folder: Path, stack: str) -> Recording:
@@ -156,7 +147,7 @@ def _load_against(against: str, folder: Path, stack: str) -> Recording:
     other = check_stack(against, folder=folder)
     _stop_if_wrong([other])
     assert other.recording is not None
-    # Stack names are part of every URN; compare the rest.
+    # Every URN has the stack's name, so the comparison needs one name.
     text = encode_recording(other.recording)
     return decode_recording(text.replace(f"urn:pulumi:{against}::", f"urn:pulumi:{stack}::"), source=against)
 
@@ -168,12 +159,6 @@ def _find_rendered(report: Report, name: str) -> str:
     if len(ends) != 1:
         raise UnknownName("rendered file", name, report.rendered, where=f"in stack `{report.stack}`")
     return report.rendered[ends[0]]
-
-
-def _write_rendered(report: Report, folder: Path) -> None:
-    for name, text in report.rendered.items():
-        _write(folder / name, text)
-    sys.stderr.write(f"wrote {len(report.rendered)} files into {folder}\n")
 
 
 def _write(file: Path, text: str) -> None:

@@ -1,14 +1,15 @@
 """Plans the steps of an `up` between two recordings, without an engine.
 
-`plan` compares the resources that a program registered before with those it registers now, and returns steps. It follows the engine's own rules where they need no provider: URNs and aliases, ignored changes, imports,
-protection, and which dependents a replacement takes along. Which properties make Google or Kubernetes replace a
-resource is in `REPLACING`, a table of our own for the types of this program; docs/decisions/plan-of-recordings.md says
-where it comes from and what is left to the real engine.
+`plan` compares an earlier registration of a program's resources with the present one, and returns steps. It follows
+those rules of the engine that need no provider: URNs and aliases, ignored changes, imports, protection, and the
+dependents that a replacement takes along. `REPLACING`, a table for the types of this program, has the properties that make
+Google or Kubernetes replace a resource; docs/decisions/plan-of-recordings.md has its sources and the limits of plans.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ class Action(StrEnum):
     SAME = "same"
     CREATE = "create"
     IMPORT = "import"
-    """Take over what exists. Where its inputs differ from the program's, older engines refuse it and newer ones update it."""
+    """Take over an existing resource. If its inputs differ from the program's, engines before 2026 refuse; later ones update it."""
     UPDATE = "update"
     REPLACE = "replace"
     DELETE = "delete"
@@ -34,7 +35,7 @@ class Action(StrEnum):
 class Step:
     action: Action
     urn: str
-    """The new URN; for a resource that goes, the old one."""
+    """The new URN; the old URN of a resource that is removed."""
     type: str
     changed: tuple[str, ...] = ()
     """Paths of the inputs that differ: `deadLetterPolicy.maxDeliveryAttempts`."""
@@ -53,7 +54,7 @@ class Step:
 
 
 def plan(old: Recording, new: Recording) -> tuple[Step, ...]:
-    """The steps from `old` to `new`: first resources of `new` in its order, then deletions, dependents first."""
+    """Return the steps from `old` to `new`: the resources of `new` in its order, then deletions, dependents first."""
     return tuple(_Comparison(old, new).steps())
 
 
@@ -128,15 +129,11 @@ class _Comparison:
             return True
         if old.provider is None or new.provider is None:
             return False
-        before, now = provider_urn(old.provider), provider_urn(new.provider)
+        # A reference is the URN with the id behind it.
+        before, now = old.provider.rpartition("::")[0], new.provider.rpartition("::")[0]
         if now in self.replaced:
             return True
         return before != now and now not in {each.urn for each in self.new.resources if before in each.aliases}
-
-
-def provider_urn(reference: str) -> str:
-    """Without the id behind it."""
-    return reference.rpartition("::")[0]
 
 
 def _imports_another(old: Registration, new: Registration) -> bool:
@@ -167,7 +164,7 @@ def _removal(old: Registration) -> Step:
 
 
 def _guarded(old: Registration) -> str | None:
-    """Google's provider refuses by the state, so an `up` has to take such a guard away before."""
+    """Return the guard that makes Google's provider refuse a deletion; only an earlier `up` can remove it."""
     if old.retain_on_delete:
         return None
     if old.inputs.get("deletionPolicy") == "PREVENT":
@@ -178,7 +175,7 @@ def _guarded(old: Registration) -> str | None:
 
 
 def differing_paths(old: Any, new: Any, path: str = "") -> list[str]:
-    """Paths of all leaves that differ. Values that are unknown on both sides are equal."""
+    """Return the paths of all differing leaves. Values that are unknown on both sides are equal."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         found = []
         for key in sorted({**old, **new}):
@@ -187,15 +184,9 @@ def differing_paths(old: Any, new: Any, path: str = "") -> list[str]:
             found += differing_paths(old.get(key), new.get(key), (path + part).removeprefix("."))
         return found
     if isinstance(old, list) and isinstance(new, list):
-        pairs = range(max(len(old), len(new)))
-        return [
-            found for index in pairs for found in differing_paths(_at(old, index), _at(new, index), f"{path}[{index}]")
-        ]
+        pairs = enumerate(itertools.zip_longest(old, new))
+        return [found for index, pair in pairs for found in differing_paths(*pair, f"{path}[{index}]")]
     return [] if _same(old, new) else [path]
-
-
-def _at(items: list[Any], index: int) -> Any:
-    return items[index] if index < len(items) else None
 
 
 def _same(old: Any, new: Any) -> bool:
@@ -252,11 +243,6 @@ def _range_moves(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     return before.version != now.version or not before.subnet_of(now)  # type: ignore[arg-type]
 
 
-def _disk_shrinks(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    before, now = old.get("size"), new.get("size")
-    return not (isinstance(before, int) and isinstance(now, int)) or now < before
-
-
 def _all(*paths: str) -> dict[str, Trigger]:
     return dict.fromkeys(paths, True)
 
@@ -268,44 +254,14 @@ REPLACING: Final[Mapping[str, Mapping[str, Trigger]]] = {
         "repositoryId", "location", "project", "format", "mode", "kmsKeyName", "remoteRepositoryConfig"
     ),
     "gcp:billing/budget:Budget": _all("billingAccount"),
-    "gcp:compute/address:Address": _all(
-        "name",
-        "project",
-        "region",
-        "address",
-        "addressType",
-        "description",
-        "network",
-        "networkTier",
-        "prefixLength",
-        "purpose",
-        "subnetwork",
-    ),
-    "gcp:compute/disk:Disk": {
-        **_all("name", "project", "zone", "type", "image", "snapshot", "description", "sourceDisk", "architecture"),
-        "size": _disk_shrinks,
-    },
     "gcp:compute/firewall:Firewall": _all("name", "project", "direction"),
     "gcp:compute/instance:Instance": _all(
-        "name",
-        "project",
-        "zone",
-        "hostname",
-        "metadataStartupScript",
-        "guestAccelerators",
-        "scratchDisks",
-        "reservationAffinity",
-        "confidentialInstanceConfig",
-        "bootDisk.deviceName",
-        "bootDisk.source",
-        "bootDisk.mode",
-        "bootDisk.initializeParams.image",
-        "bootDisk.initializeParams.snapshot",
-        "bootDisk.initializeParams.type",
-        "scheduling.preemptible",
-        "scheduling.provisioningModel",
-        "networkInterfaces[*].nicType",
-        "networkInterfaces[*].networkIp",
+        *("name", "project", "zone", "hostname", "metadataStartupScript", "guestAccelerators", "scratchDisks"),
+        *("reservationAffinity", "confidentialInstanceConfig"),
+        *(f"bootDisk.{key}" for key in ("deviceName", "source", "mode")),
+        *(f"bootDisk.initializeParams.{key}" for key in ("image", "snapshot", "type")),
+        *("scheduling.preemptible", "scheduling.provisioningModel"),
+        *("networkInterfaces[*].nicType", "networkInterfaces[*].networkIp"),
     ),
     "gcp:compute/network:Network": _all("name", "project", "autoCreateSubnetworks", "description"),
     "gcp:compute/router:Router": _all("name", "project", "region", "network", "encryptedInterconnectRouter"),
@@ -318,7 +274,6 @@ REPLACING: Final[Mapping[str, Mapping[str, Trigger]]] = {
     "gcp:iam/workloadIdentityPoolProvider:WorkloadIdentityPoolProvider": _all(
         "workloadIdentityPoolId", "workloadIdentityPoolProviderId", "project"
     ),
-    "gcp:logging/metric:Metric": _all("project", "metricDescriptor.valueType"),
     "gcp:monitoring/alertPolicy:AlertPolicy": _all("project"),
     "gcp:monitoring/notificationChannel:NotificationChannel": _all("project"),
     "gcp:projects/iAMCustomRole:IAMCustomRole": _all("roleId", "project"),
@@ -337,7 +292,7 @@ REPLACING: Final[Mapping[str, Mapping[str, Trigger]]] = {
     "kubernetes:rbac.authorization.k8s.io/v1:RoleBinding": _all("roleRef"),
     "pulumi:providers:kubernetes": _all("clusterIdentifier"),
 }
-"""Type → inputs that cannot be changed in place. Grants (`…IAMMember`) are replaced by any change.
+"""Type → inputs that cannot be changed in place. Any change replaces a grant (`…IAMMember`).
 
-Google's are those that the Terraform provider below pulumi-gcp marks as such, as of its source of August 2026.
+Google's types have the inputs that the Terraform provider below pulumi-gcp marks so, as of its source of August 2026.
 """

@@ -1,7 +1,7 @@
 """Runs a Pulumi program without an engine and keeps its requests.
 
-The mocks that ship with Pulumi keep names and inputs only. A review needs more of the raw requests: the parent,
-the provider, protect, retain, aliases, ignored changes, dependencies. `record` keeps all of it.
+Pulumi's own mocks keep names and inputs only. `record` also keeps the other facts of each request: the parent, the
+provider, protect, retain, aliases, ignored changes, dependencies.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PROJECT: Final = "research-runtime"
 STACK_TYPE: Final = "pulumi:pulumi:Stack"
 
 UNKNOWN_MARK: Final = "<known after up>"
-"""Stands in JSON for a value that only the cloud knows."""
+"""Mark in JSON for a value that only the cloud knows."""
 
 
 class Unknown:
@@ -57,7 +57,7 @@ class Registration:
     inputs: Mapping[str, Any]
     """Plain values; `UNKNOWN` if not known before `up`, `Secret` if secret."""
     custom: bool = True
-    """False for a component, which is made of others and exists in the state only."""
+    """False for a component, which consists of other resources and exists in the state only."""
     parent: str | None = None
     provider: str | None = None
     """URN and id of the explicit provider, joined by `::`; None for the default one."""
@@ -68,20 +68,20 @@ class Registration:
     ignore_changes: tuple[str, ...] = ()
     replace_on_changes: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
-    """URNs that it had before."""
+    """Earlier URNs of the resource."""
     dependencies: frozenset[str] = frozenset()
-    """URNs of everything it waits for, by an input or by `depends_on`."""
+    """URNs of the resources that this one waits for, by an input or by `depends_on`."""
     property_dependencies: Mapping[str, frozenset[str]] = field(default_factory=dict)
     import_id: str | None = None
     outputs: Mapping[str, Any] = field(default_factory=dict)
-    """The outputs that a component registered, or that `compute` gave for a resource."""
+    """The outputs that a component registered, or `compute` returned for a resource."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
     stack: str
     resources: tuple[Registration, ...]
-    """In the order in which the program makes them, without the stack itself."""
+    """Resources in the program's order, without the stack itself."""
     outputs: Mapping[str, Any]
     """The stack's exports."""
 
@@ -90,27 +90,19 @@ class Recording:
 
     def get(self, urn: str) -> Registration:
         """Raises KeyError."""
-        return self._by_urn()[urn]
+        return {each.urn: each for each in self.resources}[urn]
 
     def named(self, type_: str, name: str) -> Registration:
-        """Raises LookupError with the names that there are."""
+        """Raises LookupError with the existing names."""
         found = self.of_type(type_)
         for each in found:
             if each.name == name:
                 return each
         raise LookupError(f"no {type_} named {name}; there are {sorted(each.name for each in found)}")
 
-    def _by_urn(self) -> dict[str, Registration]:
-        return {each.urn: each for each in self.resources}
-
 
 Compute = Callable[[str, str, Mapping[str, Any]], Mapping[str, Any]]
-"""(type, name, inputs) → the outputs that the cloud would add; `id` among them is the resource's id.
-It may return `UNKNOWN` for any of them."""
-
-
-def no_outputs(type_: str, name: str, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {}
+"""(type, name, inputs) → the outputs that the cloud would add, with the resource's `id`; each may be `UNKNOWN`."""
 
 
 def record(
@@ -120,16 +112,16 @@ def record(
     project: str = PROJECT,
     config: Mapping[str, str] | None = None,
     preview: bool = True,
-    compute: Compute = no_outputs,
+    compute: Compute = lambda type_, name, inputs: {},
     secrets: Collection[str] = (),
 ) -> Recording:
     """Run `program` and return all its resources and exports; its exceptions pass through.
 
-    `config` has full keys (`research-runtime:region`) and their values as the engine passes them: text, objects as
-    JSON; `secrets` names the encrypted keys. Can be called any number of times in a process, one after another.
+    `config` has full keys (`research-runtime:region`) and values as the engine passes them: text, objects as JSON;
+    `secrets` names the encrypted keys. A process can call it repeatedly, but not concurrently.
     """
-    monitor = _Monitor(_Cloud(compute), project=project, stack=stack)
-    # Pulumi keeps its settings in context variables; those of this run end with its task.
+    monitor = _Monitor(compute, project=project, stack=stack)
+    # Pulumi keeps its settings in context variables, which end with the task of this run.
     asyncio.run(_run(program, monitor, config or {}, secrets, project=project, stack=stack, preview=preview))
     return monitor.recording()
 
@@ -165,47 +157,35 @@ async def _run(
     loop = asyncio.get_running_loop()
     # One thread answers all requests, so that their order is the same each time.
     loop.set_default_executor(ThreadPoolExecutor(max_workers=1))
-    # The caller gets the first failure; exceptions of the program's other tasks come after it.
+    # The caller gets the first failure; later exceptions of the program's tasks are dropped.
     loop.set_exception_handler(lambda loop, context: None)
 
     def whole() -> None:
-        # The requests are sent when their inputs are known, in an order that depends on hashes; this one is the program's.
+        # Pulumi sends requests when their inputs are known, in an order that depends on hashes; `begin` notes the program's.
         register_stack_transformation(lambda resource: monitor.begin(resource.type_, resource.name))
         program()
 
     await run_in_stack(whole)
 
 
-class _Cloud(mocks.Mocks):
-    def __init__(self, compute: Compute) -> None:
-        self._compute = compute
-
-    def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str | None, dict[Any, Any]]:
-        raise NotImplementedError  # The monitor answers by itself.
-
-    def call(self, args: mocks.MockCallArgs) -> NoReturn:
-        raise NotImplementedError
-
-    def outputs(self, type_: str, name: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        return {**inputs, **self._compute(type_, name, inputs)}
-
-
 class _Monitor(mocks.MockMonitor):
-    def __init__(self, cloud: _Cloud, *, project: str, stack: str) -> None:
-        super().__init__(cloud)
-        self._cloud, self._project, self._stack = cloud, project, stack
+    def __init__(self, compute: Compute, *, project: str, stack: str) -> None:
+        # Without mocks: this monitor answers every request itself.
+        super().__init__(None)  # type: ignore[arg-type]
+        self._compute, self._project, self._stack = compute, project, stack
         self._requests: dict[str, Any] = {}
         self._outputs: dict[str, Mapping[str, Any]] = {}
         self._begun: dict[tuple[str, str], int] = {}
 
     def begin(self, type_: str, name: str) -> None:
-        """The program is about to make a resource."""
+        """Note the program's order of resources."""
         self._begun.setdefault((type_, name), len(self._begun))
 
     def RegisterResource(self, request: Any) -> Any:
+        from google.protobuf import struct_pb2
         from pulumi.runtime.proto import resource_pb2
 
-        urn = self._urn(request)
+        urn = make_urn(self._stack, self._project, request.parent, request.type, request.name)
         if urn in self._requests:
             raise RuntimeError(f"two resources have the same URN: {urn}")
         if request.type == STACK_TYPE:
@@ -214,12 +194,12 @@ class _Monitor(mocks.MockMonitor):
         if not request.custom:
             return resource_pb2.RegisterResourceResponse(urn=urn)
         inputs = _plain(json_format.MessageToDict(request.object))
-        outputs = self._cloud.outputs(request.type, request.name, inputs)
+        outputs = {**inputs, **self._compute(request.type, request.name, inputs)}
         identity = outputs.pop("id", UNKNOWN)
         self._outputs[urn] = outputs | {"id": identity}
         known = isinstance(identity, str)
         return resource_pb2.RegisterResourceResponse(
-            urn=urn, id=identity if known else "", object=json_format.ParseDict(_wire(outputs), _struct())
+            urn=urn, id=identity if known else "", object=json_format.ParseDict(_wire(outputs), struct_pb2.Struct())
         )
 
     def Invoke(self, request: Any) -> NoReturn:
@@ -232,18 +212,15 @@ class _Monitor(mocks.MockMonitor):
         self._outputs[request.urn] = _plain(json_format.MessageToDict(request.outputs))
         return super().RegisterResourceOutputs(request)  # type: ignore[no-untyped-call]
 
-    def _urn(self, request: Any) -> str:
-        return make_urn(self._stack, self._project, request.parent, request.type, request.name)
-
     def _aliases(self, urn: str) -> tuple[str, ...]:
-        """URNs under which the state may have the resource, with those that follow from its parent's aliases."""
+        """Return the URNs under which the state may have the resource, by its own and its parent's aliases."""
         request = self._requests[urn]
         own = [self._alias(request, each) for each in request.aliases]
         if request.parent not in self._requests:
             return tuple(dict.fromkeys(own))
         parent = self._requests[request.parent].name
         for alias in self._aliases(request.parent):
-            # The engine takes the same step: children are mostly named after their parent.
+            # The engine does the same: most children are named after their parent.
             follows = request.name.startswith(parent)
             name = alias.split("::")[-1] + request.name.removeprefix(parent) if follows else request.name
             own.append(make_urn(self._stack, self._project, alias, request.type, name))
@@ -263,15 +240,12 @@ class _Monitor(mocks.MockMonitor):
         )
 
     def recording(self) -> Recording:
-        stack_outputs: Mapping[str, Any] = {}
-        for urn, outputs in self._outputs.items():
-            if f"::{STACK_TYPE}::" in urn:
-                stack_outputs = outputs
+        outputs = next((each for urn, each in self._outputs.items() if f"::{STACK_TYPE}::" in urn), {})
         requests = sorted(
             self._requests.items(), key=lambda each: self._begun.get((each[1].type, each[1].name), len(self._begun))
         )
         resources = tuple(self._registration(urn, request) for urn, request in requests)
-        return Recording(stack=self._stack, resources=resources, outputs=stack_outputs)
+        return Recording(stack=self._stack, resources=resources, outputs=outputs)
 
     def _registration(self, urn: str, request: Any) -> Registration:
         inputs = _plain(json_format.MessageToDict(request.object))
@@ -299,14 +273,14 @@ class _Monitor(mocks.MockMonitor):
 
 
 def make_urn(stack: str, project: str, parent: str, type_: str, name: str) -> str:
-    """The URN that the engine makes: the types of all parents are part of it, the stack itself is not."""
+    """Return the engine's URN, which has the types of all parents but the stack."""
     if parent and f"::{STACK_TYPE}::" not in parent:
         type_ = parent.split("::")[2] + "$" + type_
     return "::".join((f"urn:pulumi:{stack}", project, type_, name))
 
 
 def encode_recording(recording: Recording) -> str:
-    """Canonical JSON, a baseline for `plan`. Raises `RequestRefused` if it holds a secret value."""
+    """Return canonical JSON, a baseline for `plan`. Raises `RequestRefused` for a secret value."""
     fields_ = {
         "stack": recording.stack,
         "resources": [_registration_fields(each) for each in recording.resources],
@@ -341,7 +315,7 @@ def _registration_fields(each: Registration) -> dict[str, Any]:
         elif isinstance(value, frozenset | tuple):
             value = sorted(value) if isinstance(value, frozenset) else list(value)
         if name == "outputs" and each.inputs and each.inputs.keys() <= each.outputs.keys():
-            # Most outputs repeat the inputs, and those of a machine are long.
+            # Most outputs repeat the inputs, and a machine has long ones.
             name = "more_outputs"
             value = {key: item for key, item in value.items() if key not in each.inputs or item != each.inputs[key]}
         if name in ("inputs", "outputs", "more_outputs"):
@@ -352,7 +326,7 @@ def _registration_fields(each: Registration) -> dict[str, Any]:
 
 
 TRUE_OR_FALSE: Final = ("custom", "delete_before_replace")
-"""Fields whose default is not False."""
+"""Fields that may be False by the program's choice; False is the default of the others."""
 
 
 def _registration_from(value: Mapping[str, Any]) -> Registration:
@@ -399,19 +373,13 @@ def _from_json(value: Any) -> Any:
     return value
 
 
-def _struct() -> Any:
-    from google.protobuf import struct_pb2
-
-    return struct_pb2.Struct()
-
-
 def is_grant(type_: str) -> bool:
     """Whether resources of a type add one member to one role, and remove none."""
     return type_.startswith("gcp:") and type_.endswith(("IAMMember", "IamMember"))
 
 
 def _plain(value: Any) -> Any:
-    """From the wire's markers for secrets and unknowns to ours."""
+    """Replace the wire's markers for secrets and unknowns by `Secret` and `UNKNOWN`."""
     if isinstance(value, dict):
         if value.get(rpc._special_sig_key) == rpc._special_secret_sig:
             return Secret(_plain(value["value"]))

@@ -1,13 +1,14 @@
-"""Reports as text for people and as JSON for programs. Pure: a report in, text out."""
+"""Renders reports as text for people and as JSON for programs."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from infra.check.check import Finding, Grant, Report, find_protected, physical_name, shown
+from infra.check.check import Finding, Grant, Report, physical_name, shown
 from infra.check.plan import Action, Step, changes
 from infra.check.recording import Registration
 from infra.gcp.prices import monthly_total
@@ -23,17 +24,21 @@ SIGNS: Mapping[Action, str] = {
 
 
 def render_report(report: Report) -> str:
-    """Everything about one stack, section by section; without the texts of rendered files."""
+    """Render everything about one stack, section by section, without the texts of rendered files."""
     sections = [
         _header(report),
         _section("resources", _tree(report)),
         _section("cost a month", _costs(report)),
         _section("who may do what", _grants(report.grants)),
         _section("left to another stack of the project", _grants(report.left_grants)),
+        _section("protected: refuse to be destroyed", [f"{each.name}  ({each.type})" for each in report.protected]),
         _section(
-            "protected: refuse to be destroyed", [f"{each.name}  ({each.type})" for each in find_protected_of(report)]
+            "rendered files",
+            [
+                f"{name}  {_count(text.count(chr(10)), 'line')}, {len(text.encode()):,} bytes  (`--show {name}`)"
+                for name, text in report.rendered.items()
+            ],
         ),
-        _section("rendered files", _rendered(report)),
         _section(
             "contract",
             json.dumps(report.contract, indent=2, ensure_ascii=False).splitlines() if report.contract else [],
@@ -43,12 +48,8 @@ def render_report(report: Report) -> str:
     return "\n".join(each for each in sections if each)
 
 
-def find_protected_of(report: Report) -> list[Registration]:
-    return find_protected(report.recording) if report.recording is not None else []
-
-
 def render_summary(reports: Sequence[Report]) -> str:
-    """A line for each stack."""
+    """Render a line for each stack."""
     width = max((len(each.stack) for each in reports), default=0)
     return "".join(f"{_line(each, width)}\n" for each in reports)
 
@@ -59,7 +60,7 @@ def _line(report: Report, width: int) -> str:
     verdict = "ok" if report.ok else "wrong"
     parts = [
         _count(sum(1 for each in report.resources if each.custom), "resource"),
-        f"{len(find_protected_of(report))} protected",
+        f"{len(report.protected)} protected",
         _count(len(report.grants), "grant"),
         _money(report),
     ]
@@ -138,15 +139,8 @@ def _grants(grants: Sequence[Grant]) -> list[str]:
     return lines
 
 
-def _rendered(report: Report) -> list[str]:
-    return [
-        f"{name}  {_count(text.count(chr(10)), 'line')}, {len(text.encode()):,} bytes  (`--show {name}`)"
-        for name, text in report.rendered.items()
-    ]
-
-
 def render_steps(steps: Sequence[Step], against: str) -> str:
-    """The steps of an `up` of a stack whose state is `against`."""
+    """Render the steps of an `up` from the state `against`."""
     same = sum(1 for each in steps if each.action is Action.SAME)
     lines = [line for each in changes(steps) for line in _step(each)]
     return f"steps from {against}\n" + "".join(f"  {line}\n" for line in [*lines, f"{same} the same"])
@@ -166,53 +160,25 @@ def _step(step: Step) -> Iterator[str]:
 def finding_line(finding: Finding) -> str:
     """`policy subscription-has-dead-letter: main-queue: …`, one line of an error."""
     where = finding.where.rpartition("::")[2]
-    place = f"`{where}` "
     rule = "" if finding.rule == finding.source else f"{finding.rule}: "
-    return f"{rule}{place}{finding.message}" + (f"; {finding.hint}" if finding.hint else "")
+    return f"{rule}`{where}` {finding.message}" + (f"; {finding.hint}" if finding.hint else "")
 
 
 def report_fields(report: Report) -> dict[str, Any]:
-    """The whole report as a JSON object; keys are only ever added."""
+    """Return the whole report as a JSON object; new releases only add keys."""
     return {
         "stack": report.stack,
         "ok": report.ok,
-        "findings": [finding_fields(each) for each in report.findings],
+        "findings": [asdict(each) for each in report.findings],
         "notes": list(report.notes),
         "resources": [_resource_fields(each) for each in report.resources],
-        "protected": [each.urn for each in find_protected_of(report)],
+        "protected": [each.urn for each in report.protected],
         "monthly_usd": monthly_total(report.costs),
-        "costs": [{"urn": each.urn, "monthly_usd": each.monthly_usd, "basis": each.basis} for each in report.costs],
-        "grants": [_grant_fields(each) for each in report.grants],
-        "left_grants": [_grant_fields(each) for each in report.left_grants],
+        "costs": [asdict(each) for each in report.costs],
+        "grants": [asdict(each) for each in report.grants],
+        "left_grants": [asdict(each) for each in report.left_grants],
         "rendered": dict(report.rendered),
         "contract": report.contract,
-    }
-
-
-def _grant_fields(grant: Grant) -> dict[str, str]:
-    return {"member": grant.member, "role": grant.role, "on": grant.on}
-
-
-def finding_fields(finding: Finding) -> dict[str, Any]:
-    return {
-        "source": finding.source,
-        "rule": finding.rule,
-        "where": finding.where,
-        "message": finding.message,
-        "hint": finding.hint,
-    }
-
-
-def step_fields(step: Step) -> dict[str, Any]:
-    return {
-        "action": step.action.value,
-        "urn": step.urn,
-        "type": step.type,
-        "changed": list(step.changed),
-        "replacing": list(step.replacing),
-        "was": step.was,
-        "delete_first": step.delete_first,
-        "blocked": step.blocked,
     }
 
 

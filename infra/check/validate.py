@@ -1,8 +1,8 @@
 """Checks a resource's inputs against the provider's own types, without the provider.
 
-The wheels of pulumi-gcp and pulumi-kubernetes carry a typed class for every resource and every nested object: names,
-types and which fields are required. Mocks let a misspelt key in a dictionary, a number instead of text or a missing nested
-field pass; this module finds them. `infra/gcp/values.py` judges what types cannot: names, ranges, roles.
+The wheels of pulumi-gcp and pulumi-kubernetes have a typed class for every resource and nested object, with the names and
+types of its fields and the required ones. Mocks accept a misspelt key in a dictionary, a number instead of text or a missing
+nested field; this module finds them. `infra/gcp/values.py` judges names, ranges and roles, which types do not limit.
 """
 
 from __future__ import annotations
@@ -26,16 +26,10 @@ from pulumi.runtime import rpc
 
 from infra.check.recording import Secret, Unknown
 from infra.gcp.values import find_value_problems
+from runtime.schema import Problem, join
 
 WHEELS: Final = {"gcp": "pulumi_gcp", "kubernetes": "pulumi_kubernetes"}
 PROVIDERS: Final = "pulumi:providers:"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputProblem:
-    path: str
-    """`cleanupPolicies[0].condition.olderThan`, in the provider's camelCase."""
-    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,27 +40,23 @@ class Field:
     required: bool
 
 
-def find_input_problems(type_: str, inputs: Mapping[str, Any]) -> list[InputProblem]:
+def find_input_problems(type_: str, inputs: Mapping[str, Any]) -> list[Problem]:
     """Find problems of `inputs` (camelCase, `UNKNOWN` allowed anywhere) of a resource of `type_`.
 
-    Raises `LookupError` for a type that the installed wheels do not have.
+    Paths have the provider's camelCase: `cleanupPolicies[0].condition.olderThan`. Raises `LookupError` for a type that the
+    installed wheels do not have.
     """
     kind = find_args_class(type_)
     if type_.startswith(PROVIDERS):
         inputs = _decoded(kind, inputs)
     found = list(_object_problems(kind, inputs, ""))
     known = {each.path for each in found}
-    found += [
-        InputProblem(path=path, message=message)
-        for path, message in find_value_problems(type_, inputs)
-        if path not in known
-    ]
-    return found
+    return [*found, *(each for each in find_value_problems(type_, inputs) if each.path not in known)]
 
 
 @functools.cache
 def find_args_class(type_: str) -> type:
-    """The wheel's class of the inputs of `type_`: `gcp:pubsub/topic:Topic`, `pulumi:providers:gcp` …"""
+    """Return the wheel's class of the inputs of `type_`: `gcp:pubsub/topic:Topic`, `pulumi:providers:gcp` …"""
     if type_.startswith(PROVIDERS):
         package = type_.removeprefix(PROVIDERS)
         provider = importlib.import_module(f"{_wheel(package, type_)}.provider")
@@ -81,13 +71,13 @@ def find_args_class(type_: str) -> type:
         raise LookupError(f"{WHEELS[package]} has no resource type {type_}" + (f"; near is {near[0]}" if near else ""))
     resource = getattr(importlib.import_module(entry.mod_info["fqn"]), known[type_])
     home = sys.modules[resource.__module__]
-    # A resource whose plain name is taken by a nested object has its inputs in `…InitArgs`.
+    # If a nested object has the plain name, the resource's inputs are in `…InitArgs`.
     return typing.cast(type, getattr(home, f"{name}InitArgs", None) or getattr(home, f"{name}Args"))
 
 
 @functools.cache
 def fields_of(kind: type) -> Mapping[str, Field]:
-    """The inputs of one of the wheels' classes by the provider's own (camelCase) names."""
+    """Return the inputs of one of the wheels' classes by the provider's camelCase names."""
     hints = _types.input_type_types(kind)
     optional = kind.__init__.__kwdefaults__ or {}  # type: ignore[misc]
     python_names = _types.input_type_py_to_pulumi_names(kind)
@@ -108,7 +98,7 @@ def _known_types(package: str) -> list[str]:
 
 
 def _decoded(kind: type, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """A provider's inputs travel as text, everything but strings as JSON inside."""
+    """Decode a provider's inputs, which travel as text: everything but strings as JSON inside."""
     fields = fields_of(kind)
     decoded = dict(inputs)
     for name, value in inputs.items():
@@ -121,19 +111,19 @@ def _decoded(kind: type, inputs: Mapping[str, Any]) -> dict[str, Any]:
     return decoded
 
 
-def _object_problems(kind: type, value: Mapping[str, Any], path: str) -> Iterator[InputProblem]:
+def _object_problems(kind: type, value: Mapping[str, Any], path: str) -> Iterator[Problem]:
     fields = fields_of(kind)
     for name, item in value.items():
-        inner = f"{path}.{name}" if path else name
+        inner = join(path, name)
         if name not in fields:
-            # The SDK sends its own marks with a provider; they are no inputs.
+            # The SDK sends its own marks with a provider, which are no inputs.
             if not name.startswith("__"):
-                yield InputProblem(path=inner, message=_unknown_key(name, fields))
+                yield Problem(path=inner, message=_unknown_key(name, fields))
         elif item is not None:
             yield from _problems(fields[name].type, item, inner)
     for name, each in fields.items():
         if each.required and value.get(name) is None:
-            yield InputProblem(path=f"{path}.{name}" if path else name, message="is missing and required")
+            yield Problem(path=join(path, name), message="is missing and required")
 
 
 def _unknown_key(name: str, fields: Mapping[str, Field]) -> str:
@@ -143,7 +133,7 @@ def _unknown_key(name: str, fields: Mapping[str, Field]) -> str:
     return f"is no input here; known are {', '.join(sorted(fields)[:12])}{' …' if len(fields) > 12 else ''}"
 
 
-def _problems(kind: Any, value: Any, path: str) -> Iterator[InputProblem]:
+def _problems(kind: Any, value: Any, path: str) -> Iterator[Problem]:
     if isinstance(value, Unknown):
         return
     if isinstance(value, Secret):
@@ -154,13 +144,13 @@ def _problems(kind: Any, value: Any, path: str) -> Iterator[InputProblem]:
         return
     attempts = [list(_member_problems(each, value, path)) for each in members]
     if all(attempts):
-        # The alternative that came furthest explains most.
+        # The alternative with the deepest problems explains most.
         yield from min(attempts, key=lambda found: (any(each.path == path for each in found), len(found)))
 
 
 @functools.cache
 def _members(kind: Any) -> tuple[Any, ...]:
-    """The alternatives of a type hint without the wrappers of inputs; empty if every value fits."""
+    """Return the alternatives of a type hint without the wrappers of inputs; empty if every value fits."""
     if kind is Any or kind is object or isinstance(kind, typing.TypeVar):
         return ()
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
@@ -177,57 +167,53 @@ def _members(kind: Any) -> tuple[Any, ...]:
 
 
 def _is_wrapper(kind: Any) -> bool:
-    """Whether an alternative is only another form of a value: a TypedDict stands beside the class of the same inputs."""
+    """Whether an alternative is only another form of a value, such as the TypedDict beside a class of inputs."""
     origin = typing.get_origin(kind) or kind
     return origin in (collections.abc.Awaitable, pulumi.Output, types.NoneType) or typing.is_typeddict(kind)
 
 
-def _member_problems(kind: Any, value: Any, path: str) -> Iterator[InputProblem]:
+def _member_problems(kind: Any, value: Any, path: str) -> Iterator[Problem]:
     origin = typing.get_origin(kind)
     if origin is typing.Literal:
         if value not in typing.get_args(kind):
             allowed = ", ".join(json.dumps(each) for each in typing.get_args(kind))
-            yield InputProblem(path=path, message=f"is {show(value)}, allowed: {allowed}")
-    elif origin is not None and issubclass(origin, collections.abc.Mapping):
-        if not isinstance(value, Mapping):
-            yield InputProblem(path=path, message=f"is {show(value)}, expected an object")
-            return
-        _, item = typing.get_args(kind)
-        for key, each in value.items():
-            yield from _problems(item, each, f"{path}.{key}")
+            yield Problem(path=path, message=f"is {show(value)}, allowed: {allowed}")
     elif origin is not None and issubclass(origin, collections.abc.Sequence):
         if not isinstance(value, list | tuple):
-            yield InputProblem(path=path, message=f"is {show(value)}, expected a list")
+            yield Problem(path=path, message=f"is {show(value)}, expected a list")
             return
         (item,) = typing.get_args(kind)
         for index, each in enumerate(value):
             yield from _problems(item, each, f"{path}[{index}]")
-    elif _types.is_input_type(kind):
-        if not isinstance(value, Mapping):
-            yield InputProblem(path=path, message=f"is {show(value)}, expected an object")
-            return
+    elif origin is None and not _types.is_input_type(kind):
+        yield from _scalar_problems(kind, value, path)
+    elif not isinstance(value, Mapping):
+        yield Problem(path=path, message=f"is {show(value)}, expected an object")
+    elif origin is None:
         yield from _object_problems(kind, value, path)
     else:
-        yield from _scalar_problems(kind, value, path)
+        _, item = typing.get_args(kind)
+        for key, each in value.items():
+            yield from _problems(item, each, f"{path}.{key}")
 
 
-def _scalar_problems(kind: Any, value: Any, path: str) -> Iterator[InputProblem]:
+def _scalar_problems(kind: Any, value: Any, path: str) -> Iterator[Problem]:
     if isinstance(kind, type) and issubclass(kind, Enum):
         allowed = [each.value for each in kind]
         if value not in allowed:
-            yield InputProblem(path=path, message=f"is {show(value)}, allowed: {', '.join(map(str, allowed))}")
+            yield Problem(path=path, message=f"is {show(value)}, allowed: {', '.join(map(str, allowed))}")
         return
     if kind is float and type(value) is int:
         return
     if kind in EXPECTED and type(value) is not kind:
-        yield InputProblem(path=path, message=f"is {show(value)}, expected {EXPECTED[kind]}")
+        yield Problem(path=path, message=f"is {show(value)}, expected {EXPECTED[kind]}")
 
 
 EXPECTED: Final[Mapping[Any, str]] = {str: "a string", int: "a whole number", bool: "true or false", float: "a number"}
 
 
 def show(value: Any) -> str:
-    """A value for an error, cut if it is long."""
+    """Format a value for an error, cut if it is long."""
     match value:
         case Unknown() | Secret():
             return "a value that is not shown"

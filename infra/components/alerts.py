@@ -9,15 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import pulumi
 from pulumi_gcp import billing, monitoring
 
-from infra.components.apis import Apis, find_needs
-from infra.components.site import Site
+from infra.components.apis import Apis
+from infra.components.site import Part, Site
 from infra.settings.model import AlertSettings, BudgetSettings
-from infra.settings.valid import ensure_valid
+from infra.settings.read import ensure_valid
 
 FORWARDED: Final = "pubsub.googleapis.com/subscription/dead_letter_message_count"
 WAITING: Final = "pubsub.googleapis.com/subscription/num_undelivered_messages"
@@ -26,8 +26,13 @@ TPU_MEMORY: Final = "tpu.googleapis.com/memory/usage"
 UPTIME: Final = "compute.googleapis.com/instance/uptime_total"
 
 SILENCE: Final = "900s"
-"""Uptime is sampled every minute and visible within two more; a restart of the machine takes some."""
-SPEND_STEPS: Final = (0.5, 0.9, 1.0)
+"""Longer than a restart of the machine. Google samples uptime every minute and shows it within two more."""
+SPEND_STEPS: Final = (
+    (0.5, "CURRENT_SPEND"),
+    (0.9, "CURRENT_SPEND"),
+    (1.0, "CURRENT_SPEND"),
+    (1.0, "FORECASTED_SPEND"),
+)
 _DAY_S: Final = 86_400
 _BUDGET_CHANNELS: Final = 5
 """As many as Google lets a budget notify. https://cloud.google.com/billing/docs/how-to/budgets-notification-recipients"""
@@ -36,7 +41,7 @@ _BUDGET_CHANNELS: Final = 5
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedQueue:
     subscription: pulumi.Input[str]
-    """Full name, like the other."""
+    """Full name, as for the dead letters."""
     dead_letter_subscription: pulumi.Input[str]
 
 
@@ -57,7 +62,7 @@ class AlertsArgs:
     apis: Apis | None = None
 
 
-class Alerts(pulumi.ComponentResource):
+class Alerts(Part):
     """A policy for each queue, zone and head, a budget, and a channel for each address.
 
     A budget counts the whole project, so one of several stacks of a project has it.
@@ -67,8 +72,7 @@ class Alerts(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: AlertsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         ensure_valid(args.settings, "alerts")
-        super().__init__("runtime:monitoring:Alerts", name, None, opts)
-        self._site, self._needs = args.site, find_needs(args.apis, "monitoring")
+        super().__init__("runtime:monitoring:Alerts", name, args.site, args.apis, opts)
         self.channels = [self._channel(name, email) for email in dict.fromkeys(args.settings.emails)]
         for queue, watched in args.queues.items():
             self._watch_dead_letters(f"{name}-{queue}-dead-letters", queue, watched)
@@ -78,8 +82,8 @@ class Alerts(pulumi.ComponentResource):
         for cluster, head in args.clusters.items():
             self._watch_head(f"{name}-{cluster}-head", cluster, head)
         if args.settings.budget is not None:
-            self._budget(f"{name}-budget", args.settings.budget, find_needs(args.apis, "billingbudgets"))
-        self.register_outputs({"channels": self.channels})
+            self._budget(f"{name}-budget", args.settings.budget)
+        self._register()
 
     def _channel(self, name: str, email: str) -> pulumi.Output[str]:
         channel = monitoring.NotificationChannel(
@@ -92,32 +96,26 @@ class Alerts(pulumi.ComponentResource):
             enabled=True,
             force_delete=False,
             deletion_policy="DELETE",
-            opts=pulumi.ResourceOptions(parent=self, depends_on=self._needs),
+            opts=self._options("monitoring"),
         )
         return channel.name
 
     def _policy(
-        self,
-        name: str,
-        title: str,
-        conditions: list[monitoring.AlertPolicyConditionArgs],
-        *,
-        severity: str,
-        advice: str,
+        self, name: str, title: str, *conditions: monitoring.AlertPolicyConditionArgs, severity: str, advice: str
     ) -> None:
         monitoring.AlertPolicy(
             name,
             project=self._site.project,
             display_name=f"{self._site.names.stack}: {title}",
             combiner="OR",
-            conditions=conditions,
+            conditions=list(conditions),
             enabled=True,
             severity=severity,
             notification_channels=self.channels,
             documentation=monitoring.AlertPolicyDocumentationArgs(content=advice, mime_type="text/markdown"),
             user_labels=self._site.labels,
             deletion_policy="DELETE",
-            opts=pulumi.ResourceOptions(parent=self, depends_on=self._needs),
+            opts=self._options("monitoring"),
         )
 
     def _watch_dead_letters(self, name: str, queue: str, watched: WatchedQueue) -> None:
@@ -125,20 +123,18 @@ class Alerts(pulumi.ComponentResource):
         self._policy(
             name,
             f"dead letters of queue {queue}",
-            [
-                _above(
-                    "the service gave up on a message",
-                    _subscription_filter(FORWARDED, watched.subscription),
-                    0,
-                    aligner="ALIGN_DELTA",
-                ),
-                _above(
-                    "a dead letter waits",
-                    _subscription_filter(WAITING, watched.dead_letter_subscription),
-                    0,
-                    aligner="ALIGN_MAX",
-                ),
-            ],
+            _above(
+                "the service gave up on a message",
+                _of_subscription(FORWARDED, watched.subscription),
+                0,
+                _aggregation("ALIGN_DELTA"),
+            ),
+            _above(
+                "a dead letter waits",
+                _of_subscription(WAITING, watched.dead_letter_subscription),
+                0,
+                _aggregation("ALIGN_MAX"),
+            ),
             severity="WARNING",
             advice="`runtime queue dead list` says which and why; `runtime queue dead redrive` runs them again.",
         )
@@ -147,85 +143,66 @@ class Alerts(pulumi.ComponentResource):
         self._policy(
             name,
             f"queue {queue} has a task older than {days} days",
-            [
-                _above(
-                    f"oldest task over {days} days",
-                    _subscription_filter(OLDEST, watched.subscription),
-                    days * _DAY_S,
-                    aligner="ALIGN_MAX",
-                )
-            ],
+            _above(
+                f"oldest task over {days} days",
+                _of_subscription(OLDEST, watched.subscription),
+                days * _DAY_S,
+                _aggregation("ALIGN_MAX"),
+            ),
             severity="CRITICAL",
             advice="The service forgets what is older than its retention. `runtime status` says why tasks wait; "
             "`runtime queue repair` publishes again what was forgotten.",
         )
 
     def _watch_tpus(self, name: str, zone: str, clusters: Mapping[str, WatchedCluster]) -> None:
-        """Of all nodes in the zone: a node's metrics do not say to which cluster it belongs."""
+        """Count all nodes in the zone: a node's metrics do not name its cluster."""
         most = sum(cluster.max_nodes for cluster in clusters.values() if cluster.zone == zone)
-        aggregations = [
-            # One series for each node, however many hosts it has; then how many there are.
-            monitoring.AlertPolicyConditionConditionThresholdAggregationArgs(
-                alignment_period="300s",
-                per_series_aligner="ALIGN_MEAN",
-                cross_series_reducer="REDUCE_MEAN",
-                group_by_fields=["resource.label.node_id"],
-            ),
-            monitoring.AlertPolicyConditionConditionThresholdAggregationArgs(
-                alignment_period="300s", per_series_aligner="ALIGN_MEAN", cross_series_reducer="REDUCE_COUNT"
-            ),
-        ]
         self._policy(
             name,
             f"more than {most} TPU nodes in {zone}",
-            [
-                monitoring.AlertPolicyConditionArgs(
-                    display_name=f"more than {most} nodes",
-                    condition_threshold=monitoring.AlertPolicyConditionConditionThresholdArgs(
-                        filter=f'resource.type = "tpu_worker" AND resource.labels.zone = "{zone}"'
-                        f' AND metric.type = "{TPU_MEMORY}"',
-                        comparison="COMPARISON_GT",
-                        threshold_value=most,
-                        duration="600s",
-                        aggregations=aggregations,
-                    ),
-                )
-            ],
+            _above(
+                f"more than {most} nodes",
+                f'resource.type = "tpu_worker" AND resource.labels.zone = "{zone}" AND metric.type = "{TPU_MEMORY}"',
+                most,
+                # The first step makes one series of each node's hosts, the second counts the series.
+                _aggregation(
+                    "ALIGN_MEAN", cross_series_reducer="REDUCE_MEAN", group_by_fields=["resource.label.node_id"]
+                ),
+                _aggregation("ALIGN_MEAN", cross_series_reducer="REDUCE_COUNT"),
+                duration="600s",
+            ),
             severity="CRITICAL",
             advice="More nodes than the pools' maxima together: Ray lost sight of some, or others are in the zone. "
             "`runtime cluster reap --dry-run` lists those that it would remove.",
         )
 
     def _watch_head(self, name: str, cluster: str, watched: WatchedCluster) -> None:
-        # An uptime check would have to reach the head, which has no address outside.
-        head = pulumi.Output.from_input(watched.head)
+        # An uptime check would have to reach the head, which has no external address.
         self._policy(
             name,
             f"head of cluster {cluster} is silent",
-            [
-                monitoring.AlertPolicyConditionArgs(
-                    display_name="no sign of life for 15 minutes",
-                    condition_absent=monitoring.AlertPolicyConditionConditionAbsentArgs(
-                        filter=pulumi.Output.concat(
-                            'resource.type = "gce_instance" AND metric.labels.instance_name = "',
-                            head,
-                            f'" AND metric.type = "{UPTIME}"',
-                        ),
-                        duration=SILENCE,
-                        aggregations=[
-                            monitoring.AlertPolicyConditionConditionAbsentAggregationArgs(
-                                alignment_period="60s", per_series_aligner="ALIGN_MAX"
-                            )
-                        ],
+            monitoring.AlertPolicyConditionArgs(
+                display_name="no sign of life for 15 minutes",
+                condition_absent=monitoring.AlertPolicyConditionConditionAbsentArgs(
+                    filter=pulumi.Output.concat(
+                        'resource.type = "gce_instance" AND metric.labels.instance_name = "',
+                        watched.head,
+                        f'" AND metric.type = "{UPTIME}"',
                     ),
-                )
-            ],
+                    duration=SILENCE,
+                    aggregations=[
+                        monitoring.AlertPolicyConditionConditionAbsentAggregationArgs(
+                            alignment_period="60s", per_series_aligner="ALIGN_MAX"
+                        )
+                    ],
+                ),
+            ),
             severity="CRITICAL",
             advice="`gcloud compute instances describe` says what became of the machine; one that is gone comes back with "
             "`pulumi up --refresh`. docs/operations.md has the rest under `A lost head`.",
         )
 
-    def _budget(self, name: str, settings: BudgetSettings, needs: list[pulumi.Resource]) -> None:
+    def _budget(self, name: str, settings: BudgetSettings) -> None:
         billing.Budget(
             name,
             billing_account=settings.billing_account,
@@ -239,26 +216,21 @@ class Alerts(pulumi.ComponentResource):
                 projects=[f"projects/{self._site.project}"], calendar_period="MONTH"
             ),
             threshold_rules=[
-                *(
-                    billing.BudgetThresholdRuleArgs(threshold_percent=step, spend_basis="CURRENT_SPEND")
-                    for step in SPEND_STEPS
-                ),
-                billing.BudgetThresholdRuleArgs(threshold_percent=1.0, spend_basis="FORECASTED_SPEND"),
+                billing.BudgetThresholdRuleArgs(threshold_percent=step, spend_basis=basis)
+                for step, basis in SPEND_STEPS
             ],
             all_updates_rule=billing.BudgetAllUpdatesRuleArgs(
                 monitoring_notification_channels=self.channels[:_BUDGET_CHANNELS],
                 disable_default_iam_recipients=False,
             ),
             deletion_policy="DELETE",
-            # Google answers with the project's number, which would be a difference for ever.
-            opts=pulumi.ResourceOptions(
-                parent=self, ignore_changes=["budgetFilter.projects"], depends_on=[*needs, *self._needs]
-            ),
+            # Google answers with the project's number, so each `up` would see a difference.
+            opts=self._options("billingbudgets", "monitoring", ignore_changes=["budgetFilter.projects"]),
         )
 
 
-def _subscription_filter(metric: str, subscription: pulumi.Input[str]) -> pulumi.Output[str]:
-    """The filter for a subscription by its full name; metrics know it by the last part."""
+def _of_subscription(metric: str, subscription: pulumi.Input[str]) -> pulumi.Output[str]:
+    """The filter for a subscription by its full name; metrics have the last part of it."""
     return pulumi.Output.from_input(subscription).apply(
         lambda path: (
             f'resource.type = "pubsub_subscription" AND resource.labels.subscription_id = "{path.rsplit("/", 1)[-1]}"'
@@ -267,8 +239,18 @@ def _subscription_filter(metric: str, subscription: pulumi.Input[str]) -> pulumi
     )
 
 
+def _aggregation(aligner: str, **more: Any) -> monitoring.AlertPolicyConditionConditionThresholdAggregationArgs:
+    return monitoring.AlertPolicyConditionConditionThresholdAggregationArgs(
+        alignment_period="300s", per_series_aligner=aligner, **more
+    )
+
+
 def _above(
-    title: str, filter_: pulumi.Output[str], threshold: int, *, aligner: str
+    title: str,
+    filter_: pulumi.Input[str],
+    threshold: int,
+    *aggregations: monitoring.AlertPolicyConditionConditionThresholdAggregationArgs,
+    duration: str = "0s",
 ) -> monitoring.AlertPolicyConditionArgs:
     return monitoring.AlertPolicyConditionArgs(
         display_name=title,
@@ -276,11 +258,7 @@ def _above(
             filter=filter_,
             comparison="COMPARISON_GT",
             threshold_value=threshold,
-            duration="0s",
-            aggregations=[
-                monitoring.AlertPolicyConditionConditionThresholdAggregationArgs(
-                    alignment_period="300s", per_series_aligner=aligner
-                )
-            ],
+            duration=duration,
+            aggregations=list(aggregations),
         ),
     )

@@ -1,4 +1,4 @@
-"""Enabled services of a Google project, and the agents that act in their name."""
+"""Enabled services of a Google project, and the services' agents."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class ApisArgs:
     services: Sequence[str]
     """Short names: `pubsub`, `secretmanager` …"""
     agents: Sequence[str] = ()
-    """Services of `services` whose agent gets grants; its identity is made at once, not on first use."""
+    """Services whose agent gets grants; the component makes the agent's identity at once, not on first use."""
 
 
 class Apis(pulumi.ComponentResource):
-    """Switches services on. A destroy leaves them on: other stacks of the project may need them."""
+    """Enables services. A destroy leaves them enabled: other stacks of the project may need them."""
 
     agents: Mapping[str, pulumi.Output[str]]
     """Service → IAM member of its agent, `serviceAccount:service-NUMBER@…`."""
@@ -31,7 +31,7 @@ class Apis(pulumi.ComponentResource):
             _ensure_known(agent, args.services)
         super().__init__("runtime:google:Apis", name, None, opts)
         self._services: dict[str, projects.Service] = {}
-        # Serviceusage switches on all others; a person switches it on by hand before the first `up`.
+        # Serviceusage enables all others; a person enables it by hand before the first `up`.
         for service in sorted(dict.fromkeys(args.services), key=lambda each: each != "serviceusage"):
             self._services[service] = projects.Service(
                 f"{name}-{service}",
@@ -59,8 +59,10 @@ class Apis(pulumi.ComponentResource):
         self.register_outputs({"agents": self.agents})
 
     def needs(self, *services: str) -> list[pulumi.Resource]:
-        """The resources that a resource of these services depends on: their enablement, and their agents if any.
-        Raises `UnknownName` for a service that was not asked for."""
+        """Return the resources that a user of these services depends on: the enabled services, and their agents.
+
+        Raises `UnknownName` for a service that `ApisArgs` does not name.
+        """
         found: list[pulumi.Resource] = []
         for service in services:
             _ensure_known(service, self._services)
@@ -68,11 +70,6 @@ class Apis(pulumi.ComponentResource):
             if service in self._agents:
                 found.append(self._agents[service])
         return found
-
-
-def find_needs(apis: Apis | None, *services: str) -> list[pulumi.Resource]:
-    """`apis.needs(…)`, or nothing if the caller's own program switches the services on."""
-    return apis.needs(*services) if apis is not None else []
 
 
 def _ensure_known(service: str, known: Mapping[str, object] | Sequence[str]) -> None:

@@ -1,8 +1,8 @@
 """The identities of pipelines: federation without a key, one provider to deploy and one to preview.
 
-The roles of the two accounts in the project are listed here, each with its reason; the policies allow these project
-roles and no others. The deployer makes the resources of the stacks and reads none of their content: no message, no
-object, no secret value. It grants in the project only what the stack grants, so its own rights are widened by a person.
+`PROJECT_ROLES` has the two accounts' roles in the project, each with its reason; the policies allow no other project roles.
+The deployer makes the stack's resources and reads none of their content: no message, no object, no secret value. In the
+project it grants only the stack's roles, so only a person can widen its own rights.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from typing import Final
 import pulumi
 from pulumi_gcp import iam, projects, serviceaccount
 
-from infra.components.apis import Apis, find_needs
-from infra.components.identity import as_member
-from infra.components.site import UNREAD, Site
+from infra.components.apis import Apis
+from infra.components.site import Part, Site, as_member, shown_title
 from infra.settings.model import CiSettings
-from infra.settings.valid import ensure_valid
+from infra.settings.read import ensure_valid
 
 DEPLOY: Final = "deploy"
 PREVIEW: Final = "preview"
@@ -26,14 +25,14 @@ ISSUER: Final = "https://token.actions.githubusercontent.com"
 """https://docs.github.com/actions/concepts/security/openid-connect"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ProjectRole:
     role: str
     reason: str
     service: str | None = None
-    """API without which a stack has no need of it; None: every stack has."""
+    """API whose users need the role; None: every stack needs it."""
     deploys: bool = True
-    """Whether the grant is the deployer's; otherwise it is the previewer's."""
+    """Whether the deployer gets the role; otherwise the previewer gets it."""
 
     @property
     def label(self) -> str:
@@ -43,79 +42,47 @@ class ProjectRole:
 PROJECT_IAM_ADMIN: Final = "roles/resourcemanager.projectIamAdmin"
 
 PROJECT_ROLES: Final = (
-    ProjectRole(role="roles/serviceusage.serviceUsageAdmin", reason="switches APIs on and makes their agents"),
-    ProjectRole(role="roles/iam.serviceAccountAdmin", reason="makes accounts and grants their use"),
-    ProjectRole(role="roles/iam.roleAdmin", reason="makes the custom roles of heads and pipelines"),
-    ProjectRole(role=PROJECT_IAM_ADMIN, reason="grants in the project, by its condition only what the stack grants"),
-    ProjectRole(role="roles/iam.workloadIdentityPoolAdmin", reason="keeps pool and providers", service="sts"),
-    ProjectRole(role="roles/compute.networkAdmin", reason="makes network, router and NAT", service="compute"),
-    ProjectRole(role="roles/compute.securityAdmin", reason="makes firewall rules", service="compute"),
-    ProjectRole(role="roles/compute.instanceAdmin.v1", reason="makes heads and their disks", service="tpu"),
+    ProjectRole("roles/serviceusage.serviceUsageAdmin", "switches APIs on and makes their agents"),
+    ProjectRole("roles/iam.serviceAccountAdmin", "makes accounts and grants their use"),
+    ProjectRole("roles/iam.roleAdmin", "makes the custom roles of heads and pipelines"),
+    ProjectRole(PROJECT_IAM_ADMIN, "grants in the project, by its condition only what the stack grants"),
+    ProjectRole("roles/iam.workloadIdentityPoolAdmin", "keeps pool and providers", service="sts"),
+    ProjectRole("roles/compute.networkAdmin", "makes network, router and NAT", service="compute"),
+    ProjectRole("roles/compute.securityAdmin", "makes firewall rules", service="compute"),
+    ProjectRole("roles/compute.instanceAdmin.v1", "makes heads and their disks", service="tpu"),
     ProjectRole(
-        role="roles/iam.serviceAccountUser",
-        reason="starts heads under their account, which may have been made in the same run",
+        "roles/iam.serviceAccountUser",
+        "starts heads under their account, which may have been made in the same run",
         service="tpu",
     ),
-    ProjectRole(role="roles/monitoring.alertPolicyEditor", reason="makes alerts", service="monitoring"),
-    ProjectRole(role="roles/monitoring.notificationChannelEditor", reason="says whom to tell", service="monitoring"),
-    ProjectRole(role="roles/serviceusage.serviceUsageViewer", reason="reads which APIs are on", deploys=False),
-    ProjectRole(role="roles/iam.serviceAccountViewer", reason="reads accounts and their grants", deploys=False),
-    ProjectRole(role="roles/iam.roleViewer", reason="reads custom roles", deploys=False),
-    ProjectRole(
-        role="roles/iam.workloadIdentityPoolViewer", reason="reads pool and providers", service="sts", deploys=False
-    ),
-    ProjectRole(
-        role="roles/compute.viewer", reason="reads network, firewall and heads", service="compute", deploys=False
-    ),
-    ProjectRole(role="roles/monitoring.viewer", reason="reads alerts", service="monitoring", deploys=False),
+    ProjectRole("roles/monitoring.alertPolicyEditor", "makes alerts", service="monitoring"),
+    ProjectRole("roles/monitoring.notificationChannelEditor", "says whom to tell", service="monitoring"),
+    ProjectRole("roles/serviceusage.serviceUsageViewer", "reads which APIs are on", deploys=False),
+    ProjectRole("roles/iam.serviceAccountViewer", "reads accounts and their grants", deploys=False),
+    ProjectRole("roles/iam.roleViewer", "reads custom roles", deploys=False),
+    ProjectRole("roles/iam.workloadIdentityPoolViewer", "reads pool and providers", service="sts", deploys=False),
+    ProjectRole("roles/compute.viewer", "reads network, firewall and heads", service="compute", deploys=False),
+    ProjectRole("roles/monitoring.viewer", "reads alerts", service="monitoring", deploys=False),
 )
 
+
+def _each(resource: str, *actions: str) -> tuple[str, ...]:
+    return tuple(f"{resource}.{action}" for action in actions)
+
+
+_MANAGE: Final = ("create", "delete", "get", "getIamPolicy", "list", "setIamPolicy", "update")
+
 PERMISSIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    "cloudresourcemanager": ("resourcemanager.projects.get", "resourcemanager.projects.getIamPolicy"),
+    "cloudresourcemanager": _each("resourcemanager.projects", "get", "getIamPolicy"),
     "serviceusage": ("serviceusage.services.use",),
     "pubsub": (
-        "pubsub.subscriptions.create",
-        "pubsub.subscriptions.delete",
-        "pubsub.subscriptions.get",
-        "pubsub.subscriptions.getIamPolicy",
-        "pubsub.subscriptions.list",
-        "pubsub.subscriptions.setIamPolicy",
-        "pubsub.subscriptions.update",
+        *_each("pubsub.subscriptions", *_MANAGE),
         "pubsub.topics.attachSubscription",
-        "pubsub.topics.create",
-        "pubsub.topics.delete",
-        "pubsub.topics.get",
-        "pubsub.topics.getIamPolicy",
-        "pubsub.topics.list",
-        "pubsub.topics.setIamPolicy",
-        "pubsub.topics.update",
+        *_each("pubsub.topics", *_MANAGE),
     ),
-    "storage": (
-        "storage.buckets.create",
-        "storage.buckets.get",
-        "storage.buckets.getIamPolicy",
-        "storage.buckets.list",
-        "storage.buckets.setIamPolicy",
-        "storage.buckets.update",
-    ),
-    "artifactregistry": (
-        "artifactregistry.repositories.create",
-        "artifactregistry.repositories.delete",
-        "artifactregistry.repositories.get",
-        "artifactregistry.repositories.getIamPolicy",
-        "artifactregistry.repositories.list",
-        "artifactregistry.repositories.setIamPolicy",
-        "artifactregistry.repositories.update",
-    ),
-    "secretmanager": (
-        "secretmanager.secrets.create",
-        "secretmanager.secrets.delete",
-        "secretmanager.secrets.get",
-        "secretmanager.secrets.getIamPolicy",
-        "secretmanager.secrets.list",
-        "secretmanager.secrets.setIamPolicy",
-        "secretmanager.secrets.update",
-    ),
+    "storage": _each("storage.buckets", *(action for action in _MANAGE if action != "delete")),
+    "artifactregistry": _each("artifactregistry.repositories", *_MANAGE),
+    "secretmanager": _each("secretmanager.secrets", *_MANAGE),
 }
 """API → permissions of the deployer's custom role. Google's own administrator roles of these services would read messages,
 objects and secret values too. The previewer's role has the permissions that only read."""
@@ -133,14 +100,14 @@ class CiIdentityArgs:
     site: Site
     settings: CiSettings
     services: Sequence[str] = ()
-    """Short names of the APIs that the stack uses; decides what the accounts may do. Empty: all APIs known here."""
+    """Short names of the stack's APIs, which decide the accounts' rights; empty: all APIs of this module."""
     grantable: Sequence[str] = ()
-    """Roles that the deployer may grant in the project: the roles that the stack grants there."""
+    """Roles that the stack grants in the project, and the deployer may grant there."""
     apis: Apis | None = None
 
 
-class CiIdentity(pulumi.ComponentResource):
-    """Pool, two providers pinned to numeric ids, and the accounts that each may act as."""
+class CiIdentity(Part):
+    """Pool, two providers pinned to numeric ids, and an account for each."""
 
     deployer_email: pulumi.Output[str]
     previewer_email: pulumi.Output[str]
@@ -152,12 +119,14 @@ class CiIdentity(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: CiIdentityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         ensure_valid(args.settings, "ci")
-        super().__init__("runtime:identity:CiIdentity", name, None, opts)
-        pool = self._pool(name, args)
+        super().__init__("runtime:identity:CiIdentity", name, args.site, args.apis, opts)
+        pool = self._pool(args.settings)
         self.deploy_provider = pulumi.Output.concat(pool, f"/providers/{DEPLOY}")
         self.preview_provider = pulumi.Output.concat(pool, f"/providers/{PREVIEW}")
-        deployer = self._account(name, "deployer", "Deploys from the pipeline", args)
-        previewer = self._account(name, "previewer", "Previews from the pipeline", args)
+        deployer, previewer = (
+            self._account(f"{name}-{role}", role, shown_title(args.site, f"{verb} from the pipeline"))
+            for role, verb in (("deployer", "Deploys"), ("previewer", "Previews"))
+        )
         self.deployer_email, self.previewer_email = deployer.email, previewer.email
         self.deployer_member = as_member(deployer.email)
         for role, account in ((DEPLOY, deployer), (PREVIEW, previewer)):
@@ -169,29 +138,22 @@ class CiIdentity(pulumi.ComponentResource):
                 opts=pulumi.ResourceOptions(parent=self),
             )
         permissions = find_permissions(args.services)
-        self._custom_role(name, "deployer", permissions, deployer, args)
-        self._custom_role(name, "previewer", tuple(filter(_reads, permissions)), previewer, args)
+        self._grant_content("deployer", permissions, deployer)
+        reading = tuple(each for each in permissions if each.rpartition(".")[2] in READS)
+        self._grant_content("previewer", reading, previewer)
         for granted in find_project_roles(args.services):
             if granted.service == "sts" and args.settings.pool is not None:
-                continue  # The stack that owns the pool looks after it.
-            self._grant(name, granted, deployer if granted.deploys else previewer, args)
-        self.register_outputs(
-            {
-                "deployer_email": self.deployer_email,
-                "previewer_email": self.previewer_email,
-                "deployer_member": self.deployer_member,
-                "deploy_provider": self.deploy_provider,
-                "preview_provider": self.preview_provider,
-            }
-        )
+                continue  # The stack that owns the pool grants these roles.
+            self._grant(granted, deployer if granted.deploys else previewer, args.grantable)
+        self._register()
 
-    def _pool(self, name: str, args: CiIdentityArgs) -> pulumi.Output[str]:
-        """Its name, with the project's number.
+    def _pool(self, settings: CiSettings) -> pulumi.Output[str]:
+        """Return the pool's name, with the project's number.
 
         A stack that refers to another's pool uses its providers and their conditions: the owner's ids, ref and
         environment.
         """
-        site, settings = args.site, args.settings
+        name, site = self._name, self._site
         if settings.pool is not None:
             return pulumi.Output.from_input(settings.pool)
         pool_id = site.names.identity_pool()
@@ -204,16 +166,8 @@ class CiIdentity(pulumi.ComponentResource):
             description=f"Pipelines of {settings.repository}",
             disabled=False,
             deletion_policy="ABANDON",
-            # A deleted pool keeps its id for 30 days and refuses another one under it.
-            opts=pulumi.ResourceOptions(
-                parent=self,
-                protect=site.protect,
-                retain_on_delete=True,
-                delete_before_replace=True,
-                import_=path if site.adopt else None,
-                ignore_changes=list(UNREAD) if site.adopt else None,
-                depends_on=find_needs(args.apis, "iam", "sts", "iamcredentials"),
-            ),
+            # Google keeps a deleted pool's id for 30 days and refuses a new pool with that id.
+            opts=self._surviving(path, "iam", "sts", "iamcredentials", protect=site.protect),
         )
         for role, condition in ((DEPLOY, deploy_condition(settings)), (PREVIEW, preview_condition(settings))):
             iam.WorkloadIdentityPoolProvider(
@@ -228,95 +182,41 @@ class CiIdentity(pulumi.ComponentResource):
                 attribute_mapping={"google.subject": "assertion.sub", "attribute.role": f"'{role}'"},
                 oidc=iam.WorkloadIdentityPoolProviderOidcArgs(issuer_uri=ISSUER),
                 deletion_policy="ABANDON",
-                opts=pulumi.ResourceOptions(
-                    parent=self,
-                    protect=site.protect,
-                    retain_on_delete=True,
-                    delete_before_replace=True,
-                    import_=f"{path}/providers/{role}" if site.adopt else None,
-                    ignore_changes=list(UNREAD) if site.adopt else None,
-                ),
+                opts=self._surviving(f"{path}/providers/{role}", protect=site.protect),
             )
         return pool.name
 
-    def _account(self, name: str, role: str, title: str, args: CiIdentityArgs) -> serviceaccount.Account:
-        return serviceaccount.Account(
-            f"{name}-{role}-account",
-            project=args.site.project,
-            account_id=args.site.names.account(role),
-            display_name=f"{title} ({args.site.names.stack})"[:100],
-            create_ignore_already_exists=False,
-            deletion_policy="DELETE",
-            opts=pulumi.ResourceOptions(
-                parent=self,
-                protect=args.site.protect,
-                delete_before_replace=True,
-                depends_on=find_needs(args.apis, "iam"),
-            ),
+    def _grant_content(self, role: str, permissions: tuple[str, ...], account: serviceaccount.Account) -> None:
+        made = self._custom_role(
+            f"{self._name}-{role}",
+            role,
+            shown_title(self._site, f"Pipeline {role}"),
+            "What a stack is made of, and nothing of what it holds",
+            permissions,
         )
+        self._project_grant(f"{self._name}-{role}-custom", made.name, as_member(account.email))
 
-    def _custom_role(
-        self,
-        name: str,
-        role: str,
-        permissions: tuple[str, ...],
-        account: serviceaccount.Account,
-        args: CiIdentityArgs,
-    ) -> None:
-        site = args.site
-        role_id = site.names.role(role)
-        made = projects.IAMCustomRole(
-            f"{name}-{role}-role",
-            project=site.project,
-            role_id=role_id,
-            title=f"Pipeline {role} ({site.names.stack})"[:100],
-            description="What a stack is made of, and nothing of what it holds",
-            permissions=list(permissions),
-            stage="GA",
-            deletion_policy="ABANDON",
-            # A deleted role keeps its id for weeks and refuses another one under it.
-            opts=pulumi.ResourceOptions(
-                parent=self,
-                retain_on_delete=True,
-                delete_before_replace=True,
-                import_=f"projects/{site.project}/roles/{role_id}" if site.adopt else None,
-                ignore_changes=list(UNREAD) if site.adopt else None,
-                depends_on=find_needs(args.apis, "iam"),
-            ),
-        )
-        projects.IAMMember(
-            f"{name}-{role}-custom",
-            project=site.project,
-            role=made.name,
-            member=as_member(account.email),
-            opts=pulumi.ResourceOptions(parent=self, depends_on=find_needs(args.apis, "cloudresourcemanager")),
-        )
-
-    def _grant(self, name: str, granted: ProjectRole, account: serviceaccount.Account, args: CiIdentityArgs) -> None:
+    def _grant(self, granted: ProjectRole, account: serviceaccount.Account, grantable: Sequence[str]) -> None:
         condition = None
-        if granted.role == PROJECT_IAM_ADMIN and args.grantable:
+        if granted.role == PROJECT_IAM_ADMIN and grantable:
             condition = projects.IAMMemberConditionArgs(
                 title="stack-roles-only",
                 description="Grants in the project what the stack grants there, and nothing else",
-                expression=grant_condition(args.grantable),
+                expression=grant_condition(grantable),
             )
-        projects.IAMMember(
-            f"{name}-{'deployer' if granted.deploys else 'previewer'}-{granted.label}",
-            project=args.site.project,
-            role=granted.role,
-            member=as_member(account.email),
-            condition=condition,
-            opts=pulumi.ResourceOptions(parent=self, depends_on=find_needs(args.apis, "cloudresourcemanager")),
+        role = "deployer" if granted.deploys else "previewer"
+        self._project_grant(
+            f"{self._name}-{role}-{granted.label}", granted.role, as_member(account.email), condition=condition
         )
 
 
 def find_project_roles(services: Sequence[str]) -> list[ProjectRole]:
-    """The project roles that the accounts of a stack with these APIs have."""
+    """Return the accounts' project roles in a stack with these APIs."""
     return [each for each in PROJECT_ROLES if not services or each.service is None or each.service in services]
 
 
 def find_permissions(services: Sequence[str]) -> tuple[str, ...]:
-    """The permissions of the deployer's custom role in a stack with these APIs."""
+    """Return the permissions of the deployer's custom role in a stack with these APIs."""
     return tuple(
         permission
         for service, permissions in PERMISSIONS.items()
@@ -326,7 +226,7 @@ def find_permissions(services: Sequence[str]) -> tuple[str, ...]:
 
 
 def deploy_condition(settings: CiSettings) -> str:
-    """Ids, because names of owners and repositories can be taken over; the environment, because it has reviewers."""
+    """Bind to ids, since names of owners and repositories can change hands, and to the environment with its reviewers."""
     return (
         f"{preview_condition(settings)} && assertion.ref == {_quoted(settings.ref)}"
         f" && assertion.environment == {_quoted(settings.environment)}"
@@ -334,7 +234,7 @@ def deploy_condition(settings: CiSettings) -> str:
 
 
 def preview_condition(settings: CiSettings) -> str:
-    # That event runs a stranger's proposal with the rights of the repository.
+    # `pull_request_target` runs a stranger's proposal with the repository's rights.
     return (
         f"assertion.repository_id == '{settings.repository_id}'"
         f" && assertion.repository_owner_id == '{settings.owner_id}'"
@@ -343,7 +243,7 @@ def preview_condition(settings: CiSettings) -> str:
 
 
 def grant_condition(roles: Sequence[str]) -> str:
-    """A condition that holds if a change of the project's grants concerns these roles only."""
+    """Return a condition that allows changes of the project's grants for these roles only."""
     ordered = sorted(set(roles))
     parts = [ordered[start : start + _CONDITION_LIMIT] for start in range(0, len(ordered), _CONDITION_LIMIT)]
     return " || ".join(
@@ -357,7 +257,3 @@ def grant_condition(roles: Sequence[str]) -> str:
 def _quoted(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
-
-
-def _reads(permission: str) -> bool:
-    return permission.rsplit(".", 1)[-1] in READS

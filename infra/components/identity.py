@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import pulumi
-from pulumi_gcp import projects, serviceaccount
+from pulumi_gcp import projects
 
-from infra.components.apis import Apis, find_needs
-from infra.components.site import Site
+from infra.components.apis import Apis
+from infra.components.site import Part, Site, as_member, shown_title
 from infra.settings.model import AccessSettings, Role
-from infra.settings.valid import ensure_valid
+from infra.settings.read import ensure_valid
 
 TITLES: Final = {
     Role.WORKER: "Serves queues",
@@ -37,15 +37,7 @@ LOGIN: Final = "roles/compute.osLogin"
 ADMIN_LOGIN: Final = "roles/compute.osAdminLogin"
 SSH_ONLY: Final = "destination.port == 22"
 
-PROJECT_ROLES: Final = (
-    LOG_WRITER,
-    METRIC_WRITER,
-    MONITORING_VIEWER,
-    LOG_VIEWER,
-    TUNNEL,
-    LOGIN,
-    ADMIN_LOGIN,
-)
+PROJECT_ROLES: Final = (LOG_WRITER, METRIC_WRITER, MONITORING_VIEWER, LOG_VIEWER, TUNNEL, LOGIN, ADMIN_LOGIN)
 """All that this component grants in a project."""
 
 
@@ -67,52 +59,30 @@ class ProjectGrant:
     condition: projects.IAMMemberConditionArgs | None = None
 
 
-class Identity(pulumi.ComponentResource):
+class Identity(Part):
     """The accounts are protected: one made again under its old name has silently lost its grants."""
 
     emails: Mapping[Role, pulumi.Output[str]]
     members: Mapping[Role, pulumi.Output[str]]
     """`serviceAccount:EMAIL`"""
-    accounts: Mapping[Role, pulumi.Resource]
 
     def __init__(self, name: str, args: IdentityArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         ensure_valid(args.access, "access")
-        super().__init__("runtime:identity:Identity", name, None, opts)
-        accounts = {role: self._account(f"{name}-{role.value}", role, args) for role in dict.fromkeys(args.roles)}
-        self.accounts = accounts
+        super().__init__("runtime:identity:Identity", name, args.site, args.apis, opts)
+        accounts = {
+            role: self._account(f"{name}-{role.value}", role.value, shown_title(args.site, TITLES[role]))
+            for role in dict.fromkeys(args.roles)
+        }
         self.emails = {role: account.email for role, account in accounts.items()}
         self.members = {role: as_member(each.email) for role, each in accounts.items()}
         people = find_people_grants(args.access, has_heads=args.has_heads) if args.access.project_grants else ()
         for grant in (*self._machine_grants(), *people):
-            projects.IAMMember(
-                f"{name}-{grant.label}",
-                project=args.site.project,
-                role=grant.role,
-                member=grant.member,
-                condition=grant.condition,
-                opts=pulumi.ResourceOptions(parent=self, depends_on=find_needs(args.apis, "cloudresourcemanager")),
-            )
+            self._project_grant(f"{name}-{grant.label}", grant.role, grant.member, condition=grant.condition)
         self.register_outputs(
             {
                 "emails": {role.value: email for role, email in self.emails.items()},
                 "members": {role.value: member for role, member in self.members.items()},
             }
-        )
-
-    def _account(self, name: str, role: Role, args: IdentityArgs) -> serviceaccount.Account:
-        return serviceaccount.Account(
-            f"{name}-account",
-            project=args.site.project,
-            account_id=args.site.names.account(role.value),
-            display_name=f"{TITLES[role]} ({args.site.names.stack})"[:100],
-            create_ignore_already_exists=False,
-            deletion_policy="DELETE",
-            opts=pulumi.ResourceOptions(
-                parent=self,
-                protect=args.site.protect,
-                delete_before_replace=True,
-                depends_on=find_needs(args.apis, "iam"),
-            ),
         )
 
     def _machine_grants(self) -> Iterator[ProjectGrant]:
@@ -140,12 +110,5 @@ def find_people_grants(access: AccessSettings, *, has_heads: bool) -> Iterator[P
         if not has_heads:
             continue
         yield ProjectGrant(label=f"{label}-tunnel", role=TUNNEL, member=member, condition=ssh)
-        if member in access.operators:
-            yield ProjectGrant(label=f"{label}-admin-login", role=ADMIN_LOGIN, member=member)
-        else:
-            yield ProjectGrant(label=f"{label}-login", role=LOGIN, member=member)
-
-
-def as_member(email: pulumi.Output[str]) -> pulumi.Output[str]:
-    """The IAM member of a service account."""
-    return pulumi.Output.concat("serviceAccount:", email)
+        login = ("admin-login", ADMIN_LOGIN) if member in access.operators else ("login", LOGIN)
+        yield ProjectGrant(label=f"{label}-{login[0]}", role=login[1], member=member)

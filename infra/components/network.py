@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pulumi
 
-from infra.components.apis import Apis, find_needs
-from infra.components.site import Site
+from infra.components.apis import Apis
+from infra.components.site import Part, Site
 from infra.settings.model import NetworkSettings
-from infra.settings.valid import ensure_valid
+from infra.settings.read import ensure_valid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +19,8 @@ class NetworkArgs:
     apis: Apis | None = None
 
 
-class Network(pulumi.ComponentResource):
-    """VPC, subnet with private Google access, router and NAT; or an existing subnet, of which nothing is touched."""
+class Network(Part):
+    """VPC, subnet with private Google access, router and NAT; or an existing subnet, which stays as it is."""
 
     network: pulumi.Output[str]
     """Self-link."""
@@ -31,20 +31,20 @@ class Network(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: NetworkArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         ensure_valid(args.settings, "network")
-        super().__init__("runtime:network:Network", name, None, opts)
+        super().__init__("runtime:network:Network", name, args.site, args.apis, opts)
         if args.settings.subnet is not None:
             self.network = pulumi.Output.from_input(args.settings.network or _find_network(args.settings.subnet))
             self.subnet = pulumi.Output.from_input(args.settings.subnet)
             self.cidr = pulumi.Output.from_input(args.settings.cidr)
         else:
-            self._make(name, args)
-        self.register_outputs({"network": self.network, "subnet": self.subnet, "cidr": self.cidr})
+            self._make(args.settings.cidr)
+        self._register()
 
-    def _make(self, name: str, args: NetworkArgs) -> None:
-        # Loads for more than a second, so only if a network is made.
+    def _make(self, cidr: str) -> None:
+        # This import takes more than a second, and only a stack that makes a network needs it.
         from pulumi_gcp import compute
 
-        site = args.site
+        name, site = self._name, self._site
         network = compute.Network(
             f"{name}-network",
             name=site.names.network(),
@@ -53,12 +53,7 @@ class Network(pulumi.ComponentResource):
             auto_create_subnetworks=False,
             routing_mode="REGIONAL",
             deletion_policy="DELETE",
-            opts=pulumi.ResourceOptions(
-                parent=self,
-                protect=site.protect,
-                delete_before_replace=True,
-                depends_on=find_needs(args.apis, "compute"),
-            ),
+            opts=self._kept("compute"),
         )
         subnet = compute.Subnetwork(
             f"{name}-subnet",
@@ -66,11 +61,11 @@ class Network(pulumi.ComponentResource):
             project=site.project,
             region=site.region,
             network=network.self_link,
-            ip_cidr_range=args.settings.cidr,
+            ip_cidr_range=cidr,
             private_ip_google_access=True,
             stack_type="IPV4_ONLY",
             deletion_policy="DELETE",
-            opts=pulumi.ResourceOptions(parent=self, protect=site.protect, delete_before_replace=True),
+            opts=self._kept(),
         )
         router = compute.Router(
             f"{name}-router",
@@ -79,7 +74,7 @@ class Network(pulumi.ComponentResource):
             region=site.region,
             network=network.self_link,
             deletion_policy="DELETE",
-            opts=pulumi.ResourceOptions(parent=self, delete_before_replace=True),
+            opts=self._options(delete_before_replace=True),
         )
         compute.RouterNat(
             f"{name}-nat",
@@ -100,7 +95,7 @@ class Network(pulumi.ComponentResource):
             max_ports_per_vm=8192,
             log_config=compute.RouterNatLogConfigArgs(enable=True, filter="ERRORS_ONLY"),
             deletion_policy="DELETE",
-            opts=pulumi.ResourceOptions(parent=self, delete_before_replace=True),
+            opts=self._options(delete_before_replace=True),
         )
         compute.Firewall(
             f"{name}-internal",
@@ -110,11 +105,11 @@ class Network(pulumi.ComponentResource):
             description="Machines of the subnet reach each other; nothing else reaches them",
             direction="INGRESS",
             priority=1000,
-            source_ranges=[args.settings.cidr],
-            destination_ranges=[args.settings.cidr],
+            source_ranges=[cidr],
+            destination_ranges=[cidr],
             allows=[compute.FirewallAllowArgs(protocol=protocol) for protocol in ("tcp", "udp", "icmp")],
             deletion_policy="DELETE",
-            opts=pulumi.ResourceOptions(parent=self, delete_before_replace=True),
+            opts=self._options(delete_before_replace=True),
         )
         self.network = network.self_link
         self.subnet = subnet.self_link
@@ -123,6 +118,6 @@ class Network(pulumi.ComponentResource):
 
 
 def _find_network(subnet: str) -> str:
-    """The network of a subnet, which has the subnet's name: that is how Google's own automatic networks are made."""
+    """Return the network with the subnet's name, which Google's automatic subnets are in."""
     before, _, after = subnet.partition("/regions/")
     return f"{before}/global/networks/{after.rsplit('/', 1)[-1]}"

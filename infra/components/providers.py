@@ -1,4 +1,4 @@
-"""The explicit providers of a stack. Default ones are switched off: they would take an ambient project silently."""
+"""The explicit providers of a stack. Stacks disable default providers, which would silently use an ambient project."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runtime.errors import NotPossible
 
 
 def google_provider(settings: Settings) -> pulumi.ProviderResource:
-    """The one Google provider, from typed settings only. Labels are stated on each resource, where reviews see them."""
+    """Make the one Google provider, without default labels: each resource has its own, so that reviews see them."""
     if settings.project is None or settings.region is None:
         raise NotPossible(
             f"stack `{settings.stack}` has Google resources and no project or region",
@@ -26,7 +26,7 @@ def google_provider(settings: Settings) -> pulumi.ProviderResource:
         "google",
         project=settings.project,
         region=settings.region,
-        # An output of None keeps GOOGLE_ZONE out; a plain None would let it in.
+        # An output of None keeps GOOGLE_ZONE out; a plain None would not.
         zone=settings.zone or pulumi.Output.from_input(None),
         impersonate_service_account=settings.impersonate,
         add_pulumi_attribution_label=False,
@@ -36,9 +36,9 @@ def google_provider(settings: Settings) -> pulumi.ProviderResource:
 
 
 def kubernetes_provider(name: str, settings: KubernetesSettings, *, adopt: bool = False) -> pulumi.ProviderResource:
-    """Named by context and cluster identifier; the kubeconfig itself stays on the machine where the engine runs.
+    """Make a provider for a context and cluster identifier; the kubeconfig stays on the engine's machine.
 
-    With `adopt` it takes over existing objects of the same names, instead of failing on them.
+    With `adopt` the provider takes over existing objects of the same names, instead of failing on them.
     """
     return pulumi_kubernetes.Provider(
         f"kubernetes-{shorten(name, 100)}",
@@ -47,12 +47,12 @@ def kubernetes_provider(name: str, settings: KubernetesSettings, *, adopt: bool 
         # An output of None keeps KUBECONFIG out of the state; the provider itself finds the file by that variable.
         kubeconfig=pulumi.Output.from_input(None),
         enable_server_side_apply=True,
-        # An unreachable cluster is no deleted cluster: its namespaces and claims stay in the state.
+        # Namespaces and claims of an unreachable cluster stay in the state.
         delete_unreachable=False,
         skip_update_unreachable=False,
         enable_config_map_mutable=False,
         enable_secret_mutable=False,
-        # Changes by hand are set back: without it one edited rule of a role would stop every later `up`.
+        # Reverts changes by hand: otherwise one edited rule of a role would stop every later `up`.
         enable_patch_force=True,
         upsert_existing_objects=adopt,
         suppress_deprecation_warnings=False,

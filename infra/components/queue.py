@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import pulumi
 from pulumi_gcp import projects, pubsub
 
-from infra.components.apis import Apis, find_needs
-from infra.components.site import Site
+from infra.components.apis import Apis
+from infra.components.site import Members, Part, Site
 from infra.settings.model import QueueSettings
-from infra.settings.valid import ensure_valid
+from infra.settings.read import ensure_valid
 
 PUBLISHER: Final = "roles/pubsub.publisher"
 SUBSCRIBER: Final = "roles/pubsub.subscriber"
@@ -25,14 +25,14 @@ class QueueArgs:
     queue: str
     """The name that users say."""
     settings: QueueSettings = QueueSettings()
-    workers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    workers: Members = field(default_factory=dict)
     """Label → IAM member. The label is part of the grants' logical names."""
-    submitters: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    submitters: Members = field(default_factory=dict)
     """Label → member; a label that is also in `workers` is the same member."""
     apis: Apis | None = None
 
 
-class Queue(pulumi.ComponentResource):
+class Queue(Part):
     """Topic, subscription, a dead-letter topic with a subscription of its own, and the grants of their users."""
 
     topic: pulumi.Output[str]
@@ -43,14 +43,14 @@ class Queue(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: QueueArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         ensure_valid(args.settings, f"queues.{args.queue}")
-        super().__init__("runtime:queue:Queue", name, None, opts)
+        super().__init__("runtime:queue:Queue", name, args.site, args.apis, opts)
         names = args.site.names
         topic = self._topic(f"{name}-topic", names.topic(args.queue), args)
         dead_topic = self._topic(f"{name}-dead-topic", names.dead_letters(args.queue), args)
         self.topic = _path(topic, "topics")
         self.dead_letter_topic = _path(dead_topic, "topics")
-        agent = self._agent(name, args)
-        # Without it the service drops dead letters in silence.
+        agent = self._agent()
+        # Without this grant the service silently drops dead letters.
         forwards = self._may_publish(f"{name}-agent-dead-publisher", dead_topic, agent)
         subscription = self._subscription(
             f"{name}-subscription",
@@ -60,7 +60,7 @@ class Queue(pulumi.ComponentResource):
             dead_letter_policy=pubsub.SubscriptionDeadLetterPolicyArgs(
                 dead_letter_topic=self.dead_letter_topic, max_delivery_attempts=args.settings.max_delivery_attempts
             ),
-            depends_on=[forwards],
+            needs=[forwards],
         )
         self._may_use(f"{name}-agent-subscriber", subscription, SUBSCRIBER, agent)
         dead_subscription = self._subscription(
@@ -76,24 +76,17 @@ class Queue(pulumi.ComponentResource):
             self._may_use(f"{name}-{label}-viewer", subscription, VIEWER, member)
             self._may_use(f"{name}-{label}-dead-subscriber", dead_subscription, SUBSCRIBER, member)
             self._may_use(f"{name}-{label}-dead-viewer", dead_subscription, VIEWER, member)
-        self.register_outputs(
-            {
-                "topic": self.topic,
-                "subscription": self.subscription,
-                "dead_letter_topic": self.dead_letter_topic,
-                "dead_letter_subscription": self.dead_letter_subscription,
-            }
-        )
+        self._register()
 
-    def _agent(self, name: str, args: QueueArgs) -> pulumi.Output[str]:
-        """The member that forwards to the dead letters; made here where nobody else did, which is safe to repeat."""
-        if args.apis is not None and "pubsub" in args.apis.agents:
-            return args.apis.agents["pubsub"]
+    def _agent(self) -> pulumi.Output[str]:
+        """Return the member that forwards dead letters; Google accepts its creation twice."""
+        if self._apis is not None and "pubsub" in self._apis.agents:
+            return self._apis.agents["pubsub"]
         agent = projects.ServiceIdentity(
-            f"{name}-agent",
-            project=args.site.project,
+            f"{self._name}-agent",
+            project=self._site.project,
             service="pubsub.googleapis.com",
-            opts=pulumi.ResourceOptions(parent=self, retain_on_delete=True, depends_on=find_needs(args.apis, "pubsub")),
+            opts=self._options("pubsub", retain_on_delete=True),
         )
         return agent.member
 
@@ -104,12 +97,7 @@ class Queue(pulumi.ComponentResource):
             project=args.site.project,
             labels=args.site.labels,
             deletion_policy="DELETE",
-            opts=pulumi.ResourceOptions(
-                parent=self,
-                protect=args.site.protect,
-                delete_before_replace=True,
-                depends_on=find_needs(args.apis, "pubsub"),
-            ),
+            opts=self._kept("pubsub"),
         )
 
     def _subscription(
@@ -120,7 +108,7 @@ class Queue(pulumi.ComponentResource):
         *,
         topic: pulumi.Input[str],
         dead_letter_policy: pubsub.SubscriptionDeadLetterPolicyArgs | None = None,
-        depends_on: list[pulumi.Resource] | None = None,
+        needs: Sequence[pulumi.Resource] = (),
     ) -> pubsub.Subscription:
         settings = args.settings
         return pubsub.Subscription(
@@ -141,12 +129,7 @@ class Queue(pulumi.ComponentResource):
             ),
             dead_letter_policy=dead_letter_policy,
             deletion_policy="DELETE",
-            opts=pulumi.ResourceOptions(
-                parent=self,
-                protect=args.site.protect,
-                delete_before_replace=True,
-                depends_on=[*find_needs(args.apis, "pubsub"), *(depends_on or [])],
-            ),
+            opts=self._kept("pubsub", needs=needs),
         )
 
     def _may_publish(self, name: str, topic: pubsub.Topic, member: pulumi.Input[str]) -> pubsub.TopicIAMMember:
@@ -173,5 +156,5 @@ class Queue(pulumi.ComponentResource):
 
 
 def _path(resource: pubsub.Topic | pubsub.Subscription, collection: str) -> pulumi.Output[str]:
-    """The full name, put together from inputs: a preview knows it, unlike the resource's id."""
+    """Return the full name, made from inputs: a preview knows these, but not the resource's id."""
     return pulumi.Output.concat("projects/", resource.project, f"/{collection}/", resource.name)

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import pulumi
 from pulumi_gcp import artifactregistry, compute, projects, secretmanager, serviceaccount
 
 from infra.components.apis import Apis
-from infra.components.identity import as_member
-from infra.components.site import UNREAD, Site
+from infra.components.site import Members, Part, Site, as_member
 from infra.machine.machine import digest
 from infra.render.autoscaler import render_autoscaler
 from infra.render.cluster import HEAD_TYPE, PORTS, Cluster, SecretReference
 from infra.render.startup import head_metadata, pool_outputs
 from infra.settings.model import HeadSettings
-from infra.settings.valid import ensure_valid
+from infra.settings.read import ensure_valid
 
 HEAD_PERMISSIONS: Final = (
     "compute.instances.get",
@@ -83,23 +82,23 @@ class RayHeadArgs:
     cidr: pulumi.Input[str]
     environment: Mapping[str, SecretVariable] = field(default_factory=dict)
     """Secret → variable of every process of the cluster. The component grants its nodes access to each."""
-    repositories: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    repositories: Members = field(default_factory=dict)
     """Label → `projects/P/locations/R/repositories/N` that the nodes pull from."""
-    reapers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    reapers: Members = field(default_factory=dict)
     """Label → member that may list, create and delete nodes and queued resources, beside the head."""
-    operators: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    operators: Members = field(default_factory=dict)
     """Label → member with the rights of `reapers`; they may also log in to the head, and add nodes with the nodes' identity."""
-    users: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    users: Members = field(default_factory=dict)
     """Label → member that logs in to the head to use the cluster. A person on a machine can act as its account, so these
     members have all rights of the head."""
     apis: Apis | None = None
 
 
-class RayHead(pulumi.ComponentResource):
+class RayHead(Part):
     """Accounts, roles, firewall and the VM, which installs itself from its metadata and needs no second `up`."""
 
     name: str
-    """Of the VM."""
+    """Name of the VM."""
     cluster_name: str
     zone: str
     image: str
@@ -115,8 +114,8 @@ class RayHead(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: RayHeadArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         ensure_valid(args.settings, f"heads.{args.head}")
-        super().__init__("runtime:ray:RayHead", name, None, opts)
-        self._logical, self._args, self._site = name, args, args.site
+        super().__init__("runtime:ray:RayHead", name, args.site, args.apis, opts)
+        self._args = args
         names = self._site.names
         self.name = names.head(args.head)
         self.cluster_name = names.cluster(args.head)
@@ -125,8 +124,8 @@ class RayHead(pulumi.ComponentResource):
         self.ports = PORTS
         self.pools = pool_outputs(args.settings.pools)
 
-        head = self._account("head", f"Head of Ray cluster {self.cluster_name}")
-        node = self._account("node", f"TPU nodes of Ray cluster {self.cluster_name}")
+        head = self._machine_account("head", f"Head of Ray cluster {self.cluster_name}")
+        node = self._machine_account("node", f"TPU nodes of Ray cluster {self.cluster_name}")
         self.head_email, self.node_email = head.email, node.email
         needed: list[pulumi.Resource] = [
             *self._head_grants(head, node),
@@ -144,92 +143,43 @@ class RayHead(pulumi.ComponentResource):
         )
         instance = self._instance(head, metadata, needed)
         self.internal_ip = instance.network_interfaces.apply(lambda interfaces: interfaces[0].network_ip or "")
-        self.register_outputs(
-            {
-                "name": self.name,
-                "cluster_name": self.cluster_name,
-                "zone": self.zone,
-                "image": self.image,
-                "internal_ip": self.internal_ip,
-                "ports": self.ports,
-                "pools": self.pools,
-                "config_sha256": self.config_sha256,
-                "head_email": self.head_email,
-                "node_email": self.node_email,
-            }
-        )
+        self._register()
 
-    def _options(
-        self, *services: str, depends_on: Sequence[pulumi.Resource] = (), **more: Any
-    ) -> pulumi.ResourceOptions:
-        needs = self._args.apis.needs(*services) if self._args.apis else []
-        return pulumi.ResourceOptions(parent=self, depends_on=[*needs, *depends_on], **more)
-
-    def _kept(self) -> str:
+    def _deletion_policy(self) -> str:
         return "PREVENT" if self._site.protect else "DELETE"
 
-    def _account(self, role: str, title: str) -> serviceaccount.Account:
-        return serviceaccount.Account(
-            f"{self._logical}-{role}-account",
-            project=self._site.project,
-            account_id=self._site.names.account(f"{self._args.head}-{role}"),
-            display_name=title,
-            deletion_policy=self._kept(),
-            opts=self._options("iam", protect=self._site.protect, delete_before_replace=True),
+    def _machine_account(self, role: str, title: str) -> serviceaccount.Account:
+        return self._account(
+            f"{self._name}-{role}",
+            f"{self._args.head}-{role}",
+            title,
+            deletion_policy=self._deletion_policy(),
+            join_existing=None,
         )
 
-    def _role(self, role: str, title: str, permissions: Sequence[str]) -> projects.IAMCustomRole:
-        identifier = self._site.names.role(f"{self._args.head}-{role}")
-        # A deleted role keeps its name for weeks and refuses another one under it: so it stays, and is taken over.
-        existing = f"projects/{self._site.project}/roles/{identifier}" if self._site.adopt else None
-        return projects.IAMCustomRole(
-            f"{self._logical}-{role}-role",
-            project=self._site.project,
-            role_id=identifier,
-            title=title,
-            description=f"{title}. Made by Pulumi for stack {self._site.names.stack}.",
-            permissions=list(permissions),
-            stage="GA",
-            deletion_policy="ABANDON",
-            opts=self._options(
-                "iam",
-                retain_on_delete=True,
-                delete_before_replace=True,
-                import_=existing,
-                ignore_changes=list(UNREAD) if existing else None,
-            ),
-        )
+    def _node_role(self, role: str, title: str, permissions: Sequence[str]) -> projects.IAMCustomRole:
+        description = f"{title}. Made by Pulumi for stack {self._site.names.stack}."
+        return self._custom_role(f"{self._name}-{role}", f"{self._args.head}-{role}", title, description, permissions)
 
     def _head_grants(self, head: serviceaccount.Account, node: serviceaccount.Account) -> list[pulumi.Resource]:
-        role = self._role("head", f"Makes and removes TPU nodes of {self.cluster_name}", HEAD_PERMISSIONS)
+        role = self._node_role("head", f"Makes and removes TPU nodes of {self.cluster_name}", HEAD_PERMISSIONS)
+        member = as_member(head.email)
         return [
-            projects.IAMMember(
-                f"{self._logical}-head-tpus",
-                project=self._site.project,
-                role=role.name,
-                member=as_member(head.email),
-                opts=self._options("iam", "cloudresourcemanager", "tpu"),
-            ),
-            self._may_act_as("head-acts-as-node", node, as_member(head.email)),
+            self._project_grant(f"{self._name}-head-tpus", role.name, member, "iam", "tpu"),
+            self._may_act_as("head-acts-as-node", node, member),
         ]
 
     def _machine_grants(self, role: str, account: serviceaccount.Account) -> list[pulumi.Resource]:
-        """Grants that head and nodes both need: to write logs and metrics, to pull images and to read the secrets."""
+        """Make the grants that head and nodes both need: write logs and metrics, pull images, read secrets."""
         args = self._args
         member = as_member(account.email)
         writers = [
-            projects.IAMMember(
-                f"{self._logical}-{role}-{service}",
-                project=self._site.project,
-                role=f"roles/{service}.{writer}",
-                member=member,
-                opts=self._options("iam", "cloudresourcemanager", service),
-            )
+            self._project_grant(f"{self._name}-{role}-{service}", f"roles/{service}.{writer}", member, "iam", service)
             for service, writer in (("logging", "logWriter"), ("monitoring", "metricWriter"))
         ]
         images = [
             artifactregistry.RepositoryIamMember(
-                f"{self._logical}-{role}-pulls-{label}",
+                f"{self._name}-{role}-pulls-{label}",
                 project=_segment(repository, 1),
                 location=_segment(repository, 3),
                 repository=_segment(repository, 5),
@@ -241,7 +191,7 @@ class RayHead(pulumi.ComponentResource):
         ]
         secrets = [
             secretmanager.SecretIamMember(
-                f"{self._logical}-{role}-reads-{label}",
+                f"{self._name}-{role}-reads-{label}",
                 project=_segment(secret.resource, 1),
                 secret_id=_segment(secret.resource, 3),
                 role="roles/secretmanager.secretAccessor",
@@ -253,15 +203,11 @@ class RayHead(pulumi.ComponentResource):
         return [*writers, *images, *secrets]
 
     def _people_grants(self, head: serviceaccount.Account, node: serviceaccount.Account) -> None:
-        role = self._role("reaper", f"Lists, adds and removes TPU nodes of {self.cluster_name}", REAPER_PERMISSIONS)
+        role = self._node_role(
+            "reaper", f"Lists, adds and removes TPU nodes of {self.cluster_name}", REAPER_PERMISSIONS
+        )
         for label, member in sorted({**self._args.reapers, **self._args.operators}.items()):
-            projects.IAMMember(
-                f"{self._logical}-nodes-{label}",
-                project=self._site.project,
-                role=role.name,
-                member=member,
-                opts=self._options("iam", "cloudresourcemanager", "tpu"),
-            )
+            self._project_grant(f"{self._name}-nodes-{label}", role.name, member, "iam", "tpu")
         for label, member in sorted(self._args.operators.items()):
             # A node runs under the nodes' identity, and a person who logs in to a machine can act as its account.
             self._may_act_as(f"node-user-{label}", node, member)
@@ -272,7 +218,7 @@ class RayHead(pulumi.ComponentResource):
         self, label: str, account: serviceaccount.Account, member: pulumi.Input[str]
     ) -> serviceaccount.IAMMember:
         return serviceaccount.IAMMember(
-            f"{self._logical}-{label}",
+            f"{self._name}-{label}",
             service_account_id=account.name,
             role="roles/iam.serviceAccountUser",
             member=member,
@@ -280,7 +226,7 @@ class RayHead(pulumi.ComponentResource):
         )
 
     def _firewalls(self) -> list[pulumi.Resource]:
-        """Let in people through Google's proxy, and machines of the same range."""
+        """Admit people through Google's proxy, and machines of the same range."""
         args = self._args
         ports = [str(port) for name, port in sorted(PORTS.items()) if name not in ("worker_min", "worker_max")]
         workers = f"{PORTS['worker_min']}-{PORTS['worker_max']}"
@@ -290,7 +236,7 @@ class RayHead(pulumi.ComponentResource):
         }
         return [
             compute.Firewall(
-                f"{self._logical}-{purpose}-firewall",
+                f"{self._name}-{purpose}-firewall",
                 project=self._site.project,
                 name=self._site.names.firewall(f"{args.head}-{purpose}"),
                 description=f"{title}; cluster {self.cluster_name}",
@@ -306,8 +252,11 @@ class RayHead(pulumi.ComponentResource):
         ]
 
     def _cluster(self) -> pulumi.Output[Cluster]:
-        """The values that the renderers need. The e-mail is known beforehand, so that a preview shows the file; `depends_on`
-        makes the machine wait for the account."""
+        """Collect the values that the renderers need.
+
+        The e-mail comes from the names and not from the account, so that a preview shows the file; `needs` makes the
+        machine wait for the account.
+        """
         args, site = self._args, self._site
         secrets = pulumi.Output.from_input({each.env: each.resource for each in args.environment.values()})
         return pulumi.Output.all(network=args.network, subnet=args.subnet, secrets=secrets).apply(
@@ -341,7 +290,7 @@ class RayHead(pulumi.ComponentResource):
     ) -> compute.Instance:
         args, site = self._args, self._site
         return compute.Instance(
-            f"{self._logical}-vm",
+            f"{self._name}-vm",
             project=site.project,
             zone=args.zone,
             name=self.name,
@@ -376,21 +325,19 @@ class RayHead(pulumi.ComponentResource):
                 }
             ),
             deletion_protection=site.protect,
-            deletion_policy=self._kept(),
+            deletion_policy=self._deletion_policy(),
             allow_stopping_for_update=True,
-            opts=self._options(
+            opts=self._kept(
                 "compute",
                 "iap",
                 "oslogin",
-                depends_on=needed,
-                protect=site.protect,
-                delete_before_replace=True,
+                needs=needed,
                 ignore_changes=[*(f'labels["{key}"]' for key in RAY_WRITES), BOOT_LABELS],
             ),
         )
 
     def _ray_labels(self) -> dict[str, str]:
-        """By these Ray finds the head among the machines of the zone, and knows which of its types it is."""
+        """Return the labels by which Ray finds the head among the zone's machines and knows its type."""
         return {
             "ray-cluster-name": self.cluster_name,
             "ray-node-name": f"ray-{self.cluster_name}-head",
@@ -401,5 +348,5 @@ class RayHead(pulumi.ComponentResource):
 
 
 def _segment(resource: pulumi.Input[str], index: int) -> pulumi.Output[str]:
-    """One part of `projects/P/…`, the first being 0."""
+    """Return a part of `projects/P/…`; the first is 0."""
     return pulumi.Output.from_input(resource).apply(lambda text: text.split("/")[index])

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import pulumi
 from pulumi_gcp import storage
 
-from infra.components.apis import Apis, find_needs
-from infra.components.site import Site
+from infra.components.apis import Apis
+from infra.components.site import Members, Part, Site
 from infra.settings.model import RecordsSettings
-from infra.settings.valid import ensure_valid
+from infra.settings.read import ensure_valid
 
 USER: Final = "roles/storage.objectUser"
 READER: Final = "roles/storage.objectViewer"
@@ -33,23 +32,23 @@ _PAST_DAYS: Final = 30
 class RecordsArgs:
     site: Site
     settings: RecordsSettings = RecordsSettings()
-    users: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    users: Members = field(default_factory=dict)
     """Label → IAM member that reads and writes objects."""
-    readers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
-    publishers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    readers: Members = field(default_factory=dict)
+    publishers: Members = field(default_factory=dict)
     """Label → member that writes the contract, and nothing else."""
     apis: Apis | None = None
 
 
-class Records(pulumi.ComponentResource):
+class Records(Part):
     bucket: pulumi.Output[str]
     url: pulumi.Output[str]
     """`gs://BUCKET`"""
 
     def __init__(self, name: str, args: RecordsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         ensure_valid(args.settings, "records")
-        super().__init__("runtime:records:Records", name, None, opts)
-        bucket = self._make(name, args)
+        super().__init__("runtime:records:Records", name, args.site, args.apis, opts)
+        bucket = self._make(args.settings)
         self.bucket = bucket.name
         self.url = pulumi.Output.concat("gs://", bucket.name)
         for label, member in args.users.items():
@@ -70,13 +69,13 @@ class Records(pulumi.ComponentResource):
                     ),
                 ),
             )
-        self.register_outputs({"bucket": self.bucket, "url": self.url})
+        self._register()
 
-    def _make(self, name: str, args: RecordsArgs) -> storage.Bucket:
-        site, settings = args.site, args.settings
+    def _make(self, settings: RecordsSettings) -> storage.Bucket:
+        site = self._site
         bucket = settings.bucket or site.names.bucket("records")
         return storage.Bucket(
-            f"{name}-bucket",
+            f"{self._name}-bucket",
             name=bucket,
             project=site.project,
             location=(settings.location or site.region).upper(),
@@ -89,35 +88,16 @@ class Records(pulumi.ComponentResource):
                 retention_duration_seconds=settings.soft_delete_days * _DAY_S
             ),
             lifecycle_rules=[
-                _delete(storage.BucketLifecycleRuleConditionArgs(age=settings.logs_days, matches_prefixes=[LOGS])),
-                _delete(storage.BucketLifecycleRuleConditionArgs(age=settings.notes_days, matches_prefixes=[NOTES])),
-                _delete(
-                    storage.BucketLifecycleRuleConditionArgs(
-                        days_since_noncurrent_time=1, with_state="ARCHIVED", matches_prefixes=list(REWRITTEN)
-                    )
-                ),
-                # Without a prefix, and of the past alone: a record, a manifest or an output that is current never ages.
-                _delete(
-                    storage.BucketLifecycleRuleConditionArgs(
-                        days_since_noncurrent_time=_PAST_DAYS, with_state="ARCHIVED"
-                    )
-                ),
-                storage.BucketLifecycleRuleArgs(
-                    action=storage.BucketLifecycleRuleActionArgs(type="AbortIncompleteMultipartUpload"),
-                    condition=storage.BucketLifecycleRuleConditionArgs(age=7),
-                ),
+                _rule("Delete", age=settings.logs_days, matches_prefixes=[LOGS]),
+                _rule("Delete", age=settings.notes_days, matches_prefixes=[NOTES]),
+                _rule("Delete", days_since_noncurrent_time=1, with_state="ARCHIVED", matches_prefixes=list(REWRITTEN)),
+                # For past versions under every prefix: current records, manifests and outputs never age.
+                _rule("Delete", days_since_noncurrent_time=_PAST_DAYS, with_state="ARCHIVED"),
+                _rule("AbortIncompleteMultipartUpload", age=7),
             ],
             force_destroy=False,
             deletion_policy="ABANDON",
-            opts=pulumi.ResourceOptions(
-                parent=self,
-                protect=site.protect,
-                retain_on_delete=True,
-                delete_before_replace=True,
-                import_=bucket if site.adopt else None,
-                ignore_changes=list(UNREAD) if site.adopt else None,
-                depends_on=find_needs(args.apis, "storage"),
-            ),
+            opts=self._surviving(bucket, "storage", unread=UNREAD, protect=site.protect),
         )
 
     def _grant(
@@ -138,7 +118,8 @@ class Records(pulumi.ComponentResource):
         )
 
 
-def _delete(condition: storage.BucketLifecycleRuleConditionArgs) -> storage.BucketLifecycleRuleArgs:
+def _rule(action: str, **condition: Any) -> storage.BucketLifecycleRuleArgs:
     return storage.BucketLifecycleRuleArgs(
-        action=storage.BucketLifecycleRuleActionArgs(type="Delete"), condition=condition
+        action=storage.BucketLifecycleRuleActionArgs(type=action),
+        condition=storage.BucketLifecycleRuleConditionArgs(**condition),
     )

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 import pulumi
 from pulumi_gcp import artifactregistry
 
-from infra.components.apis import Apis, find_needs
-from infra.components.site import Site
+from infra.components.apis import Apis
+from infra.components.site import Members, Part, Site
 from infra.settings.model import RegistrySettings
-from infra.settings.valid import ensure_valid
+from infra.settings.read import ensure_valid
 
 READER: Final = "roles/artifactregistry.reader"
 WRITER: Final = "roles/artifactregistry.writer"
 KEPT: Final = "keep-"
-"""Images whose tag begins so never go."""
+"""Prefix of the tags whose images the clean-up never deletes."""
 _DAY_S: Final = 86_400
+
+Place: TypeAlias = tuple[pulumi.Input[str], pulumi.Input[str], pulumi.Input[str]]
+"""Project, location and id of a repository."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,59 +28,46 @@ class RegistryArgs:
     site: Site
     registry: str
     settings: RegistrySettings = RegistrySettings()
-    readers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    readers: Members = field(default_factory=dict)
     """Label → IAM member."""
-    guests: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
-    """Accounts of this stack, which read the repositories of another stack too. Other readers get their grants from the
-    owner: two stacks with the same grant would remove it from each other."""
-    writers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    guests: Members = field(default_factory=dict)
+    """Accounts of this stack, which also read another stack's repositories. Other readers get their grants from the owner:
+    two stacks with the same grant would remove it from each other."""
+    writers: Members = field(default_factory=dict)
     apis: Apis | None = None
 
 
-class Registry(pulumi.ComponentResource):
-    """Docker repositories with mutable tags and a clean-up; repositories of another stack are only referred to."""
+class Registry(Part):
+    """Docker repositories with mutable tags and a clean-up, and references to another stack's repositories."""
 
-    urls: Mapping[str, pulumi.Output[str]]
+    urls: dict[str, pulumi.Output[str]]
     """Region → `REGION-docker.pkg.dev/PROJECT/REPOSITORY`."""
-    repositories: Mapping[str, pulumi.Output[str]]
+    repositories: dict[str, pulumi.Output[str]]
     """Region → `projects/P/locations/REGION/repositories/N`."""
-    caches: Mapping[str, pulumi.Output[str]]
+    caches: dict[str, pulumi.Output[str]]
     """Region → address of the pull-through cache, if the settings ask for one."""
-    cache_repositories: Mapping[str, pulumi.Output[str]]
+    cache_repositories: dict[str, pulumi.Output[str]]
 
     def __init__(self, name: str, args: RegistryArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         settings = args.settings
         ensure_valid(settings, f"registries.{args.registry}")
-        super().__init__("runtime:registry:Registry", name, None, opts)
-        urls: dict[str, pulumi.Output[str]] = {}
-        repositories: dict[str, pulumi.Output[str]] = {}
-        caches: dict[str, pulumi.Output[str]] = {}
-        cache_repositories: dict[str, pulumi.Output[str]] = {}
+        super().__init__("runtime:registry:Registry", name, args.site, args.apis, opts)
+        self.urls, self.repositories, self.caches, self.cache_repositories = {}, {}, {}, {}
         repository_id = settings.repository or args.site.names.repository(args.registry)
         for region in dict.fromkeys((*(settings.regions or (args.site.region,)), *settings.existing)):
             if region in settings.existing:
-                repositories[region] = pulumi.Output.from_input(settings.existing[region])
-                urls[region] = pulumi.Output.from_input(_find_url(settings.existing[region]))
-                self._grant_guests(f"{name}-{region}", settings.existing[region], args)
+                self._use_existing(f"{name}-{region}", region, settings.existing[region], args.guests)
                 continue
             made = self._make(f"{name}-{region}", region, repository_id, args)
-            urls[region], repositories[region] = _url(made), _path(made)
-            self._grant(f"{name}-{region}", made, READER, {**args.readers, **args.guests})
-            self._grant(f"{name}-{region}", made, WRITER, args.writers)
+            self.urls[region], self.repositories[region] = _url(made), _path(made)
+            self._grant(f"{name}-{region}", _place(made), READER, {**args.readers, **args.guests})
+            self._grant(f"{name}-{region}", _place(made), WRITER, args.writers)
             if settings.pull_through is not None:
                 cache = self._make_cache(f"{name}-{region}-cache", region, settings.pull_through, args)
-                caches[region], cache_repositories[region] = _url(cache), _path(cache)
-                self._grant(f"{name}-{region}-cache", cache, READER, {**args.readers, **args.guests, **args.writers})
-        self.urls, self.repositories = urls, repositories
-        self.caches, self.cache_repositories = caches, cache_repositories
-        self.register_outputs(
-            {
-                "urls": urls,
-                "repositories": repositories,
-                "caches": caches,
-                "cache_repositories": cache_repositories,
-            }
-        )
+                self.caches[region], self.cache_repositories[region] = _url(cache), _path(cache)
+                everyone = {**args.readers, **args.guests, **args.writers}
+                self._grant(f"{name}-{region}-cache", _place(cache), READER, everyone)
+        self._register()
 
     def _make(self, name: str, region: str, repository_id: str, args: RegistryArgs) -> artifactregistry.Repository:
         settings = args.settings
@@ -91,11 +80,11 @@ class Registry(pulumi.ComponentResource):
             format="DOCKER",
             mode="STANDARD_REPOSITORY",
             labels=args.site.labels,
-            # Immutable tags would cover `latest` too and keep the clean-up from deleting anything that has a tag.
+            # Immutable tags would cover `latest` too and keep the clean-up from deleting any image with a tag.
             docker_config=artifactregistry.RepositoryDockerConfigArgs(immutable_tags=False),
             cleanup_policies=[
                 _delete_older_than(settings.keep_days),
-                # Of each package, since no prefix is given.
+                # Without a prefix this policy holds for each package.
                 artifactregistry.RepositoryCleanupPolicyArgs(
                     id="keep-newest",
                     action="KEEP",
@@ -116,12 +105,7 @@ class Registry(pulumi.ComponentResource):
                 enablement_config="INHERITED"
             ),
             deletion_policy="DELETE",
-            opts=pulumi.ResourceOptions(
-                parent=self,
-                protect=args.site.protect,
-                delete_before_replace=True,
-                depends_on=find_needs(args.apis, "artifactregistry"),
-            ),
+            opts=self._kept("artifactregistry"),
         )
 
     def _make_cache(self, name: str, region: str, host: str, args: RegistryArgs) -> artifactregistry.Repository:
@@ -143,42 +127,32 @@ class Registry(pulumi.ComponentResource):
                 enablement_config="INHERITED"
             ),
             deletion_policy="DELETE",
-            # All of it can be fetched again.
-            opts=pulumi.ResourceOptions(
-                parent=self, delete_before_replace=True, depends_on=find_needs(args.apis, "artifactregistry")
-            ),
+            # A cache fills itself again.
+            opts=self._options("artifactregistry", delete_before_replace=True),
         )
 
-    def _grant(
-        self,
-        name: str,
-        repository: artifactregistry.Repository,
-        role: str,
-        members: Mapping[str, pulumi.Input[str]],
-    ) -> None:
+    def _grant(self, name: str, place: Place, role: str, members: Members, *services: str) -> None:
+        project, location, repository = place
         for label, member in members.items():
             artifactregistry.RepositoryIamMember(
                 f"{name}-{label}-{role.rsplit('.', 1)[-1]}",
-                project=repository.project,
-                location=repository.location,
-                repository=repository.repository_id,
-                role=role,
-                member=member,
-                opts=pulumi.ResourceOptions(parent=self),
-            )
-
-    def _grant_guests(self, name: str, path: str, args: RegistryArgs) -> None:
-        _, project, _, location, _, repository = path.split("/")
-        for label, member in args.guests.items():
-            artifactregistry.RepositoryIamMember(
-                f"{name}-{label}-reader",
                 project=project,
                 location=location,
                 repository=repository,
-                role=READER,
+                role=role,
                 member=member,
-                opts=pulumi.ResourceOptions(parent=self, depends_on=find_needs(args.apis, "artifactregistry")),
+                opts=self._options(*services),
             )
+
+    def _use_existing(self, name: str, region: str, path: str, guests: Members) -> None:
+        _, project, _, location, _, repository = path.split("/")
+        self.repositories[region] = pulumi.Output.from_input(path)
+        self.urls[region] = pulumi.Output.from_input(f"{location}-docker.pkg.dev/{project}/{repository}")
+        self._grant(name, (project, location, repository), READER, guests, "artifactregistry")
+
+
+def _place(repository: artifactregistry.Repository) -> Place:
+    return repository.project, repository.location, repository.repository_id
 
 
 def _delete_older_than(days: int) -> artifactregistry.RepositoryCleanupPolicyArgs:
@@ -210,12 +184,7 @@ def _url(repository: artifactregistry.Repository) -> pulumi.Output[str]:
 
 
 def _path(repository: artifactregistry.Repository) -> pulumi.Output[str]:
-    """Put together from inputs: a preview knows it, unlike the resource's id."""
+    """Return the full name, made from inputs: a preview knows these, but not the resource's id."""
     return pulumi.Output.concat(
         "projects/", repository.project, "/locations/", repository.location, "/repositories/", repository.repository_id
     )
-
-
-def _find_url(path: str) -> str:
-    _, project, _, location, _, repository = path.split("/")
-    return f"{location}-docker.pkg.dev/{project}/{repository}"

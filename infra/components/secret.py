@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 import pulumi
 from pulumi_gcp import secretmanager
 
-from infra.components.apis import Apis, find_needs
-from infra.components.site import Site
+from infra.components.apis import Apis
+from infra.components.site import Members, Part, Site
 from infra.settings.model import SecretSettings
-from infra.settings.valid import ensure_valid
+from infra.settings.read import ensure_valid
 
 ACCESSOR: Final = "roles/secretmanager.secretAccessor"
 KEEPER_ROLES: Final = {"viewer": "roles/secretmanager.viewer", "manager": "roles/secretmanager.secretVersionManager"}
@@ -24,31 +23,31 @@ class SecretArgs:
     site: Site
     secret: str
     settings: SecretSettings
-    readers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    readers: Members = field(default_factory=dict)
     """Label → IAM member; one grant each, on this secret alone."""
-    keepers: Mapping[str, pulumi.Input[str]] = field(default_factory=dict)
+    keepers: Members = field(default_factory=dict)
     """Label → member that adds values, as versions, and cannot read them. For another stack's secret, that stack decides."""
     apis: Apis | None = None
 
 
-class Secret(pulumi.ComponentResource):
+class Secret(Part):
     resource: pulumi.Output[str]
     """`projects/P/secrets/N`"""
     env: str
 
     def __init__(self, name: str, args: SecretArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         ensure_valid(args.settings, f"secrets.{args.secret}")
-        super().__init__("runtime:secret:Secret", name, None, opts)
+        super().__init__("runtime:secret:Secret", name, args.site, args.apis, opts)
         self.env = args.settings.env
         project: pulumi.Input[str]
         secret_id: pulumi.Input[str]
         if args.settings.existing is not None:
             _, project, _, secret_id = args.settings.existing.split("/")
-            keepers: Mapping[str, pulumi.Input[str]] = {}
+            keepers: Members = {}
         else:
-            secret = self._make(name, args)
+            secret = self._make(args)
             project, secret_id, keepers = secret.project, secret.secret_id, args.keepers
-        # Put together from inputs: a preview knows it, and the resource's own `name` has the project's number.
+        # Made from inputs: a preview knows these, and the resource's own `name` has the project's number.
         self.resource = pulumi.Output.concat("projects/", project, "/secrets/", secret_id)
         grants = [(label, "accessor", ACCESSOR, member) for label, member in args.readers.items()]
         grants += [
@@ -61,13 +60,13 @@ class Secret(pulumi.ComponentResource):
                 secret_id=secret_id,
                 role=role,
                 member=member,
-                opts=pulumi.ResourceOptions(parent=self, depends_on=find_needs(args.apis, "secretmanager")),
+                opts=self._options("secretmanager"),
             )
-        self.register_outputs({"resource": self.resource, "env": self.env})
+        self._register()
 
-    def _make(self, name: str, args: SecretArgs) -> secretmanager.Secret:
+    def _make(self, args: SecretArgs) -> secretmanager.Secret:
         return secretmanager.Secret(
-            f"{name}-secret",
+            f"{self._name}-secret",
             project=args.site.project,
             secret_id=args.site.names.secret(args.secret),
             labels=args.site.labels,
@@ -75,12 +74,7 @@ class Secret(pulumi.ComponentResource):
             # `protect` is the guard; this one would need an `up` of its own before a secret can go.
             deletion_protection=False,
             deletion_policy="DELETE",
-            opts=pulumi.ResourceOptions(
-                parent=self,
-                protect=args.site.protect,
-                delete_before_replace=True,
-                depends_on=find_needs(args.apis, "secretmanager"),
-            ),
+            opts=self._kept("secretmanager"),
         )
 
 

@@ -1,21 +1,28 @@
-"""Facts that all Google components of a stack share."""
+"""Facts that all Google components of a stack share, and the base of these components."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, TypeAlias
 
+import pulumi
+from pulumi_gcp import projects, serviceaccount
+
+from infra.components.apis import Apis
 from infra.naming import Names
 
+Members: TypeAlias = Mapping[str, pulumi.Input[str]]
+"""Label → IAM member. The label is part of the logical names of the member's grants."""
+
 UNREAD: Final = ("deletionPolicy",)
-"""What Google knows nothing of. Of an import whose inputs differ, engines before 2026 make an error and newer ones an update
-besides; neither helps. The first `up` without `adopt` sets it."""
+"""Inputs that Google does not store. If they differ at an import, engines before 2026 fail and newer ones also update, so
+imports ignore them; the first `up` without `adopt` sets them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where resources are made and how they are kept. A plain value: make one for your own program as well."""
+    """The place of a stack's resources, and their protection; other programs make one, too."""
 
     project: str
     region: str
@@ -25,3 +32,92 @@ class Site:
     """Whether resources that hold work refuse to be destroyed."""
     adopt: bool = False
     """Whether to import resources that survived a destroy instead of creating them."""
+
+
+class Part(pulumi.ComponentResource):
+    """A component of Google resources; the names of its children begin with its own."""
+
+    def __init__(
+        self, type_: str, name: str, site: Site, apis: Apis | None, opts: pulumi.ResourceOptions | None
+    ) -> None:
+        super().__init__(type_, name, None, opts)
+        self._name, self._site, self._apis = name, site, apis
+
+    def _options(self, *services: str, needs: Sequence[pulumi.Resource] = (), **more: Any) -> pulumi.ResourceOptions:
+        """Options of a child that waits for the APIs `services` and the resources `needs`."""
+        # Without `apis` the caller's own program switches the services on.
+        enabled = self._apis.needs(*services) if self._apis is not None else []
+        return pulumi.ResourceOptions(parent=self, depends_on=[*enabled, *needs], **more)
+
+    def _kept(self, *services: str, **more: Any) -> pulumi.ResourceOptions:
+        """Options of a child that holds work and has a fixed name."""
+        return self._options(*services, protect=self._site.protect, delete_before_replace=True, **more)
+
+    def _surviving(
+        self, path: str, *services: str, unread: Sequence[str] = UNREAD, **more: Any
+    ) -> pulumi.ResourceOptions:
+        """Options of a child that a destroy leaves in Google at `path`; `adopt` imports it from there."""
+        if self._site.adopt:
+            more |= {"import_": path, "ignore_changes": list(unread)}
+        return self._options(*services, retain_on_delete=True, delete_before_replace=True, **more)
+
+    def _register(self) -> None:
+        """Register the attributes that the class declares as the component's outputs."""
+        self.register_outputs({name: getattr(self, name) for name in type(self).__annotations__})
+
+    def _account(
+        self, name: str, role: str, title: str, *, deletion_policy: str = "DELETE", join_existing: bool | None = False
+    ) -> serviceaccount.Account:
+        return serviceaccount.Account(
+            f"{name}-account",
+            project=self._site.project,
+            account_id=self._site.names.account(role),
+            display_name=title,
+            create_ignore_already_exists=join_existing,
+            deletion_policy=deletion_policy,
+            opts=self._kept("iam"),
+        )
+
+    def _custom_role(
+        self, name: str, role: str, title: str, description: str, permissions: Sequence[str]
+    ) -> projects.IAMCustomRole:
+        role_id = self._site.names.role(role)
+        return projects.IAMCustomRole(
+            f"{name}-role",
+            project=self._site.project,
+            role_id=role_id,
+            title=title,
+            description=description,
+            permissions=list(permissions),
+            stage="GA",
+            deletion_policy="ABANDON",
+            # Google keeps a deleted role's id for weeks and refuses a new role with that id.
+            opts=self._surviving(f"projects/{self._site.project}/roles/{role_id}", "iam"),
+        )
+
+    def _project_grant(
+        self,
+        name: str,
+        role: pulumi.Input[str],
+        member: pulumi.Input[str],
+        *services: str,
+        condition: projects.IAMMemberConditionArgs | None = None,
+    ) -> projects.IAMMember:
+        return projects.IAMMember(
+            name,
+            project=self._site.project,
+            role=role,
+            member=member,
+            condition=condition,
+            opts=self._options("cloudresourcemanager", *services),
+        )
+
+
+def as_member(email: pulumi.Output[str]) -> pulumi.Output[str]:
+    """Return the IAM member of a service account."""
+    return pulumi.Output.concat("serviceAccount:", email)
+
+
+def shown_title(site: Site, title: str) -> str:
+    """Return `title` with the stack's name, at most 100 characters for Google."""
+    return f"{title} ({site.names.stack})"[:100]

@@ -1,7 +1,7 @@
 """A Kubernetes namespace to launch into: quota, closed network, a service account, rights to launch, claims.
 
-Needs a Kubernetes provider in `opts` and nothing of Google. With `settings.create` off everything it makes lies inside
-the namespace, so the rights of a namespace's administrator are enough.
+Needs a Kubernetes provider in `opts`, and nothing of Google. With `settings.create` off, all its objects are inside the
+namespace, so the rights of a namespace's administrator suffice.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, Final
 import pulumi
 from pulumi_kubernetes import core, meta, networking, rbac
 
-from infra.settings.kubernetes_rules import quantity
 from infra.settings.model import ClaimSettings, NamespaceSettings
-from infra.settings.valid import ensure_valid
+from infra.settings.read import ensure_valid
+from infra.settings.rules import quantity
 from runtime.errors import InvalidValue
 
 SERVICE_ACCOUNT: Final = "runtime-job"
@@ -33,7 +33,7 @@ POD_SECURITY: Final = {
 """No privileged containers, host paths or host networks. Research images still run as root, so `restricted` only warns."""
 
 NO_OPENINGS: Final = {"services.loadbalancers": "0", "services.nodeports": "0"}
-"""A job's service gives its ranks names; neither kind may open the namespace to the outside."""
+"""Quotas against services that open the namespace to the outside; a job's own service only names its ranks."""
 
 POD_DEFAULTS: Final = {"cpu": "1", "memory": "2Gi"}
 """Requests of a container without its own, if the quota would refuse it; smaller if the quota is smaller."""
@@ -50,24 +50,24 @@ def _rule(group: str, resources: Sequence[str], verbs: Sequence[str]) -> rbac.v1
 LEASES: Final = (_rule("coordination.k8s.io", ["leases"], [*_READ, "create", "update", "patch", "delete"]),)
 
 LAUNCHING: Final = (
-    # A job is made suspended, gets its files, and is then let go by a patch.
+    # The launcher makes a job suspended, adds its files, and then starts it by a patch.
     _rule("batch", ["jobs"], [*_READ, "create", "patch", "delete"]),
     # A pod of a dead node keeps its index until its finalizer is patched away; a loader pod fills a claim.
     _rule("", ["pods"], [*_READ, "create", "patch", "delete"]),
     _rule("", ["pods/log"], ["get"]),
-    # `get` for clients that open a websocket, `create` for those that post.
+    # Clients with a websocket need `get`, and clients with a POST need `create`.
     _rule("", ["pods/exec"], ["get", "create"]),
     _rule("", ["pods/eviction"], ["create"]),
     _rule("", ["configmaps"], [*_READ, "create", "patch", "delete"]),
-    # A job whose records lie in a bucket brings the secrets of its spec as one that it owns and that goes with it.
+    # A job with records in a bucket owns one secret with the values of its spec, which is deleted with the job.
     _rule("", ["secrets"], ["create"]),
     _rule("", ["services"], ["get", "list", "create", "delete"]),
-    # Not those of `events.k8s.io`, which are the same ones: an administrator of one namespace may not hand these on.
+    # Not `events.k8s.io`, which has the same events: an administrator of one namespace may not grant those.
     _rule("", ["events"], _READ),
     _rule("", ["persistentvolumeclaims", "resourcequotas", "limitranges"], ["get", "list"]),
     *LEASES,
 )
-"""Rights of a launcher, and no more: it reads no secret, makes no token, and sees nothing outside the namespace."""
+"""All rights of a launcher: it reads no secret, makes no token, and sees nothing outside the namespace."""
 
 NEIGHBOURLY: Final = (_rule("batch", ["jobs"], ["get"]),)
 
@@ -79,20 +79,20 @@ class WorkspaceArgs:
     labels: Mapping[str, str] = field(default_factory=dict)
     protect: bool = True
     neighbours: Sequence[str] = ()
-    """Launchers of other namespaces that share one table of GPU slots with this one, written like
-    `settings.launchers`. They may ask whether a job here still exists."""
+    """Launchers of other namespaces that share one table of GPU slots with this one, written like `settings.launchers`.
+    They may look up whether a job here still exists."""
     holds_slots: bool = False
-    """Whether the table is here: then the neighbours may write this namespace's Lease objects."""
+    """Whether this namespace has the table; then the neighbours may write its Lease objects."""
 
 
 class Workspace(pulumi.ComponentResource):
-    """The namespace and its claims outlive `pulumi destroy` if there is data in them."""
+    """The namespace; it and its claims outlive `pulumi destroy` if they hold data."""
 
     namespace: pulumi.Output[str]
     service_account: pulumi.Output[str]
     """Name of the service account of jobs."""
     claims: Mapping[str, pulumi.Output[str]]
-    """Name that users say → name of the PersistentVolumeClaim."""
+    """Claim's name in the settings → name of the PersistentVolumeClaim."""
 
     def __init__(self, name: str, args: WorkspaceArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         ensure_valid(args.settings, name)
@@ -124,13 +124,13 @@ class Workspace(pulumi.ComponentResource):
             metadata=meta.v1.ObjectMetaArgs(name=namespace, labels={**self._args.labels, **POD_SECURITY}),
             opts=self._options(
                 protect=self._args.protect,
-                # A namespace takes its claims with it.
+                # The deletion of a namespace deletes its claims.
                 retain_on_delete=bool(self._settings.claims),
             ),
         )
 
     def _limit(self) -> None:
-        # If others made the namespace, its limits are theirs too unless the settings name some.
+        # The makers of a foreign namespace also set its limits, unless the settings have some.
         if not (self._settings.create or self._settings.quota):
             return
         core.v1.ResourceQuota(
@@ -173,8 +173,8 @@ class Workspace(pulumi.ComponentResource):
         )
 
     def _grant(self, purpose: str, role: str, rules: Sequence[rbac.v1.PolicyRuleArgs], whom: Sequence[str]) -> None:
-        """A role and its binding. The launchers' role exists even without a binding, so that the namespace's
-        administrator can bind it by hand."""
+        """Make a role and its binding. The launchers' role exists without subjects, too, so that an administrator can
+        bind it by hand."""
         if not whom and role != LAUNCHER_ROLE:
             return
         made = rbac.v1.Role(
@@ -230,7 +230,7 @@ def claim_spec(settings: ClaimSettings) -> core.v1.PersistentVolumeClaimSpecArgs
 
 
 def open_to(cidrs: Sequence[str]) -> networking.v1.NetworkPolicySpecArgs:
-    """The policy that lets pods of the namespace talk to each other, ask for names, use HTTPS, and reach `cidrs`."""
+    """Return the policy that lets the namespace's pods reach each other, name servers, HTTPS and `cidrs`."""
     inside = networking.v1.NetworkPolicyPeerArgs(pod_selector=EVERY_POD)
     declared = [networking.v1.NetworkPolicyPeerArgs(ip_block=networking.v1.IPBlockArgs(cidr=cidr)) for cidr in cidrs]
     egress = [
@@ -250,14 +250,14 @@ def open_to(cidrs: Sequence[str]) -> networking.v1.NetworkPolicySpecArgs:
 
 
 def pod_defaults(quota: Mapping[str, str]) -> core.v1.LimitRangeItemArgs | None:
-    """Default requests and limits of a container for the amounts that the quota counts; None if it counts neither.
+    """Return a container's default requests and limits for the amounts that the quota counts; None without any.
 
-    A quota on CPUs or memory refuses each pod without requests. Limits are set only if the quota
-    counts limits, because a request above a default limit would be refused as well.
+    A quota on CPUs or memory refuses each pod without requests. The default has limits only if the quota counts limits,
+    because Kubernetes refuses a request above a default limit.
     """
     requests = _defaults(quota, "requests.{0}", "{0}")
     limits = _defaults(quota, "limits.{0}")
-    # No request above its limit, or the LimitRange itself is refused.
+    # Kubernetes refuses a LimitRange with a request above its limit.
     requests = {each: min(amount, limits.get(each, amount), key=quantity) for each, amount in requests.items()}
     if not (requests or limits):
         return None
@@ -274,7 +274,7 @@ def _defaults(quota: Mapping[str, str], *patterns: str) -> dict[str, str]:
 
 
 def subject(launcher: str) -> rbac.v1.SubjectArgs:
-    """`User:alice`, `Group:lab` or `ServiceAccount:NAMESPACE/NAME` as a subject of a RoleBinding."""
+    """Return `User:alice`, `Group:lab` or `ServiceAccount:NAMESPACE/NAME` as a subject of a RoleBinding."""
     kind, _, who = launcher.partition(":")
     if kind == "ServiceAccount":
         namespace, _, name = who.partition("/")
@@ -287,7 +287,7 @@ def _port(protocol: str, port: int) -> networking.v1.NetworkPolicyPortArgs:
 
 
 def _name_of(made: core.v1.Namespace | core.v1.ServiceAccount | core.v1.PersistentVolumeClaim) -> pulumi.Output[str]:
-    # From the output and not from the argument: readers of the name wait until the object exists.
+    # From the output and not the argument, so that users of the name wait until the object exists.
     return made.metadata.apply(lambda metadata: str(metadata.name))
 
 

@@ -6,182 +6,53 @@ project's number (service agents, identity pools, a secret's own `name`) are in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-from infra.check.recording import UNKNOWN, Secret, Unknown
+from infra.check.recording import UNKNOWN, Secret, Unknown, is_grant
 
 Inputs: TypeAlias = Mapping[str, Any]
 Outputs: TypeAlias = dict[str, Any]
 
-COMPUTE: Final = "https://www.googleapis.com/compute/v1/"
-
 
 def compute(type_: str, name: str, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A `recording.Compute` for the resource types of this program."""
-    maker = MAKERS.get(type_)
-    if maker is not None:
-        return _with_labels(inputs, maker(inputs))
-    if type_.startswith("gcp:") and type_.endswith(("IAMMember", "IamMember")):
+    """Return the outputs of a resource of this program, as a `recording.Compute`."""
+    if type_ in PATTERNS:
+        found = {key: join(pattern, inputs) for key, pattern in PATTERNS[type_].items()}
+        if type_ == "gcp:compute/instance:Instance":
+            found["networkInterfaces"] = _interfaces(inputs.get("networkInterfaces"))
+        if "labels" in inputs:
+            # The provider adds its default labels, which no recording has.
+            found |= {"effectiveLabels": UNKNOWN, "pulumiLabels": UNKNOWN}
+        return found
+    if is_grant(type_):
         return _grant(inputs)
     if type_.startswith("kubernetes:"):
         return _kubernetes(inputs)
     return {}
 
 
-def join(pattern: str, inputs: Inputs, **more: Any) -> Any:
-    """`pattern` with its `{keys}` taken from the inputs, or `UNKNOWN` if one of them is."""
-    values = {key: _bare(value) for key, value in {**inputs, **more}.items()}
+def join(pattern: str | bool | None, inputs: Inputs) -> Any:
+    """Fill the `{keys}` of `pattern` from the inputs; `UNKNOWN` if one of them is, or for no pattern."""
+    if pattern is None:
+        return UNKNOWN
+    if isinstance(pattern, bool):
+        return pattern
+    values = {key: value.value if isinstance(value, Secret) else value for key, value in inputs.items()}
     needed = [part.split("}")[0] for part in pattern.split("{")[1:]]
     if not all(isinstance(values.get(key), str) and values[key] for key in needed):
         return UNKNOWN
     return pattern.format_map(values)
 
 
-def _bare(value: Any) -> Any:
-    return value.value if isinstance(value, Secret) else value
-
-
-def _with_labels(inputs: Inputs, outputs: Outputs) -> Outputs:
-    if "labels" in inputs and "effectiveLabels" not in outputs:
-        # The provider adds its default labels, which no recording knows.
-        return {**outputs, "effectiveLabels": UNKNOWN, "pulumiLabels": UNKNOWN}
-    return outputs
-
-
-def _topic(inputs: Inputs) -> Outputs:
-    return {"id": join("projects/{project}/topics/{name}", inputs)}
-
-
-def _subscription(inputs: Inputs) -> Outputs:
-    return {"id": join("projects/{project}/subscriptions/{name}", inputs)}
-
-
-def _account(inputs: Inputs) -> Outputs:
-    email = join("{accountId}@{project}.iam.gserviceaccount.com", inputs)
-    path = join("projects/{project}/serviceAccounts/{email}", inputs, email=email)
-    return {
-        "id": path,
-        "name": path,
-        "email": email,
-        "member": join("serviceAccount:{email}", {}, email=email),
-        "uniqueId": UNKNOWN,
-    }
-
-
-def _custom_role(inputs: Inputs) -> Outputs:
-    path = join("projects/{project}/roles/{roleId}", inputs)
-    return {"id": path, "name": path, "deleted": False}
-
-
-def _service(inputs: Inputs) -> Outputs:
-    return {"id": join("{project}/{service}", inputs)}
-
-
-def _service_identity(inputs: Inputs) -> Outputs:
-    return {"id": join("projects/{project}/services/{service}", inputs), "email": UNKNOWN, "member": UNKNOWN}
-
-
-def _bucket(inputs: Inputs) -> Outputs:
-    return {
-        "id": join("{name}", inputs),
-        "url": join("gs://{name}", inputs),
-        "selfLink": join("https://www.googleapis.com/storage/v1/b/{name}", inputs),
-        "projectNumber": UNKNOWN,
-        "timeCreated": UNKNOWN,
-        "updated": UNKNOWN,
-    }
-
-
-def _repository(inputs: Inputs) -> Outputs:
-    return {
-        "id": join("projects/{project}/locations/{location}/repositories/{repositoryId}", inputs),
-        "name": join("{repositoryId}", inputs),
-        "registryUri": join("{location}-docker.pkg.dev/{project}/{repositoryId}", inputs),
-        "createTime": UNKNOWN,
-        "updateTime": UNKNOWN,
-    }
-
-
-def _secret(inputs: Inputs) -> Outputs:
-    # Google answers with the project's number in `name` and the provider with its id in `id`.
-    return {"id": join("projects/{project}/secrets/{secretId}", inputs), "name": UNKNOWN, "createTime": UNKNOWN}
-
-
-def _global(collection: str) -> Callable[[Inputs], Outputs]:
-    return _located(f"projects/{{project}}/global/{collection}/{{name}}")
-
-
-def _regional(collection: str) -> Callable[[Inputs], Outputs]:
-    return _located(f"projects/{{project}}/regions/{{region}}/{collection}/{{name}}")
-
-
-def _zonal(collection: str) -> Callable[[Inputs], Outputs]:
-    return _located(f"projects/{{project}}/zones/{{zone}}/{collection}/{{name}}")
-
-
-def _located(pattern: str) -> Callable[[Inputs], Outputs]:
-    def make(inputs: Inputs) -> Outputs:
-        path = join(pattern, inputs)
-        return {"id": path, "selfLink": join(COMPUTE + "{path}", {}, path=path), "creationTimestamp": UNKNOWN}
-
-    return make
-
-
-def _subnetwork(inputs: Inputs) -> Outputs:
-    return {**_regional("subnetworks")(inputs), "gatewayAddress": UNKNOWN, "subnetworkId": UNKNOWN}
-
-
-def _network(inputs: Inputs) -> Outputs:
-    return {**_global("networks")(inputs), "networkId": UNKNOWN, "numericId": UNKNOWN}
-
-
-def _address(inputs: Inputs) -> Outputs:
-    return {**_regional("addresses")(inputs), "address": inputs.get("address", UNKNOWN)}
-
-
-def _nat(inputs: Inputs) -> Outputs:
-    return {"id": join("{project}/{region}/{router}/{name}", inputs)}
-
-
-def _instance(inputs: Inputs) -> Outputs:
-    faces = inputs.get("networkInterfaces")
-    if isinstance(faces, list):
-        faces = [{"networkIp": UNKNOWN, "name": UNKNOWN} | each if isinstance(each, dict) else each for each in faces]
-    return {
-        **_zonal("instances")(inputs),
-        "networkInterfaces": faces,
-        "instanceId": UNKNOWN,
-        "cpuPlatform": UNKNOWN,
-        "currentStatus": UNKNOWN,
-        "metadataFingerprint": UNKNOWN,
-        "tagsFingerprint": UNKNOWN,
-    }
-
-
-def _pool(inputs: Inputs) -> Outputs:
-    path = "projects/{project}/locations/global/workloadIdentityPools/{workloadIdentityPoolId}"
-    return {"id": join(path, inputs), "name": UNKNOWN, "state": UNKNOWN}
-
-
-def _pool_provider(inputs: Inputs) -> Outputs:
-    path = (
-        "projects/{project}/locations/global/workloadIdentityPools/{workloadIdentityPoolId}"
-        "/providers/{workloadIdentityPoolProviderId}"
-    )
-    return {"id": join(path, inputs), "name": UNKNOWN, "state": UNKNOWN}
-
-
-def _named_by_google(inputs: Inputs) -> Outputs:
-    return {"id": UNKNOWN, "name": UNKNOWN}
-
-
-def _metric(inputs: Inputs) -> Outputs:
-    return {"id": join("{name}", inputs)}
+def _interfaces(faces: Any) -> Any:
+    if not isinstance(faces, list):
+        return faces
+    return [{"networkIp": UNKNOWN, "name": UNKNOWN} | each if isinstance(each, dict) else each for each in faces]
 
 
 def _grant(inputs: Inputs) -> Outputs:
-    """An id of Google's grants is the resource with its place, the role and the member."""
+    """Return the id of a grant: its resource with the place, the role and the member."""
     places = [key for key in ("project", "location", "region", "zone") if key in inputs]
     others = sorted(key for key in inputs if key not in (*places, "role", "member", "condition"))
     pattern = "/".join(f"{{{key}}}" for key in [*places, *others, "role", "member"])
@@ -198,29 +69,81 @@ def _kubernetes(inputs: Inputs) -> Outputs:
     return {"id": f"{space}/{name}" if space else name}
 
 
-MAKERS: Final[Mapping[str, Callable[[Inputs], Outputs]]] = {
-    "gcp:artifactregistry/repository:Repository": _repository,
-    "gcp:billing/budget:Budget": _named_by_google,
-    "gcp:compute/address:Address": _address,
-    "gcp:compute/disk:Disk": _zonal("disks"),
-    "gcp:compute/firewall:Firewall": _global("firewalls"),
-    "gcp:compute/instance:Instance": _instance,
-    "gcp:compute/network:Network": _network,
-    "gcp:compute/resourcePolicy:ResourcePolicy": _regional("resourcePolicies"),
-    "gcp:compute/router:Router": _regional("routers"),
-    "gcp:compute/routerNat:RouterNat": _nat,
-    "gcp:compute/subnetwork:Subnetwork": _subnetwork,
-    "gcp:iam/workloadIdentityPool:WorkloadIdentityPool": _pool,
-    "gcp:iam/workloadIdentityPoolProvider:WorkloadIdentityPoolProvider": _pool_provider,
-    "gcp:logging/metric:Metric": _metric,
-    "gcp:monitoring/alertPolicy:AlertPolicy": _named_by_google,
-    "gcp:monitoring/notificationChannel:NotificationChannel": _named_by_google,
-    "gcp:projects/iAMCustomRole:IAMCustomRole": _custom_role,
-    "gcp:projects/service:Service": _service,
-    "gcp:projects/serviceIdentity:ServiceIdentity": _service_identity,
-    "gcp:pubsub/subscription:Subscription": _subscription,
-    "gcp:pubsub/topic:Topic": _topic,
-    "gcp:secretmanager/secret:Secret": _secret,
-    "gcp:serviceaccount/account:Account": _account,
-    "gcp:storage/bucket:Bucket": _bucket,
+def _located(place: str, **more: str | None) -> dict[str, str | None]:
+    """Outputs of a resource of Compute Engine at `place`, below its project."""
+    path = f"projects/{{project}}/{place}/{{name}}"
+    link = f"https://www.googleapis.com/compute/v1/{path}"
+    return {"id": path, "selfLink": link, "creationTimestamp": None, **more}
+
+
+_EMAIL: Final = "{accountId}@{project}.iam.gserviceaccount.com"
+_ACCOUNT: Final = f"projects/{{project}}/serviceAccounts/{_EMAIL}"
+_POOL: Final = "projects/{project}/locations/global/workloadIdentityPools/{workloadIdentityPoolId}"
+_ROLE: Final = "projects/{project}/roles/{roleId}"
+_NAMED_BY_GOOGLE: Final = {"id": None, "name": None}
+
+PATTERNS: Final[Mapping[str, Mapping[str, str | bool | None]]] = {
+    "gcp:artifactregistry/repository:Repository": {
+        "id": "projects/{project}/locations/{location}/repositories/{repositoryId}",
+        "name": "{repositoryId}",
+        "registryUri": "{location}-docker.pkg.dev/{project}/{repositoryId}",
+        "createTime": None,
+        "updateTime": None,
+    },
+    "gcp:billing/budget:Budget": _NAMED_BY_GOOGLE,
+    "gcp:compute/disk:Disk": _located("zones/{zone}/disks"),
+    "gcp:compute/firewall:Firewall": _located("global/firewalls"),
+    "gcp:compute/instance:Instance": _located(
+        "zones/{zone}/instances",
+        instanceId=None,
+        cpuPlatform=None,
+        currentStatus=None,
+        metadataFingerprint=None,
+        tagsFingerprint=None,
+    ),
+    "gcp:compute/network:Network": _located("global/networks", networkId=None, numericId=None),
+    "gcp:compute/router:Router": _located("regions/{region}/routers"),
+    "gcp:compute/routerNat:RouterNat": {"id": "{project}/{region}/{router}/{name}"},
+    "gcp:compute/subnetwork:Subnetwork": _located(
+        "regions/{region}/subnetworks", gatewayAddress=None, subnetworkId=None
+    ),
+    "gcp:iam/workloadIdentityPool:WorkloadIdentityPool": {"id": _POOL, "name": None, "state": None},
+    "gcp:iam/workloadIdentityPoolProvider:WorkloadIdentityPoolProvider": {
+        "id": f"{_POOL}/providers/{{workloadIdentityPoolProviderId}}",
+        "name": None,
+        "state": None,
+    },
+    "gcp:monitoring/alertPolicy:AlertPolicy": _NAMED_BY_GOOGLE,
+    "gcp:monitoring/notificationChannel:NotificationChannel": _NAMED_BY_GOOGLE,
+    "gcp:projects/iAMCustomRole:IAMCustomRole": {"id": _ROLE, "name": _ROLE, "deleted": False},
+    "gcp:projects/service:Service": {"id": "{project}/{service}"},
+    "gcp:projects/serviceIdentity:ServiceIdentity": {
+        "id": "projects/{project}/services/{service}",
+        "email": None,
+        "member": None,
+    },
+    "gcp:pubsub/subscription:Subscription": {"id": "projects/{project}/subscriptions/{name}"},
+    "gcp:pubsub/topic:Topic": {"id": "projects/{project}/topics/{name}"},
+    # Google answers with the project's number in `name` and the provider with its id in `id`.
+    "gcp:secretmanager/secret:Secret": {
+        "id": "projects/{project}/secrets/{secretId}",
+        "name": None,
+        "createTime": None,
+    },
+    "gcp:serviceaccount/account:Account": {
+        "id": _ACCOUNT,
+        "name": _ACCOUNT,
+        "email": _EMAIL,
+        "member": f"serviceAccount:{_EMAIL}",
+        "uniqueId": None,
+    },
+    "gcp:storage/bucket:Bucket": {
+        "id": "{name}",
+        "url": "gs://{name}",
+        "selfLink": "https://www.googleapis.com/storage/v1/b/{name}",
+        "projectNumber": None,
+        "timeCreated": None,
+        "updated": None,
+    },
 }
+"""Type → output → its pattern; None if only the cloud knows the output."""

@@ -1,7 +1,6 @@
-"""Costs of a stack's resources a month at list price, if known beforehand.
+"""Estimates a stack's monthly costs at list price, in US dollars without discounts, taxes and traffic.
 
-Estimates to plan with: US dollars without discounts, taxes and traffic, from a table of our own that only covers the
-resources of this program. Resources paid by use (queues, objects, images, TPU nodes) are named without an amount.
+The table covers the resources of this program. Resources paid by use (queues, objects, images, TPU nodes) have no amount.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ REGION_FACTOR: Final[Mapping[str, float]] = {"us-central1": 1.0, "us-west4": 1.1
 """Price of the same machine elsewhere, relative to us-central1."""
 
 PRICED_AS: Final[Mapping[str, str]] = {"us-central2": "us-central1"}
-"""Regions without a public price of their own → the region whose price is taken."""
+"""Regions without a public price → the region with the price to use."""
 
 # https://cloud.google.com/compute/disks-image-pricing: a GB for a month.
 DISK_MONTHS: Final[Mapping[str, Mapping[str, float]]] = {
@@ -57,12 +56,8 @@ class Cost:
 
 
 def find_costs(recording: Recording) -> tuple[Cost, ...]:
-    """A cost for each resource that is paid for, in the order of the recording."""
-    found: list[Cost] = []
-    for each in recording.resources:
-        if each.type in PRICED:
-            found += PRICED[each.type](each)
-    return tuple(found)
+    """Return the costs of the resources, in the order of the recording."""
+    return tuple(cost for each in recording.resources if each.type in PRICED for cost in PRICED[each.type](each))
 
 
 def monthly_total(costs: tuple[Cost, ...]) -> float:
@@ -76,24 +71,23 @@ def _instance(each: Registration) -> Iterator[Cost]:
     boot = each.inputs.get("bootDisk")
     parameters = boot.get("initializeParams") if isinstance(boot, Mapping) else None
     if isinstance(parameters, Mapping):
-        yield _disk_cost(each, parameters.get("type"), parameters.get("size"), region, "boot disk")
+        yield _boot_disk(each, parameters.get("type"), parameters.get("size"), region)
 
 
-def _disk(each: Registration) -> Iterator[Cost]:
-    yield _disk_cost(each, each.inputs.get("type"), each.inputs.get("size"), _region(each.inputs.get("zone")), "disk")
-
-
-def _disk_cost(each: Registration, kind: Any, size: Any, region: str, what: str) -> Cost:
+def _boot_disk(each: Registration, kind: Any, size: Any, region: str) -> Cost:
     price = DISK_MONTHS.get(str(kind), {}).get(PRICED_AS.get(region, region))
-    known = price is not None and isinstance(size, int)
-    return _cost(each, price * size if known and price is not None else None, f"{what}, {size} GB {kind}", region)
+    return _cost(
+        each,
+        price * size if price is not None and isinstance(size, int) else None,
+        f"boot disk, {size} GB {kind}",
+        region,
+    )
 
 
 def _nat(each: Registration) -> Iterator[Cost]:
-    idle = NAT_HOUR_PER_MACHINE * HOURS
     most = NAT_HOUR_AT_MOST * HOURS
     basis = f"one machine, {HOURS} h; {most:.2f} from 32 machines on, and what goes through it by use"
-    yield _cost(each, idle, basis, str(each.inputs.get("region")))
+    yield _cost(each, NAT_HOUR_PER_MACHINE * HOURS, basis, str(each.inputs.get("region")))
 
 
 def _by_use(what: str) -> Callable[[Registration], Iterator[Cost]]:
@@ -111,7 +105,7 @@ def _cost(each: Registration, amount: float | None, basis: str, region: str) -> 
 
 
 def machine_hour(machine: str, region: str) -> float | None:
-    """`n2-standard-8` in a region; None if the table does not have it."""
+    """Return the hourly price of `n2-standard-8` in a region; None if the table lacks it."""
     family, _, rest = machine.partition("-")
     kind, _, count = rest.partition("-")
     factor = REGION_FACTOR.get(PRICED_AS.get(region, region))
@@ -127,7 +121,6 @@ def _region(zone: Any) -> str:
 
 PRICED: Final[Mapping[str, Callable[[Registration], Iterator[Cost]]]] = {
     "gcp:artifactregistry/repository:Repository": _by_use("GB stored"),
-    "gcp:compute/disk:Disk": _disk,
     "gcp:compute/instance:Instance": _instance,
     "gcp:compute/routerNat:RouterNat": _nat,
     "gcp:pubsub/subscription:Subscription": _by_use("messages, and those kept longer than a day"),

@@ -12,19 +12,20 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
-from infra.check.recording import Secret, Unknown
+from infra.check.recording import Secret, Unknown, is_grant
+from runtime.schema import Problem, join
 
 Check: TypeAlias = Callable[[Any], str | None]
 """The problem of a value, or None."""
 
 
-def find_value_problems(type_: str, inputs: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Path and message of each value that Google would refuse."""
+def find_value_problems(type_: str, inputs: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield a problem for each value that Google would refuse."""
     for path, check in _checks(type_):
         for where, value in _select(inputs, path, ""):
             message = check(value)
             if message is not None:
-                yield where, message
+                yield Problem(path=where, message=message)
 
 
 @functools.cache
@@ -32,7 +33,7 @@ def _checks(type_: str) -> tuple[tuple[tuple[str, ...], Check], ...]:
     table = dict(VALUES.get(type_, {}))
     if type_.startswith("gcp:"):
         table = {**COMMON, **table}
-    if type_.startswith("gcp:") and type_.endswith(("IAMMember", "IamMember")):
+    if is_grant(type_):
         table = {"role": role, "member": member} | table
     return tuple((tuple(path.split(".")), check) for path, check in table.items())
 
@@ -51,7 +52,7 @@ def _select(value: Any, path: tuple[str, ...], at: str) -> Iterator[tuple[str, A
             for index, item in enumerate(value):
                 yield from _select(item, tuple(rest), f"{at}[{index}]")
     elif isinstance(value, Mapping) and head in value:
-        yield from _select(value[head], tuple(rest), f"{at}.{head}" if at else head)
+        yield from _select(value[head], tuple(rest), join(at, head))
 
 
 def matches(pattern: str, said: str) -> Check:
@@ -222,7 +223,6 @@ VALUES: Final[Mapping[str, Mapping[str, Check]]] = {
         "amount.specifiedAmount.currencyCode": matches(r"[A-Z]{3}", "a currency such as `USD`"),
         "amount.specifiedAmount.units": matches(r"\d+", "a whole number as text"),
     },
-    "gcp:compute/disk:Disk": {"name": compute_name, "zone": zone, "size": between(10, 65_536, "GB")},
     "gcp:compute/firewall:Firewall": {
         "name": compute_name,
         "network": network_link,
@@ -288,7 +288,6 @@ VALUES: Final[Mapping[str, Mapping[str, Check]]] = {
         "labels": lambda value: None,
         "type": one_of("email", "sms", "slack", "pagerduty", "webhook_tokenauth", "webhook_basicauth", "pubsub"),
     },
-    "gcp:organizations/project:Project": {"projectId": project},
     "gcp:projects/iAMCustomRole:IAMCustomRole": {
         "roleId": matches(r"[A-Za-z0-9_.]{3,64}", "3 to 64 letters, digits, `_`, `.`"),
         "permissions.[]": permission,

@@ -1,14 +1,13 @@
-"""The vocabulary of the rules: what a rule is, the types of resources, and how rules read inputs."""
+"""The vocabulary of the rules: their signature, the graph of resources, the types, and the reading of inputs."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from infra.check.recording import Registration, Secret, Unknown
-from infra.policy.graph import Graph
+from infra.check.recording import STACK_TYPE, Registration, Secret, Unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,13 +17,69 @@ class Bounds:
     protect: bool | None = None
     """Whether resources that hold work have to be protected; None: all of them or none."""
     regions: frozenset[str] | None = None
-    """Where resources may be; None: anywhere."""
+    """Allowed regions; None: all."""
     storage_classes: frozenset[str] | None = None
     """Storage classes that claims may name; None: any. Leaving the class to the cluster is always allowed."""
     max_claim: str = "100Ti"
 
 
 UNBOUNDED: Final = Bounds()
+
+
+class Graph:
+    """Resources in the order of registration: their dependencies, and the component that each belongs to."""
+
+    def __init__(self, resources: Sequence[Registration]) -> None:
+        self.resources = tuple(each for each in resources if each.type != STACK_TYPE)
+        self._by_urn = {each.urn: each for each in self.resources}
+        self._waits_for: dict[str, frozenset[str]] = {}
+
+    def get(self, urn: str | None) -> Registration | None:
+        return self._by_urn.get(urn or "")
+
+    def of_type(self, *types: str) -> Iterator[Registration]:
+        return (each for each in self.resources if each.type in types)
+
+    def made(self, package: str) -> Iterator[Registration]:
+        """Yield the resources of a provider, without providers and components."""
+        return (each for each in self.resources if each.custom and each.type.startswith(f"{package}:"))
+
+    def waited_for(self, resource: Registration) -> Iterator[Registration]:
+        """Yield all resources that exist before `resource`: its dependencies, parents and provider, and theirs."""
+        for urn in sorted(self._reach(resource.urn)):
+            if found := self._by_urn.get(urn):
+                yield found
+
+    def behind(self, resource: Registration, key: str, type_: str) -> frozenset[str]:
+        """Return the URNs of the resources of `type_` that the input `key` is made from."""
+        urns = resource.property_dependencies.get(key, frozenset())
+        return frozenset(urn for urn in urns if (found := self._by_urn.get(urn)) and found.type == type_)
+
+    def parent(self, resource: Registration) -> Registration | None:
+        """Return the component that a resource belongs to; None at the top."""
+        return self.get(resource.parent)
+
+    def _reach(self, start: str) -> frozenset[str]:
+        if start not in self._waits_for:
+            seen: set[str] = set()
+            todo = list(self._direct(start))
+            while todo:
+                urn = todo.pop()
+                if urn in seen:
+                    continue
+                seen.add(urn)
+                todo += self._waits_for.get(urn) or self._direct(urn)
+            self._waits_for[start] = frozenset(seen)
+        return self._waits_for[start]
+
+    def _direct(self, urn: str) -> frozenset[str]:
+        resource = self._by_urn.get(urn)
+        if resource is None:
+            return frozenset()
+        behind = frozenset(each for urns in resource.property_dependencies.values() for each in urns)
+        others = {resource.parent or "", (resource.provider or "").rpartition("::")[0]} - {""}
+        return resource.dependencies | behind | others
+
 
 Finding: TypeAlias = tuple[Registration, str, str | None]
 """Resource, message, hint."""
@@ -41,6 +96,7 @@ INSTANCE: Final = "gcp:compute/instance:Instance"
 FIREWALL: Final = "gcp:compute/firewall:Firewall"
 BUCKET: Final = "gcp:storage/bucket:Bucket"
 ACCOUNT: Final = "gcp:serviceaccount/account:Account"
+PROVIDER_PREFIX: Final = "pulumi:providers:"
 SERVICE: Final = "gcp:projects/service:Service"
 SERVICE_IDENTITY: Final = "gcp:projects/serviceIdentity:ServiceIdentity"
 PROJECT_GRANT: Final = "gcp:projects/iAMMember:IAMMember"
@@ -58,7 +114,7 @@ AGENT: Final = re.compile(r"serviceAccount:(service-\d+@|\d+@cloudservices)")
 
 
 def get(value: Any, key: str) -> Any:
-    """A key of an object: unknown if the object is, None if there is no object."""
+    """Return a key of an object; for an unknown object the result is unknown, for no object None."""
     if isinstance(value, Unknown):
         return value
     if isinstance(value, Secret):

@@ -15,10 +15,10 @@ from infra.policy.base import (
     SERVICE_IDENTITY,
     Bounds,
     Finding,
+    Graph,
     get,
     items_of,
 )
-from infra.policy.graph import Graph
 
 HEAD: Final = "runtime:ray:RayHead"
 
@@ -54,12 +54,12 @@ PROJECT_ROLES: Final[Mapping[tuple[str, str], str]] = {
     (PIPELINE, "roles/serviceusage.serviceUsageViewer"): "a preview reads which APIs are on",
     (PIPELINE, "roles/compute.viewer"): "a preview reads networks and heads",
 }
-"""(Component, role) → why it is granted on the project and not on one resource. Anything else is a violation."""
+"""(Component, role) → reason to grant it on the project and not on one resource. Other roles are violations."""
 
 _DEPLOYERS: Final = re.compile(
     r"^resourcemanager\..*\.setIamPolicy$|^iam\.serviceAccountKeys\.|^iam\.serviceAccounts\.(actAs|getAccessToken|sign)"
 )
-"""Permissions that not even the custom role of a deploying pipeline may contain."""
+"""Permissions that no custom role may contain, not even the deploying pipeline's."""
 
 _WIDE: Final = re.compile(rf"\.setIamPolicy$|{_DEPLOYERS.pattern}")
 

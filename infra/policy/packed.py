@@ -1,13 +1,13 @@
 """The rules as policies of the engine.
 
 The engine shows a policy pack every resource twice: its inputs as soon as the program registers it, and at the end of a
-preview or an `up` all resources of the stack, with what their provider answered in place of the inputs. Only the inputs
-say what the program wants: an answer holds defaults of the cloud and members that nobody granted anything. Only the end
-says what depends on what. So the inputs are kept until the end, and both together are the registrations that the rules
-know. With `--target`, a resource that the program no longer registers stays, and is judged by what the state says; one
-that is left for later is as little there for the rules as it is for the stack.
+preview or an `up` all resources of the stack, with their provider's answers in place of the inputs. The program's wishes
+are in the inputs alone: an answer also holds defaults of the cloud and members without any grant. The dependencies are in
+the final view alone. So the pack keeps the inputs until the end, and makes from both the registrations that the rules
+take. With `--target`, a resource that the program no longer registers stays, and the rules judge its state; a resource
+that is left for a later run does not exist for the rules.
 
-What the engine does not show, a rule cannot see: that a value is marked as secret, and what is kept on destroy.
+The engine does not show a rule which values are marked as secret, and which resources stay on destroy.
 `python -m infra check` sees both.
 """
 
@@ -40,17 +40,17 @@ PACK: Final = "research-runtime"
 READER: Final = "inputs"
 
 Inputs: TypeAlias = dict[str, Mapping[str, Any]]
-"""URN → what the program passed."""
+"""URN → inputs that the program passed."""
 
 
 def policies() -> list[Policy]:
-    """A policy for each rule, which stops an `up`; the first policy finds nothing and reads the inputs for the others."""
+    """Return a policy for each rule, which stops an `up`, behind one that reads the inputs for them."""
     inputs: Inputs = {}
     return [_reader(inputs), *(_policy(name, rule, inputs) for name, rule in RULES.items())]
 
 
 def as_registration(resource: PolicyResource, inputs: Mapping[str, Any] | None = None) -> Registration:
-    """`resource` with the inputs that it was registered with, or with its state if they are not given."""
+    """Return `resource` as registered with `inputs`, by default with its state."""
     return Registration(
         urn=resource.urn,
         type=resource.resource_type,
@@ -72,7 +72,7 @@ def as_registration(resource: PolicyResource, inputs: Mapping[str, Any] | None =
 
 
 def stack_bounds(environment: Mapping[str, str] = os.environ) -> Bounds:
-    """The bounds of the stack's settings. If they cannot be read, the program itself fails and says so."""
+    """Return the bounds of the stack's settings; if these cannot be read, the program itself fails."""
     try:
         config = json.loads(environment.get("PULUMI_CONFIG") or "{}")
         return bounds_of(settings_from(environment.get("PULUMI_STACK", ""), config))
@@ -110,7 +110,7 @@ def _policy(name: str, rule: Rule, inputs: Inputs) -> StackValidationPolicy:
 
 
 def describe(name: str, rule: Rule) -> str:
-    """The first sentence of the rule's docstring, or its name in words."""
+    """Return the first sentence of the rule's docstring, or its name in words."""
     text = " ".join((rule.__doc__ or "").split())
     return text.partition(". ")[0].rstrip(".") or name.replace("-", " ")
 
@@ -120,7 +120,7 @@ def _is_custom(type_: str) -> bool:
 
 
 def _is_for_later(resource: PolicyResource, inputs: Inputs) -> bool:
-    """Whether `--target` leaves a resource to another run: the engine then shows neither inputs nor an answer."""
+    """Whether `--target` leaves the resource to another run; the engine then shows neither inputs nor answer."""
     return _is_custom(resource.resource_type) and not inputs.get(resource.urn) and not resource.props
 
 

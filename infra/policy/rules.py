@@ -1,9 +1,8 @@
-"""All rules by name, and how they are applied to the resources that a program registered.
+"""All rules by name, and their application to the resources that a program registered.
 
-A rule yields a finding for each resource that breaks it; the policy pack and `python -m infra check` both apply them. A
-rule judges the inputs that the program passed, on the first day as on every later one: what a provider adds to a resource
-(an address, a default, a member) is not judged. A value that only the cloud knows breaks no rule: the engine asks again
-when it is known.
+A rule yields a finding for each resource that breaks it; the policy pack and `python -m infra check` both apply the rules.
+A rule judges the inputs that the program passed, never the values that a provider adds to a resource (an address, a
+default, a member). A value that only the cloud knows breaks no rule: the engine applies the rules again when it is known.
 """
 
 from __future__ import annotations
@@ -13,9 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from infra.check.recording import Registration
-from infra.policy import common, grants, machines, queues, workspaces
-from infra.policy.base import UNBOUNDED, Bounds, Rule
-from infra.policy.graph import Graph
+from infra.policy import grants, resources
+from infra.policy.base import UNBOUNDED, Bounds, Graph, Rule
 from infra.settings.model import Settings
 
 
@@ -24,7 +22,7 @@ class Violation:
     rule: str
     urn: str
     message: str
-    """The problem, with the value and what is allowed."""
+    """The problem, with the value and the allowed ones."""
     hint: str | None = None
 
 
@@ -35,39 +33,39 @@ RULES: Final[Mapping[str, Rule]] = {
     "no-public-members": grants.find_public_members,
     "project-grants": grants.find_project_grants,
     "narrow-custom-roles": grants.find_wide_custom_roles,
-    "dead-letters": queues.find_missing_dead_letters,
-    "dead-letters-kept": queues.find_lost_dead_letters,
-    "dead-letters-arrive": queues.find_powerless_agents,
-    "no-expiry": queues.find_expiring_subscriptions,
-    "retention": queues.find_short_retention,
-    "closed-instances": machines.find_open_instances,
-    "closed-firewalls": machines.find_open_firewalls,
-    "no-secret-values": common.find_secret_values,
-    "buckets": machines.find_open_buckets,
-    "labels": common.find_unlabelled,
-    "protected": common.find_unprotected,
-    "regions": common.find_strays,
-    "claims": workspaces.find_wild_claims,
-    "closed-namespaces": workspaces.find_open_namespaces,
-    "explicit-provider": common.find_default_providers,
-    "parented": common.find_orphans,
-    "api-first": common.find_hasty,
+    "dead-letters": resources.find_missing_dead_letters,
+    "dead-letters-kept": resources.find_lost_dead_letters,
+    "dead-letters-arrive": resources.find_powerless_agents,
+    "no-expiry": resources.find_expiring_subscriptions,
+    "retention": resources.find_short_retention,
+    "closed-instances": resources.find_open_instances,
+    "closed-firewalls": resources.find_open_firewalls,
+    "no-secret-values": resources.find_secret_values,
+    "buckets": resources.find_open_buckets,
+    "labels": resources.find_unlabelled,
+    "protected": resources.find_unprotected,
+    "regions": resources.find_strays,
+    "claims": resources.find_wild_claims,
+    "closed-namespaces": resources.find_open_namespaces,
+    "explicit-provider": resources.find_default_providers,
+    "parented": resources.find_orphans,
+    "api-first": resources.find_hasty,
     "agent-first": grants.find_hasty_agent_grants,
 }
 """Name → rule; the engine prints the name."""
 
 
-def apply_rules(resources: Sequence[Registration], bounds: Bounds = UNBOUNDED) -> list[Violation]:
-    """Every violation of every rule, in the order of the resources."""
-    order = {each.urn: index for index, each in enumerate(resources)}
-    found = [violation for name in RULES for violation in apply_rule(name, resources, bounds)]
+def apply_rules(registrations: Sequence[Registration], bounds: Bounds = UNBOUNDED) -> list[Violation]:
+    """Return every violation of every rule, in the order of the resources."""
+    order = {each.urn: index for index, each in enumerate(registrations)}
+    found = [violation for name in RULES for violation in apply_rule(name, registrations, bounds)]
     return sorted(found, key=lambda violation: order[violation.urn])
 
 
-def apply_rule(name: str, resources: Sequence[Registration], bounds: Bounds = UNBOUNDED) -> list[Violation]:
+def apply_rule(name: str, registrations: Sequence[Registration], bounds: Bounds = UNBOUNDED) -> list[Violation]:
     return [
         Violation(rule=name, urn=resource.urn, message=message, hint=hint)
-        for resource, message, hint in RULES[name](Graph(resources), bounds)
+        for resource, message, hint in RULES[name](Graph(registrations), bounds)
     ]
 
 

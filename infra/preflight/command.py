@@ -1,8 +1,8 @@
 """Asks a Google project, by reading alone, whether a stack could be made in it.
 
-`preflight` yields one finding for each thing it looked at: APIs, quotas, zones and TPU software that the project sees,
-names that are taken or soft-deleted, organisation policies that would break the stack. A question that this identity may
-not ask, or that nothing answers, is a finding too, and the rest goes on.
+`preflight` yields one finding for each check: APIs, quotas, zones and TPU software that the project sees, names that are
+taken or soft-deleted, organisation policies that would break the stack. A question that this identity may not ask, or that
+gets no answer, is a finding too, and the other checks go on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BATCH: Final = 20
 
 
 def preflight(settings: Settings, api: GoogleApi | None) -> Iterator[Finding]:
-    """Look at everything that can be known before `up`; changes nothing. A stack without Google resources needs no `api`."""
+    """Check everything that can be known before `up`. A stack without Google resources needs no `api`."""
     if api is None or not settings.uses_google:
         yield ok("project", "the stack has no Google resources, so there is nothing to ask")
         return
@@ -46,7 +46,7 @@ def preflight(settings: Settings, api: GoogleApi | None) -> Iterator[Finding]:
         except GoogleUnreachable as problem:
             yield fail(check, problem.message, problem.hint)
     if not reached:
-        # Every further question would wait for its timeout as well.
+        # Every other question would wait for its timeout, too.
         yield warn("the rest", "was not asked: Google cannot be reached from here", "mend the network, then ask again")
         return
     yield from _look_around(settings, api)
@@ -107,7 +107,7 @@ def main(args: Sequence[str]) -> int:
 
 
 def load_settings(stack: str, folder: Path | None = None) -> Settings:
-    """The settings of `Pulumi.<stack>.yaml`. Raises `UnknownName` if there is no such file, and `InvalidSettings`."""
+    """Read the settings of `Pulumi.<stack>.yaml`. Raises `UnknownName` without this file, and `InvalidSettings`."""
     config = load_stack_config(find_stack_file(stack, folder or find_project_folder()))
     return settings_from(stack, config.values, config.secrets, config.written)
 

@@ -1,4 +1,4 @@
-"""What a preflight found: one finding for each thing that it looked at."""
+"""The findings of a preflight: one for each check."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runtime.stack.google_api import GoogleRefused
 class Level(StrEnum):
     OK = "ok"
     WARN = "warn"
-    """May be a problem, or cannot be known."""
+    """A possible problem, or an unknown fact."""
     FAIL = "fail"
     """`up` would fail, or its resources would not work."""
 
@@ -45,7 +45,7 @@ def fail(check: str, message: str, fix: str | None) -> Finding:
 
 
 def guard_all(check: str, look: Look) -> Iterator[Finding]:
-    """Like `guard`; a question that nothing answered is a finding too."""
+    """Like `guard`, but an unanswered question is a finding too."""
     try:
         yield from guard(check, look)
     except RuntimeFailure as problem:
@@ -53,7 +53,7 @@ def guard_all(check: str, look: Look) -> Iterator[Finding]:
 
 
 def guard(check: str, look: Look) -> Iterator[Finding]:
-    """Yield the findings of `look`; a refusal is a finding too."""
+    """Yield the findings of `look`; Google's refusal is a finding too."""
     try:
         yield from look()
     except GoogleRefused as refused:
@@ -73,8 +73,7 @@ def _api_of(refused: GoogleRefused) -> str:
 
 
 def name_nearest(wanted: str, known: Sequence[str]) -> str:
-    """Some of the known names, the nearest first."""
+    """List up to five of the known names, the nearest first."""
     near = difflib.get_close_matches(wanted, known, n=5, cutoff=0.3) or sorted(known)[:5]
-    return (
-        f"{', '.join(near)} and {len(known) - len(near)} more" if len(known) > len(near) else ", ".join(near) or "none"
-    )
+    more = f" and {len(known) - len(near)} more" if len(known) > len(near) else ""
+    return f"{', '.join(near)}{more}" or "none"

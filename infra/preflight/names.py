@@ -26,16 +26,12 @@ class Wanted:
 
 
 def list_wanted(settings: Settings) -> Iterator[Wanted]:
-    """Every name that `up` would take in the project."""
+    """Yield every name that `up` would take in the project."""
     project, names = f"projects/{settings.project}", Names(stack=settings.stack, project=settings.project)
     for queue in settings.queues:
-        for what, kind, name in (
-            ("topic", "topics", names.topic(queue)),
-            ("topic", "topics", names.dead_letters(queue)),
-            ("subscription", "subscriptions", names.subscription(queue)),
-            ("subscription", "subscriptions", names.dead_letters(queue)),
-        ):
-            yield Wanted(what, name, "pubsub", f"v1/{project}/{kind}/{name}")
+        for what, name in (("topic", names.topic(queue)), ("subscription", names.subscription(queue))):
+            for taken in (name, names.dead_letters(queue)):
+                yield Wanted(what, taken, "pubsub", f"v1/{project}/{what}s/{taken}")
     if settings.records is not None:
         name = settings.records.bucket or names.bucket("records")
         yield Wanted("bucket", name, "storage", f"storage/v1/b/{name}", adoptable=True)
@@ -43,11 +39,10 @@ def list_wanted(settings: Settings) -> Iterator[Wanted]:
         name = each.repository or names.repository(registry)
         for region in each.regions or (settings.region or "",):
             if region not in each.existing:
-                path = f"v1/{project}/locations/{region}/repositories"
-                yield Wanted(f"repository in {region}", name, "artifactregistry", f"{path}/{name}")
-                if each.pull_through is not None:
-                    cache = names.repository(f"{registry}-cache")
-                    yield Wanted(f"repository in {region}", cache, "artifactregistry", f"{path}/{cache}")
+                caches = [names.repository(f"{registry}-cache")] if each.pull_through is not None else []
+                for made in (name, *caches):
+                    path = f"v1/{project}/locations/{region}/repositories/{made}"
+                    yield Wanted(f"repository in {region}", made, "artifactregistry", path)
     for secret, wanted in settings.secrets.items():
         if wanted.existing is None:
             name = names.secret(secret)
@@ -68,13 +63,12 @@ def _wanted_identities(settings: Settings, names: Names) -> Iterator[Wanted]:
     project = f"projects/{settings.project}"
     roles = [role.value for role in find_roles(settings)]
     roles += [f"{head}-{role}" for head in settings.heads for role in ("head", "node")]
-    roles += ["deployer", "previewer"] if settings.ci is not None else []
-    for role in roles:
+    pipeline = ["deployer", "previewer"] if settings.ci is not None else []
+    for role in [*roles, *pipeline]:
         path = f"v1/{project}/serviceAccounts/{names.account_email(role)}"
         yield Wanted("service account", names.account(role), "iam", path)
     made = [f"{head}-{role}" for head in settings.heads for role in ("head", "reaper")]
-    made += ["deployer", "previewer"] if settings.ci is not None else []
-    for role in made:
+    for role in [*made, *pipeline]:
         name = names.role(role)
         yield Wanted("custom role", name, "iam", f"v1/{project}/roles/{name}", adoptable=True)
     if settings.ci is not None and settings.ci.pool is None:
@@ -133,7 +127,7 @@ def _look_up(settings: Settings, wanted: Wanted, api: GoogleApi) -> Iterator[Fin
 
 
 def _owner(found: Mapping[str, Any], settings: Settings) -> str | None:
-    """The stack that made `found`, by its labels, or by the words of its description if its kind has no labels."""
+    """Return the stack that made `found`, by its labels, or by its description if the kind has no labels."""
     borne = found.get("labels", {})
     if borne.get(MANAGED_BY) == MAKER:
         own = borne.get(STACK_LABEL)
@@ -145,7 +139,7 @@ def _owner(found: Mapping[str, Any], settings: Settings) -> str | None:
 
 
 def find_referred(settings: Settings) -> Iterator[Wanted]:
-    """Resources that the stack uses and another stack makes."""
+    """Yield the resources that the stack uses and another stack makes."""
     for registry in settings.registries.values():
         for existing in registry.existing.values():
             yield Wanted("repository", existing, "artifactregistry", f"v1/{existing}")

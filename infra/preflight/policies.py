@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeAlias
 
 from infra.preflight.findings import Finding, fail, guard_all, ok, warn
 from infra.settings.model import Settings
@@ -14,11 +15,14 @@ from runtime.stack.google_api import GoogleApi
 GITHUB_TOKENS: Final = "https://token.actions.githubusercontent.com"
 """Issuer of the identities of hosted pipelines."""
 
+Judge: TypeAlias = Callable[[str, Mapping[str, Any], Settings], Finding]
+"""(check, the policy's spec, settings) → finding."""
+
 _EXCEPTION: Final = "ask an administrator of the organisation for an exception for this project"
 
 
 def look_at_policies(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
-    rules: list[tuple[str, Callable[[str, Mapping[str, Any], Settings], Iterator[Finding]]]] = [
+    rules: list[tuple[str, Judge]] = [
         ("gcp.resourceLocations", _locations),
         ("iam.allowedPolicyMemberDomains", _domains),
         ("iam.disableServiceAccountCreation", _no_accounts),
@@ -33,18 +37,17 @@ def look_at_policies(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
         ]
     for constraint, judge in rules:
         check = f"policy {constraint}"
+        yield from guard_all(check, partial(_look, check, constraint, judge, settings, api))
 
-        def look(constraint: str = constraint, check: str = check, judge: Any = judge) -> Iterator[Finding]:
-            path = f"v2/projects/{settings.project}/policies/{constraint}:getEffectivePolicy"
-            spec = api.get("orgpolicy", path).get("spec", {})
-            yield from judge(check, spec, settings)
 
-        yield from guard_all(check, look)
+def _look(check: str, constraint: str, judge: Judge, settings: Settings, api: GoogleApi) -> Iterator[Finding]:
+    path = f"v2/projects/{settings.project}/policies/{constraint}:getEffectivePolicy"
+    yield judge(check, api.get("orgpolicy", path).get("spec", {}), settings)
 
 
 @dataclass(frozen=True, slots=True)
 class _Allowed:
-    """Values that a list policy allows, without rules that hold under a condition only."""
+    """The values that a list policy allows, without conditional rules."""
 
     all: bool
     none: bool
@@ -54,6 +57,12 @@ class _Allowed:
     @property
     def free(self) -> bool:
         return not self.none and not self.denied and (self.all or not self.allowed)
+
+    def allows(self, *names: str) -> bool:
+        """Whether the policy allows a value with these names."""
+        if self.none or not set(names).isdisjoint(self.denied):
+            return False
+        return self.all or not self.allowed or not set(names).isdisjoint(self.allowed)
 
 
 def _read_list(spec: Mapping[str, Any]) -> _Allowed:
@@ -71,18 +80,16 @@ def _enforced(spec: Mapping[str, Any]) -> bool:
     return any(rule.get("enforce") for rule in spec.get("rules", ()) if "condition" not in rule)
 
 
-def _locations(check: str, spec: Mapping[str, Any], settings: Settings) -> Iterator[Finding]:
+def _locations(check: str, spec: Mapping[str, Any], settings: Settings) -> Finding:
     policy = _read_list(spec)
     wanted = sorted(set(_locations_of(settings)))
     if policy.free:
-        yield ok(check, "resources may lie anywhere")
-        return
-    refused = [place for place in wanted if policy.none or not _place_allowed(place, policy)]
+        return ok(check, "resources may lie anywhere")
+    refused = [place for place in wanted if not policy.allows(*_names_of_place(place))]
     if refused:
         allowed = ", ".join(policy.allowed) or "nothing"
-        yield fail(check, f"nothing may lie in {', '.join(refused)}; allowed: {allowed}", _EXCEPTION)
-    else:
-        yield ok(check, f"{', '.join(wanted)} is allowed")
+        return fail(check, f"nothing may lie in {', '.join(refused)}; allowed: {allowed}", _EXCEPTION)
+    return ok(check, f"{', '.join(wanted)} is allowed")
 
 
 def _locations_of(settings: Settings) -> Iterator[str]:
@@ -98,15 +105,8 @@ def _locations_of(settings: Settings) -> Iterator[str]:
             yield from secret.regions or ("global",)
 
 
-def _place_allowed(place: str, policy: _Allowed) -> bool:
-    names = _names_of_place(place)
-    if any(value in names for value in policy.denied):
-        return False
-    return policy.all or not policy.allowed or any(value in names for value in policy.allowed)
-
-
 def _names_of_place(place: str) -> set[str]:
-    """The values that stand for a place: itself, and the groups that Google puts it in.
+    """Return the values that stand for a place: its name, and Google's groups with it.
 
     https://cloud.google.com/resource-manager/docs/organization-policy/defining-locations
     """
@@ -115,69 +115,58 @@ def _names_of_place(place: str) -> set[str]:
     return {place} | {f"in:{group}-locations" for group in groups}
 
 
-def _domains(check: str, spec: Mapping[str, Any], settings: Settings) -> Iterator[Finding]:
+def _domains(check: str, spec: Mapping[str, Any], settings: Settings) -> Finding:
     policy = _read_list(spec)
     people = (*settings.access.operators, *settings.access.researchers)
     if policy.free:
-        yield ok(check, "members of any domain may be granted roles")
-    elif policy.none:
-        yield fail(check, "no member may be granted a role", _EXCEPTION)
-    elif not people:
-        yield ok(check, "restricted, and the stack grants nothing to people")
-    else:
-        domains = sorted({member.rpartition("@")[2].rpartition(":")[2] for member in people})
-        text = f"roles only for {', '.join(policy.allowed)}; the stack grants some to members of {', '.join(domains)}"
-        yield warn(check, text, f"see that these are the customers behind the domains, or {_EXCEPTION}")
+        return ok(check, "members of any domain may be granted roles")
+    if policy.none:
+        return fail(check, "no member may be granted a role", _EXCEPTION)
+    if not people:
+        return ok(check, "restricted, and the stack grants nothing to people")
+    domains = sorted({member.rpartition("@")[2].rpartition(":")[2] for member in people})
+    text = f"roles only for {', '.join(policy.allowed)}; the stack grants some to members of {', '.join(domains)}"
+    return warn(check, text, f"see that these are the customers behind the domains, or {_EXCEPTION}")
 
 
-def _federation(check: str, spec: Mapping[str, Any], settings: Settings) -> Iterator[Finding]:
+def _federation(check: str, spec: Mapping[str, Any], settings: Settings) -> Finding:
     policy = _read_list(spec)
     if policy.free:
-        yield ok(check, "identities of any provider may come in")
-    elif policy.none or GITHUB_TOKENS in policy.denied or (policy.allowed and GITHUB_TOKENS not in policy.allowed):
-        yield fail(check, f"the pipeline's identities, of {GITHUB_TOKENS}, may not come in", _EXCEPTION)
-    else:
-        yield ok(check, "the pipeline's identities may come in")
+        return ok(check, "identities of any provider may come in")
+    if policy.none or GITHUB_TOKENS in policy.denied or (policy.allowed and GITHUB_TOKENS not in policy.allowed):
+        return fail(check, f"the pipeline's identities, of {GITHUB_TOKENS}, may not come in", _EXCEPTION)
+    return ok(check, "the pipeline's identities may come in")
 
 
-def _no_accounts(check: str, spec: Mapping[str, Any], settings: Settings) -> Iterator[Finding]:
+def _no_accounts(check: str, spec: Mapping[str, Any], settings: Settings) -> Finding:
     if _enforced(spec):
-        yield fail(check, "no service account may be made, and the stack makes one for each role", _EXCEPTION)
-    else:
-        yield ok(check, "service accounts may be made")
+        return fail(check, "no service account may be made, and the stack makes one for each role", _EXCEPTION)
+    return ok(check, "service accounts may be made")
 
 
-def _os_login(check: str, spec: Mapping[str, Any], settings: Settings) -> Iterator[Finding]:
+def _os_login(check: str, spec: Mapping[str, Any], settings: Settings) -> Finding:
     if _enforced(spec):
-        text = "machines take no keys of their own, and a head reaches its TPU nodes with one"
-        yield fail(check, text, _EXCEPTION)
-    else:
-        yield ok(check, "not required")
+        return fail(check, "machines take no keys of their own, and a head reaches its TPU nodes with one", _EXCEPTION)
+    return ok(check, "not required")
 
 
-def _images(check: str, spec: Mapping[str, Any], settings: Settings) -> Iterator[Finding]:
+def _images(check: str, spec: Mapping[str, Any], settings: Settings) -> Finding:
     policy = _read_list(spec)
     projects = sorted({_image_project(head.boot_image, settings.project or "") for head in settings.heads.values()})
     if policy.free:
-        yield ok(check, "images of any project may be used")
-        return
-    refused = [
-        each
-        for each in projects
-        if policy.none or each in policy.denied or (policy.allowed and not policy.all and each not in policy.allowed)
-    ]
+        return ok(check, "images of any project may be used")
+    refused = [each for each in projects if not policy.allows(each)]
     if refused:
-        yield fail(check, f"boot images of {', '.join(refused)} may not be used", f"set `boot_image`, or {_EXCEPTION}")
-    else:
-        yield ok(check, f"images of {', '.join(projects)} may be used")
+        return fail(check, f"boot images of {', '.join(refused)} may not be used", f"set `boot_image`, or {_EXCEPTION}")
+    return ok(check, f"images of {', '.join(projects)} may be used")
 
 
 def _image_project(image: str, project: str) -> str:
-    """`projects/debian-cloud` of `projects/debian-cloud/global/images/…` or of a link to it."""
+    """Return `projects/debian-cloud` of `projects/debian-cloud/global/images/…` or of a link to it."""
     found = re.search(r"projects/[^/]+", image)
     return found[0] if found else f"projects/{project}"
 
 
-def _addresses(check: str, spec: Mapping[str, Any], settings: Settings) -> Iterator[Finding]:
+def _addresses(check: str, spec: Mapping[str, Any], settings: Settings) -> Finding:
     free = _read_list(spec).free
-    yield ok(check, "allowed, and not used" if free else "restricted, and no machine of the stack has one")
+    return ok(check, "allowed, and not used" if free else "restricted, and no machine of the stack has one")

@@ -36,7 +36,7 @@ def look_at_quotas(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
         text = f"{metric}: {amount:g} {unit} wanted, {left:g} of {limit:g} free"
         if left < amount:
             where = f"https://console.cloud.google.com/iam-admin/quotas?project={settings.project}"
-            # After a first `up`, `used` counts the stack's own.
+            # After a first `up`, `used` includes the stack's own use.
             yield warn(f"quota {check}", f"{text}; fine if this stack has them already", f"ask for more at {where}")
         else:
             yield ok(f"quota {check}", text)
@@ -58,14 +58,14 @@ def _compute_needs(settings: Settings) -> Iterator[tuple[str, tuple[str, ...], f
 
 
 def _machine(head: HeadSettings) -> tuple[str, int]:
-    """Family and CPUs of `n2-standard-8`, `n2-custom-8-32768`, `e2-medium` …"""
+    """Return family and CPUs of `n2-standard-8`, `n2-custom-8-32768`, `e2-medium` …"""
     parts = head.machine_type.split("-")
     numbers = [int(part) for part in parts[1:] if part.isdigit()]
     return parts[0], numbers[0] if numbers else 2
 
 
 def _limits(answer: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Metric → (limit, used)."""
+    """Return metric → (limit, used)."""
     return {each["metric"]: (each.get("limit", 0.0), each.get("usage", 0.0)) for each in answer.get("quotas", ())}
 
 
@@ -99,7 +99,7 @@ def look_at_zone(settings: Settings, api: GoogleApi) -> Iterator[Finding]:
 
 
 def list_pool_looks(settings: Settings, api: GoogleApi) -> Iterator[tuple[str, Look]]:
-    """`pool HEAD.POOL` → the look at its hardware and quota."""
+    """Yield `pool HEAD.POOL` and the check of its hardware and quota."""
     for head_name, head in settings.heads.items():
         for pool_name, pool in head.pools.items():
             label = f"{head_name}.{pool_name}"
@@ -107,11 +107,6 @@ def list_pool_looks(settings: Settings, api: GoogleApi) -> Iterator[tuple[str, L
 
 
 def _look_at_pool(settings: Settings, label: str, pool: PoolSettings, api: GoogleApi) -> Iterator[Finding]:
-    yield from _hardware(settings, label, pool, api)
-    yield from guard_all(f"quota {label}", lambda: _tpu_quota(settings, label, pool, api))
-
-
-def _hardware(settings: Settings, label: str, pool: PoolSettings, api: GoogleApi) -> Iterator[Finding]:
     where = f"v2/projects/{settings.project}/locations/{settings.zone}"
     types = [each.get("type", "") for each in api.pages("tpu", f"{where}/acceleratorTypes", "acceleratorTypes")]
     check = f"pool {label}"
@@ -126,6 +121,7 @@ def _hardware(settings: Settings, label: str, pool: PoolSettings, api: GoogleApi
     else:
         fix = f"it has {name_nearest(pool.runtime_version, versions)}"
         yield fail(check, f"there is no TPU software `{pool.runtime_version}` in {settings.zone}", fix)
+    yield from guard_all(f"quota {label}", partial(_tpu_quota, settings, label, pool, api))
 
 
 def _tpu_quota(settings: Settings, label: str, pool: PoolSettings, api: GoogleApi) -> Iterator[Finding]:
@@ -146,7 +142,7 @@ def _tpu_quota(settings: Settings, label: str, pool: PoolSettings, api: GoogleAp
         text = f"the project tells no {kind.replace('_', ' ')} quota of {family} in {settings.zone}"
         yield warn(check, text, f"look at {where}")
         return
-    # Small sizes have a quota of their own, and Google does not say which one counts: take the largest.
+    # Small sizes have a quota of their own, and Google does not state which quota counts: take the largest.
     limit = max(found)
     text = f"{limit:,} of {family}, {kind.replace('_', ' ')}, in {settings.zone}"
     if limit < size:
@@ -171,7 +167,7 @@ def _is_quota_of(metric: Mapping[str, Any], family: str, kind: str) -> bool:
 
 
 def _limit_in(limit: Mapping[str, Any], settings: Settings) -> int | None:
-    """The project's limit in the stack's zone; the API gives -1 for no limit."""
+    """Return the project's limit in the stack's zone, for which the API has -1 if there is none."""
     own, general = None, None
     for bucket in limit.get("quotaBuckets", ()):
         dimensions = bucket.get("dimensions", {})

@@ -1,9 +1,8 @@
 """The file that Ray's autoscaler on the head reads, and reads again every few seconds.
 
-`ray start` does not fill it in as `ray up` does, so everything that Ray looks up without a default stands here: the
-network and the identity of TPU nodes, `_has_tpus`, every list that may be empty. What changes from time to time (the
-image, the secrets) lies where Ray starts no running node again for it: only set-up and start commands do that, and
-these are constant.
+`ray start` does not complete the file as `ray up` does, so the file has everything that Ray looks up without a default:
+the network and the identity of TPU nodes, `_has_tpus`, every list that may be empty. Ray starts running nodes again when
+set-up or start commands change, so these are constant; the image and the secrets are in other files.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from runtime.errors import InvalidValue
 
 SSH_USER: Final = "ray"
 UPSCALING_SPEED: Final = 4.0
-"""How many times as many nodes as there are Ray asks for at once."""
+"""Nodes that Ray requests at once, as a multiple of the running ones."""
 SCOPES: Final = ("https://www.googleapis.com/auth/cloud-platform",)
 
 START_NODE: Final = (
@@ -36,7 +35,7 @@ _HEADER: Final = """\
 
 
 def render_autoscaler(cluster: Cluster) -> str:
-    """The file as text; equal clusters have equal text."""
+    """Render the file; equal clusters have equal text."""
     header = _HEADER.format(name=cluster.name, stack=cluster.stack)
     return header + yaml.dump(
         autoscaler_fields(cluster), Dumper=_Dumper, sort_keys=False, width=100_000, allow_unicode=True
@@ -59,7 +58,7 @@ def autoscaler_fields(cluster: Cluster) -> dict[str, Any]:
             "availability_zone": cluster.zone,
             "use_internal_ips": True,
             "_has_tpus": True,
-            # Otherwise a change of a pool ends all its nodes at once, whatever they work on.
+            # Otherwise a change of a pool ends all its nodes at once, even busy ones.
             "disable_launch_config_check": True,
         },
         "auth": {"ssh_user": SSH_USER, "ssh_private_key": units.PRIVATE_KEY},
@@ -84,7 +83,7 @@ def autoscaler_fields(cluster: Cluster) -> dict[str, Any]:
 
 
 def _head_type(cluster: Cluster) -> dict[str, Any]:
-    """Nobody makes a head of this; Ray wants to know of which kind the head is, and to place nothing on it."""
+    """Return the head's node type, which Ray needs to know; Ray makes no node of it and places no work on the head."""
     return {
         "min_workers": 0,
         "max_workers": 0,
@@ -100,7 +99,7 @@ def _pool_type(cluster: Cluster, pool: PoolSettings, metadata: dict[str, str]) -
         "resources": {
             "CPU": pool.cpus,
             "TPU": chips_per_host(pool.accelerator),
-            # On the first host of each slice only; Ray takes it from the others.
+            # Only for the first host of each slice; Ray removes it from the others.
             f"TPU-{pool.accelerator}-head": 1,
         },
         "node_config": _node_config(cluster, pool, metadata),
@@ -119,8 +118,8 @@ def _node_config(cluster: Cluster, pool: PoolSettings, metadata: dict[str, str])
             "subnetwork": partial_url(cluster.subnet),
             "enableExternalIps": False,
         },
-        # The API's own key. Ray also takes a list, `serviceAccounts`, but spoils it when it makes the first of several
-        # nodes: the second one fails with a KeyError.
+        # The API's own key. Ray also accepts a list, `serviceAccounts`, but damages the list when it makes the first of
+        # several nodes: the second fails with a KeyError.
         "serviceAccount": {"email": cluster.node_email, "scope": list(SCOPES)},
         "tags": [cluster.name],
         "labels": dict(sorted(cluster.labels.items())),
@@ -129,9 +128,9 @@ def _node_config(cluster: Cluster, pool: PoolSettings, metadata: dict[str, str])
 
 
 def _node_metadata(cluster: Cluster) -> dict[str, str]:
-    """The same object for every pool, so that the file holds it once and the others point to it."""
+    """Return metadata that all pools share as one object, so that YAML writes it once and then refers to it."""
     return {
-        # Keys of the metadata mean nothing to OS Login, and this node admits nobody but the head.
+        # OS Login ignores keys in the metadata, and this node admits only the head.
         "enable-oslogin": "FALSE",
         "block-project-ssh-keys": "TRUE",
         "enable-guest-attributes": "TRUE",

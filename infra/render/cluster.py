@@ -1,4 +1,4 @@
-"""The renderers' view of a cluster: plain, known values, from which they make the same text every time."""
+"""The renderers' view of a cluster, in plain values: equal values give equal text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from infra.settings.model import PoolSettings
 from runtime.errors import InvalidValue
 
 HEAD_TYPE: Final = "ray_head"
-"""Ray's node type of the head itself; a pool cannot be called so."""
+"""Ray's node type of the head; no pool can have this name."""
 
 PORTS: Final[Mapping[str, int]] = {
     "gcs": 6379,
@@ -28,8 +28,7 @@ PORTS: Final[Mapping[str, int]] = {
     "dashboard_metrics": 44227,
     "agent": 52365,
 }
-"""Every port that Ray listens on, so that the firewall can name them. None is open beyond the subnet: Ray asks nobody
-for a password."""
+"""Every port that Ray listens on, for the firewall. None is open beyond the subnet: Ray requires no password."""
 
 # https://cloud.google.com/tpu/docs/system-architecture-tpu-vm: chips of one core, and hosts of up to eight of them.
 _SINGLE_CORE: Final = ("v5litepod", "v6e")
@@ -46,7 +45,7 @@ class SecretReference:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     name: str
-    """Ray's name of it."""
+    """Ray's name of the cluster."""
     key: str
     """The cluster's name among users and in the contract."""
     stack: str
@@ -54,7 +53,7 @@ class Cluster:
     region: str
     zone: str
     head: str
-    """Of the VM."""
+    """Name of the VM."""
     machine_type: str
     image: str
     network: str
@@ -72,7 +71,7 @@ class Cluster:
 
 
 def chips_per_host(accelerator: str) -> int:
-    """Chips that one host of a slice sees: `v4-8` has 4 in one host, `v5litepod-8` 8, `v5litepod-16` 4 in each of four.
+    """Return the chips that one host of a slice sees: 4 for `v4-8`, 8 for `v5litepod-8`, 4 for `v5litepod-16`.
 
     The number after the dash counts cores if a chip has two of them, and chips otherwise.
     """
@@ -85,5 +84,5 @@ def chips_per_host(accelerator: str) -> int:
 
 
 def partial_url(link: str) -> str:
-    """`projects/P/…` of a self-link: the TPU API takes no `https://` in front of it."""
+    """Return `projects/P/…` of a self-link: the TPU API takes no `https://` before it."""
     return re.sub(r"^https?://[^/]+/compute/[^/]+/", "", link)

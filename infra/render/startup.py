@@ -1,7 +1,7 @@
 """The boot scripts of heads and nodes, and the files that they install from the metadata.
 
-Both scripts run at every boot and again whenever somebody asks the guest agent to. The second run of an unchanged
-script changes nothing and leaves Ray alone.
+Both scripts run at every boot, and again on request to the guest agent. A second run of an unchanged script changes
+nothing and does not touch Ray.
 """
 
 from __future__ import annotations
@@ -12,34 +12,33 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Final
 
+from infra.machine.machine import AUTOSCALER_KEY, MANIFEST_KEY
 from infra.render import units
 from infra.render.cluster import PORTS, Cluster
 from infra.settings.model import PoolSettings
 from runtime.errors import InvalidValue
 from runtime.outputs import ClusterOutput, StackOutputs, encode_outputs
 
-MANIFEST_KEY: Final = "ray-files"
-AUTOSCALER_KEY: Final = "ray-autoscaler"
 MACHINE_KEY: Final = "ray-machine"
 STARTUP_KEY: Final = "startup-script"
 
 METADATA_LIMIT_BYTES: Final = 256 * 1024
-"""Bytes of one value; all values together may have twice that. https://cloud.google.com/compute/docs/metadata/setting-custom-metadata"""
+"""Limit of one value in bytes; all values together may have twice that. https://cloud.google.com/compute/docs/metadata/setting-custom-metadata"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstalledFile:
     key: str
-    """In the machine's metadata."""
+    """Key in the machine's metadata."""
     path: str
     text: str
     mode: str = "0644"
     live: bool = False
-    """Takes effect while Ray runs; the rest waits for a restart."""
+    """Whether a change takes effect while Ray runs; other files wait for a restart."""
 
 
 def render_machine() -> str:
-    """The program that heads and nodes run; as it lies in this package."""
+    """Return the source of the program that heads and nodes run."""
     return resources.files("infra.machine").joinpath("machine.py").read_text(encoding="utf-8")
 
 
@@ -49,7 +48,7 @@ def render_settings(cluster: Cluster) -> str:
 
 
 def render_contract(cluster: Cluster, config_sha256: str) -> str:
-    """The part of the stack's contract that the reaper on the head needs, so that it reads no bucket."""
+    """Render the part of the stack's contract that the reaper on the head needs, so that it reads no bucket."""
     outputs = StackOutputs(
         stack=cluster.stack,
         project=cluster.project,
@@ -73,7 +72,7 @@ def render_contract(cluster: Cluster, config_sha256: str) -> str:
 
 
 def pool_outputs(pools: Mapping[str, PoolSettings]) -> dict[str, object]:
-    """The pools as the contract has them."""
+    """Return the pools in the contract's form."""
     return {
         name: {
             "accelerator": pool.accelerator,
@@ -88,6 +87,7 @@ def pool_outputs(pools: Mapping[str, PoolSettings]) -> dict[str, object]:
 
 
 def head_files(cluster: Cluster, autoscaler: str, config_sha256: str) -> list[InstalledFile]:
+    reaper, reaper_timer = units.render_reaper(cluster)
     return [
         *_shared_files(cluster),
         InstalledFile(key=AUTOSCALER_KEY, path=units.AUTOSCALER_FILE, text=autoscaler, mode="0600", live=True),
@@ -96,22 +96,15 @@ def head_files(cluster: Cluster, autoscaler: str, config_sha256: str) -> list[In
         ),
         _unit("ray-head-service", units.HEAD_UNIT, units.render_head_service(cluster)),
         _unit("ray-watch-service", units.WATCH_UNIT, units.render_watch_service(cluster)),
-        _unit("ray-reaper-service", "runtime-ray-reaper.service", units.render_reaper_service(cluster)),
-        _unit("ray-reaper-timer", units.REAPER_TIMER, units.render_reaper_timer(cluster)),
-    ]
-
-
-def node_files(cluster: Cluster) -> list[InstalledFile]:
-    return [
-        *_shared_files(cluster),
-        _unit("ray-node-service", units.NODE_UNIT, units.render_node_service(cluster)),
+        _unit("ray-reaper-service", "runtime-ray-reaper.service", reaper),
+        _unit("ray-reaper-timer", units.REAPER_TIMER, reaper_timer),
     ]
 
 
 def head_metadata(cluster: Cluster, autoscaler: str, config_sha256: str) -> dict[str, str]:
-    """Metadata of the head: the boot script, the autoscaler file under a key of its own, and the other rendered files.
+    """Render the head's metadata: the boot script, the autoscaler file, and the other files, each under its key.
 
-    Raises `InvalidValue` for more than the metadata can hold.
+    Raises `InvalidValue` for a text that is too long for the metadata.
     """
     files = head_files(cluster, autoscaler, config_sha256)
     metadata = {STARTUP_KEY: render_head_script(config_sha256), **_as_metadata(files)}
@@ -127,7 +120,8 @@ def head_metadata(cluster: Cluster, autoscaler: str, config_sha256: str) -> dict
 
 
 def node_metadata(cluster: Cluster) -> dict[str, str]:
-    return {STARTUP_KEY: render_node_script(), **_as_metadata(node_files(cluster))}
+    service = _unit("ray-node-service", units.NODE_UNIT, units.render_node_service(cluster))
+    return {STARTUP_KEY: render_node_script(), **_as_metadata([*_shared_files(cluster), service])}
 
 
 def render_head_script(config_sha256: str) -> str:
@@ -233,14 +227,15 @@ start_unit() {{
 
 
 def _shared_files(cluster: Cluster) -> list[InstalledFile]:
+    secrets, secrets_timer = units.render_secrets(cluster)
     return [
         InstalledFile(key=MACHINE_KEY, path=units.MACHINE, text=render_machine(), mode="0755"),
         InstalledFile(
             key="ray-settings", path="/etc/runtime-ray/settings.json", text=render_settings(cluster), live=True
         ),
         InstalledFile(key="ray-start", path=units.START_SCRIPT, text=units.render_start_script(), mode="0755"),
-        _unit("ray-secrets-service", "runtime-ray-secrets.service", units.render_secrets_service(cluster)),
-        _unit("ray-secrets-timer", units.SECRETS_TIMER, units.render_secrets_timer(cluster)),
+        _unit("ray-secrets-service", "runtime-ray-secrets.service", secrets),
+        _unit("ray-secrets-timer", units.SECRETS_TIMER, secrets_timer),
     ]
 
 
@@ -249,12 +244,9 @@ def _unit(key: str, unit: str, text: str) -> InstalledFile:
 
 
 def _as_metadata(files: list[InstalledFile]) -> dict[str, str]:
-    manifest = [
-        {"key": each.key, "path": each.path, "mode": each.mode, "live": each.live}
-        for each in sorted(files, key=lambda each: each.key)
-    ]
-    values: Mapping[str, str] = {each.key: each.text for each in files}
-    return {MANIFEST_KEY: _json(manifest), **{key: values[key] for key in sorted(values)}}
+    files = sorted(files, key=lambda each: each.key)
+    manifest = [{"key": each.key, "path": each.path, "mode": each.mode, "live": each.live} for each in files]
+    return {MANIFEST_KEY: _json(manifest), **{each.key: each.text for each in files}}
 
 
 def _json(value: object) -> str:

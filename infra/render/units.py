@@ -20,37 +20,41 @@ REAPER_TIMER: Final = "runtime-ray-reaper.timer"
 SECRETS_TIMER: Final = "runtime-ray-secrets.timer"
 NODE_UNIT: Final = "runtime-ray-node.service"
 
-_LOGS: Final = ("--log-driver=json-file", "--log-opt=max-size=50m", "--log-opt=max-file=5")
-_LIMITS: Final = ("--ulimit=memlock=-1:-1", "--ulimit=nofile=1048576:1048576", "--pids-limit=-1")
-_SESSION_DAYS: Final = 7
+_LOGS: Final = "--log-driver=json-file --log-opt=max-size=50m --log-opt=max-file=5"
+_LIMITS: Final = "--ulimit=memlock=-1:-1 --ulimit=nofile=1048576:1048576 --pids-limit=-1"
+_DROP_OLD_SESSIONS: Final = (
+    "/usr/bin/find /var/lib/runtime-ray -mindepth 1 -maxdepth 1 -name session_* -mtime +7 -exec rm -rf {} +"
+)
+"""Ray keeps the logs of each start in a folder of its own, for ever."""
+_SUPERVISION: Final = """\
+ExecStop=/usr/bin/docker stop --time 60 ray
+Restart=always
+RestartSec=10
+TimeoutStartSec=infinity
+TimeoutStopSec=90
+LimitMEMLOCK=infinity"""
 
 
 def render_head_service(cluster: Cluster) -> str:
     run = _docker_run(
-        *_LIMITS,
         "--shm-size=8g",
         "--volume=/etc/runtime-ray/config:/etc/runtime-ray/config:ro",
         "--volume=/etc/runtime-ray/ssh:/etc/runtime-ray/ssh:ro",
-        # The first autoscaler is the one whose code reads this file again every few seconds and drops nothing for it.
+        # Only the first version of the autoscaler reads its file again every few seconds, without dropping anything.
         "--env=RAY_enable_autoscaler_v2=0",
-        # It counts errors for ever and would give up after the sixth, months later.
+        # The autoscaler never resets its count of errors: by default it would give up after the sixth, months later.
         "--env=AUTOSCALER_MAX_NUM_FAILURES=1000000000",
         image=cluster.image,
-        arguments=("head",),
+        machine="head",
     )
     return _service(
         f"Head of Ray cluster {cluster.name}",
         f"""\
         ExecStartPre={MACHINE} wait
         ExecStartPre=-/usr/bin/docker rm --force ray
-        ExecStartPre=-{_drop_old_sessions()}
+        ExecStartPre=-{_DROP_OLD_SESSIONS}
         ExecStart={run}
-        ExecStop=/usr/bin/docker stop --time 60 ray
-        Restart=always
-        RestartSec=10
-        TimeoutStartSec=infinity
-        TimeoutStopSec=90
-        LimitMEMLOCK=infinity
+        {_SUPERVISION}
         # Docker keeps and rotates what the container prints.
         StandardOutput=null
         """,
@@ -59,16 +63,13 @@ def render_head_service(cluster: Cluster) -> str:
 
 def render_node_service(cluster: Cluster) -> str:
     run = _docker_run(
-        *_LIMITS,
         # TPUs are devices of the host, and libtpu locks its buffers into memory.
         "--privileged",
-        # A cap, not a reservation: Ray's object store takes what it needs of it.
+        # A limit, not a reservation: Ray's object store takes only the memory that it uses.
         "--shm-size=200g",
-        "--env=RAY_HEAD_IP",
-        "--env=RAY_OVERRIDE_RESOURCES",
-        "--env=RAY_OVERRIDE_LABELS",
+        "--env=RAY_HEAD_IP --env=RAY_OVERRIDE_RESOURCES --env=RAY_OVERRIDE_LABELS",
         image=cluster.image,
-        arguments=("node",),
+        machine="node",
     )
     return _service(
         f"Node of Ray cluster {cluster.name}",
@@ -77,12 +78,7 @@ def render_node_service(cluster: Cluster) -> str:
         ExecStartPre={MACHINE} wait
         ExecStartPre=-/usr/bin/docker rm --force ray
         ExecStart={run}
-        ExecStop=/usr/bin/docker stop --time 60 ray
-        Restart=always
-        RestartSec=10
-        TimeoutStartSec=infinity
-        TimeoutStopSec=90
-        LimitMEMLOCK=infinity
+        {_SUPERVISION}
         StandardOutput=null
         """,
     )
@@ -100,58 +96,27 @@ def render_watch_service(cluster: Cluster) -> str:
     )
 
 
-def render_reaper_service(cluster: Cluster) -> str:
-    command = shlex.join(
-        (
-            "/usr/bin/docker",
-            "run",
-            "--rm",
-            "--name=runtime-ray-reaper",
-            "--network=host",
-            "--user=0",
-            *_LOGS,
-            "--volume=/etc/runtime-ray/config:/etc/runtime-ray/config:ro",
-            f"--env=RUNTIME_OUTPUTS={CONTRACT_FILE}",
-            "--entrypoint=runtime",
-            cluster.image,
-            "cluster",
-            "reap",
-            "--cluster",
-            cluster.key,
-        )
+def render_reaper(cluster: Cluster) -> tuple[str, str]:
+    """Render the service that removes dead nodes, and its timer."""
+    title = f"Removes dead TPU nodes of Ray cluster {cluster.name}"
+    command = (
+        f"/usr/bin/docker run --rm --name=runtime-ray-reaper --network=host --user=0 {_LOGS} "
+        "--volume=/etc/runtime-ray/config:/etc/runtime-ray/config:ro "
+        f"--env=RUNTIME_OUTPUTS={CONTRACT_FILE} --entrypoint=runtime {shlex.quote(cluster.image)} "
+        f"cluster reap --cluster {shlex.quote(cluster.key)}"
     )
-    return _service(
-        f"Removes dead TPU nodes of Ray cluster {cluster.name}",
-        f"""\
-        Type=oneshot
-        ExecStart={command}
-        TimeoutStartSec=300
-        """,
-    )
+    return _oneshot(title, command), _timer(title, first="3min", every="2min")
 
 
-def render_reaper_timer(cluster: Cluster) -> str:
-    return _timer(f"Removes dead TPU nodes of Ray cluster {cluster.name}", first="3min", every="2min")
-
-
-def render_secrets_service(cluster: Cluster) -> str:
-    return _service(
-        f"Fetches the secrets of Ray cluster {cluster.name} again",
-        f"""\
-        Type=oneshot
-        ExecStart={MACHINE} secrets
-        TimeoutStartSec=300
-        """,
-        needs_docker=False,
-    )
-
-
-def render_secrets_timer(cluster: Cluster) -> str:
-    return _timer(f"Fetches the secrets of Ray cluster {cluster.name} again", first="15min", every="15min")
+def render_secrets(cluster: Cluster) -> tuple[str, str]:
+    """Render the service that fetches the secrets again, and its timer."""
+    title = f"Fetches the secrets of Ray cluster {cluster.name} again"
+    service = _oneshot(title, f"{MACHINE} secrets", needs_docker=False)
+    return service, _timer(title, first="15min", every="15min")
 
 
 def render_start_script() -> str:
-    """Runs in the container, on heads and nodes alike: secrets into the environment, then Ray in the foreground."""
+    """Render the container's script for heads and nodes: it exports the secrets and starts Ray in the foreground."""
     shared = {
         "node-manager-port": "node_manager",
         "object-manager-port": "object_manager",
@@ -209,36 +174,21 @@ def _options(names: Mapping[str, str], *, indent: int = 2) -> str:
     return "\n".join(f"{' ' * indent}--{option}={PORTS[port]}" for option, port in names.items())
 
 
-def _docker_run(*options: str, image: str, arguments: tuple[str, ...]) -> str:
-    return shlex.join(
-        (
-            "/usr/bin/docker",
-            "run",
-            "--rm",
-            "--init",
-            "--name=ray",
-            "--network=host",
-            "--user=0",
-            *_LOGS,
-            *options,
-            # Folders, not files: a file that is replaced would stay the old one inside.
-            "--volume=/run/runtime-ray:/run/runtime-ray:ro",
-            "--volume=/opt/runtime-ray:/opt/runtime-ray:ro",
-            "--volume=/var/lib/runtime-ray:/tmp/ray",
-            "--entrypoint=/bin/bash",
-            image,
-            START_SCRIPT,
-            *arguments,
-        )
+def _docker_run(*options: str, image: str, machine: str) -> str:
+    # Folders, not files: the container would keep seeing the old file after a replacement.
+    volumes = (
+        "--volume=/run/runtime-ray:/run/runtime-ray:ro --volume=/opt/runtime-ray:/opt/runtime-ray:ro "
+        "--volume=/var/lib/runtime-ray:/tmp/ray"
     )
-
-
-def _drop_old_sessions() -> str:
-    """Ray keeps the logs of each of its starts in a folder of its own, for ever."""
     return (
-        f"/usr/bin/find /var/lib/runtime-ray -mindepth 1 -maxdepth 1 -name session_* -mtime +{_SESSION_DAYS} "
-        "-exec rm -rf {} +"
+        f"/usr/bin/docker run --rm --init --name=ray --network=host --user=0 {_LOGS} {_LIMITS} {' '.join(options)} "
+        f"{volumes} --entrypoint=/bin/bash {shlex.quote(image)} {START_SCRIPT} {machine}"
     )
+
+
+def _oneshot(description: str, command: str, *, needs_docker: bool = True) -> str:
+    body = f"Type=oneshot\nExecStart={command}\nTimeoutStartSec=300"
+    return _service(description, body, needs_docker=needs_docker)
 
 
 def _service(description: str, body: str, *, needs_docker: bool = True) -> str:

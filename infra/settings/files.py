@@ -1,4 +1,4 @@
-"""Finds and reads stack files as the engine does, without it: the names of the stacks, and the config of their programs."""
+"""Finds and reads stack files as the engine does: the names of the stacks, and the config of their programs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 import yaml
 
-from infra.check.recording import PROJECT
+from infra.settings.model import NAMESPACE
 from runtime.errors import RequestRefused, UnknownName
 
 PROJECT_FILE = "Pulumi.yaml"
 
 
 class InvalidStackFile(RequestRefused):
-    """A file that cannot be read as a stack file; `problem` continues a sentence about it."""
+    """A file is no valid stack file; `problem` continues a sentence about the file."""
 
     def __init__(self, path: Path, problem: str, *, hint: str | None = None) -> None:
         self.path, self.problem = path, problem
@@ -30,34 +30,29 @@ class StackConfig:
     """The config that a stack's program gets."""
 
     values: Mapping[str, str]
-    """Full key → value as the engine passes it: text, objects and lists as JSON."""
+    """Full key → value as the engine passes it: text; objects and lists as JSON."""
     secrets: frozenset[str] = frozenset()
-    """Keys whose values the file has encrypted; their values here are empty."""
+    """Keys with encrypted values, which are empty here."""
     written: frozenset[str] = frozenset()
-    """Keys that stand in the stack file itself; the others have the default of Pulumi.yaml."""
+    """Keys in the stack file itself; the others have the default of Pulumi.yaml."""
 
 
 def find_project_folder(start: Path | None = None) -> Path:
-    """The nearest folder from `start` (by default the current one) upwards that holds this project's Pulumi.yaml.
+    """Return the nearest folder, from `start` (by default the current one) upwards, with this project's Pulumi.yaml.
 
-    Raises `RequestRefused` if there is none.
+    Raises `RequestRefused` without one.
     """
     start = (start or Path.cwd()).resolve()
+    hint = "run this in the folder of the stack files, or name it with `--folder`"
     for folder in (start, *start.parents):
         file = folder / PROJECT_FILE
         if file.is_file():
             name = _read_mapping(file).get("name")
-            if name != PROJECT:
-                raise RequestRefused(
-                    f"`{file}` is of another project: `{name}`",
-                    facts=[f"expected the project `{PROJECT}`"],
-                    hint="run this in the folder of the stack files, or name it with `--folder`",
-                )
+            if name != NAMESPACE:
+                facts = [f"expected the project `{NAMESPACE}`"]
+                raise RequestRefused(f"`{file}` is of another project: `{name}`", facts=facts, hint=hint)
             return folder
-    raise RequestRefused(
-        f"no `{PROJECT_FILE}` in `{start}` or above",
-        hint="run this in the folder of the stack files, or name it with `--folder`",
-    )
+    raise RequestRefused(f"no `{PROJECT_FILE}` in `{start}` or above", hint=hint)
 
 
 def list_stacks(folder: Path) -> list[str]:
@@ -66,7 +61,7 @@ def list_stacks(folder: Path) -> list[str]:
 
 
 def find_stack_file(stack: str, folder: Path) -> Path:
-    """Raises `UnknownName` with the stacks that there are."""
+    """Raises `UnknownName` with the existing stacks."""
     file = folder / f"Pulumi.{stack}.yaml"
     if "/" in stack or not file.is_file():
         raise UnknownName(
@@ -76,7 +71,7 @@ def find_stack_file(stack: str, folder: Path) -> Path:
 
 
 def load_stack_config(path: Path) -> StackConfig:
-    """The config that the engine would pass for the stack file at `path`, with the defaults of the Pulumi.yaml beside it.
+    """Return the engine's config for the stack file at `path`, with the defaults of the Pulumi.yaml beside it.
 
     Raises `InvalidStackFile`.
     """
@@ -85,7 +80,7 @@ def load_stack_config(path: Path) -> StackConfig:
 
 
 def read_stack_file(path: Path) -> StackConfig:
-    """The file's own values under `config:`, with full keys. Raises `InvalidStackFile`."""
+    """Return the file's own values under `config:`, with full keys. Raises `InvalidStackFile`."""
     content = _read_mapping(path)
     unknown = sorted(set(content) - {"config", "encryptionsalt", "encryptedkey", "secretsprovider", "environment"})
     if unknown:
@@ -98,46 +93,41 @@ def read_stack_file(path: Path) -> StackConfig:
     config = content.get("config") or {}
     if not isinstance(config, Mapping):
         raise InvalidStackFile(path, f"has {_kind(config)} under `config`, expected keys and values")
-    values: dict[str, str] = {}
-    secrets = set()
-    for key, value in config.items():
-        full = str(key) if ":" in str(key) else f"{PROJECT}:{key}"
-        if isinstance(value, Mapping) and set(value) == {"secure"}:
-            secrets.add(full)
-            values[full] = ""
-        else:
-            values[full] = as_text(value)
+    secrets = {_full(key) for key, value in config.items() if isinstance(value, Mapping) and set(value) == {"secure"}}
+    values = {_full(key): "" if _full(key) in secrets else as_text(value) for key, value in config.items()}
     return StackConfig(values=values, secrets=frozenset(secrets), written=frozenset(values))
 
 
+def _full(key: object) -> str:
+    return str(key) if ":" in str(key) else f"{NAMESPACE}:{key}"
+
+
 def _defaults(folder: Path) -> dict[str, str]:
-    """The defaults of Pulumi.yaml for keys that a stack file leaves out."""
+    """Return the defaults of Pulumi.yaml."""
     file = folder / PROJECT_FILE
     if not file.is_file():
         return {}
     found: dict[str, str] = {}
-    declared = _read_mapping(file).get("config") or {}
-    for key, entry in declared.items():
-        full = str(key) if ":" in str(key) else f"{PROJECT}:{key}"
+    for key, entry in (_read_mapping(file).get("config") or {}).items():
         if not isinstance(entry, Mapping):
-            found[full] = as_text(entry)
+            found[_full(key)] = as_text(entry)
         elif "default" in entry or "value" in entry:
-            found[full] = as_text(entry.get("value", entry.get("default")))
+            found[_full(key)] = as_text(entry.get("value", entry.get("default")))
     return found
 
 
 def as_text(value: Any) -> str:
-    """A value of a stack file as the engine passes it to the program."""
+    """Return a value of a stack file as the engine passes it to the program."""
     if isinstance(value, str):
         return value
     if value is None:
         return ""
-    # YAML has dates, JSON does not; they are meant as text.
+    # YAML has dates and JSON has none; a date becomes text.
     return json.dumps(value, default=str, ensure_ascii=False, separators=(",", ":"))
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice; plain YAML loading keeps the last without a word."""
+    """Refuses a repeated key; plain YAML loading silently keeps the last."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -172,9 +162,6 @@ def _read_mapping(path: Path) -> Mapping[str, Any]:
 
 
 def _kind(value: Any) -> str:
-    match value:
-        case list():
-            return "a list"
-        case str():
-            return "a text"
-    return f"`{value}`"
+    if isinstance(value, list):
+        return "a list"
+    return "a text" if isinstance(value, str) else f"`{value}`"

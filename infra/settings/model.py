@@ -1,4 +1,4 @@
-"""A stack's settings, as frozen values. `read` makes them of a stack file, `valid` judges them."""
+"""A stack's settings, as frozen values; `read` makes them from a stack file and judges them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 NAMESPACE: Final = "research-runtime"
-"""Prefix of our keys in a stack file, the same as the project's name."""
+"""The project's name, and so the prefix of our keys in a stack file."""
 
 
 class Capacity(StrEnum):
@@ -163,8 +163,8 @@ class KubernetesSettings:
     server: str
     namespaces: Mapping[str, NamespaceSettings] = field(default_factory=dict)
     slot_namespace: str | None = None
-    """The namespace of `namespaces` whose Lease objects record the taken parts of GPUs for all of them; by default each
-    keeps its own, which is right if no two of them use the same machines."""
+    """The one of `namespaces` whose Lease objects record the taken parts of GPUs for all. By default each has its own
+    records, which is right if no two namespaces use the same machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +244,7 @@ class Settings:
 
 
 OPTIONAL_PARTS: Final = ("network", "records", "ci", "alerts")
-"""Keys whose absence means that the stack has no such part. Pulumi.yaml gives each the default `{}`, so that is absence."""
+"""Keys of parts that a stack may lack. Pulumi.yaml gives each the default `{}`, so that value means absence."""
 
 
 KEYS: Final = frozenset(each.name for each in fields(Settings)) - {"stack"}

@@ -1,43 +1,47 @@
-"""Reads a stack's settings, and is the only module that touches `pulumi.Config`.
+"""Reads a stack's settings, and judges settings from stack files and other programs by every rule.
 
-The engine checks neither misspelt nor nested keys, so all of it happens here, over all keys, before a resource exists:
-`parse_settings` takes the keys of a stack file and returns `Settings`, or raises one `InvalidSettings` that lists every
-problem with the field, the value, what is allowed and a hint.
+Only this module touches `pulumi.Config`. The engine checks neither misspelt nor nested keys, so `parse_settings` checks
+all keys of a stack file before a resource exists: it returns `Settings`, or raises one `InvalidSettings` that lists every
+problem with the field, the value, the allowed values and a hint.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Final
+from dataclasses import fields, is_dataclass, replace
+from enum import StrEnum
+from typing import Any, ClassVar, Final
 
 from infra.settings.model import KEYS, NAMESPACE, OPTIONAL_PARTS, Settings
+from infra.settings.rules import find_own_problems
 from infra.settings.stack_rules import find_stack_problems
-from infra.settings.typed import SettingsReader, decode
-from infra.settings.valid import InvalidSettings, find_problems
-from runtime.schema import Problem, join, suggest, type_hints
+from runtime import schema
+from runtime.errors import RequestRefused
+from runtime.schema import UNREADABLE, Problem, join, suggest, type_hints, without_none
 
 SECRET_VALUE: Final = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY|\bya29\.[\w-]{20,}|\bAIza[\w-]{35}|\bgh[pousr]_\w{30,}|\bhf_[A-Za-z0-9]{20,}"
     r'|\bAKIA[0-9A-Z]{16}\b|"private_key"|\bsk-[A-Za-z0-9_-]{20,}'
 )
-"""Forms of secret values that have a recognisable one."""
+"""Recognisable forms of secret values."""
 _VALUE_KEYS: Final = re.compile(
     r"secrets\.(?P<name>[^.]+)\.(?:value|values|token|password|key|secret|data|content|text)"
 )
 
 
 def parse_settings(stack: str, values: Mapping[str, Any]) -> Settings:
-    """Check and type the values of a stack file under our keys (without their prefix).
+    """Check and convert the values of a stack file under our keys (without their prefix).
 
     A value is as YAML reads it, or text as the engine passes it (objects and lists as JSON). Raises
-    `InvalidSettings` with every problem found.
+    `InvalidSettings` with every problem.
     """
     hints = type_hints(Settings)
     decoded = {key: decode(hints[key], value) if key in KEYS else value for key, value in values.items()}
     if typed_in := list(_find_typed_secrets(decoded)):
-        # Alone: any other problem could repeat the value.
+        # Reported alone, since any other problem could repeat the value.
         raise InvalidSettings(f"stack `{stack}`", typed_in)
     reader = SettingsReader()
     for key in OPTIONAL_PARTS:
@@ -57,7 +61,7 @@ def parse_settings(stack: str, values: Mapping[str, Any]) -> Settings:
 
 
 def _find_news(settings: object, unread: Sequence[Problem]) -> list[Problem]:
-    """Judge the readable part. The rest has its default for now, and a problem that the default makes is left out."""
+    """Judge the readable part, without the problems of the defaults that replace unreadable values."""
     if not isinstance(settings, Settings):
         return []
     paths = {problem.path for problem in unread}
@@ -90,7 +94,7 @@ def _with_place_of_values(problem: Problem) -> Problem:
 
 
 def read_settings() -> Settings:
-    """The settings of the stack that Pulumi runs now. Raises `InvalidSettings`."""
+    """Read the settings of the stack that Pulumi runs now. Raises `InvalidSettings`."""
     import pulumi
     from pulumi.runtime import config as engine
 
@@ -102,10 +106,10 @@ def read_settings() -> Settings:
 def settings_from(
     stack: str, config: Mapping[str, Any], secrets: Collection[str] = (), written: Collection[str] = ()
 ) -> Settings:
-    """The settings in all of a stack's configuration, ours and others' keys alike, each with its namespace.
+    """Read the settings from a stack's whole configuration, whose keys have their namespace.
 
-    `secrets` are the keys whose values are encrypted; `written` the keys that the stack file itself has, if known: the
-    engine does not pass that. Raises `InvalidSettings`.
+    `secrets` are the keys with encrypted values; `written` are the keys in the stack file itself, which the engine does
+    not pass. Raises `InvalidSettings`.
     """
     problems = [*_find_foreign(config), *_find_secret(secrets), *_find_open_door(config)]
     ours = {
@@ -127,7 +131,7 @@ def settings_from(
 _PARTS: Final = frozenset(
     {"network", "queues", "records", "registries", "secrets", "heads", "kubernetes", "access", "ci", "alerts"}
 )
-"""Keys that hold objects, on which rules about the whole stack rest."""
+"""Keys with objects, which the rules about the whole stack read."""
 
 _FOREIGN_HINTS: Final = {
     "gcp:project": f"`{NAMESPACE}:project` is where the project is set",
@@ -142,7 +146,7 @@ _FOREIGN_HINTS: Final = {
 
 
 def _find_foreign(config: Mapping[str, Any]) -> list[Problem]:
-    """Find keys of other namespaces: a provider's key would configure it past the settings, any other is a slip."""
+    """Find keys of other namespaces: a provider's key would bypass the settings, any other key is a mistake."""
     found = []
     for key in config:
         namespace = key.partition(":")[0]
@@ -165,3 +169,169 @@ def _find_open_door(config: Mapping[str, Any]) -> list[Problem]:
     seen = f"is `{config[key]}`" if key in config else "is not set"
     hint = f'add `{key}: ["*"]`: a default provider takes whatever project the shell happens to be in'
     return [Problem(path=key, message=f'{seen}, allowed is `["*"]`', hint=hint)]
+
+
+# values
+
+
+_WHOLE_NUMBER: Final = re.compile(r"-?[0-9]{1,18}")
+_ENCRYPTED: Final = "is encrypted, and no setting is a secret"
+
+
+class SettingsReader(schema.Reader):
+    """Reads the values of a stack file. Numbers and booleans may be text, as the engine passes them."""
+
+    names: ClassVar[Mapping[Any, str]] = {**schema.Reader.names, str: "a text", Mapping: "an object with keys"}
+    keeps_rest = True
+
+    def read(self, kind: Any, value: object, path: str) -> Any:
+        if _is_encrypted(value):
+            self.report(path, _ENCRYPTED, "see `secrets`")
+            return UNREADABLE
+        # `default:` without a value is the shortest request for every default.
+        return super().read(kind, {} if value is None and is_dataclass(kind) else value, path)
+
+    def read_scalar(self, kind: Any, value: object, path: str) -> Any:
+        if kind is bool and value in ("true", "false"):
+            return value == "true"
+        if kind is int and isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value):
+            return int(value)
+        return super().read_scalar(kind, value, path)
+
+    def entries(self, value: Mapping[Any, Any], path: str) -> Mapping[str, Any]:
+        for key in value:
+            if not isinstance(key, str):
+                self.report(path, f"has the key {show(key)}, which is no text", "put it in quotes")
+        return {key: item for key, item in value.items() if isinstance(key, str)}
+
+    def is_absent(self, value: object, *, required: bool) -> bool:
+        return value is None and not required
+
+    def report(self, path: str, message: str, hint: str | None = None) -> None:
+        super().report(path or "the stack file", message, hint)
+
+    def report_unknown(self, value: Mapping[str, Any], known: list[str], path: str) -> None:
+        allowed = f"allowed are {', '.join(sorted(known))}"
+        for key, item in value.items():
+            if key not in known and _is_encrypted(item):
+                self.report(join(path, key), _ENCRYPTED, "see `secrets`")
+            elif key not in known:
+                nearest = suggest(key, known)
+                self.report(join(path, key), "is no key here", f"{nearest} ({allowed})" if nearest else allowed)
+
+    def report_missing(self, kind: Any, name: str, path: str) -> None:
+        bare = without_none(kind)
+        is_choice = isinstance(bare, type) and issubclass(bare, StrEnum)
+        self.report(path, f"lacks `{name}`", f"{'' if is_choice else 'it is '}{self.expected(bare)}")
+
+    def wrong(self, kind: Any, value: object, path: str, expected: str | None = None) -> Any:
+        seen = "is empty" if value is None or value == "" else f"is {show(value)}"
+        self.report(path, f"{seen}, allowed is {expected or self.expected(kind)}", self.hint(kind, value))
+        return UNREADABLE
+
+    def hint(self, kind: Any, value: object) -> str | None:
+        if kind is str and isinstance(value, int | float):
+            text = json.dumps(str(value).lower() if isinstance(value, bool) else str(value))
+            return f"put it in quotes: {text}"
+        origin = typing.get_origin(kind)
+        if origin is tuple:
+            return f"write `[{value}]`" if isinstance(value, str) else None
+        if origin is not None and is_dataclass(typing.get_args(kind)[1]):
+            return _show_as_keys(value)
+        return super().hint(kind, value)
+
+
+class Checker(SettingsReader):
+    """Judges the types of values that another program built; converts nothing, and does not enter dataclasses."""
+
+    def read(self, kind: Any, value: object, path: str) -> Any:
+        bare = without_none(kind)
+        if typing.get_origin(bare) is not None or (value is None and bare is not kind):
+            return schema.Reader.read(self, kind, value, path)
+        if not isinstance(value, bare) or (bare is int and isinstance(value, bool)):
+            named = is_dataclass(bare) or issubclass(bare, StrEnum)
+            return self.wrong(bare, value, path, f"a {bare.__name__}" if named else None)
+        return value
+
+
+def decode(kind: Any, value: object) -> object:
+    """Decode the value of a top-level key, which the engine passes as text: objects and lists as JSON."""
+    if isinstance(value, str) and without_none(kind) not in (str, int, bool):
+        try:
+            return json.loads(value) if value else None
+        except ValueError:
+            return value
+    # Pulumi.yaml has to give every key a default; the default of a text is the empty text.
+    return None if value == "" else value
+
+
+def show(value: object) -> str:
+    """Format a value as in a stack file, short enough for a line."""
+    if isinstance(value, str):
+        text = f"`{value}`"
+    elif isinstance(value, Mapping | list | tuple):
+        text = schema.describe(value)
+    else:
+        text = json.dumps(value, default=str)
+    return text if len(text) <= 80 else f"{text[:76]}…`"
+
+
+def _is_encrypted(value: object) -> bool:
+    """Whether `pulumi config set --secret` wrote the value, as `{secure: …}`."""
+    return isinstance(value, Mapping) and set(value) == {"secure"}
+
+
+def _show_as_keys(value: object) -> str | None:
+    """Rewrite a list of names as an object with these keys; None for any other value."""
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not names or not all(isinstance(each, str) for each in names):
+        return None
+    return f"write `{{{', '.join(f'{name}: {{}}' for name in names)}}}`"
+
+
+class InvalidSettings(RequestRefused):
+    """The settings of `where` (a stack, or a component) cannot be used; nothing was made."""
+
+    def __init__(self, where: str, problems: Sequence[Problem]) -> None:
+        self.where, self.problems = where, tuple(problems)
+        super().__init__(
+            f"the settings of {where} cannot be used",
+            facts=[str(each) for each in self.problems],
+            hint="docs/settings.md has every key and what is allowed",
+        )
+
+
+def find_problems(value: object, path: str = "") -> list[Problem]:
+    """Judge one settings value (a `QueueSettings`, `HeadSettings` … or the whole) alone.
+
+    Components call `ensure_valid` with their settings, so that they are as strict in another program.
+    """
+    if isinstance(value, type) or not is_dataclass(value):
+        raise TypeError(f"{value!r} is no settings value")
+    checker = Checker()
+    type_: type = type(value)
+    for name, kind in type_hints(type_).items():
+        checker.read(kind, getattr(value, name), join(path, name))
+    if checker.problems:
+        return checker.problems
+    found = find_own_problems(value, path)
+    for each in fields(value):
+        found += _find_nested(getattr(value, each.name), join(path, each.name))
+    if isinstance(value, Settings):
+        found += find_stack_problems(value)
+    return found
+
+
+def ensure_valid(value: object, path: str) -> None:
+    """Raise `InvalidSettings` unless `find_problems` is empty."""
+    problems = find_problems(value, path)
+    if problems:
+        raise InvalidSettings(f"`{path}`", problems)
+
+
+def _find_nested(value: object, path: str) -> list[Problem]:
+    if isinstance(value, Mapping):
+        return [problem for key, item in value.items() for problem in _find_nested(item, join(path, key))]
+    if is_dataclass(value):
+        return find_problems(value, path)
+    return []

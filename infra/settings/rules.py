@@ -1,20 +1,20 @@
 """The rules about single settings beyond their types: ranges, syntax, and keys that belong together in one value.
 
-A value is judged by itself, so that a component is as strict alone as in a stack. `stack_rules` has the rules about
-parts of a stack that have to fit together.
+Each rule judges one value alone, so that a component is as strict in another program as in a stack. `stack_rules` has the
+rules about the parts together.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from infra.gcp import catalog
 from infra.naming import OWN_LABELS
-from infra.settings.kubernetes_rules import judge_claim, judge_cluster, judge_namespace
 from infra.settings.model import (
     AccessSettings,
     AlertSettings,
@@ -35,14 +35,13 @@ from infra.settings.model import (
     SecretSettings,
     Settings,
 )
-from infra.settings.typed import wrong
 from runtime.schema import Problem, join, suggest
 
 DAY_S: Final = 86_400
 MAX_NODES: Final = 1024
 SMALLEST_SUBNET: Final = 21
 GOOGLES_ADDRESSES: Final = 4
-"""Addresses of every subnet that Google keeps: network, gateway, last but one, broadcast."""
+"""Addresses that Google reserves in every subnet: network, gateway, last but one, broadcast."""
 
 _NAME: Final = re.compile(r"[a-z](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _NAME_RULE: Final = "lower case letters, digits and dashes, a letter first, 40 at most"
@@ -62,8 +61,9 @@ _NETWORK: Final = re.compile(
 REPOSITORY: Final = re.compile(
     r"projects/(?P<project>[a-z0-9.:-]+)/locations/(?P<region>[a-z0-9-]+)/repositories/(?P<name>[a-z][a-z0-9-]*)"
 )
+_REPOSITORY_NAME: Final = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _SECRET: Final = re.compile(r"projects/[a-z0-9.:-]+/secrets/[A-Za-z0-9_-]{1,255}")
-_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9_-]{1,61}[a-z0-9]")
+_BUCKET: Final = re.compile(r"(?!goog|.*google)[a-z0-9][a-z0-9_-]{1,61}[a-z0-9]")
 IMAGE: Final = re.compile(r"(?P<name>[a-z0-9.-]+(?::\d+)?(?:/[a-z0-9._-]+)+)@sha256:[0-9a-f]{64}")
 _BOOT_IMAGE: Final = re.compile(
     r"(?:https://www\.googleapis\.com/compute/v1/)?projects/(?P<project>[a-z0-9.:-]+)/global/images/(?P<name>[a-z][a-z0-9-]*)"
@@ -76,11 +76,35 @@ ACCELERATOR: Final = re.compile(r"(?P<family>v\d+[a-z]*)-(?P<size>[1-9]\d*)")
 _RUNTIME_VERSION: Final = re.compile(r"(?:tpu|v2)-[a-z0-9][a-z0-9.-]*")
 _MACHINE: Final = re.compile(r"(?P<family>[a-z]\d+[a-z]*)-(?:[a-z]+-\d+[a-z-]*|custom-\d+-\d+(?:-ext)?)")
 _CI_POOL: Final = re.compile(r"projects/(?P<number>[^/]+)/locations/global/workloadIdentityPools/[a-z0-9-]{4,32}")
+_OWNER_NAME: Final = re.compile(r"[A-Za-z0-9-]+/[A-Za-z0-9._-]+")
+_REF: Final = re.compile(r"refs/(?:heads|tags)/[^\s~^:?*\[\\]+")
+_ENVIRONMENT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,254}")
 _BILLING: Final = re.compile(r"[0-9A-F]{6}-[0-9A-F]{6}-[0-9A-F]{6}")
 _PRIVATE: Final = tuple(
     ipaddress.ip_network(each) for each in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
 )
 _DOCKERS: Final = ipaddress.ip_network("172.17.0.0/16")
+
+_NO_SPACES: Final = re.compile(r"\S+")
+_SERVER: Final = re.compile(r"https://[A-Za-z0-9.\[\]:-]+(?:/\S*)?")
+_DNS_LABEL: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_DNS_NAME: Final = re.compile(r"(?=.{1,253}$)[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*")
+_CLASS: Final = re.compile(rf"(?:{_DNS_NAME.pattern})?")
+_QUANTITY: Final = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>|m|k|[KMGTPE]i|[MGTPE])")
+_POWERS: Final = {"m": -1, "": 0, "k": 1, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
+_ACCESS_MODES: Final = ("ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod")
+_PLAIN_QUOTAS: Final = frozenset(
+    {
+        *("cpu", "memory", "requests.cpu", "requests.memory", "limits.cpu", "limits.memory"),
+        *("requests.storage", "requests.ephemeral-storage", "limits.ephemeral-storage", "persistentvolumeclaims"),
+        *("pods", "services", "services.loadbalancers", "services.nodeports"),
+        *("secrets", "configmaps", "replicationcontrollers", "resourcequotas"),
+    }
+)
+_QUOTA: Final = re.compile(
+    r"requests\.[a-z0-9.-]+/[A-Za-z0-9._-]+|count/[a-z0-9.-]+|[a-z0-9.-]+\.storageclass\.storage\.k8s\.io/\S+"
+)
+_LAUNCHER: Final = re.compile(r"(?:User|Group):\S+|ServiceAccount:[a-z0-9-]+/[a-z0-9.-]+")
 
 READERS_OF: Final[Mapping[Role, str]] = {
     Role.WORKER: "queues",
@@ -88,38 +112,25 @@ READERS_OF: Final[Mapping[Role, str]] = {
     Role.PUSHER: "registries",
     Role.REAPER: "heads",
 }
-"""Role → the part of a stack that needs an account of that role."""
+"""Role → the part of a stack that needs its account."""
 
 
 def find_own_problems(value: object, path: str) -> list[Problem]:
-    """Judge `value` alone, without the settings that lie in it."""
+    """Judge `value` alone, without nested settings."""
     rule = _RULES.get(type(value))
     return list(rule(value, path)) if rule else []
 
 
 def _stack(settings: Settings, path: str) -> Iterator[Problem]:
-    if settings.project is not None and not _PROJECT.fullmatch(settings.project):
-        numeric = settings.project.isdigit()
-        yield wrong(
-            join(path, "project"),
-            settings.project,
-            "a project's id: 6 to 30 lower case letters, digits and dashes",
-            hint="that is its number; `gcloud projects describe` prints the id" if numeric else None,
-        )
+    is_number = settings.project is not None and settings.project.isdigit()
+    hint = "that is its number; `gcloud projects describe` prints the id" if is_number else None
+    allowed = "a project's id: 6 to 30 lower case letters, digits and dashes"
+    yield from _form(settings, path, "project", _PROJECT, allowed, hint)
     yield from _label_problems(settings.labels, join(path, "labels"))
-    if settings.impersonate is not None and not _SERVICE_ACCOUNT.fullmatch(settings.impersonate):
-        yield wrong(
-            join(path, "impersonate"), settings.impersonate, "a service account, `NAME@PROJECT.iam.gserviceaccount.com`"
-        )
-    named = {
-        "queues": settings.queues,
-        "registries": settings.registries,
-        "secrets": settings.secrets,
-        "heads": settings.heads,
-        "kubernetes": settings.kubernetes,
-    }
-    for part, members in named.items():
-        yield from _name_problems(members, join(path, part))
+    account = "a service account, `NAME@PROJECT.iam.gserviceaccount.com`"
+    yield from _form(settings, path, "impersonate", _SERVICE_ACCOUNT, account)
+    for part in ("queues", "registries", "secrets", "heads", "kubernetes"):
+        yield from _name_problems(getattr(settings, part), join(path, part))
 
 
 def _network(network: NetworkSettings, path: str) -> Iterator[Problem]:
@@ -136,12 +147,11 @@ def _network(network: NetworkSettings, path: str) -> Iterator[Problem]:
         yield wrong(where, network.cidr, "at least a /21: 1,024 nodes and a head have to fit")
     elif cidr.overlaps(_DOCKERS):
         yield wrong(where, network.cidr, f"a range that does not overlap {_DOCKERS}, which containers on the head use")
-    if network.subnet is not None and not SUBNET.fullmatch(network.subnet):
-        yield wrong(join(path, "subnet"), network.subnet, "a self-link, `projects/P/regions/R/subnetworks/N`")
+    yield from _form(network, path, "subnet", SUBNET, "a self-link, `projects/P/regions/R/subnetworks/N`")
     if network.network is not None and network.subnet is None:
         yield Problem(path=join(path, "network"), message="is set without `subnet`", hint="name the subnet as well")
-    elif network.network is not None and not _NETWORK.fullmatch(network.network):
-        yield wrong(join(path, "network"), network.network, "a self-link, `projects/P/global/networks/N`")
+    else:
+        yield from _form(network, path, "network", _NETWORK, "a self-link, `projects/P/global/networks/N`")
 
 
 def _queue(queue: QueueSettings, path: str) -> Iterator[Problem]:
@@ -155,14 +165,8 @@ def _queue(queue: QueueSettings, path: str) -> Iterator[Problem]:
 
 
 def _records(records: RecordsSettings, path: str) -> Iterator[Problem]:
-    if records.bucket is not None and (
-        not _BUCKET.fullmatch(records.bucket) or re.match("goog|.*google", records.bucket)
-    ):
-        yield wrong(
-            join(path, "bucket"),
-            records.bucket,
-            "3 to 63 lower case letters, digits, dashes, underscores, not Google's name",
-        )
+    bucket = "3 to 63 lower case letters, digits, dashes, underscores, not Google's name"
+    yield from _form(records, path, "bucket", _BUCKET, bucket)
     if records.soft_delete_days != 0 and not 7 <= records.soft_delete_days <= 90:
         yield wrong(join(path, "soft_delete_days"), records.soft_delete_days, "0, or 7 to 90")
     yield from _range(records, path, "logs_days", 1, 3650)
@@ -170,18 +174,12 @@ def _records(records: RecordsSettings, path: str) -> Iterator[Problem]:
 
 
 def _registry(registry: RegistrySettings, path: str) -> Iterator[Problem]:
-    if registry.repository is not None and not re.fullmatch(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?", registry.repository):
-        yield wrong(join(path, "repository"), registry.repository, "lower case letters, digits and dashes, 63 at most")
+    yield from _form(
+        registry, path, "repository", _REPOSITORY_NAME, "lower case letters, digits and dashes, 63 at most"
+    )
     yield from _range(registry, path, "keep_days", 1, 3650)
     yield from _range(registry, path, "keep_newest", 1, 1000)
-    if registry.pull_through is not None and registry.pull_through not in catalog.PULL_THROUGH_HOSTS:
-        hosts = sorted(catalog.PULL_THROUGH_HOSTS)
-        yield wrong(
-            join(path, "pull_through"),
-            registry.pull_through,
-            f"one of {', '.join(hosts)}",
-            suggest(registry.pull_through, hosts),
-        )
+    yield from _choice(registry, path, "pull_through", sorted(catalog.PULL_THROUGH_HOSTS))
     yield from _repeated(registry.regions, join(path, "regions"))
     for region, repository in registry.existing.items():
         where = join(path, f"existing.{region}")
@@ -208,25 +206,19 @@ def _secret(secret: SecretSettings, path: str) -> Iterator[Problem]:
             )
     yield from _repeated(secret.readers, join(path, "readers"))
     yield from _repeated(secret.regions, join(path, "regions"))
-    if secret.existing is not None:
-        if not _SECRET.fullmatch(secret.existing):
-            yield wrong(join(path, "existing"), secret.existing, "`projects/P/secrets/N`, without a version")
-        if secret.regions:
-            yield Problem(
-                path=join(path, "regions"),
-                message="is set beside `existing`, and the stack that owns the secret says where it is kept",
-                hint="leave it out",
-            )
+    yield from _form(secret, path, "existing", _SECRET, "`projects/P/secrets/N`, without a version")
+    if secret.existing is not None and secret.regions:
+        yield Problem(
+            path=join(path, "regions"),
+            message="is set beside `existing`, and the stack that owns the secret says where it is kept",
+            hint="leave it out",
+        )
 
 
 def _head(head: HeadSettings, path: str) -> Iterator[Problem]:
-    if not IMAGE.fullmatch(head.image):
-        yield wrong(
-            join(path, "image"),
-            head.image,
-            "`HOST/PROJECT/REPOSITORY/NAME@sha256:` and 64 hex digits",
-            hint="`runtime image push` prints the digest; write 64 zeros until there is one",
-        )
+    allowed = "`HOST/PROJECT/REPOSITORY/NAME@sha256:` and 64 hex digits"
+    hint = "`runtime image push` prints the digest; write 64 zeros until there is one"
+    yield from _form(head, path, "image", IMAGE, allowed, hint)
     yield from _machine_problems(head.machine_type, join(path, "machine_type"))
     yield from _range(head, path, "disk_gb", 50, 65_536)
     yield from _range(head, path, "idle_minutes", 1, 1440)
@@ -347,16 +339,13 @@ def _access(access: AccessSettings, path: str) -> Iterator[Problem]:
 
 
 def _ci(ci: CiSettings, path: str) -> Iterator[Problem]:
-    if not re.fullmatch(r"[A-Za-z0-9-]+/[A-Za-z0-9._-]+", ci.repository):
-        yield wrong(join(path, "repository"), ci.repository, "`owner/name`")
+    yield from _form(ci, path, "repository", _OWNER_NAME, "`owner/name`")
     for key in ("repository_id", "owner_id"):
         if getattr(ci, key) <= 0:
             hint = f"`gh api repos/{ci.repository} --jq {'.id' if key == 'repository_id' else '.owner.id'}` prints it"
             yield wrong(join(path, key), getattr(ci, key), "a positive number", hint)
-    if not re.fullmatch(r"refs/(?:heads|tags)/[^\s~^:?*\[\\]+", ci.ref):
-        yield wrong(join(path, "ref"), ci.ref, "`refs/heads/BRANCH`", hint=f"did you mean `refs/heads/{ci.ref}`?")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,254}", ci.environment):
-        yield wrong(join(path, "environment"), ci.environment, "the name of a protected environment")
+    yield from _form(ci, path, "ref", _REF, "`refs/heads/BRANCH`", f"did you mean `refs/heads/{ci.ref}`?")
+    yield from _form(ci, path, "environment", _ENVIRONMENT, "the name of a protected environment")
     if ci.pool is not None:
         found = _CI_POOL.fullmatch(ci.pool)
         if not found or not found["number"].isdigit():
@@ -375,12 +364,10 @@ def _alerts(alerts: AlertSettings, path: str) -> Iterator[Problem]:
 
 
 def _budget(budget: BudgetSettings, path: str) -> Iterator[Problem]:
-    if not _BILLING.fullmatch(budget.billing_account):
-        yield wrong(join(path, "billing_account"), budget.billing_account, "`XXXXXX-XXXXXX-XXXXXX` in hex digits")
+    yield from _form(budget, path, "billing_account", _BILLING, "`XXXXXX-XXXXXX-XXXXXX` in hex digits")
     if budget.monthly <= 0:
         yield wrong(join(path, "monthly"), budget.monthly, "a positive number")
-    if not re.fullmatch(r"[A-Z]{3}", budget.currency):
-        yield wrong(join(path, "currency"), budget.currency, "three capital letters, such as `USD`")
+    yield from _form(budget, path, "currency", re.compile("[A-Z]{3}"), "three capital letters, such as `USD`")
 
 
 def _overrides(overrides: Overrides, path: str) -> Iterator[Problem]:
@@ -398,6 +385,90 @@ def _overrides(overrides: Overrides, path: str) -> Iterator[Problem]:
             yield wrong(f"{join(path, 'regions')}[{index}]", region, "a region such as `us-west4`")
 
 
+def _cluster(cluster: KubernetesSettings, path: str) -> Iterator[Problem]:
+    for key in ("context", "cluster_identifier"):
+        yield from _form(cluster, path, key, _NO_SPACES, "a name without spaces")
+    yield from _form(cluster, path, "server", _SERVER, "an address that begins with `https://`")
+    if cluster.slot_namespace is not None and cluster.slot_namespace not in cluster.namespaces:
+        yield wrong(
+            join(path, "slot_namespace"),
+            cluster.slot_namespace,
+            f"one of the cluster's namespaces: {', '.join(sorted(cluster.namespaces)) or 'none'}",
+            suggest(cluster.slot_namespace, cluster.namespaces),
+        )
+    for name, namespace in cluster.namespaces.items():
+        where = join(path, f"namespaces.{name}")
+        if not _DNS_LABEL.fullmatch(name):
+            yield wrong(where, name, "lower case letters, digits and dashes, 63 at most")
+        elif namespace.create and (name == "default" or name.startswith("kube-")):
+            yield Problem(
+                path=where, message="is a namespace that every cluster has", hint="`create: false` uses it as it is"
+            )
+
+
+def _namespace(namespace: NamespaceSettings, path: str) -> Iterator[Problem]:
+    for key, amount in namespace.quota.items():
+        where = join(path, f"quota.{key}")
+        if key not in _PLAIN_QUOTAS and not _QUOTA.fullmatch(key):
+            extended = re.fullmatch(r"(?:limits\.)?([a-z0-9.-]+/[A-Za-z0-9._-]+)", key)
+            nearest = f"did you mean `requests.{extended[1]}`?" if extended else suggest(key, _PLAIN_QUOTAS)
+            yield Problem(path=where, message="is nothing that a quota can limit", hint=nearest)
+        if not _QUANTITY.fullmatch(amount):
+            yield wrong(where, amount, 'a quantity, such as `"64"`, `500m` or `1Ti`')
+    if namespace.create and not namespace.quota:
+        yield Problem(
+            path=join(path, "quota"),
+            message="is empty: one runaway launch could take the whole cluster",
+            hint='write at least `pods: "200"`',
+        )
+    for claim in namespace.claims:
+        if not _DNS_NAME.fullmatch(claim):
+            yield wrong(join(path, f"claims.{claim}"), claim, "lower case letters, digits, dashes and dots")
+    yield from _form(namespace, path, "image_pull_secret", _DNS_NAME, "the name of a secret in the namespace")
+    for index, cidr in enumerate(namespace.egress_cidrs):
+        try:
+            ipaddress.ip_network(cidr)
+        except ValueError:
+            yield wrong(f"{join(path, 'egress_cidrs')}[{index}]", cidr, "a range such as `10.0.0.0/8`")
+    for index, launcher in enumerate(namespace.launchers):
+        if not _LAUNCHER.fullmatch(launcher) or launcher in (
+            "Group:system:authenticated",
+            "Group:system:unauthenticated",
+        ):
+            yield wrong(
+                f"{join(path, 'launchers')}[{index}]",
+                launcher,
+                "`User:NAME`, `Group:NAME` or `ServiceAccount:NAMESPACE/NAME`, and no group of everybody",
+            )
+    yield from _storage_quota_problems(namespace, path)
+
+
+def _storage_quota_problems(namespace: NamespaceSettings, path: str) -> Iterator[Problem]:
+    """Find claims over the quota, which Kubernetes would refuse in the middle of `up`."""
+    made = [claim for claim in namespace.claims.values() if not claim.existing]
+    limits = {"requests.storage": sum(quantity(claim.size) for claim in made), "persistentvolumeclaims": len(made)}
+    for key, needed in limits.items():
+        limit = namespace.quota.get(key)
+        if limit is not None and _QUANTITY.fullmatch(limit) and quantity(limit) < needed:
+            what = "the claims' sizes add up to more" if key == "requests.storage" else f"there are {len(made)} claims"
+            yield Problem(path=join(path, f"quota.{key}"), message=f"is `{limit}`, and {what}")
+
+
+def _claim(claim: ClaimSettings, path: str) -> Iterator[Problem]:
+    if not _QUANTITY.fullmatch(claim.size) or claim.size.endswith("m") or quantity(claim.size) <= 0:
+        yield wrong(join(path, "size"), claim.size, "a size such as `20Gi` or `1Ti`")
+    yield from _choice(claim, path, "access_mode", _ACCESS_MODES)
+    # An empty class is Kubernetes' way to ask for no class at all.
+    for key, form in (("storage_class", _CLASS), ("existing_volume", _DNS_NAME)):
+        yield from _form(claim, path, key, form, "lower case letters, digits, dashes and dots")
+    if claim.existing and claim.existing_volume is not None:
+        yield Problem(
+            path=join(path, "existing_volume"),
+            message="is set beside `existing`, and a claim that is there already has its volume",
+            hint="leave one of them out",
+        )
+
+
 _RULES: Final[Mapping[type, Callable[[Any, str], Iterator[Problem]]]] = {
     Settings: _stack,
     NetworkSettings: _network,
@@ -407,9 +478,9 @@ _RULES: Final[Mapping[type, Callable[[Any, str], Iterator[Problem]]]] = {
     SecretSettings: _secret,
     HeadSettings: _head,
     PoolSettings: _pool,
-    KubernetesSettings: judge_cluster,
-    NamespaceSettings: judge_namespace,
-    ClaimSettings: judge_claim,
+    KubernetesSettings: _cluster,
+    NamespaceSettings: _namespace,
+    ClaimSettings: _claim,
     AccessSettings: _access,
     CiSettings: _ci,
     AlertSettings: _alerts,
@@ -418,7 +489,28 @@ _RULES: Final[Mapping[type, Callable[[Any, str], Iterator[Problem]]]] = {
 }
 
 
-# --- what rules share
+# --- shared by the rules
+
+
+def wrong(path: str, value: object, allowed: str, hint: str | None = None) -> Problem:
+    """A problem of a value that has the right type."""
+    seen = "is empty" if value == "" else f"is `{value}`" if isinstance(value, str) else f"is {value}"
+    return Problem(path=path, message=f"{seen}, allowed is {allowed}", hint=hint)
+
+
+def _form(
+    value: object, path: str, key: str, pattern: re.Pattern[str], allowed: str, hint: str | None = None
+) -> Iterator[Problem]:
+    """Find a text that is set and does not have the form of `pattern`."""
+    text = getattr(value, key)
+    if text is not None and not pattern.fullmatch(text):
+        yield wrong(join(path, key), text, allowed, hint)
+
+
+def _choice(value: object, path: str, key: str, allowed: Sequence[str]) -> Iterator[Problem]:
+    text = getattr(value, key)
+    if text is not None and text not in allowed:
+        yield wrong(join(path, key), text, f"one of {', '.join(allowed)}", suggest(text, allowed))
 
 
 def _range(value: object, path: str, key: str, least: int, most: int) -> Iterator[Problem]:
@@ -457,3 +549,12 @@ def _repeated(values: tuple[str, ...], path: str) -> Iterator[Problem]:
     for value, count in Counter(values).items():
         if count > 1:
             yield Problem(path=path, message=f"has `{value}` {count} times")
+
+
+def quantity(text: str) -> float:
+    """Return a Kubernetes quantity as a number; 0 for any other text."""
+    found = _QUANTITY.fullmatch(text)
+    if not found:
+        return 0
+    unit, base = found["unit"].removesuffix("i"), 1024 if found["unit"].endswith("i") else 1000
+    return float(found["number"]) * math.pow(base, _POWERS[unit])

@@ -1,18 +1,18 @@
 """The rules about a whole stack: its place, its parts together, and the names by which one part refers to another.
 
-`rules` has judged every part by itself before.
+`rules` judges every part alone first.
 """
 
 from __future__ import annotations
 
 import ipaddress
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from infra.gcp import catalog
 from infra.naming import Names
-from infra.settings.model import AccessSettings, HeadSettings, PoolSettings, Settings
+from infra.settings.model import AccessSettings, PoolSettings, Settings
 from infra.settings.rules import (
     ACCELERATOR,
     DAY_S,
@@ -22,8 +22,8 @@ from infra.settings.rules import (
     REPOSITORY,
     SMALLEST_SUBNET,
     SUBNET,
+    wrong,
 )
-from infra.settings.typed import wrong
 from runtime.schema import Problem, suggest
 
 
@@ -33,13 +33,14 @@ def find_stack_problems(settings: Settings) -> list[Problem]:
 
 def _place(settings: Settings) -> Iterator[Problem]:
     if settings.uses_google:
-        users = ", ".join(f"`{part}`" for part in _google_parts(settings))
+        parts = ("network", "queues", "records", "registries", "secrets", "heads", "ci")
+        users = ", ".join(f"`{part}`" for part in parts if getattr(settings, part))
         for key in ("project", "region"):
             if getattr(settings, key) is None:
                 yield Problem(path=key, message=f"is not set, and {users} need it", hint="no default is taken for it")
     regions = known_regions(settings)
     if settings.region is not None:
-        yield from _region_problems([settings.region], regions, ["region"])
+        yield from _region_problems(settings.region, regions, "region")
     if settings.zone is not None:
         if settings.region is None or catalog.region_of(settings.zone) != settings.region:
             allowed = f"a zone of the region `{settings.region}`" if settings.region else "nothing without `region`"
@@ -51,25 +52,20 @@ def _place(settings: Settings) -> Iterator[Problem]:
 def _regions(settings: Settings) -> Iterator[Problem]:
     regions = known_regions(settings)
     for name, registry in settings.registries.items():
-        paths = [f"registries.{name}.regions[{index}]" for index in range(len(registry.regions))]
-        yield from _region_problems(registry.regions, regions, paths)
-        yield from _region_problems(
-            registry.existing, regions, [f"registries.{name}.existing.{each}" for each in registry.existing]
-        )
+        for index, region in enumerate(registry.regions):
+            yield from _region_problems(region, regions, f"registries.{name}.regions[{index}]")
+        for region in registry.existing:
+            yield from _region_problems(region, regions, f"registries.{name}.existing.{region}")
     for name, secret in settings.secrets.items():
-        paths = [f"secrets.{name}.regions[{index}]" for index in range(len(secret.regions))]
-        yield from _region_problems(secret.regions, regions, paths)
+        for index, region in enumerate(secret.regions):
+            yield from _region_problems(region, regions, f"secrets.{name}.regions[{index}]")
     records = settings.records
     if records is not None and records.location is not None:
         larger = ", ".join(f"`{each.upper()}`" for each in sorted(catalog.BUCKET_LOCATIONS))
         if records.location.lower() not in regions | catalog.BUCKET_LOCATIONS:
-            for problem in _region_problems([records.location.lower()], regions, ["records.location"]):
-                yield wrong(
-                    problem.path,
-                    records.location,
-                    f"a region of Google as of {catalog.AS_OF:%Y-%m}, or one of {larger}",
-                    problem.hint,
-                )
+            allowed = f"a region of Google as of {catalog.AS_OF:%Y-%m}, or one of {larger}"
+            for problem in _region_problems(records.location.lower(), regions, "records.location"):
+                yield wrong(problem.path, records.location, allowed, problem.hint)
 
 
 def _heads(settings: Settings) -> Iterator[Problem]:
@@ -82,18 +78,14 @@ def _heads(settings: Settings) -> Iterator[Problem]:
             hint="`network: {cidr: 10.64.0.0/20}` makes one, `subnet` uses one that exists",
         )
     for name, head in settings.heads.items():
-        yield from _environment_problems(settings, f"heads.{name}.environment", head)
+        for index, secret in enumerate(head.environment):
+            if secret not in settings.secrets:
+                known = sorted(settings.secrets)
+                allowed = f"a name in `secrets`: {', '.join(known) or 'there is none'}"
+                yield wrong(f"heads.{name}.environment[{index}]", secret, allowed, suggest(secret, known))
         yield from _head_image_problems(settings, f"heads.{name}.image", head.image)
         for pool_name, pool in head.pools.items():
             yield from _pool_zone_problems(settings, f"heads.{name}.pools.{pool_name}.accelerator", pool)
-
-
-def _environment_problems(settings: Settings, path: str, head: HeadSettings) -> Iterator[Problem]:
-    for index, secret in enumerate(head.environment):
-        if secret not in settings.secrets:
-            known = sorted(settings.secrets)
-            allowed = f"a name in `secrets`: {', '.join(known) or 'there is none'}"
-            yield wrong(f"{path}[{index}]", secret, allowed, suggest(secret, known))
 
 
 def _pool_zone_problems(settings: Settings, path: str, pool: PoolSettings) -> Iterator[Problem]:
@@ -130,11 +122,8 @@ def _subnet(settings: Settings) -> Iterator[Problem]:
     network = settings.network
     if network is None:
         return
-    if (
-        network.subnet is not None
-        and (found := SUBNET.fullmatch(network.subnet))
-        and found["region"] != settings.region
-    ):
+    found = SUBNET.fullmatch(network.subnet or "")
+    if found and found["region"] != settings.region:
         yield wrong("network.subnet", network.subnet, f"a subnet in the region `{settings.region}`")
     try:
         cidr = ipaddress.ip_network(network.cidr)
@@ -143,13 +132,12 @@ def _subnet(settings: Settings) -> Iterator[Problem]:
     if cidr.prefixlen > SMALLEST_SUBNET:
         return
     room = cidr.num_addresses - GOOGLES_ADDRESSES
-    nodes = sum(pool.max for head in settings.heads.values() for pool in head.pools.values())
-    needed = nodes + len(settings.heads)
+    needed = sum(1 + sum(pool.max for pool in head.pools.values()) for head in settings.heads.values())
     if needed > room:
         yield Problem(
             path="network.cidr",
             message=f"is `{network.cidr}` with room for {room:,} machines, and the pools' maxima with the heads are {needed:,}",
-            hint=f"a /{_prefix_for(needed)} would do",
+            hint=f"a /{32 - (needed + GOOGLES_ADDRESSES - 1).bit_length()} would do",
         )
 
 
@@ -235,20 +223,10 @@ def _idle(settings: Settings) -> Iterator[Problem]:
             yield Problem(path=key, message="is set, and nothing of Google is in this stack", hint="leave it out")
 
 
-_RULES: Final = (
-    _place,
-    _regions,
-    _heads,
-    _subnet,
-    _queues,
-    _secrets,
-    _registries,
-    _kubernetes_clusters,
-    _idle,
-)
+_RULES: Final = (_place, _regions, _heads, _subnet, _queues, _secrets, _registries, _kubernetes_clusters, _idle)
 
 
-# --- facts that rules share
+# --- facts that the rules share
 
 
 def known_regions(settings: Settings) -> frozenset[str]:
@@ -276,11 +254,6 @@ def repository_urls(settings: Settings) -> set[str]:
     return found
 
 
-def _google_parts(settings: Settings) -> list[str]:
-    parts = ("network", "queues", "records", "registries", "secrets", "heads", "ci")
-    return [part for part in parts if getattr(settings, part)]
-
-
 def _zone_hint(settings: Settings) -> str | None:
     families = {
         found["family"]
@@ -293,18 +266,13 @@ def _zone_hint(settings: Settings) -> str | None:
     return f"{' or '.join(fitting)} has the pools' accelerators" if fitting else None
 
 
-def _prefix_for(machines: int) -> int:
-    return 32 - (machines + GOOGLES_ADDRESSES - 1).bit_length()
-
-
-def _region_problems(values: Iterable[str], known: frozenset[str], paths: list[str]) -> Iterator[Problem]:
-    for value, path in zip(values, paths, strict=True):
-        if value in known:
-            continue
-        if catalog.region_of(value) in known:
-            hint: str | None = f"that is a zone; its region is `{catalog.region_of(value)}`"
-        else:
-            nearest = suggest(value, known)
-            override = "if it is new: `overrides: {regions: [" + value + "]}`"
-            hint = f"{nearest} {override}" if nearest else override
-        yield wrong(path, value, f"a region of Google as of {catalog.AS_OF:%Y-%m}", hint)
+def _region_problems(value: str, known: frozenset[str], path: str) -> Iterator[Problem]:
+    if value in known:
+        return
+    if catalog.region_of(value) in known:
+        hint: str | None = f"that is a zone; its region is `{catalog.region_of(value)}`"
+    else:
+        nearest = suggest(value, known)
+        override = "if it is new: `overrides: {regions: [" + value + "]}`"
+        hint = f"{nearest} {override}" if nearest else override
+    yield wrong(path, value, f"a region of Google as of {catalog.AS_OF:%Y-%m}", hint)

@@ -20,8 +20,7 @@ from runtime.outputs import (
     SqliteQueueOutput,
     StackOutputs,
 )
-from runtime.stack.cache import FoundStack
-from runtime.stack.find import LOCAL, ListedStack, find_stack, list_stacks, pull_stack, read_stack
+from runtime.stack.find import LOCAL, FoundStack, ListedStack, find_stack, list_stacks, pull_stack, read_stack
 
 if TYPE_CHECKING:
     from runtime.stack.publish import Change, Publication

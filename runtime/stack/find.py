@@ -1,18 +1,20 @@
-"""Finds a stack's outputs and opens its queues and records.
+"""Finds a stack's outputs, and keeps copies of them on this machine.
 
-Where outputs are looked for, in this order: the `pulumi` CLI where a stack is named and it is installed; a published
-copy (`RUNTIME_OUTPUTS`, a path or URL); the cache of what was last read; and where nothing is configured, the built-in
-stack `local`: one embedded file in the user's data folder. Where the `pulumi` CLI is there and cannot answer, the
-published copy that the stack is known to have is read, and that is said.
+The sources, in this order: the `pulumi` CLI, if a stack is named and the CLI is installed; a published copy
+(`RUNTIME_OUTPUTS`, a path or URL); the cache of the last reading; and with nothing configured, the built-in stack
+`local`: one embedded file in the user's data folder. If the `pulumi` CLI cannot answer, the stack's known published copy
+is read, with a warning.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from runtime.config import Settings, load_settings
 from runtime.errors import (
@@ -26,29 +28,33 @@ from runtime.errors import (
 )
 from runtime.outputs import (
     OUTPUT_NAME,
+    PUBLISHED,
+    Published,
     RecordsOutput,
     SqliteQueueOutput,
     StackOutputs,
     decode_fields,
+    outputs_fields,
+    parse_outputs,
+    read_published,
 )
 from runtime.queues.base import DEFAULT_QUEUE
-from runtime.units import format_duration
-from runtime.values import dataclass
+from runtime.units import format_duration, format_time, parse_time
+from runtime.values import dataclass, field
 
 if TYPE_CHECKING:
     import subprocess
 
-from runtime.stack.cache import CACHE_PREFIX, FoundStack, cache_folder, list_cached, parse_found, read_cache, remember
-
 LOCAL: Final = "local"
 PULUMI_PATIENCE_S: Final = 60
 READ_PATIENCE: Final = timedelta(seconds=20)
-"""For a published copy; the cache comes after it."""
+"""Limit for reading a published copy; the cache comes next."""
 PUBLISHED_PREFIX: Final = "published:"
+CACHE_PREFIX: Final = "cache:"
 
 
 class PulumiFailed(RequestRefused):
-    """The `pulumi` CLI could not tell a stack's outputs; `reason` is one line."""
+    """The `pulumi` CLI could not print a stack's outputs; `reason` is one line."""
 
     def __init__(self, stack: str, reason: str, *, hint: str) -> None:
         self.stack, self.reason = stack, reason
@@ -56,7 +62,7 @@ class PulumiFailed(RequestRefused):
 
 
 class StackNotFound(UnknownName):
-    """No source has the stack; `tried` says what each one answered."""
+    """No source has the stack; `tried` has the answer of each."""
 
     def __init__(self, name: str, known: list[str], tried: list[str], *, hint: str) -> None:
         super().__init__("stack", name, known, hint=hint)
@@ -65,7 +71,38 @@ class StackNotFound(UnknownName):
 
 
 class NothingThere(StoreUnavailable):
-    """The place was reached, and holds no contract."""
+    """The source can be reached, and holds no contract."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundStack:
+    outputs: StackOutputs
+    source: str
+    """`built-in`, `pulumi`, or the path or URL of the contract."""
+    read_at: datetime
+    cached: bool = False
+    """Whether the outputs come from the cache, because the source did not answer."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """The contract as read, with keys that this release does not know."""
+    published: Published | None = None
+    """The publication's own facts, in a published copy."""
+
+    @property
+    def name(self) -> str:
+        return self.outputs.stack
+
+    @property
+    def contract(self) -> dict[str, Any]:
+        """The contract without the keys of its published copy."""
+        return {key: value for key, value in self.fields.items() if key != PUBLISHED} or outputs_fields(self.outputs)
+
+
+def parse_found(
+    value: Any, source: str, read_at: datetime, *, path: str | None = None, cached: bool = False
+) -> FoundStack:
+    outputs = parse_outputs(value, source=path or source)
+    published = read_published(value, source=path or source)
+    return FoundStack(outputs=outputs, source=source, read_at=read_at, cached=cached, fields=value, published=published)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +110,12 @@ class ListedStack:
     name: str
     source: str
     default: bool
-    """Commands that name no stack use it."""
+    """Whether commands without a stack use it."""
     read_at: datetime | None = None
 
 
 def local_outputs(settings: Settings) -> StackOutputs:
-    """The built-in stack: queue and records in one file of the user's data folder."""
+    """Return the outputs of the built-in stack: queue and records in one file of the user's data folder."""
     path = str(settings.data_dir / "local.db")
     return StackOutputs(
         stack=LOCAL,
@@ -88,10 +125,10 @@ def local_outputs(settings: Settings) -> StackOutputs:
 
 
 def find_stack(name: str | None = None, *, settings: Settings | None = None) -> FoundStack:
-    """Read the outputs of `name`, or of the configured stack, or of `local` where none is configured.
+    """Read the outputs of `name`, by default of the configured stack, or else of `local`.
 
-    What is read is kept in the cache; where only the cache answers, a warning says how old it is. Raises
-    `StackNotFound` with what each source said, `InvalidContract` for a contract that cannot be used.
+    The cache keeps the outputs; if only the cache answers, a warning has their age. Raises `StackNotFound` with the
+    answer of each source, `InvalidContract` for a contract that cannot be used.
     """
     settings = settings or load_settings()
     name = name or settings.stack
@@ -103,7 +140,7 @@ def find_stack(name: str | None = None, *, settings: Settings | None = None) -> 
 
 
 def pull_stack(source: str, *, settings: Settings | None = None) -> FoundStack:
-    """Read a stack from its source now, never from the cache, and keep it there. `source` is a name, path or URL."""
+    """Read a stack from its source, a name, path or URL, and keep it in the cache."""
     settings = settings or load_settings()
     if is_location(source):
         return remember(_parse_published(source), settings)
@@ -113,10 +150,10 @@ def pull_stack(source: str, *, settings: Settings | None = None) -> FoundStack:
 
 
 def read_stack(source: str, *, settings: Settings | None = None) -> FoundStack:
-    """Read one source as it is and keep nothing.
+    """Read one source and keep nothing.
 
-    `source` is `local`, the name of a stack (what Pulumi says, never a copy), a path or URL, `cache:NAME`, or
-    `published:NAME` for the copy that the stack is known to have. Raises what the source raises.
+    `source` is `local`, the name of a stack (read from Pulumi, never from a copy), a path or URL, `cache:NAME`, or
+    `published:NAME` for the stack's known published copy. Raises the source's own failure.
     """
     settings = settings or load_settings()
     if source == LOCAL:
@@ -139,10 +176,7 @@ def read_stack(source: str, *, settings: Settings | None = None) -> FoundStack:
 
 
 def find_published_url(name: str | None = None, *, settings: Settings | None = None) -> str | None:
-    """Where the published copy of the stack is known to lie, by `RUNTIME_OUTPUTS` or by what was last read; or None.
-
-    Reads the cache only.
-    """
+    """Return the location of the stack's published copy, from `RUNTIME_OUTPUTS` or the cache; None if unknown."""
     settings = settings or load_settings()
     name = name or settings.stack
     if settings.outputs is not None and name is None:
@@ -151,7 +185,7 @@ def find_published_url(name: str | None = None, *, settings: Settings | None = N
 
 
 def _published_of(name: str, settings: Settings) -> str:
-    """The URL, from what Pulumi says where it can, else from what was last read."""
+    """Return the URL of the published copy, from Pulumi or else from the cache."""
     url = None
     if _has_pulumi():
         try:
@@ -168,7 +202,7 @@ def _published_of(name: str, settings: Settings) -> str:
 
 
 def list_stacks(*, settings: Settings | None = None) -> list[ListedStack]:
-    """Every stack that can be named here: the built-in one, Pulumi's, the published copy, and the cached ones."""
+    """List every stack that a command here can name: built-in, Pulumi's, the published copy, and cached."""
     settings = settings or load_settings()
     chosen = settings.stack
     found: dict[str, ListedStack] = {}
@@ -207,6 +241,21 @@ def _find_named(name: str, settings: Settings, *, allow_cache: bool = True) -> F
     hint = f"`runtime stack pull URL` reads a published copy; `pulumi up --stack {name}` makes the stack"
     first: RuntimeFailure | None = None
     failed: PulumiFailed | None = None
+
+    def try_copy(label: str, source: str) -> FoundStack | None:
+        nonlocal first
+        published = _try_published(source)
+        if isinstance(published, RuntimeFailure):
+            tried.append(f"{label}: {published.message}")
+            first = first or published
+        elif not _is_of(published, name):
+            tried.append(f"{label}: `{source}` holds stack `{published.name}`")
+        else:
+            if failed is not None:
+                _say_published(published, failed)
+            return remember(published, settings, name)
+        return None
+
     if _has_pulumi():
         try:
             return remember(_read_pulumi(name), settings, name)
@@ -217,30 +266,13 @@ def _find_named(name: str, settings: Settings, *, allow_cache: bool = True) -> F
         tried.append("pulumi: not installed here")
     if settings.outputs is None:
         tried.append("RUNTIME_OUTPUTS: not set")
-    else:
-        published = _try_published(settings.outputs)
-        if isinstance(published, RuntimeFailure):
-            tried.append(f"RUNTIME_OUTPUTS: {published.message}")
-            first = first or published
-        elif _is_of(published, name):
-            if failed is not None:
-                _say_published(published, failed)
-            return remember(published, settings, name)
-        else:
-            tried.append(f"RUNTIME_OUTPUTS: `{settings.outputs}` holds stack `{published.name}`")
+    elif found := try_copy("RUNTIME_OUTPUTS", settings.outputs):
+        return found
     cached = read_cache(name, settings)
     copy = _known_copy(cached)
-    if copy is not None and copy != settings.outputs and (failed is not None or not allow_cache):
-        published = _try_published(copy)
-        if isinstance(published, FoundStack) and _is_of(published, name):
-            if failed is not None:
-                _say_published(published, failed)
-            return remember(published, settings, name)
-        if isinstance(published, RuntimeFailure):
-            tried.append(f"published copy: {published.message}")
-            first = first or published
-        else:
-            tried.append(f"published copy: `{copy}` holds stack `{published.name}`")
+    asked = failed is not None or not allow_cache
+    if asked and copy and copy != settings.outputs and (found := try_copy("published copy", copy)):
+        return found
     if cached is not None and allow_cache:
         return _say_cached(cached, tried[0] if _has_pulumi() else tried[-1])
     if not allow_cache and isinstance(first, StoreUnavailable):
@@ -248,7 +280,7 @@ def _find_named(name: str, settings: Settings, *, allow_cache: bool = True) -> F
     tried.append(f"cache: no copy in `{cache_folder(settings)}`")
     listed = _pulumi_stacks()
     if failed is not None and name in listed:
-        # Pulumi has it: that it cannot be read is the news, not its name.
+        # Pulumi has the stack, so the failure to read it is reported, and not an unknown name.
         failed.facts = tuple(tried)
         raise failed
     known = [LOCAL, *(stack.name for stack in list_cached(settings)), *listed]
@@ -271,7 +303,7 @@ def _is_of(found: FoundStack, name: str) -> bool:
 
 
 def _known_copy(cached: FoundStack | None) -> str | None:
-    """Where what was last read says that a published copy lies."""
+    """Return the location of the published copy according to the last reading."""
     if cached is None:
         return None
     return cached.source if is_location(cached.source) else cached.outputs.published_url
@@ -290,13 +322,13 @@ def _say_cached(cached: FoundStack, why: str) -> FoundStack:
 
 
 def _warn(text: str) -> None:
-    import logging  # Here, and only when there is something to say: a worker does without it.
+    import logging  # Imported on demand: a worker starts without it.
 
     logging.getLogger(__name__).warning(text)
 
 
 def _try_published(source: str) -> FoundStack | StoreUnavailable | RequestRefused:
-    """A contract that is there and cannot be used is raised; one that cannot be reached is returned as the reason."""
+    """Return the contract, or the failure to reach it; raises `InvalidContract` for a contract that cannot be used."""
     try:
         return _parse_published(source)
     except InvalidContract:
@@ -310,7 +342,7 @@ def _parse_published(source: str) -> FoundStack:
 
 
 def read_location(source: str) -> bytes:
-    """The bytes at a path or a `file:`, `https://`, `gs://` or `s3://` URL; `StoreUnavailable` if they cannot be read."""
+    """Read a path or a `file:`, `https://`, `gs://` or `s3://` URL. Raises `StoreUnavailable`."""
     scheme = source.partition(":")[0] if "://" in source or source.startswith("file:") else ""
     if scheme in ("", "file"):
         from urllib.parse import unquote, urlsplit
@@ -350,14 +382,62 @@ def _read_bucket(url: str) -> bytes:
     from runtime.records.blobs.bucket import BucketBlobs
 
     folder, _, name = url.rpartition("/")
-    blobs = BucketBlobs(folder, timeout=READ_PATIENCE, retry_for=READ_PATIENCE)
-    try:
+    with closing(BucketBlobs(folder, timeout=READ_PATIENCE, retry_for=READ_PATIENCE)) as blobs:
         data = blobs.get(name)
-    finally:
-        blobs.close()
     if data is None:
         raise NothingThere(f"no object `{url}`", hint="check the URL, or `runtime stack list`", retryable=False)
     return data
+
+
+# cache
+
+
+def cache_folder(settings: Settings) -> Path:
+    return settings.cache_dir / "stacks"
+
+
+def cache_path(name: str, settings: Settings) -> Path:
+    # A full Pulumi name has slashes.
+    return cache_folder(settings) / f"{name.replace('/', '%2F')}.json"
+
+
+def remember(found: FoundStack, settings: Settings, name: str | None = None) -> FoundStack:
+    """Keep the stack in the cache, under `name` if that differs; a failure to write the cache is ignored."""
+    path = cache_path(name or found.name, settings)
+    content = {
+        "source": found.source,
+        "read_at": format_time(found.read_at),
+        OUTPUT_NAME: dict(found.fields) or outputs_fields(found.outputs),
+    }
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        pass
+    return found
+
+
+def read_cache(name: str, settings: Settings) -> FoundStack | None:
+    path = cache_path(name, settings)
+    try:
+        content: dict[str, Any] = json.loads(path.read_bytes())
+        read_at, source = parse_time(content["read_at"]), str(content["source"])
+        contract = content[OUTPUT_NAME]
+    except (OSError, ValueError, KeyError, TypeError, RequestRefused):
+        return None
+    return parse_found(contract, source, read_at, path=str(path), cached=True)
+
+
+def list_cached(settings: Settings) -> Iterator[FoundStack]:
+    for path in sorted(cache_folder(settings).glob("*.json")):
+        try:
+            found = read_cache(path.stem.replace("%2F", "/"), settings)
+        except InvalidContract:
+            continue
+        if found is not None:
+            yield found
 
 
 # pulumi
@@ -423,7 +503,7 @@ def _has_pulumi() -> bool:
 
 
 def _run_pulumi(*args: str) -> subprocess.CompletedProcess[str] | None:
-    """The answer of the CLI, None if it took too long. It never asks: there may be nobody."""
+    """Return the answer of the CLI, None after a timeout. The CLI never prompts: there may be no terminal."""
     import subprocess
 
     try:

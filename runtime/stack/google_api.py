@@ -1,8 +1,8 @@
 """Google's JSON APIs over HTTPS, for the few calls that need no client library of their own.
 
 One method per verb; answers are plain JSON objects. Credentials are the machine's (application default credentials).
-`RUNTIME_GOOGLE_API` names a server that stands in for all of Google, as `PUBSUB_EMULATOR_HOST` does for Pub/Sub: then
-nothing is authenticated, and the host becomes the first part of the path.
+`RUNTIME_GOOGLE_API` names a server that stands in for all of Google, as `PUBSUB_EMULATOR_HOST` does for Pub/Sub: requests
+to it are not authenticated, and Google's host becomes the first part of their path.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ SCOPES: Final = (
 PATIENCE_S: Final = 30
 CONNECT_S: Final = 5
 METADATA: Final = ("169.254.169.254", 80)
-"""Where a machine of Google's finds its credentials."""
+"""Address of the credentials of a machine in Google's cloud."""
 _AGAIN: Final = frozenset({408, 429, 500, 502, 503, 504})
 _PAUSES_S: Final = (0.2, 1.0, 3.0)
 
 
 class GoogleRefused(InfrastructureFailure):
-    """Google answered with an error. `status` is the HTTP code, `reason` Google's word for it (`PERMISSION_DENIED`)."""
+    """Google answered with an error. `status` is the HTTP code, `reason` Google's own code (`PERMISSION_DENIED`)."""
 
     def __init__(self, method: str, url: str, status: int, reason: str, message: str, hint: str | None = None) -> None:
         self.status, self.reason, self.url = status, reason, url
@@ -44,26 +44,26 @@ class GoogleRefused(InfrastructureFailure):
 
     @property
     def disabled_api(self) -> bool:
-        """The API is not enabled in the project; nothing is known about what was asked for."""
+        """Whether the API is not enabled in the project; then nothing is known about the resource."""
         return self.status == 403 and _is_disabled(self.message)
 
 
 class GoogleUnreachable(InfrastructureFailure):
-    """No answer, or no credentials to ask with."""
+    """Google did not answer, or this machine has no credentials."""
 
 
 class GoogleApi:
-    """Calls `https://SERVICE.googleapis.com/PATH`. Reads are repeated on passing errors, writes never are."""
+    """Calls `https://SERVICE.googleapis.com/PATH`. Repeats reads on passing errors, never writes."""
 
     def __init__(self, *, server: str | None = None, impersonate: str | None = None, again: bool = True) -> None:
-        """`server` stands in for Google; `impersonate` is a service account to act as; without `again` a read that
-        fails is not repeated. Raises `MissingExtra`, and `GoogleUnreachable` without credentials."""
+        """`server` stands in for Google; `impersonate` is a service account to act as; without `again`, failed reads
+        are not repeated. Raises `MissingExtra`, and `GoogleUnreachable` without credentials."""
         self._server = server.rstrip("/") if server else None
         self._pauses: tuple[float, ...] = _PAUSES_S if again else ()
         self._impersonate = impersonate
         self._session = _open_session(anonymous=server is not None, impersonate=impersonate)
         self.skew: timedelta | None = None
-        """How far this machine's clock was ahead of Google's in the last answer."""
+        """Time by which this machine's clock was ahead of Google's in the last answer."""
 
     @property
     def stands_in(self) -> bool:
@@ -71,15 +71,14 @@ class GoogleApi:
         return self._server is not None
 
     def who(self) -> str | None:
-        """E-mail address of whoever asks; None where the credentials do not tell."""
+        """Return the e-mail address of this identity; None if the credentials do not show it."""
         if self._impersonate:
             return self._impersonate
         credentials = getattr(self._session, "credentials", None)
         known = getattr(credentials, "service_account_email", None)
         if known and known != "default":
             return str(known)
-        answer = self.get("www", "oauth2/v2/userinfo")
-        email = answer.get("email")
+        email = self.get("www", "oauth2/v2/userinfo").get("email")
         return str(email) if email else None
 
     def close(self) -> None:
@@ -95,7 +94,7 @@ class GoogleApi:
         return self._call("GET", service, path, query=query)
 
     def find(self, service: str, path: str, **query: Any) -> dict[str, Any] | None:
-        """As `get`; None where there is no such thing. An API that is not enabled is no such answer: it raises."""
+        """Like `get`, but returns None for a missing resource. An API that is not enabled raises."""
         try:
             return self.get(service, path, **query)
         except GoogleRefused as problem:
@@ -104,7 +103,7 @@ class GoogleApi:
             raise
 
     def pages(self, service: str, path: str, items: str, **query: Any) -> Iterator[dict[str, Any]]:
-        """All members of the list `items` of every page."""
+        """Yield all members of the list `items` of every page."""
         token = ""
         while True:
             answer = self.get(service, path, **query, **({"pageToken": token} if token else {}))
@@ -114,22 +113,20 @@ class GoogleApi:
                 return
 
     def allowed(self, service: str, path: str, permissions: tuple[str, ...]) -> frozenset[str]:
-        """Which of `permissions` this identity has on the resource at `path`, by its `testIamPermissions`.
+        """Return those of `permissions` that this identity has on the resource at `path`, by its `testIamPermissions`.
 
-        Google answers with none of them for some resources that do not exist.
+        For some missing resources Google returns an empty list.
         """
         if service == "storage":
             answer = self.get("storage", f"{path}/iam/testPermissions", permissions=list(permissions))
         else:
-            answer = self.ask(service, f"{path}:testIamPermissions", {"permissions": list(permissions)})
+            body = {"permissions": list(permissions)}
+            # A POST that only reads, so it is repeated like a read.
+            answer = self._call("POST", service, f"{path}:testIamPermissions", query={}, body=body, repeat=True)
         return frozenset(answer.get("permissions", ()))
 
     def post(self, service: str, path: str, body: Mapping[str, Any] | None = None, **query: Any) -> dict[str, Any]:
         return self._call("POST", service, path, query=query, body=body or {})
-
-    def ask(self, service: str, path: str, body: Mapping[str, Any] | None = None, **query: Any) -> dict[str, Any]:
-        """A POST that only reads, such as `testIamPermissions`; repeated like a read."""
-        return self._call("POST", service, path, query=query, body=body or {}, repeat=True)
 
     def delete(self, service: str, path: str, **query: Any) -> dict[str, Any]:
         return self._call("DELETE", service, path, query=query)
@@ -205,7 +202,7 @@ def _open_session(*, anonymous: bool, impersonate: str | None) -> Any:
         import warnings
 
         with warnings.catch_warnings():
-            # About a laptop's missing quota project; Google refuses with a better text where it matters.
+            # Hides the warning about a laptop's missing quota project: Google's refusal explains it better.
             warnings.simplefilter("ignore")
             credentials, _ = google.auth.default(scopes=SCOPES)
     except GoogleAuthError as problem:
@@ -222,7 +219,7 @@ def _open_session(*, anonymous: bool, impersonate: str | None) -> Any:
 
 
 def _expect_credentials() -> None:
-    """Fail at once where only a machine of Google's could have credentials and this is none; its library tries for long."""
+    """Fail at once without credentials on a machine outside Google's cloud, where its library tries for long."""
     config = os.environ.get("CLOUDSDK_CONFIG") or str(Path.home() / ".config/gcloud")
     if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or any(
         (Path(config) / name).exists() for name in ("application_default_credentials.json", "active_config")

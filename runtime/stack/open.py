@@ -1,4 +1,4 @@
-"""Opens the queues and records of a stack that was found."""
+"""Opens the queues and records of a stack."""
 
 from __future__ import annotations
 
@@ -16,20 +16,14 @@ from runtime.outputs import (
     MissingOutput,
     OtherQueueOutput,
     PubSubQueueOutput,
-    QueueOutput,
     SqliteQueueOutput,
 )
 from runtime.queues.base import DEFAULT_QUEUE
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from runtime.queues.base import Queue
     from runtime.records.base import RecordStore
-from runtime.stack.cache import FoundStack
-from runtime.stack.find import LOCAL, find_stack
-
-# opening
+from runtime.stack.find import LOCAL, FoundStack, find_stack
 
 
 def open_stack(
@@ -39,9 +33,9 @@ def open_stack(
     durability: Durability | None = None,
     settings: Settings | None = None,
 ) -> OpenStack:
-    """The stack's queues and records, each opened on first use; see `find_stack` for how it is found.
+    """Find the stack as `find_stack` does, and open each of its queues and its records on first use.
 
-    `queue` is the queue that commands mean when they name none: one of the stack's, or a URL (`sqlite:/path.db#name`,
+    `queue` is the default queue: one of the stack's, or a URL (`sqlite:/path.db#name`,
     `pubsub:projects/P/subscriptions/S?topic=T`), whose records are then the stack's records too.
     """
     settings = settings or load_settings()
@@ -49,7 +43,7 @@ def open_stack(
 
 
 class OpenStack:
-    """What work on a stack needs. Closing it closes what was opened."""
+    """The queues and records of a stack; closing it closes the open ones."""
 
     def __init__(
         self, found: FoundStack, settings: Settings, *, queue: str | None = None, durability: Durability | None = None
@@ -77,12 +71,12 @@ class OpenStack:
         return self._records
 
     def queue(self, name: str | None = None) -> Queue:
-        """The queue called `name`, or the default one; the same object each time.
+        """Return the queue `name`, by default the default queue; the same object each time.
 
         Raises `UnknownName`, and `NotPossible` for a queue that has no record store beside it.
         """
         name = name or self.default_queue
-        # Tasks and workers call a queue of a URL by its name.
+        # Tasks and workers have the name of a queue, also if a URL was given for it.
         by_url = name not in self._queues and name != self.default_queue and _is_queue_url(self.default_queue)
         if by_url and (named := self.queue()).name == name:
             return named
@@ -91,7 +85,7 @@ class OpenStack:
         return self._queues[name]
 
     def queue_names(self) -> list[str]:
-        """The stack's queues; of the local stack the default one, though any name makes another."""
+        """List the stack's queues. The local stack lists the default queue, though any name makes another."""
         return sorted(self.outputs.queues)
 
     def close(self) -> None:
@@ -107,7 +101,7 @@ class OpenStack:
             store.close()
 
     def abandon(self) -> None:
-        """Let go of an embedded queue in a forked child, where it is the parent's."""
+        """Abandon embedded queues in a forked child, since they are the parent's."""
         for queue in self._queues.values():
             if hasattr(queue, "abandon"):
                 queue.abandon()
@@ -115,9 +109,7 @@ class OpenStack:
     def __enter__(self) -> OpenStack:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         self.close()
 
     def _open_queue(self, name: str) -> Queue:
@@ -125,16 +117,13 @@ class OpenStack:
             return self._open_queue_url(name)
         output = self.outputs.queues.get(name)
         if output is None and self.name == LOCAL:
-            # A queue of the embedded file comes into being when it is named.
+            # The embedded file makes a queue for any name.
             output = self.outputs.queues[DEFAULT_QUEUE]
         if output is None and not self.outputs.queues:
             raise MissingOutput(self.name, "queues", f"queue `{name}`")
-        if output is None:
-            raise UnknownName("queue", name, self.outputs.queues, where=f"in stack `{self.name}`")
-        return self._open_output(name, output)
-
-    def _open_output(self, name: str, output: QueueOutput) -> Queue:
         match output:
+            case None:
+                raise UnknownName("queue", name, self.outputs.queues, where=f"in stack `{self.name}`")
             case SqliteQueueOutput(path=path):
                 return self._open_sqlite(Path(path), name)
             case PubSubQueueOutput():
@@ -197,7 +186,7 @@ class OpenStack:
         return open_pubsub(output, name=name, records=records)
 
     def _open_records(self, needed_by: str, url: str | None = None) -> RecordStore:
-        """A folder or bucket: a queue elsewhere cannot settle into an embedded file."""
+        """Open a folder or bucket; a queue elsewhere cannot settle into an embedded file."""
         url = url or (self.outputs.records.url if self.outputs.records else None)
         if url is None and self.name != LOCAL:
             raise MissingOutput(self.name, "records", needed_by)

@@ -1,7 +1,7 @@
-"""Publishes a stack's contract where machines without Pulumi read it, and compares contracts.
+"""Publishes a stack's contract for machines without Pulumi, and compares contracts.
 
-`plan_publication` reads what lies there now and decides; `publish` writes. What is written is the contract itself, as
-canonical JSON, with its digest, the commit that it was made from and the time.
+`plan_publication` reads the present copy and decides; `publish` writes the contract as canonical JSON, with its digest, its
+commit and the time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import secrets
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -28,8 +28,7 @@ from runtime.outputs import (
     published_fields,
     read_published,
 )
-from runtime.stack.cache import FoundStack
-from runtime.stack.find import NothingThere, is_location, read_location
+from runtime.stack.find import FoundStack, NothingThere, is_location, read_location
 from runtime.units import parse_time
 from runtime.values import dataclass
 
@@ -44,7 +43,7 @@ class ChangeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One leaf in which two contracts differ; None stands for absent too."""
+    """One leaf in which two contracts differ; an absent value is None too."""
 
     path: str
     """`queues.default.ack_deadline_s`"""
@@ -54,21 +53,21 @@ class Change:
 
 
 class Effect(StrEnum):
-    """What a publication does to what lies there."""
+    """The effect of a publication on the present copy."""
 
     CREATES = "creates"
     UPDATES = "updates"
     REPEATS = "repeats"
-    """The content is the same; commit and time are written anew."""
+    """The content is the same; commit and time are new."""
     REVERTS = "reverts"
-    """What lies there was made from a later commit."""
+    """The present copy is of a later commit."""
     MENDS = "mends"
-    """What lies there is no contract that can be read."""
+    """The present copy is no readable contract."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publication:
-    """What would be written where, and what that changes."""
+    """A planned publication: its text and place, and the changes to the present copy."""
 
     stack: str
     url: str
@@ -77,10 +76,10 @@ class Publication:
     published: Published
     changes: tuple[Change, ...]
     previous: Published | None
-    """Of the copy that lies there."""
+    """Facts of the present copy."""
     text: str
     why: str | None = None
-    """Of `REVERTS` and `MENDS`, what speaks against it."""
+    """The objection to `REVERTS` and `MENDS`."""
 
     @property
     def needs_consent(self) -> bool:
@@ -90,18 +89,17 @@ class Publication:
 @dataclass(frozen=True, slots=True)
 class Commit:
     id: str
-    """With `+dirty` behind it where the tree had other changes."""
+    """Ends in `+dirty` if the tree had uncommitted changes."""
     at: datetime | None
 
 
 def plan_publication(
     found: FoundStack, *, now: datetime, to: str | None = None, commit: Commit | None = None, folder: Path | None = None
 ) -> Publication:
-    """Decide what publishing `found` at `to`, by default at the contract's `published_url`, would do.
+    """Plan the publication of `found` at `to`, by default at the contract's `published_url`.
 
-    `folder` is a git work tree that may know which of two commits is the older. Raises `MissingOutput` where there is
-    no address, `NotPossible` for a copy of another stack or of a later `schema`, `StoreUnavailable` if it cannot be told
-    what lies there.
+    `folder` is a git work tree, which may order two commits. Raises `MissingOutput` without an address, `NotPossible` for
+    a copy of another stack or of a later `schema`, `StoreUnavailable` if the present copy cannot be reached.
     """
     url = to or found.outputs.published_url
     if url is None:
@@ -129,12 +127,12 @@ def plan_publication(
 
 
 def publish(publication: Publication) -> None:
-    """Write it: whole or not at all for every reader. Raises `StoreUnavailable`."""
+    """Write the planned text; no reader sees a part of it. Raises `StoreUnavailable`."""
     write_location(publication.url, publication.text.encode())
 
 
 def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
-    """Every leaf in which two contracts differ, in the order of their paths. An empty object is a leaf."""
+    """Yield every leaf in which two contracts differ, in the order of their paths. An empty object is a leaf."""
     before, after = dict(_leaves(old)), dict(_leaves(new))
     for path in sorted(before.keys() | after.keys()):
         if path not in before:
@@ -146,24 +144,21 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
 
 
 def find_commit(folder: Path, commit: str | None = None) -> Commit | None:
-    """The commit `commit` of the work tree `folder`, by default the one that is checked out with `+dirty` where its tree
-    has changes; with its time, where git knows it. None without either."""
-    if commit is not None:
-        shown = _git(folder, "show", "-s", "--format=%H %cI", "--end-of-options", f"{commit}^{{commit}}")
-        if shown is None:
-            return Commit(commit, None)
-        name, _, at = shown.partition(" ")
-        return Commit(name, parse_time(at))
-    head = _git(folder, "show", "-s", "--format=%H %cI", "HEAD")
-    if head is None:
-        return None
-    name, _, at = head.partition(" ")
-    dirty = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return Commit(name + ("+dirty" if dirty else ""), parse_time(at))
+    """Return `commit` of the work tree `folder`, by default its head with `+dirty` for uncommitted changes.
+
+    Its time is None if git does not know the commit. Returns None without `commit` and without a work tree.
+    """
+    shown = _git(folder, "show", "-s", "--format=%H %cI", "--end-of-options", f"{commit or 'HEAD'}^{{commit}}")
+    if shown is None:
+        return Commit(commit, None) if commit is not None else None
+    name, _, at = shown.partition(" ")
+    if commit is None and _git(folder, "status", "--porcelain", "--untracked-files=no"):
+        name += "+dirty"
+    return Commit(name, parse_time(at))
 
 
 def write_location(url: str, data: bytes) -> None:
-    """Put `data` at a path or a `file:`, `gs://` or `s3://` URL, whole or not at all."""
+    """Write `data` to a path or a `file:`, `gs://` or `s3://` URL; no reader sees a part of it."""
     scheme = url.partition(":")[0] if "://" in url or url.startswith("file:") else ""
     if scheme in ("", "file"):
         _write_file(url, scheme, data)
@@ -171,21 +166,18 @@ def write_location(url: str, data: bytes) -> None:
         from runtime.records.blobs.bucket import BucketBlobs
 
         folder, _, name = url.rpartition("/")
-        blobs = BucketBlobs(folder, retry_for=WRITE_PATIENCE)
-        try:
+        with closing(BucketBlobs(folder, retry_for=WRITE_PATIENCE)) as blobs:
             blobs.put(name, data)
-        finally:
-            blobs.close()
     else:
         raise InvalidValue("destination", url, "a path, or a file:, gs:// or s3:// URL")
 
 
-# what lies there
+# the present copy
 
 
 @dataclass(frozen=True, slots=True)
 class _There:
-    """What was found at an address: a contract's fields, or why there are none."""
+    """The present copy: a contract's fields, or the reason for none."""
 
     fields: Mapping[str, Any] | None = None
     published: Published | None = None
@@ -247,10 +239,10 @@ def _refuse_others(stack: str, url: str, fields: Mapping[str, Any]) -> None:
 
 
 def _older(new: Published, old: Published, folder: Path | None) -> str | None:
-    """Why `new` seems to be made from an earlier commit than `old`; None where nothing says so."""
+    """Return the evidence that `new` is of an earlier commit than `old`; None without any."""
     if new.commit is None or old.commit is None:
         return None
-    ours, theirs = _bare(new.commit), _bare(old.commit)
+    ours, theirs = (each.removesuffix("+dirty") for each in (new.commit, old.commit))
     if ours == theirs:
         return None
     if folder is not None:
@@ -266,12 +258,8 @@ def _older(new: Published, old: Published, folder: Path | None) -> str | None:
     return None
 
 
-def _bare(commit: str) -> str:
-    return commit.removesuffix("+dirty")
-
-
 def _same(old: Any, new: Any) -> bool:
-    """As JSON has it: 60 and 60.0 are one, 1 and true are two."""
+    """Compare by JSON's rules: 60 equals 60.0, 1 differs from true."""
     return bool(old == new) and isinstance(old, bool) == isinstance(new, bool)
 
 
@@ -309,7 +297,7 @@ def _write_file(url: str, scheme: str, data: bytes) -> None:
 
 
 def _git(folder: Path, *args: str) -> str | None:
-    """What git prints, None if it refuses or is not there."""
+    """Return the output of git, None if it fails or is not installed."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *args],

@@ -1,7 +1,7 @@
-"""The stack's secrets in Google Secret Manager: where they lie, whether they have a value, who can read them.
+"""The stack's secrets in Google Secret Manager: their places, versions and readers.
 
-A value goes one way here, from standard input or a file into a new version: nothing here reads one, and no value is in
-an argument list, an error, a log or anything that is printed. `runtime.client.jobs.secrets` reads one, for a job that names it.
+A value goes one way here, from standard input or a file into a new version. This module reads no value, and no value is in
+an argument list, an error, a log or other output. `runtime.client.jobs.secrets` reads the values for jobs.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from runtime.errors import InfrastructureFailure, InvalidContract, RequestRefused, UnknownName
 from runtime.outputs import SecretOutput, StackOutputs, need_output
+from runtime.stack.google_api import GoogleApi, GoogleRefused
 from runtime.units import parse_time
 from runtime.values import dataclass
-
-if TYPE_CHECKING:
-    from runtime.stack.google_api import GoogleApi
 
 MAX_BYTES: Final = 65_536
 """https://cloud.google.com/secret-manager/quotas#content_limits"""
@@ -40,24 +38,24 @@ class VersionState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecretSeen:
-    """A secret of the contract, as Secret Manager has it. What this identity may not see is None."""
+    """A secret of the contract in Secret Manager. Facts that this identity may not see are None."""
 
     name: str
     env: str
-    """Variable that carries it."""
+    """Variable that carries the value."""
     resource: str
     versions: int | None = None
-    """Those that are not destroyed."""
+    """Number of versions that are not destroyed."""
     newest: str | None = None
-    """Number of the newest enabled version: what `latest` stands for may be disabled."""
+    """Number of the newest enabled version; `latest` may be a disabled one."""
     created_at: datetime | None = None
-    """Of that version."""
+    """Creation time of that version."""
     readers: tuple[str, ...] | None = None
-    """Members with a grant on this secret; grants on the whole project are not among them."""
+    """Members with a grant on this secret, without grants on the whole project."""
     may_read: bool | None = None
     """Whether this identity can read the value."""
     problem: str | None = None
-    """Why whoever needs it will not get it."""
+    """The reason why readers cannot get the value."""
     next_step: str | None = None
 
 
@@ -68,21 +66,21 @@ class NewVersion:
     resource: str
     version: str
     disabled: tuple[str, ...] = ()
-    """Older versions that were switched off."""
+    """Older versions that this call disabled."""
 
 
 class InvalidSecret(RequestRefused):
-    """A value that cannot be one; says why and never what."""
+    """A value that no secret can have; the message never has the value."""
 
 
 class VersionNotVerified(InfrastructureFailure):
-    """A version was added, and Google did not say that it arrived as it was sent."""
+    """A version was added, and Google did not confirm its checksum."""
 
 
 def list_secrets(outputs: StackOutputs, api: GoogleApi) -> Iterator[SecretSeen]:
-    """Every secret of the contract, by name. What one of them lacks stops none of the others.
+    """Yield every secret of the contract, by name; a problem of one does not stop the others.
 
-    Raises `MissingOutput` where the contract has none.
+    Raises `MissingOutput` for a contract without secrets.
     """
     found: dict[str, SecretOutput] = need_output(outputs, "secrets", "`runtime secrets`")
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="secrets") as pool:
@@ -90,9 +88,7 @@ def list_secrets(outputs: StackOutputs, api: GoogleApi) -> Iterator[SecretSeen]:
 
 
 def look_at(name: str, secret: SecretOutput, stack: str, api: GoogleApi) -> SecretSeen:
-    """One secret. Raises `GoogleUnreachable`; a refusal is its `problem`."""
-    from runtime.stack.google_api import GoogleRefused
-
+    """Look at one secret. Raises `GoogleUnreachable`; a refusal becomes the `problem`."""
     about: dict[str, Any] = {"name": name, "env": secret.env, "resource": secret.resource}
     if not _RESOURCE.fullmatch(secret.resource):
         about["resource"] = "?"
@@ -117,7 +113,7 @@ def look_at(name: str, secret: SecretOutput, stack: str, api: GoogleApi) -> Secr
     if about["readers"] == ():
         step = f"add `readers` to `secrets.{name}` in Pulumi.{stack}.yaml, then run `pulumi up --stack {stack}`"
         return SecretSeen(**about, problem="nobody was granted to read it", next_step=step)
-    # `latest` is the newest version whatever its state, and readers ask for that.
+    # Readers ask for `latest`, which is the newest version in any state.
     if max(alive, key=_number) is not newest:
         return SecretSeen(
             **about,
@@ -128,7 +124,7 @@ def look_at(name: str, secret: SecretOutput, stack: str, api: GoogleApi) -> Secr
 
 
 def find_secret(outputs: StackOutputs, name: str) -> SecretOutput:
-    """Raises `MissingOutput`, `UnknownName`, and `InvalidContract` for what is no name of Secret Manager's."""
+    """Raises `MissingOutput`, `UnknownName`, and `InvalidContract` for an invalid resource name."""
     secrets: dict[str, SecretOutput] = need_output(outputs, "secrets", f"secret `{name}`")
     if name not in secrets:
         raise UnknownName(
@@ -148,7 +144,7 @@ def find_secret(outputs: StackOutputs, name: str) -> SecretOutput:
 
 
 def check_value(value: bytes, name: str) -> None:
-    """Raise `InvalidSecret` for what no variable can carry or Secret Manager does not take."""
+    """Raise `InvalidSecret` for a value that no variable can carry or Secret Manager does not take."""
     if not value.strip():
         raise InvalidSecret(
             f"the value of secret `{name}` is empty", hint="pipe the value in, or name its file with `--file`"
@@ -169,13 +165,11 @@ def check_value(value: bytes, name: str) -> None:
 def put_secret(
     outputs: StackOutputs, name: str, value: bytes, api: GoogleApi, *, disable_older: bool = False
 ) -> NewVersion:
-    """Add `value` as the newest version; with `disable_older` switch off those before it.
+    """Add `value` as the newest version; with `disable_older` disable the versions before it.
 
-    Called twice it adds two versions. Raises `InvalidSecret` before anything is sent; `VersionNotVerified` where the
-    version is there and may be damaged: then the older ones stay as they are.
+    Two calls add two versions. Raises `InvalidSecret` before anything is sent; `VersionNotVerified` if the new version
+    may be damaged: then the older versions stay enabled.
     """
-    from runtime.stack.google_api import GoogleRefused
-
     secret = find_secret(outputs, name)
     check_value(value, name)
     payload = {"data": base64.b64encode(value).decode(), "dataCrc32c": str(crc32c(value))}
@@ -196,7 +190,7 @@ def put_secret(
 
 
 def crc32c(data: bytes) -> int:
-    """The checksum that Secret Manager compares (Castagnoli's polynomial, which zlib does not have)."""
+    """Return the checksum that Secret Manager compares (Castagnoli's polynomial, which zlib lacks)."""
     table, crc = _crc32c_table(), 0xFFFFFFFF
     for byte in data:
         crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
@@ -214,8 +208,6 @@ def _crc32c_table() -> tuple[int, ...]:
 
 
 def _disable_older(resource: str, name: str, newest: int, api: GoogleApi) -> tuple[str, ...]:
-    from runtime.stack.google_api import GoogleRefused
-
     versions = api.pages("secretmanager", f"v1/{resource}/versions", "versions", filter="state:ENABLED", pageSize=100)
     done: list[str] = []
     try:
@@ -234,8 +226,6 @@ def _disable_older(resource: str, name: str, newest: int, api: GoogleApi) -> tup
 
 
 def _may_read(resource: str, api: GoogleApi) -> bool | None:
-    from runtime.stack.google_api import GoogleRefused
-
     permission = "secretmanager.versions.access"
     try:
         return permission in api.allowed("secretmanager", f"v1/{resource}", (permission,))
@@ -244,8 +234,6 @@ def _may_read(resource: str, api: GoogleApi) -> bool | None:
 
 
 def _readers(resource: str, api: GoogleApi) -> tuple[str, ...] | None:
-    from runtime.stack.google_api import GoogleRefused
-
     try:
         policy = api.get("secretmanager", f"v1/{resource}:getIamPolicy", **{"options.requestedPolicyVersion": 3})
     except GoogleRefused:
@@ -260,7 +248,7 @@ def _readers(resource: str, api: GoogleApi) -> tuple[str, ...] | None:
     return tuple(sorted(members))
 
 
-def _explain_refusal(refused: Any, resource: str, stack: str) -> tuple[str, str]:
+def _explain_refusal(refused: GoogleRefused, resource: str, stack: str) -> tuple[str, str]:
     if refused.disabled_api:
         return "the Secret Manager API is not enabled in its project", f"pulumi up --stack {stack}"
     if refused.status == 404:
@@ -270,7 +258,7 @@ def _explain_refusal(refused: Any, resource: str, stack: str) -> tuple[str, str]
     return refused.message, refused.hint or "try again"
 
 
-def _explain_put(refused: Any, name: str, stack: str) -> InfrastructureFailure:
+def _explain_put(refused: GoogleRefused, name: str, stack: str) -> InfrastructureFailure:
     problem, step = {
         403: (
             "this identity may not add versions",

@@ -26,7 +26,7 @@ from infra.policy.rules import apply_rules
 from infra.render.autoscaler import render_autoscaler
 from infra.render.cluster import PORTS, Cluster, SecretReference
 from infra.settings.model import HeadSettings, PoolSettings
-from infra.settings.valid import InvalidSettings
+from infra.settings.read import InvalidSettings
 from tests.infra.components_support import PROJECT, SERVICES, make_apis, run, sample_site
 
 IMAGE = f"us-west4-docker.pkg.dev/{PROJECT}/marin/cluster@sha256:" + "a" * 64

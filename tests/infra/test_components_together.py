@@ -37,7 +37,7 @@ from infra.settings.model import (
     SecretSettings,
     Settings,
 )
-from infra.settings.valid import InvalidSettings
+from infra.settings.read import InvalidSettings
 from tests.infra.components_support import depends_on, find_grants, run, sample_site
 
 ROOT = Path(__file__).parents[2]

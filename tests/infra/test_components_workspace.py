@@ -16,7 +16,7 @@ from infra.components.workspace import Workspace, WorkspaceArgs, pod_defaults
 from infra.export import export
 from infra.program import build
 from infra.settings.model import ClaimSettings, KubernetesSettings, NamespaceSettings, Settings
-from infra.settings.valid import InvalidSettings, find_problems
+from infra.settings.read import InvalidSettings, find_problems
 from runtime.errors import InvalidValue
 
 LABELS = {"managed-by": "research-runtime", "stack": "lab"}

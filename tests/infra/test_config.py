@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.check.recording import record
-from infra.settings.kubernetes_rules import quantity
 from infra.settings.model import (
     KEYS,
     AccessSettings,
@@ -28,8 +27,8 @@ from infra.settings.model import (
     SecretSettings,
     Settings,
 )
-from infra.settings.read import parse_settings, settings_from
-from infra.settings.valid import InvalidSettings, ensure_valid, find_problems
+from infra.settings.read import InvalidSettings, ensure_valid, find_problems, parse_settings, settings_from
+from infra.settings.rules import quantity
 from runtime.schema import Problem
 
 DIGEST = "sha256:" + "0" * 64

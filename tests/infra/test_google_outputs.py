@@ -8,7 +8,7 @@ import pytest
 
 from infra.check.recording import UNKNOWN, Recording
 from infra.check.validate import find_args_class
-from infra.gcp.outputs import MAKERS, compute
+from infra.gcp.outputs import PATTERNS, compute
 
 LINK = "https://www.googleapis.com/compute/v1/projects/lab-1234"
 
@@ -81,7 +81,7 @@ def test_compute_of_known_inputs_is_what_google_answers(
     assert compute(type_, "logical", inputs) == expected
 
 
-@pytest.mark.parametrize("type_", sorted(MAKERS))
+@pytest.mark.parametrize("type_", sorted(PATTERNS))
 def test_compute_of_unknown_inputs_has_no_half_made_id(type_: str) -> None:
     """Known-bad input: an unknown name must not become text in an id."""
     inputs = dict.fromkeys(["project", "name", "accountId", "secretId", "roleId", "repositoryId"], UNKNOWN)
@@ -91,8 +91,8 @@ def test_compute_of_unknown_inputs_has_no_half_made_id(type_: str) -> None:
     assert compute(type_, "x", inputs)["id"] is UNKNOWN
 
 
-@pytest.mark.parametrize("type_", sorted(MAKERS))
-def test_makers_name_types_that_the_wheels_have(type_: str) -> None:
+@pytest.mark.parametrize("type_", sorted(PATTERNS))
+def test_patterns_name_types_that_the_wheels_have(type_: str) -> None:
     assert find_args_class(type_)
 
 
@@ -117,4 +117,4 @@ def test_compute_instance_address_is_not_known() -> None:
 def test_compute_knows_every_google_type_of_the_stack(recording: Recording) -> None:
     types = {each.type for each in recording.resources if each.type.startswith("gcp:")}
     grants = {each for each in types if each.endswith(("IAMMember", "IamMember"))}
-    assert types - grants <= set(MAKERS)
+    assert types - grants <= set(PATTERNS)

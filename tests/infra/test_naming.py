@@ -160,7 +160,6 @@ def test_names_of_a_plain_stack_are_readable() -> None:
         "network": PLAIN.network(),
         "firewall": PLAIN.firewall("internal"),
         "cluster": PLAIN.cluster("main"),
-        "namespace": PLAIN.namespace("l2r"),
     } == {
         "topic": "marin-us-central2-default",
         "dead": "marin-us-central2-default-dead",
@@ -174,7 +173,6 @@ def test_names_of_a_plain_stack_are_readable() -> None:
         "network": "marin-us-central2",
         "firewall": "marin-us-central2-internal",
         "cluster": "marin-us-central2-main",
-        "namespace": "l2r",
     }
 
 

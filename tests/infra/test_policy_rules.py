@@ -15,9 +15,8 @@ import pytest
 from infra.check.recording import UNKNOWN, Recording, Unknown, record
 from infra.gcp.outputs import compute
 from infra.naming import labels
-from infra.policy.base import Bounds
-from infra.policy.graph import Graph
-from infra.policy.machines import IAP_RANGE
+from infra.policy.base import Bounds, Graph
+from infra.policy.resources import IAP_RANGE
 from infra.policy.rules import RULES, Violation, apply_rule, apply_rules, bounds_of
 from infra.settings.read import parse_settings
 from tests.infra.test_config import GOOD

@@ -252,7 +252,7 @@ def test_main_file_with_wrong_settings_ends_with_the_engines_own_error() -> None
 
 
 def test_program_with_wrong_settings_makes_nothing(project: Project) -> None:
-    from infra.settings.valid import InvalidSettings
+    from infra.settings.read import InvalidSettings
 
     project.copy("dev", lambda config: config.update(region="nowhere"))
     made: list[str] = []

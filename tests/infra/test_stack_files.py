@@ -18,8 +18,7 @@ from infra.policy.rules import apply_rules, bounds_of
 from infra.program import build
 from infra.settings import model as config
 from infra.settings.model import KEYS, OPTIONAL_PARTS, Settings
-from infra.settings.read import settings_from
-from infra.settings.valid import InvalidSettings
+from infra.settings.read import InvalidSettings, settings_from
 
 ROOT = Path(__file__).parents[2]
 STACKS = sorted(path.name.split(".")[1] for path in ROOT.glob("Pulumi.*.yaml"))

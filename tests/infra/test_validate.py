@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.check.recording import UNKNOWN, Recording, Secret
-from infra.check.validate import InputProblem, fields_of, find_args_class, find_input_problems
+from infra.check.validate import fields_of, find_args_class, find_input_problems
 from infra.gcp.values import COMMON, VALUES, bucket_name, member
+from runtime.schema import Problem
 
 TOPIC = "gcp:pubsub/topic:Topic"
 SUBSCRIPTION = "gcp:pubsub/subscription:Subscription"
@@ -293,7 +294,5 @@ def test_validate_any_value_at_any_place_is_judged_and_never_crashes(value: obje
         "messageTransforms": value,
         "expirationPolicy": value,
     }
-    assert all(isinstance(each, InputProblem) for each in find_input_problems(SUBSCRIPTION, inputs))
-    assert all(
-        isinstance(each, InputProblem) for each in find_input_problems(POLICY, {"spec": value, "metadata": value})
-    )
+    assert all(isinstance(each, Problem) for each in find_input_problems(SUBSCRIPTION, inputs))
+    assert all(isinstance(each, Problem) for each in find_input_problems(POLICY, {"spec": value, "metadata": value}))

@@ -23,8 +23,7 @@ from runtime.outputs import (
     StackOutputs,
     contract_digest,
 )
-from runtime.stack.cache import FoundStack
-from runtime.stack.find import NothingThere, find_stack, is_location, read_stack
+from runtime.stack.find import FoundStack, NothingThere, find_stack, is_location, read_stack
 from runtime.units import format_duration, format_size
 
 if TYPE_CHECKING:

@@ -27,8 +27,7 @@ from runtime.outputs import (
     outputs_fields,
     parse_outputs,
 )
-from runtime.stack.cache import FoundStack
-from runtime.stack.find import read_stack
+from runtime.stack.find import FoundStack, read_stack
 from runtime.stack.publish import Change, ChangeKind, Commit, Effect, compare, find_commit, plan_publication, publish
 from tests.fakes.faults import Fault
 from tests.fakes.gcs import GcsServer

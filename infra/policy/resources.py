@@ -1,0 +1,413 @@
+"""The rules about resources: their place and labels, queues, machines, buckets, namespaces."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from infra.check.recording import Registration, Secret, Unknown
+from infra.naming import MAKER, MANAGED_BY, STACK_LABEL
+from infra.policy.base import (
+    ACCOUNT,
+    AGENT,
+    BUCKET,
+    CLAIM,
+    CUSTOM_ROLE,
+    FIREWALL,
+    INSTANCE,
+    NAMESPACE,
+    NETWORK_POLICY,
+    PROVIDER_PREFIX,
+    QUOTA,
+    REPOSITORY,
+    SECRET,
+    SERVICE,
+    SERVICE_IDENTITY,
+    SUBSCRIPTION,
+    SUBSCRIPTION_GRANT,
+    TOPIC,
+    TOPIC_GRANT,
+    Bounds,
+    Finding,
+    Graph,
+    get,
+    items_of,
+    may_be,
+)
+from infra.settings.rules import quantity
+
+HOLD_WORK: Final = (TOPIC, SUBSCRIPTION, SECRET, REPOSITORY, INSTANCE, BUCKET, ACCOUNT)
+"""Types whose loss loses tasks, data or grants: a new service account under an old name has no grants."""
+
+LABELLED: Final = (TOPIC, SUBSCRIPTION, SECRET, REPOSITORY, INSTANCE, BUCKET)
+
+APIS: Final[Mapping[str, str]] = {
+    "billing": "billingbudgets",
+    "projects": "cloudresourcemanager",
+    "serviceaccount": "iam",
+}
+"""Module of the provider → the API that it calls, if their names differ."""
+
+
+def find_secret_values(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """No secret value passes through Pulumi. What it is given it keeps in its state."""
+    versions = (
+        "gcp:secretmanager/secretVersion:SecretVersion",
+        "gcp:secretmanager/regionalSecretVersion:RegionalSecretVersion",
+        "kubernetes:core/v1:Secret",
+    )
+    for each in graph.resources:
+        if each.type in versions:
+            yield each, "holds a secret's value", "make the container only; `runtime secrets put` takes the value"
+        elif each.custom and (path := _find_secret(each.inputs)) is not None:
+            yield each, f"has a secret value in `{path}`", "refer to the secret by its name"
+
+
+def find_unlabelled(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """Labels say whose a resource is. `gc` and the bill go by them."""
+    for each in graph.resources:
+        if not each.custom:
+            continue
+        if each.type in LABELLED:
+            labels = each.inputs.get("labels")
+        elif each.type.startswith("kubernetes:"):
+            labels = get(each.inputs.get("metadata"), "labels")
+        else:
+            continue
+        if not may_be(get(labels, MANAGED_BY), MAKER) or not get(labels, STACK_LABEL):
+            yield each, f"lacks the labels `{MANAGED_BY}: {MAKER}` and `{STACK_LABEL}`", "pass `labels(stack, own)`"
+
+
+def find_unprotected(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """What holds work refuses to be destroyed, in every stack that says so."""
+    # A pull-through cache fills itself again.
+    holders = [each for each in graph.of_type(*HOLD_WORK) if not may_be(each.inputs.get("mode"), "REMOTE_REPOSITORY")]
+    wanted = bounds.protect if bounds.protect is not None else any(each.protect for each in holders)
+    for each in holders if wanted else ():
+        if not each.protect:
+            yield each, "holds work and can be destroyed", "set `protect`, or `protect: false` for the whole stack"
+
+
+def find_strays(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """Everything is in the regions that the stack file names."""
+    if bounds.regions is None:
+        return
+    for each in graph.made("gcp"):
+        for key in ("region", "zone", "location"):
+            place = each.inputs.get(key)
+            if not isinstance(place, str) or place == "global":
+                continue
+            region = place.rpartition("-")[0] if key == "zone" else place
+            if region.lower() not in bounds.regions:
+                allowed = ", ".join(sorted(bounds.regions))
+                yield each, f"is in `{place}`, allowed are {allowed}", "name the region in the stack file"
+
+
+def find_default_providers(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """A default provider takes whatever project and cluster the shell happens to be in."""
+    for each in graph.resources:
+        if not each.custom or each.type.startswith(PROVIDER_PREFIX):
+            continue
+        # `urn:pulumi:STACK::PROJECT::pulumi:providers:gcp::NAME::ID`
+        name = each.provider.split("::")[-2] if each.provider and each.provider.count("::") >= 4 else None
+        if name is None or re.fullmatch(r"default(_\d+.*)?", name):
+            yield (
+                each,
+                "uses the default provider",
+                "pass the stack's provider to the component, and `parent=self` to its children",
+            )
+
+
+def find_orphans(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """Every resource belongs to a component and begins with its name. Two of a component would otherwise have children
+    of one name."""
+    for each in graph.resources:
+        if not each.custom or each.type.startswith(PROVIDER_PREFIX):
+            continue
+        parent = graph.parent(each)
+        if parent is None or parent.custom:
+            yield each, "belongs to no component", "set `parent=self`"
+        elif not each.name.startswith(f"{parent.name}-"):
+            yield each, f"is named `{each.name}`, and its component `{parent.name}`", f"begin it with `{parent.name}-`"
+
+
+def find_hasty(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """An API that is not on yet refuses; only a dependency says what has to be there first."""
+    for each in graph.made("gcp"):
+        needed = _api(each)
+        if needed is None:
+            continue
+        enabled = [other.inputs.get("service") for other in graph.waited_for(each) if other.type == SERVICE]
+        if not any(may_be(service, f"{needed}.googleapis.com") for service in enabled):
+            yield each, f"does not wait until {needed}.googleapis.com is on", f'depend on `apis.needs("{needed}")`'
+
+
+def _find_secret(value: Any, path: str = "") -> str | None:
+    """Return the path of the first value that is marked as secret."""
+    if isinstance(value, Secret):
+        return path
+    items: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, Mapping):
+        items = ((f"{path}.{key}" if path else str(key), item) for key, item in value.items())
+    elif isinstance(value, list | tuple):
+        items = ((f"{path}[{index}]", item) for index, item in enumerate(value))
+    return next((found for where, item in items if (found := _find_secret(item, where)) is not None), None)
+
+
+def _api(resource: Registration) -> str | None:
+    """Return the API that makes `resource`; None for a resource that switches an API on."""
+    if resource.type == SERVICE:
+        return None
+    if resource.type == SERVICE_IDENTITY:
+        service = resource.inputs.get("service")
+        return service.removesuffix(".googleapis.com") if isinstance(service, str) else "serviceusage"
+    if resource.type == CUSTOM_ROLE:
+        return "iam"
+    module = resource.type.split(":")[1].split("/")[0]
+    return APIS.get(module, module)
+
+
+# queues: no task expires or is delivered for ever, and no dead letter is lost
+
+
+def find_missing_dead_letters(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """A subscription without dead letters delivers a task that nobody can do for ever."""
+    dead = {topic for each in graph.of_type(SUBSCRIPTION) for topic in _topics(graph, each, "deadLetterPolicy")}
+    for each in graph.of_type(SUBSCRIPTION):
+        if not get(each.inputs.get("deadLetterPolicy"), "deadLetterTopic") and not _topics(graph, each, "topic") & dead:
+            yield each, "has no dead letters", "set `dead_letter_policy`"
+
+
+def find_lost_dead_letters(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """A topic keeps nothing by itself: without a subscription of its own a dead letter is gone at once."""
+    subscribed: set[str] = set()
+    for each in graph.of_type(SUBSCRIPTION):
+        subscribed |= _topics(graph, each, "topic")
+    for each in graph.of_type(SUBSCRIPTION):
+        wanted = _topics(graph, each, "deadLetterPolicy")
+        if wanted and not wanted & subscribed:
+            yield each, "sends its dead letters to a topic that has no subscription", "subscribe to that topic"
+
+
+def find_powerless_agents(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """Pub/Sub's own agent moves dead letters. Without its two grants they are redelivered for ever, with no error."""
+    for each in graph.of_type(SUBSCRIPTION):
+        wanted = _topics(graph, each, "deadLetterPolicy")
+        if not wanted:
+            continue
+        publishes = any(
+            may_be(grant.inputs.get("role"), "roles/pubsub.publisher") and wanted & _topics(graph, grant, "topic")
+            for grant in graph.of_type(TOPIC_GRANT)
+            if _is_agents(graph, grant)
+        )
+        subscribes = any(
+            may_be(grant.inputs.get("role"), "roles/pubsub.subscriber")
+            and (each.urn in graph.behind(grant, "subscription", SUBSCRIPTION) or _same_name(grant, each))
+            for grant in graph.of_type(SUBSCRIPTION_GRANT)
+            if _is_agents(graph, grant)
+        )
+        if not publishes:
+            yield each, "has dead letters that Pub/Sub's agent may not publish", "grant it the topic's publisher role"
+        if not subscribes:
+            yield each, "has dead letters that Pub/Sub's agent may not take off it", "grant it the subscriber role"
+
+
+def find_expiring_subscriptions(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """By default an idle subscription is deleted after 31 days, with all its tasks."""
+    for each in graph.of_type(SUBSCRIPTION):
+        if not may_be(get(each.inputs.get("expirationPolicy"), "ttl"), ""):
+            hint = 'set `expiration_policy` with the ttl ""'
+            yield each, "is deleted with all its tasks after 31 days without a worker", hint
+
+
+def find_short_retention(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """Subscriptions say how long they keep messages, dead letters no shorter than tasks. The default is 7 days."""
+    by_topic: dict[str, float] = {}
+    for each in graph.of_type(SUBSCRIPTION):
+        kept = _seconds(each.inputs.get("messageRetentionDuration"))
+        if kept is None:
+            yield each, "does not say how long it keeps messages", "set `message_retention_duration`"
+            continue
+        for topic in _topics(graph, each, "topic"):
+            by_topic[topic] = min(kept, by_topic.get(topic, kept))
+    for each in graph.of_type(SUBSCRIPTION):
+        kept = _seconds(each.inputs.get("messageRetentionDuration"))
+        shortest = min(
+            (by_topic.get(topic, math.inf) for topic in _topics(graph, each, "deadLetterPolicy")), default=math.inf
+        )
+        if kept is not None and shortest < kept < math.inf:
+            message = f"keeps tasks for {kept:.0f} s and its dead letters for {shortest:.0f} s only"
+            yield each, message, "keep dead letters at least as long"
+
+
+def _topics(graph: Graph, resource: Registration, key: str) -> set[str]:
+    """Return the URNs of the topics behind an input, and their names if known."""
+    value = resource.inputs.get(key)
+    name = get(value, "deadLetterTopic") if key == "deadLetterPolicy" else value
+    found = set(graph.behind(resource, key, TOPIC))
+    if isinstance(name, str) and name:
+        found.add(name.rpartition("/")[2])
+    for urn in list(found):
+        topic = graph.get(urn)
+        if topic is not None and isinstance(topic.inputs.get("name"), str):
+            found.add(str(topic.inputs["name"]))
+    return found
+
+
+def _is_agents(graph: Graph, grant: Registration) -> bool:
+    member = grant.inputs.get("member")
+    known = isinstance(member, str) and bool(AGENT.match(member))
+    return known or bool(graph.behind(grant, "member", SERVICE_IDENTITY))
+
+
+def _same_name(grant: Registration, subscription: Registration) -> bool:
+    name = grant.inputs.get("subscription")
+    return isinstance(name, str) and name.rpartition("/")[2] == subscription.inputs.get("name")
+
+
+def _seconds(value: Any) -> float | None:
+    """Return the seconds of `600s`; None if the input is absent, infinity if only the cloud knows it."""
+    if isinstance(value, Unknown):
+        return math.inf
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)s", value) if isinstance(value, str) else None
+    return float(found[1]) if found else None
+
+
+# machines, firewalls and buckets, which are closed
+
+
+IAP_RANGE: Final = "35.235.240.0/20"
+"""Addresses of Google's identity-aware proxy; https://cloud.google.com/iap/docs/using-tcp-forwarding."""
+
+
+def find_open_instances(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """Machines have no external address, are shielded, and take no SSH keys of the project."""
+    for each in graph.of_type(INSTANCE):
+        for interface in items_of(each.inputs.get("networkInterfaces")):
+            if items_of(get(interface, "accessConfigs")) or items_of(get(interface, "ipv6AccessConfigs")):
+                yield each, "has an external address", "leave `access_configs` out"
+        shield = each.inputs.get("shieldedInstanceConfig")
+        for key in ("enableSecureBoot", "enableVtpm", "enableIntegrityMonitoring"):
+            if not may_be(get(shield, key), True):
+                yield each, f"is not shielded: `{key}` is not true", "set `shielded_instance_config`"
+        metadata = each.inputs.get("metadata")
+        blocked = get(metadata, "block-project-ssh-keys")
+        if not isinstance(blocked, Unknown) and str(blocked).lower() != "true":
+            yield each, "accepts SSH keys of the whole project", "set the metadata `block-project-ssh-keys` to TRUE"
+
+
+def find_open_firewalls(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """Nothing is open to everybody, and SSH comes through the identity-aware proxy or from inside."""
+    for each in graph.of_type(FIREWALL):
+        if each.inputs.get("direction", "INGRESS") != "INGRESS" or not each.inputs.get("allows"):
+            continue
+        sources = items_of(each.inputs.get("sourceRanges"))
+        tagged = each.inputs.get("sourceTags") or each.inputs.get("sourceServiceAccounts")
+        if not sources and not tagged and not isinstance(each.inputs.get("sourceRanges"), Unknown):
+            yield each, "names no source, so it lets in everybody", "set `source_ranges`"
+        for source in sources:
+            if isinstance(source, Unknown):
+                continue
+            if _is_everybody(source):
+                yield each, f"lets in `{source}`, which is everybody", f"SSH comes through {IAP_RANGE}"
+            elif _opens_ssh(each) and source != IAP_RANGE and not ipaddress.ip_network(source, strict=False).is_private:
+                yield each, f"lets in SSH from `{source}`", f"SSH comes through {IAP_RANGE}, or from inside"
+
+
+def find_open_buckets(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """Buckets are closed, keep versions, and say how long what is deleted stays."""
+    for each in graph.of_type(BUCKET):
+        if not may_be(each.inputs.get("uniformBucketLevelAccess"), True):
+            yield each, "grants by object", "set `uniform_bucket_level_access`"
+        if not may_be(each.inputs.get("publicAccessPrevention"), "enforced"):
+            yield each, "could be made public", 'set `public_access_prevention="enforced"`'
+        if not may_be(get(each.inputs.get("versioning"), "enabled"), True):
+            yield each, "keeps no versions", "set `versioning`"
+        if not each.inputs.get("softDeletePolicy"):
+            yield each, "does not say how long deleted objects stay", "set `soft_delete_policy`"
+
+
+def _is_everybody(source: str) -> bool:
+    try:
+        return ipaddress.ip_network(source, strict=False).prefixlen == 0
+    except ValueError:
+        return True
+
+
+def _opens_ssh(firewall: Registration) -> bool:
+    for allowed in items_of(firewall.inputs.get("allows")):
+        protocol, ports = get(allowed, "protocol"), get(allowed, "ports")
+        if protocol not in ("tcp", "all", "6"):
+            continue
+        if not ports:
+            return True
+        for port in items_of(ports):
+            low, _, high = str(port).partition("-")
+            if low.isdigit() and int(low) <= 22 <= int(high or low):
+                return True
+    return False
+
+
+# namespaces and claims of Kubernetes
+
+
+def find_wild_claims(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """Claims have a size within bounds, and a class that the stack file names."""
+    for each in graph.of_type(CLAIM):
+        spec = each.inputs.get("spec")
+        size = get(get(get(spec, "resources"), "requests"), "storage")
+        if isinstance(size, Unknown):
+            continue
+        if not isinstance(size, str) or quantity(size) <= 0:
+            yield each, "asks for no size", "set `size`"
+        elif quantity(size) > quantity(bounds.max_claim):
+            yield each, f"asks for {size}, allowed is at most {bounds.max_claim}", "ask for what is needed"
+        storage_class = get(spec, "storageClassName")
+        named = isinstance(storage_class, str) and storage_class
+        if named and bounds.storage_classes is not None and storage_class not in bounds.storage_classes:
+            allowed = ", ".join(sorted(bounds.storage_classes)) or "the cluster's default"
+            yield each, f"has the class `{storage_class}`, allowed are {allowed}", "name it in the stack file"
+
+
+def find_open_namespaces(graph: Graph, bounds: Bounds) -> Iterator[Finding]:
+    """A namespace that we make has a quota, and every one that we put something into denies traffic by default."""
+    limits = list(graph.of_type(QUOTA))
+    denials = [each for each in graph.of_type(NETWORK_POLICY) if _denies(each.inputs.get("spec"))]
+    for each in graph.of_type(NAMESPACE):
+        name = get(each.inputs.get("metadata"), "name")
+        if not _any_in(limits, each.provider, name):
+            yield each, f"makes the namespace `{name}` without a quota", "set `quota`"
+        if not _any_in(denials, each.provider, name):
+            yield each, f"makes the namespace `{name}` without a network policy that denies by default", None
+    for each in graph.of_type(CLAIM):
+        name = _namespace(each)
+        if not _any_in(denials, each.provider, name):
+            yield each, f"is in the namespace `{name}`, which has no network policy that denies by default", None
+
+
+def _namespace(resource: Registration) -> Any:
+    return get(resource.inputs.get("metadata"), "namespace")
+
+
+def _any_in(resources: Iterable[Registration], provider: str | None, namespace: Any) -> bool:
+    """Whether a resource is, or may be, in this namespace of this cluster."""
+    return any(
+        each.provider == provider and (isinstance(namespace, Unknown) or may_be(_namespace(each), namespace))
+        for each in resources
+    )
+
+
+def _denies(spec: Any) -> bool:
+    """Whether a network policy closes, or may close, every pod of its namespace both ways and opens nothing."""
+    selector, types = get(spec, "podSelector"), get(spec, "policyTypes")
+    everyone = isinstance(selector, Unknown) or (
+        isinstance(selector, Mapping)
+        and not any(value for value in selector.values() if not isinstance(value, Unknown))
+    )
+    both = isinstance(types, Unknown) or all(
+        any(may_be(each, side) for each in items_of(types)) for side in ("Ingress", "Egress")
+    )
+    return everyone and both and not items_of(get(spec, "ingress")) and not items_of(get(spec, "egress"))
