@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
+from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption
 from runtime.cli.render.jobs import OnOption, OthersOption, is_job, open_job, short
@@ -28,16 +28,11 @@ LEFT_OVER: Final = 3
 
 def cancel(
     what: Annotated[
-        list[str], typer.Argument(metavar="TASK|EXPERIMENT|JOB...", help="Ids or their beginnings, names, or `last`.")
+        list[str], Argument(metavar="TASK|EXPERIMENT|JOB...", help="Ids or their beginnings, names, or `last`.")
     ],
     yes: YesOption = False,
-    index: Annotated[
-        list[int] | None,
-        typer.Option("--index", metavar="I", help="Only this run of a job's array.", show_default=False),
-    ] = None,
-    release: Annotated[
-        bool, typer.Option("--release", help="With `--index`: give up a run on a node that is gone.")
-    ] = False,
+    index: Annotated[list[int] | None, Option(metavar="I", help="Only this run of a job's array.")] = None,
+    release: Annotated[bool, Option("--release", help="With `--index`: give up a run on a node that is gone.")] = False,
     others: OthersOption = False,
     on: OnOption = None,
     stack: StackOption = None,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from runtime.cli.commands import OutputOption, StackOption, new_app
 from runtime.cli.show import Output, format_count, note, print_list
@@ -55,12 +55,10 @@ def _group() -> None:
 
 @app.command()
 def reap(
-    cluster: Annotated[
-        str | None, typer.Option("--cluster", metavar="NAME", help="Only this one.", show_default=False)
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")] = False,
+    cluster: Annotated[str | None, Option(metavar="NAME", help="Only this one.")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Say what would be removed, and remove nothing.")] = False,
     longest_creation: Annotated[
-        str, typer.Option("--longest-creation", metavar="TIME", help="A node that is made for longer counts as dead.")
+        str, Option(metavar="TIME", help="A node that is made for longer counts as dead.")
     ] = "1h",
     stack: StackOption = None,
     output: OutputOption = Output.TEXT,

@@ -5,7 +5,7 @@ imports none of the command modules. A command module exposes one of
 
 - a function named like the verb (`-` as `_`), whose typed signature is the command line and whose docstring its help:
 
-      def cancel(ids: Annotated[list[str], typer.Argument(metavar="ID...")], yes: YesOption = False) -> None:
+      def cancel(ids: Annotated[list[str], Argument(metavar="ID...")], yes: YesOption = False) -> None:
           \"\"\"Cancel tasks, experiments or jobs.
 
           \\b
@@ -35,7 +35,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import _click
+from typer import Option, _click
 from typer._click import exceptions as click_exceptions  # the usage errors have no public name in this typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
@@ -51,12 +51,7 @@ if TYPE_CHECKING:
     from runtime.errors import RuntimeFailure
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
-    "Start here": {
-        "quickstart": (
-            "runtime.cli.quickstart",
-            "The main job end to end on this machine, in 20 s.",
-        ),
-    },
+    "Start here": {"quickstart": ("runtime.cli.quickstart", "The main job end to end on this machine, in 20 s.")},
     "Run work": {
         "run": ("runtime.cli.run", "Run one workflow here and now."),
         "submit": ("runtime.cli.submit", "Put tasks into a queue."),
@@ -93,13 +88,10 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
 COMMANDS = {name: entry for commands in SECTIONS.values() for name, entry in commands.items()}
 
 OutputOption = Annotated[
-    Output, typer.Option("--output", "-o", help="`text` for people, `json` for programs.", show_default=False)
+    Output, Option("--output", "-o", help="`text` for people, `json` for programs.", show_default=False)
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-StackOption = Annotated[
-    str | None,
-    typer.Option("--stack", envvar="RUNTIME_STACK", metavar="NAME", help="Stack to use.", show_default=False),
-]
+YesOption = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
+StackOption = Annotated[str | None, Option("--stack", envvar="RUNTIME_STACK", metavar="NAME", help="Stack to use.")]
 
 _LEAN: dict[str, Any] = {
     "add_completion": False,
@@ -271,8 +263,8 @@ def _build_root() -> TyperGroup:
 def _root(
     ctx: typer.Context,
     # Both are taken by `main` before typer loads; here they are for the help and for completion.
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Print tracebacks with errors.")] = False,
+    version: Annotated[bool, Option("--version", help="Print the version and exit.")] = False,
+    debug: Annotated[bool, Option("--debug", help="Print tracebacks with errors.")] = False,
 ) -> None:
     """Run a lab's work: tasks in queues, workers that any machine can start.
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.show import Output, format_count, is_terminal, note, paint, print_json, print_list
@@ -23,11 +23,9 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def doctor(
-    recover: Annotated[
-        bool, typer.Option("--recover", help="Bring back what can be read of a damaged task file.")
-    ] = False,
+    recover: Annotated[bool, Option("--recover", help="Bring back what can be read of a damaged task file.")] = False,
     file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With `--recover`: a task file that is not the stack's.")
+        Path | None, Option(metavar="FILE", help="With `--recover`: a task file that is not the stack's.")
     ] = None,
     stack: StackOption = None,
     output: OutputOption = Output.TEXT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument
 
 from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.render.jobs import IndexOption, OnOption, is_job, open_job
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def explain(
     what: Annotated[
-        str, typer.Argument(metavar="TASK|EXPERIMENT|WORKER|JOB", help="An id or its beginning, a name, or `last`.")
+        str, Argument(metavar="TASK|EXPERIMENT|WORKER|JOB", help="An id or its beginning, a name, or `last`.")
     ],
     index: IndexOption = None,
     on: OnOption = None,
@@ -88,8 +88,4 @@ def _explain(opened: OpenStack, found: Identity) -> Explanation:
 
 
 def _fields(explanation: Explanation) -> dict[str, object]:
-    return {
-        "sentence": explanation.sentence,
-        "evidence": explanation.evidence,
-        "next_step": explanation.hint,
-    }
+    return {"sentence": explanation.sentence, "evidence": explanation.evidence, "next_step": explanation.hint}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from runtime.cli.cancel import LEFT_OVER
 from runtime.cli.commands import OutputOption, YesOption
@@ -25,9 +25,9 @@ COLUMNS = {
 
 
 def gc(
-    on: Annotated[str, typer.Option("--on", metavar="TARGET", help="Whose record root to clear.")] = "local",
-    older_than: Annotated[str, typer.Option("--older-than", metavar="30d", help="Ended at least so long ago.")] = "30d",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would go, and remove nothing.")] = False,
+    on: Annotated[str, Option(metavar="TARGET", help="Whose record root to clear.")] = "local",
+    older_than: Annotated[str, Option(metavar="30d", help="Ended at least so long ago.")] = "30d",
+    dry_run: Annotated[bool, Option("--dry-run", help="List what would go, and remove nothing.")] = False,
     others: OthersOption = False,
     yes: YesOption = False,
     output: OutputOption = Output.TEXT,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption
 from runtime.cli.render.jobs import short
@@ -19,8 +19,8 @@ COLUMNS = {
 
 
 def import_(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="The bundle, as the target's machine sees it.")],
-    on: Annotated[str, typer.Option("--on", metavar="TARGET", help="Where its submit.sh was run.")],
+    folder: Annotated[str, Argument(metavar="DIR", help="The bundle, as the target's machine sees it.")],
+    on: Annotated[str, Option(metavar="TARGET", help="Where its submit.sh was run.")],
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Know the jobs that a bundle submitted, where nothing of ours was at hand.

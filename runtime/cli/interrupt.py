@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
+from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption
 from runtime.cli.render.jobs import IndexOption, OnOption, OthersOption, open_job, short
@@ -21,8 +21,8 @@ PATIENCE_S: Final = 180.0
 
 
 def interrupt(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Its id, or the beginning.")],
-    as_: Annotated[str, typer.Option("--as", metavar="|".join(WAYS), help="What happens to it.")],
+    job: Annotated[str, Argument(metavar="JOB", help="Its id, or the beginning.")],
+    as_: Annotated[str, Option("--as", metavar="|".join(WAYS), help="What happens to it.")],
     index: IndexOption = None,
     others: OthersOption = False,
     on: OnOption = None,

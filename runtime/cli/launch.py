@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
+from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption
 from runtime.cli.render.jobs import detached, short, stuck_teller, write_bytes
@@ -32,90 +32,44 @@ CONTEXT_SETTINGS = {"allow_interspersed_args": False}
 
 def launch(
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="[--] CMD...", help="What to run; what follows it is its own.")
+        list[str] | None, Argument(metavar="[--] CMD...", help="What to run; what follows it is its own.")
     ] = None,
-    on: Annotated[
-        str | None,
-        typer.Option("--on", metavar="TARGET[,TARGET…]", help="Where: the first that accepts.", show_default=False),
-    ] = None,
+    on: Annotated[str | None, Option(metavar="TARGET[,TARGET…]", help="Where: the first that accepts.")] = None,
     file: Annotated[
-        Path | None,
-        typer.Option("--file", "-f", metavar="JOB.yaml", help="A job file; `-` is standard input.", show_default=False),
+        Path | None, Option("--file", "-f", metavar="JOB.yaml", help="A job file; `-` is standard input.")
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="For people.", show_default=False)] = None,
-    image: Annotated[
-        str | None, typer.Option("--image", help="Container image, or a .sif file.", show_default=False)
-    ] = None,
-    cpus: Annotated[float | None, typer.Option("--cpus", help="Of each node.", show_default=False)] = None,
-    memory: Annotated[
-        str | None, typer.Option("--memory", metavar="SIZE", help="Of each node: 16GiB, 16GiB..", show_default=False)
-    ] = None,
-    gpus: Annotated[
-        str | None,
-        typer.Option("--gpus", metavar="[TYPE:]N", help="Of each node; below 1 a part of one.", show_default=False),
-    ] = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", help="How many machines.", show_default=False)] = None,
-    time_limit: Annotated[
-        str | None, typer.Option("--time-limit", metavar="2h", help="Wall clock of each attempt.", show_default=False)
-    ] = None,
-    log_limit: Annotated[
-        str | None,
-        typer.Option("--log-limit", metavar="SIZE", help="The most that each log takes; 1GiB.", show_default=False),
-    ] = None,
-    retries: Annotated[
-        int | None, typer.Option("--retries", help="Failures that are tried again.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, Option(help="For people.")] = None,
+    image: Annotated[str | None, Option(help="Container image, or a .sif file.")] = None,
+    cpus: Annotated[float | None, Option(help="Of each node.")] = None,
+    memory: Annotated[str | None, Option(metavar="SIZE", help="Of each node: 16GiB, 16GiB..")] = None,
+    gpus: Annotated[str | None, Option(metavar="[TYPE:]N", help="Of each node; below 1 a part of one.")] = None,
+    nodes: Annotated[int | None, Option(help="How many machines.")] = None,
+    time_limit: Annotated[str | None, Option(metavar="2h", help="Wall clock of each attempt.")] = None,
+    log_limit: Annotated[str | None, Option(metavar="SIZE", help="The most that each log takes; 1GiB.")] = None,
+    retries: Annotated[int | None, Option(help="Failures that are tried again.")] = None,
     env: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--env", metavar="NAME[=VALUE]", help="A variable; without a value, this shell's.", show_default=False
-        ),
+        list[str] | None, Option(metavar="NAME[=VALUE]", help="A variable; without a value, this shell's.")
     ] = None,
     secret: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--secret",
-            metavar="NAME=SOURCE",
-            help="By reference: secret-manager://N, env://N, file://P.",
-            show_default=False,
-        ),
+        list[str] | None, Option(metavar="NAME=SOURCE", help="By reference: secret-manager://N, env://N, file://P.")
     ] = None,
-    grid: Annotated[
-        list[str] | None,
-        typer.Option("--grid", metavar="NAME=A,B", help="An array of every combination.", show_default=False),
-    ] = None,
-    seeds: Annotated[int | None, typer.Option("--seeds", help="An array of N seeds.", show_default=False)] = None,
-    max_parallel: Annotated[
-        int | None, typer.Option("--max-parallel", help="Of the array's runs at a time.", show_default=False)
-    ] = None,
+    grid: Annotated[list[str] | None, Option(metavar="NAME=A,B", help="An array of every combination.")] = None,
+    seeds: Annotated[int | None, Option(help="An array of N seeds.")] = None,
+    max_parallel: Annotated[int | None, Option(help="Of the array's runs at a time.")] = None,
     after: Annotated[
         list[str] | None,
-        typer.Option(
-            "--after",
-            metavar="[any:|notok:]JOB",
-            help="Start once that job has succeeded, ended, or ended otherwise.",
-            show_default=False,
+        Option(
+            "--after", metavar="[any:|notok:]JOB", help="Start once that job has succeeded, ended, or ended otherwise."
         ),
     ] = None,
-    code: Annotated[
-        str | None, typer.Option("--code", metavar="snapshot|none", help="none: the live tree.", show_default=False)
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="Any field of the job file.", show_default=False),
-    ] = None,
-    ignore: Annotated[
-        list[str] | None,
-        typer.Option("--ignore", metavar="FIELD", help="Drop a field that the target refuses.", show_default=False),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")] = False,
-    export: Annotated[
-        Path | None,
-        typer.Option("--export", metavar="DIR", help="Write a bundle to copy over and run there.", show_default=False),
-    ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Print the log until the job has ended.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="A new job, though the same was launched before.")] = False,
-    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of job files, for editors.")] = False,
+    code: Annotated[str | None, Option(metavar="snapshot|none", help="none: the live tree.")] = None,
+    set_: Annotated[list[str] | None, Option("--set", metavar="FIELD=VALUE", help="Any field of the job file.")] = None,
+    ignore: Annotated[list[str] | None, Option(metavar="FIELD", help="Drop a field that the target refuses.")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be started, and start nothing.")] = False,
+    export: Annotated[Path | None, Option(metavar="DIR", help="Write a bundle to copy over and run there.")] = None,
+    follow: Annotated[bool, Option("--follow", help="Print the log until the job has ended.")] = False,
+    again: Annotated[bool, Option("--again", help="A new job, though the same was launched before.")] = False,
+    schema: Annotated[bool, Option("--schema", help="Print the JSON Schema of job files, for editors.")] = False,
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Start a job on a target: this machine, a host, a Slurm cluster, a Kubernetes namespace.
@@ -311,9 +265,6 @@ def _read_yaml(text: str) -> Any:
         return load_yaml(text)
     except yaml.YAMLError:
         return text
-
-
-# output
 
 
 def _print_plans(plans: Sequence[LaunchPlan], output: Output) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
+from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption, new_app
 from runtime.cli.retry import Counted, confirmed
@@ -32,33 +32,21 @@ app = new_app("Look after queues: pause, purge and repair them, and redrive dead
 dead = new_app("Dead letters: tasks that failed for good and wait for a person.")
 app.add_typer(dead, name="dead")
 
-QueueArgument = Annotated[
-    str | None, typer.Argument(metavar="[QUEUE]", help="By default the queue in use.", show_default=False)
-]
+QueueArgument = Annotated[str | None, Argument(metavar="[QUEUE]", help="By default the queue in use.")]
 DeadArgument = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[TASK|EXPERIMENT...]", help="Ids or their beginnings, names, or `last`.", show_default=False
-    ),
+    list[str] | None, Argument(metavar="[TASK|EXPERIMENT...]", help="Ids or their beginnings, names, or `last`.")
 ]
-AllOption = Annotated[bool, typer.Option("--all", help="Every dead letter of the stack.")]
+AllOption = Annotated[bool, Option("--all", help="Every dead letter of the stack.")]
 ReasonOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--reason", metavar="REASON", help="Only those that ended so, such as app_failed.", show_default=False
-    ),
+    list[str] | None, Option("--reason", metavar="REASON", help="Only those that ended so, such as app_failed.")
 ]
-ExperimentOption = Annotated[
-    list[str] | None, typer.Option("--experiment", metavar="NAME", help="Only of this experiment.", show_default=False)
-]
+ExperimentOption = Annotated[list[str] | None, Option("--experiment", metavar="NAME", help="Only of this experiment.")]
 MOST_SHOWN: Final = 1_000_000
-LimitOption = Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=MOST_SHOWN, help="At most so many.")]
+LimitOption = Annotated[int, Option("--limit", "-n", metavar="N", min=1, max=MOST_SHOWN, help="At most so many.")]
 
 
 INTERRUPTED: Final = 130
 MALFORMED_SHOWN: Final = 10
-
-# queues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,10 +138,7 @@ def _rows(opened: OpenStack, names: Sequence[str]) -> Iterator[QueueRow]:
 
 @app.command()
 def peek(
-    queue: QueueArgument = None,
-    limit: LimitOption = 10,
-    stack: StackOption = None,
-    output: OutputOption = Output.TEXT,
+    queue: QueueArgument = None, limit: LimitOption = 10, stack: StackOption = None, output: OutputOption = Output.TEXT
 ) -> None:
     """Show the tasks that will be leased next, without leasing them.
 
@@ -244,9 +229,7 @@ def purge(queue: QueueArgument = None, yes: YesOption = False, stack: StackOptio
 @app.command()
 def repair(
     queue: QueueArgument = None,
-    experiment: Annotated[
-        str | None, typer.Option("--experiment", metavar="NAME", help="Only this one.", show_default=False)
-    ] = None,
+    experiment: Annotated[str | None, Option(metavar="NAME", help="Only this one.")] = None,
     yes: YesOption = False,
     stack: StackOption = None,
     output: OutputOption = Output.TEXT,
@@ -279,9 +262,6 @@ def repair(
         note(f"{format_count(repaired.malformed)} cannot be decoded: `runtime queue dead list` has them")
     if repaired.unreadable:
         note(f"{format_count(repaired.unreadable)} manifest parts cannot be read, and were left out")
-
-
-# dead letters
 
 
 @dead.command("list")
@@ -321,7 +301,7 @@ def dead_list(
 
 @dead.command("show")
 def dead_show(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="A task's id or its beginning.")],
+    task: Annotated[str, Argument(metavar="TASK", help="A task's id or its beginning.")],
     stack: StackOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from runtime.cli.commands import OutputOption
 from runtime.cli.show import Output, format_count, format_duration, note, paint, print_json, progress, render_table
@@ -29,13 +29,12 @@ _WIDTH = 110
 
 def quickstart(
     path: Annotated[
-        Path | None,
-        typer.Option("--path", metavar="DIR", help="Tree of source files to read (this Python's standard library)."),
+        Path | None, Option(metavar="DIR", help="Tree of source files to read (this Python's standard library).")
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", metavar="N", help="Worker processes to start.")] = 2,
-    kill: Annotated[bool, typer.Option("--kill/--no-kill", help="Kill one of them in the middle.")] = True,
+    workers: Annotated[int, Option(metavar="N", help="Worker processes to start.")] = 2,
+    kill: Annotated[bool, Option("--kill/--no-kill", help="Kill one of them in the middle.")] = True,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Use a folder of its own, which the next quickstart leaves alone.")
+        bool, Option("--keep", help="Use a folder of its own, which the next quickstart leaves alone.")
     ] = False,
     output: OutputOption = Output.TEXT,
 ) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 
-import typer
+from typer import Argument, Option
 from typer.core import TyperCommand
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption
@@ -33,30 +33,15 @@ COLUMNS = {
 
 
 def retry(
-    tasks: Annotated[
-        list[str] | None, typer.Argument(metavar="[TASK...|JOB]", help="Ids or their beginnings.", show_default=False)
-    ] = None,
+    tasks: Annotated[list[str] | None, Argument(metavar="[TASK...|JOB]", help="Ids or their beginnings.")] = None,
     failed: Annotated[
         str | None,
-        typer.Option(
-            "--failed",
-            metavar="EXPERIMENT|JOB",
-            help="Every failed task of the experiment, or run of the job.",
-            show_default=False,
-        ),
+        Option("--failed", metavar="EXPERIMENT|JOB", help="Every failed task of the experiment, or run of the job."),
     ] = None,
     reason: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--reason",
-            metavar="REASON",
-            help="With `--failed`: only those, such as app_failed or oom.",
-            show_default=False,
-        ),
+        list[str] | None, Option(metavar="REASON", help="With `--failed`: only those, such as app_failed or oom.")
     ] = None,
-    index: Annotated[
-        list[int] | None, typer.Option("--index", metavar="I", help="Only this run of the job.", show_default=False)
-    ] = None,
+    index: Annotated[list[int] | None, Option(metavar="I", help="Only this run of the job.")] = None,
     others: OthersOption = False,
     on: OnOption = None,
     yes: YesOption = False,
@@ -83,8 +68,7 @@ def retry(
         raise RequestRefused("`--index`, `--others` and `--on` are of jobs", hint="runtime retry j-91c0 --index 3")
     if bool(tasks) == bool(failed):
         raise RequestRefused(
-            "`runtime retry` needs tasks or `--failed EXPERIMENT`, one of the two",
-            hint="runtime retry --failed last",
+            "`runtime retry` needs tasks or `--failed EXPERIMENT`, one of the two", hint="runtime retry --failed last"
         )
     reasons = parse_reasons(reason or ())
     if reasons and not failed:

@@ -6,7 +6,7 @@ import sys
 import traceback
 from typing import Annotated, Any
 
-import typer
+from typer import Argument
 
 from runtime.cli.show import encode, note
 from runtime.errors import RuntimeFailure, WorkFailed
@@ -16,9 +16,9 @@ CONTEXT_SETTINGS: dict[str, Any] = {"allow_interspersed_args": False}
 
 
 def run(
-    project: Annotated[str, typer.Argument(help="Module or package that registers the workflow.")],
-    workflow: Annotated[str, typer.Argument(help="Its name there.")],
-    args: Annotated[list[str] | None, typer.Argument(help="Its arguments, taken as they are.")] = None,
+    project: Annotated[str, Argument(help="Module or package that registers the workflow.")],
+    workflow: Annotated[str, Argument(help="Its name there.")],
+    args: Annotated[list[str] | None, Argument(help="Its arguments, taken as they are.")] = None,
 ) -> int:
     """Run one workflow here and now, without a queue.
 

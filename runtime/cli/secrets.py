@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, new_app
 from runtime.cli.show import Output, note, print_json, print_list
@@ -59,13 +60,12 @@ def list_(stack: StackOption = None, output: OutputOption = Output.TEXT) -> None
 @app.command(context_settings=_TAKE_ALL)
 def put(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A secret of the stack.")],
+    name: Annotated[str, Argument(metavar="NAME", help="A secret of the stack.")],
     file: Annotated[
-        Path | None,
-        typer.Option("--file", "-f", metavar="PATH", help="Read the value from a file, as it is.", show_default=False),
+        Path | None, Option("--file", "-f", metavar="PATH", help="Read the value from a file, as it is.")
     ] = None,
     disable_older: Annotated[
-        bool, typer.Option("--disable-older", help="Switch off every older version afterwards.")
+        bool, Option("--disable-older", help="Switch off every older version afterwards.")
     ] = False,
     stack: StackOption = None,
     output: OutputOption = Output.TEXT,

@@ -343,8 +343,6 @@ def _terminal_width() -> int:
     return shutil.get_terminal_size().columns
 
 
-# long lines
-
 LINE_BYTES: Final = 10_000
 """Bytes of a line that a person is shown."""
 

@@ -7,19 +7,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption, new_app
 from runtime.cli.show import Output, confirm, format_ago, format_count, note, print_json, print_list
 from runtime.config import load_settings, remember_stack
 from runtime.errors import NotPossible
-from runtime.outputs import (
-    OtherQueueOutput,
-    PubSubQueueOutput,
-    QueueOutput,
-    SqliteQueueOutput,
-    StackOutputs,
-)
+from runtime.outputs import OtherQueueOutput, PubSubQueueOutput, QueueOutput, SqliteQueueOutput, StackOutputs
 from runtime.stack.cache import FoundStack
 from runtime.stack.find import LOCAL, ListedStack, find_stack, list_stacks, pull_stack, read_stack
 
@@ -28,7 +22,7 @@ if TYPE_CHECKING:
 
 app = new_app("Choose the stack that commands use, and show what it offers.")
 
-OptionalName = Annotated[str | None, typer.Argument(metavar="[NAME]", help="A stack; by default the one in use.")]
+OptionalName = Annotated[str | None, Argument(metavar="[NAME]", help="A stack; by default the one in use.")]
 
 
 @app.command("list")
@@ -71,9 +65,7 @@ def show(name: OptionalName = None, stack: StackOption = None, output: OutputOpt
 def pull(
     source: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[SOURCE]", help="A stack's name, or the path or URL of a copy; by default the stack in use."
-        ),
+        Argument(metavar="[SOURCE]", help="A stack's name, or the path or URL of a copy; by default the stack in use."),
     ] = None,
     stack: StackOption = None,
     output: OutputOption = Output.TEXT,
@@ -95,7 +87,7 @@ def pull(
 
 @app.command()
 def use(
-    name: Annotated[str, typer.Argument(help="A stack that can be read now; `local` for the built-in one.")],
+    name: Annotated[str, Argument(help="A stack that can be read now; `local` for the built-in one.")],
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Make a stack the one that commands of yours use when they name none.
@@ -119,22 +111,14 @@ def use(
 @app.command()
 def publish(
     stack: StackOption = None,
-    to: Annotated[
-        str | None,
-        typer.Option(
-            "--to", metavar="PATH|URL", help="By default the contract's own `published_url`.", show_default=False
-        ),
-    ] = None,
+    to: Annotated[str | None, Option(metavar="PATH|URL", help="By default the contract's own `published_url`.")] = None,
     commit: Annotated[
         str | None,
-        typer.Option(
-            "--commit",
-            metavar="SHA",
-            help="What the stack was deployed from; by default what is checked out here.",
-            show_default=False,
+        Option(
+            "--commit", metavar="SHA", help="What the stack was deployed from; by default what is checked out here."
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, write nothing.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Say what would change, write nothing.")] = False,
     yes: YesOption = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -175,12 +159,8 @@ def publish(
 
 @app.command()
 def diff(
-    old: Annotated[
-        str, typer.Argument(metavar="OLD", help="A stack, a path or URL, `cache:NAME` or `published:NAME`.")
-    ],
-    new: Annotated[
-        str | None, typer.Argument(metavar="[NEW]", help="Likewise; by default the stack in use.", show_default=False)
-    ] = None,
+    old: Annotated[str, Argument(metavar="OLD", help="A stack, a path or URL, `cache:NAME` or `published:NAME`.")],
+    new: Annotated[str | None, Argument(metavar="[NEW]", help="Likewise; by default the stack in use.")] = None,
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Show in which keys two contracts differ. Exit code 0 if they are the same, 1 if they differ.

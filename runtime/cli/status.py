@@ -11,24 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
-import typer
+from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption
-from runtime.cli.render.jobs import (
-    INDEX_COLUMNS,
-    IndexOption,
-    OnOption,
-    is_job,
-    job_lines,
-    target_lines,
-)
-from runtime.cli.show import (
-    Output,
-    is_terminal,
-    note,
-    print_json,
-    print_list,
-)
+from runtime.cli.render.jobs import INDEX_COLUMNS, IndexOption, OnOption, is_job, job_lines, target_lines
+from runtime.cli.show import Output, is_terminal, note, print_json, print_list
 from runtime.client.identify import Identity, Kind, identify, recall_last
 from runtime.client.tasks.status import (
     FAILURES_SHOWN,
@@ -60,17 +47,12 @@ T = TypeVar("T")
 
 def status(
     what: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[EXPERIMENT|TASK|WORKER|JOB]",
-            help="A name, an id or its beginning, or `last`.",
-            show_default=False,
-        ),
+        str | None, Argument(metavar="[EXPERIMENT|TASK|WORKER|JOB]", help="A name, an id or its beginning, or `last`.")
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again and again until all is done.")] = False,
-    exact: Annotated[bool, typer.Option("--exact", help="Count records instead of believing the workers.")] = False,
-    failed: Annotated[bool, typer.Option("--failed", help="List every failed task, or run of the job.")] = False,
-    queue: Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="Queue to look at.")] = None,
+    watch: Annotated[bool, Option("--watch", "-w", help="Look again and again until all is done.")] = False,
+    exact: Annotated[bool, Option("--exact", help="Count records instead of believing the workers.")] = False,
+    failed: Annotated[bool, Option("--failed", help="List every failed task, or run of the job.")] = False,
+    queue: Annotated[str | None, Option(metavar="QUEUE", help="Queue to look at.")] = None,
     on: OnOption = None,
     index: IndexOption = None,
     stack: StackOption = None,
@@ -136,9 +118,6 @@ def _fields(seen: Seen) -> object:
         return seen
     jobs = seen.jobs.jobs if seen.jobs else ()
     return {**{each.name: getattr(seen.tasks, each.name) for each in fields(seen.tasks)}, "jobs": jobs}
-
-
-# jobs
 
 
 def _job_status(
@@ -261,9 +240,6 @@ def _read(opened: OpenStack, found: Identity | None, tally: Tally, *, exact: boo
     return read_experiment(opened, found.name, now=now, exact=exact, failures=shown, tally=tally)
 
 
-# what failed since you last looked
-
-
 def _look_path(opened: OpenStack) -> Path:
     return opened.settings.data_dir / "looked" / opened.name.replace("/", "%2F")
 
@@ -282,9 +258,6 @@ def _remember_look(opened: OpenStack) -> None:
         path.touch()
     except OSError:
         pass  # Then everything stays new.
-
-
-# watching
 
 
 def _watch(read: Callable[[], Seen], *, remote: bool) -> int:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 from typer.core import TyperCommand
 
 from runtime.cli.commands import OutputOption, StackOption, new_app
@@ -67,63 +67,46 @@ class SubmitCommand(TyperCommand):
 )
 def submit(
     words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="PROJECT WORKFLOW [ARGS]... | -- COMMAND...", help="What one task runs.", show_default=False
-        ),
+        list[str] | None, Argument(metavar="PROJECT WORKFLOW [ARGS]... | -- COMMAND...", help="What one task runs.")
     ] = None,
     source: Annotated[
-        str | None, typer.Option("--from", metavar="FILE|-", help="Task lines (docs/task-format.md), plain or .gz.")
+        str | None, Option("--from", metavar="FILE|-", help="Task lines (docs/task-format.md), plain or .gz.")
     ] = None,
     grid: Annotated[
         list[str] | None,
-        typer.Option(
-            "--grid", metavar="NAME=VALUES", help="`lr=1e-3,1e-4`, `seed=0:10`; given again, every combination."
-        ),
+        Option("--grid", metavar="NAME=VALUES", help="`lr=1e-3,1e-4`, `seed=0:10`; given again, every combination."),
     ] = None,
     experiment: Annotated[
-        str | None,
-        typer.Option("--experiment", "-e", metavar="NAME", help="Name over these tasks; of a file, its own name."),
+        str | None, Option("--experiment", "-e", metavar="NAME", help="Name over these tasks; of a file, its own name.")
     ] = None,
-    queue: Annotated[
-        str | None, typer.Option("--queue", envvar="RUNTIME_QUEUE", metavar="NAME|URL", help="Queue of the stack.")
-    ] = None,
+    queue: Annotated[str | None, Option(envvar="RUNTIME_QUEUE", metavar="NAME|URL", help="Queue of the stack.")] = None,
     stack: StackOption = None,
-    key: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The task's identity, instead of what it runs.")
-    ] = None,
-    timeout: Annotated[str | None, typer.Option(metavar="2h", help="End an attempt after that long.")] = None,
+    key: Annotated[str | None, Option(metavar="TEXT", help="The task's identity, instead of what it runs.")] = None,
+    timeout: Annotated[str | None, Option(metavar="2h", help="End an attempt after that long.")] = None,
     max_failures: Annotated[
-        int, typer.Option("--max-failures", metavar="N", help="The N-th failure is final; with 0 or 1 none is retried.")
+        int, Option(metavar="N", help="The N-th failure is final; with 0 or 1 none is retried.")
     ] = DEFAULT_MAX_FAILURES,
-    expires: Annotated[str | None, typer.Option(metavar="7d", help="Do not start it later than that from now.")] = None,
-    delay: Annotated[
-        str | None, typer.Option(metavar="10m", help="Do not start it earlier than that from now.")
-    ] = None,
-    priority: Annotated[int, typer.Option(metavar="N", help="Higher goes first, where the queue can.")] = 0,
+    expires: Annotated[str | None, Option(metavar="7d", help="Do not start it later than that from now.")] = None,
+    delay: Annotated[str | None, Option(metavar="10m", help="Do not start it earlier than that from now.")] = None,
+    priority: Annotated[int, Option(metavar="N", help="Higher goes first, where the queue can.")] = 0,
     resources: Annotated[
-        str | None, typer.Option(metavar="cpus=2,gpus=0.5", help="What an attempt needs, in one option.")
+        str | None, Option(metavar="cpus=2,gpus=0.5", help="What an attempt needs, in one option.")
     ] = None,
-    cpus: Annotated[float | None, typer.Option(metavar="N", show_default=False)] = None,
-    memory: Annotated[str | None, typer.Option(metavar="16GiB", show_default=False)] = None,
-    gpus: Annotated[
-        float | None, typer.Option(metavar="N", help="Whole ones, or a part below 1.", show_default=False)
-    ] = None,
+    cpus: Annotated[float | None, Option(metavar="N")] = None,
+    memory: Annotated[str | None, Option(metavar="16GiB")] = None,
+    gpus: Annotated[float | None, Option(metavar="N", help="Whole ones, or a part below 1.")] = None,
     snapshot: Annotated[
-        str | None,
-        typer.Option(metavar="FOLDER", help="The code that goes with the tasks, instead of this project's."),
+        str | None, Option(metavar="FOLDER", help="The code that goes with the tasks, instead of this project's.")
     ] = None,
     no_snapshot: Annotated[
-        bool, typer.Option("--no-snapshot", help="No code goes with the tasks: workers run their own.")
+        bool, Option("--no-snapshot", help="No code goes with the tasks: workers run their own.")
     ] = False,
     outputs: Annotated[
-        list[str] | None, typer.Option("--outputs", metavar="URL", help="A file that proves a task done; may repeat.")
+        list[str] | None, Option(metavar="URL", help="A file that proves a task done; may repeat.")
     ] = None,
-    skip_existing: Annotated[
-        bool, typer.Option("--skip-existing", help="Leave out tasks whose outputs all exist.")
-    ] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when all have ended; 1 if any failed.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the tasks and submit nothing.")] = False,
+    skip_existing: Annotated[bool, Option("--skip-existing", help="Leave out tasks whose outputs all exist.")] = False,
+    wait: Annotated[bool, Option("--wait", help="Return when all have ended; 1 if any failed.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print the tasks and submit nothing.")] = False,
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Put tasks into a queue. Once it returns, every task is durable and will be run.

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, new_app
 from runtime.cli.show import Output, is_terminal, note, paint, print_json, print_list
@@ -61,8 +61,7 @@ def _text(value: object) -> str:
 
 @app.command()
 def show(
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="Its name.")],
-    output: OutputOption = Output.TEXT,
+    target: Annotated[str, Argument(metavar="TARGET", help="Its name.")], output: OutputOption = Output.TEXT
 ) -> None:
     """Settings and defaults of a target, and how each field of a job is kept there.
 
@@ -108,13 +107,11 @@ def _describe_fields(table: Mapping[str, FieldSupport]) -> dict[str, Any]:
 
 @app.command()
 def check(
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="Its name.")],
-    wait: Annotated[str, typer.Option("--wait", metavar="10m", help="How long the probe job may take.")] = "10m",
-    gpus: Annotated[
-        float | None, typer.Option("--gpus", help="Ask for so many GPUs, and see them.", show_default=False)
-    ] = None,
+    target: Annotated[str, Argument(metavar="TARGET", help="Its name.")],
+    wait: Annotated[str, Option(metavar="10m", help="How long the probe job may take.")] = "10m",
+    gpus: Annotated[float | None, Option(help="Ask for so many GPUs, and see them.")] = None,
     new_records: Annotated[
-        bool, typer.Option("--new-records", help="Take its record root for a new one: the old one is gone for good.")
+        bool, Option("--new-records", help="Take its record root for a new one: the old one is gone for good.")
     ] = False,
     output: OutputOption = Output.TEXT,
 ) -> int:

@@ -122,9 +122,6 @@ def age_of(seen: ExperimentSeen) -> datetime:
     return seen.created_at or datetime.min.replace(tzinfo=UTC)
 
 
-# the newest of yours
-
-
 def remember_last(data_dir: Path, stack: str, experiment: str) -> None:
     """Make `experiment` what `last` means to this user on this stack. A folder that cannot be written stops nobody."""
     path = _last_path(data_dir, stack)
@@ -159,9 +156,6 @@ def _newest(folder: Path) -> Path | None:
 
 def _last_path(data_dir: Path, stack: str) -> Path:
     return data_dir / "last" / stack.replace("/", "%2F")
-
-
-# what was submitted and has no record yet
 
 
 def find_submitted(records: RecordStore, task_id: str) -> Task | None:

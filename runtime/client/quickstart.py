@@ -219,9 +219,6 @@ def _leave_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-# watching
-
-
 def _watch_map(
     show: Show, mapped: Submission, store: RecordStore, fleet: _Fleet, *, kill: bool
 ) -> tuple[str | None, tuple[str, ...]]:
@@ -284,9 +281,6 @@ def _explain_failure(record: Record | None) -> WorkFailed:
 def _ids(submission: Submission) -> list[tuple[str, int]]:
     assert submission.tasks is not None
     return list(submission.tasks)
-
-
-# workers
 
 
 @dataclass(slots=True)
@@ -410,9 +404,6 @@ def _message(line: str) -> str:
         return str(json.loads(line)["message"])
     except (ValueError, KeyError, TypeError):
         return line
-
-
-# folder
 
 
 class _WorkFolder:

@@ -206,9 +206,6 @@ def _keep(path: Path, now: datetime) -> Path:
     return kept
 
 
-# reading
-
-
 def _recover_with_sqlite3(copy: Path, target: Path) -> Path | None:
     """What SQLite's own recovery makes of the copy; None where the command is missing or cannot."""
     program = shutil.which("sqlite3")
@@ -335,9 +332,6 @@ def _can_read(old: sqlite3.Connection, table: str, after: int) -> bool:
     except sqlite3.Error:
         return False
     return True
-
-
-# making it whole
 
 
 def _put_in_order(new: sqlite3.Connection, found: _Found) -> None:

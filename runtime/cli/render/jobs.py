@@ -8,16 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
+from typer import Option
 
-from runtime.cli.show import (
-    cut_lines,
-    format_ago,
-    format_count,
-    note,
-    paint,
-    table_lines,
-)
+from runtime.cli.show import cut_lines, format_ago, format_count, note, paint, table_lines
 
 if TYPE_CHECKING:
     from runtime.client.jobs.attempts import AttemptView
@@ -30,13 +23,9 @@ LISTED: Final = 20
 BAR: Final = 24
 _STYLES: Final[Mapping[str, str]] = {"running": "cyan", "succeeded": "green", "failed": "red", "unknown": "yellow"}
 
-OnOption = Annotated[
-    str | None, typer.Option("--on", metavar="TARGET", help="Target of the job, or to look at.", show_default=False)
-]
-IndexOption = Annotated[
-    int | None, typer.Option("--index", metavar="I", help="This run of a job's array.", show_default=False)
-]
-OthersOption = Annotated[bool, typer.Option("--others", help="Also where the job is somebody else's.")]
+OnOption = Annotated[str | None, Option("--on", metavar="TARGET", help="Target of the job, or to look at.")]
+IndexOption = Annotated[int | None, Option("--index", metavar="I", help="This run of a job's array.")]
+OthersOption = Annotated[bool, Option("--others", help="Also where the job is somebody else's.")]
 
 
 def is_job(text: str | None) -> bool:
@@ -89,9 +78,6 @@ def stuck_teller(job: str) -> Callable[[JobStatus], None]:
             note(f"why: `runtime explain {short(job)}`; `runtime cancel {short(job)}` gives back what it holds")
 
     return tell
-
-
-# rendering
 
 
 def target_lines(seen: TargetJobs, now: datetime, *, whole: bool = True) -> list[str]:

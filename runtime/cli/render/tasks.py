@@ -6,18 +6,8 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Union
 
-from runtime.cli.render.jobs import (
-    job_lines,
-    summarise_job,
-    target_lines,
-)
-from runtime.cli.show import (
-    format_ago,
-    format_count,
-    format_duration,
-    paint,
-    table_lines,
-)
+from runtime.cli.render.jobs import job_lines, summarise_job, target_lines
+from runtime.cli.show import format_ago, format_count, format_duration, paint, table_lines
 from runtime.client.tasks.status import (
     FAILURES_SHOWN,
     ExperimentStatus,
@@ -50,9 +40,6 @@ class Board:
 
 
 Seen = Union[Board, Overview, ExperimentStatus, TaskStatus, WorkerStatus, "JobView", "TargetJobs"]
-
-
-# rendering
 
 
 def render(seen: Seen, now: datetime) -> list[str]:

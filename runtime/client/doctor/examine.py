@@ -18,11 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from runtime import __version__
 from runtime.errors import InvalidContract, NotPossible, RuntimeFailure
-from runtime.outputs import (
-    SqliteQueueOutput,
-    StackOutputs,
-    contract_digest,
-)
+from runtime.outputs import SqliteQueueOutput, StackOutputs, contract_digest
 from runtime.stack.cache import FoundStack
 from runtime.stack.find import NothingThere, find_stack, is_location, read_stack
 from runtime.units import format_duration, format_size
@@ -114,9 +110,6 @@ def _in_parallel(checks: Sequence[Check]) -> Iterator[Line]:
             yield from future.result()
 
 
-# this machine
-
-
 def _data_folder(folder: Path) -> Line:
     from runtime.records.embedded import refuse_network_filesystem
 
@@ -152,9 +145,6 @@ def _pulumi() -> Sequence[Line]:
     if version is None:
         return [warn("pulumi", "it does not tell its version", "try it by hand: pulumi version")]
     return [ok("pulumi", version)]
-
-
-# the stack
 
 
 def _stack(found: FoundStack, now: datetime) -> Line:

@@ -32,9 +32,6 @@ class Line:
     """The next command or edit, where the verdict is not ok."""
 
 
-# lines
-
-
 def guard(check: str, look: Callable[[], Line]) -> Line:
     try:
         return look()

@@ -47,9 +47,6 @@ def ask_tool(*words: str) -> str | None:
     return done.stdout.strip().partition("\n")[0] if done.returncode == 0 else None
 
 
-# google
-
-
 def needs_google(outputs: StackOutputs) -> bool:
     pubsub = any(isinstance(each, PubSubQueueOutput) for each in outputs.queues.values())
     bucket = outputs.records is not None and outputs.records.url.startswith("gs:")
@@ -71,9 +68,6 @@ def check_clock(skew: timedelta, whose: str) -> Line:
 
 def unchecked(check: str) -> list[Line]:
     return [warn(check, "not checked: there is no way to Google from here", "mend `identity` first")]
-
-
-# queues
 
 
 def check_queue(name: str, output: QueueOutput, stack: str, google: GoogleApi | None) -> Sequence[Line]:
@@ -121,10 +115,7 @@ def _emulated_queue(check: str, output: PubSubQueueOutput, emulator: str) -> Lin
     return ok(check, f"publish and pull, on the emulator at {emulator}")
 
 
-_DOES: Final = {
-    "pubsub.topics.publish": "publish",
-    "pubsub.subscriptions.consume": "pull",
-}
+_DOES: Final = {"pubsub.topics.publish": "publish", "pubsub.subscriptions.consume": "pull"}
 
 
 def _pubsub(check: str, output: PubSubQueueOutput, stack: str, google: GoogleApi) -> Line:
@@ -166,9 +157,6 @@ def _missing(google: GoogleApi, path: str, kind: str, resource: str) -> str | No
             return None
         raise
     return f"there is no {kind.removesuffix('s')} `{resource}`" if gone else None
-
-
-# records
 
 
 def check_records(outputs: StackOutputs, google: GoogleApi | None) -> Sequence[Line]:
@@ -238,9 +226,6 @@ def _probe(check: str, url: str) -> list[Line]:
         store.close()
     lines = [ok(check, f"{url}: read and written, and the first write wins")]
     return lines if skew is None else [*lines, check_clock(skew, "the record store's")]
-
-
-# registries, secrets, clusters
 
 
 def google_repository(url: str) -> str | None:

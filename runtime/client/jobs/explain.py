@@ -32,9 +32,6 @@ TOLD_ALONE: Final = 10
 """The same of the backend's own log, if no attempt began."""
 
 
-# why
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
     """What was seen of one job, or of one run of it; everything that an explanation may rest on."""
@@ -262,13 +259,7 @@ _SAYINGS: Final[Mapping[EndReason, tuple[str, str]]] = {
 
 
 def _explain_failure(
-    facts: JobFacts,
-    what: str,
-    one: IndexStatus,
-    counted: str | None,
-    evidence: tuple[str, ...],
-    short: str,
-    at: str,
+    facts: JobFacts, what: str, one: IndexStatus, counted: str | None, evidence: tuple[str, ...], short: str, at: str
 ) -> Explanation:
     saying, step = _SAYINGS.get(one.reason or EndReason.LOST, (f"it ended as {one.reason}", "runtime logs {job}{at}"))
     told = one.message or (facts.attempts[-1].message if facts.attempts else "")

@@ -36,9 +36,6 @@ class TargetSilent(InfrastructureFailure):
         )
 
 
-# finding
-
-
 def find_job(text: str, *, settings: Settings | None = None, target: str | None = None) -> JobHandle:
     """The job of that id or beginning of an id, on whichever target of the project it lies.
 
@@ -76,10 +73,7 @@ def find_job(text: str, *, settings: Settings | None = None, target: str | None 
         if jobs := [job for job, there in remembered if there == each]:
             raise TargetSilent(jobs[0] if len(jobs) == 1 else text, each, why) from why
     unknown = UnknownName("job", text, known[:10], hint="`runtime status` lists the jobs that there are")
-    unknown.facts = (
-        *unknown.facts,
-        *(f"target `{each.name}` does not answer: {why.message}" for each, why in silent),
-    )
+    unknown.facts = (*unknown.facts, *(f"target `{each.name}` does not answer: {why.message}" for each, why in silent))
     raise unknown
 
 
@@ -126,6 +120,5 @@ def check_owner(entry: LedgerEntry, me: str, *, others: bool, verb: str) -> None
     """Raise `NotPossible` for a job of somebody else, unless that is meant."""
     if entry.owner != me and not others:
         raise NotPossible(
-            f"job `{entry.id}` is `{entry.owner}`'s, and you are `{me}`",
-            hint=f"`--others` to {verb} it all the same",
+            f"job `{entry.id}` is `{entry.owner}`'s, and you are `{me}`", hint=f"`--others` to {verb} it all the same"
         )

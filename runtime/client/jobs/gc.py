@@ -165,11 +165,7 @@ def _is_live(job: str, started: Mapping[str, Started]) -> bool:
 
 
 def _find_living(
-    statuses: Sequence[JobStatus],
-    target: Target,
-    launcher: Launcher,
-    host: Host,
-    started: Mapping[str, Started] | None,
+    statuses: Sequence[JobStatus], target: Target, launcher: Launcher, host: Host, started: Mapping[str, Started] | None
 ) -> set[str]:
     """Jobs of which a native job is still there, though every run has its result."""
     if started is not None:

@@ -257,10 +257,7 @@ def _begin(action: Callable[[], T]) -> Callable[[], T]:
 
 
 def _write_down(
-    prepared: Prepared,
-    files: Files,
-    git: Callable[[], GitState | None] | None,
-    progress: Callable[[str], None],
+    prepared: Prepared, files: Files, git: Callable[[], GitState | None] | None, progress: Callable[[str], None]
 ) -> None:
     """The intent and all that the nodes need, before the backend is called."""
     plan = prepared.plan

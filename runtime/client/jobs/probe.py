@@ -308,9 +308,6 @@ def _clean_up(job: JobHandle, settings: Settings) -> Step:
     return Step(step="cleanup", verdict=Verdict.OK, text="nothing left")
 
 
-# what a check that was killed leaves
-
-
 @contextmanager
 def _remembered(job: JobHandle, settings: Settings) -> Iterator[None]:
     """Keep on this machine that a probe is under way, for the next check to end it if this one is killed.

@@ -107,9 +107,6 @@ def choose_runs(status: JobStatus, indices: Sequence[int]) -> list[int]:
     return chosen
 
 
-# the same job, its next epoch
-
-
 def _next_epoch(
     job: JobHandle,
     indices: Sequence[int],
@@ -276,9 +273,6 @@ def _put_aside(job: JobHandle, entry: LedgerEntry, indices: Sequence[int], epoch
             job.files.remove(f"done/{job.id}.{index}.{outcome.reason}.{outcome.code}.{outcome.attempt}")
 
 
-# another job of the same
-
-
 def _as_new_job(
     job: JobHandle, status: JobStatus, indices: Sequence[int], settings: Settings, progress: Callable[[str], None]
 ) -> Rerun:
@@ -310,11 +304,7 @@ def _as_new_job(
     with carry_out(prepared, LaunchOptions(), progress) as made:
         natives = made.entry().natives
     return Rerun(
-        job=identity.id,
-        indices=tuple(indices),
-        native_id=natives[0].native_id if natives else "",
-        new=True,
-        epoch=1,
+        job=identity.id, indices=tuple(indices), native_id=natives[0].native_id if natives else "", new=True, epoch=1
     )
 
 

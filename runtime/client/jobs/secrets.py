@@ -102,9 +102,6 @@ def _as_text(ref: SecretRef, value: bytes) -> str:
     )
 
 
-# the stack's
-
-
 def _read_of_stack(refs: Sequence[SecretRef], target: Target, settings: Settings) -> dict[str, str]:
     from runtime.stack.find import LOCAL, find_stack
     from runtime.stack.google_api import GoogleApi

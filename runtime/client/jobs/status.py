@@ -136,9 +136,6 @@ class SilentJob:
     state: JobState = JobState.UNKNOWN
 
 
-# many jobs
-
-
 def read_target(
     target: Target, launcher: Launcher, host: Host, *, now: datetime, looked_at: datetime | None = None
 ) -> TargetJobs:

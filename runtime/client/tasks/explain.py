@@ -73,9 +73,6 @@ class Facts:
         return {worker.worker: worker.declined[ours] for worker in self.live if ours in worker.declined}
 
 
-# looking
-
-
 def read_facts(stack: Stack, task_id: str, *, now: datetime) -> Facts:
     """Everything there is to see of one task. A queue that cannot be asked is a fact too."""
     records = stack.records
@@ -129,9 +126,6 @@ def _with_queue(stack: Stack, facts: Facts) -> Facts:
     if facts.standing.task_id in ids:
         return replace(facts, ahead=ids.index(facts.standing.task_id))
     return replace(facts, ahead_at_least=len(ids)) if len(ids) == PEEKED else facts
-
-
-# deciding
 
 
 def explain(facts: Facts) -> Explanation:
@@ -252,8 +246,7 @@ def _leased(facts: Facts) -> Explanation:
     name = f"task `{standing.task_id}`"
     if facts.cancelled:
         return Explanation(
-            f"{name} was cancelled; worker `{standing.holder}` stops it at its next look, within 10 s",
-            tuple(evidence),
+            f"{name} was cancelled; worker `{standing.holder}` stops it at its next look, within 10 s", tuple(evidence)
         )
     if holder is not None and not holder.live:
         gone = "left" if holder.state == "left" else f"was last heard of {_ago(holder.seen_at, facts.now)}"
@@ -399,9 +392,6 @@ def _started_long_ago(facts: Facts) -> bool:
     return since is not None and facts.now - since > timedelta(seconds=60)
 
 
-# evidence
-
-
 def _record(standing: Standing) -> Record:
     record = standing.record
     assert record is not None, "a terminal state comes from a record"
@@ -528,9 +518,6 @@ def _nth(number: int) -> str:
 
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
-
-
-# experiments and workers
 
 
 def explain_experiment(status: ExperimentStatus) -> Explanation:

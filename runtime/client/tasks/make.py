@@ -15,12 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from runtime.client.tasks.code import import_root
 from runtime.client.tasks.kept_stacks import KeptStack, borrow_stack, look_up_variable
-from runtime.errors import (
-    InvalidTask,
-    InvalidValue,
-    RequestRefused,
-    explain_json,
-)
+from runtime.errors import InvalidTask, InvalidValue, RequestRefused, explain_json
 from runtime.queues.base import Queue
 from runtime.tasks.model import (
     DEFAULT_EXPERIMENT,
@@ -47,7 +42,6 @@ OWN_CODE: Final = "worker"
 """Stands for the code that a worker has, in the place of a content id."""
 
 
-# making tasks
 Work: TypeAlias = Task | Callable[..., Any] | tuple[str, str, Sequence[str]] | Mapping[str, Any]
 
 
@@ -283,15 +277,9 @@ _ARGUMENTS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "args": ((tuple, list), "a list of arguments"),
     "kwargs": ((dict, Mapping), "a dictionary of arguments by their names"),
     "experiment": ((str,), "a name, which is text"),
-    "resources": (
-        (Resources, Mapping),
-        'a dictionary such as {"cpus": 2, "memory": "16GiB"}, or `Resources`',
-    ),
+    "resources": ((Resources, Mapping), 'a dictionary such as {"cpus": 2, "memory": "16GiB"}, or `Resources`'),
     "outputs": ((tuple, list, str), "a list of paths and URLs"),
-    "snapshot": (
-        (str, Path, bool),
-        "the content id of a snapshot as text, a folder as `Path`, True or False",
-    ),
+    "snapshot": ((str, Path, bool), "the content id of a snapshot as text, a folder as `Path`, True or False"),
     "progress": ((FunctionType, Callable), "a function of a number of tasks"),
     "queue": ((str,), "the name or URL of a queue, which is text, or an open queue"),
     "stack": ((str,), "the name of a stack, which is text"),

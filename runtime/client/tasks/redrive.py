@@ -76,9 +76,6 @@ class DeadLetter:
     """The message as it came, where it could not be parsed."""
 
 
-# listing
-
-
 def read_dead(
     records: RecordStore, experiment: str | None = None, *, reasons: Iterable[EndReason] = ()
 ) -> Iterator[Mark]:
@@ -124,9 +121,6 @@ def parse_reasons(texts: Iterable[str]) -> frozenset[EndReason]:
         known = {reason.value for reason in EndReason}
         wrong = next(text for text in texts if text not in known)
         raise InvalidValue("end reason", wrong, ", ".join(sorted(known))) from None
-
-
-# trying again
 
 
 def redrive(
@@ -264,9 +258,6 @@ def _publish(stack: Stack, plans: Sequence[Plan]) -> Iterator[Redriven]:
             queue=queues[plan.experiment] if plan.task else None,
             refused=refused,
         )
-
-
-# throwing away
 
 
 def purge_dead(records: RecordStore, marks: Iterable[Mark], *, progress: Progress = lambda _: None) -> int:

@@ -7,16 +7,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from runtime.client.tasks.sending import Progress, bury_lines, decode_part
-from runtime.errors import (
-    InfrastructureFailure,
-)
+from runtime.errors import InfrastructureFailure
 from runtime.queues.base import MakesTopics, Queue
 from runtime.records.base import RecordStore
 from runtime.tasks.idset import IdSet, task_key
-from runtime.tasks.model import (
-    LIMITS,
-    next_generation,
-)
+from runtime.tasks.model import LIMITS, next_generation
 from runtime.values import dataclass, replace
 
 log = logging.getLogger(__name__)
@@ -38,9 +33,6 @@ class Repaired:
     unreadable: int = 0
     """Manifest parts that were left out, because they are damaged or gone."""
     experiments: tuple[str, ...] = ()
-
-
-# repair
 
 
 def repair(

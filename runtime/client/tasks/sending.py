@@ -11,11 +11,7 @@ from typing import Final, TypeAlias
 
 from runtime.client.identify import FindsTasks
 from runtime.client.tasks.make import OWN_CODE
-from runtime.errors import (
-    InvalidTask,
-    PartTaken,
-    RuntimeFailure,
-)
+from runtime.errors import InvalidTask, PartTaken, RuntimeFailure
 from runtime.queues.base import Queue
 from runtime.records.base import ManifestPart, RecordExists, RecordStore
 from runtime.records.coverage import own_key, read_keys
@@ -23,9 +19,7 @@ from runtime.records.orders import FIRST_OWN_NUMBER
 from runtime.records.settle import settle_record
 from runtime.tasks.idset import IdSet, task_key
 from runtime.tasks.lease import InvalidMessage
-from runtime.tasks.model import (
-    Task,
-)
+from runtime.tasks.model import Task
 from runtime.tasks.verdict import malformed
 from runtime.tasks.wire import decode_task, encode_task, read_line
 

@@ -155,16 +155,8 @@ class TaskStatus:
     code: str | None = None
 
 
-# reading
-
-
 def read_overview(
-    stack: Stack,
-    *,
-    now: datetime,
-    exact: bool = False,
-    looked_at: datetime | None = None,
-    tally: Tally | None = None,
+    stack: Stack, *, now: datetime, exact: bool = False, looked_at: datetime | None = None, tally: Tally | None = None
 ) -> Overview:
     """Every queue and worker, the newest experiments, and what failed in the last day.
 
@@ -390,9 +382,6 @@ def _recorded_attempt(record: Record) -> AttemptStatus:
         reason=record.reason,
         message=record.message,
     )
-
-
-# finding
 
 
 def queue_of(records: RecordStore, experiment: str, default: str = DEFAULT_QUEUE) -> str:

@@ -45,20 +45,11 @@ from runtime.client.tasks.sending import (
 )
 from runtime.clock import describe_skew
 from runtime.config import load_settings
-from runtime.errors import (
-    NotPossible,
-    RequestRefused,
-    RuntimeFailure,
-)
+from runtime.errors import NotPossible, RequestRefused, RuntimeFailure
 from runtime.queues.base import Queue, QueueTraits
 from runtime.records.base import RecordStore
 from runtime.tasks.idset import IdSet, task_key
-from runtime.tasks.model import (
-    DEFAULT_MAX_FAILURES,
-    Resources,
-    Task,
-    check_experiment,
-)
+from runtime.tasks.model import DEFAULT_MAX_FAILURES, Resources, Task, check_experiment
 from runtime.values import dataclass, field, replace
 
 log = logging.getLogger(__name__)
@@ -105,9 +96,6 @@ class Submission:
     def count(self) -> int:
         """Distinct tasks that were not skipped."""
         return self.new + self.known
-
-
-# submitting
 
 
 def submit(
@@ -187,11 +175,7 @@ def submit(
             "submitted_by": submitter(),
             "submitted_at": now,
         }
-        said: dict[str, Any] = {
-            "stack": kept.stack.name if kept else None,
-            "snapshot": code.snapshot,
-            "asked": queue,
-        }
+        said: dict[str, Any] = {"stack": kept.stack.name if kept else None, "snapshot": code.snapshot, "asked": queue}
         if target.records.holds_tasks and not skip_existing and is_one(work):
             done = _submit_one(make_one(work, terms, args, kwargs), target, said)
             if progress:

@@ -12,19 +12,13 @@ from runtime.client.tasks.kept_stacks import KeptStack
 from runtime.client.tasks.make import open_target, read_span
 from runtime.client.tasks.sending import NAMED_TASKS
 from runtime.client.tasks.submit import Submission
-from runtime.errors import (
-    NotPossible,
-    UnknownName,
-    WorkFailed,
-)
+from runtime.errors import NotPossible, UnknownName, WorkFailed
 from runtime.queues.base import Queue
 from runtime.records.base import RecordStore, calls_at_once
 from runtime.records.codec import read_value
 from runtime.records.totals import Tally, open_tasks
 from runtime.tasks.history import Record
-from runtime.tasks.model import (
-    TaskState,
-)
+from runtime.tasks.model import TaskState
 from runtime.values import dataclass, field, replace
 
 FAILED_SHOWN: Final = 5
@@ -98,9 +92,6 @@ class Waited:
 def _how_it_ended(record: Record) -> str:
     last = (record.message or "").strip().rpartition("\n")[2]
     return f"`{record.task_id}` {record.state}" + (f": {last}" if last else "")
-
-
-# waiting
 
 
 def wait(
@@ -183,10 +174,7 @@ _Look: TypeAlias = _ByTask | _ByExperiment
 
 
 def _poll(
-    look: _Look,
-    deadline: float | None,
-    poll_s: float,
-    progress: Callable[[Mapping[TaskState, int]], None] | None,
+    look: _Look, deadline: float | None, poll_s: float, progress: Callable[[Mapping[TaskState, int]], None] | None
 ) -> Waited:
     pause = min(0.05, poll_s)
     while True:
