@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption
-from runtime.cli.render.jobs import OnOption, OthersOption, is_job, open_job, short
+from runtime.cli.jobs import OnOption, OthersOption, is_job, open_job, short
 from runtime.cli.show import Output, confirm, format_count, note, note_skew, print_list
 from runtime.client.identify import Kind, identify, recall_last
 from runtime.client.tasks.cancel import Cancelled
@@ -109,7 +109,7 @@ def _cancel_jobs(
 def _cancel_job(
     text: str, indices: Sequence[int], *, release: bool, others: bool, on: str | None, yes: bool
 ) -> CancelledJob:
-    from runtime.client.jobs.find import check_owner
+    from runtime.client.jobs.handle import check_owner
     from runtime.jobs.identity import owner_name
     from runtime.jobs.ledger import check_index
     from runtime.jobs.spec import JobState

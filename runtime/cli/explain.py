@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from runtime.cli.commands import OutputOption, StackOption
-from runtime.cli.render.jobs import IndexOption, OnOption, is_job, open_job
+from runtime.cli.jobs import IndexOption, OnOption, is_job, open_job
 from runtime.cli.show import Output, cut_line, note, paint, print_json
 from runtime.client.identify import Identity, Kind, identify, recall_last
 from runtime.client.tasks.explain import explain as explain_task

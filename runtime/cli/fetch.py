@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption
-from runtime.cli.render.jobs import OnOption, is_job, open_job, short
+from runtime.cli.jobs import OnOption, is_job, open_job, short
 from runtime.cli.show import Output, format_count, format_size, note, print_list, progress
 from runtime.errors import RuntimeFailure
 

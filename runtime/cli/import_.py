@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption
-from runtime.cli.render.jobs import short
+from runtime.cli.jobs import short
 from runtime.cli.show import Output, note, print_list
 
 COLUMNS = {

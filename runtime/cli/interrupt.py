@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption
-from runtime.cli.render.jobs import IndexOption, OnOption, OthersOption, open_job, short
+from runtime.cli.jobs import IndexOption, OnOption, OthersOption, open_job, short
 from runtime.cli.show import Output, note, print_json
 from runtime.errors import InvalidValue, NotPossible
 
@@ -39,7 +39,7 @@ def interrupt(
       runtime interrupt j-91c0 --as preempt
       runtime interrupt j-91c0 --as timeout --index 3
     """
-    from runtime.client.jobs.find import check_owner
+    from runtime.client.jobs.handle import check_owner
     from runtime.client.jobs.retry import start_anew
     from runtime.config import load_settings
     from runtime.jobs.identity import owner_name

@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption
-from runtime.cli.render.jobs import detached, short, stuck_teller, write_bytes
 from runtime.cli.show import Output, note, print_json
-from runtime.errors import InvalidValue, RequestRefused
+from runtime.errors import InvalidValue, NotPossible, RequestRefused
 
 if TYPE_CHECKING:
     from runtime.client.jobs.handle import JobHandle
-    from runtime.client.jobs.prepare import LaunchOptions
+    from runtime.client.jobs.prepare import LaunchOptions, Request
     from runtime.config import Settings
     from runtime.jobs.ledger import JobStatus
     from runtime.jobs.plan import LaunchPlan
-    from runtime.jobs.spec import JobSpec
 
 INTERRUPTED: Final = 130
 TIMED_OUT: Final = 124
@@ -87,7 +85,6 @@ def launch(
       runtime launch --on hpc -f job.yaml --dry-run
       runtime launch --schema > job.schema.json
     """
-    from runtime.client.jobs.launch import launch as start
     from runtime.client.jobs.prepare import LaunchOptions
     from runtime.config import load_settings
 
@@ -112,20 +109,23 @@ def launch(
         "code.mode": code,
         "after": [_whole(each) for each in after] if after else None,
     }
-    options = LaunchOptions(again=again, ignore=tuple(ignore or ()), base=_base(file))
-    spec = build_spec(file, command or [], flags, env or [], secret or [], grid or [], set_ or [])
+    base = file.parent.absolute() if file is not None and file != STDIN else None
+    options = LaunchOptions(again=again, ignore=tuple(ignore or ()), base=base)
+    request = build_request(file, command or [], flags, env or [], secret or [], grid or [], set_ or [])
     settings, targets = load_settings(), [each for each in (on or "").split(",") if each]
     if dry_run:
-        return _dry_run(spec, targets, settings, options, output)
+        return _dry_run(request, targets, settings, options, output)
     if export is not None:
-        return _export(spec, targets, settings, options, export, output)
-    with start(spec, targets, settings=settings, options=options, progress=note) as job:
+        return _export(request, targets, settings, options, export, output)
+    from runtime.client.jobs.launch import launch as start
+
+    with start(request, targets, settings=settings, options=options, progress=note) as job:
         return _tell(job, follow=follow, output=output)
 
 
 def _whole(after: str) -> str:
     """`[WHEN:]JOB` with the whole id of the job: it is part of the id of the job that waits."""
-    from runtime.cli.render.jobs import open_job
+    from runtime.cli.jobs import open_job
     from runtime.jobs.spec_fields import ID_LETTERS
 
     when, given, text = after.rpartition(":")
@@ -135,21 +135,15 @@ def _whole(after: str) -> str:
         return f"{when}{given}{job.id}"
 
 
-def _base(file: Path | None) -> Path | None:
-    return file.parent.absolute() if file is not None and file != STDIN else None
-
-
-def _dry_run(spec: JobSpec, names: Sequence[str], settings: Settings, options: LaunchOptions, output: Output) -> int:
-    """The plan of each target that accepts, and why the others refuse. Raises what the last one said if all do."""
+def _dry_run(request: Request, names: Sequence[str], settings: Settings, options: LaunchOptions, output: Output) -> int:
+    """Print the plan of each target that accepts, and why the others refuse. Raises the last refusal if all refuse."""
     from runtime.client.jobs.prepare import FieldsRefused, prepare
-    from runtime.client.jobs.targets import choose_target
-    from runtime.errors import NotPossible
 
     plans: list[LaunchPlan] = []
     refusals: dict[str, RequestRefused] = {}
-    for target in choose_target(spec, names, settings):
+    for target in request.choose_targets(names, settings):
         try:
-            plans.append(prepare(spec, target, settings, options).plan)
+            plans.append(prepare(request, target, settings, options).plan)
         except (FieldsRefused, NotPossible) as problem:
             refusals[target.name] = problem
     if not plans:
@@ -162,20 +156,18 @@ def _dry_run(spec: JobSpec, names: Sequence[str], settings: Settings, options: L
 
 
 def _export(
-    spec: JobSpec, names: Sequence[str], settings: Settings, options: LaunchOptions, folder: Path, output: Output
+    request: Request, names: Sequence[str], settings: Settings, options: LaunchOptions, folder: Path, output: Output
 ) -> int:
     from runtime.client.jobs.prepare import prepare
-    from runtime.client.jobs.targets import choose_target
-    from runtime.errors import NotPossible
     from runtime.launchers.base import Exports
     from runtime.launchers.registry import get_launcher
     from runtime.values import replace
 
-    target = choose_target(spec, names, settings)[0]
+    target = request.choose_targets(names, settings)[0]
     launcher = get_launcher(target.kind)
     if not isinstance(launcher, Exports):
         raise NotPossible(f"jobs for `{target.name}` ({target.kind}) cannot be written as a bundle", hint="slurm can")
-    prepared = prepare(spec, replace(target, records=BUNDLE_RECORDS), settings, options)
+    prepared = prepare(request, replace(target, records=BUNDLE_RECORDS), settings, options)
     written = launcher.export(prepared.plan, folder, prepared.snapshot.archive if prepared.snapshot else None)
     if output is Output.JSON:
         print_json({"job": prepared.plan.job.id, "target": target.name, "folder": folder, "files": written})
@@ -185,7 +177,7 @@ def _export(
     return 0
 
 
-def build_spec(
+def build_request(
     file: Path | None,
     command: Sequence[str],
     flags: Mapping[str, Any],
@@ -193,12 +185,13 @@ def build_spec(
     secret: Sequence[str],
     grid: Sequence[str],
     assignments: Sequence[str],
-) -> JobSpec:
-    """The spec of a file with the flags over it; of the flags alone where there is no file."""
+) -> Request:
+    """The fields of a job file with the flags over them, or of the flags alone."""
+    from runtime.client.jobs.prepare import Request
     from runtime.jobs.spec import parse_spec
     from runtime.jobs.spec_file import read_spec_file
 
-    written: dict[str, Any] = read_spec_file(_readable(file)) if file else {}
+    written: dict[str, Any] = read_spec_file(Path("/dev/stdin") if file == STDIN else file) if file else {}
     if command:
         written["command"] = list(command)
     for path, value in flags.items():
@@ -228,11 +221,7 @@ def build_spec(
             "there is nothing to run: no command, and no job file that has one",
             hint="runtime launch --on local -- python train.py",
         )
-    return parse_spec(written, source=source)
-
-
-def _readable(file: Path) -> Path:
-    return Path("/dev/stdin") if file == STDIN else file
+    return Request(written, source=source)
 
 
 def _put(written: dict[str, Any], path: str, value: Any) -> None:
@@ -315,6 +304,7 @@ def _tell(job: JobHandle, *, follow: bool, output: Output) -> int:
             print(job.id)
         note(f"`runtime status {job.id[:10]}` shows it, `runtime logs -f {job.id[:10]}` what it prints")
         return 0
+    from runtime.cli.jobs import detached, short, stuck_teller, write_bytes
     from runtime.client.jobs.logs import follow_all
     from runtime.jobs.spec import JobState
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from runtime.cli.commands import StackOption
-from runtime.cli.render.jobs import IndexOption, OnOption, detached, is_job, open_job, short, stuck_teller, write_bytes
+from runtime.cli.jobs import IndexOption, OnOption, detached, is_job, open_job, short, stuck_teller, write_bytes
 from runtime.cli.show import note
 from runtime.client.identify import get_task_id, recall_last
 from runtime.client.tasks.logs import AttemptLog, choose_log, find_logs, follow, read_log

@@ -11,7 +11,7 @@ from typer import Argument, Option
 from typer.core import TyperCommand
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption
-from runtime.cli.render.jobs import OnOption, OthersOption, is_job, open_job, short
+from runtime.cli.jobs import OnOption, OthersOption, is_job, open_job, short
 from runtime.cli.show import Output, confirm, format_count, note, print_list
 from runtime.client.identify import get_experiment, get_task_id, recall_last
 from runtime.client.tasks.redrive import Redriven, parse_reasons, read_dead, redrive
@@ -133,7 +133,7 @@ def _find_job(tasks: list[str], failed: str | None) -> str | None:
 
 
 def _retry_job(text: str, indices: list[int], *, others: bool, on: str | None, yes: bool, output: Output) -> int:
-    from runtime.client.jobs.find import check_owner
+    from runtime.client.jobs.handle import check_owner
     from runtime.client.jobs.retry import choose_runs, retry_job
     from runtime.config import load_settings
     from runtime.jobs.identity import owner_name

@@ -149,6 +149,11 @@ def format_count(number: float) -> str:
     return f"{number:,}"
 
 
+def describe_state(state: object, reason: object) -> str:
+    """`failed (oom)`; the state alone if the reason says no more."""
+    return f"{state} ({reason})" if reason and str(reason) != str(state) else str(state)
+
+
 def format_ago(at: datetime, now: datetime | None = None) -> str:
     """`4m10s ago`, `in 30s` for what is to come."""
     seconds = ((now or datetime.now(UTC)) - at).total_seconds()

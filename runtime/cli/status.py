@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption
-from runtime.cli.render.jobs import INDEX_COLUMNS, IndexOption, OnOption, is_job, job_lines, target_lines
+from runtime.cli.jobs import IndexOption, OnOption, is_job
 from runtime.cli.show import Output, is_terminal, note, print_json, print_list
 from runtime.client.identify import Identity, Kind, identify, recall_last
 from runtime.client.tasks.status import (
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from runtime.client.jobs.status import TargetJobs
     from runtime.config import Settings
     from runtime.stack.open import OpenStack
-from runtime.cli.render.tasks import FAILURE_COLUMNS, Board, Seen, render, summarise
+from runtime.cli.render import FAILURE_COLUMNS, INDEX_COLUMNS, Board, Seen, job_lines, render, summarise, target_lines
 
 LOCAL_EVERY_S = 1.0
 REMOTE_EVERY_S = 10.0
@@ -129,8 +129,8 @@ def _job_status(
         )
     if what is None:
         return _target_status(str(on), watch=watch, failed=failed, output=output)
-    from runtime.cli.render.jobs import open_job
-    from runtime.client.jobs.find import TargetSilent
+    from runtime.cli.jobs import open_job
+    from runtime.client.jobs.handle import TargetSilent
     from runtime.client.jobs.status import SilentJob, read_job
 
     try:
@@ -195,20 +195,13 @@ def _silence(target: str, problem: str) -> str:
 
 def _read_jobs(name: str, settings: Settings, *, looked_at: datetime | None) -> TargetJobs:
     """The jobs of a target; one that does not answer is said in a line."""
-    from runtime.client.jobs.prepare import make_context
-    from runtime.client.jobs.roots import open_target
     from runtime.client.jobs.status import TargetJobs, read_target
-    from runtime.client.jobs.targets import find_target
-    from runtime.launchers.registry import get_launcher
+    from runtime.client.jobs.targets import find_target, make_context, open_target
 
     target = find_target(name, settings)
-    launcher = get_launcher(target.kind)
     try:
-        host = open_target(target, launcher, make_context(settings))
-        try:
-            return read_target(target, launcher, host, now=datetime.now(UTC), looked_at=looked_at)
-        finally:
-            host.close()
+        with open_target(target, make_context(settings)) as place:
+            return read_target(place, now=datetime.now(UTC), looked_at=looked_at)
     except InfrastructureFailure as problem:
         return TargetJobs(target=name, records="", problem=problem.message)
 

@@ -6,14 +6,10 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from runtime.client.jobs.find import remember_job
-from runtime.client.jobs.prepare import make_context
-from runtime.client.jobs.roots import open_target
-from runtime.client.jobs.targets import find_target
+from runtime.client.jobs.targets import find_target, make_context, open_target, remember_job
 from runtime.errors import NotPossible
 from runtime.jobs import ledger
 from runtime.jobs.ledger import NativeJob, job_folder
-from runtime.launchers.registry import get_launcher
 from runtime.units import format_time
 from runtime.values import dataclass, replace
 
@@ -45,20 +41,15 @@ def import_bundle(folder: str, on: str, settings: Settings) -> list[Imported]:
     """
     named = find_target(on, settings)
     root = f"{folder.rstrip('/')}/{RECORDS}"
-    target = replace(named, records=root)
-    launcher = get_launcher(target.kind)
-    host = open_target(target, launcher, make_context(settings))
-    try:
-        found = list(_import(host.files, target.name))
-    finally:
-        host.close()
+    with open_target(replace(named, records=root), make_context(settings)) as place:
+        found = list(_import(place.files, named.name))
     if not found:
         raise NotPossible(
             f"`{folder}` is no bundle on target `{on}`",
             hint="name the folder that has submit.sh, as that machine sees it; runtime launch --export makes one",
         )
     for each in found:
-        remember_job(each.job, target.name, settings, records=each.records)
+        remember_job(each.job, named.name, settings, records=each.records)
     return found
 
 

@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from runtime.client.jobs.attempts import AttemptView, read_attempts, tell_attempts
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.logs import find_native, read_backend_log
-from runtime.client.jobs.status import AfterView, describe_after, read_after
+from runtime.client.jobs.status import AfterView, AttemptView, describe_after, read_after, read_attempts, tell_attempts
 from runtime.errors import RuntimeFailure
 from runtime.jobs import ledger
 from runtime.jobs.heartbeat import Heartbeat, HeartbeatWatch, describe_heartbeat

@@ -1,4 +1,4 @@
-"""A job that was launched: where it stands, what it printed and wrote, and its end."""
+"""A job that was launched: found by its id, where it stands, what it printed and wrote, and its end."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from runtime.client.jobs.targets import OpenTarget, find_target, list_targets, make_context, open_target
 from runtime.errors import InfrastructureFailure, NotPossible, UnknownName
 from runtime.jobs import ledger
-from runtime.jobs.hosts.base import Files, Host
+from runtime.jobs.hosts.base import Host
 from runtime.jobs.identity import owner_name
 from runtime.jobs.ledger import JobStatus, LedgerEntry, job_folder, newest_natives
 from runtime.jobs.plan import NativeState, Target
@@ -19,26 +20,26 @@ from runtime.jobs.spec import JobState
 from runtime.launchers.base import Clears, Launcher, Releases, Stops, Sweeps
 from runtime.launchers.standing import judge_job
 from runtime.units import format_time
+from runtime.values import replace
+
+if TYPE_CHECKING:
+    from runtime.config import Settings
 
 _UNMARKED: Final = {
     True: "cancel it again once there is room, or the same launch starts it again",
     False: "a run whose shim serves others too goes on; cancel it again once there is room",
 }
 WAIT_S: Final = 1.0
+SHORTEST_PREFIX: Final = 4
 
 
-class JobHandle:
+class JobHandle(OpenTarget):
     """A job that was launched, here or elsewhere, now or earlier. Closing it closes the connection to its target."""
 
     def __init__(self, job: str, target: Target, launcher: Launcher, host: Host, *, new: bool = False) -> None:
-        self.id, self.target, self.new = job, target, new
-        """`new` is False where the same launch had been made before."""
-        self.launcher, self.host = launcher, host
-
-    @property
-    def files(self) -> Files:
-        """The record root."""
-        return self.host.files
+        super().__init__(target, launcher, host)
+        self.id, self.new = job, new
+        """`new` is False if the same launch was made before."""
 
     def entry(self) -> LedgerEntry:
         found = ledger.read_entry(self.files, self.id)
@@ -205,11 +206,83 @@ class JobHandle:
         refuse_differing(done, to)
         return [Path(each.path) for each in done]
 
-    def close(self) -> None:
-        self.host.close()
 
-    def __enter__(self) -> JobHandle:
-        return self
+class TargetSilent(InfrastructureFailure):
+    """The target that a job was launched on does not answer, so nothing is known of the job."""
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __init__(self, job: str, target: Target, problem: InfrastructureFailure) -> None:
+        self.job, self.target, self.problem = job, target, problem
+        super().__init__(
+            f"nobody knows how job `{job}` stands: target `{target.name}` does not answer: {problem.message}",
+            facts=problem.facts,
+            hint=problem.hint or f"runtime targets check {target.name}",
+            retryable=problem.retryable,
+        )
+
+
+def find_job(text: str, *, settings: Settings | None = None, target: str | None = None) -> JobHandle:
+    """The job of that id or beginning of an id, on whichever target of the project it lies.
+
+    The target that it was launched on from here is looked at first; another that does not answer is passed over. Raises
+    `TargetSilent` if that target is the one that does not answer, and `UnknownName`.
+    """
+    from runtime.config import load_settings
+
+    settings = settings or load_settings()
+    known: list[str] = []
+    silent: list[tuple[Target, InfrastructureFailure]] = []
+    remembered = _remembered(text, settings)
+    for each in [find_target(target, settings)] if target else _likely_targets(remembered, settings):
+        try:
+            place = open_target(each, make_context(settings))
+            jobs = ledger.list_jobs(place.files)
+        except InfrastructureFailure as problem:
+            if target:
+                raise TargetSilent(text, each, problem) from problem
+            silent.append((each, problem))
+            continue
+        found = [job for job in jobs if job.startswith(text)] if len(text) >= SHORTEST_PREFIX else []
+        if len(found) == 1:
+            return JobHandle(found[0], each, place.launcher, place.host)
+        place.close()
+        if found:
+            raise NotPossible(
+                f"`{text}` is the beginning of more than one job",
+                facts=[f"it may be: {', '.join(found[:10])}"],
+                hint="add letters until only one is left",
+            )
+        known += jobs
+    for each, why in silent:
+        if jobs := [job for job, there in remembered if there == each]:
+            raise TargetSilent(jobs[0] if len(jobs) == 1 else text, each, why) from why
+    unknown = UnknownName("job", text, known[:10], hint="`runtime status` lists the jobs that there are")
+    unknown.facts = (*unknown.facts, *(f"target `{each.name}` does not answer: {why.message}" for each, why in silent))
+    raise unknown
+
+
+def _remembered(text: str, settings: Settings) -> list[tuple[str, Target]]:
+    """The jobs whose id begins so that were launched from here, each with its target."""
+    known = {each.name: each for each in list_targets(settings)}
+    found = []
+    for path in (settings.data_dir / "launched").glob(f"{text}*") if len(text) >= SHORTEST_PREFIX else ():
+        name, _, records = path.read_text(encoding="utf-8").strip().partition("\n")
+        if name in known:
+            found.append((path.name, replace(known[name], records=records) if records else known[name]))
+    return found
+
+
+def _likely_targets(remembered: Sequence[tuple[str, Target]], settings: Settings) -> list[Target]:
+    """Every target, those of remembered jobs first."""
+    first: list[Target] = []
+    for _, target in remembered:
+        if target not in first:
+            first.append(target)
+    return [*first, *(each for each in list_targets(settings) if each not in first)]
+
+
+def check_owner(entry: LedgerEntry, me: str, *, others: bool, verb: str) -> None:
+    """Raise `NotPossible` for a job of somebody else, unless that is meant."""
+    if entry.owner != me and not others:
+        raise NotPossible(
+            f"job `{entry.id}` is `{entry.owner}`'s, and you are `{me}`", hint=f"`--others` to {verb} it all the same"
+        )

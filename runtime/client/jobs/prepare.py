@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runtime.client.jobs.secrets import check_sources
-from runtime.errors import RequestRefused, UnknownName
+from runtime.client.jobs.targets import find_target, make_context
+from runtime.errors import NotPossible, RequestRefused, UnknownName
+from runtime.jobs.identity import owner_name
 from runtime.jobs.plan import Fidelity, FieldSupport, JobIdentity, LaunchPlan, PlanContext, Target
-from runtime.jobs.spec import CodeMode, JobSpec, parse_spec
+from runtime.jobs.spec import CodeMode, InvalidSpec, JobSpec, parse_spec
 from runtime.jobs.spec_fields import job_id, set_fields, spec_fields
 from runtime.launchers.base import Launcher
 from runtime.launchers.registry import get_launcher
@@ -20,7 +20,6 @@ from runtime.values import MISSING, dataclass, fields, replace
 
 if TYPE_CHECKING:
     from runtime.config import Settings
-from runtime.jobs.identity import owner_name
 
 
 class FieldsRefused(RequestRefused):
@@ -48,6 +47,63 @@ class LaunchOptions:
     """Time after which the backend ends and removes the job by itself, if it can."""
 
 
+class Request:
+    """The job to launch, as a spec, the fields of a job file, or the words of a command.
+
+    A spec is parsed once for all targets without defaults, and once for each target that has some.
+    """
+
+    def __init__(self, job: JobSpec | Mapping[str, Any] | Sequence[str], *, source: str = "`runtime.launch`") -> None:
+        """`source` names the job in errors."""
+        if not isinstance(job, JobSpec | Mapping):
+            job = {"command": job if isinstance(job, str) else list(job)}
+        self._job, self._source = job, source
+        self._specs: dict[str, JobSpec] = {}
+
+    def choose_targets(self, names: Sequence[str], settings: Settings) -> list[Target]:
+        """The targets to try in order: those named for this launch, else those of the job. Raises `NotPossible` for none."""
+        wanted = names or _chosen_by(self._job)
+        try:
+            if wanted:
+                return [find_target(name, settings) for name in wanted]
+            hint = "runtime launch --on local …; `runtime targets list` says which there are"
+            raise NotPossible("no target is named", hint=hint)
+        except RequestRefused:
+            self._read_plain()  # what is wrong with the job is reported first
+            raise
+
+    def spec_on(self, target: Target) -> JobSpec:
+        """The spec with the target's defaults in the places that the job leaves open, at every depth. Raises `InvalidSpec`.
+
+        The job's choice of a target is left out: it is no part of what the job is.
+        """
+        if not target.defaults:
+            return self._read_plain()
+        if target.name not in self._specs:
+            self._specs[target.name] = self._read_merged(target)
+        return self._specs[target.name]
+
+    def _read_plain(self) -> JobSpec:
+        if "" not in self._specs:
+            spec = self._job if isinstance(self._job, JobSpec) else parse_spec(self._job, source=self._source)
+            self._specs[""] = replace(spec, placement=replace(spec.placement, on=())) if spec.placement.on else spec
+        return self._specs[""]
+
+    def _read_merged(self, target: Target) -> JobSpec:
+        source = f"the request with the defaults of target `{target.name}`"
+        written = spec_fields(self._job) if isinstance(self._job, JobSpec) else self._job
+        if _chosen_by(written):
+            written = {**written, "placement": {**written["placement"], "on": []}}
+        try:
+            spec = parse_spec(_merge(target.defaults, written), source=source)
+        except InvalidSpec:
+            self._read_plain()  # raises if the job is wrong without the defaults
+            raise
+        # A value that equals the field's own default leaves the place open; job ids of earlier versions depend on it.
+        left = _drop_equal(written, target.defaults, spec_fields(spec))
+        return spec if left == written else parse_spec(_merge(target.defaults, left), source=source)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """A plan, and the bytes that go with it."""
@@ -56,17 +112,17 @@ class Prepared:
     launcher: Launcher
     context: PlanContext
     snapshot: Snapshot | None
-    base: Path
 
 
-def prepare(spec: JobSpec, target: Target, settings: Settings, options: LaunchOptions) -> Prepared:
+def prepare(request: Request | JobSpec, target: Target, settings: Settings, options: LaunchOptions) -> Prepared:
     """Decide everything that a launch will do, without doing any of it and without the network.
 
     Reads the work tree, for the code's content id is part of the job's. Raises `FieldsRefused`, `RequestRefused`.
     """
-    launcher = get_launcher(target.kind)
-    base = options.base or Path.cwd()
-    spec = _drop_refused(_apply_defaults(spec, target), target, launcher, options.ignore)
+    if isinstance(request, JobSpec):
+        request = Request(request)
+    launcher, base = get_launcher(target.kind), options.base or Path.cwd()
+    spec = _drop_refused(request.spec_on(target), target, launcher, options.ignore)
     snapshot = _take_code(spec, base)
     code, owner = snapshot.id if snapshot else None, owner_name()
     identity = JobIdentity(
@@ -80,18 +136,10 @@ def prepare(spec: JobSpec, target: Target, settings: Settings, options: LaunchOp
     context = make_context(settings, base)
     plan = launcher.plan(spec, target, identity, context)
     if plan.order.get("secrets"):
+        from runtime.client.jobs.secrets import check_sources
+
         check_sources(plan.secrets)
-    return Prepared(plan=plan, launcher=launcher, context=context, snapshot=snapshot, base=base)
-
-
-def make_context(settings: Settings, base: Path | None = None) -> PlanContext:
-    return PlanContext(
-        settings=settings,
-        now=datetime.now(UTC),
-        base=base or Path.cwd(),
-        environ=dict(os.environ),
-        records=str(settings.data_dir / "jobs"),
-    )
+    return Prepared(plan=plan, launcher=launcher, context=context, snapshot=snapshot)
 
 
 def read_fidelity(spec: JobSpec, launcher: Launcher) -> dict[str, FieldSupport]:
@@ -100,15 +148,13 @@ def read_fidelity(spec: JobSpec, launcher: Launcher) -> dict[str, FieldSupport]:
     return {name: launcher.keeps[name] for name in set_fields(spec) if name not in no_leaves}
 
 
-def _apply_defaults(spec: JobSpec, target: Target) -> JobSpec:
-    """The spec without the choice of a target, which is no part of what the job is, and with the target's defaults in
-    the places that the spec leaves open, at every depth."""
-    if spec.placement.on:
-        spec = replace(spec, placement=replace(spec.placement, on=()))
-    if not target.defaults:
-        return spec
-    merged = _merge(target.defaults, spec_fields(spec))
-    return parse_spec(merged, source=f"the request with the defaults of target `{target.name}`")
+def _chosen_by(job: JobSpec | Mapping[str, Any]) -> Sequence[str]:
+    """The targets that a job names. A malformed choice counts as none, for `parse_spec` to refuse."""
+    if isinstance(job, JobSpec):
+        return job.placement.on
+    placement = job.get("placement")
+    on = placement.get("on") if isinstance(placement, Mapping) else None
+    return on if isinstance(on, list | tuple) and all(isinstance(name, str) for name in on) else ()
 
 
 def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,6 +163,20 @@ def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         below = merged.get(key)
         merged[key] = _merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return merged
+
+
+def _drop_equal(
+    written: Mapping[str, Any], defaults: Mapping[str, Any], differing: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`written` without the fields that `defaults` has too and that are not among `differing`."""
+    left = {}
+    for key, value in written.items():
+        default = defaults.get(key)
+        if isinstance(value, Mapping) and isinstance(default, Mapping):
+            left[key] = _drop_equal(value, default, differing.get(key, {}))
+        elif key not in defaults or key in differing:
+            left[key] = value
+    return left
 
 
 def _drop_refused(spec: JobSpec, target: Target, launcher: Launcher, ignore: Sequence[str]) -> JobSpec:

@@ -8,6 +8,7 @@ any step and run again, nothing runs twice.
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 import socket
@@ -17,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from runtime.client.jobs.handle import JobHandle
-from runtime.client.jobs.launch import bring_secrets, carry_out
-from runtime.client.jobs.prepare import LaunchOptions, Prepared, make_context
+from runtime.client.jobs.launch import carry_out, submit_again, write_order
+from runtime.client.jobs.prepare import LaunchOptions, Prepared
+from runtime.client.jobs.targets import make_context
 from runtime.errors import NotPossible
 from runtime.faults import reach
 from runtime.jobs import ledger
@@ -30,6 +32,7 @@ from runtime.jobs.lock import Lock
 from runtime.jobs.order import SNAPSHOT_FILE
 from runtime.jobs.plan import JobIdentity, LaunchPlan, NativePart
 from runtime.jobs.spec import JobSpec, JobState, parse_spec
+from runtime.jobs.spec_fields import job_id
 from runtime.launchers.base import Resubmits
 from runtime.shim.program import build_shim
 from runtime.snapshots.snapshot import Snapshot
@@ -142,26 +145,16 @@ def _next_epoch(
         if forgive:
             forgiven |= {str(index): max(job.attempts(index), default=0) for index in sorted(fresh)}
         plan = replace(plan, order={**plan.order, "epoch": epoch, "forgiven": forgiven})
-        folder = plan.folder
-        bring_secrets(plan, job.files, make_context(settings))
-        job.files.write(f"{folder}/shim.py", build_shim(), mode=0o700)
-        job.files.write(f"{folder}/order.json", json.dumps(plan.order, sort_keys=True, indent=1).encode() + b"\n")
-        job.files.write(f"{folder}/{ledger.EPOCH}", str(epoch).encode())
-        reach("launch.reordered")
+        write_order(plan, job.files, make_context(settings))
         if forgive:
             for name in ["cancel", "stopped", *(f"cancel.{index}" for index in indices)]:
-                job.files.remove(f"{folder}/{name}")
+                job.files.remove(f"{plan.folder}/{name}")
         for part in left:
             if forgive:
                 served = range(part.offset, part.offset + part.count)
                 _put_aside(job, entry, sorted(fresh & set(served)), epoch - 1)
             reach("launch.forgiven")
-            lock.ensure_held()
-            native_id = job.launcher.submit(plan, part, job.host)
-            reach("launch.resubmitted")
-            number = part.native.get("number", 0)
-            native = NativeJob(name=part.name, native_id=native_id, part=number, epoch=epoch, at=ledger.now())
-            ledger.record_native(job.files, job.id, native)
+            native_id = submit_again(plan, part, job, lock, part.native.get("number", 0))
             progress(f"started {native_id} on {job.target.name}")
             started.append(native_id)
     finally:
@@ -300,7 +293,7 @@ def _as_new_job(
     plan = job.launcher.plan(spec, job.target, identity, context)
     done = {index: outcome for index, outcome in entry.outcomes.items() if index not in set(indices)}
     _carry_over(job, identity.id, done)
-    prepared = Prepared(plan=plan, launcher=job.launcher, context=context, snapshot=snapshot, base=context.base)
+    prepared = Prepared(plan=plan, launcher=job.launcher, context=context, snapshot=snapshot)
     with carry_out(prepared, LaunchOptions(), progress) as made:
         natives = made.entry().natives
     return Rerun(
@@ -309,17 +302,13 @@ def _as_new_job(
 
 
 def _free_id(job: JobHandle, spec: JobSpec, entry: LedgerEntry) -> str:
-    from runtime.jobs.spec_fields import job_id
-
-    again = 0
-    while True:
-        found = job_id(
-            owner=owner_name(), target=job.target.name, spec=spec, snapshot=f"{entry.snapshot} {job.id}", again=again
-        )
-        # One whose launch was interrupted is gone on with.
-        if job.files.read(f"{job_folder(found)}/launched") is None:
-            return found
-        again += 1
+    snapshot = f"{entry.snapshot} {job.id}"
+    ids = (
+        job_id(owner=owner_name(), target=job.target.name, spec=spec, snapshot=snapshot, again=again)
+        for again in itertools.count()
+    )
+    # A launch that was interrupted goes on.
+    return next(found for found in ids if job.files.read(f"{job_folder(found)}/launched") is None)
 
 
 def _carry_over(job: JobHandle, to: str, done: Mapping[int, ledger.Outcome]) -> None:

@@ -1,22 +1,34 @@
-"""Named places to launch: `[tool.runtime.targets.NAME]` of the project, and `local`, which needs no words.
+"""Named places to launch: read from the project, opened with the record root that they had before, and remembered by job.
+
+`[tool.runtime.targets.NAME]` of the project names them; `local` needs no table.
 
 [tool.runtime.targets.hpc]
 kind = "slurm"
-host = "login.hpc.example.org"        # everything that is no key of ours is the launcher's
+host = "login.hpc.example.org"        # a key that is not listed in `_OURS` belongs to the launcher
 records = "/scratch/lab/runtime"
 defaults = { time_limit = "12h", resources = { cpus = 4 } }
+
+The id of a record root that was used tells it from an empty folder under the same name, such as a mount point without its
+file system. The ids are kept as names in the user's data folder, `roots/ADDRESS/ID`, created and never changed, so any
+number of processes learn them at once.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from runtime.config import Settings
-from runtime.errors import InvalidValue, NotPossible, UnknownName
-from runtime.jobs.plan import Target
-from runtime.jobs.spec import JobSpec
+from runtime.errors import InvalidValue, StoreUnavailable, UnknownName
+from runtime.jobs.hosts.agent import MARKER
+from runtime.jobs.hosts.base import Host
+from runtime.jobs.plan import PlanContext, Target
+from runtime.launchers.base import Launcher
 from runtime.launchers.registry import get_launcher, list_kinds
 
 LOCAL: Final = "local"
@@ -72,11 +84,104 @@ def read_target(name: str, settings: Settings) -> Target:
     )
 
 
-def choose_target(spec: JobSpec, names: Sequence[str], settings: Settings) -> list[Target]:
-    """The targets to try in order: those named for this launch, else those of the spec. Raises `NotPossible` for none."""
-    wanted = list(names) or list(spec.placement.on)
-    if not wanted:
-        raise NotPossible(
-            "no target is named", hint="runtime launch --on local …; `runtime targets list` says which there are"
+def make_context(settings: Settings, base: Path | None = None) -> PlanContext:
+    return PlanContext(
+        settings=settings,
+        now=datetime.now(UTC),
+        base=base or Path.cwd(),
+        environ=dict(os.environ),
+        records=str(settings.data_dir / "jobs"),
+    )
+
+
+class OpenTarget:
+    """A target with its launcher and the machine that submits. Closing it closes the connection."""
+
+    def __init__(self, target: Target, launcher: Launcher, host: Host) -> None:
+        self.target, self.launcher, self.host = target, launcher, host
+        self.files = host.files
+        """The record root."""
+
+    def close(self) -> None:
+        self.host.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_target(
+    target: Target, context: PlanContext, launcher: Launcher | None = None, *, new_records: bool = False
+) -> OpenTarget:
+    """Open a target with the record root that it had when it was used before. Nothing is asked of it yet.
+
+    With `new_records` any root is accepted from now on, the one that is there or a new one.
+    """
+    launcher = launcher or get_launcher(target.kind)
+    host = launcher.open_host(target, context)
+    host.files.keep_to(KnownRoot(target.name, host.files.address, context.settings.data_dir, new=new_records))
+    return OpenTarget(target, launcher, host)
+
+
+class RootLost(StoreUnavailable):
+    """A record root that was used is not there, or is another one: nothing is known of its jobs."""
+
+
+class KnownRoot:
+    """A `RootWatch` that remembers on this machine."""
+
+    def __init__(self, target: str, address: str, data_dir: Path, *, new: bool = False) -> None:
+        self._target, self._address = target, address
+        self._folder = data_dir / "roots" / hashlib.sha256(os.fsencode(address)).hexdigest()[:24]
+        self._remembered: list[str] = []
+        with contextlib.suppress(OSError):
+            self._remembered = sorted(path.name for path in self._folder.iterdir())
+        self.known: Sequence[str] = [] if new else self._remembered
+
+    def saw(self, identity: str) -> None:
+        if identity not in self._remembered:
+            self._remembered = [*self._remembered, identity]
+            # As with `launched`: a data folder that cannot be written stops nobody.
+            with contextlib.suppress(OSError):
+                self._folder.mkdir(parents=True, exist_ok=True)
+                (self._folder / identity).write_bytes(os.fsencode(f"{self._address}\n"))
+        self.known = [identity]
+
+    def refusal(self, found: str | None, *, there: bool) -> RootLost:
+        what = f"the record root `{self._address}` of target `{self._target}`"
+        known = ", ".join(self._remembered)
+        if found is not None:
+            message = f"{what} is another one than it was"
+            facts = [f"its file `{MARKER}` names {found}, and it was {known}"]
+        elif there:
+            message = f"{what} has lost its file `{MARKER}`, or its file system is not mounted"
+            facts = [f"it was {known}"]
+        else:
+            message = f"{what} is not there"
+            facts = [f"it was used before, as {known}"]
+        return RootLost(
+            message,
+            facts=[*facts, "nothing was made or started, and nothing is known of its jobs"],
+            hint=f"bring it back; if it was removed on purpose: runtime targets check {self._target} --new-records",
         )
-    return [find_target(name, settings) for name in wanted]
+
+
+def remember_job(job: str, target: str, settings: Settings, *, records: str | None = None) -> None:
+    """Keep on this machine where a job lies; a cache, and a folder that cannot be written stops nobody.
+
+    `records` is a record root other than the target's own.
+    """
+    path = settings.data_dir / "launched" / job
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{target}\n{records or ''}", encoding="utf-8")
+    except OSError:
+        pass
+
+
+def forget_job(job: str, settings: Settings) -> None:
+    """Drop what `remember_job` kept, when a job is removed."""
+    with contextlib.suppress(OSError):
+        (settings.data_dir / "launched" / job).unlink()

@@ -1,13 +1,13 @@
-"""How `runtime status` shows experiments, tasks and workers: values in, lines out."""
+"""How `runtime status` shows experiments, tasks, workers and jobs: values in, lines out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Final, Union
 
-from runtime.cli.render.jobs import job_lines, summarise_job, target_lines
-from runtime.cli.show import format_ago, format_count, format_duration, paint, table_lines
+from runtime.cli.jobs import short
+from runtime.cli.show import describe_state, format_ago, format_count, format_duration, paint, table_lines
 from runtime.client.tasks.status import (
     FAILURES_SHOWN,
     ExperimentStatus,
@@ -23,10 +23,14 @@ from runtime.units import count_noun
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
-    from runtime.client.jobs.status import JobView, TargetJobs
-LISTED = 10
+    from runtime.client.jobs.status import AttemptView, JobLine, JobView, TargetJobs
+    from runtime.jobs.ledger import IndexStatus
 
+LISTED = 10
+JOBS_LISTED: Final = 20
+BAR: Final = 24
 _STYLES = {TaskState.SUCCEEDED: "green", TaskState.FAILED: "red", TaskState.LEASED: "cyan"}
+_JOB_STYLES: Final[Mapping[str, str]] = {"running": "cyan", "succeeded": "green", "failed": "red", "unknown": "yellow"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ def summarise(seen: Seen) -> str:
     if not isinstance(seen, Overview):
         from runtime.client.jobs.status import JobView
 
-        return summarise_job(seen) if isinstance(seen, JobView) else "; ".join(target_lines(seen, datetime.now(UTC)))
+        return _summarise_job(seen) if isinstance(seen, JobView) else "; ".join(target_lines(seen, datetime.now(UTC)))
     return f"{seen.stack}: {_by_state(seen.totals)}, {sum(worker.live for worker in seen.workers)} live workers"
 
 
@@ -271,3 +275,147 @@ def _rate(per_s: float) -> str:
     if per_s >= 10:
         return f"{format_count(round(per_s))}/s"
     return f"{per_s:.2g}/s" if per_s >= 0.1 else f"{per_s * 60:.2g}/min" if per_s else "0/s"
+
+
+def target_lines(seen: TargetJobs, now: datetime, *, whole: bool = True) -> list[str]:
+    """The jobs of a target; `whole` where nothing else is on the page."""
+    from runtime.jobs.spec import JobState
+
+    said = [f"target `{seen.target}` does not answer: {seen.problem}"] if seen.problem else []
+    if not seen.jobs and said:
+        return said
+    if not seen.jobs:
+        return [f"no jobs on `{seen.target}`; `runtime launch --help` shows how"] if whole else []
+    counted = count_noun(sum(1 for each in seen.jobs if not each.state.terminal), "unfinished job")
+    lines = [*said, *([f"{paint('jobs', 'dim')} on {seen.target}: {counted}"] if whole else [])]
+    lines += table_lines([_job_row(each) for each in seen.jobs[:JOBS_LISTED]])
+    more = len(seen.jobs) - JOBS_LISTED + seen.left_out if len(seen.jobs) > JOBS_LISTED else seen.left_out
+    if more > 0:
+        lines.append(f"and {count_noun(more, 'older job')}")
+    failed = [each for each in seen.jobs if each.state is JobState.FAILED]
+    new = sum(each.new for each in failed)
+    if failed:
+        since = f", {new} since you last looked" if new else ""
+        lines.append(f"{count_noun(len(failed), 'failed job')}{since}; why: `runtime explain {short(failed[0].job)}`")
+    return lines
+
+
+def _job_row(each: JobLine) -> dict[str, object]:
+    from runtime.jobs.spec import JobState
+
+    done = sum(count for state, count in each.totals.items() if state.terminal)
+    return {
+        "JOB": short(each.job),
+        "NAME": each.name,
+        "STATE": describe_state(each.state, each.reason),
+        "DONE": f"{done}/{each.runs}",
+        "FAILED": each.totals[JobState.FAILED] or None,
+        "TARGET": each.target,
+        "OWNER": each.owner,
+        "LAUNCHED": each.launched_at,
+    }
+
+
+def job_lines(seen: JobView, now: datetime) -> list[str]:
+    """One job in full."""
+    from runtime.client.jobs.status import describe_after
+    from runtime.jobs.spec import JobState
+
+    state = describe_state(seen.state, seen.reason)
+    title = f"{paint(seen.job, 'bold')} · {seen.name} · {seen.target} ({seen.kind})"
+    lines = [f"{title} · {paint(state, _JOB_STYLES[seen.state]) if seen.state in _JOB_STYLES else state}"]
+    if seen.runs > 1:
+        lines += _totals_lines(seen)
+    by = f" by {seen.owner}" + (f" from {seen.launched_from}" if seen.launched_from else "")
+    commit = f", commit {seen.commit[:10]}" if seen.commit else ""
+    branch = f" of {seen.branch}" if seen.commit and seen.branch else ""
+    pairs: list[tuple[str, str | None]] = [
+        ("done", _bar(seen) if seen.runs > 1 else None),
+        ("launched", f"{format_ago(seen.launched_at, now)}{by}"),
+        ("code", f"{seen.snapshot[:19]}{commit}{branch}" if seen.snapshot else None),
+        ("cancelled", "asked for" if seen.cancelled and not seen.state.terminal else None),
+        *(("after", describe_after(each)) for each in seen.after),
+        *_native_pairs(seen),
+        ("records", seen.records),
+        ("logs", f"`runtime logs {short(seen.job)}`, {seen.logs}"),
+        ("outputs", f"`runtime fetch {short(seen.job)}`, {seen.outputs}"),
+    ]
+    lines += [f"{paint(f'{label:<11}', 'dim')} {text}" for label, text in pairs if text]
+    if seen.attempts:
+        lines += ["", *table_lines([_attempt_row(each, now) for each in seen.attempts])]
+    if seen.runs > 1 and seen.indices:
+        lines += ["", *table_lines([index_row(each) for each in seen.indices[:JOBS_LISTED]])]
+        if len(seen.indices) > JOBS_LISTED:
+            lines.append(f"and {len(seen.indices) - JOBS_LISTED} more; `--failed` lists those that failed")
+    if seen.state is not JobState.SUCCEEDED:
+        lines += ["", f"why: `runtime explain {short(seen.job)}`"]
+    return lines
+
+
+def _totals_lines(seen: JobView) -> list[str]:
+    width = max(len(format_count(count)) for count in seen.totals.values())
+    lines = []
+    for state, count in seen.totals.items():
+        if count:
+            text = f"  {state:<10} {format_count(count):>{width}}"
+            lines.append(paint(text, _JOB_STYLES[state]) if state in _JOB_STYLES else text)
+    return lines
+
+
+def _bar(seen: JobView) -> str:
+    done = sum(count for state, count in seen.totals.items() if state.terminal)
+    full = BAR * done // seen.runs
+    return f"[{'#' * full}{'.' * (BAR - full)}] {format_count(done)} of {format_count(seen.runs)}, {100 * done // seen.runs} %"
+
+
+def _native_pairs(seen: JobView) -> list[tuple[str, str | None]]:
+    pairs: list[tuple[str, str | None]] = []
+    for native in seen.natives[:5]:
+        said = ", ".join(part for part in (native.raw, native.message) if part)
+        where = f" on {native.where}" if native.where else ""
+        later = f", epoch {native.epoch}" if native.epoch > 1 else ""
+        pairs.append(("native", f"{native.native_id}{later}{where}" + (f": {said}" if said else "")))
+    if len(seen.natives) > 5:
+        pairs.append(("", f"and {len(seen.natives) - 5} more native jobs"))
+    return pairs
+
+
+def _attempt_row(each: AttemptView, now: datetime) -> dict[str, object]:
+    return {
+        "ATTEMPT": each.attempt,
+        "HOST": each.host,
+        "STARTED": format_ago(each.started_at, now) if each.started_at else None,
+        "ENDED": format_ago(each.ended_at, now) if each.ended_at else None if each.reason else "no word yet",
+        "REASON": each.reason,
+        "EXIT": _code(each.exit_code),
+        "MESSAGE": each.message,
+    }
+
+
+def _code(code: int | None) -> str | int | None:
+    from runtime.jobs.traces import name_signal
+
+    name = name_signal(code)
+    return f"{code} {name}" if name else code
+
+
+def index_row(each: IndexStatus) -> dict[str, object]:
+    return {header: cell(each) for header, cell in INDEX_COLUMNS.items()}
+
+
+INDEX_COLUMNS: Mapping[str, Callable[[Any], object]] = {
+    "INDEX": lambda each: each.index,
+    "STATE": lambda each: each.state,
+    "REASON": lambda each: each.reason,
+    "EXIT": lambda each: each.exit_code,
+    "ATTEMPT": lambda each: each.attempt,
+    "MESSAGE": lambda each: each.message,
+}
+
+
+def _summarise_job(seen: JobView) -> str:
+    """One line for logs."""
+    counted = ", ".join(f"{format_count(count)} {state}" for state, count in seen.totals.items() if count)
+    return f"{seen.job}: {describe_state(seen.state, seen.reason)}" + (
+        f", {counted} of {seen.runs}" if seen.runs > 1 else ""
+    )
