@@ -13,8 +13,8 @@ from runtime.cli.show import Output, cut_line, note, paint, print_json
 from runtime.client.identify import Identity, Kind, identify, recall_last
 from runtime.client.tasks.explain import explain as explain_task
 from runtime.client.tasks.explain import explain_experiment, explain_worker, read_facts
+from runtime.client.tasks.standing import read_worker
 from runtime.client.tasks.status import read_experiment
-from runtime.client.tasks.workers import read_worker
 from runtime.errors import RequestRefused
 from runtime.reasons import Explanation
 from runtime.stack.open import open_stack

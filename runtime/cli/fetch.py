@@ -11,8 +11,9 @@ from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.jobs import OnOption, is_job, open_job, short
-from runtime.cli.show import Output, format_count, format_size, note, print_list, progress
+from runtime.cli.show import Output, format_count, note, print_list, progress
 from runtime.errors import RuntimeFailure
+from runtime.units import format_size
 
 if TYPE_CHECKING:
     from runtime.client.fetch import Fetched, RemoteFile

@@ -10,8 +10,8 @@ from typer import Option
 from runtime.cli.cancel import LEFT_OVER
 from runtime.cli.commands import OutputOption, YesOption
 from runtime.cli.jobs import OthersOption
-from runtime.cli.show import Output, confirm, format_count, format_size, note, print_list
-from runtime.units import parse_duration
+from runtime.cli.show import Output, confirm, format_count, note, print_list
+from runtime.units import format_size, parse_duration
 
 COLUMNS = {
     "KIND": lambda one: one.kind,

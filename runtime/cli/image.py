@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, new_app
-from runtime.cli.show import Output, format_size, note, print_json, print_list, progress
+from runtime.cli.show import Output, note, print_json, print_list, progress
 from runtime.images.build import (
     DEFAULT_FILE,
     DEFAULT_PLATFORM,
@@ -25,6 +25,7 @@ from runtime.images.build import build as build_image
 from runtime.images.push import Pushed, ensure_all_pushed, find_targets, head_images, list_stored, plan_push
 from runtime.images.push import push as push_image
 from runtime.images.tools import Tool, build_command, find_tool
+from runtime.units import format_size
 from runtime.values import replace
 
 if TYPE_CHECKING:

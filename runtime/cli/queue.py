@@ -15,8 +15,8 @@ from runtime.cli.show import Output, confirm, format_count, note, note_skew, pri
 from runtime.client.identify import Kind, identify, recall_last
 from runtime.client.tasks.redrive import DeadLetter, dead_letter, find_dead, parse_reasons, purge_dead, read_dead
 from runtime.client.tasks.redrive import redrive as redrive_marks
+from runtime.client.tasks.standing import read_workers
 from runtime.client.tasks.status import read_queue
-from runtime.client.tasks.workers import read_workers
 from runtime.errors import NotPossible, RequestRefused
 from runtime.stack.open import open_stack
 from runtime.tasks.model import describe_entry

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from runtime.cli.commands import OutputOption
-from runtime.cli.show import Output, format_count, format_duration, note, paint, print_json, progress, render_table
+from runtime.cli.show import Output, format_count, note, paint, print_json, progress, render_table
 from runtime.config import load_settings
 from runtime.errors import WorkFailed
-from runtime.units import count_noun
+from runtime.units import count_noun, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Union
 
 from runtime.cli.jobs import short
-from runtime.cli.show import describe_state, format_ago, format_count, format_duration, paint, table_lines
+from runtime.cli.show import describe_state, format_ago, format_count, paint, table_lines
+from runtime.client.tasks.standing import WorkerStatus
 from runtime.client.tasks.status import (
     FAILURES_SHOWN,
     ExperimentStatus,
@@ -17,9 +18,8 @@ from runtime.client.tasks.status import (
     TaskStatus,
     last_line,
 )
-from runtime.client.tasks.workers import WorkerStatus
 from runtime.tasks.model import TaskState
-from runtime.units import count_noun
+from runtime.units import count_noun, format_duration
 from runtime.values import dataclass
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ no header, so that `cut`, `awk` and `while read` take it as it is. With `-o json
 from __future__ import annotations
 
 import itertools
+import operator
 import os
 import sys
 import time
@@ -18,31 +19,13 @@ from enum import Enum, StrEnum
 from pathlib import PurePath
 from typing import IO, TYPE_CHECKING, Any, Final, Protocol
 
-from runtime.units import format_duration, format_size, format_time
+from runtime.units import format_duration, format_time
 from runtime.values import fields, is_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from runtime.records.base import RecordStore
-
-__all__ = [
-    "Output",
-    "Progress",
-    "confirm",
-    "format_ago",
-    "format_cell",
-    "format_count",
-    "format_duration",
-    "format_size",
-    "is_terminal",
-    "note",
-    "note_skew",
-    "paint",
-    "print_json",
-    "print_list",
-    "progress",
-]
 
 TABLE_ROWS = 500
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
@@ -115,6 +98,37 @@ def print_list(
     else:
         for row in rows:
             sys.stdout.write("\t".join(format_cell(cell(row)) for cell in columns.values()) + "\n")
+
+
+def print_checks(checks: Iterable[Any], output: Output, *, name: str, remedy: str, width: int) -> int:
+    """Print checks with their verdicts as they come, for some take seconds, and return the exit code: 1 if one fails.
+
+    `name` and `remedy` are the fields of a check besides `verdict` and `text`; on a terminal names are `width` wide.
+    """
+    failed = 0
+
+    def count() -> Iterator[Any]:
+        nonlocal failed
+        for each in checks:
+            failed += each.verdict == "fail"
+            yield each
+
+    if output is Output.JSON:
+        print_json(count())
+    elif is_terminal():
+        styles = {"ok": "green", "warn": "yellow", "fail": "red"}
+        for each in count():
+            verdict = paint(f"{each.verdict:<4}", styles[each.verdict])
+            sys.stdout.write(f"{verdict}  {getattr(each, name):<{width}}  {each.text}\n")
+            if getattr(each, remedy):
+                sys.stdout.write(f"{'':<{width + 8}}{paint(f'{remedy}:', 'bold')} {getattr(each, remedy)}\n")
+            sys.stdout.flush()
+    else:
+        columns = {"VERDICT": "verdict", name.upper(): name, "FINDING": "text", remedy.upper(): remedy}
+        print_list(count(), {header: operator.attrgetter(field) for header, field in columns.items()})
+    if failed and output is Output.TEXT:
+        note(f"{failed} failed")
+    return 1 if failed else 0
 
 
 def render_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:

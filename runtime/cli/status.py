@@ -17,6 +17,7 @@ from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.jobs import IndexOption, OnOption, is_job
 from runtime.cli.show import Output, is_terminal, note, print_json, print_list
 from runtime.client.identify import Identity, Kind, identify, recall_last
+from runtime.client.tasks.standing import WorkerStatus, read_worker
 from runtime.client.tasks.status import (
     FAILURES_SHOWN,
     ExperimentStatus,
@@ -26,7 +27,6 @@ from runtime.client.tasks.status import (
     read_overview,
     read_task,
 )
-from runtime.client.tasks.workers import WorkerStatus, read_worker
 from runtime.errors import InfrastructureFailure, RequestRefused
 from runtime.records.totals import Tally
 from runtime.stack.open import open_stack

@@ -23,9 +23,9 @@ from runtime.values import dataclass, replace
 if TYPE_CHECKING:
     from runtime.client.tasks.code import SubmittedCode
     from runtime.client.tasks.make import TaskOptions
+    from runtime.client.tasks.standing import Stack
     from runtime.client.tasks.submit import Submission
     from runtime.client.tasks.wait import Waited
-    from runtime.client.tasks.workers import Stack
     from runtime.config import Settings
     from runtime.queues.base import Queue
     from runtime.records.base import RecordStore

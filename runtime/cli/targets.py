@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, new_app
-from runtime.cli.show import Output, is_terminal, note, paint, print_json, print_list
+from runtime.cli.show import Output, paint, print_checks, print_json, print_list
 from runtime.units import parse_duration
 
 if TYPE_CHECKING:
-    from runtime.client.jobs.probe import Step
     from runtime.jobs.plan import FieldSupport, Target
 
 app = new_app("Places to launch on: what they are, what they can keep, and whether they work.")
-
-_STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 @app.command("list")
@@ -129,35 +125,9 @@ def check(
       runtime targets check hpc --gpus 1 --wait 1h
       runtime targets check hpc --new-records
     """
-    from runtime.client.jobs.probe import Verdict, check_target
+    from runtime.client.jobs.probe import check_target
     from runtime.config import load_settings
 
-    failed = 0
-
-    def count(steps: Iterable[Step]) -> Iterator[Step]:
-        nonlocal failed
-        for step in steps:
-            failed += step.verdict is Verdict.FAIL
-            yield step
-
     patience = parse_duration(wait, field="wait")
-    steps = count(check_target(target, load_settings(), patience=patience, gpus=gpus, new_records=new_records))
-    if output is Output.JSON:
-        print_json(steps)
-    elif is_terminal():
-        for step in steps:
-            sys.stdout.write(f"{paint(f'{step.verdict:<4}', _STYLES[step.verdict])}  {step.step:<12}  {step.text}\n")
-            if step.hint:
-                sys.stdout.write(f"{'':<20}{paint('hint:', 'bold')} {step.hint}\n")
-            sys.stdout.flush()
-    else:
-        columns = {
-            "VERDICT": lambda step: step.verdict,
-            "STEP": lambda step: step.step,
-            "FINDING": lambda step: step.text,
-            "HINT": lambda step: step.hint,
-        }
-        print_list(steps, columns)
-    if failed and output is Output.TEXT:
-        note(f"{failed} failed")
-    return 1 if failed else 0
+    steps = check_target(target, load_settings(), patience=patience, gpus=gpus, new_records=new_records)
+    return print_checks(steps, output, name="step", remedy="hint", width=12)

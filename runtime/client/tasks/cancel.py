@@ -11,9 +11,8 @@ from datetime import datetime
 from typing import Protocol, runtime_checkable
 
 from runtime.client.identify import FindsTasks, Identity, Kind
-from runtime.client.tasks.standing import read_standing
+from runtime.client.tasks.standing import Stack, read_standing
 from runtime.client.tasks.status import queue_of
-from runtime.client.tasks.workers import Stack
 from runtime.errors import NotPossible
 from runtime.records.base import RecordExists
 from runtime.records.orders import Order, OrderKind, person

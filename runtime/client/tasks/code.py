@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import sysconfig
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -171,6 +170,8 @@ def import_root(function: Callable[..., Any]) -> Path | None:
 
 @functools.lru_cache(1_000)
 def _import_root(name: str, file: str) -> Path | None:
+    import sysconfig
+
     path = Path(file).resolve()
     installed = [Path(place).resolve() for place in set(sysconfig.get_paths().values())]
     if any(path.is_relative_to(place) for place in installed if place.name != "include"):

@@ -11,9 +11,8 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from runtime.client.identify import FindsTasks
-from runtime.client.tasks.standing import Standing, read_standing
+from runtime.client.tasks.standing import Stack, Standing, WorkerStatus, read_standing, read_workers
 from runtime.client.tasks.status import ExperimentStatus, ask_queue, last_line, purged, queue_of
-from runtime.client.tasks.workers import Stack, WorkerStatus, read_workers
 from runtime.errors import NotPossible, RuntimeFailure
 from runtime.jobs.traces import find_raised
 from runtime.queues.base import Depth, FindsWaiting

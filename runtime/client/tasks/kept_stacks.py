@@ -13,13 +13,15 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from runtime.client.tasks.code import LOOK_EVERY_S, CodeInHand, SubmittedCode, take_code
 from runtime.config import files_looked_at, no_working_folder
 from runtime.queues.sqlite.queue import SqliteQueue
-from runtime.snapshots.watch import TreeWatch
 from runtime.stack.open import OpenStack, open_stack
+
+if TYPE_CHECKING:
+    from runtime.snapshots.watch import TreeWatch
 
 MOST: Final = 4
 """Stacks that are kept at a time, and folders of code for each; the earliest gives way to another."""
@@ -72,6 +74,8 @@ class KeptStack:
             self._close_watch()
             self._looks += 1
             if self._looks == PLAIN_LOOKS:
+                from runtime.snapshots.watch import TreeWatch
+
                 self._watch = TreeWatch.of_files(self._stamps, [str(self.queue.path)])
         self._looked_at = now
         return self.queue.is_same and all(_stamp(path) == stamp for path, stamp in self._stamps.items())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import getpass
 import os
-import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
@@ -96,7 +95,7 @@ def submitter() -> str:
     # The variables that `getpass` takes a name from, in its order.
     find = look_up_variable
     name = find(b"LOGNAME") or find(b"USER") or find(b"LNAME") or find(b"USERNAME")
-    return _submitter(name or os.geteuid(), socket.gethostname())
+    return _submitter(name or os.geteuid(), os.uname().nodename)
 
 
 @functools.lru_cache(16)

@@ -13,9 +13,8 @@ from datetime import datetime
 from typing import Final, TypeAlias, TypeVar
 
 from runtime.client.identify import find_submitted
-from runtime.client.tasks.standing import Standing, read_standing
+from runtime.client.tasks.standing import Stack, Standing, read_standing
 from runtime.client.tasks.status import last_line, purged, queue_of
-from runtime.client.tasks.workers import Stack
 from runtime.errors import InvalidTask, InvalidValue
 from runtime.reasons import EndReason
 from runtime.records.base import RecordStore

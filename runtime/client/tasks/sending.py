@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final, TypeAlias
@@ -20,7 +19,6 @@ from runtime.records.settle import settle_record
 from runtime.tasks.idset import IdSet, task_key
 from runtime.tasks.lease import InvalidMessage
 from runtime.tasks.model import Task
-from runtime.tasks.verdict import malformed
 from runtime.tasks.wire import decode_task, encode_task, read_line
 
 PART_TASKS: Final = 10_000
@@ -164,6 +162,8 @@ class ThroughManifest:
     def _read_keys(self, parts: Sequence[ManifestPart]) -> Iterator[Sequence[int]]:
         if not parts:
             return
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(_READ_AT_ONCE, thread_name_prefix="manifest") as pool:
             # A few at a time: what is read waits in memory until it is taken.
             for start in range(0, len(parts), 4 * _READ_AT_ONCE):
@@ -230,6 +230,8 @@ def decode_part(records: RecordStore, part: ManifestPart) -> tuple[list[Task], l
 
 
 def bury_lines(records: RecordStore, lines: Iterable[tuple[Task, InvalidMessage]], now: datetime) -> None:
+    from runtime.tasks.verdict import malformed
+
     for task, invalid in lines:
         settlement = malformed(task, invalid, now=now)
         with suppress(RecordExists):

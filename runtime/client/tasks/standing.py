@@ -1,15 +1,34 @@
-"""What the records say of one task: its record, mark, attempts and holder."""
+"""How tasks and workers stand, read from the records: a task's record, mark, attempts and holder, a worker's last report."""
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Final, Protocol
 
 from runtime.client.identify import FindsTasks, find_home, find_submitted
 from runtime.errors import UnknownName
-from runtime.records.base import RecordStore
+from runtime.queues.base import Queue
+from runtime.records.base import RecordStore, WorkerSeen
 from runtime.tasks.history import History, Mark, Record
 from runtime.tasks.model import Task, TaskState
-from runtime.values import dataclass, field, replace
+from runtime.values import dataclass, field, fields, replace
+
+LIVE_FOR: Final = timedelta(seconds=90)
+"""A worker reports every 30 s; after three reports missed it is silent."""
+
+
+class Stack(Protocol):
+    """The part of an open stack that the verbs use."""
+
+    default_queue: str
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def records(self) -> RecordStore: ...
+    def queue(self, name: str | None = None) -> Queue: ...
+    def queue_names(self) -> list[str]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,3 +111,46 @@ def _with_holder(records: RecordStore, standing: Standing) -> Standing:
         return standing
     newest_seen = max(running, key=lambda seen: seen.seen_at)
     return replace(standing, state=TaskState.LEASED, holder=newest_seen.worker)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    worker: str
+    state: str
+    """`live`, `silent` (no report for 90 s, and it did not say that it leaves) or `left`."""
+    host: str
+    queue: str
+    seen_at: datetime
+    started_at: datetime
+    slots: int
+    running: tuple[str, ...]
+    done: int
+    failed: int
+    rate_per_s: float
+    labels: Mapping[str, str]
+    declined: Mapping[str, str]
+
+    @property
+    def live(self) -> bool:
+        return self.state == "live"
+
+
+def read_workers(records: RecordStore, now: datetime) -> list[WorkerStatus]:
+    """Read the workers of the last day, live ones first."""
+    order = ("live", "silent", "left")
+    found = [worker_status(seen, now) for seen in records.workers()]
+    return sorted(found, key=lambda worker: (order.index(worker.state), worker.worker))
+
+
+def worker_status(seen: WorkerSeen, now: datetime) -> WorkerStatus:
+    state = "left" if seen.left else "silent" if now - seen.seen_at > LIVE_FOR else "live"
+    same = {each.name: getattr(seen, each.name) for each in fields(WorkerStatus) if each.name != "state"}
+    return WorkerStatus(state=state, **same)
+
+
+def read_worker(stack: Stack, worker: str, *, now: datetime) -> WorkerStatus:
+    workers = read_workers(stack.records, now)
+    for seen in workers:
+        if seen.worker == worker:
+            return seen
+    raise UnknownName("worker", worker, [seen.worker for seen in workers])

@@ -13,8 +13,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from runtime.client.identify import age_of
-from runtime.client.tasks.standing import Standing, read_standing
-from runtime.client.tasks.workers import Stack, WorkerStatus, read_workers
+from runtime.client.tasks.standing import Stack, Standing, WorkerStatus, read_standing, read_workers
 from runtime.errors import RuntimeFailure
 from runtime.queues.base import DEFAULT_QUEUE, Depth, Queue
 from runtime.reasons import EndReason
@@ -343,45 +342,20 @@ def _attempts(records: RecordStore, standing: Standing) -> Iterator[AttemptStatu
         history = standing.history if current else records.history(standing.task_id, generation)
         record = by_generation.get(generation)
         noted = {note.token for note in history.ended}
-        yield from (_ended_attempt(note, generation) for note in history.ended)
-        yield from (_open_attempt(mark, generation) for mark in history.open)
+        seen: list[EndedNote | StartedMark | Record] = [*history.ended, *history.open]
         if record is not None and record.token not in noted and record.attempts:
-            yield _recorded_attempt(record)
-
-
-def _ended_attempt(note: EndedNote, generation: int) -> AttemptStatus:
-    return AttemptStatus(
-        token=note.token,
-        generation=generation,
-        worker=note.worker,
-        started_at=note.started_at,
-        ended_at=note.ended_at,
-        reason=note.reason,
-        message=note.message,
-    )
-
-
-def _open_attempt(mark: StartedMark, generation: int) -> AttemptStatus:
-    return AttemptStatus(
-        token=mark.token,
-        generation=generation,
-        worker=mark.worker,
-        started_at=mark.started_at,
-        ended_at=None,
-        reason=None,
-    )
-
-
-def _recorded_attempt(record: Record) -> AttemptStatus:
-    return AttemptStatus(
-        token=record.token,
-        generation=record.generation,
-        worker=record.worker,
-        started_at=record.started_at,
-        ended_at=record.ended_at,
-        reason=record.reason,
-        message=record.message,
-    )
+            seen.append(record)
+        for each in seen:
+            ended = None if isinstance(each, StartedMark) else each
+            yield AttemptStatus(
+                token=each.token,
+                generation=generation,
+                worker=each.worker,
+                started_at=each.started_at,
+                ended_at=ended.ended_at if ended else None,
+                reason=ended.reason if ended else None,
+                message=ended.message if ended else None,
+            )
 
 
 def queue_of(records: RecordStore, experiment: str, default: str = DEFAULT_QUEUE) -> str:

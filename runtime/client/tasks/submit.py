@@ -8,15 +8,14 @@ stopped: what a manifest lists is not listed a second time.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from urllib.parse import unquote, urlsplit
 
 from runtime.client.tasks.code import take_code
-from runtime.client.tasks.existing import ExistingOutputs
 from runtime.client.tasks.kept_stacks import KeptStack
 from runtime.client.tasks.make import (
     LISTS,
@@ -45,14 +44,18 @@ from runtime.client.tasks.sending import (
 )
 from runtime.clock import describe_skew
 from runtime.config import load_settings
-from runtime.errors import NotPossible, RequestRefused, RuntimeFailure
+from runtime.errors import InvalidValue, NotPossible, RequestRefused, RuntimeFailure
 from runtime.queues.base import Queue, QueueTraits
 from runtime.records.base import RecordStore
 from runtime.tasks.idset import IdSet, task_key
 from runtime.tasks.model import DEFAULT_MAX_FAILURES, Resources, Task, check_experiment
 from runtime.values import dataclass, field, replace
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from runtime.records.blobs.bucket import BucketBlobs
+
+PARALLEL: Final = 32
+"""Requests to a bucket at once, to look for outputs that exist."""
 
 _compared: set[str] = set()
 """Record stores whose clock this process has compared with its own."""
@@ -236,7 +239,7 @@ def submit_tasks(
     """
     counted = Counted(progress or (lambda _: None))
     sender: _Sender = Direct(queue) if queue.records.holds_tasks else ThroughManifest(queue, experiment)
-    existing = ExistingOutputs() if skip_existing else None
+    existing = _ExistingOutputs() if skip_existing else None
     sender.take_up(counted)
     for part in _cut(_admitted(tasks, queue, sender.known, counted), sender.part_tasks, counted):
         wanted = existing.drop_done(part) if existing else part
@@ -259,6 +262,51 @@ def submit_tasks(
         kept_code=kept_code,
         tasks=None if counted.named is None else tuple(counted.named),
     )
+
+
+class _ExistingOutputs:
+    """Answers for paths, `file:` URLs and buckets; a bucket is opened once."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, BucketBlobs] = {}
+
+    def drop_done(self, tasks: Sequence[Task]) -> list[Task]:
+        """The tasks that still have something to do: they declare no outputs, or one of them is missing."""
+        urls = {url for task in tasks for url in task.outputs}
+        there = self._find(sorted(urls))
+        return [task for task in tasks if not task.outputs or not all(url in there for url in task.outputs)]
+
+    def _find(self, urls: Sequence[str]) -> set[str]:
+        remote = [url for url in urls if url.startswith(("gs://", "s3://"))]
+        there = {url for url in urls if not url.startswith(("gs://", "s3://")) and _on_disk(url)}
+        if remote:
+            for url in remote:
+                self._open_bucket(url)
+            from concurrent.futures import ThreadPoolExecutor
+
+            with ThreadPoolExecutor(PARALLEL, thread_name_prefix="existing") as pool:
+                there |= {url for url, found in zip(remote, pool.map(self._in_bucket, remote), strict=True) if found}
+        return there
+
+    def _in_bucket(self, url: str) -> bool:
+        """An object of that name; of a URL that ends in a slash, any object below it."""
+        key = url.split("/", 3)[3] if url.count("/") > 2 else ""
+        first = next(iter(self._open_bucket(url).list_keys(key)), None)
+        return first is not None and (first == key or key.endswith("/"))
+
+    def _open_bucket(self, url: str) -> BucketBlobs:
+        from runtime.records.blobs.bucket import BucketBlobs
+
+        name = "/".join(url.split("/", 3)[:3])
+        if name not in self._buckets:
+            self._buckets[name] = BucketBlobs(name)
+        return self._buckets[name]
+
+
+def _on_disk(url: str) -> bool:
+    if "://" in url and not url.startswith("file:"):
+        raise InvalidValue("output", url, "a path or a file:, gs:// or s3:// URL")
+    return Path(unquote(urlsplit(url).path) if url.startswith("file:") else url).exists()
 
 
 def _admitted(tasks: Iterable[Task], queue: Queue, known: IdSet, counted: Counted) -> Iterator[Task]:
