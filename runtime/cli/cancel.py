@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption
 from runtime.cli.jobs import OnOption, OthersOption, is_job, open_job, short
-from runtime.cli.show import Output, confirm, format_count, note, note_skew, print_list
+from runtime.cli.show import Columns, Output, confirm, format_count, note, note_skew, print_list
 from runtime.client.identify import Kind, identify, recall_last
 from runtime.client.tasks.cancel import Cancelled
 from runtime.client.tasks.cancel import cancel as cancel_one
@@ -161,7 +161,7 @@ def _describe_job(done: CancelledJob) -> str:
     return "nothing of it is left"
 
 
-JOB_COLUMNS = {"NAME": lambda one: one.name, "STATE": lambda one: one.state, "WHAT": _describe_job}
+JOB_COLUMNS: Columns = {"NAME": "name", "STATE": "state", "WHAT": _describe_job}
 
 
 def describe(done: Cancelled) -> str:
@@ -176,4 +176,4 @@ def describe(done: Cancelled) -> str:
     return f"worker {done.running} stops it within 10 s" if done.running else "it will not run"
 
 
-COLUMNS = {"NAME": lambda one: one.name, "STATE": lambda one: one.state, "WHAT": describe}
+COLUMNS: Columns = {"NAME": "name", "STATE": "state", "WHAT": describe}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Option
 
 from runtime.cli.commands import OutputOption, StackOption, new_app
-from runtime.cli.show import Output, format_count, note, print_list
+from runtime.cli.show import Columns, Output, format_count, note, print_list
 from runtime.config import load_settings
 from runtime.errors import NotPossible, UnknownName
 from runtime.stack.find import find_stack
@@ -134,11 +134,11 @@ def _print_reports(reports: list[ReapReport], output: Output) -> None:
         print_list(reports, {}, output)
     else:
         rows = [row for report in reports for row in (*report.removed, *report.failed)]
-        columns = {
-            "CLUSTER": lambda row: row.cluster,
-            "NODE": lambda row: row.name,
-            "POOL": lambda row: row.pool,
-            "WHY": lambda row: row.why,
+        columns: Columns = {
+            "CLUSTER": "cluster",
+            "NODE": "name",
+            "POOL": "pool",
+            "WHY": "why",
             "RESULT": lambda row: row.error or ("removed" if row.removed else "would be removed"),
         }
         print_list(rows, columns, output)

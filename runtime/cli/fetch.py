@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption
 from runtime.cli.jobs import OnOption, is_job, open_job, short
-from runtime.cli.show import Output, format_count, note, print_list, progress
+from runtime.cli.show import Columns, Output, format_count, note, print_list, progress
 from runtime.errors import RuntimeFailure
 from runtime.units import format_size
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from runtime.client.fetch import Fetched, RemoteFile
     from runtime.jobs.hosts.base import Files
 
-COLUMNS = {"FILE": lambda one: one.path, "SIZE": lambda one: format_size(one.size_bytes), "WHAT": lambda one: one.what}
+COLUMNS: Columns = {"FILE": "path", "SIZE": lambda one: format_size(one.size_bytes), "WHAT": "what"}
 
 
 def fetch(

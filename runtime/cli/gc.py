@@ -10,16 +10,16 @@ from typer import Option
 from runtime.cli.cancel import LEFT_OVER
 from runtime.cli.commands import OutputOption, YesOption
 from runtime.cli.jobs import OthersOption
-from runtime.cli.show import Output, confirm, format_count, note, print_list
+from runtime.cli.show import Columns, Output, confirm, format_count, note, print_list
 from runtime.units import format_size, parse_duration
 
-COLUMNS = {
-    "KIND": lambda one: one.kind,
-    "NAME": lambda one: one.name,
-    "TARGET": lambda one: one.target,
+COLUMNS: Columns = {
+    "KIND": "kind",
+    "NAME": "name",
+    "TARGET": "target",
     "WHAT": lambda one: one.what[:40],
-    "STATE": lambda one: one.state,
-    "ENDED": lambda one: one.ended_at,
+    "STATE": "state",
+    "ENDED": "ended_at",
     "SIZE": lambda one: format_size(one.size_bytes),
 }
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, new_app
-from runtime.cli.show import Output, note, print_json, print_list, progress
+from runtime.cli.show import Columns, Output, note, print_json, print_list, progress
 from runtime.images.build import (
     DEFAULT_FILE,
     DEFAULT_PLATFORM,
@@ -133,10 +133,10 @@ def push(
         return
     with progress(f"pushing {name}", total=len(plan.steps), unit="regions") as bar:
         results = push_image(plan, chosen, advance=bar.advance)
-    columns = {
-        "REGION": lambda pushed: pushed.region,
-        "STATE": lambda pushed: pushed.state,
-        "IMAGE": lambda pushed: pushed.image,
+    columns: Columns = {
+        "REGION": "region",
+        "STATE": "state",
+        "IMAGE": "image",
         "TAGS": lambda pushed: ", ".join(pushed.tags),
     }
     print_list(results, columns, output)
@@ -163,13 +163,13 @@ def list_(
       runtime image list cluster -o json | jq -r '.[0].image'
     """
     outputs, targets = _targets(stack, registry, region)
-    columns = {
-        "NAME": lambda stored: stored.name,
-        "REGION": lambda stored: stored.region,
+    columns: Columns = {
+        "NAME": "name",
+        "REGION": "region",
         "TAGS": lambda stored: ", ".join(stored.tags),
-        "DIGEST": lambda stored: stored.digest,
+        "DIGEST": "digest",
         "SIZE": lambda stored: format_size(stored.size_bytes),
-        "BUILT": lambda stored: stored.created,
+        "BUILT": "created",
         "IN USE": lambda stored: ", ".join(stored.in_use),
     }
     print_list(list_stored(outputs, targets, names or []), columns, output)

@@ -8,14 +8,9 @@ from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption
 from runtime.cli.jobs import short
-from runtime.cli.show import Output, note, print_list
+from runtime.cli.show import Columns, Output, note, print_list
 
-COLUMNS = {
-    "JOB": lambda one: one.job,
-    "NAME": lambda one: one.name,
-    "TARGET": lambda one: one.target,
-    "NATIVE": lambda one: ",".join(one.native_ids),
-}
+COLUMNS: Columns = {"JOB": "job", "NAME": "name", "TARGET": "target", "NATIVE": lambda one: ",".join(one.native_ids)}
 
 
 def import_(

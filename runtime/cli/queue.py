@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption, new_app
 from runtime.cli.retry import Counted, confirmed
-from runtime.cli.show import Output, confirm, format_count, note, note_skew, print_json, print_list, progress
+from runtime.cli.show import Columns, Output, confirm, format_count, note, note_skew, print_json, print_list, progress
 from runtime.client.identify import Kind, identify, recall_last
 from runtime.client.tasks.redrive import DeadLetter, dead_letter, find_dead, parse_reasons, purge_dead, read_dead
 from runtime.client.tasks.redrive import redrive as redrive_marks
@@ -76,12 +76,7 @@ def list_(stack: StackOption = None, output: OutputOption = Output.TEXT) -> None
       runtime queue list
       runtime queue list -o json | jq -r '.[] | select(.paused) | .queue'
     """
-    columns = {
-        "QUEUE": lambda row: row.queue,
-        "KIND": lambda row: row.kind,
-        "PAUSED": lambda row: row.paused,
-        "WORKERS": lambda row: row.workers,
-    }
+    columns: Columns = {"QUEUE": "queue", "KIND": "kind", "PAUSED": "paused", "WORKERS": "workers"}
     with open_stack(stack) as opened:
         print_list(_rows(opened, _names(opened)), columns, output)
 
@@ -95,15 +90,15 @@ def stats(queue: QueueArgument = None, stack: StackOption = None, output: Output
       runtime queue stats
       runtime queue stats training -o json | jq '.[0].ready'
     """
-    columns = {
-        "QUEUE": lambda row: row.queue,
-        "READY": lambda row: row.ready,
-        "DELAYED": lambda row: row.delayed,
-        "LEASED": lambda row: row.leased,
-        "WORKERS": lambda row: row.workers,
-        "SLOTS": lambda row: row.slots,
+    columns: Columns = {
+        "QUEUE": "queue",
+        "READY": "ready",
+        "DELAYED": "delayed",
+        "LEASED": "leased",
+        "WORKERS": "workers",
+        "SLOTS": "slots",
         "RATE/S": lambda row: round(row.rate_per_s, 3),
-        "WHY": lambda row: row.why,
+        "WHY": "why",
     }
     with open_stack(stack, queue=queue) as opened:
         print_list(_rows(opened, [queue] if queue else _names(opened)), columns, output)
@@ -152,12 +147,12 @@ def peek(
     if output is Output.JSON:
         print_json([task_fields(task) for task in tasks])
         return
-    columns = {
-        "TASK": lambda task: task.id,
-        "EXPERIMENT": lambda task: task.experiment,
-        "GENERATION": lambda task: task.generation,
-        "PRIORITY": lambda task: task.priority,
-        "SUBMITTED": lambda task: task.submitted_at,
+    columns: Columns = {
+        "TASK": "id",
+        "EXPERIMENT": "experiment",
+        "GENERATION": "generation",
+        "PRIORITY": "priority",
+        "SUBMITTED": "submitted_at",
         "ENTRY": lambda task: describe_entry(task.entry),
     }
     print_list(tasks, columns, output)
@@ -280,13 +275,7 @@ def dead_list(
       runtime queue dead list --experiment sweep --reason oom
       runtime queue dead list -n 100000 -o json | jq -r '.[].error' | sort | uniq -c
     """
-    columns = {
-        "TASK": lambda letter: letter.task,
-        "EXPERIMENT": lambda letter: letter.experiment,
-        "REASON": lambda letter: letter.reason,
-        "WHEN": lambda letter: letter.at,
-        "ERROR": lambda letter: letter.error,
-    }
+    columns: Columns = {"TASK": "task", "EXPERIMENT": "experiment", "REASON": "reason", "WHEN": "at", "ERROR": "error"}
     with open_stack(stack) as opened:
         names = [_experiment_name(opened, name) for name in experiment or ()]
         found = _read_dead(opened, names, parse_reasons(reason or ()))
@@ -355,12 +344,7 @@ def dead_redrive(
       runtime queue dead redrive sweep --reason app_failed
       runtime queue dead redrive --all --yes
     """
-    columns = {
-        "TASK": lambda one: one.task,
-        "GENERATION": lambda one: one.generation,
-        "QUEUE": lambda one: one.queue,
-        "REFUSED": lambda one: one.refused,
-    }
+    columns: Columns = {"TASK": "task", "GENERATION": "generation", "QUEUE": "queue", "REFUSED": "refused"}
     with open_stack(stack) as opened:
         select = _selector(opened, what or [], all_, parse_reasons(reason or ()))
         marks = confirmed(select, lambda count: f"run {format_count(count)} dead letters again", yes=yes)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Union
 
 from runtime.cli.jobs import short
-from runtime.cli.show import describe_state, format_ago, format_count, paint, table_lines
+from runtime.cli.show import Columns, describe_state, format_ago, format_count, paint, read_columns, table_lines
 from runtime.client.tasks.standing import WorkerStatus
 from runtime.client.tasks.status import (
     FAILURES_SHOWN,
@@ -250,17 +250,11 @@ def _worker_rows(workers: Sequence[WorkerStatus]) -> list[dict[str, object]]:
     ]
 
 
-FAILURE_COLUMNS: dict[str, Callable[[Failure], object]] = {
-    "TASK": lambda failure: failure.task,
-    "REASON": lambda failure: failure.reason,
-    "WHEN": lambda failure: failure.at,
-    "ERROR": lambda failure: failure.error,
-    "ENTRY": lambda failure: failure.what,
-}
+FAILURE_COLUMNS: Columns = {"TASK": "task", "REASON": "reason", "WHEN": "at", "ERROR": "error", "ENTRY": "what"}
 
 
 def _failure_rows(failures: Sequence[Failure]) -> list[dict[str, object]]:
-    return [{header: cell(failure) for header, cell in FAILURE_COLUMNS.items()} for failure in failures]
+    return [{header: cell(failure) for header, cell in read_columns(FAILURE_COLUMNS).items()} for failure in failures]
 
 
 def _pairs(pairs: Sequence[tuple[str, str]]) -> list[str]:
@@ -400,16 +394,16 @@ def _code(code: int | None) -> str | int | None:
 
 
 def index_row(each: IndexStatus) -> dict[str, object]:
-    return {header: cell(each) for header, cell in INDEX_COLUMNS.items()}
+    return {header: cell(each) for header, cell in read_columns(INDEX_COLUMNS).items()}
 
 
-INDEX_COLUMNS: Mapping[str, Callable[[Any], object]] = {
-    "INDEX": lambda each: each.index,
-    "STATE": lambda each: each.state,
-    "REASON": lambda each: each.reason,
-    "EXIT": lambda each: each.exit_code,
-    "ATTEMPT": lambda each: each.attempt,
-    "MESSAGE": lambda each: each.message,
+INDEX_COLUMNS: Columns = {
+    "INDEX": "index",
+    "STATE": "state",
+    "REASON": "reason",
+    "EXIT": "exit_code",
+    "ATTEMPT": "attempt",
+    "MESSAGE": "message",
 }
 
 

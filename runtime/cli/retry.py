@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption
 from runtime.cli.jobs import OnOption, OthersOption, is_job, open_job, short
-from runtime.cli.show import Output, confirm, format_count, note, print_list
+from runtime.cli.show import Columns, Output, confirm, format_count, note, print_list
 from runtime.client.identify import get_experiment, get_task_id, recall_last
 from runtime.client.tasks.redrive import Redriven, parse_reasons, read_dead, redrive
 from runtime.client.tasks.redrive import retry as retry_task
@@ -24,12 +24,7 @@ T = TypeVar("T")
 REFUSED = 2
 REFUSED_SHOWN = 10
 
-COLUMNS = {
-    "TASK": lambda one: one.task,
-    "GENERATION": lambda one: one.generation,
-    "QUEUE": lambda one: one.queue,
-    "REFUSED": lambda one: one.refused,
-}
+COLUMNS: Columns = {"TASK": "task", "GENERATION": "generation", "QUEUE": "queue", "REFUSED": "refused"}
 
 
 def retry(
@@ -117,10 +112,10 @@ class JobCommand(TyperCommand):
 
 COMMAND_CLASS = JobCommand
 
-JOB_COLUMNS = {
-    "JOB": lambda one: one.job,
+JOB_COLUMNS: Columns = {
+    "JOB": "job",
     "RUNS": lambda one: ",".join(map(str, one.indices[:20])) + (",…" if len(one.indices) > 20 else ""),
-    "NATIVE": lambda one: one.native_id,
+    "NATIVE": "native_id",
 }
 
 

@@ -11,7 +11,7 @@ import typer
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, new_app
-from runtime.cli.show import Output, note, print_json, print_list
+from runtime.cli.show import Columns, Output, note, print_json, print_list
 from runtime.config import load_settings
 from runtime.errors import NotPossible, RequestRefused
 from runtime.stack.find import find_stack
@@ -43,15 +43,15 @@ def list_(stack: StackOption = None, output: OutputOption = Output.TEXT) -> None
     """
     from runtime.stack.secrets import list_secrets
 
-    columns = {
-        "SECRET": lambda seen: seen.name,
-        "VARIABLE": lambda seen: seen.env,
-        "RESOURCE": lambda seen: seen.resource,
-        "VERSIONS": lambda seen: seen.versions,
-        "NEWEST": lambda seen: seen.newest,
-        "CREATED": lambda seen: seen.created_at,
+    columns: Columns = {
+        "SECRET": "name",
+        "VARIABLE": "env",
+        "RESOURCE": "resource",
+        "VERSIONS": "versions",
+        "NEWEST": "newest",
+        "CREATED": "created_at",
         "READERS": lambda seen: None if seen.readers is None else ", ".join(seen.readers) or "nobody",
-        "PROBLEM": lambda seen: seen.problem,
+        "PROBLEM": "problem",
     }
     with _open(stack) as (outputs, api):
         print_list(list_secrets(outputs, api), columns, output)
@@ -118,14 +118,14 @@ def check(stack: StackOption = None, output: OutputOption = Output.TEXT) -> int:
     """
     from runtime.stack.secrets import list_secrets
 
-    columns = {
-        "SECRET": lambda seen: seen.name,
+    columns: Columns = {
+        "SECRET": "name",
         "STATE": lambda seen: "lacking" if seen.problem else "ok",
-        "VERSION": lambda seen: seen.newest,
+        "VERSION": "newest",
         "READERS": lambda seen: None if seen.readers is None else len(seen.readers),
-        "I MAY READ": lambda seen: seen.may_read,
-        "PROBLEM": lambda seen: seen.problem,
-        "NEXT STEP": lambda seen: seen.next_step,
+        "I MAY READ": "may_read",
+        "PROBLEM": "problem",
+        "NEXT STEP": "next_step",
     }
     with _open(stack) as (outputs, api):
         found = list(list_secrets(outputs, api))

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from enum import Enum, StrEnum
 from pathlib import PurePath
-from typing import IO, TYPE_CHECKING, Any, Final, Protocol
+from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from runtime.units import format_duration, format_time
 from runtime.values import fields, is_dataclass
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 TABLE_ROWS = 500
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
+
+
+Columns: TypeAlias = "Mapping[str, str | Callable[[Any], object]]"
+"""Header → the name of a row's field, or a function that makes a cell of a row."""
 
 
 class Output(StrEnum):
@@ -79,25 +83,28 @@ def print_json(value: object) -> None:
         sys.stdout.write(_json(value, indent=2) + "\n")
 
 
-def print_list(
-    rows: Iterable[object], columns: Mapping[str, Callable[[Any], object]], output: Output = Output.TEXT
-) -> None:
-    """Print `rows`: all they hold as a JSON array, or the `columns` (header → cell of a row) for people and for pipes."""
+def read_columns(columns: Columns) -> dict[str, Callable[[Any], object]]:
+    return {name: operator.attrgetter(cell) if isinstance(cell, str) else cell for name, cell in columns.items()}
+
+
+def print_list(rows: Iterable[object], columns: Columns, output: Output = Output.TEXT) -> None:
+    """Print `rows`: all they hold as a JSON array, or the `columns` for people and for pipes."""
+    cells = read_columns(columns).values()
     if output is Output.JSON:
         print_json(iter(rows))
     elif is_terminal():
+        import shutil
+
         # Aligned for as many as are looked at together; the rest of a long list comes as it is known.
         waiting = iter(rows)
         header = True
-        while part := [
-            [format_cell(cell(row)) for cell in columns.values()] for row in itertools.islice(waiting, TABLE_ROWS)
-        ]:
-            table = render_table(list(columns), part, _terminal_width())
+        while part := [[format_cell(cell(row)) for cell in cells] for row in itertools.islice(waiting, TABLE_ROWS)]:
+            table = render_table(list(columns), part, shutil.get_terminal_size().columns)
             sys.stdout.write(table if header else table.partition("\n")[2])
             header = False
     else:
         for row in rows:
-            sys.stdout.write("\t".join(format_cell(cell(row)) for cell in columns.values()) + "\n")
+            sys.stdout.write("\t".join(format_cell(cell(row)) for cell in cells) + "\n")
 
 
 def print_checks(checks: Iterable[Any], output: Output, *, name: str, remedy: str, width: int) -> int:
@@ -124,8 +131,7 @@ def print_checks(checks: Iterable[Any], output: Output, *, name: str, remedy: st
                 sys.stdout.write(f"{'':<{width + 8}}{paint(f'{remedy}:', 'bold')} {getattr(each, remedy)}\n")
             sys.stdout.flush()
     else:
-        columns = {"VERDICT": "verdict", name.upper(): name, "FINDING": "text", remedy.upper(): remedy}
-        print_list(count(), {header: operator.attrgetter(field) for header, field in columns.items()})
+        print_list(count(), {"VERDICT": "verdict", name.upper(): name, "FINDING": "text", remedy.upper(): remedy})
     if failed and output is Output.TEXT:
         note(f"{failed} failed")
     return 1 if failed else 0
@@ -354,12 +360,6 @@ def _width(text: str) -> int:
 
 def _is_number(cell: str) -> bool:
     return cell == "-" or cell.replace(",", "").replace(".", "", 1).removesuffix("%").strip().isdigit()
-
-
-def _terminal_width() -> int:
-    import shutil
-
-    return shutil.get_terminal_size().columns
 
 
 LINE_BYTES: Final = 10_000

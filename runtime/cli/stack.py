@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption, new_app
-from runtime.cli.show import Output, confirm, format_ago, format_count, note, print_json, print_list
+from runtime.cli.show import Columns, Output, confirm, format_ago, format_count, note, print_json, print_list
 from runtime.config import load_settings, remember_stack
 from runtime.errors import NotPossible
 from runtime.outputs import OtherQueueOutput, PubSubQueueOutput, QueueOutput, SqliteQueueOutput, StackOutputs
@@ -34,10 +34,10 @@ def list_(output: OutputOption = Output.TEXT) -> None:
       runtime stack list
       runtime stack list -o json | jq '.[].name'
     """
-    columns = {
-        "STACK": lambda stack: stack.name,
-        "FROM": lambda stack: stack.source,
-        "READ": lambda stack: stack.read_at,
+    columns: Columns = {
+        "STACK": "name",
+        "FROM": "source",
+        "READ": "read_at",
         "IN USE": lambda stack: "yes" if stack.default else "",
     }
     rows: list[ListedStack] = list_stacks()
@@ -188,9 +188,9 @@ def diff(
 
 
 def _print_changes(changes: list[Change]) -> None:
-    columns = {
+    columns: Columns = {
         "CHANGE": lambda change: change.kind.value,
-        "PATH": lambda change: change.path,
+        "PATH": "path",
         "OLD": lambda change: _leaf_text(change.old),
         "NEW": lambda change: _leaf_text(change.new),
     }

@@ -1,4 +1,4 @@
-"""Jobs that a bundle submitted where nothing of ours is: what its script left behind becomes the ledger's."""
+"""Jobs that a bundle submitted on a machine without this package: the files of its script become ledger entries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECORDS = "records"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """A job that is known from now on."""
+    """A job of a bundle, now in the ledger."""
 
     job: str
     name: str
@@ -31,11 +31,11 @@ class Imported:
     records: str
     native_ids: tuple[str, ...]
     new: bool
-    """False where it was known before."""
+    """False if the job was known before."""
 
 
 def import_bundle(folder: str, on: str, settings: Settings) -> list[Imported]:
-    """Read a bundle's folder, as the machine of target `on` sees it, and know its jobs. Safe to repeat.
+    """Read a bundle's folder, as the machine of target `on` sees it, and record its jobs. Safe to repeat.
 
     Raises `NotPossible` for a folder that is no bundle, and for one that was not submitted.
     """

@@ -1,4 +1,4 @@
-"""A job that was launched: found by its id, where it stands, what it printed and wrote, and its end."""
+"""A launched job: found by its id, judged, waited for, read, cancelled and fetched."""
 
 from __future__ import annotations
 
@@ -54,23 +54,22 @@ class JobHandle(OpenTarget):
     def look(
         self, *, tell: Callable[[InfrastructureFailure], None] = lambda problem: None
     ) -> tuple[JobStatus, list[NativeState]]:
-        """Judge the job run by run, and return what the backend said. A backend that does not answer makes states `unknown`; `tell`
-        gets the reason."""
+        """Judge the job run by run, and return the backend's states too. A backend that does not answer makes states
+        `unknown`; `tell` gets the reason."""
         return judge_job(self.entry(), self.target, self.launcher, self.host, indices=True, tell=tell)
 
     def state(self) -> JobState:
         return self.status().state
 
     def natives(self, entry: LedgerEntry | None = None) -> list[NativeState]:
-        """Ask the backend for the states of the native jobs; a job whose indices all have results is not asked about."""
+        """Ask the backend for the states of the native jobs, unless every index has a result."""
         entry = entry or self.entry()
         if len(entry.outcomes) >= entry.indices or not entry.natives:
             return []
         return self.launcher.states(self.target, [each.native_id for each in newest_natives(entry)], self.host)
 
     def wait(self, *, timeout_s: float | None = None, stuck: bool = False) -> JobStatus:
-        """Wait for the end, or, with `stuck`, until the job waits for something that does not come by itself. Raises
-        `TimeoutError`; the job goes on."""
+        """Wait for the end; with `stuck` also return when the job needs help to go on. Raises `TimeoutError`; the job goes on."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         pause = 0.05
         while True:
@@ -95,7 +94,7 @@ class JobHandle(OpenTarget):
         follow: bool = False,
         tell: Callable[[JobStatus], None] = lambda status: None,
     ) -> Iterator[bytes]:
-        """Yield what an index printed, the first by default: every attempt in turn, or one. `follow` goes on until the job
+        """Yield the log of an index, the first by default: every attempt in turn, or one. `follow` goes on until the job
         has ended, and passes the job's status to `tell` at each look."""
         from runtime.jobs.hosts.bucket import look_again_s
         from runtime.jobs.run_log import RunLog, read_limit
@@ -114,10 +113,10 @@ class JobHandle(OpenTarget):
             time.sleep(look_again_s(self.files))
 
     def cancel(self, *, indices: Sequence[int] | None = None) -> list[str]:
-        """Stop it, or some of its indices. Returns what is left over, in words; empty means that all is gone.
+        """Stop the job, or some of its indices. Returns descriptions of leftovers; empty means that all is gone.
 
-        A run that has ended stays as it ended. Where native jobs bear labels, they are looked for whatever is written
-        down of them. A record root that refuses the mark keeps nothing running: the native jobs are stopped all the same.
+        A run that has ended stays as it ended. Native jobs with labels are found by them, whatever the ledger says. If the
+        record root refuses the mark, the native jobs are stopped all the same.
         """
         if indices is None:
             self._record_ends()
@@ -141,7 +140,7 @@ class JobHandle(OpenTarget):
                 self.files.remove(f"{job_folder(self.id)}/secrets")
             except InfrastructureFailure as problem:
                 left.append(f"the files of its secrets: {problem.message}")
-        if refused and (refused := self._mark_cancelled(indices)):  # what has ended may have made room
+        if refused and (refused := self._mark_cancelled(indices)):  # runs that ended may have made room
             left.append(f"no cancel mark could be written: {refused.message}; {_UNMARKED[indices is None]}")
         return left
 
@@ -156,7 +155,7 @@ class JobHandle(OpenTarget):
         return None
 
     def release(self, index: int) -> list[str]:
-        """Give up a run whose machine is gone, if the backend keeps the run for it. Returns what is left over, in words."""
+        """Give up a run that its backend keeps bound to a dead machine. Returns descriptions of leftovers."""
         if not isinstance(self.launcher, Releases):
             raise NotPossible(
                 f"target `{self.target.name}` ({self.target.kind}) holds no run for a machine that is gone",
@@ -166,8 +165,8 @@ class JobHandle(OpenTarget):
         return self.launcher.release(self.target, natives, index, self.host)
 
     def end_strays(self) -> list[str]:
-        """End what the backend has with its label of a job that has ended and is still at work, after it is written down
-        how the job ended. What is left, in words."""
+        """End native jobs that are still at work although the job has ended, after recording how it ended. Returns
+        descriptions of leftovers."""
         if not isinstance(self.launcher, Sweeps):
             return []
         started = self.launcher.list_started(self.target, self.host)
@@ -177,14 +176,11 @@ class JobHandle(OpenTarget):
         return self.sweep()
 
     def sweep(self) -> list[str]:
-        """End and remove all that the backend has with the job's label. Returns what is left over, in words."""
+        """End and remove all native objects with the job's label. Returns descriptions of leftovers."""
         return self.launcher.sweep(self.target, self.id, self.host) if isinstance(self.launcher, Sweeps) else []
 
     def _record_ends(self) -> None:
-        """Write down the ends that only the backend tells, where nothing of a native job stays unseen.
-
-        Where the backend or the record root does not answer, nothing is known to have ended.
-        """
+        """Record the ends that only the backend knows. If it or the record root does not answer, none is recorded."""
         if not isinstance(self.launcher, Sweeps):
             return
         with contextlib.suppress(InfrastructureFailure):
@@ -194,10 +190,10 @@ class JobHandle(OpenTarget):
                     ledger.record_end(self.files, self.id, each)
 
     def fetch(self, to: Path, *, index: int | None = None, overwrite: bool = False) -> list[Path]:
-        """Copy what the job wrote to its output folders home; the files that are there now.
+        """Copy the files in the job's output folders home, and return their paths here.
 
-        Raises `FilesDiffer` once all others are copied, where others are there under their names, and `NameRefused` at
-        the first whose name leads elsewhere.
+        Raises `FilesDiffer` once all others are copied, if other files have their names here, and `NameRefused` at the
+        first name that leads elsewhere.
         """
         from runtime.client.fetch import fetch, list_outputs, refuse_differing
 
@@ -221,10 +217,10 @@ class TargetSilent(InfrastructureFailure):
 
 
 def find_job(text: str, *, settings: Settings | None = None, target: str | None = None) -> JobHandle:
-    """The job of that id or beginning of an id, on whichever target of the project it lies.
+    """Find the job by its id or the beginning of it, on any target of the project.
 
-    The target that it was launched on from here is looked at first; another that does not answer is passed over. Raises
-    `TargetSilent` if that target is the one that does not answer, and `UnknownName`.
+    The search begins with the target that the job was launched on from here. Raises `TargetSilent` if that one does not
+    answer, and `UnknownName`; other targets that do not answer are passed over.
     """
     from runtime.config import load_settings
 
@@ -261,7 +257,7 @@ def find_job(text: str, *, settings: Settings | None = None, target: str | None 
 
 
 def _remembered(text: str, settings: Settings) -> list[tuple[str, Target]]:
-    """The jobs whose id begins so that were launched from here, each with its target."""
+    """List jobs with this beginning that were launched from here, each with its target."""
     known = {each.name: each for each in list_targets(settings)}
     found = []
     for path in (settings.data_dir / "launched").glob(f"{text}*") if len(text) >= SHORTEST_PREFIX else ():
@@ -272,7 +268,7 @@ def _remembered(text: str, settings: Settings) -> list[tuple[str, Target]]:
 
 
 def _likely_targets(remembered: Sequence[tuple[str, Target]], settings: Settings) -> list[Target]:
-    """Every target, those of remembered jobs first."""
+    """List every target, beginning with the targets of remembered jobs."""
     first: list[Target] = []
     for _, target in remembered:
         if target not in first:
@@ -281,7 +277,7 @@ def _likely_targets(remembered: Sequence[tuple[str, Target]], settings: Settings
 
 
 def check_owner(entry: LedgerEntry, me: str, *, others: bool, verb: str) -> None:
-    """Raise `NotPossible` for a job of somebody else, unless that is meant."""
+    """Raise `NotPossible` for the job of another user, unless `others` allows it."""
     if entry.owner != me and not others:
         raise NotPossible(
             f"job `{entry.id}` is `{entry.owner}`'s, and you are `{me}`", hint=f"`--others` to {verb} it all the same"

@@ -1,8 +1,8 @@
-"""Launching: from a spec to a job that runs, exactly once, whatever is killed on the way.
+"""Launching: from a spec to a job that runs, exactly once, even if processes are killed on the way.
 
-Steps, each safe to repeat: take the snapshot; decide the job's id; plan; lock the run folder; write what was decided;
-submit each part and write down its native id. A launcher that dies leaves its lock; the next one waits until its counter
-stands still, and goes on where it stopped. The shim's claim refuses the twin that a lost answer may have made.
+Steps, each safe to repeat: take the snapshot; decide the job's id; plan; lock the run folder; write the intent;
+submit each part and record its native id. A launcher that dies leaves its lock; the next one waits until the lock's
+counter stands still, and continues from there. The shim's claim refuses the twin that a lost answer may have made.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def launch(
 ) -> JobHandle:
     """Start a job on the first target that accepts it, or find the one that the same launch made before.
 
-    `job` is a spec, the fields of a job file, or just the words of a command.
+    `job` is a spec, the fields of a job file, or the words of a command.
 
-    A target that refuses a field, or that cannot be reached, is passed over where there is another; raises what the last
-    one said. Once a target was handed the job, no other is tried, and the same launch comes back to it.
+    A target that refuses a field, or that cannot be reached, is passed over if another is left; the last refusal is
+    raised. Once a target was handed the job, no other is tried, and the same launch comes back to it.
     """
     from runtime.config import load_settings
 
@@ -102,7 +102,7 @@ def _open(prepared: Prepared) -> OpenTarget:
 def carry_out(
     prepared: Prepared, options: LaunchOptions, progress: Callable[[str], None] = lambda text: None
 ) -> JobHandle:
-    """Do what was decided, exactly once."""
+    """Do everything that was prepared, exactly once."""
     place = _open(prepared)
     try:
         return _carry_out(prepared, options, place, progress)
@@ -148,7 +148,7 @@ def _carry_out(
             _submit_part(plan, number, job, lock, progress)
         if plan.order.get("secrets"):
             _forget_secrets(plan, files)
-        # Without this file the same launch finds what was started and gets here again.
+        # Without this file the same launch finds the started job and gets here again.
         files.create(f"{plan.folder}/launched", format_time(ledger.now()).encode(), lasting=False)
         reach("launch.launched")
     finally:
@@ -178,7 +178,7 @@ def _submit_part(plan: LaunchPlan, number: int, job: JobHandle, lock: Lock, prog
 
 
 def _find_broken(plan: LaunchPlan, job: JobHandle) -> list[NativeJob]:
-    """List native jobs that are gone while indices of theirs have no result, if the backend starts nothing again itself."""
+    """List lost native jobs with indices that have no result, if the backend itself starts nothing again."""
     if not job.launcher.takes_up:
         return []
     entry = ledger.read_entry(job.files, job.id)
@@ -202,13 +202,13 @@ def _find_broken(plan: LaunchPlan, job: JobHandle) -> list[NativeJob]:
 
 
 def _take_up(prepared: Prepared, job: JobHandle, lock: Lock, progress: Callable[[str], None]) -> None:
-    """Start the shims of native jobs that are gone once more, with the budgets that are left.
+    """Start the shims of lost native jobs once more, with the budgets that are left.
 
-    The new shim claims the job for a later epoch, so whatever an old one may still do is refused.
+    The new shim claims the job for a later epoch, so results of an old shim are refused.
     """
     for broken in _find_broken(prepared.plan, job):
         epoch = broken.epoch + 1
-        # The order in the run folder counts and not the plan's: a retry by hand may have changed it.
+        # The order in the run folder counts, not the plan's: a retry by hand may have changed it.
         order = json.loads(job.files.read(f"{prepared.plan.folder}/order.json") or b"{}") or prepared.plan.order
         plan = replace(prepared.plan, order={**order, "epoch": epoch})
         write_order(plan, job.files, prepared.context)
@@ -217,7 +217,7 @@ def _take_up(prepared: Prepared, job: JobHandle, lock: Lock, progress: Callable[
 
 
 def write_order(plan: LaunchPlan, files: Files, context: PlanContext) -> None:
-    """Write what the shim of a later epoch reads: secrets that were removed when the job ended, the shim, and its order."""
+    """Write the files of a later epoch: secrets that were removed when the job ended, the shim, and its order."""
     bring_secrets(plan, files, context)
     files.write(f"{plan.folder}/shim.py", build_shim(), mode=0o700)
     files.write(f"{plan.folder}/order.json", _json(plan.order))
@@ -260,7 +260,7 @@ def _begin(action: Callable[[], T]) -> Callable[[], T]:
 def _write_down(
     prepared: Prepared, files: Files, git: Callable[[], GitState | None] | None, progress: Callable[[str], None]
 ) -> None:
-    """The intent and all that the nodes need, before the backend is called."""
+    """Write the intent and all files of the nodes, before the backend is called."""
     plan = prepared.plan
     values = _read_secrets(plan.secrets, plan, prepared.context)
     if prepared.snapshot is not None:
@@ -274,7 +274,7 @@ def _write_down(
             for name, text in plan.artefacts.items()
         ),
         FileToWrite(f"{plan.folder}/spec.json", _json(spec_fields(plan.spec)), once=True),
-        # The last: whoever sees a job finds all of it.
+        # The last, so that a visible job is complete.
         FileToWrite(f"{plan.folder}/intent.json", _json(_intent(prepared, git() if git else None)), once=True),
     ]
     files.write_many(wanted)
@@ -294,7 +294,7 @@ def _remove_secrets(plan: LaunchPlan, files: Files) -> None:
 
 
 def bring_secrets(plan: LaunchPlan, files: Files, context: PlanContext) -> None:
-    """Read and write again the secrets whose files were removed when the job had ended."""
+    """Read secrets again whose files were removed when the job ended, and write them."""
     paths = {ref.name: f"{plan.folder}/{plan.order['secrets'][ref.name]}" for ref in plan.secrets}
     gone = [ref for ref in plan.secrets if files.read(paths[ref.name]) is None]
     for name, value in _read_secrets(gone, plan, context).items():
@@ -330,9 +330,9 @@ def _intent(prepared: Prepared, git: GitState | None) -> dict[str, Any]:
 
 
 def _store_snapshot(snapshot: Snapshot, plan: LaunchPlan, files: Files, progress: Callable[[str], None]) -> None:
-    """Stored once for all jobs of a user in the root, and beside each job under a name that the shim knows.
+    """Store the code once for all jobs of a user in the root, and beside each job under a name that the shim knows.
 
-    The shim looks at the bytes, so it does no harm where somebody else's file lies under the content id.
+    The shim checks the bytes, so another user's file under the content id does no harm.
     """
     assert plan.job.snapshot is not None
     name, common = f"{plan.folder}/{SNAPSHOT_FILE}", ledger.snapshot_name(plan.job.snapshot)
@@ -347,7 +347,7 @@ def _store_snapshot(snapshot: Snapshot, plan: LaunchPlan, files: Files, progress
 
 
 def _next_of_the_same(prepared: Prepared, files: Files) -> LaunchPlan:
-    """Find the plan of the first equal launch that was not made yet."""
+    """Return the plan of the first equal launch that was not made yet."""
     plan = prepared.plan
     ids = (
         job_id(owner=plan.job.owner, target=plan.target.name, spec=plan.spec, snapshot=plan.job.snapshot, again=again)

@@ -1,4 +1,4 @@
-"""What the runs of a job printed, and what the backend kept beside their logs."""
+"""Logs of a job's runs, and the backend's own log beside them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runtime.reasons import EndReason
 
 
 def check_log(job: JobHandle, index: int, attempt: int | None, rank: int) -> None:
-    """Raise `UnknownName` if that attempt or rank has printed nowhere, saying which there are."""
+    """Raise `UnknownName`, with the known ones, if that attempt or rank has no log."""
     there = job.attempts(index)
     if attempt is not None and attempt not in there:
         raise UnknownName(
@@ -38,8 +38,8 @@ def _see(job: JobHandle) -> str:
 def follow_all(
     job: JobHandle, *, every_s: float = 0.5, tell: Callable[[JobStatus], None] = lambda status: None
 ) -> Iterator[tuple[int, bytes]]:
-    """Whole lines of every run as they come, each with its index, until all have ended. Of arrays; rank 0. `tell` hears at
-    each look where the job stands."""
+    """Yield whole lines of rank 0 of every run as they come, each with its index, until all runs have ended. `tell` gets
+    the job's status at each look."""
     entry = job.entry()
     limit, logs = read_limit(job.files, job.id), dict[int, RunLog]()
     rest: dict[int, bytes] = {}
@@ -65,7 +65,7 @@ def follow_all(
 
 
 def read_backend_log(job: JobHandle, native: NativeState | None) -> list[str]:
-    """The last lines that the backend kept of a native job beside the attempts' own logs; empty if nobody can say."""
+    """Return the last lines of the backend's own log of a native job; empty if there is none or it cannot be read."""
     if native is not None and isinstance(job.launcher, KeepsOutput):
         try:
             text = job.launcher.read_output(job.target, native, job_folder(job.id), job.host)
@@ -76,8 +76,8 @@ def read_backend_log(job: JobHandle, native: NativeState | None) -> list[str]:
 
 
 def read_unbegun(job: JobHandle, index: int) -> list[str]:
-    """The end of the backend's own log, for a run of which nothing else is to be read: its last native job began no attempt,
-    or none has begun yet. Empty for any other run."""
+    """Return the end of the backend's own log for a run without any other log: its last native job began no attempt, or
+    none has begun yet. Empty for any other run."""
     entry = job.entry()
     if index in entry.outcomes:
         return []
@@ -91,6 +91,6 @@ def read_unbegun(job: JobHandle, index: int) -> list[str]:
 
 
 def find_native(states: Sequence[NativeState], index: int) -> NativeState | None:
-    """What the backend said of one run, or of the native job that serves it."""
+    """Return the backend's state of one run, or of the native job that serves it."""
     native = next((each for each in states if each.index == index), None)
     return native or next((each for each in reversed(states) if each.index is None), None)

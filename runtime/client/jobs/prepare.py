@@ -1,4 +1,4 @@
-"""Decides all that a launch will do and does none of it: the spec for the target, the code, the job's id, the plan."""
+"""Decides everything about a launch and does none of it: the spec for the target, the code, the job's id, the plan."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class LaunchOptions:
     again: bool = False
     """Start a new job although the same launch was made before."""
     ignore: tuple[str, ...] = ()
-    """Fields that may be dropped where the target refuses them."""
+    """Fields that may be dropped if the target refuses them."""
     experiment: str | None = None
     base: Path | None = None
     """Folder that the spec's relative paths start from; the working directory by default."""
     lifetime: timedelta | None = None
-    """Time after which the backend ends and removes the job by itself, if it can."""
+    """Time after which the backend ends and removes the job, if it can."""
 
 
 class Request:
@@ -61,7 +61,7 @@ class Request:
         self._specs: dict[str, JobSpec] = {}
 
     def choose_targets(self, names: Sequence[str], settings: Settings) -> list[Target]:
-        """The targets to try in order: those named for this launch, else those of the job. Raises `NotPossible` for none."""
+        """Return the targets to try in order: `names`, or else the job's own choice. Raises `NotPossible` for none."""
         wanted = names or _chosen_by(self._job)
         try:
             if wanted:
@@ -69,13 +69,13 @@ class Request:
             hint = "runtime launch --on local …; `runtime targets list` says which there are"
             raise NotPossible("no target is named", hint=hint)
         except RequestRefused:
-            self._read_plain()  # what is wrong with the job is reported first
+            self._read_plain()  # faults of the job are reported first
             raise
 
     def spec_on(self, target: Target) -> JobSpec:
-        """The spec with the target's defaults in the places that the job leaves open, at every depth. Raises `InvalidSpec`.
+        """Return the spec with the target's defaults in the fields that the job leaves open, at every depth.
 
-        The job's choice of a target is left out: it is no part of what the job is.
+        The job's choice of a target is dropped, for it is no part of the job. Raises `InvalidSpec`.
         """
         if not target.defaults:
             return self._read_plain()
@@ -115,9 +115,9 @@ class Prepared:
 
 
 def prepare(request: Request | JobSpec, target: Target, settings: Settings, options: LaunchOptions) -> Prepared:
-    """Decide everything that a launch will do, without doing any of it and without the network.
+    """Decide everything about a launch, without the network and without any effect.
 
-    Reads the work tree, for the code's content id is part of the job's. Raises `FieldsRefused`, `RequestRefused`.
+    Reads the work tree, because the code's content id is part of the job's. Raises `FieldsRefused`, `RequestRefused`.
     """
     if isinstance(request, JobSpec):
         request = Request(request)
@@ -143,13 +143,13 @@ def prepare(request: Request | JobSpec, target: Target, settings: Settings, opti
 
 
 def read_fidelity(spec: JobSpec, launcher: Launcher) -> dict[str, FieldSupport]:
-    """How each field that the spec sets is kept."""
+    """Return how the launcher keeps each field that the spec sets."""
     no_leaves = ("placement.on", "checkpoint", "array", "retry")
     return {name: launcher.keeps[name] for name in set_fields(spec) if name not in no_leaves}
 
 
 def _chosen_by(job: JobSpec | Mapping[str, Any]) -> Sequence[str]:
-    """The targets that a job names. A malformed choice counts as none, for `parse_spec` to refuse."""
+    """Return the targets that a job names. A malformed choice counts as none and is left to `parse_spec`."""
     if isinstance(job, JobSpec):
         return job.placement.on
     placement = job.get("placement")
@@ -168,7 +168,7 @@ def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def _drop_equal(
     written: Mapping[str, Any], defaults: Mapping[str, Any], differing: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """`written` without the fields that `defaults` has too and that are not among `differing`."""
+    """Return `written` without the fields that `defaults` has too and that are not in `differing`."""
     left = {}
     for key, value in written.items():
         default = defaults.get(key)
@@ -193,7 +193,7 @@ def _drop_refused(spec: JobSpec, target: Target, launcher: Launcher, ignore: Seq
 
 
 def _without(value: Any, path: Sequence[str]) -> Any:
-    """The dataclass with one leaf at its default; an object that is nothing without it goes as a whole."""
+    """Return the dataclass with one leaf at its default; an object that needs the leaf is dropped as a whole."""
     first, *rest = path
     field = next(each for each in fields(value) if each.name == first)
     default = field.default_factory() if field.default_factory is not MISSING else field.default

@@ -1,7 +1,7 @@
 """Whether a target works: every step of a launch tried for real, down to a probe job that runs there.
 
-The probe is a job like any other: a snapshot with one file that nobody else has, launched, followed, read back, removed.
-A step that fails says what to do, and those that need it are left out.
+The probe is a job like any other: a snapshot with one unique file, launched, followed, read back, removed. A step that
+fails has a hint, and the steps that depend on it are left out.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ LITTLE_SPACE: Final = 2 * 1024**3
 FEW_FILES: Final = 1000
 """A job that runs takes some 25 entries, and each run of an array 10, until they have ended."""
 CLEAN_UP: Final = timedelta(minutes=1)
-"""Added to how long a probe may take, before a backend that can ends it by itself."""
+"""Added to the probe's patience before the backend ends the probe itself, if it can."""
 SKEW_S: Final = 30.0
-"""Nothing compares two machines' clocks; people who read two logs do."""
+"""No code compares two machines' clocks; people who read two logs do."""
 _SCRIPT: Final = """
 echo "probe clock $(date +%s)"
 echo "probe host $(uname -n) $(uname -sm)"
@@ -95,8 +95,8 @@ def check_target(
     gpus: float | None = None,
     new_records: bool = False,
 ) -> Iterator[Step]:
-    """Try the target `name`; steps come as they are done. `gpus` asks the probe job for that many. With `new_records`
-    its record root is taken for a new one, in place of one that was used."""
+    """Try the target `name`, and yield each step when it is done. The probe job asks for `gpus`. With `new_records` the
+    record root may be another one than was used before."""
     try:
         target = find_target(name, settings)
         yield _ok("settings", f"launcher `{target.kind}`")
@@ -116,12 +116,12 @@ def _check(place: OpenTarget, settings: Settings, patience: timedelta, gpus: flo
     try:
         yield _try_records(place.files)
     except RuntimeFailure as problem:
-        # The first thing asked of a host is also what finds it silent.
+        # The first request to a host also finds out whether it answers.
         yield _failed("connection" if isinstance(problem, InfrastructureFailure) else "records", problem)
         return
     yield _try_space("space", place.files.room(), f"in the record root `{place.files.root}`")
     with tempfile.TemporaryDirectory(prefix="runtime-probe-") as folder:
-        # No other tree has this file, so the probe is no job that was ever launched.
+        # No other tree has this file, so the probe never equals an earlier job.
         token = secrets.token_hex(16)
         (Path(folder) / "token").write_text(token + "\n")
         spec = JobSpec(
@@ -245,7 +245,7 @@ def _gpus(said: dict[str, str], wanted: float | None) -> Step:
 
 
 def _clock(said: dict[str, str], began: float, seen: float) -> Step:
-    """How far the node's clock is from ours at least: its time lies between our two."""
+    """Compare the node's clock with ours: its time lies between our two."""
     if not said.get("clock", "").isdigit():
         return _warn("clock", "the node told no time", "see whether `date` is there")
     at = int(said["clock"])
@@ -257,7 +257,7 @@ def _clock(said: dict[str, str], began: float, seen: float) -> Step:
 
 
 def _clean_up(job: JobHandle, settings: Settings) -> Step:
-    """End the probe, whatever became of it, and remove all of it. Safe to repeat."""
+    """End the probe in any state and remove all of it. Safe to repeat."""
     try:
         entry = ledger.read_entry(job.files, job.id)
         if entry is not None and (left := job.cancel() or job.sweep()):
@@ -276,7 +276,7 @@ def _clean_up(job: JobHandle, settings: Settings) -> Step:
 
 @contextmanager
 def _remembered(job: JobHandle, settings: Settings) -> Iterator[None]:
-    """Keep on this machine that a probe is under way, for the next check to end it if this one is killed.
+    """Note on this machine that a probe is under way, so that the next check ends it if this one is killed.
 
     A folder that cannot be written stops no check.
     """
@@ -292,7 +292,7 @@ def _remembered(job: JobHandle, settings: Settings) -> Iterator[None]:
 
 
 def _clean_up_earlier(job: JobHandle, settings: Settings) -> None:
-    """End probes of the same place whose check is gone."""
+    """End probes of the same place whose check was killed."""
     for note in sorted(_note_of(job, settings).parent.glob("j-*")):
         with contextlib.suppress(OSError), note.open() as opened:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held as long as its check lives

@@ -1,9 +1,9 @@
-"""Runs of a job once more: those that failed, by hand; and what an interruption took away.
+"""Starts runs of a job once more: failed ones by hand, and interrupted ones.
 
-Where the launcher starts shims itself, or can submit some of a launch again, the same job goes on as its next epoch: its order says which attempts are
-forgiven, results of the runs that go again are put aside, and the shim that starts claims the later epoch. Elsewhere a
-new job of the same order is made, in whose folder the runs that need not go again have their result already. Killed at
-any step and run again, nothing runs twice.
+If the launcher starts shims itself, or can submit part of a launch again, the same job continues as its next epoch: its
+order names the attempts that are forgiven, results of the runs that start again are put aside, and the new shim claims the
+later epoch. Other launchers get a new job of the same order, whose folder already has the results of the other runs.
+Killed at any step and run again, nothing runs twice.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
     from runtime.config import Settings
 
 QUIET_S: Final = 15.0
-"""How long a shim that committed its last result may take to go."""
+"""Time that a shim may take to exit after it committed its last result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rerun:
-    """What goes once more."""
+    """The runs that were started again."""
 
     job: str
-    """Another job where `new` is True."""
+    """Another job if `new` is True."""
     indices: tuple[int, ...]
     native_id: str
     new: bool
@@ -65,9 +65,9 @@ def retry_job(
     indices: Sequence[int] = (),
     progress: Callable[[str], None] = lambda text: None,
 ) -> Rerun:
-    """Run the failed runs of a job once more with new budgets, or those that are named.
+    """Start the failed runs of a job, or `indices`, once more with new budgets.
 
-    Raises `NotPossible` while the job runs, and where nothing of it failed.
+    Raises `NotPossible` while the job runs, and if none of its runs failed.
     """
     status, _ = job.look()
     chosen = choose_runs(status, indices)
@@ -79,7 +79,7 @@ def retry_job(
 def start_anew(
     job: JobHandle, settings: Settings, *, progress: Callable[[str], None] = lambda text: None
 ) -> Rerun | None:
-    """Start again what was taken away, as a backend that requeues does: nothing is forgiven. None if nothing is open."""
+    """Start interrupted runs again, as a backend that requeues does: nothing is forgiven. None if no run is open."""
     entry = job.entry()
     first = entry.first_index
     left = [index for index in range(first, first + entry.indices) if index not in entry.outcomes]
@@ -87,7 +87,7 @@ def start_anew(
 
 
 def choose_runs(status: JobStatus, indices: Sequence[int]) -> list[int]:
-    """The runs that go again: those named, else those that failed, else those that were cancelled."""
+    """Choose the runs to start again: `indices`, or else the failed ones, or else the cancelled ones."""
     entry = status.entry
     if not status.state.terminal:
         raise NotPossible(
@@ -118,7 +118,7 @@ def _next_epoch(
     status: JobStatus | None,
     progress: Callable[[str], None],
 ) -> Rerun:
-    """Start these runs again, forgiven what they did before `status` was read; with None nothing is forgiven."""
+    """Start these runs again. Attempts from before `status` was read are forgiven; with None nothing is forgiven."""
     forgive = status is not None
     _wait_until_quiet(job)
     lock = Lock(job.files, job.id, f"{owner_name()}@{socket.gethostname()}")
@@ -131,12 +131,12 @@ def _next_epoch(
         plan = _restore_plan(job, entry, indices)
         gone_on_with = {each.part for each in adopted}
         left = [part for part in plan.parts if part.native.get("number", 0) not in gone_on_with]
-        # Of a part that an earlier try began to submit, what is there may be the new attempts'.
+        # If an earlier try began to submit a part, its attempts may already be the new ones.
         untried = [part for part in left if not _was_tried(job, part, epoch)]
         fresh = {index for part in untried for index in range(part.offset, part.offset + part.count)}
         _unfold(job, plan, sorted(fresh & set(indices)))
         if status is not None and isinstance(job.launcher, Resubmits):
-            # The native job that could tell how these ended is asked no more.
+            # Nobody asks the old native job any more how these runs ended.
             for each in status.indices:
                 if each.index in fresh and each.index not in {*indices, *entry.outcomes}:
                     ledger.record_end(job.files, job.id, each)
@@ -163,7 +163,7 @@ def _next_epoch(
 
 
 def _adopt(job: JobHandle) -> list[NativeJob]:
-    """Note native jobs of the next epoch that have begun, and whose launcher died before it could: they are gone on with."""
+    """Record native jobs of the next epoch whose launcher died before it recorded them; the retry continues with them."""
     entry = job.entry()
     names = dict(enumerate(entry.intent.get("parts", ()))) or {0: job.id}
     epoch = max((each.epoch for each in entry.natives), default=1) + 1
@@ -182,7 +182,7 @@ def _was_tried(job: JobHandle, part: NativePart, epoch: int) -> bool:
 
 
 def _unfold(job: JobHandle, plan: LaunchPlan, indices: Sequence[int]) -> None:
-    """Put the files of a job that has ended back where a shim looks for them."""
+    """Put the files of a job that has ended back to where a shim looks for them."""
     if not indices:
         return
     words = [find_python(job.target.settings, job.host), "-", f"{job.files.root}/{plan.folder}", "--unfold"]
@@ -215,7 +215,7 @@ def _wait_until_quiet(job: JobHandle) -> None:
 
 
 def _restore_plan(job: JobHandle, entry: LedgerEntry, indices: Sequence[int]) -> LaunchPlan:
-    """What was decided at the launch, read back from the ledger: later edits of files and settings change nothing."""
+    """Read the launch's plan back from the ledger: later edits of files and settings change nothing."""
     folder = job_folder(job.id)
     resubmits = isinstance(job.launcher, Resubmits)
     names = job.files.names(f"{folder}/artefacts") if resubmits else ["command"]
@@ -241,7 +241,7 @@ def _restore_plan(job: JobHandle, entry: LedgerEntry, indices: Sequence[int]) ->
 def _restore_parts(
     job: JobHandle, entry: LedgerEntry, artefacts: Mapping[str, str], indices: Sequence[int]
 ) -> tuple[list[NativePart], str]:
-    """The parts, and the record root as it was planned, which may begin with `~`."""
+    """Return the parts, and the record root of the plan, which may begin with `~`."""
     if isinstance(job.launcher, Resubmits):
         return job.launcher.restore_parts(artefacts, entry.intent["parts"], indices), job.files.root
     words = shlex.split(artefacts["command"])
@@ -255,7 +255,7 @@ def _read_spec(text: bytes, job: str) -> JobSpec:
 
 
 def _put_aside(job: JobHandle, entry: LedgerEntry, indices: Sequence[int], epoch: int) -> None:
-    """Results of the runs that go again, kept under another name; then no outcome stands in the way."""
+    """Keep results of the runs that start again under another name, so that no outcome is in the way."""
     results = job.files.read_many([f"{job_folder(job.id)}/runs/{index}/result" for index in indices])
     for name, content in results.items():
         job.files.create(f"{name}.{epoch}", content)
@@ -312,7 +312,7 @@ def _free_id(job: JobHandle, spec: JobSpec, entry: LedgerEntry) -> str:
 
 
 def _carry_over(job: JobHandle, to: str, done: Mapping[int, ledger.Outcome]) -> None:
-    """Results of the runs that need not go again, in the new job's folder: a shim that finds one ends with it."""
+    """Copy results of the other runs into the new job's folder: a shim that finds one ends with it."""
     for index, outcome in done.items():
         result: dict[str, Any] = {
             "reason": outcome.reason.value,

@@ -1,7 +1,7 @@
-"""What became of jobs, for people to read: the overview of a target, one job in full, why it waits or failed, its log.
+"""The status of jobs for people: the overview of a target, one job in full, and its attempts.
 
-Reads the ledger and what the shim wrote beside it, and asks each backend once. A backend that does not answer makes
-states unknown and is never an error of the look itself.
+Reads the ledger and the shim's files beside it, and asks each backend once. A backend that does not answer makes states
+unknown and raises nothing.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from runtime.shim.fold import FOLDED
 from runtime.values import dataclass, replace
 
 NEWEST: Final = 10
-"""Jobs that an overview shows whatever became of them."""
+"""Number of newest jobs that an overview shows in any state."""
 RECENT: Final = timedelta(days=1)
 ATTEMPTS_SHOWN: Final = 20
 UNTOLD: Final = ("stopped", EndReason.LOST)
-"""Ends of attempts that say nothing about why."""
+"""Ends of attempts without a cause."""
 NEAR: Final = timedelta(minutes=1)
-"""How far the clocks of a node and of the backend may be apart."""
+"""Largest distance between the clocks of a node and of the backend."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class JobLine:
     totals: Mapping[JobState, int]
     launched_at: datetime
     ended_at: datetime | None
-    """Of a job that failed, where its result says it."""
+    """When a failed job ended, if its result has the time."""
     new: bool = False
     """It failed since you last looked."""
 
@@ -62,9 +62,9 @@ class TargetJobs:
     target: str
     records: str
     jobs: tuple[JobLine, ...] = ()
-    """What runs or waits, what failed in the last day, and the newest."""
+    """Jobs that run or wait, jobs that failed in the last day, and the newest."""
     left_out: int = 0
-    """Older ones that have ended."""
+    """Number of older jobs that have ended."""
     problem: str | None = None
     """Why the target, or the backend behind its record root, did not answer."""
 
@@ -79,7 +79,7 @@ class AfterView:
     """None if the record root has no such job any more, or shows it to its owner alone."""
     reason: EndReason | None
     hopeless: bool
-    """It has ended, and not as is waited for."""
+    """The job has ended in another way than is waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,23 +93,23 @@ class AttemptView:
     started_at: datetime | None
     ended_at: datetime | None
     reason: EndReason | str | None
-    """None while it runs, or where it left no word and none began after it."""
+    """None while it runs, or if it left no end and no later attempt began."""
     exit_code: int | None
     message: str
     restarts: int | None = None
-    """How often the backend had started its native job before; None where the backend does not count them."""
+    """Earlier starts of its native job by the backend; None if the backend does not count them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeView:
-    """One native job, and what its backend says of it."""
+    """One native job with its backend's state."""
 
     native_id: str
     name: str
     part: int
     epoch: int
     state: JobState | None
-    """None where nothing was asked, because every run has its result."""
+    """None if every run has its result, so that the backend was not asked."""
     raw: str
     where: str
     message: str
@@ -136,21 +136,21 @@ class JobView:
     cancelled: bool
     natives: tuple[NativeView, ...]
     attempts: tuple[AttemptView, ...]
-    """Of the run that was asked for, or of a job that is one run."""
+    """Attempts of the run that was asked for, or of a job with one run."""
     indices: tuple[IndexStatus, ...]
-    """Runs that have not succeeded; of a job that is one run, that one."""
+    """Runs that have not succeeded, or the only run."""
     records: str
     logs: str
     outputs: str
     after: tuple[AfterView, ...] = ()
-    """The jobs that it comes after, as long as nothing of it has begun."""
+    """The jobs that it comes after, until its first run begins."""
     problem: str | None = None
     """Why the backend did not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SilentJob:
-    """A job of which nothing can be told, because its target does not answer."""
+    """A job whose state is unknown because its target does not answer."""
 
     job: str
     target: str
@@ -160,7 +160,7 @@ class SilentJob:
 
 
 def read_target(place: OpenTarget, *, now: datetime, looked_at: datetime | None = None) -> TargetJobs:
-    """The jobs of a target: one listing of outcomes, two reads, and one question to the backend."""
+    """Read the jobs of a target with one listing of outcomes, two reads, and one question to the backend."""
     files = place.files
     entries = ledger.read_many_entries(files, ledger.list_jobs(files))
     silent: list[InfrastructureFailure] = []
@@ -185,7 +185,7 @@ def read_target(place: OpenTarget, *, now: datetime, looked_at: datetime | None 
 
 
 def read_ends(files: Files, statuses: Iterable[JobStatus]) -> dict[str, datetime]:
-    """Job → when its first failed run ended, in one read."""
+    """Return when the first failed run of each job ended, in one read."""
     names = {}
     for status in statuses:
         failed = [index for index, each in status.entry.outcomes.items() if ledger.state_of(each.reason).terminal]
@@ -220,12 +220,12 @@ def _line(status: JobStatus, ended: datetime | None, looked_at: datetime | None)
 
 
 def totals_of(counts: Mapping[JobState, int]) -> dict[JobState, int]:
-    """Every state with its number."""
+    """Return every state with its count."""
     return {state: counts.get(state, 0) for state in JobState}
 
 
 def read_job(job: JobHandle, *, index: int | None = None, failed_only: bool = False) -> JobView:
-    """A job in full; `index` asks for the attempts of that run."""
+    """Read a job in full, with the attempts of run `index`."""
     silent: list[InfrastructureFailure] = []
     status, said = job.look(tell=silent.append)
     tidy([status], job, owner=owner_name())
@@ -266,7 +266,7 @@ def read_job(job: JobHandle, *, index: int | None = None, failed_only: bool = Fa
 
 
 def read_after(job: JobHandle, entry: LedgerEntry) -> list[AfterView]:
-    """How the jobs stand that it comes after; none once anything of it has begun."""
+    """Read the jobs that this one comes after; none once one of its runs has begun."""
     wanted = [Dependency.read(text) for text in entry.intent.get("after", ())]
     if not wanted or entry.outcomes or job.files.names(f"{job_folder(job.id)}/runs"):
         return []
@@ -276,7 +276,7 @@ def read_after(job: JobHandle, entry: LedgerEntry) -> list[AfterView]:
         try:
             status, _ = JobHandle(each.job, job.target, job.launcher, job.host).look()
         except RuntimeFailure:
-            pass  # it was collected since, or is somebody else's
+            pass  # it was collected since, or belongs to another user
         found.append(
             AfterView(
                 job=each.job,
@@ -303,7 +303,7 @@ def describe_after(each: AfterView) -> str:
 def _native_views(entry: LedgerEntry, states: Sequence[NativeState]) -> Iterator[NativeView]:
     said: dict[str, NativeState] = {}
     for each in states:
-        # Of an array some backends tell member by member; the first stands for it.
+        # Some backends report an array member by member; the first one stands for the array.
         said.setdefault(each.native_id, each)
         said.setdefault(each.native_id.rpartition("_")[0], each)
     for native in entry.natives:
@@ -321,7 +321,7 @@ def _native_views(entry: LedgerEntry, states: Sequence[NativeState]) -> Iterator
 
 
 def read_attempts(files: Files, job: str, index: int) -> list[AttemptView]:
-    """The newest attempts of a run, oldest first."""
+    """Read the newest attempts of a run, oldest first."""
     run = f"{job_folder(job)}/runs/{index}"
     numbers = ledger.list_attempts(files, job, index)[-ATTEMPTS_SHOWN:]
     ends = {
@@ -363,7 +363,7 @@ def read_attempts(files: Files, job: str, index: int) -> list[AttemptView]:
 
 
 def tell_attempts(job: JobHandle, entry: LedgerEntry, index: int) -> list[AttemptView]:
-    """The newest attempts of a run, and why those ended that could not know it themselves, if the backend remembers."""
+    """Read the newest attempts of a run, with the backend's reasons for ends that the attempts could not know."""
     attempts = read_attempts(job.files, job.id, index)
     untold = {each.native for each in attempts if each.reason in UNTOLD}
     names = {each.native_id: each.name for each in entry.natives if each.native_id in untold}
@@ -377,8 +377,8 @@ def tell_attempts(job: JobHandle, entry: LedgerEntry, index: int) -> list[Attemp
 
 
 def join_starts(attempts: Sequence[AttemptView], starts: Sequence[NativeStart], kind: str) -> list[AttemptView]:
-    """The attempts, with what the backend says of the very start that each ran in; of several that one start had, it is
-    the last that ended with it."""
+    """Give attempts the backend's reason for the start that each ran in; if one start had several attempts, the last one
+    ended with it."""
     last = {start: each.attempt for each in attempts if (start := _start_of(each, starts)) is not None}
     reasons = {attempt: start for start, attempt in last.items() if start.reason is not None}
     return [
@@ -390,7 +390,7 @@ def join_starts(attempts: Sequence[AttemptView], starts: Sequence[NativeStart], 
 
 
 def _start_of(attempt: AttemptView, starts: Sequence[NativeStart]) -> NativeStart | None:
-    """The start that an attempt ran in: by its number, or the one whose time is nearest, for two clocks are compared."""
+    """Find the start that an attempt ran in: by its number, or by the nearest time, because two clocks are compared."""
     began, ended = attempt.started_at, attempt.ended_at
     if began is None:
         return None
@@ -405,7 +405,7 @@ def _start_of(attempt: AttemptView, starts: Sequence[NativeStart]) -> NativeStar
     mine = [start for start in starts if start.native_id == attempt.native]
     if attempt.restarts is not None:
         mine = mine[attempt.restarts : attempt.restarts + 1]
-    # Of two that touch it is the later: an attempt begins after its start.
+    # The later of two that touch: an attempt begins after its start.
     return min((start for start in reversed(mine) if distance(start) <= NEAR), key=difference, default=None)
 
 

@@ -36,20 +36,20 @@ _OURS: Final = ("kind", "records", "stack", "defaults")
 
 
 def list_targets(settings: Settings) -> list[Target]:
-    """Every target that can be named, `local` first. A malformed one is raised when it is used."""
+    """List every target that can be named, `local` first. Raises `InvalidValue` for a malformed one."""
     named = [read_target(name, settings) for name in sorted(settings.project.targets)]
     return named if any(each.name == LOCAL for each in named) else [Target(name=LOCAL, kind=LOCAL), *named]
 
 
 def _table(name: str, file: Path | None) -> str:
-    """Where a target of that name would be written."""
+    """Name the table and the file in which a target of that name belongs."""
     if file is not None and file.name == "pyproject.toml":
         return f"[tool.runtime.targets.{name}] to {file}"
     return f"[targets.{name}] to {file or 'runtime.toml'}"
 
 
 def find_target(name: str, settings: Settings) -> Target:
-    """The target called `name`, its settings checked. Raises `UnknownName`, `InvalidValue` or what its launcher says."""
+    """Return the target called `name`, its settings checked. Raises `UnknownName`, `InvalidValue` or the launcher's refusal."""
     if name not in settings.project.targets and name != LOCAL:
         raise UnknownName(
             "target",
@@ -63,7 +63,7 @@ def find_target(name: str, settings: Settings) -> Target:
 
 
 def read_target(name: str, settings: Settings) -> Target:
-    """As the project's file has it, types of our own keys checked."""
+    """Read a target from the project's file, with the types of our own keys checked."""
     written: Any = settings.project.targets.get(name, {"kind": LOCAL})
     where = f"targets.{name}"
     if not isinstance(written, Mapping):
@@ -115,9 +115,9 @@ class OpenTarget:
 def open_target(
     target: Target, context: PlanContext, launcher: Launcher | None = None, *, new_records: bool = False
 ) -> OpenTarget:
-    """Open a target with the record root that it had when it was used before. Nothing is asked of it yet.
+    """Open a target with the record root that it had before. No request is made yet.
 
-    With `new_records` any root is accepted from now on, the one that is there or a new one.
+    With `new_records` any root is accepted from now on, an existing or a new one.
     """
     launcher = launcher or get_launcher(target.kind)
     host = launcher.open_host(target, context)
@@ -126,7 +126,7 @@ def open_target(
 
 
 class RootLost(StoreUnavailable):
-    """A record root that was used is not there, or is another one: nothing is known of its jobs."""
+    """A record root that was used is missing or was replaced, so nothing is known of its jobs."""
 
 
 class KnownRoot:
@@ -143,7 +143,7 @@ class KnownRoot:
     def saw(self, identity: str) -> None:
         if identity not in self._remembered:
             self._remembered = [*self._remembered, identity]
-            # As with `launched`: a data folder that cannot be written stops nobody.
+            # A data folder that cannot be written stops no command.
             with contextlib.suppress(OSError):
                 self._folder.mkdir(parents=True, exist_ok=True)
                 (self._folder / identity).write_bytes(os.fsencode(f"{self._address}\n"))
@@ -169,7 +169,7 @@ class KnownRoot:
 
 
 def remember_job(job: str, target: str, settings: Settings, *, records: str | None = None) -> None:
-    """Keep on this machine where a job lies; a cache, and a folder that cannot be written stops nobody.
+    """Note on this machine where a job lies. The note is a cache, so a folder that cannot be written stops no launch.
 
     `records` is a record root other than the target's own.
     """
@@ -182,6 +182,6 @@ def remember_job(job: str, target: str, settings: Settings, *, records: str | No
 
 
 def forget_job(job: str, settings: Settings) -> None:
-    """Drop what `remember_job` kept, when a job is removed."""
+    """Drop the note of `remember_job`, when a job is removed."""
     with contextlib.suppress(OSError):
         (settings.data_dir / "launched" / job).unlink()
