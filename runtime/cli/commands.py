@@ -3,7 +3,7 @@
 To add a command, write `runtime/cli/<verb>.py` and one line in `SECTIONS`: nothing else is touched, and `runtime --help`
 imports none of the command modules. A command module exposes one of
 
-- a function named like the verb, whose typed signature is the command line and whose docstring its help:
+- a function named like the verb (`-` as `_`), whose typed signature is the command line and whose docstring its help:
 
       def cancel(ids: Annotated[list[str], Argument(metavar="ID...")], yes: YesOption = False) -> None:
           \"\"\"Cancel tasks, experiments or jobs.
@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import keyword
 import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,40 +50,40 @@ if TYPE_CHECKING:
 
     from runtime.errors import RuntimeFailure
 
-SECTIONS: dict[str, dict[str, str]] = {
-    "Start here": {"quickstart": "The main job end to end on this machine, in 20 s."},
+SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "Start here": {"quickstart": ("runtime.cli.quickstart", "The main job end to end on this machine, in 20 s.")},
     "Run work": {
-        "run": "Run one workflow here and now.",
-        "submit": "Put tasks into a queue.",
-        "worker": "Serve a queue: lease tasks and run them.",
-        "launch": "Start a job on this machine, a host or a cluster.",
-        "convert": "Make job files of what you launched with before.",
+        "run": ("runtime.cli.run", "Run one workflow here and now."),
+        "submit": ("runtime.cli.submit", "Put tasks into a queue."),
+        "worker": ("runtime.cli.worker", "Serve a queue: lease tasks and run them."),
+        "launch": ("runtime.cli.launch", "Start a job on this machine, a host or a cluster."),
+        "convert": ("runtime.cli.convert", "Make job files of what you launched with before."),
     },
     "See": {
-        "status": "What runs, what waits and why, what failed.",
-        "logs": "What a task or a job printed.",
-        "explain": "Why something waits or failed, and the next step.",
-        "fetch": "Bring home what a job or a task wrote.",
+        "status": ("runtime.cli.status", "What runs, what waits and why, what failed."),
+        "logs": ("runtime.cli.logs", "What a task or a job printed."),
+        "explain": ("runtime.cli.explain", "Why something waits or failed, and the next step."),
+        "fetch": ("runtime.cli.fetch", "Bring home what a job or a task wrote."),
     },
     "Act": {
-        "cancel": "Stop tasks, experiments and jobs.",
-        "retry": "Run what failed once more, with new budgets.",
-        "interrupt": "Rehearse a preemption, a time-out, a dead node.",
+        "cancel": ("runtime.cli.cancel", "Stop tasks, experiments and jobs."),
+        "retry": ("runtime.cli.retry", "Run what failed once more, with new budgets."),
+        "interrupt": ("runtime.cli.interrupt", "Rehearse a preemption, a time-out, a dead node."),
     },
     "Look after": {
-        "queue": "Pause, purge or repair queues; redrive dead letters.",
-        "cluster": "Remove TPU nodes that Ray lost sight of.",
-        "targets": "Places to launch on, and whether they work.",
-        "import": "Know the jobs that a bundle submitted.",
-        "gc": "Remove what jobs left that ended long ago.",
-        "stack": "Choose the stack that commands use, and show what it offers.",
-        "image": "Build container images and push them to every region.",
-        "secrets": "Put the values of the stack's secrets, and see who can read them.",
-        "doctor": "What works here, what does not, and how to mend it.",
-        "completion": "Print the completion script of a shell.",
+        "queue": ("runtime.cli.queue", "Pause, purge or repair queues; redrive dead letters."),
+        "cluster": ("runtime.cli.cluster", "Remove TPU nodes that Ray lost sight of."),
+        "targets": ("runtime.cli.targets", "Places to launch on, and whether they work."),
+        "import": ("runtime.cli.import_", "Know the jobs that a bundle submitted."),
+        "gc": ("runtime.cli.gc", "Remove what jobs left that ended long ago."),
+        "stack": ("runtime.cli.stack", "Choose the stack that commands use, and show what it offers."),
+        "image": ("runtime.cli.image", "Build container images and push them to every region."),
+        "secrets": ("runtime.cli.secrets", "Put the values of the stack's secrets, and see who can read them."),
+        "doctor": ("runtime.cli.doctor", "What works here, what does not, and how to mend it."),
+        "completion": ("runtime.cli.completion", "Print the completion script of a shell."),
     },
 }
-"""Section of `runtime --help` → command → its line there."""
+"""Section of `runtime --help` → command → its module and its line there."""
 
 COMMANDS = {name: entry for commands in SECTIONS.values() for name, entry in commands.items()}
 
@@ -131,12 +130,12 @@ class RootGroup(CommandGroup):
         widest = max(map(len, COMMANDS))
         for section, commands in SECTIONS.items():
             with formatter.section(section):
-                formatter.write_dl([(name.ljust(widest), line) for name, line in commands.items()])
+                formatter.write_dl([(name.ljust(widest), line) for name, (_, line) in commands.items()])
 
     def shell_complete(self, ctx: _click.Context, incomplete: str) -> list[CompletionItem]:
         from typer._click.shell_completion import CompletionItem
 
-        names = [CompletionItem(name, help=line) for name, line in COMMANDS.items() if name.startswith(incomplete)]
+        names = [CompletionItem(name, help=COMMANDS[name][1]) for name in COMMANDS if name.startswith(incomplete)]
         return names + _click.Command.shell_complete(self, ctx, incomplete)
 
 
@@ -149,14 +148,14 @@ def load_command(name: str) -> _click.Command:
     """Import the module of the command `name` and build its command line."""
     if name == "worker":
         return _worker_command()
-    # `import` is a word of Python's own; its module and its function have an underscore behind it.
-    word = f"{name}_" if keyword.iskeyword(name) else name
-    module = importlib.import_module(f"runtime.cli.{word}")
+    module = importlib.import_module(COMMANDS[name][0])
     app = getattr(module, "app", None)
     if app is None:
         app = typer.Typer(**_LEAN)
+        # `import` is a word of Python's own; its function has an underscore behind it.
+        function = getattr(module, name.replace("-", "_"), None) or getattr(module, f"{name}_")
         settings = {**_LEAN["context_settings"], **getattr(module, "CONTEXT_SETTINGS", {})}
-        app.command(name, cls=getattr(module, "COMMAND_CLASS", None), context_settings=settings)(getattr(module, word))
+        app.command(name, cls=getattr(module, "COMMAND_CLASS", None), context_settings=settings)(function)
     command = _build(app)
     command.name = name
     return command
@@ -194,8 +193,8 @@ def explain_usage(problem: BaseException) -> RuntimeFailure | None:
     ctx = getattr(problem, "ctx", None)
     command = ctx.command_path if ctx else "runtime"
     if isinstance(problem, click_exceptions.NoArgsIsHelpError):
-        names = ", ".join(ctx.command.list_commands(ctx)) if ctx else ""
-        return RequestRefused(f"`{command}` needs a command", facts=[f"commands: {names}"], hint=f"`{command} --help`")
+        facts = [f"commands: {', '.join(ctx.command.list_commands(ctx))}"] if ctx else []
+        return RequestRefused(f"`{command}` needs a command", facts=facts, hint=f"`{command} --help`")
     if isinstance(problem, click_exceptions.NoSuchOption):
         return _explain_option(problem, command)
     facts = [ctx.command.get_usage(ctx).replace("Usage:", "usage:", 1)] if ctx else []

@@ -1,6 +1,6 @@
 """Why a task waits, failed or was tried again: one sentence, the evidence, and the next step.
 
-`read_facts` looks; `explain` is a pure function of what was seen, so every answer has a test that needs no service.
+`read_facts` reads; `explain` is a pure function of the facts, so every answer has a test that needs no service.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from runtime.units import count_noun, format_duration, format_time
 from runtime.values import dataclass, replace
 
 PEEKED: Final = 1_000
-"""How far into a queue a task's position is looked for."""
+"""Number of tasks of a queue among which a task's position is looked for."""
 ATTEMPTS_SHOWN: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What was seen of one task; everything that an explanation may rest on."""
+    """All facts about one task that an explanation may use."""
 
     standing: Standing
     queue: str
     now: datetime
     workers: tuple[WorkerStatus, ...] = ()
-    """Of that queue, in the last day."""
+    """Workers of that queue in the last day."""
     paused: bool = False
     cancelled: bool = False
-    """An order covers it."""
+    """Whether an order covers it."""
     cancel_ordered_at: datetime | None = None
-    """When that was given to its whole experiment or queue; None if the order names the task itself."""
+    """When its whole experiment or queue was cancelled; None if the order names the task itself."""
     depth: Depth | None = None
     ahead: int | None = None
     """Tasks that will be leased before it."""
     ahead_at_least: int | None = None
-    """Where the exact number is too large to count."""
+    """Set if the exact number is too large to count."""
     due: datetime | None = None
-    """When the queue will hand it out, where it knows."""
+    """When the queue will hand it out, if it knows."""
     queue_problem: str | None = None
     """Why the queue could not be asked."""
     undecodable: bool = False
-    """It is stored in a way that cannot be decoded."""
+    """Whether its stored form cannot be decoded."""
 
     @property
     def task(self) -> Task | None:
@@ -67,13 +67,13 @@ class Facts:
 
     @property
     def declined(self) -> Mapping[str, str]:
-        """Live worker → why none of its slots can hold the task."""
+        """For each live worker, why none of its slots can hold the task."""
         ours = self.standing.task_id
         return {worker.worker: worker.declined[ours] for worker in self.live if ours in worker.declined}
 
 
 def read_facts(stack: Stack, task_id: str, *, now: datetime) -> Facts:
-    """Everything there is to see of one task. A queue that cannot be asked is a fact too."""
+    """Read all facts about one task. A queue that cannot be asked is a fact too."""
     records = stack.records
     standing = read_standing(records, task_id)
     queue_name = queue_of(records, standing.experiment, stack.default_queue)
@@ -94,7 +94,7 @@ def read_facts(stack: Stack, task_id: str, *, now: datetime) -> Facts:
 
 
 def _is_covered(records: RecordStore, control: Control, standing: Standing) -> bool:
-    """As its worker decides it."""
+    """Decide as the task's worker does whether an order covers it."""
     if standing.state.terminal:
         return False
     if standing.task is None:
@@ -128,7 +128,7 @@ def _with_queue(stack: Stack, facts: Facts) -> Facts:
 
 
 def explain(facts: Facts) -> Explanation:
-    """Why the task stands as it does."""
+    """Explain the task's state."""
     standing = facts.standing
     match standing.state:
         case TaskState.SUCCEEDED:
@@ -312,7 +312,7 @@ def _declined(facts: Facts, name: str, evidence: Sequence[str]) -> Explanation:
 
 
 def _delayed(facts: Facts, name: str) -> tuple[str, tuple[str, ...]] | None:
-    """The sentence and its evidence for a task that is not due yet."""
+    """Return the sentence and its evidence for a task that is not due yet."""
     standing, task = facts.standing, facts.task
     until = _until(facts)
     if until is None:
@@ -339,7 +339,7 @@ def _delayed(facts: Facts, name: str) -> tuple[str, tuple[str, ...]] | None:
 
 
 def _until(facts: Facts) -> tuple[datetime, datetime] | None:
-    """The earliest and latest time at which it becomes due; None if it is due."""
+    """Return the earliest and latest time at which it becomes due; None if it is due."""
     if facts.due is not None:
         return (facts.due, facts.due) if facts.due > facts.now else None
     task, ended = facts.task, facts.standing.history.ended
@@ -348,7 +348,7 @@ def _until(facts: Facts) -> tuple[datetime, datetime] | None:
         return (task.not_before, task.not_before) if later and task and task.not_before else None
     if facts.ahead is not None or task is None:
         return None
-    # The queue does not say; the retry's own rule does, but for its jitter.
+    # The queue has no due time; the retry's own rule has one, except for its jitter.
     at = ended[-1].ended_at
     first, latest = decide(task, ended, now=at, jitter=lambda: 0.0), decide(task, ended, now=at, jitter=lambda: 1.0)
     if not isinstance(first, Again) or not isinstance(latest, Again) or latest.not_before <= facts.now:
@@ -408,7 +408,7 @@ def _said(record: Record) -> list[str]:
 
 
 def _lives(facts: Facts) -> list[str]:
-    """That it is not the first generation, and how the earlier ones ended."""
+    """Lines on how earlier generations ended; empty for the first generation."""
     earlier = [record for record in facts.standing.recorded if record.generation < facts.standing.generation]
     lines = [
         f"generation {one.generation} ended as {one.state} ({one.reason}) {_ago(one.ended_at, facts.now)}"
@@ -520,7 +520,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def explain_experiment(status: ExperimentStatus) -> Explanation:
-    """Why an experiment is where it is."""
+    """Explain an experiment's state."""
     name, totals = f"experiment `{status.experiment}`", status.totals
     reasons = Counter(failure.reason for failure in status.failures)
     evidence = [
@@ -553,7 +553,7 @@ def explain_experiment(status: ExperimentStatus) -> Explanation:
 
 
 def explain_worker(worker: WorkerStatus, *, now: datetime) -> Explanation:
-    """What a worker does, or when it was last heard of."""
+    """Explain what a worker does, or when it reported last."""
     name = f"worker `{worker.worker}`"
     evidence = [
         f"on `{worker.host}`, queue `{worker.queue}`, started {_ago(worker.started_at, now)}",

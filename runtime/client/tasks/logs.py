@@ -1,6 +1,6 @@
-"""What an attempt printed: from its record, from the note of how it ended, or as it is written.
+"""Logs of attempts: read from the record, from the note of the attempt's end, or while they are written.
 
-A short log lies in the record; a long one, or that of an attempt that has run for a while, lies in the store beside
+A short log lies in the record; a long one, or the log of an attempt that has run for a while, lies in the store beside
 it and grows while the attempt runs.
 """
 
@@ -24,7 +24,7 @@ REMOTE_POLL_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptLog:
-    """Where one attempt's output is to be read."""
+    """The place of one attempt's output."""
 
     token: str
     generation: int
@@ -32,17 +32,17 @@ class AttemptLog:
     """`leased` while it runs, `queued` if it ended and the task is to be tried again, or the state of its record."""
     worker: str | None
     url: str | None
-    """Of the whole log; None where `text` is the whole."""
+    """The whole log; None if `text` is the whole."""
     text: str = ""
-    """What record or note hold: the end of a longer log."""
+    """The text in the record or note: the end of a longer log."""
 
 
 Said = Callable[[AttemptLog], None]
-"""Called with each attempt before the first of its output is returned."""
+"""Called with each attempt before its output begins."""
 
 
 def find_logs(records: RecordStore, standing: Standing) -> list[AttemptLog]:
-    """Every attempt that is known to have started, of every generation, oldest first."""
+    """List every known attempt of every generation, oldest first."""
     found: list[AttemptLog] = []
     recorded = {record.generation: record for record in standing.recorded}
     for generation in sorted({*recorded, standing.generation}):
@@ -82,7 +82,7 @@ def find_logs(records: RecordStore, standing: Standing) -> list[AttemptLog]:
 
 
 def choose_log(task_id: str, logs: list[AttemptLog], attempt: str | None = None) -> AttemptLog:
-    """The newest attempt, or the one whose token begins with `attempt`."""
+    """Choose the newest attempt, or the one whose token begins with `attempt`."""
     if attempt is None:
         if logs:
             return logs[-1]
@@ -97,7 +97,7 @@ def choose_log(task_id: str, logs: list[AttemptLog], attempt: str | None = None)
 
 
 def read_log(records: RecordStore, log: AttemptLog, *, offset: int = 0) -> Iterator[bytes]:
-    """The output from byte `offset` on; what the record holds where the store has no more."""
+    """Yield the output from byte `offset` on, or the text in the record if the store has no more."""
     read = 0
     if log.url is not None:
         for piece in _pieces(records, log.url, offset):
@@ -115,14 +115,14 @@ def follow(
     poll_s: float | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[bytes]:
-    """The output of the newest attempt and of those that come after it, until the task has ended."""
+    """Yield the output of the newest attempt and of later ones, until the task has ended."""
     pause = poll_s if poll_s is not None else LOCAL_POLL_S if records.holds_tasks else REMOTE_POLL_S
     token, offset = None, 0
     seen: set[str] = set()
     while True:
         standing = read_standing(records, task_id, with_task=False)
         logs = find_logs(records, standing)
-        # What came between two looks is not left out; before the first look only the newest counts.
+        # Attempts between two looks are included; before the first look only the newest counts.
         fresh = logs[-1:] if not seen else [log for log in logs if log.token == token or log.token not in seen]
         for log in fresh:
             if log.token != token:

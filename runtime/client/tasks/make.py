@@ -1,4 +1,4 @@
-"""Makes tasks from what a caller hands over: functions, triples, entries, and the terms that all of them share."""
+"""Makes tasks from a caller's arguments: functions, triples, entries, and the terms that all of them share."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from runtime.units import parse_duration
 from runtime.values import dataclass, replace
 
 OWN_CODE: Final = "worker"
-"""Stands for the code that a worker has, in the place of a content id."""
+"""Stands for the worker's own code in place of a content id."""
 
 
 Work: TypeAlias = Task | Callable[..., Any] | tuple[str, str, Sequence[str]] | Mapping[str, Any]
@@ -46,7 +46,7 @@ Work: TypeAlias = Task | Callable[..., Any] | tuple[str, str, Sequence[str]] | M
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOptions:
-    """What one submission says about all of its tasks; a field that a task sets itself goes first."""
+    """The terms of all tasks of a submission; a field that a task sets itself comes first."""
 
     experiment: str = DEFAULT_EXPERIMENT
     key: str | None = None
@@ -59,7 +59,7 @@ class TaskOptions:
     outputs: tuple[str, ...] = ()
     snapshot: str | None = None
     folder: str | None = None
-    """Where in the snapshot attempts start."""
+    """The folder in the snapshot in which attempts start."""
     submitted_by: str | None = None
     submitted_at: datetime | None = None
 
@@ -91,7 +91,7 @@ class TaskOptions:
 
 
 def submitter() -> str:
-    """`user@host` of this process."""
+    """Return `user@host` of this process."""
     # The variables that `getpass` takes a name from, in its order.
     find = look_up_variable
     name = find(b"LOGNAME") or find(b"USER") or find(b"LNAME") or find(b"USERNAME")
@@ -100,7 +100,7 @@ def submitter() -> str:
 
 @functools.lru_cache(16)
 def _submitter(_: bytes | int, host: str) -> str:
-    """Looked up again when what the user's name follows from is another."""
+    """Cache the name by the values that it depends on."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):
@@ -113,9 +113,9 @@ def _submitter(_: bytes | int, host: str) -> str:
 def function_entry(
     function: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
 ) -> FunctionEntry:
-    """The entry that names a callable by its import path.
+    """Make the entry that names a callable by its import path.
 
-    Raises `RequestRefused` where a worker could not import it, or for arguments that JSON cannot hold.
+    Raises `RequestRefused` if a worker cannot import it, or for arguments that JSON cannot hold.
     """
     module = getattr(function, "__module__", None)
     name = getattr(function, "__qualname__", None)
@@ -154,7 +154,7 @@ def make_tasks(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> Iterator[Task]:
-    """The tasks of whatever `submit` takes, as they are needed."""
+    """Make the tasks of any argument of `submit`, as they are needed."""
     if is_one(work):
         yield make_task_of(work, options, args, kwargs)
         return
@@ -194,7 +194,7 @@ def make_task_of(
     kwargs: Mapping[str, Any] | None,
     defaults: TaskDefaults | None = None,
 ) -> Task:
-    """`defaults` are those of `options`, where they are at hand."""
+    """Make one task. `defaults` saves computing the defaults of `options`."""
     if isinstance(work, Task):
         if work.experiment != options.experiment:
             raise InvalidTask("experiment", f"is {work.experiment!r}, and this submission is of `{options.experiment}`")
@@ -229,7 +229,7 @@ def make_task_of(
 
 
 def make_one(work: Any, terms: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Task:
-    """The task of `work` that has these terms, which `TaskOptions` takes too."""
+    """Make the task of `work` with these terms, the arguments of `TaskOptions`."""
     if not isinstance(work, FunctionType):
         return make_task_of(work, TaskOptions(**terms), args, kwargs)
     entry = function_entry(work, args, kwargs)
@@ -237,7 +237,7 @@ def make_one(work: Any, terms: Mapping[str, Any], args: Sequence[Any], kwargs: M
 
 
 def experiment_of(work: object) -> str:
-    """A task or an object that names its experiment decides where nobody else does."""
+    """Return the experiment that a task or an object names, or the default."""
     if isinstance(work, Task):
         return work.experiment
     if isinstance(work, Mapping) and isinstance(work.get("experiment"), str):
@@ -248,7 +248,7 @@ def experiment_of(work: object) -> str:
 
 
 def module_folder(work: object) -> Path | None:
-    """Where the code of a function lies, so that it goes with it though it is not the working directory's."""
+    """Find the folder of a function's code, which is submitted even outside the working directory."""
     if isinstance(work, FunctionType):
         return import_root(work)
     if isinstance(work, list | tuple) and work and not _is_triple(work):
@@ -263,7 +263,7 @@ def read_span(value: timedelta | float | str | None, name: str) -> timedelta | N
 
 
 def moment_after(now: datetime, value: timedelta | float | str, name: str) -> datetime:
-    """The time that lies a duration after `now`. Raises `InvalidValue` for one that no calendar has."""
+    """Return the time a duration after `now`. Raises `InvalidValue` beyond the calendar."""
     span = value if isinstance(value, timedelta) else parse_duration(str(value), field=name)
     try:
         return now + span
@@ -283,7 +283,7 @@ _ARGUMENTS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "queue": ((str,), "the name or URL of a queue, which is text, or an open queue"),
     "stack": ((str,), "the name of a stack, which is text"),
 }
-"""What each argument may be, and how that is said. What is more exact is checked of the task that comes of them."""
+"""Types of each argument, and their description in errors. The task made from them checks the details."""
 
 
 def check_argument(name: str, value: object) -> None:
@@ -291,7 +291,7 @@ def check_argument(name: str, value: object) -> None:
     if isinstance(value, kinds):
         return
     if name in ("args", "outputs") and isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
-        return  # Such as a range; of a text it would be the letters.
+        return  # Such as a range; a text would give its letters.
     try:
         shown = repr(value)
     except (RecursionError, ValueError):

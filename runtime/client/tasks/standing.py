@@ -33,7 +33,7 @@ class Stack(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """How a task stands now, as far as the store tells."""
+    """The current state of a task, as far as the store knows it."""
 
     task_id: str
     experiment: str
@@ -41,23 +41,23 @@ class Standing:
     state: TaskState
     task: Task | None = None
     recorded: tuple[Record, ...] = ()
-    """Of every generation that ended, oldest first."""
+    """Records of all generations that ended, oldest first."""
     mark: Mark | None = None
-    """Of the newest of them, if it did not succeed and was not tried again since."""
+    """The mark of the newest record, if it did not succeed and was not tried again."""
     history: History = field(default_factory=History)
-    """Of the current generation."""
+    """Attempts of the current generation."""
     holder: str | None = None
     held_since: datetime | None = None
 
     @property
     def record(self) -> Record | None:
-        """Of the current generation."""
+        """The record of the current generation."""
         last = self.recorded[-1] if self.recorded else None
         return last if last is not None and last.generation == self.generation else None
 
 
 def read_standing(records: RecordStore, task_id: str, *, with_task: bool = True) -> Standing:
-    """How a task stands. `with_task` also looks for its definition, which may read manifest parts.
+    """Read the state of a task. `with_task` also looks for its definition, which may read manifest parts.
 
     A record that did not succeed and has no mark was tried again: its next generation is on its way.
     """
@@ -100,7 +100,7 @@ def read_standing(records: RecordStore, task_id: str, *, with_task: bool = True)
 
 
 def _with_holder(records: RecordStore, standing: Standing) -> Standing:
-    """Who holds it: an attempt on file, or a worker that reported it and has not gone."""
+    """Add the holder: an attempt on file, or a worker that reported the task and has not left."""
     if standing.history.open:
         newest = standing.history.open[-1]
         return replace(standing, state=TaskState.LEASED, holder=newest.worker, held_since=newest.started_at)
@@ -117,7 +117,7 @@ def _with_holder(records: RecordStore, standing: Standing) -> Standing:
 class WorkerStatus:
     worker: str
     state: str
-    """`live`, `silent` (no report for 90 s, and it did not say that it leaves) or `left`."""
+    """`live`, `silent` (no report for 90 s, and no report that it left) or `left`."""
     host: str
     queue: str
     seen_at: datetime

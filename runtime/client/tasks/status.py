@@ -1,7 +1,7 @@
-"""What runs, what waits and why, what failed: read from the record store, never with a request per task.
+"""The status of queues, experiments and tasks: read from the record store, never with a request per task.
 
-Reading gathers values; what they mean (why something waits, how long is left) is decided in pure functions of them.
-`runtime.cli.status` prints these values, and as JSON they are what docs/output.md describes.
+Pure functions of the values decide why tasks wait and how long is left. `runtime.cli.status` prints the values, and
+docs/output.md describes them as JSON.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Failure:
     what: str | None
     """The entry in one line; None if it could not be parsed."""
     new: bool = False
-    """Since this user last asked for the overview."""
+    """Whether it failed since this user last asked for the overview."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class QueueStatus:
     name: str
     paused: bool
     waiting: int | None
-    """Tasks not yet ended that no worker reports; None where that is not known."""
+    """Tasks that have not ended and that no worker reports; None if unknown."""
     delayed: int | None
     leased: int | None
     workers: int
@@ -77,11 +77,11 @@ class ExperimentStatus:
     """Every state, also those with none."""
     submitted: int
     rate_per_s: float
-    """Of the live workers of its queue, which may serve other experiments too."""
+    """Rate of the live workers of its queue, which may serve other experiments too."""
     eta_s: float | None
     paused: bool = False
     cancelled_before: datetime | None = None
-    """When it was last ordered to be cancelled: what was submitted by then is or will be."""
+    """When it was last cancelled: all tasks submitted by then are or will be cancelled."""
     why: str | None = None
     next_step: str | None = None
     workers: tuple[WorkerStatus, ...] = ()
@@ -102,7 +102,7 @@ class Overview:
     stack: str
     as_of: datetime
     totals: Mapping[TaskState, int]
-    """Of the experiments that are shown."""
+    """Totals of the experiments that are shown."""
     experiments: tuple[ExperimentStatus, ...]
     """Newest first."""
     experiments_left_out: int
@@ -135,16 +135,16 @@ class TaskStatus:
     submitted_at: datetime | None
     submitted_by: str | None
     worker: str | None
-    """That holds it, or whose attempt was recorded."""
+    """The worker that holds it, or whose attempt was recorded."""
     ended_at: datetime | None
     reason: EndReason | None
     message: str | None
     attempts: int
-    """Of this generation, that have ended."""
+    """Ended attempts of this generation."""
     history: tuple[AttemptStatus, ...]
-    """All that is known, of every generation, oldest first."""
+    """All known attempts of every generation, oldest first."""
     record: str | None
-    """Where its record lies."""
+    """The place of its record."""
     outputs_url: str | None
     log_url: str | None
     value_url: str | None
@@ -157,9 +157,9 @@ class TaskStatus:
 def read_overview(
     stack: Stack, *, now: datetime, exact: bool = False, looked_at: datetime | None = None, tally: Tally | None = None
 ) -> Overview:
-    """Every queue and worker, the newest experiments, and what failed in the last day.
+    """Read every queue and worker, the newest experiments, and the failures of the last day.
 
-    Whoever looks again and again gives the same `tally`, which remembers when records were counted.
+    A caller that reads repeatedly passes the same `tally`, which remembers when records were counted.
     """
     records = stack.records
     tally = tally or Tally(records)
@@ -190,7 +190,7 @@ def read_experiment(
     failures: int | None = FAILURES_SHOWN,
     tally: Tally | None = None,
 ) -> ExperimentStatus:
-    """One experiment with its workers and failures; all of them where `failures` is None. `tally` as above."""
+    """Read one experiment with its workers and failures; all failures if `failures` is None. See above for `tally`."""
     records = stack.records
     workers = read_workers(records, now)
     seen = records.find_experiment(name)
@@ -210,7 +210,7 @@ def read_experiment(
 def read_failures(
     records: RecordStore, experiment: str | None = None, *, limit: int | None = None
 ) -> Iterator[Failure]:
-    """What failed and was not purged, in the store's order; `limit` bounds the requests too."""
+    """Yield failures that were not purged, in the store's order; `limit` bounds the requests too."""
     marks = records.marks(experiment, TaskState.FAILED, limit=limit)
     return (failure_of(mark) for mark in marks if not purged(mark))
 
@@ -229,7 +229,7 @@ def failure_of(mark: Mark) -> Failure:
 
 
 def purged(mark: Mark) -> bool:
-    """Its dead letter was thrown away: what it would be tried again with is gone, and the record stays."""
+    """Whether the dead letter was purged: the task is dropped from it, and the record stays."""
     return mark.task is None and mark.raw is None
 
 
@@ -243,7 +243,7 @@ def read_queue(
     depths: _Depths | None = None,
     depth: Depth | None = None,
 ) -> QueueStatus:
-    """A queue in numbers. Unless `depth` is given, the queue is asked only where it lies in the records' own file."""
+    """Read a queue in numbers. Without `depth`, the queue is asked only if it lies in the records' own file."""
     live = [worker for worker in workers if worker.queue == name and worker.live]
     paused = (controls or _Controls(stack.records))[name].paused
     if depth is None:
@@ -276,9 +276,9 @@ def explain_waiting(
     depth: Depth | None = None,
     leased: int = 0,
 ) -> tuple[str | None, str | None]:
-    """Why tasks wait in a queue, and what to do about it; a pure function of what was read.
+    """Explain why tasks wait in a queue, with the next step; a pure function.
 
-    `leased` is how many are known to be held now, where that is newer than the workers' reports.
+    `leased` is the number of held tasks, if it is newer than the workers' reports.
     """
     if not waiting:
         return None, None
@@ -300,7 +300,7 @@ def explain_waiting(
 
 
 def estimate_left(remaining: int, rate_per_s: float) -> float | None:
-    """Seconds until nothing remains; None where nothing moves."""
+    """Return the seconds until nothing remains; None if no task ends."""
     return remaining / rate_per_s if remaining and rate_per_s > 0 else None
 
 
@@ -359,7 +359,7 @@ def _attempts(records: RecordStore, standing: Standing) -> Iterator[AttemptStatu
 
 
 def queue_of(records: RecordStore, experiment: str, default: str = DEFAULT_QUEUE) -> str:
-    """The queue that an experiment's tasks were submitted to."""
+    """Return the queue that an experiment's tasks were submitted to."""
     seen = records.find_experiment(experiment or DEFAULT_EXPERIMENT)
     return (seen.queue if seen else None) or default
 
@@ -370,7 +370,7 @@ def last_line(text: str | None) -> str:
 
 
 def ask_queue(stack: Stack, name: str) -> tuple[Queue | None, str | None]:
-    """The open queue, or the reason why it cannot be asked now."""
+    """Return the open queue, or the reason why it cannot be asked now."""
     try:
         return stack.queue(name), None
     except RuntimeFailure as problem:
@@ -378,7 +378,7 @@ def ask_queue(stack: Stack, name: str) -> tuple[Queue | None, str | None]:
 
 
 class _Controls(dict[str, Control]):
-    """What each queue's workers are told, read once."""
+    """The control of each queue, read once."""
 
     def __init__(self, records: RecordStore) -> None:
         super().__init__()
@@ -390,7 +390,7 @@ class _Controls(dict[str, Control]):
 
 
 class _Depths(dict[str, Depth | None]):
-    """Depths by queue, each read once; None but where queue and records lie in one local file."""
+    """Depths by queue, each read once; None unless queue and records lie in one local file."""
 
     def __init__(self, stack: Stack) -> None:
         super().__init__()
@@ -449,14 +449,14 @@ def _experiment(
 
 
 def _count_active(experiment: str, live: Sequence[WorkerStatus]) -> int:
-    """Tasks of the experiment that are run now; one whose id another producer chose may be of any."""
+    """Count running tasks of the experiment; a task with the id of another producer may belong to any."""
     running = [task for worker in live for task in worker.running]
     digest = experiment_digest(experiment) if running else ""
     return sum(task.endswith(digest) or _OUR_ID.fullmatch(task) is None for task in running)
 
 
 def _split_leased(totals: dict[TaskState, int], live: Sequence[WorkerStatus]) -> dict[TaskState, int]:
-    """Of what has no record, that which workers report as running. An upper bound where they serve several experiments."""
+    """Count tasks without a record as leased if workers report them: an upper bound if they serve several experiments."""
     waiting = totals[TaskState.QUEUED]
     leased = min(waiting, sum(len(worker.running) for worker in live))
     return {**totals, TaskState.QUEUED: waiting - leased, TaskState.LEASED: totals[TaskState.LEASED] + leased}

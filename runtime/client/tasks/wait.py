@@ -31,26 +31,26 @@ class Waited:
     experiment: str
     totals: Mapping[TaskState, int]
     records: tuple[Record, ...] = ()
-    """In the order of submission; only where they were waited for task by task."""
+    """Records in the order of submission, if each task was waited for."""
     complete: bool = True
-    """False if the time was up first."""
+    """False if the timeout came first."""
     asked: Queue | str | None = field(default=None, repr=False, compare=False)
-    """The queue that was waited for, as it was named or passed, and its stack: large values are read from its records."""
+    """The queue that was named or passed, and its stack: large values are read from its records."""
     stack: str | None = field(default=None, repr=False, compare=False)
 
     @property
     def failed(self) -> int:
-        """Tasks that ended otherwise than by success."""
+        """Tasks that ended without success."""
         return sum(self.totals.get(state, 0) for state in TaskState if state.terminal) - self.totals.get(
             TaskState.SUCCEEDED, 0
         )
 
     def values(self, *, none_for_failed: bool = False) -> list[Any]:
-        """What the tasks returned, in the order of submission.
+        """Return the values of the tasks, in the order of submission.
 
-        Large ones are read from the record store now. Raises `WorkFailed` if one did not succeed, unless
-        `none_for_failed` asks for None in its place; `NotPossible` if one has not ended yet, and beyond `NAMED_TASKS`;
-        `StoreUnavailable` if the store has one no more or does not answer.
+        Large values are read from the record store now. Raises `WorkFailed` if a task did not succeed, unless
+        `none_for_failed` puts None in its place; `NotPossible` if a task has not ended yet, and beyond `NAMED_TASKS`;
+        `StoreUnavailable` if the store has lost a value or does not answer.
         """
         total = sum(self.totals.values())
         if not self.complete:
@@ -105,9 +105,8 @@ def wait(
 ) -> Waited:
     """Wait until every task of a submission, or of the experiment named, has ended.
 
-    Returns also when `timeout` is over, with `complete` False. A submission of more than `NAMED_TASKS` tasks is
-    waited for with all of its experiment. Interrupting it leaves the work alone. Raises `UnknownName` for an experiment
-    that nothing was submitted to.
+    Returns also after `timeout`, with `complete` False. A submission of more than `NAMED_TASKS` tasks is waited for with
+    all of its experiment. Interrupting it leaves the work alone. Raises `UnknownName` for an experiment without tasks.
     """
     span = read_span(timeout, "timeout")
     deadline = None if span is None else time.monotonic() + span.total_seconds()
@@ -128,7 +127,7 @@ def wait(
 
 
 def _ensure_known(experiment: str, records: RecordStore) -> None:
-    # What only foreign producers sent to is named by nobody, and has records once a task of it ended.
+    # An experiment of foreign producers alone has no name here, and records once a task of it ended.
     if records.find_experiment(experiment) is None and not records.totals(experiment, exact=True).submitted:
         raise UnknownName(
             "experiment",
