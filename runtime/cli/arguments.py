@@ -1,4 +1,4 @@
-"""The argparse parser of commands that start too often to load typer, with the errors every other command has."""
+"""The argparse parser of commands that start too often to load typer, with the errors of all other commands."""
 
 from __future__ import annotations
 

@@ -60,7 +60,12 @@ def cancel(
     if jobs:
         if len(jobs) < len(what):
             raise RequestRefused("jobs are cancelled by themselves", hint=f"runtime cancel {' '.join(jobs)}")
-        return _cancel_jobs(jobs, index or [], release=release, others=others, on=on, yes=yes, output=output)
+        ended = [_cancel_job(text, index or [], release=release, others=others, on=on, yes=yes) for text in jobs]
+        print_list(ended, JOB_COLUMNS, output)
+        left_over = [line for one in ended for line in one.left_over]
+        for line in left_over:
+            note(f"left over: {line}")
+        return LEFT_OVER if left_over else 0
     with open_stack(stack) as opened:
         records = opened.records
         last = recall_last(opened.settings.data_dir, opened.name)
@@ -84,26 +89,8 @@ class CancelledJob:
     state: JobState
     already: bool
     indices: tuple[int, ...]
-    """Those that were named; empty means all."""
+    """The named runs; empty means all."""
     left_over: tuple[str, ...]
-
-
-def _cancel_jobs(
-    texts: Sequence[str],
-    indices: Sequence[int],
-    *,
-    release: bool,
-    others: bool,
-    on: str | None,
-    yes: bool,
-    output: Output,
-) -> int:
-    done = [_cancel_job(text, indices, release=release, others=others, on=on, yes=yes) for text in texts]
-    print_list(done, JOB_COLUMNS, output)
-    left = [line for one in done for line in one.left_over]
-    for line in left:
-        note(f"left over: {line}")
-    return LEFT_OVER if left else 0
 
 
 def _cancel_job(
@@ -121,9 +108,9 @@ def _cancel_job(
         check_owner(status.entry, owner_name(), others=others, verb="cancel")
         for each in indices:
             check_index(status.entry, each)
-        # What went without a word may have left something running.
+        # A run that was lost may have left processes.
         gone = {each.index for each in status.indices if each.reason is EndReason.LOST} - set(status.entry.outcomes)
-        gone = set() if isinstance(job.launcher, Sweeps) else gone  # there it is looked for by its labels
+        gone = set() if isinstance(job.launcher, Sweeps) else gone  # there `sweep` finds it by its labels
         left_runs = [each for each in status.indices if not each.state.terminal or each.index in gone]
         ended = not [each for each in left_runs if each.index in indices or not indices]
         if ended and not release:
@@ -165,7 +152,6 @@ JOB_COLUMNS: Columns = {"NAME": "name", "STATE": "state", "WHAT": _describe_job}
 
 
 def describe(done: Cancelled) -> str:
-    """What became of it, in words."""
     if done.already:
         return "it had been cancelled before" if done.state is TaskState.CANCELLED else f"it had already {done.state}"
     if done.kind is Kind.EXPERIMENT:

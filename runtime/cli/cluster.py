@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -37,12 +37,10 @@ class ReapRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReapReport:
-    """One cluster, as `-o json` prints it."""
-
     cluster: str
     dry_run: bool
     removed: tuple[ReapRow, ...]
-    """With `dry_run` what would be."""
+    """With `dry_run`, the rows that would be removed."""
     failed: tuple[ReapRow, ...]
     live: Mapping[str, int]
     max: Mapping[str, int]
@@ -113,7 +111,10 @@ def _reap(
         removed=tuple(row for row in done if row.error is None),
         failed=tuple(row for row in done if row.error is not None),
         live=dict(plan.live),
-        max={pool: _maximum(values) for pool, values in cluster.pools.items()},
+        max={
+            pool: int(values.get("max", 0)) if isinstance(values, Mapping) else 0
+            for pool, values in cluster.pools.items()
+        },
     )
 
 
@@ -176,8 +177,3 @@ def _project(outputs: StackOutputs) -> str:
             hint=f"run `pulumi up --stack {outputs.stack}`, then `runtime stack pull`",
         )
     return outputs.project
-
-
-def _maximum(pool: Any) -> int:
-    value = pool.get("max", 0) if isinstance(pool, Mapping) else 0
-    return int(value)

@@ -66,7 +66,8 @@ def _explain_job(text: str, index: int | None, on: str | None, output: Output) -
 def _print(kind: str, name: str, found: Explanation, output: Output) -> int:
     explanation = replace(found, evidence=tuple(cut_line(line) for line in found.evidence))
     if output is Output.JSON:
-        print_json({"kind": kind, "name": name, **_fields(explanation)})
+        fields = {"sentence": explanation.sentence, "evidence": explanation.evidence, "next_step": explanation.hint}
+        print_json({"kind": kind, "name": name, **fields})
         return 0
     print(paint(explanation.sentence, "bold"))
     for line in explanation.evidence:
@@ -85,7 +86,3 @@ def _explain(opened: OpenStack, found: Identity) -> Explanation:
             return explain_experiment(read_experiment(opened, found.name, now=now))
         case Kind.WORKER:
             return explain_worker(read_worker(opened, found.name, now=now), now=now)
-
-
-def _fields(explanation: Explanation) -> dict[str, object]:
-    return {"sentence": explanation.sentence, "evidence": explanation.evidence, "next_step": explanation.hint}

@@ -203,7 +203,7 @@ def _say_built(plan: BuildPlan, image: LocalImage, tool: Tool, output: Output) -
 
 
 def _say_where_to_pin(outputs: StackOutputs, name: str, results: list[Pushed]) -> None:
-    """The line for the stack file, for an image that heads run."""
+    """Print the line for the stack file, for an image that heads run."""
     if name != "cluster" and name not in head_images(outputs):
         return
     there = [each for each in results if each.digest]

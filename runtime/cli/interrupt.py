@@ -88,7 +88,7 @@ def interrupt(
 
 
 def _serving(index: int, states: Sequence[NativeState], natives: Sequence[str]) -> list[str]:
-    """The native job that serves an index, as far as the backend tells; the only one otherwise."""
+    """Return the native job that serves an index if the backend reports it; otherwise the first one."""
     mine = [each.native_id for each in states if each.index == index]
     return mine[:1] or list(natives[:1])
 

@@ -1,4 +1,4 @@
-"""Jobs as arguments of the verbs: their options, what an id means, and what is said while a job is followed."""
+"""Jobs as arguments of the verbs: their options, their ids, and messages while a job is followed."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ OthersOption = Annotated[bool, Option("--others", help="Also where the job is so
 
 
 def is_job(text: str | None) -> bool:
-    """Whether it is written as a job's id, or the beginning of one, is; `last` where the newest of yours is a job."""
+    """Whether `text` is the id of a job or its beginning, or `last` while the user's newest work is a job."""
     return text is not None and (re.fullmatch("j-[0-9a-f]*", text) is not None or _last_job(text) is not None)
 
 
 def open_job(text: str, on: str | None = None) -> JobHandle:
-    """The job that an id, its beginning or `last` means. Raises `UnknownName`."""
+    """Find the job by its id, its beginning or `last`. Raises `UnknownName`."""
     from runtime.client.jobs.handle import find_job
 
     return find_job(_last_job(text) or text, target=on)
@@ -42,12 +42,12 @@ def _last_job(text: str) -> str | None:
 
 
 def short(job: str) -> str:
-    """Enough of an id for the next command."""
+    """Shorten an id to what the next command needs."""
     return job[:10]
 
 
 def write_bytes(pieces: Iterable[bytes]) -> int:
-    """How many bytes there were. A terminal gets long lines cut."""
+    """Print the pieces and return their bytes. Long lines are cut on a terminal."""
     count = 0
     for piece in cut_lines(iter(pieces)) if sys.stdout.isatty() else pieces:
         count += sys.stdout.buffer.write(piece)
@@ -60,7 +60,7 @@ def detached(job: str) -> None:
 
 
 def stuck_teller(job: str) -> Callable[[JobStatus], None]:
-    """Says once what a job that is followed waits for, where that does not come by itself."""
+    """Make a function that notes, once for each reason, that a followed job needs help to go on."""
     said: set[object] = set()
 
     def tell(status: JobStatus) -> None:

@@ -23,8 +23,8 @@ INTERRUPTED: Final = 130
 TIMED_OUT: Final = 124
 STDIN: Final = Path("-")
 BUNDLE_RECORDS: Final = "/DIR/records"
-"""Stands for a bundle's own record root, for the native name is made of it too: one launch is one native job, wherever its
-bundle was written and copied to, and whatever record root the target names."""
+"""Stands for a bundle's own record root, which is part of the native name: one launch is one native job, independent of the
+bundle's folder and of the target's record root."""
 CONTEXT_SETTINGS = {"allow_interspersed_args": False}
 
 
@@ -124,7 +124,7 @@ def launch(
 
 
 def _whole(after: str) -> str:
-    """`[WHEN:]JOB` with the whole id of the job: it is part of the id of the job that waits."""
+    """Return `[WHEN:]JOB` with the whole id of the job, which is part of the waiting job's id."""
     from runtime.cli.jobs import open_job
     from runtime.jobs.spec_fields import ID_LETTERS
 
@@ -216,7 +216,7 @@ def build_request(
         _put(written, path, _read_yaml(value))
     source = f"`{file}`" if file else "this command line"
     if "command" not in written:
-        parse_spec({**written, "command": ["true"]}, source=source)  # what is wrong with the rest is said first
+        parse_spec({**written, "command": ["true"]}, source=source)  # faults of the other fields are reported first
         raise RequestRefused(
             "there is nothing to run: no command, and no job file that has one",
             hint="runtime launch --on local -- python train.py",

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption, new_app
-from runtime.cli.retry import Counted, confirmed
+from runtime.cli.retry import COLUMNS, Counted, confirmed
 from runtime.cli.show import Columns, Output, confirm, format_count, note, note_skew, print_json, print_list, progress
-from runtime.client.identify import Kind, identify, recall_last
+from runtime.client.identify import Kind, get_experiment, identify, recall_last
 from runtime.client.tasks.redrive import DeadLetter, dead_letter, find_dead, parse_reasons, purge_dead, read_dead
 from runtime.client.tasks.redrive import redrive as redrive_marks
 from runtime.client.tasks.standing import read_workers
@@ -57,7 +57,7 @@ class QueueRow:
     kind: str
     paused: bool
     ready: int | None
-    """None where the service cannot tell."""
+    """None if the service does not count them."""
     delayed: int | None
     leased: int | None
     workers: int
@@ -277,7 +277,8 @@ def dead_list(
     """
     columns: Columns = {"TASK": "task", "EXPERIMENT": "experiment", "REASON": "reason", "WHEN": "at", "ERROR": "error"}
     with open_stack(stack) as opened:
-        names = [_experiment_name(opened, name) for name in experiment or ()]
+        last = recall_last(opened.settings.data_dir, opened.name)
+        names = [get_experiment(name, opened.records, last=last) for name in experiment or ()]
         found = _read_dead(opened, names, parse_reasons(reason or ()))
         letters = [dead_letter(mark) for mark in itertools.islice(found, limit + 1)]
     if output is Output.JSON:
@@ -344,12 +345,11 @@ def dead_redrive(
       runtime queue dead redrive sweep --reason app_failed
       runtime queue dead redrive --all --yes
     """
-    columns: Columns = {"TASK": "task", "GENERATION": "generation", "QUEUE": "queue", "REFUSED": "refused"}
     with open_stack(stack) as opened:
         select = _selector(opened, what or [], all_, parse_reasons(reason or ()))
         marks = confirmed(select, lambda count: f"run {format_count(count)} dead letters again", yes=yes)
         counted = Counted(redrive_marks(opened, _note_malformed(marks), now=datetime.now(UTC)))
-        print_list(counted, columns, output)
+        print_list(counted, COLUMNS, output)
     return counted.finish(strict=False)
 
 
@@ -380,7 +380,7 @@ def dead_purge(
 
 
 def _note_malformed(marks: Iterable[Mark]) -> Iterator[Mark]:
-    """Pass them on, and say of the first few that could not be parsed what they are."""
+    """Pass the marks on, and note the text of the first few that could not be parsed."""
     shown = 0
     for mark in marks:
         if mark.task is None and shown < MALFORMED_SHOWN:
@@ -392,7 +392,7 @@ def _note_malformed(marks: Iterable[Mark]) -> Iterator[Mark]:
 def _selector(
     opened: OpenStack, what: list[str], all_: bool, reasons: frozenset[EndReason]
 ) -> Callable[[], Iterator[Mark]]:
-    """What reads the dead letters that were asked for, each time it is called."""
+    """Make a function that reads the chosen dead letters at each call."""
     if bool(what) == all_:
         raise RequestRefused(
             "which dead letters: tasks, experiments, or `--all`, one of the two",
@@ -421,13 +421,6 @@ def _read_dead(opened: OpenStack, experiments: Iterable[str], reasons: frozenset
         yield from read_dead(opened.records, name, reasons=reasons)
 
 
-def _experiment_name(opened: OpenStack, text: str) -> str:
-    from runtime.client.identify import get_experiment
-
-    return get_experiment(text, opened.records, last=recall_last(opened.settings.data_dir, opened.name))
-
-
 def _fields(letter: DeadLetter) -> dict[str, object]:
-    """The letter with its task in the wire format."""
     values = {field.name: getattr(letter, field.name) for field in fields(letter)}
     return {**values, "entry": task_fields(letter.entry) if letter.entry else None}

@@ -92,7 +92,7 @@ class _Screen:
 
 
 def render_result(result: QuickstartResult, commands: Sequence[str]) -> str:
-    """The table of results, what happened, where it lies, and what to try next."""
+    """Render the table of results, the audit, the folders, and the next commands."""
     value, audit = result.value, result.audit
     parts = [
         _heading(f"{format_count(audit.files)} files, {result.bytes / 1e6:.1f} MB, below {result.root}"),
@@ -155,7 +155,7 @@ def _kill_lines(result: QuickstartResult) -> list[str]:
 
 
 def _next_commands(result: QuickstartResult) -> list[str]:
-    """Three commands that work as they are printed, in this shell."""
+    """Return three commands that work in this shell as printed."""
     settings = load_settings()
     elsewhere = settings.outputs is not None or settings.stack not in (None, "local")
     prefix = f"RUNTIME_DATA_DIR={shlex.quote(str(result.folder))} " + ("RUNTIME_STACK=local " if elsewhere else "")
@@ -169,7 +169,7 @@ def _next_commands(result: QuickstartResult) -> list[str]:
 
 
 def _program() -> str:
-    """`runtime`, or the path to it where the shell would not find this one."""
+    """Return `runtime`, or its path if the shell would not find this one."""
     ours = Path(sys.executable).parent / "runtime"
     found = shutil.which("runtime")
     if not ours.exists() or (found and Path(found).resolve() == ours.resolve()):

@@ -1,4 +1,4 @@
-"""How `runtime status` shows experiments, tasks, workers and jobs: values in, lines out."""
+"""Renders experiments, tasks, workers and jobs for `runtime status`: values in, lines out."""
 
 from __future__ import annotations
 
@@ -40,14 +40,13 @@ class Board:
     tasks: Overview
     jobs: TargetJobs | None
     elsewhere: tuple[str, ...] = ()
-    """Further targets of the project, which are not asked: that takes as long as they do."""
+    """Further targets of the project, which are not asked because they may answer slowly."""
 
 
 Seen = Union[Board, Overview, ExperimentStatus, TaskStatus, WorkerStatus, "JobView", "TargetJobs"]
 
 
 def render(seen: Seen, now: datetime) -> list[str]:
-    """The lines for people."""
     if isinstance(seen, Board):
         jobs = target_lines(seen.jobs, now, whole=False) if seen.jobs else []
         if seen.elsewhere:
@@ -89,7 +88,7 @@ def summarise(seen: Seen) -> str:
 
 
 def _overview_lines(seen: Overview, now: datetime, *, nothing: bool = True) -> list[str]:
-    """`nothing`: whether an empty stack is worth a line."""
+    """Render the overview; `nothing` gives an empty stack a line."""
     lines = [f"{paint('stack', 'dim')} {seen.stack}"]
     if not seen.experiments and nothing:
         lines.append("nothing was submitted yet; `runtime submit --help` shows how")
@@ -101,9 +100,7 @@ def _overview_lines(seen: Overview, now: datetime, *, nothing: bool = True) -> l
     if waiting:
         lines += ["", *waiting]
     if seen.workers:
-        lines += ["", *table_lines(_worker_rows(seen.workers[:LISTED]))]
-        if len(seen.workers) > LISTED:
-            lines.append(f"and {count_noun(len(seen.workers) - LISTED, 'more worker')}")
+        lines += ["", *_worker_table(seen.workers)]
     if seen.failures:
         new = sum(failure.new for failure in seen.failures)
         many = " or more" if new >= FAILURES_SHOWN else ""
@@ -123,9 +120,7 @@ def _experiment_lines(seen: ExperimentStatus, now: datetime) -> list[str]:
             lines.append(paint(text, _STYLES[state]) if count and state in _STYLES else text)
     lines += ["", *_pairs(_progress_pairs(seen, now))]
     if seen.workers:
-        lines += ["", *table_lines(_worker_rows(seen.workers[:LISTED]))]
-        if len(seen.workers) > LISTED:
-            lines.append(f"and {count_noun(len(seen.workers) - LISTED, 'more worker')}")
+        lines += ["", *_worker_table(seen.workers)]
     if seen.failures:
         lines += ["", *table_lines(_failure_rows(seen.failures))]
         if seen.failures_left_out:
@@ -173,7 +168,7 @@ def _task_lines(seen: TaskStatus, now: datetime) -> list[str]:
         ("log", seen.log_url or f"`runtime logs {seen.task}`" if seen.history else None),
         ("code", seen.code),
     ]
-    lines = [paint(seen.task, "bold"), *_pairs([(label, text) for label, text in pairs if text])]
+    lines = [paint(seen.task, "bold"), *_pairs(pairs)]
     if seen.history:
         rows = [
             {
@@ -203,7 +198,7 @@ def _worker_lines(seen: WorkerStatus, now: datetime) -> list[str]:
         ("ended", f"{format_count(seen.done)} succeeded, {format_count(seen.failed)} failed, {_rate(seen.rate_per_s)}"),
         ("labels", ", ".join(f"{name}={value}" for name, value in sorted(seen.labels.items()))),
     ]
-    lines = [paint(seen.worker, "bold"), *_pairs([(label, text) for label, text in pairs if text])]
+    lines = [paint(seen.worker, "bold"), *_pairs(pairs)]
     lines += [f"runs {task}" for task in seen.running]
     return lines + [f"cannot hold {task}: {why}" for task, why in sorted(seen.declined.items())]
 
@@ -233,8 +228,8 @@ def _experiment_rows(experiments: Sequence[ExperimentStatus]) -> list[dict[str, 
     ]
 
 
-def _worker_rows(workers: Sequence[WorkerStatus]) -> list[dict[str, object]]:
-    return [
+def _worker_table(workers: Sequence[WorkerStatus]) -> list[str]:
+    rows = [
         {
             "WORKER": worker.worker,
             "STATE": worker.state,
@@ -246,8 +241,10 @@ def _worker_rows(workers: Sequence[WorkerStatus]) -> list[dict[str, object]]:
             "RATE": _rate(worker.rate_per_s),
             "SEEN": worker.seen_at,
         }
-        for worker in workers
+        for worker in workers[:LISTED]
     ]
+    more = len(workers) - LISTED
+    return [*table_lines(rows), *([f"and {count_noun(more, 'more worker')}"] if more > 0 else [])]
 
 
 FAILURE_COLUMNS: Columns = {"TASK": "task", "REASON": "reason", "WHEN": "at", "ERROR": "error", "ENTRY": "what"}
@@ -257,8 +254,8 @@ def _failure_rows(failures: Sequence[Failure]) -> list[dict[str, object]]:
     return [{header: cell(failure) for header, cell in read_columns(FAILURE_COLUMNS).items()} for failure in failures]
 
 
-def _pairs(pairs: Sequence[tuple[str, str]]) -> list[str]:
-    return [f"{paint(f'{label:<11}', 'dim')} {text}" for label, text in pairs]
+def _pairs(pairs: Sequence[tuple[str, str | None]]) -> list[str]:
+    return [f"{paint(f'{label:<11}', 'dim')} {text}" for label, text in pairs if text]
 
 
 def _by_state(totals: Any) -> str:
@@ -272,7 +269,7 @@ def _rate(per_s: float) -> str:
 
 
 def target_lines(seen: TargetJobs, now: datetime, *, whole: bool = True) -> list[str]:
-    """The jobs of a target; `whole` where nothing else is on the page."""
+    """Render the jobs of a target; `whole` if nothing else is on the page."""
     from runtime.jobs.spec import JobState
 
     said = [f"target `{seen.target}` does not answer: {seen.problem}"] if seen.problem else []
@@ -311,7 +308,6 @@ def _job_row(each: JobLine) -> dict[str, object]:
 
 
 def job_lines(seen: JobView, now: datetime) -> list[str]:
-    """One job in full."""
     from runtime.client.jobs.status import describe_after
     from runtime.jobs.spec import JobState
 
@@ -334,7 +330,7 @@ def job_lines(seen: JobView, now: datetime) -> list[str]:
         ("logs", f"`runtime logs {short(seen.job)}`, {seen.logs}"),
         ("outputs", f"`runtime fetch {short(seen.job)}`, {seen.outputs}"),
     ]
-    lines += [f"{paint(f'{label:<11}', 'dim')} {text}" for label, text in pairs if text]
+    lines += _pairs(pairs)
     if seen.attempts:
         lines += ["", *table_lines([_attempt_row(each, now) for each in seen.attempts])]
     if seen.runs > 1 and seen.indices:

@@ -90,7 +90,7 @@ def retry(
 
 
 def confirmed(read: Callable[[], Iterator[T]], question: Callable[[int], str], *, yes: bool) -> Iterator[T]:
-    """What is read, once the person has agreed to so many. It is counted first and then read again, so none is kept."""
+    """Return the items of `read` after the person confirmed their count. They are read twice, so none is kept in memory."""
     if yes:
         return read()
     if count := sum(1 for _ in read()):
@@ -99,7 +99,7 @@ def confirmed(read: Callable[[], Iterator[T]], question: Callable[[int], str], *
 
 
 class JobCommand(TyperCommand):
-    """`--failed` has a value for tasks; after a job's id it needs none."""
+    """Takes `--failed` without a value after a job's id; for tasks it has one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if any(is_job(word) for word in args) and "--failed" in args:
@@ -120,7 +120,7 @@ JOB_COLUMNS: Columns = {
 
 
 def _find_job(tasks: list[str], failed: str | None) -> str | None:
-    """The job that is meant, where one is."""
+    """Return the job among the arguments, if there is one."""
     named = [text for text in (*tasks, failed) if is_job(text)]
     if named and (len(named) > 1 or len(tasks) > 1):
         raise RequestRefused("jobs are retried one at a time", hint=f"runtime retry {named[0]}")
@@ -148,7 +148,7 @@ def _retry_job(text: str, indices: list[int], *, others: bool, on: str | None, y
 
 
 class Counted:
-    """Passes results on and says at the end what they came to."""
+    """Passes results on, and reports their counts at the end."""
 
     def __init__(self, results: Iterable[Redriven]) -> None:
         self._results = results
@@ -168,7 +168,7 @@ class Counted:
             yield one
 
     def finish(self, *, strict: bool) -> int:
-        """The exit code; `strict` where each task was named. Raises `NotPossible` if all were refused."""
+        """Return the exit code; `strict` if each task was named. Raises `NotPossible` if all were refused."""
         if self.already:
             note(f"{format_count(self.already)} had been queued again already, by another or by an interrupted command")
         if self.refused and not self.done and not self.already:

@@ -59,7 +59,7 @@ def run(
 
 
 def _explain(problem: Exception, what: str) -> WorkFailed:
-    """The user's own failure: their traceback, without our frames, then one line."""
+    """Print the user's own traceback without our frames, and return the error for the line below it."""
     frames = problem.__traceback__
     while frames is not None and frames.tb_frame.f_globals.get("__name__", "").partition(".")[0] in (
         "runtime",

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 app = new_app("Put the values of the stack's secrets, and see who can read them. No value is ever printed.")
 
-# A value on the command line would be in the shell's history and in every list of processes. Whoever tries is told so,
-# and the usual error would repeat it.
+# A value on the command line is in the shell's history and in every list of processes. The error explains that, and the
+# usual error would repeat the value.
 _TAKE_ALL = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
@@ -93,7 +93,7 @@ def put(
         )
     settings, outputs = _find(stack)
     find_secret(outputs, name)
-    # Nobody is asked for a value that could not be sent.
+    # The connection comes first, so that no value is asked for in vain.
     with GoogleApi(server=settings.google_api) as api:
         value = _read_value(name, file)
         check_value(value, name)
@@ -146,7 +146,7 @@ def _open(stack: str | None) -> Iterator[tuple[StackOutputs, GoogleApi]]:
 
 
 def _find(stack: str | None) -> tuple[Settings, StackOutputs]:
-    """What is read here, before anything is asked of Google."""
+    """Read settings and contract, before any request to Google."""
     from runtime.outputs import need_output
 
     settings = load_settings()

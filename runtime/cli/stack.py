@@ -18,7 +18,7 @@ from runtime.stack.cache import FoundStack
 from runtime.stack.find import LOCAL, ListedStack, find_stack, list_stacks, pull_stack, read_stack
 
 if TYPE_CHECKING:
-    from runtime.stack.publish import Change, Publication
+    from runtime.stack.publish import Publication
 
 app = new_app("Choose the stack that commands use, and show what it offers.")
 
@@ -80,7 +80,7 @@ def pull(
     settings = load_settings()
     found = pull_stack(source or stack or settings.stack or settings.outputs or LOCAL, settings=settings)
     if output is Output.JSON:
-        print_json(_fields(found.name, found.source, found.read_at))
+        print_json(_fields(found))
     else:
         note(f"read stack `{found.name}` from {found.source}; `runtime stack use {found.name}` makes it the default")
 
@@ -101,7 +101,7 @@ def use(
     found = find_stack(name, settings=settings)
     path = remember_stack(name, settings)
     if output is Output.JSON:
-        print_json(_fields(found.name, found.source, found.read_at))
+        print_json(_fields(found))
     else:
         note(f"commands now use stack `{found.name}` (kept in {path})")
     if load_settings().stack != name:
@@ -182,19 +182,15 @@ def diff(
     if output is Output.JSON:
         print_json(changes)
     else:
-        _print_changes(changes)
+        columns: Columns = {
+            "CHANGE": lambda change: change.kind.value,
+            "PATH": "path",
+            "OLD": lambda change: _leaf_text(change.old),
+            "NEW": lambda change: _leaf_text(change.new),
+        }
+        print_list(changes, columns)
         note(f"{format_count(len(changes))} differences" if changes else "the two contracts are the same")
     return 1 if changes else 0
-
-
-def _print_changes(changes: list[Change]) -> None:
-    columns: Columns = {
-        "CHANGE": lambda change: change.kind.value,
-        "PATH": "path",
-        "OLD": lambda change: _leaf_text(change.old),
-        "NEW": lambda change: _leaf_text(change.new),
-    }
-    print_list(changes, columns)
 
 
 def _leaf_text(value: object) -> str | None:
@@ -225,8 +221,8 @@ def _publication_fields(plan: Publication, *, written: bool) -> dict[str, Any]:
     }
 
 
-def _fields(name: str, source: str, read_at: datetime) -> dict[str, Any]:
-    return {"name": name, "source": source, "read_at": read_at}
+def _fields(found: FoundStack) -> dict[str, Any]:
+    return {"name": found.name, "source": found.source, "read_at": found.read_at}
 
 
 def _lines(found: FoundStack) -> list[tuple[str, str]]:

@@ -41,7 +41,7 @@ from runtime.cli.render import FAILURE_COLUMNS, INDEX_COLUMNS, Board, Seen, job_
 LOCAL_EVERY_S = 1.0
 REMOTE_EVERY_S = 10.0
 RATE_OVER_S = 60.0
-"""`--watch` tells the rate from what it saw in the last so many seconds."""
+"""Seconds over which `--watch` measures the rate."""
 T = TypeVar("T")
 
 
@@ -103,7 +103,7 @@ def status(
         note(_silence(seen.jobs.target, seen.jobs.problem))
         seen = replace(seen, jobs=replace(seen.jobs, problem=None))
     if output is Output.JSON:
-        print_json(_fields(seen))
+        print_json(seen if not isinstance(seen, Board) else _board_fields(seen))
     elif failed and isinstance(seen, ExperimentStatus):
         print_list(seen.failures, FAILURE_COLUMNS)
     else:
@@ -113,9 +113,7 @@ def status(
     return 0
 
 
-def _fields(seen: Seen) -> object:
-    if not isinstance(seen, Board):
-        return seen
+def _board_fields(seen: Board) -> dict[str, object]:
     jobs = seen.jobs.jobs if seen.jobs else ()
     return {**{each.name: getattr(seen.tasks, each.name) for each in fields(seen.tasks)}, "jobs": jobs}
 
@@ -184,7 +182,7 @@ def _target_status(on: str, *, watch: bool, failed: bool, output: Output) -> int
 
 
 def _ensure_answered(target: str, problem: str | None) -> None:
-    """Raise `InfrastructureFailure` where what was asked for by name is known in part only; that has been printed."""
+    """Raise `InfrastructureFailure` if a named target or job is known only in part; that part has been printed."""
     if problem is not None:
         raise InfrastructureFailure(_silence(target, problem), hint=f"runtime targets check {target}")
 
@@ -194,7 +192,7 @@ def _silence(target: str, problem: str) -> str:
 
 
 def _read_jobs(name: str, settings: Settings, *, looked_at: datetime | None) -> TargetJobs:
-    """The jobs of a target; one that does not answer is said in a line."""
+    """Read the jobs of a target; a target that does not answer becomes a line."""
     from runtime.client.jobs.status import TargetJobs, read_target
     from runtime.client.jobs.targets import find_target, make_context, open_target
 
@@ -207,7 +205,7 @@ def _read_jobs(name: str, settings: Settings, *, looked_at: datetime | None) -> 
 
 
 def _local_jobs(opened: OpenStack) -> TargetJobs | None:
-    """Those of this machine's own record root; whoever launched none loads nothing for them."""
+    """Read the jobs of this machine's own record root, without loading modules if there are none."""
     data = opened.settings.data_dir
     if not (data / "jobs" / "jobs").is_dir() and not (data / "roots").is_dir():
         return None
@@ -250,7 +248,7 @@ def _remember_look(opened: OpenStack) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     except OSError:
-        pass  # Then everything stays new.
+        pass  # Then every failure stays new.
 
 
 def _watch(read: Callable[[], Seen], *, remote: bool) -> int:
@@ -266,7 +264,7 @@ def _watch(read: Callable[[], Seen], *, remote: bool) -> int:
 
 
 def is_over(seen: Seen) -> bool:
-    """Nothing more will change by itself."""
+    """Whether the state is final."""
     if isinstance(seen, ExperimentStatus):
         return seen.submitted > 0 and seen.remaining == 0
     if isinstance(seen, TaskStatus):
@@ -279,13 +277,13 @@ def is_over(seen: Seen) -> bool:
 
 
 class RateMeter:
-    """The rate at which tasks end, as seen here; it knows better than the workers' reports after five seconds."""
+    """The rate at which tasks end, measured here; after five seconds it is better than the workers' reports."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque()
 
     def measure(self, seen: T, at_s: float) -> T:
-        """`seen` with the measured rate and time left, if it is an experiment and was seen for long enough."""
+        """Add the measured rate and time left to an experiment that was watched for long enough."""
         if not isinstance(seen, ExperimentStatus):
             return seen
         self._samples.append((at_s, seen.ended))
@@ -301,7 +299,7 @@ class RateMeter:
 
 @contextmanager
 def _screen() -> Iterator[Callable[[Seen], None]]:
-    """Draws in place on a terminal; elsewhere prints a line when something has changed."""
+    """Draw in place on a terminal; elsewhere print a line after each change."""
     if not is_terminal():
         said = [""]
 

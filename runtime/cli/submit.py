@@ -33,20 +33,20 @@ if TYPE_CHECKING:
     from runtime.tasks.model import CommandEntry, Resources, Task, WorkflowEntry
 
 SHOW_PROGRESS_FROM = 2_000
-"""Shorter inputs are over before a bar is read."""
+"""Shorter inputs end before a person reads a bar."""
 SAY_AFTER_S = 2.0
 SAY_WHY_AFTER_S = 5.0
 SAY_WHY_EVERY_S = 30.0
-"""How often the reason is looked up while tasks wait."""
+"""Pause between two reads of the reason while tasks wait."""
 
-# Marks in the words that `--` stood before them; no argument of a process can hold a NUL.
+# Marks in the words that `--` came before them; no argument of a process can contain a NUL.
 _COMMAND = "\0command"
 
 app = new_app("Put tasks into a queue.")
 
 
 class SubmitCommand(TyperCommand):
-    """Keeps what the parser drops: that the words follow `--` and so are a command, not a workflow."""
+    """Keeps a fact that the parser drops: words after `--` are a command, not a workflow."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--" in args:
@@ -61,7 +61,7 @@ class SubmitCommand(TyperCommand):
     context_settings={
         "help_option_names": ["--help", "-h"],
         "max_content_width": 110,
-        # What follows PROJECT WORKFLOW belongs to the workflow.
+        # Words after PROJECT WORKFLOW belong to the workflow.
         "allow_interspersed_args": False,
     },
 )
@@ -133,7 +133,9 @@ def submit(
     Exit codes: 0 submitted (with --wait: all succeeded), 1 with --wait some failed, 2 refused, 3 infrastructure failed,
     130 interrupted.
     """
+    from runtime.client.tasks.make import TaskOptions, moment_after, submitter
     from runtime.tasks.grid import parse_grid
+    from runtime.units import parse_duration
 
     request = _Request(
         words=tuple(words or ()),
@@ -144,31 +146,40 @@ def submit(
         experiment=experiment,
     )
     request.check()
-    options = _read_options(
-        request.choose_experiment(),
-        key=key,
-        timeout=timeout,
-        max_failures=max_failures,
-        expires=expires,
-        delay=delay,
-        priority=priority,
-        resources=_read_resources(resources, cpus=cpus, memory=memory, gpus=gpus),
-        outputs=request.outputs,
-    )
+    now = datetime.now(UTC)
+    experiment = request.choose_experiment()
+    needed = _read_resources(resources, cpus=cpus, memory=memory, gpus=gpus)
+    try:
+        options = TaskOptions(
+            experiment=experiment,
+            key=key,
+            timeout=parse_duration(timeout, field="timeout") if timeout else None,
+            max_failures=max_failures,
+            expires_at=moment_after(now, expires, "expires") if expires else None,
+            not_before=moment_after(now, delay, "delay") if delay else None,
+            priority=priority,
+            resources=needed,
+            outputs=request.outputs,
+            submitted_by=submitter(),
+            submitted_at=now,
+        )
+    except InvalidTask as problem:
+        name, dot, rest = problem.field.partition("[")
+        option = f"--{_OPTIONS.get(name, name)}{dot}{rest}"
+        raise RequestRefused(f"`{option}` {problem.problem}", hint=problem.hint) from None
     if snapshot is not None and no_snapshot:
         raise RequestRefused("`--snapshot` and `--no-snapshot` contradict each other", hint="leave one of them out")
     wanted = False if no_snapshot else None if snapshot is None else Path(snapshot)
     if dry_run:
         from runtime.config import load_settings
 
-        return _print_tasks(request.make_tasks(_bind(options, _take_code(wanted, None, load_settings()))), output)
+        code = _take_code(wanted, None, load_settings())
+        return _print_tasks(request.make_tasks(options, code), output)
     return _submit(request, options, wanted, queue, stack, skip_existing, wait, output)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """Which tasks were asked for."""
-
     words: tuple[str, ...]
     source: str | None
     grid: Grid
@@ -212,20 +223,20 @@ class _Request:
         return DEFAULT_EXPERIMENT if self.source is None else name_experiment(self.source)
 
     def count(self) -> int | None:
-        """How many tasks, where that can be told beforehand."""
+        """Count the tasks, if possible before they are read."""
         from runtime.tasks.sources import count_lines
 
         return len(self.grid) if self.source is None else count_lines(self.source)
 
-    def make_tasks(self, options: TaskOptions) -> Iterator[Task]:
+    def make_tasks(self, options: TaskOptions, code: SubmittedCode) -> Iterator[Task]:
+        options = replace(options, snapshot=code.snapshot, folder=code.folder)
         if self.source is not None:
             from runtime.tasks.sources import read_lines, read_tasks
 
             return read_tasks(read_lines(self.source), options.defaults())
-        entry = self.make_entry()
-        return self._expand(entry, options)
+        return self._expand(self._make_entry(), options)
 
-    def make_entry(self) -> WorkflowEntry | CommandEntry:
+    def _make_entry(self) -> WorkflowEntry | CommandEntry:
         from runtime.tasks.grid import check_grid
         from runtime.tasks.model import CommandEntry, WorkflowEntry
 
@@ -238,7 +249,9 @@ class _Request:
                 hint=f"runtime submit {self.words[0]} WORKFLOW, or `--` before a command",
             )
         else:
-            entry = WorkflowEntry(self.words[0], self.words[1], _without_mark(self.words[2:]))
+            # A `--` among the workflow's own arguments is theirs.
+            args = tuple(arg for arg in self.words[2:] if arg != _COMMAND)
+            entry = WorkflowEntry(self.words[0], self.words[1], args)
             _note_misplaced(entry.args)
         check_grid(self.grid, entry, key=self.key)
         return entry
@@ -254,71 +267,18 @@ class _Request:
             )
 
 
-def _without_mark(args: Sequence[str]) -> tuple[str, ...]:
-    """A `--` among the workflow's own arguments is theirs."""
-    return tuple(arg for arg in args if arg != _COMMAND)
-
-
 def _note_misplaced(args: Sequence[str]) -> None:
     ours = {
-        "--wait",
-        "--experiment",
-        "--queue",
-        "--stack",
-        "--grid",
-        "--skip-existing",
-        "--snapshot",
-        "--no-snapshot",
-        "--dry-run",
-        "--from",
-        "--key",
+        *("--wait", "--experiment", "--queue", "--stack", "--grid", "--skip-existing", "--snapshot", "--no-snapshot"),
+        *("--dry-run", "--from", "--key"),
     }
     for arg in args:
         if (name := arg.partition("=")[0]) in ours:
             note(f"note: `{name}` follows PROJECT, so it goes to the workflow; options of `runtime submit` come before")
 
 
-def _read_options(
-    experiment: str,
-    *,
-    key: str | None,
-    timeout: str | None,
-    max_failures: int,
-    expires: str | None,
-    delay: str | None,
-    priority: int,
-    resources: Resources,
-    outputs: tuple[str, ...],
-) -> TaskOptions:
-    from runtime.client.tasks.make import TaskOptions, moment_after, submitter
-    from runtime.units import parse_duration
-
-    now = datetime.now(UTC)
-    try:
-        return TaskOptions(
-            experiment=experiment,
-            key=key,
-            timeout=parse_duration(timeout, field="timeout") if timeout else None,
-            max_failures=max_failures,
-            expires_at=moment_after(now, expires, "expires") if expires else None,
-            not_before=moment_after(now, delay, "delay") if delay else None,
-            priority=priority,
-            resources=resources,
-            outputs=outputs,
-            submitted_by=submitter(),
-            submitted_at=now,
-        )
-    except InvalidTask as problem:
-        raise _refuse_option(problem) from None
-
-
 _OPTIONS = {"timeout_s": "timeout", "expires_at": "expires", "not_before": "delay", "max_failures": "max-failures"}
-"""Options whose name differs from the field's."""
-
-
-def _refuse_option(problem: InvalidTask) -> RequestRefused:
-    name, dot, rest = problem.field.partition("[")
-    return RequestRefused(f"`--{_OPTIONS.get(name, name)}{dot}{rest}` {problem.problem}", hint=problem.hint)
+"""Field → option, if their names differ."""
 
 
 def _read_resources(text: str | None, *, cpus: float | None, memory: str | None, gpus: float | None) -> Resources:
@@ -356,12 +316,8 @@ def _print_tasks(tasks: Iterator[Task], output: Output) -> int:
     return 0
 
 
-def _bind(options: TaskOptions, code: SubmittedCode) -> TaskOptions:
-    return replace(options, snapshot=code.snapshot, folder=code.folder)
-
-
 def _take_code(wanted: Path | bool | None, records: RecordStore | None, settings: Settings) -> SubmittedCode:
-    """The code that goes with the tasks; a tree that takes long is not looked through in silence."""
+    """Take the code of the tasks, with a note if the search of the tree takes long."""
     from threading import Timer
 
     from runtime.client.tasks.code import take_code
@@ -393,7 +349,7 @@ def _submit(
         target = opened.queue()
         check_priority(options.priority, target.name, target.traits)
         code = _take_code(wanted, target.records, opened.settings)
-        tasks = request.make_tasks(_bind(options, code))
+        tasks = request.make_tasks(options, code)
         dealt_with = 0
         with ExitStack() as shown:
             total = request.count()
@@ -472,7 +428,7 @@ def _wait(done: Submission, target: Queue, opened: Stack, output: Output) -> int
 
 
 class Reason:
-    """Says why tasks wait: after a while, and again when it is another."""
+    """Notes the reason why tasks wait: after a while, and again after each change."""
 
     def __init__(
         self,
@@ -509,7 +465,7 @@ def _why_it_waits(opened: Stack, experiment: str) -> str | None:
 
 
 def _submission_fields(done: Submission) -> dict[str, Any]:
-    """What `-o json` prints."""
+    """Return the fields of `-o json`."""
     return {
         "experiment": done.experiment,
         "queue": done.queue,
@@ -589,7 +545,7 @@ def _say_ended(waited: Waited, target: Queue) -> None:
 
 
 def _short(code: str | None) -> str:
-    """A content id as people read it."""
+    """Shorten a content id for people."""
     return f"`{code[:19]}`" if code and code.startswith("sha256:") else "the code that workers have"
 
 

@@ -78,7 +78,8 @@ def _read_options(arguments: object) -> WorkerOptions:
     from runtime.worker.options import WorkerOptions
 
     get = vars(arguments).get
-    idle = _idle_timeout(get("idle_timeout") or "never")
+    given = get("idle_timeout") or "never"
+    idle = None if given == "never" else parse_duration(given, field="idle timeout")
     once = bool(get("once"))
     if once and idle is None:
         idle = timedelta(seconds=10)
@@ -127,10 +128,6 @@ def _gpus(text: str) -> float:
         return float(text)
     except ValueError:
         raise InvalidValue("number of GPUs", text, "a whole number, or a part of one such as 0.25") from None
-
-
-def _idle_timeout(text: str) -> timedelta | None:
-    return None if text == "never" else parse_duration(text, field="idle timeout")
 
 
 def _lease(text: str) -> timedelta:

@@ -48,7 +48,6 @@ PROBE_PATIENCE: Final = timedelta(seconds=10)
 TOOL_PATIENCE_S: Final = 10
 WEB_PATIENCE_S: Final = 5
 EXAMINED_S: Final = 5.0
-"""How long a task file is looked through."""
 _AT_ONCE: Final = 16
 
 
@@ -61,8 +60,6 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One thing that was looked at."""
-
     check: str
     """`stack`, `queue default`, `records` …"""
     verdict: Verdict
@@ -351,7 +348,7 @@ _DOES: Final = {"pubsub.topics.publish": "publish", "pubsub.subscriptions.consum
 
 
 def _pubsub(check: str, output: PubSubQueueOutput, stack: str, google: GoogleApi) -> Line:
-    """Submitters publish, workers do both and need the dead letters too."""
+    """Check the permissions of submitters, who publish, and workers, who pull and need the dead letters too."""
     able: dict[str, bool] = {}
     wanted = [
         ("topics", output.topic, "pubsub.topics.publish", ""),
@@ -363,7 +360,7 @@ def _pubsub(check: str, output: PubSubQueueOutput, stack: str, google: GoogleApi
         if resource is None:
             continue
         may = permission in google.allowed("pubsub", f"v1/{resource}", (permission,))
-        # Of what does not exist, Google says that nothing is allowed.
+        # For a resource that does not exist, Google allows nothing.
         if not may and (gone := _missing(google, f"v1/{resource}", kind, resource)):
             return fail(check, gone, f"run `pulumi up --stack {stack}`")
         able[_DOES[permission] + more] = may
@@ -425,7 +422,7 @@ def _bucket(check: str, url: str, stack: str, google: GoogleApi) -> Line:
 
 
 def _probe(check: str, url: str) -> list[Line]:
-    """Prove that the first of two writes wins, which is what every record relies on, and compare the clocks."""
+    """Prove that the first of two writes wins, as every record needs, and compare the clocks."""
     from runtime.records import open_records
     from runtime.records.blobs.bucket import BucketBlobs
     from runtime.records.store import BlobRecords
@@ -444,7 +441,7 @@ def _probe(check: str, url: str) -> list[Line]:
 
 
 def _google_repository(url: str) -> str | None:
-    """`projects/P/locations/R/repositories/N` of an Artifact Registry url, None of any other."""
+    """Return `projects/P/locations/R/repositories/N` for an Artifact Registry url, None for any other."""
     host, _, path = url.removeprefix("https://").partition("/")
     location, found, _ = host.partition("-docker.pkg.dev")
     parts = path.split("/")
@@ -550,7 +547,7 @@ def _join(words: Sequence[str]) -> str:
 
 
 def _ask_web(url: str) -> tuple[int | None, str]:
-    """Status of a GET, or None and why there is none."""
+    """Return the status of a GET, or None and the problem."""
     import urllib.error
     import urllib.request
 

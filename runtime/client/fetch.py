@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteFile:
     name: str
-    """In the record root."""
+    """Its name in the record root."""
     place: str
-    """Relative to the folder it goes to."""
+    """Its path in the local folder."""
     size_bytes: int
 
 
@@ -34,7 +34,7 @@ class Fetched:
 
 
 class FilesDiffer(NotPossible):
-    """Some were not fetched, because others are there under their names."""
+    """Files that were not fetched because other files have their names here."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self.names = list(names)
@@ -46,7 +46,7 @@ class FilesDiffer(NotPossible):
 
 
 def list_outputs(files: Files, entry: LedgerEntry, indices: Sequence[int] = ()) -> list[RemoteFile]:
-    """What the attempts that count wrote, of all runs or of some."""
+    """List the output files of the attempts that count, for all runs or for some."""
     first = entry.first_index
     wanted = [check_index(entry, each) for each in indices] or range(first, first + entry.indices)
     found = []
@@ -60,7 +60,7 @@ def list_outputs(files: Files, entry: LedgerEntry, indices: Sequence[int] = ()) 
 def _outputs_of(files: Files, job: str, index: int) -> Iterator[tuple[str, str, int]]:
     run = f"{job_folder(job)}/runs/{index}"
     result = json.loads(files.read(f"{run}/result") or b"{}")
-    # Results of runs that were not run again lie with the job that they are from.
+    # Results of runs that a retry did not repeat lie with the job that made them.
     run = f"{job_folder(result.get('from', job))}/runs/{index}"
     attempt = result.get("attempt") or max(list_attempts(files, job, index), default=None)
     if attempt is not None:
@@ -72,7 +72,7 @@ def _outputs_of(files: Files, job: str, index: int) -> Iterator[tuple[str, str, 
 def fetch(files: Files, listed: Sequence[RemoteFile], to: Path, *, overwrite: bool = False) -> Iterator[Fetched]:
     """Copy the files, one by one. A file appears whole or not at all, and below `to`.
 
-    Raises `NameRefused` at the first that is named so that it would lie elsewhere; those before it stay.
+    Raises `NameRefused` at the first name that leads elsewhere; files before it stay.
     """
     if not listed:
         return
@@ -83,18 +83,16 @@ def fetch(files: Files, listed: Sequence[RemoteFile], to: Path, *, overwrite: bo
 
 
 def name_folder(name: str, short: str) -> Path:
-    """Where the files of a job go unless a folder is named."""
     return Path(check_name(f"{name}-{short}"))
 
 
 def refuse_differing(done: Sequence[Fetched], folder: Path) -> None:
-    """Raise `FilesDiffer` if some were left as they are."""
     if differing := [each.path for each in done if each.what is Became.DIFFERS]:
         raise FilesDiffer(folder, differing)
 
 
 def list_task(text: str, *, stack: str | None) -> tuple[str, Files, list[RemoteFile]]:
-    """A task's id, the folder with what it wrote, and the files in it; only where this machine can see that folder."""
+    """Return a task's id, its output folder, and the files in it. Raises `NotPossible` if this machine cannot see the folder."""
     from runtime.client.identify import get_task_id, recall_last
     from runtime.client.tasks.status import read_task
     from runtime.jobs.hosts.local import LocalFiles
@@ -106,13 +104,10 @@ def list_task(text: str, *, stack: str | None) -> tuple[str, Files, list[RemoteF
     if url is None:
         raise NotPossible(f"task `{task}` has no outputs", hint=f"runtime status {task}")
     if "://" in url and not url.startswith("file://"):
+        tool = f"gcloud storage cp -r {url} ." if url.startswith("gs://") else f"aws s3 cp --recursive {url} ."
         raise NotPossible(
-            f"outputs of task `{task}` lie in a bucket", facts=[url], hint=f"copy them with its own tool: {_tool(url)}"
+            f"outputs of task `{task}` lie in a bucket", facts=[url], hint=f"copy them with its own tool: {tool}"
         )
     files = LocalFiles(url.removeprefix("file://"))
     listed = [RemoteFile(name=name, place=name, size_bytes=size) for name, size in files.tree("")]
     return check_name(task), files, listed
-
-
-def _tool(url: str) -> str:
-    return f"gcloud storage cp -r {url} ." if url.startswith("gs://") else f"aws s3 cp --recursive {url} ."

@@ -1,7 +1,7 @@
-"""A folder of this machine that takes files under names which another machine chose, and nothing lands elsewhere.
+"""A folder of this machine that takes files under names from another machine, and never writes outside it.
 
-Agents, buckets and pods say how the files are called that are brought home. Their names become local ones here alone, by
-the rules that the shim has for snapshots.
+Agents, buckets and pods name the files that are fetched. Only this module turns their names into local ones, by the
+shim's rules for snapshots.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Final
 
 from runtime.errors import NotPossible
@@ -24,18 +23,16 @@ _PIECE: Final = 1 << 20
 
 
 class Became(StrEnum):
-    """What became of a file."""
-
     FETCHED = "fetched"
     SAME = "same"
-    """It was there."""
+    """The same file was there."""
     REPLACED = "replaced"
     DIFFERS = "differs"
-    """Another is there under its name, and stays."""
+    """Another file has its name here, and stays."""
 
 
 class NameRefused(NotPossible):
-    """A remote name that leads elsewhere, or that cannot be a file's name here; nothing was written for it."""
+    """A remote name that leads elsewhere, or that no file can have here; nothing was written for it."""
 
     def __init__(self, problem: names.NameRefused) -> None:
         self.name, self.reason = problem.name, problem.reason
@@ -46,7 +43,7 @@ class NameRefused(NotPossible):
 
 
 def check_name(name: str) -> str:
-    """`name`, which another machine chose, if it can be the name of one file or folder. Raises `NameRefused`."""
+    """Return `name`, from another machine, if one file or folder can have it. Raises `NameRefused`."""
     try:
         parts = names.local_parts(name)
         if len(parts) > 1:
@@ -57,7 +54,7 @@ def check_name(name: str) -> str:
 
 
 class LocalFolder:
-    """Made where it is missing. The folder itself may be reached through a link: the user named it."""
+    """A folder that is created if missing. Its own path may contain links: the user named it."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -94,16 +91,11 @@ class LocalFolder:
                 os.unlink(part, dir_fd=folder)
         return became
 
-    def close(self) -> None:
-        self._below.close()
-
     def __enter__(self) -> LocalFolder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def __exit__(self, *_: object) -> None:
+        self._below.close()
 
 
 def _compare(new: BinaryIO, folder: int, name: str, last: str, overwrite: bool) -> Became:

@@ -23,15 +23,12 @@ RECORDS = "records"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """A job of a bundle, now in the ledger."""
-
     job: str
     name: str
     target: str
     records: str
     native_ids: tuple[str, ...]
     new: bool
-    """False if the job was known before."""
 
 
 def import_bundle(folder: str, on: str, settings: Settings) -> list[Imported]:

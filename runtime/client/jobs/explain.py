@@ -24,7 +24,6 @@ from runtime.units import format_duration, format_size, format_time
 from runtime.values import dataclass
 
 TOLD_LINES: Final = 3
-"""Lines of a log in an explanation."""
 UNCAUGHT: Final = 1
 """Exit code of Python after an uncaught exception."""
 TOLD_ALONE: Final = 10
@@ -37,22 +36,18 @@ class JobFacts:
 
     status: JobStatus
     index: int
-    """The run that is explained."""
     attempts: tuple[AttemptView, ...] = ()
     log: tuple[str, ...] = ()
-    """Last lines of its newest attempt."""
     raised: Raised | None = None
     """The exception that ended it, if its log has one."""
     backend_log: tuple[str, ...] = ()
     """Last lines of the backend's own log: of programs before the shim, and of the shim itself."""
     backend: Explanation | None = None
-    """The launcher's own explanation."""
     native: NativeState | None = None
     cancelled_by: str | None = None
     one_of_many: bool = False
     """A run of an array was asked for by its index."""
     limits: Mapping[str, Any] | None = None
-    """The order's `retry`, `time_limit_s` and the like."""
     heartbeat: Heartbeat | None = None
     """None if it was not looked for, or if nothing is counted yet."""
     after: tuple[AfterView, ...] = ()

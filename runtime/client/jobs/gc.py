@@ -42,8 +42,6 @@ _REMOVE: Final = 'chmod -R u+rwx "$0" && rm -rf "$0"'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Garbage:
-    """One thing that may go."""
-
     kind: str
     """`job`, `native`, `tree`, `code`, `processes` or `secrets`; `native` is a job of the backend that no ledger has, the
     last two are left by a killed shim."""

@@ -37,9 +37,7 @@ class FieldsRefused(RequestRefused):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions:
     again: bool = False
-    """Start a new job although the same launch was made before."""
     ignore: tuple[str, ...] = ()
-    """Fields that may be dropped if the target refuses them."""
     experiment: str | None = None
     base: Path | None = None
     """Folder that the spec's relative paths start from; the working directory by default."""

@@ -61,8 +61,6 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One thing that was tried."""
-
     step: str
     """`settings`, `connection`, `records`, `launch`, `interpreter`, `run`, `write`, `read`, `space`, `gpus`, `clock`, `cleanup`"""
     verdict: Verdict

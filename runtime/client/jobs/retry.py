@@ -48,8 +48,6 @@ QUIET_S: Final = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rerun:
-    """The runs that were started again."""
-
     job: str
     """Another job if `new` is True."""
     indices: tuple[int, ...]
@@ -132,7 +130,8 @@ def _next_epoch(
         gone_on_with = {each.part for each in adopted}
         left = [part for part in plan.parts if part.native.get("number", 0) not in gone_on_with]
         # If an earlier try began to submit a part, its attempts may already be the new ones.
-        untried = [part for part in left if not _was_tried(job, part, epoch)]
+        submits = f"{plan.folder}/submit"
+        untried = [part for part in left if not job.files.names(submits, f"{epoch}.{part.native.get('number', 0)}.")]
         fresh = {index for part in untried for index in range(part.offset, part.offset + part.count)}
         _unfold(job, plan, sorted(fresh & set(indices)))
         if status is not None and isinstance(job.launcher, Resubmits):
@@ -175,10 +174,6 @@ def _adopt(job: JobHandle) -> list[NativeJob]:
     for native in found:
         ledger.record_native(job.files, job.id, native)
     return found
-
-
-def _was_tried(job: JobHandle, part: NativePart, epoch: int) -> bool:
-    return bool(job.files.names(f"{job_folder(job.id)}/submit", f"{epoch}.{part.native.get('number', 0)}."))
 
 
 def _unfold(job: JobHandle, plan: LaunchPlan, indices: Sequence[int]) -> None:

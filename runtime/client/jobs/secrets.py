@@ -85,18 +85,14 @@ def _read_here(ref: SecretRef, context: PlanContext) -> bytes:
 
 def _as_text(ref: SecretRef, value: bytes) -> str:
     """Raise `NotPossible` for a value that no variable can carry, without the value in the error."""
-    if b"\0" in value:
-        raise NotPossible(
-            f"the value of secret `{ref.name}` holds a zero byte, which no variable can carry",
-            facts=[f"read from {ref.source}"],
-            hint="keep it encoded, such as with base64, and decode it in the command",
-        )
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        pass  # raised below, because this one contains the value
+    fault = "holds a zero byte, which no variable can carry"
+    if b"\0" not in value:
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            fault = "is no UTF-8"  # raised below, because this error contains the value
     raise NotPossible(
-        f"the value of secret `{ref.name}` is no UTF-8",
+        f"the value of secret `{ref.name}` {fault}",
         facts=[f"read from {ref.source}"],
         hint="keep it encoded, such as with base64, and decode it in the command",
     )
@@ -121,7 +117,6 @@ def _read_of_stack(refs: Sequence[SecretRef], target: Target, settings: Settings
 
 
 def _read_newest(name: str, secret: SecretOutput, outputs: StackOutputs, api: GoogleApi) -> bytes:
-    """Read the newest version that is enabled."""
     from runtime.stack.google_api import GoogleRefused
 
     try:

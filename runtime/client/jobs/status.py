@@ -38,8 +38,6 @@ NEAR: Final = timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLine:
-    """One job in an overview."""
-
     job: str
     name: str
     target: str
@@ -52,27 +50,21 @@ class JobLine:
     ended_at: datetime | None
     """When a failed job ended, if its result has the time."""
     new: bool = False
-    """It failed since you last looked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetJobs:
-    """The jobs of one target."""
-
     target: str
     records: str
     jobs: tuple[JobLine, ...] = ()
     """Jobs that run or wait, jobs that failed in the last day, and the newest."""
     left_out: int = 0
-    """Number of older jobs that have ended."""
     problem: str | None = None
     """Why the target, or the backend behind its record root, did not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AfterView:
-    """A job that another one comes after."""
-
     job: str
     when: When
     state: JobState | None
@@ -84,8 +76,6 @@ class AfterView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptView:
-    """One attempt of one run."""
-
     index: int
     attempt: int
     native: str | None
@@ -102,8 +92,6 @@ class AttemptView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeView:
-    """One native job with its backend's state."""
-
     native_id: str
     name: str
     part: int
@@ -117,8 +105,6 @@ class NativeView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """One job in full."""
-
     job: str
     name: str
     target: str
@@ -145,7 +131,6 @@ class JobView:
     after: tuple[AfterView, ...] = ()
     """The jobs that it comes after, until its first run begins."""
     problem: str | None = None
-    """Why the backend did not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +205,6 @@ def _line(status: JobStatus, ended: datetime | None, looked_at: datetime | None)
 
 
 def totals_of(counts: Mapping[JobState, int]) -> dict[JobState, int]:
-    """Return every state with its count."""
     return {state: counts.get(state, 0) for state in JobState}
 
 
@@ -321,7 +305,6 @@ def _native_views(entry: LedgerEntry, states: Sequence[NativeState]) -> Iterator
 
 
 def read_attempts(files: Files, job: str, index: int) -> list[AttemptView]:
-    """Read the newest attempts of a run, oldest first."""
     run = f"{job_folder(job)}/runs/{index}"
     numbers = ledger.list_attempts(files, job, index)[-ATTEMPTS_SHOWN:]
     ends = {

@@ -100,7 +100,6 @@ class OpenTarget:
     def __init__(self, target: Target, launcher: Launcher, host: Host) -> None:
         self.target, self.launcher, self.host = target, launcher, host
         self.files = host.files
-        """The record root."""
 
     def close(self) -> None:
         self.host.close()

@@ -25,14 +25,11 @@ from runtime.values import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
-    """The result of cancelling one task or experiment."""
-
     name: str
     kind: Kind
     state: TaskState
     """State afterwards: `cancelled`, or the state in which the task had ended before."""
     already: bool = False
-    """Whether it had ended before."""
     ended: int | None = None
     """Tasks of an experiment recorded as cancelled now; None if workers record each one when they lease it."""
     running: str | None = None

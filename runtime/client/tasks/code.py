@@ -75,7 +75,6 @@ class CodeInHand:
     """
 
     def __init__(self, wanted: Path | bool | None, start: Path | None) -> None:
-        """See `take_code` for both."""
         self._wanted, self._start = wanted, start
         self._code: SubmittedCode | None = None
         self._looked_at = 0.0
@@ -121,12 +120,6 @@ class CodeInHand:
         if self._watch is not None:
             self._watch.close()
             self._watch = None
-
-
-def _rules(settings: Settings, records: RecordStore | None) -> SnapshotRules:
-    from runtime.snapshots.snapshot import SnapshotRules
-
-    return SnapshotRules(left_out=_ours(settings, records))
 
 
 def _inherit(here: Path, records: RecordStore | None) -> SubmittedCode | None:
@@ -194,12 +187,14 @@ def _home_and_above() -> set[Path]:
     return {home, *home.parents}
 
 
-def _ours(settings: Settings, records: RecordStore | None) -> tuple[Path, ...]:
-    """List files and folders of this package, which may lie in the folder of the code and are never submitted."""
+def _rules(settings: Settings, records: RecordStore | None) -> SnapshotRules:
+    """Leave out files and folders of this package, which may lie in the folder of the code and are never submitted."""
+    from runtime.snapshots.snapshot import SnapshotRules
+
     places = [str(settings.data_dir), str(settings.cache_dir), str(settings.config_dir)]
     kind, _, path = (records.url if records else "").partition(":")
     if kind == "file":
         places.append(path)
     elif kind == "sqlite":
         places += [f"{path}{end}" for end in ("", "-wal", "-shm", "-journal", "-lock", "-workers", "-files")]
-    return tuple(Path(os.path.realpath(place)) for place in places)
+    return SnapshotRules(left_out=tuple(Path(os.path.realpath(place)) for place in places))

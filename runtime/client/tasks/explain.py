@@ -42,7 +42,6 @@ class Facts:
     """Workers of that queue in the last day."""
     paused: bool = False
     cancelled: bool = False
-    """Whether an order covers it."""
     cancel_ordered_at: datetime | None = None
     """When its whole experiment or queue was cancelled; None if the order names the task itself."""
     depth: Depth | None = None
@@ -53,9 +52,7 @@ class Facts:
     due: datetime | None = None
     """When the queue will hand it out, if it knows."""
     queue_problem: str | None = None
-    """Why the queue could not be asked."""
     undecodable: bool = False
-    """Whether its stored form cannot be decoded."""
 
     @property
     def task(self) -> Task | None:
@@ -128,50 +125,32 @@ def _with_queue(stack: Stack, facts: Facts) -> Facts:
 
 
 def explain(facts: Facts) -> Explanation:
-    """Explain the task's state."""
     standing = facts.standing
-    match standing.state:
-        case TaskState.SUCCEEDED:
-            return _succeeded(facts, _record(standing))
-        case TaskState.CANCELLED:
-            return _cancelled(facts, _record(standing))
-        case TaskState.EXPIRED:
-            return _expired(facts, _record(standing))
-        case TaskState.FAILED:
-            return _failed(facts, _record(standing))
-        case TaskState.LEASED:
-            return _leased(facts)
-        case TaskState.QUEUED:
-            return _queued(facts)
-
-
-def _succeeded(facts: Facts, record: Record) -> Explanation:
+    if standing.state is TaskState.LEASED:
+        return _leased(facts)
+    if standing.state is TaskState.QUEUED:
+        return _queued(facts)
+    record = standing.record
+    assert record is not None, "a terminal state comes from a record"
+    if standing.state is TaskState.FAILED:
+        return _failed(facts, record)
+    name, when = f"task `{record.task_id}`", _ago(record.ended_at, facts.now)
+    evidence = (*_said(record), *_lives(facts), *_attempts(standing.history.ended))
+    if standing.state is TaskState.CANCELLED:
+        return Explanation(f"{name} will not run: it was cancelled {when}", evidence, f"runtime retry {record.task_id}")
+    if standing.state is TaskState.EXPIRED:
+        task = facts.task
+        limit = f" at {format_time(task.expires_at)}" if task and task.expires_at else ""
+        return Explanation(
+            f"{name} will not run: it expired{limit} before a worker started it",
+            evidence,
+            f"`runtime retry {record.task_id}` runs it all the same, without an expiry",
+        )
     took = f" after {format_duration(record.ended_at - record.started_at)}" if record.started_at else ""
     by = f" by worker `{record.worker}`" if record.worker else ""
-    again = f" in its {_nth(record.attempts)} attempt" if record.attempts > 1 else ""
-    return Explanation(
-        f"task `{record.task_id}` succeeded{again}{took}{by}, {_ago(record.ended_at, facts.now)}",
-        (*_said(record), *_lives(facts), *_attempts(facts.standing.history.ended)),
-        f"runtime logs {record.task_id}",
-    )
-
-
-def _cancelled(facts: Facts, record: Record) -> Explanation:
-    return Explanation(
-        f"task `{record.task_id}` will not run: it was cancelled {_ago(record.ended_at, facts.now)}",
-        (*_said(record), *_lives(facts), *_attempts(facts.standing.history.ended)),
-        f"runtime retry {record.task_id}",
-    )
-
-
-def _expired(facts: Facts, record: Record) -> Explanation:
-    task = facts.task
-    limit = f" at {format_time(task.expires_at)}" if task and task.expires_at else ""
-    return Explanation(
-        f"task `{record.task_id}` will not run: it expired{limit} before a worker started it",
-        (*_said(record), *_lives(facts), *_attempts(facts.standing.history.ended)),
-        f"`runtime retry {record.task_id}` runs it all the same, without an expiry",
-    )
+    nth = {2: "second", 3: "third"}.get(record.attempts, f"{record.attempts}th")
+    again = f" in its {nth} attempt" if record.attempts > 1 else ""
+    return Explanation(f"{name} succeeded{again}{took}{by}, {when}", evidence, f"runtime logs {record.task_id}")
 
 
 def _failed(facts: Facts, record: Record) -> Explanation:
@@ -213,7 +192,7 @@ def _failed(facts: Facts, record: Record) -> Explanation:
 
 def _budget_spent(facts: Facts, record: Record) -> str:
     limit = failures_allowed(facts.task) if facts.task else DEFAULT_MAX_FAILURES
-    why = f"the last attempt {_reason_text(record.reason)}"
+    why = f"the last attempt {_REASON_TEXTS[record.reason]}"
     match record.reason.budget:
         case Budget.FAILURES:
             before = [note for note in facts.standing.history.ended if note.token != record.token]
@@ -222,7 +201,7 @@ def _budget_spent(facts: Facts, record: Record) -> str:
         case Budget.PREEMPTIONS:
             return f"its preemption budget of {PREEMPTION_BUDGET} is spent, {why}"
         case Budget.NEVER:
-            return f"{_reason_text(record.reason)}, which is not tried again"
+            return f"{_REASON_TEXTS[record.reason]}, which is not tried again"
         case _:
             return why
 
@@ -254,7 +233,8 @@ def _leased(facts: Facts) -> Explanation:
             tuple(evidence),
             None if facts.live else f"runtime worker --queue {facts.queue}",
         )
-    if holder is not None and standing.task_id not in holder.running and _started_long_ago(facts):
+    long = standing.held_since is not None and facts.now - standing.held_since > timedelta(seconds=60)
+    if holder is not None and standing.task_id not in holder.running and long:
         evidence.append("the worker has leased it and not reported it as running yet")
     return Explanation(
         f"{name} runs on worker `{standing.holder}`{since}", tuple(evidence), f"runtime logs -f {standing.task_id}"
@@ -329,10 +309,10 @@ def _delayed(facts: Facts, name: str) -> tuple[str, tuple[str, ...]] | None:
         )
     last = standing.history.ended[-1]
     number = len(standing.history.ended)
-    because = last_line(last.message) or _reason_text(last.reason)
+    because = last_line(last.message) or _REASON_TEXTS[last.reason]
     sentence = (
         f"{name} waits to be tried again at {at} ({_in(latest, facts.now)}): "
-        f"attempt {number} {_reason_text(last.reason)}"
+        f"attempt {number} {_REASON_TEXTS[last.reason]}"
     )
     budget = _charged(task, standing.history.ended, facts.now)
     return sentence, (*([f"attempt {number} said: {because}"] if last.message else []), *([budget] if budget else []))
@@ -372,29 +352,14 @@ def _charged(task: Task | None, ended: Sequence[EndedNote], now: datetime) -> st
 
 
 def _turn(facts: Facts) -> str:
-    ahead = (
-        "it is next"
-        if facts.ahead == 0
-        else f"{count_noun(facts.ahead, 'task')} before it"
-        if facts.ahead is not None
-        else f"more than {count_noun(facts.ahead_at_least, 'task')} before it"
-        if facts.ahead_at_least is not None
-        else "its place in the queue cannot be seen"
-    )
+    ahead = "its place in the queue cannot be seen"
+    if facts.ahead is not None:
+        ahead = f"{count_noun(facts.ahead, 'task')} before it" if facts.ahead else "it is next"
+    elif facts.ahead_at_least is not None:
+        ahead = f"more than {count_noun(facts.ahead_at_least, 'task')} before it"
     rate = sum(worker.rate_per_s for worker in facts.live)
     left = f", about {format_duration(facts.ahead / rate)} at the present rate" if facts.ahead and rate > 0 else ""
     return f"{ahead}{left}"
-
-
-def _started_long_ago(facts: Facts) -> bool:
-    since = facts.standing.held_since
-    return since is not None and facts.now - since > timedelta(seconds=60)
-
-
-def _record(standing: Standing) -> Record:
-    record = standing.record
-    assert record is not None, "a terminal state comes from a record"
-    return record
 
 
 def _said(record: Record) -> list[str]:
@@ -422,7 +387,7 @@ def _attempts(ended: Sequence[EndedNote], record: Record | None = None) -> list[
     if record is not None and record.attempts > 0 and record.token not in {note.token for note in ended}:
         where = f" on worker `{record.worker}`" if record.worker else ""
         took = f" after {format_duration(record.ended_at - record.started_at)}" if record.started_at else ""
-        lines.append(f"attempt {max(record.attempts, len(ended) + 1)}{where}: {_reason_text(record.reason)}{took}")
+        lines.append(f"attempt {max(record.attempts, len(ended) + 1)}{where}: {_REASON_TEXTS[record.reason]}{took}")
     left_out = len(lines) - ATTEMPTS_SHOWN
     return (
         lines if left_out <= 0 else [f"{count_noun(left_out, 'earlier attempt')} not shown", *lines[-ATTEMPTS_SHOWN:]]
@@ -434,7 +399,7 @@ def _attempt_line(number: int, note: EndedNote) -> str:
     took = f" after {format_duration(note.ran_for)}" if note.ran_for is not None else ""
     said = last_line(note.message)
     free = ", spent no failure" if note.reason.budget is Budget.PREEMPTIONS else ""
-    return f"attempt {number}{where}: {_reason_text(note.reason)}{took}{free}" + (
+    return f"attempt {number}{where}: {_REASON_TEXTS[note.reason]}{took}{free}" + (
         f": {_cut(said, 160)}" if said else ""
     )
 
@@ -492,27 +457,15 @@ _REASON_TEXTS: Final = {
 }
 
 
-def _reason_text(reason: EndReason) -> str:
-    return _REASON_TEXTS[reason]
-
-
 def _ago(at: datetime, now: datetime) -> str:
     span = now - at
-    return (
-        "now"
-        if abs(span) < timedelta(seconds=1)
-        else f"{format_duration(span)} ago"
-        if span > timedelta()
-        else _in(at, now)
-    )
+    if abs(span) < timedelta(seconds=1):
+        return "now"
+    return f"{format_duration(span)} ago" if span > timedelta() else _in(at, now)
 
 
 def _in(at: datetime, now: datetime) -> str:
     return f"in {format_duration(max(at - now, timedelta()))}"
-
-
-def _nth(number: int) -> str:
-    return {2: "second", 3: "third"}.get(number, f"{number}th")
 
 
 def _cut(text: str, width: int) -> str:
@@ -520,12 +473,11 @@ def _cut(text: str, width: int) -> str:
 
 
 def explain_experiment(status: ExperimentStatus) -> Explanation:
-    """Explain an experiment's state."""
     name, totals = f"experiment `{status.experiment}`", status.totals
     reasons = Counter(failure.reason for failure in status.failures)
     evidence = [
         ", ".join(f"{count:,} {state}" for state, count in totals.items() if count) or "nothing was submitted to it",
-        *(f"{count_noun(count, 'task')} {_reason_text(reason)}" for reason, count in reasons.most_common()),
+        *(f"{count_noun(count, 'task')} {_REASON_TEXTS[reason]}" for reason, count in reasons.most_common()),
         *(f"`{failure.task}`: {_cut(failure.error, 160)}" for failure in status.failures[:3]),
     ]
     failed = f"runtime status {status.experiment} --failed" if totals[TaskState.FAILED] else None

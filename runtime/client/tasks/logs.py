@@ -14,6 +14,7 @@ from typing import Final
 from runtime.client.tasks.standing import Standing, read_standing
 from runtime.errors import NotPossible, UnknownName
 from runtime.records.base import RecordStore
+from runtime.tasks.history import EndedNote, StartedMark
 from runtime.tasks.model import TaskState
 from runtime.values import dataclass
 
@@ -22,10 +23,8 @@ REMOTE_POLL_S: Final = 5.0
 """Workers write to a bucket every 15 s."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class AttemptLog:
-    """The place of one attempt's output."""
-
     token: str
     generation: int
     state: TaskState
@@ -49,35 +48,15 @@ def find_logs(records: RecordStore, standing: Standing) -> list[AttemptLog]:
         current = generation == standing.generation
         history = standing.history if current else records.history(standing.task_id, generation)
         record = recorded.get(generation)
-        for note in history.ended:
-            if record is None or note.token != record.token:
-                url = records.log_url(standing.task_id, note.token)
-                found.append(
-                    AttemptLog(
-                        token=note.token,
-                        generation=generation,
-                        state=TaskState.QUEUED,
-                        worker=note.worker,
-                        url=url,
-                        text=note.log,
-                    )
-                )
-        for mark in history.open:
-            url = records.log_url(standing.task_id, mark.token)
-            found.append(
-                AttemptLog(token=mark.token, generation=generation, state=TaskState.LEASED, worker=mark.worker, url=url)
-            )
+        seen: list[EndedNote | StartedMark] = [*history.ended, *history.open]
+        for each in seen:
+            if record is not None and each.token == record.token and isinstance(each, EndedNote):
+                continue
+            state, text = (TaskState.QUEUED, each.log) if isinstance(each, EndedNote) else (TaskState.LEASED, "")
+            url = records.log_url(standing.task_id, each.token)
+            found.append(AttemptLog(each.token, generation, state, each.worker, url, text))
         if record is not None and (record.started_at or record.log or record.log_url):
-            found.append(
-                AttemptLog(
-                    token=record.token,
-                    generation=generation,
-                    state=record.state,
-                    worker=record.worker,
-                    url=record.log_url,
-                    text=record.log,
-                )
-            )
+            found.append(AttemptLog(record.token, generation, record.state, record.worker, record.log_url, record.log))
     return found
 
 

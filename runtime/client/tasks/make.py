@@ -91,7 +91,6 @@ class TaskOptions:
 
 
 def submitter() -> str:
-    """Return `user@host` of this process."""
     # The variables that `getpass` takes a name from, in its order.
     find = look_up_variable
     name = find(b"LOGNAME") or find(b"USER") or find(b"LNAME") or find(b"USERNAME")

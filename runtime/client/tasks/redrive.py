@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
 from runtime.client.identify import find_submitted
 from runtime.client.tasks.standing import Stack, Standing, read_standing
@@ -25,13 +25,9 @@ from runtime.values import dataclass, replace
 BATCH: Final = 500
 """Tasks that are published together before their marks are closed."""
 AT_ONCE: Final = 16
-"""Concurrent requests to a folder or bucket."""
 
 A = TypeVar("A")
 B = TypeVar("B")
-
-Progress: TypeAlias = Callable[[int], None]
-"""Called with the number of tasks dealt with since the last call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +61,9 @@ class DeadLetter:
     experiment: str
     reason: EndReason
     error: str
-    """The last line of the message."""
     message: str | None
     at: datetime
     redrivable: bool
-    """False if the task could not be parsed."""
     entry: Task | None
     raw: str | None
     """The original message, if it could not be parsed."""
@@ -91,7 +85,6 @@ def read_dead(
 
 
 def find_dead(records: RecordStore, task_id: str) -> Mark | None:
-    """Return the open failed mark of one task."""
     standing = read_standing(records, task_id, with_task=False)
     mark = standing.mark
     return mark if mark is not None and mark.state is TaskState.FAILED and not purged(mark) else None
@@ -122,16 +115,13 @@ def parse_reasons(texts: Iterable[str]) -> frozenset[EndReason]:
         raise InvalidValue("end reason", wrong, ", ".join(sorted(known))) from None
 
 
-def redrive(
-    stack: Stack, marks: Iterable[Mark], *, now: datetime, progress: Progress = lambda _: None
-) -> Iterator[Redriven]:
+def redrive(stack: Stack, marks: Iterable[Mark], *, now: datetime) -> Iterator[Redriven]:
     """Try the tasks of the marks again, in batches as they come, with new budgets."""
     records = stack.records
     for batch in _batched(marks, BATCH):
         recorded = _each(records, lambda mark: records.find_all(mark.task_id), batch)
         plans = [plan_redrive(mark, found, now=now) for mark, found in zip(batch, recorded, strict=True)]
         yield from _publish(stack, plans)
-        progress(len(batch))
 
 
 def retry(stack: Stack, task_id: str, *, now: datetime) -> Redriven:
@@ -259,13 +249,12 @@ def _publish(stack: Stack, plans: Sequence[Plan]) -> Iterator[Redriven]:
         )
 
 
-def purge_dead(records: RecordStore, marks: Iterable[Mark], *, progress: Progress = lambda _: None) -> int:
+def purge_dead(records: RecordStore, marks: Iterable[Mark]) -> int:
     """Remove dead letters from the list, so that none is redriven by mistake. Records and totals stay."""
     purged_now = 0
     for mark in marks:
         records.mark(replace(mark, task=None, raw=None))
         purged_now += 1
-        progress(1)
     return purged_now
 
 

@@ -27,7 +27,6 @@ class Repaired:
     published: int = 0
     recorded: int = 0
     held: int = 0
-    """Tasks that a live worker reports as running."""
     malformed: int = 0
     """Entries that cannot be decoded, and are dead letters now."""
     unreadable: int = 0

@@ -36,8 +36,6 @@ Progress: TypeAlias = Callable[[int], None]
 
 
 class Counted:
-    """Counts of the input so far."""
-
     def __init__(self, progress: Progress) -> None:
         self.new = self.known = self.same = self.same_other = self.skipped = self.resumed = 0
         self.named: dict[tuple[str, int], None] | None = {}
@@ -191,7 +189,6 @@ def content_of(task: Task) -> tuple[object, ...]:
 
 
 def _stored(records: RecordStore, experiment: str, tasks: Mapping[str, Task]) -> Iterator[Task]:
-    """Yield `tasks` as they were first submitted."""
     if isinstance(records, FindsTasks):
         yield from (found.task for each in tasks if (found := records.find_task(each)) and found.task)
         return

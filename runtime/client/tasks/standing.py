@@ -51,7 +51,6 @@ class Standing:
 
     @property
     def record(self) -> Record | None:
-        """The record of the current generation."""
         last = self.recorded[-1] if self.recorded else None
         return last if last is not None and last.generation == self.generation else None
 

@@ -6,9 +6,10 @@ docs/output.md describes them as JSON.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -41,7 +42,6 @@ class Failure:
     state: TaskState
     reason: EndReason
     error: str
-    """The last line of its message."""
     at: datetime
     what: str | None
     """The entry in one line; None if it could not be parsed."""
@@ -58,11 +58,9 @@ class QueueStatus:
     delayed: int | None
     leased: int | None
     workers: int
-    """Live ones."""
     slots: int
     rate_per_s: float
     why: str | None = None
-    """Why tasks wait there, if any do."""
     next_step: str | None = None
 
 
@@ -104,7 +102,6 @@ class Overview:
     totals: Mapping[TaskState, int]
     """Totals of the experiments that are shown."""
     experiments: tuple[ExperimentStatus, ...]
-    """Newest first."""
     experiments_left_out: int
     queues: tuple[QueueStatus, ...]
     workers: tuple[WorkerStatus, ...]
@@ -140,11 +137,9 @@ class TaskStatus:
     reason: EndReason | None
     message: str | None
     attempts: int
-    """Ended attempts of this generation."""
     history: tuple[AttemptStatus, ...]
     """All known attempts of every generation, oldest first."""
     record: str | None
-    """The place of its record."""
     outputs_url: str | None
     log_url: str | None
     value_url: str | None
@@ -165,7 +160,7 @@ def read_overview(
     tally = tally or Tally(records)
     workers = read_workers(records, now)
     seen = sorted(records.experiments(), key=age_of, reverse=True)
-    controls, depths = _Controls(records), _Depths(stack)
+    controls, depths = functools.cache(records.control), _read_depths(stack)
     shown = [_experiment(stack, one, workers, controls, depths, tally, exact=exact) for one in seen[:EXPERIMENTS_SHOWN]]
     names = {*stack.queue_names(), stack.default_queue, *(one.queue for one in shown), *(w.queue for w in workers)}
     queues = [read_queue(stack, name, shown, workers, controls=controls, depths=depths) for name in sorted(names)]
@@ -196,7 +191,7 @@ def read_experiment(
     seen = records.find_experiment(name)
     seen = seen or ExperimentSeen(name, None)
     tally = tally or Tally(records)
-    controls, depths = _Controls(records), _Depths(stack)
+    controls, depths = functools.cache(records.control), _read_depths(stack)
     status = _experiment(stack, seen, workers, controls, depths, tally, exact=exact, few=FEW_OF_ONE)
     shown = list(read_failures(records, name, limit=failures)) if status.totals[TaskState.FAILED] else []
     return replace(
@@ -239,15 +234,15 @@ def read_queue(
     experiments: Sequence[ExperimentStatus],
     workers: Sequence[WorkerStatus],
     *,
-    controls: _Controls | None = None,
-    depths: _Depths | None = None,
+    controls: Callable[[str], Control] | None = None,
+    depths: Callable[[str], Depth | None] | None = None,
     depth: Depth | None = None,
 ) -> QueueStatus:
     """Read a queue in numbers. Without `depth`, the queue is asked only if it lies in the records' own file."""
     live = [worker for worker in workers if worker.queue == name and worker.live]
-    paused = (controls or _Controls(stack.records))[name].paused
+    paused = (controls or stack.records.control)(name).paused
     if depth is None:
-        depth = (depths or _Depths(stack))[name]
+        depth = (depths or _read_depths(stack))(name)
     ours = [one for one in experiments if one.queue == name]
     waiting = sum(one.totals[TaskState.QUEUED] for one in ours) if depth is None else depth.ready + depth.delayed
     why, next_step = explain_waiting(
@@ -377,36 +372,17 @@ def ask_queue(stack: Stack, name: str) -> tuple[Queue | None, str | None]:
         return None, problem.message
 
 
-class _Controls(dict[str, Control]):
-    """The control of each queue, read once."""
-
-    def __init__(self, records: RecordStore) -> None:
-        super().__init__()
-        self._records = records
-
-    def __missing__(self, queue: str) -> Control:
-        self[queue] = self._records.control(queue)
-        return self[queue]
-
-
-class _Depths(dict[str, Depth | None]):
-    """Depths by queue, each read once; None unless queue and records lie in one local file."""
-
-    def __init__(self, stack: Stack) -> None:
-        super().__init__()
-        self._stack = stack
-
-    def __missing__(self, queue: str) -> Depth | None:
-        self[queue] = self._stack.queue(queue).depth() if self._stack.records.holds_tasks else None
-        return self[queue]
+def _read_depths(stack: Stack) -> Callable[[str], Depth | None]:
+    """Read the depth of a queue once; None unless queue and records lie in one local file."""
+    return functools.cache(lambda name: stack.queue(name).depth() if stack.records.holds_tasks else None)
 
 
 def _experiment(
     stack: Stack,
     seen: ExperimentSeen,
     workers: Sequence[WorkerStatus],
-    controls: _Controls,
-    depths: _Depths,
+    controls: Callable[[str], Control],
+    depths: Callable[[str], Depth | None],
     tally: Tally,
     *,
     exact: bool,
@@ -421,14 +397,14 @@ def _experiment(
         totals = _split_leased(totals, live)
     remaining = totals[TaskState.QUEUED] + totals[TaskState.LEASED]
     rate = sum(worker.rate_per_s for worker in live)
-    control = controls[queue]
+    control = controls(queue)
     covered = control.experiments.get(seen.name)
     why, next_step = explain_waiting(
         queue,
         totals[TaskState.QUEUED],
         paused=control.paused,
         live=live,
-        depth=depths[queue] if totals[TaskState.QUEUED] else None,
+        depth=depths(queue) if totals[TaskState.QUEUED] else None,
         leased=totals[TaskState.LEASED],
     )
     return ExperimentStatus(

@@ -69,9 +69,7 @@ class Submission:
     queue: str
     stack: str | None = None
     new: int = 0
-    """Tasks submitted now."""
     known: int = 0
-    """Tasks submitted before, so not again."""
     same: int = 0
     """Inputs that are one task with an earlier input: the same key, or the same work without a key."""
     known_other: int = 0
@@ -79,7 +77,6 @@ class Submission:
     same_other: int = 0
     """Repeated inputs with other content than the first, which stays."""
     skipped: int = 0
-    """Tasks whose declared outputs exist already."""
     resumed: int = 0
     """Tasks that an earlier, interrupted submission had not published."""
     snapshot: str | None = None
@@ -97,7 +94,6 @@ class Submission:
 
     @property
     def count(self) -> int:
-        """Distinct tasks that were not skipped."""
         return self.new + self.known
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -26,8 +27,6 @@ FAILED_SHOWN: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waited:
-    """How the tasks of a submission or an experiment ended."""
-
     experiment: str
     totals: Mapping[TaskState, int]
     records: tuple[Record, ...] = ()
@@ -40,7 +39,6 @@ class Waited:
 
     @property
     def failed(self) -> int:
-        """Tasks that ended without success."""
         return sum(self.totals.get(state, 0) for state in TaskState if state.terminal) - self.totals.get(
             TaskState.SUCCEEDED, 0
         )
@@ -147,14 +145,12 @@ class _ByTask:
         for identity in self._tasks:
             if identity not in self._found and (record := self._records.find(*identity)):
                 self._found[identity] = record
-        totals = dict.fromkeys((record.state for record in self._found.values()), 0)
-        for record in self._found.values():
-            totals[record.state] += 1
+        totals = Counter(record.state for record in self._found.values())
         if open_tasks := len(self._tasks) - len(self._found):
             totals[TaskState.QUEUED] = open_tasks
         return Waited(
             experiment=self._experiment,
-            totals=totals,
+            totals=dict(totals),
             records=tuple(self._found[identity] for identity in self._tasks if identity in self._found),
             complete=not open_tasks,
         )
