@@ -23,7 +23,7 @@ imports none of the command modules. A command module exposes one of
 
 A command returns None or its exit code, raises a `RuntimeFailure` with an explanation, prints data to stdout and
 everything else to stderr (`runtime.cli.show`). Two commands bypass this tree: `--version`, and `worker`, for which
-`runtime.cli.worker` has `main(argv) -> int` and `build_parser()` on `runtime.cli.arguments.Parser`.
+`runtime.cli.worker` has `main(argv) -> int` and `build_parser()`.
 """
 
 from __future__ import annotations

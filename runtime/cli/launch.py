@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption
-from runtime.cli.show import Output, note, print_json
+from runtime.cli.main import INTERRUPTED
+from runtime.cli.show import Output, describe_state, note, print_json
 from runtime.errors import InvalidValue, NotPossible, RequestRefused
 
 if TYPE_CHECKING:
     from runtime.client.jobs.handle import JobHandle
     from runtime.client.jobs.prepare import LaunchOptions, Request
     from runtime.config import Settings
-    from runtime.jobs.ledger import JobStatus
     from runtime.jobs.plan import LaunchPlan
 
-INTERRUPTED: Final = 130
 TIMED_OUT: Final = 124
 STDIN: Final = Path("-")
 BUNDLE_RECORDS: Final = "/DIR/records"
@@ -307,6 +306,7 @@ def _tell(job: JobHandle, *, follow: bool, output: Output) -> int:
     from runtime.cli.jobs import detached, short, stuck_teller, write_bytes
     from runtime.client.jobs.logs import follow_all
     from runtime.jobs.spec import JobState
+    from runtime.reasons import EndReason
 
     entry, tell = job.entry(), stuck_teller(job.id)
     try:
@@ -318,27 +318,8 @@ def _tell(job: JobHandle, *, follow: bool, output: Output) -> int:
     except KeyboardInterrupt:
         detached(job.id)
         return INTERRUPTED
-    note(f"job {job.id} {describe(status)}")
-    if status.state is not JobState.SUCCEEDED:
-        note(f"why: `runtime explain {short(job.id)}`")
-    return exit_code(status)
-
-
-def describe(status: JobStatus) -> str:
-    """`succeeded`, `failed (oom)`, `running, 3 of 8 done`."""
-    done = sum(count for state, count in status.counts.items() if state.terminal)
-    if not status.state.terminal:
-        return (
-            f"{status.state}, {done} of {status.entry.indices} done" if status.entry.indices > 1 else str(status.state)
-        )
-    reason = f" ({status.reason})" if status.reason and status.reason.value != status.state.value else ""
-    return f"{status.state}{reason}"
-
-
-def exit_code(status: JobStatus) -> int:
-    from runtime.jobs.spec import JobState
-    from runtime.reasons import EndReason
-
+    note(f"job {job.id} {describe_state(status.state, status.reason)}")
     if status.state is JobState.SUCCEEDED:
         return 0
+    note(f"why: `runtime explain {short(job.id)}`")
     return TIMED_OUT if status.reason is EndReason.TIMEOUT else 1

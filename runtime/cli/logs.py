@@ -9,14 +9,13 @@ from typer import Argument, Option
 
 from runtime.cli.commands import StackOption
 from runtime.cli.jobs import IndexOption, OnOption, detached, is_job, open_job, short, stuck_teller, write_bytes
+from runtime.cli.main import INTERRUPTED
 from runtime.cli.show import note
 from runtime.client.identify import get_task_id, recall_last
 from runtime.client.tasks.logs import AttemptLog, choose_log, find_logs, follow, read_log
 from runtime.client.tasks.standing import read_standing
 from runtime.errors import InvalidValue, RequestRefused
 from runtime.stack.open import open_stack
-
-INTERRUPTED = 130
 
 
 def logs(

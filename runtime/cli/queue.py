@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption, new_app
+from runtime.cli.main import INTERRUPTED
 from runtime.cli.retry import COLUMNS, Counted, confirmed
 from runtime.cli.show import Columns, Output, confirm, format_count, note, note_skew, print_json, print_list, progress
 from runtime.client.identify import Kind, get_experiment, identify, recall_last
@@ -45,7 +46,6 @@ MOST_SHOWN: Final = 1_000_000
 LimitOption = Annotated[int, Option("--limit", "-n", metavar="N", min=1, max=MOST_SHOWN, help="At most so many.")]
 
 
-INTERRUPTED: Final = 130
 MALFORMED_SHOWN: Final = 10
 
 

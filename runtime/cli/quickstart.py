@@ -67,28 +67,20 @@ def quickstart(
     return 0
 
 
-class _Screen:
+class _Screen(ExitStack):
     """Lines and a progress bar on stderr."""
 
-    def __init__(self) -> None:
-        self._undo = ExitStack()
-        self._bar: Progress | None = None
-
-    def __enter__(self) -> _Screen:
-        return self
-
-    def __exit__(self, *details: Any) -> None:
-        self._undo.__exit__(*details)
+    _bar: Progress | None = None
 
     def say(self, text: str) -> None:
         note(text)
 
     def progress(self, done: int, total: int) -> None:
         if self._bar is None:
-            self._bar = self._undo.enter_context(progress("map", total, "shards", every=2))
+            self._bar = self.enter_context(progress("map", total, "shards", every=2))
         self._bar.set(done=done)
         if done >= total:
-            self._undo.close()
+            self.close()
 
 
 def render_result(result: QuickstartResult, commands: Sequence[str]) -> str:

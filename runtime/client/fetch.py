@@ -1,20 +1,139 @@
-"""Outputs of jobs and tasks, copied home; a file of ours that differs is never lost."""
+"""Outputs of jobs and tasks, copied home into a local folder; a local file that differs is never lost.
+
+Agents, buckets and pods name the files that are fetched. Only this module turns their names into local ones, by the
+shim's rules for snapshots, and never writes outside the folder.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Iterator, Sequence
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO, Final
 
-from runtime.client.local_folder import Became, LocalFolder, check_name
 from runtime.errors import NotPossible
 from runtime.jobs.ledger import LedgerEntry, check_index, job_folder, list_attempts
+from runtime.shim import names
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
     from runtime.jobs.hosts.base import Files
+
+_PIECE: Final = 1 << 20
+
+
+class Became(StrEnum):
+    FETCHED = "fetched"
+    SAME = "same"
+    """The same file was there."""
+    REPLACED = "replaced"
+    DIFFERS = "differs"
+    """Another file has its name here, and stays."""
+
+
+class NameRefused(NotPossible):
+    """A remote name that leads elsewhere, or that no file can have here; nothing was written for it."""
+
+    def __init__(self, problem: names.NameRefused) -> None:
+        self.name, self.reason = problem.name, problem.reason
+        super().__init__(
+            f"the remote side names a file `{ascii(self.name)[1:-1]}`, which is refused: it {self.reason}",
+            hint="look at the files where they lie; a link or a long path of this machine is passed by naming another folder",
+        )
+
+
+def check_name(name: str) -> str:
+    """Return `name`, from another machine, if one file or folder can have it. Raises `NameRefused`."""
+    try:
+        parts = names.local_parts(name)
+        if len(parts) > 1:
+            raise names.NameRefused(name, "is a path")
+    except names.NameRefused as problem:
+        raise NameRefused(problem) from None
+    return name
+
+
+class LocalFolder:
+    """A folder that is created if missing. Its own path may contain links: the user named it."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise NotPossible(f"`{path}` is no folder", hint="name another folder, or move it away") from None
+        self._below = names.Below(str(path))
+
+    def put(self, name: str, write: Callable[[BinaryIO], None], *, overwrite: bool = False) -> Became:
+        """Place the file that `write` fills under its remote name, whole or not at all.
+
+        A file that differs stays unless `overwrite`; a link under the name counts as one that differs. Raises
+        `NameRefused` before anything is written.
+        """
+        try:
+            return self._put(name, write, overwrite)
+        except names.NameRefused as problem:
+            raise NameRefused(problem) from None
+
+    def _put(self, name: str, write: Callable[[BinaryIO], None], overwrite: bool) -> Became:
+        folder, last = self._below.enter(name)
+        part = f".{secrets.token_hex(8)}.part"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(part, flags, 0o666, dir_fd=folder)
+        try:
+            with os.fdopen(descriptor, "r+b") as opened:
+                write(opened)
+                opened.flush()
+                became = _compare(opened, folder, name, last, overwrite)
+            if became in (Became.FETCHED, Became.REPLACED):
+                os.rename(part, last, src_dir_fd=folder, dst_dir_fd=folder)  # replaces a link and does not follow it
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(part, dir_fd=folder)
+        return became
+
+    def __enter__(self) -> LocalFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._below.close()
+
+
+def _compare(new: BinaryIO, folder: int, name: str, last: str, overwrite: bool) -> Became:
+    try:
+        found = os.stat(last, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return Became.FETCHED
+    except OSError as problem:
+        raise names.explain_name(name, problem) from None
+    if stat.S_ISREG(found.st_mode) and _is_same(new, folder, last):
+        return Became.SAME
+    if overwrite and (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
+        return Became.REPLACED
+    return Became.DIFFERS
+
+
+def _is_same(new: BinaryIO, folder: int, last: str) -> bool:
+    try:
+        descriptor = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except OSError as problem:
+        if problem.errno in (errno.ELOOP, errno.ENOENT, errno.EACCES):
+            return False
+        raise
+    with os.fdopen(descriptor, "rb") as old:
+        new.seek(0)
+        while True:
+            ours, theirs = old.read(_PIECE), new.read(_PIECE)
+            if ours != theirs:
+                return False
+            if not ours:
+                return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
