@@ -16,15 +16,13 @@ from contextlib import suppress
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from runtime.errors import NotPossible
+from runtime.jobs.hosts.base import Files
 from runtime.jobs.ledger import LedgerEntry, check_index, job_folder, list_attempts
 from runtime.shim import names
 from runtime.values import dataclass
-
-if TYPE_CHECKING:
-    from runtime.jobs.hosts.base import Files
 
 _PIECE: Final = 1 << 20
 

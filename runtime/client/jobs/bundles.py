@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runtime.client.jobs.targets import find_target, make_context, open_target, remember_job
+from runtime.config import Settings
 from runtime.errors import NotPossible
 from runtime.jobs import ledger
+from runtime.jobs.hosts.base import Files
 from runtime.jobs.ledger import NativeJob, job_folder
 from runtime.units import format_time
 from runtime.values import dataclass, replace
-
-if TYPE_CHECKING:
-    from runtime.config import Settings
-    from runtime.jobs.hosts.base import Files
 
 RECORDS = "records"
 """Folder of a bundle that is a record root of its own."""

@@ -7,9 +7,10 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from runtime.client.jobs.targets import OpenTarget, find_target, list_targets, make_context, open_target
+from runtime.config import Settings, load_settings
 from runtime.errors import InfrastructureFailure, NotPossible, UnknownName
 from runtime.jobs import ledger
 from runtime.jobs.hosts.base import Host
@@ -21,9 +22,6 @@ from runtime.launchers.base import Clears, Launcher, Releases, Stops, Sweeps
 from runtime.launchers.standing import judge_job
 from runtime.units import format_time
 from runtime.values import replace
-
-if TYPE_CHECKING:
-    from runtime.config import Settings
 
 _UNMARKED: Final = {
     True: "cancel it again once there is room, or the same launch starts it again",
@@ -222,8 +220,6 @@ def find_job(text: str, *, settings: Settings | None = None, target: str | None 
     The search begins with the target that the job was launched on from here. Raises `TargetSilent` if that one does not
     answer, and `UnknownName`; other targets that do not answer are passed over.
     """
-    from runtime.config import load_settings
-
     settings = settings or load_settings()
     known: list[str] = []
     silent: list[tuple[Target, InfrastructureFailure]] = []

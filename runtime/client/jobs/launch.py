@@ -14,11 +14,12 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, Prepared, Request, prepare
 from runtime.client.jobs.targets import OpenTarget, forget_job, open_target, remember_job
+from runtime.config import Settings, load_settings
 from runtime.errors import InfrastructureFailure, NotPossible, RequestRefused
 from runtime.faults import reach
 from runtime.jobs import ledger
@@ -36,9 +37,6 @@ from runtime.shim.program import build_shim
 from runtime.snapshots.snapshot import GitState, Snapshot, read_git_state
 from runtime.units import format_time
 from runtime.values import replace
-
-if TYPE_CHECKING:
-    from runtime.config import Settings
 
 T = TypeVar("T")
 
@@ -58,8 +56,6 @@ def launch(
     A target that refuses a field, or that cannot be reached, is passed over if another is left; the last refusal is
     raised. Once a target was handed the job, no other is tried, and the same launch comes back to it.
     """
-    from runtime.config import load_settings
-
     request = job if isinstance(job, Request) else Request(job)
     settings, options = settings or load_settings(), options or LaunchOptions()
     targets = request.choose_targets([on] if isinstance(on, str) else on, settings)

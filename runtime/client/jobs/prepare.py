@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runtime.client.jobs.targets import find_target, make_context
+from runtime.config import Settings
 from runtime.errors import NotPossible, RequestRefused, UnknownName
 from runtime.jobs.identity import owner_name
 from runtime.jobs.plan import Fidelity, FieldSupport, JobIdentity, LaunchPlan, PlanContext, Target
@@ -17,9 +18,6 @@ from runtime.launchers.base import Launcher
 from runtime.launchers.registry import get_launcher
 from runtime.snapshots.snapshot import Snapshot, SnapshotRules, make_snapshot
 from runtime.values import MISSING, dataclass, fields, replace
-
-if TYPE_CHECKING:
-    from runtime.config import Settings
 
 
 class FieldsRefused(RequestRefused):

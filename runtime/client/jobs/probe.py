@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from runtime.client.jobs.explain import describe_room, explain, read_facts
 from runtime.client.jobs.handle import JobHandle
@@ -25,6 +25,7 @@ from runtime.client.jobs.launch import carry_out
 from runtime.client.jobs.prepare import LaunchOptions, Prepared, prepare
 from runtime.client.jobs.status import read_attempts
 from runtime.client.jobs.targets import OpenTarget, find_target, forget_job, make_context, open_target
+from runtime.config import Settings
 from runtime.errors import InfrastructureFailure, RuntimeFailure
 from runtime.jobs import ledger
 from runtime.jobs.hosts.base import Files, Room
@@ -32,9 +33,6 @@ from runtime.jobs.ledger import job_folder
 from runtime.jobs.spec import Gpus, JobResources, JobSpec, JobState, Outputs
 from runtime.units import format_duration
 from runtime.values import dataclass
-
-if TYPE_CHECKING:
-    from runtime.config import Settings
 
 LITTLE_SPACE: Final = 2 * 1024**3
 FEW_FILES: Final = 1000

@@ -15,12 +15,13 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.launch import carry_out, submit_again, write_order
 from runtime.client.jobs.prepare import LaunchOptions, Prepared
 from runtime.client.jobs.targets import make_context
+from runtime.config import Settings
 from runtime.errors import NotPossible
 from runtime.faults import reach
 from runtime.jobs import ledger
@@ -38,9 +39,6 @@ from runtime.shim.program import build_shim
 from runtime.snapshots.snapshot import Snapshot
 from runtime.units import format_time
 from runtime.values import dataclass, replace
-
-if TYPE_CHECKING:
-    from runtime.config import Settings
 
 QUIET_S: Final = 15.0
 """Time that a shim may take to exit after it committed its last result."""
