@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
@@ -97,7 +98,6 @@ def _cancel_job(
     text: str, indices: Sequence[int], *, release: bool, others: bool, on: str | None, yes: bool
 ) -> CancelledJob:
     from runtime.client.jobs.handle import check_owner
-    from runtime.jobs.identity import owner_name
     from runtime.jobs.ledger import check_index
     from runtime.jobs.spec import JobState
     from runtime.launchers.base import Sweeps
@@ -105,7 +105,7 @@ def _cancel_job(
 
     with open_job(text, on) as job:
         status, _ = job.look()
-        check_owner(status.entry, owner_name(), others=others, verb="cancel")
+        check_owner(status.entry, others=others, verb="cancel")
         for each in indices:
             check_index(status.entry, each)
         # A run that was lost may have left processes.
@@ -113,29 +113,17 @@ def _cancel_job(
         gone = set() if isinstance(job.launcher, Sweeps) else gone  # there `sweep` finds it by its labels
         left_runs = [each for each in status.indices if not each.state.terminal or each.index in gone]
         ended = not [each for each in left_runs if each.index in indices or not indices]
+        made = functools.partial(CancelledJob, name=job.id, kind="job", indices=tuple(indices))
         if ended and not release:
-            return CancelledJob(
-                name=job.id,
-                kind="job",
-                state=status.state,
-                already=True,
-                indices=tuple(indices),
-                left_over=() if indices else tuple(job.end_strays()),
-            )
+            strays = () if indices else tuple(job.end_strays())
+            return made(state=status.state, already=True, left_over=strays)
         if len(left_runs) > 1 and not indices:
             confirm(f"cancel job `{short(job.id)}` with {format_count(len(left_runs))} unfinished runs", yes=yes)
         if release and not indices:
             raise RequestRefused("`--release` gives up one run", hint=f"runtime cancel {text} --index I --release")
         left = job.cancel(indices=list(indices) or None)
         left += [line for each in indices if release for line in job.release(each)]
-        return CancelledJob(
-            name=job.id,
-            kind="job",
-            state=JobState.CANCELLED,
-            already=False,
-            indices=tuple(indices),
-            left_over=tuple(left),
-        )
+        return made(state=JobState.CANCELLED, already=False, left_over=tuple(left))
 
 
 def _describe_job(done: CancelledJob) -> str:

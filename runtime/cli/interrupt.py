@@ -42,7 +42,6 @@ def interrupt(
     from runtime.client.jobs.handle import check_owner
     from runtime.client.jobs.retry import start_anew
     from runtime.config import load_settings
-    from runtime.jobs.identity import owner_name
     from runtime.jobs.ledger import check_index, newest_natives
     from runtime.jobs.plan import Fidelity
     from runtime.launchers.base import Interrupts
@@ -51,7 +50,7 @@ def interrupt(
         raise InvalidValue("--as", as_, ", ".join(WAYS))
     with open_job(job, on) as found:
         entry = found.entry()
-        check_owner(entry, owner_name(), others=others, verb="interrupt")
+        check_owner(entry, others=others, verb="interrupt")
         if index is not None:
             check_index(entry, index)
         launcher = found.launcher

@@ -304,7 +304,7 @@ def _tell(job: JobHandle, *, follow: bool, output: Output) -> int:
         note(f"`runtime status {job.id[:10]}` shows it, `runtime logs -f {job.id[:10]}` what it prints")
         return 0
     from runtime.cli.jobs import detached, short, stuck_teller, write_bytes
-    from runtime.client.jobs.logs import follow_all
+    from runtime.client.jobs.handle import follow_all
     from runtime.jobs.spec import JobState
     from runtime.reasons import EndReason
 

@@ -66,7 +66,7 @@ def logs(
 def _job_logs(
     text: str, *, follow: bool, attempt: str | None, rank: int | None, index: int | None, on: str | None
 ) -> int:
-    from runtime.client.jobs.logs import check_log, follow_all, read_unbegun
+    from runtime.client.jobs.handle import check_log, follow_all, read_unbegun
     from runtime.jobs.ledger import check_index
 
     if attempt is not None and not attempt.isdigit():

@@ -131,11 +131,10 @@ def _retry_job(text: str, indices: list[int], *, others: bool, on: str | None, y
     from runtime.client.jobs.handle import check_owner
     from runtime.client.jobs.retry import choose_runs, retry_job
     from runtime.config import load_settings
-    from runtime.jobs.identity import owner_name
 
     with open_job(text, on) as job:
         status, _ = job.look()
-        check_owner(status.entry, owner_name(), others=others, verb="retry")
+        check_owner(status.entry, others=others, verb="retry")
         chosen = choose_runs(status, indices)
         if len(chosen) > 1:
             confirm(f"run {format_count(len(chosen))} runs of job `{short(job.id)}` again", yes=yes)

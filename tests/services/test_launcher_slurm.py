@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 
 from runtime.client.jobs.explain import explain, read_facts
-from runtime.client.jobs.handle import JobHandle, find_job
+from runtime.client.jobs.handle import JobHandle, find_job, read_unbegun
 from runtime.client.jobs.launch import launch
-from runtime.client.jobs.logs import read_unbegun
 from runtime.client.jobs.prepare import LaunchOptions, prepare
 from runtime.client.jobs.retry import retry_job
 from runtime.client.jobs.status import read_job

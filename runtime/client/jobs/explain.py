@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from runtime.client.jobs.handle import JobHandle
-from runtime.client.jobs.logs import find_native, read_backend_log
+from runtime.client.jobs.handle import JobHandle, find_native, read_backend_log
 from runtime.client.jobs.status import AfterView, AttemptView, describe_after, read_after, read_attempts, tell_attempts
 from runtime.errors import RuntimeFailure
 from runtime.jobs import ledger

@@ -1,4 +1,4 @@
-"""A launched job: found by its id, judged, waited for, read, cancelled and fetched."""
+"""A launched job: found by its id, judged, waited for, cancelled and fetched, and its logs with the backend's own."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from typing import Final
 
 from runtime.client.jobs.targets import OpenTarget, find_target, list_targets, make_context, open_target
 from runtime.config import Settings, load_settings
-from runtime.errors import InfrastructureFailure, NotPossible, UnknownName
+from runtime.errors import InfrastructureFailure, NotPossible, RuntimeFailure, UnknownName
 from runtime.jobs import ledger
-from runtime.jobs.hosts.base import Host
+from runtime.jobs.hosts.base import Host, read_tail
 from runtime.jobs.identity import owner_name
 from runtime.jobs.ledger import JobStatus, LedgerEntry, job_folder, newest_natives
 from runtime.jobs.plan import NativeState, Target
 from runtime.jobs.spec import JobState
-from runtime.launchers.base import Clears, Launcher, Releases, Stops, Sweeps
+from runtime.launchers.base import Clears, KeepsOutput, Launcher, Releases, Stops, Sweeps
 from runtime.launchers.standing import judge_job
+from runtime.reasons import EndReason
 from runtime.units import format_time
 from runtime.values import replace
 
@@ -272,9 +273,92 @@ def _likely_targets(remembered: Sequence[tuple[str, Target]], settings: Settings
     return [*first, *(each for each in list_targets(settings) if each not in first)]
 
 
-def check_owner(entry: LedgerEntry, me: str, *, others: bool, verb: str) -> None:
+def check_owner(entry: LedgerEntry, *, others: bool, verb: str) -> None:
     """Raise `NotPossible` for the job of another user, unless `others` allows it."""
+    me = owner_name()
     if entry.owner != me and not others:
         raise NotPossible(
             f"job `{entry.id}` is `{entry.owner}`'s, and you are `{me}`", hint=f"`--others` to {verb} it all the same"
         )
+
+
+def check_log(job: JobHandle, index: int, attempt: int | None, rank: int) -> None:
+    """Raise `UnknownName`, with the known ones, if that attempt or rank has no log."""
+    there = job.attempts(index)
+    if attempt is not None and attempt not in there:
+        raise UnknownName(
+            "attempt", str(attempt), [str(each) for each in there], where=f"of job `{job.id}`", hint=_see(job)
+        )
+    if there and rank:
+        folder = f"{job_folder(job.id)}/runs/{index}/a{(attempt or there[-1]):04d}"
+        ranks = [name[4:-4] for name in job.files.names(folder, "rank") if name.endswith(".log")]
+        if str(rank) not in ranks:
+            raise UnknownName("rank", str(rank), ranks, where=f"of job `{job.id}`", hint=_see(job))
+
+
+def _see(job: JobHandle) -> str:
+    return f"`runtime status {job.id[:10]}` lists its attempts"
+
+
+def follow_all(
+    job: JobHandle, *, every_s: float = 0.5, tell: Callable[[JobStatus], None] = lambda status: None
+) -> Iterator[tuple[int, bytes]]:
+    """Yield whole lines of rank 0 of every run as they come, each with its index, until all runs have ended. `tell` gets
+    the job's status at each look."""
+    from runtime.jobs.hosts.bucket import look_again_s
+    from runtime.jobs.run_log import RunLog, read_limit
+
+    entry = job.entry()
+    limit, logs = read_limit(job.files, job.id), dict[int, RunLog]()
+    rest: dict[int, bytes] = {}
+    finished: set[int] = set()
+    while True:
+        status = job.status()
+        ended = status.state.terminal
+        tell(status)
+        done = ledger.read_outcomes(job.files, job.id).get(job.id, {})
+        there = {int(name) for name in job.files.names(f"{job_folder(job.id)}/runs") if name.isdigit()}
+        for index in sorted(there - finished):
+            for piece in logs.setdefault(index, RunLog(job.files, job.id, index, limit)).read():
+                whole, _, rest[index] = (rest.get(index, b"") + piece).rpartition(b"\n")
+                for line in whole.split(b"\n") if whole else ():
+                    yield index, line
+            if index in done:
+                finished.add(index)
+                if last := rest.pop(index, b""):
+                    yield index, last
+        if ended or len(finished) >= entry.indices:
+            return
+        time.sleep(max(every_s, look_again_s(job.files)))
+
+
+def read_backend_log(job: JobHandle, native: NativeState | None) -> list[str]:
+    """Return the last lines of the backend's own log of a native job; empty if there is none or it cannot be read."""
+    if native is not None and isinstance(job.launcher, KeepsOutput):
+        try:
+            text = job.launcher.read_output(job.target, native, job_folder(job.id), job.host)
+        except RuntimeFailure:
+            return []
+        return [line.rstrip() for line in text.splitlines() if line.strip()]
+    return read_tail(job.files, f"{job_folder(job.id)}/shim.log", 100)
+
+
+def read_unbegun(job: JobHandle, index: int) -> list[str]:
+    """Return the end of the backend's own log for a run without any other log: its last native job began no attempt, or
+    none has begun yet. Empty for any other run."""
+    entry = job.entry()
+    if index in entry.outcomes:
+        return []
+    if not entry.natives:
+        return read_backend_log(job, None)
+    status, said = job.look()
+    one = next(each for each in status.indices if each.index == index)
+    if one.reason is not EndReason.SETUP_FAILED and job.attempts(index):
+        return []
+    return read_backend_log(job, find_native(said, index))
+
+
+def find_native(states: Sequence[NativeState], index: int) -> NativeState | None:
+    """Return the backend's state of one run, or of the native job that serves it."""
+    native = next((each for each in states if each.index == index), None)
+    return native or next((each for each in reversed(states) if each.index is None), None)

@@ -43,13 +43,13 @@ class CancelsOpen(Protocol):
     def cancel_open(self, experiment: str) -> int: ...
 
 
-def cancel(stack: Stack, what: Identity, *, now: datetime, by: str | None = None) -> Cancelled:
+def cancel(stack: Stack, what: Identity, *, now: datetime) -> Cancelled:
     """Cancel a task or an experiment; safe to call again. Raises `NotPossible` for a worker."""
     match what.kind:
         case Kind.TASK:
-            return cancel_task(stack, what.name, now=now, by=by or person())
+            return cancel_task(stack, what.name, now=now, by=person())
         case Kind.EXPERIMENT:
-            return cancel_experiment(stack, what.name, now=now, by=by or person())
+            return cancel_experiment(stack, what.name, now=now)
         case Kind.WORKER:
             raise NotPossible(
                 f"`{what.name}` is a worker, and workers are stopped where they run",
@@ -89,7 +89,7 @@ def cancel_task(stack: Stack, task_id: str, *, now: datetime, by: str) -> Cancel
     return Cancelled(name=task_id, kind=Kind.TASK, state=TaskState.CANCELLED, running=standing.holder)
 
 
-def cancel_experiment(stack: Stack, experiment: str, *, now: datetime, by: str | None = None) -> Cancelled:
+def cancel_experiment(stack: Stack, experiment: str, *, now: datetime) -> Cancelled:
     """Cancel all tasks that were submitted to the experiment; tasks that are submitted afterwards run."""
     records = stack.records
     if records.holds_tasks:
@@ -97,7 +97,7 @@ def cancel_experiment(stack: Stack, experiment: str, *, now: datetime, by: str |
         ended = queue.cancel_open(experiment) if isinstance(queue, CancelsOpen) else None
         return Cancelled(name=experiment, kind=Kind.EXPERIMENT, state=TaskState.CANCELLED, ended=ended)
     listed = frozenset(part.name for part in records.parts(experiment))
-    order = Order(kind=OrderKind.CANCEL, at=now, by=by or person(), experiments={experiment: listed})
+    order = Order(kind=OrderKind.CANCEL, at=now, by=person(), experiments={experiment: listed})
     _tell_workers(stack, experiment, order)
     # Tasks that were tried again are in no manifest, so the order names each. Finding them takes a look at every record.
     begun = frozenset((task_id, generation + 1) for task_id, generation in records.tried_again(experiment))

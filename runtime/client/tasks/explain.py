@@ -12,7 +12,7 @@ from typing import Final
 
 from runtime.client.identify import FindsTasks
 from runtime.client.tasks.standing import Stack, Standing, WorkerStatus, read_standing, read_workers
-from runtime.client.tasks.status import ExperimentStatus, ask_queue, last_line, purged, queue_of
+from runtime.client.tasks.status import ExperimentStatus, last_line, purged, queue_of
 from runtime.errors import NotPossible, RuntimeFailure
 from runtime.jobs.traces import find_raised
 from runtime.queues.base import Depth, FindsWaiting
@@ -102,10 +102,8 @@ def _is_covered(records: RecordStore, control: Control, standing: Standing) -> b
 
 
 def _with_queue(stack: Stack, facts: Facts) -> Facts:
-    queue, problem = ask_queue(stack, facts.queue)
-    if queue is None:
-        return replace(facts, queue_problem=problem)
     try:
+        queue = stack.queue(facts.queue)
         depth = queue.depth()
     except RuntimeFailure as failed:
         return replace(facts, queue_problem=failed.message)

@@ -35,7 +35,7 @@ from runtime.tasks.model import (
 )
 from runtime.tasks.wire import TaskDefaults, parse_resources, parse_task
 from runtime.units import parse_duration
-from runtime.values import dataclass, replace
+from runtime.values import dataclass, fields, replace
 
 OWN_CODE: Final = "worker"
 """Stands for the worker's own code in place of a content id."""
@@ -70,19 +70,7 @@ class TaskOptions:
             check_text("key", self.key)
 
     def defaults(self) -> TaskDefaults:
-        return TaskDefaults(
-            experiment=self.experiment,
-            max_failures=self.max_failures,
-            timeout=self.timeout,
-            not_before=self.not_before,
-            expires_at=self.expires_at,
-            priority=self.priority,
-            resources=self.resources,
-            snapshot=self.snapshot,
-            folder=self.folder,
-            submitted_by=self.submitted_by,
-            submitted_at=self.submitted_at,
-        )
+        return TaskDefaults(**{each.name: getattr(self, each.name) for each in fields(TaskDefaults)})
 
     def make_task(self, entry: Entry, *, key: str | None = None, outputs: tuple[str, ...] | None = None) -> Task:
         key = self.key if key is None else key
@@ -207,8 +195,7 @@ def make_task_of(
             folder=work.folder if work.snapshot else options.folder,
         )
     if type(work) is dict or isinstance(work, Mapping):
-        fields = work if type(work) is dict else dict(work)
-        task = parse_task(fields, defaults=defaults or options.defaults())
+        task = parse_task(work if type(work) is dict else dict(work), defaults=defaults or options.defaults())
         if task.experiment != options.experiment:
             raise InvalidTask("experiment", f"is {task.experiment!r}, and this submission is of `{options.experiment}`")
         if options.key is not None and task.key is None and "id" not in work:

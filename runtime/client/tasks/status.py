@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
 from runtime.client.identify import age_of
 from runtime.client.tasks.standing import Stack, Standing, WorkerStatus, read_standing, read_workers
-from runtime.errors import RuntimeFailure
-from runtime.queues.base import DEFAULT_QUEUE, Depth, Queue
+from runtime.queues.base import DEFAULT_QUEUE, Depth
 from runtime.reasons import EndReason
 from runtime.records.base import ExperimentSeen, RecordStore
 from runtime.records.orders import Control
@@ -167,7 +165,7 @@ def read_overview(
     return Overview(
         stack=stack.name,
         as_of=min((one.as_of for one in shown), default=now),
-        totals=_summed(one.totals for one in shown),
+        totals={state: sum(one.totals[state] for one in shown) for state in TaskState},
         experiments=tuple(shown),
         experiments_left_out=max(0, len(seen) - EXPERIMENTS_SHOWN),
         queues=tuple(queues),
@@ -364,14 +362,6 @@ def last_line(text: str | None) -> str:
     return lines[-1] if lines else ""
 
 
-def ask_queue(stack: Stack, name: str) -> tuple[Queue | None, str | None]:
-    """Return the open queue, or the reason why it cannot be asked now."""
-    try:
-        return stack.queue(name), None
-    except RuntimeFailure as problem:
-        return None, problem.message
-
-
 def _read_depths(stack: Stack) -> Callable[[str], Depth | None]:
     """Read the depth of a queue once; None unless queue and records lie in one local file."""
     return functools.cache(lambda name: stack.queue(name).depth() if stack.records.holds_tasks else None)
@@ -448,10 +438,3 @@ def _recent_failures(
     recent = [failure for failure in found if now - failure.at <= RECENT]
     recent.sort(key=lambda failure: failure.at, reverse=True)
     return [replace(failure, new=looked_at is None or failure.at > looked_at) for failure in recent[:FAILURES_SHOWN]]
-
-
-def _summed(totals: Iterable[Mapping[TaskState, int]]) -> dict[TaskState, int]:
-    counted: Counter[TaskState] = Counter()
-    for each in totals:
-        counted.update(each)
-    return {state: counted[state] for state in TaskState}
