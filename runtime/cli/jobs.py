@@ -42,7 +42,7 @@ def _last_job(text: str) -> str | None:
 
 
 def short(job: str) -> str:
-    """Shorten an id to what the next command needs."""
+    """Shorten an id as far as the next command allows."""
     return job[:10]
 
 

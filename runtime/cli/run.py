@@ -11,7 +11,7 @@ from typer import Argument
 from runtime.cli.show import encode, note
 from runtime.errors import RuntimeFailure, WorkFailed
 
-# What follows PROJECT WORKFLOW belongs to the workflow, options and `--help` included.
+# Words after PROJECT WORKFLOW belong to the workflow, options and `--help` included.
 CONTEXT_SETTINGS: dict[str, Any] = {"allow_interspersed_args": False}
 
 

@@ -52,7 +52,7 @@ class JobFacts:
     after: tuple[AfterView, ...] = ()
     """The jobs that it comes after, if nothing of it has begun."""
     room: Room | None = None
-    """What is free in the record root; None if it was not looked for."""
+    """Free space in the record root; None if it was not looked for."""
 
 
 def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str], None] | None = None) -> JobFacts:
@@ -212,7 +212,7 @@ NOT_FOUND: Final = 127
 """Exit code of a command that is not there, as shells have it."""
 
 BY_SETUP: Final = "the setup lines "
-"""Beginning of the shim's message about an attempt whose setup lines failed."""
+"""Beginning of the shim's message about an attempt with failed setup lines."""
 
 _SAYINGS: Final[Mapping[EndReason, tuple[str, str]]] = {
     EndReason.APP_FAILED: ("the command failed with exit code {code}{raised}", "runtime logs {job}{at}"),

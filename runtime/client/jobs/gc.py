@@ -1,5 +1,5 @@
-"""What may go: folders, done marks and secrets of jobs that ended long ago, processes and native jobs that they left, and
-trees that no job uses any more.
+"""Garbage of a target: folders, done marks and secrets of jobs that ended long ago, leftover processes and native jobs,
+and trees that no job uses any more.
 
 `find_garbage` looks and decides, `remove` acts; `tidy` clears away what killed shims left, at each look of `status`. Jobs
 that run are never touched, nor jobs of other people unless asked for; a job whose backend does not answer counts as running.
@@ -105,7 +105,7 @@ def _size(files: Files, job: str) -> int:
 
 
 def _find_left(place: OpenTarget, mine: Sequence[JobStatus], kept: Sequence[JobStatus]) -> Iterator[Garbage]:
-    """What killed shims left, however recently their jobs ended; secrets go with the folder of a job that is not kept."""
+    """List leftovers of killed shims, even of jobs that ended just now; secrets go with the folder of a job that is not kept."""
     running = _find_processes(mine, place)
     holding = {each.entry.id for each in _find_secrets(kept, place.files)}
     for status in mine:
@@ -115,7 +115,7 @@ def _find_left(place: OpenTarget, mine: Sequence[JobStatus], kept: Sequence[JobS
 
 
 def _find_half_removed(place: OpenTarget, owner: str | None, known: set[str]) -> list[Garbage]:
-    """Jobs whose removal was interrupted."""
+    """List jobs with an interrupted removal."""
     files = place.files
     marks = {f"{job_folder(job)}/{ledger.REMOVING}": job for job in ledger.list_jobs(files) if job not in known}
     jobs = [marks[name] for name, mark in files.read_many(list(marks)).items() if owner in (None, _remover(mark))]
@@ -134,14 +134,14 @@ def _remover(mark: bytes) -> str:
 
 
 def _list_started(place: OpenTarget, owner: str | None) -> Mapping[str, Started] | None:
-    """Job → what the backend has of it by its own labels; None for a backend without labels."""
+    """List the backend's jobs by its own labels; None for a backend without labels."""
     if not isinstance(place.launcher, Sweeps):
         return None
     return {each.job: each for each in place.launcher.list_started(place.target, place.host, owner=owner)}
 
 
 def _find_living(statuses: Sequence[JobStatus], place: OpenTarget, started: Mapping[str, Started] | None) -> set[str]:
-    """Jobs with a native job that is still there, though every run has its result."""
+    """Find jobs with a living native job, though every run has its result."""
     if started is not None:
         return {job for status in statuses if (job := status.entry.id) in started and started[job].live}
     homes = {
@@ -155,7 +155,7 @@ def _find_living(statuses: Sequence[JobStatus], place: OpenTarget, started: Mapp
 
 
 def fold(place: OpenTarget, *, owner: str | None) -> int:
-    """Put the small files of jobs that have ended into one file each, where no shim did so, and return how many jobs.
+    """Put the small files of ended jobs into one file each, unless a shim did so, and return the number of jobs.
 
     Jobs of earlier versions are among them. Nothing is lost by it, and `runtime retry` takes the file apart again.
     """
@@ -187,7 +187,7 @@ def _read_ends(files: Files, statuses: Iterable[JobStatus]) -> dict[str, datetim
 
 
 def _find_trees(place: OpenTarget, older_than: timedelta) -> Iterator[Garbage]:
-    """Read-only trees that attempts of one machine shared, on the machine that submits."""
+    """List read-only trees that attempts shared, on the machine that submits."""
     minutes = str(int(older_than.total_seconds() // 60))
     try:
         lines = place.host.run(["sh", "-c", _TREES, minutes]).out.splitlines()
@@ -198,7 +198,7 @@ def _find_trees(place: OpenTarget, older_than: timedelta) -> Iterator[Garbage]:
 
 
 def _find_code(place: OpenTarget) -> Iterator[Garbage]:
-    """Snapshots of ours. A launch that has just begun may use one of them, and then stores it again."""
+    """List our snapshots. A launch that has just begun may use one of them, and then stores it again."""
     files = place.files
     try:
         lines = place.host.run(["sh", "-c", _CODE, files.root]).out.splitlines()
@@ -211,7 +211,7 @@ def _find_code(place: OpenTarget) -> Iterator[Garbage]:
 
 
 def _read_sizes(lines: Iterable[str]) -> Iterator[tuple[str, str, int]]:
-    """Path, content id and bytes of each line of `du -k` whose path ends with a content id."""
+    """Yield path, content id and bytes of each line of `du -k` with a content id at its end."""
     for line in lines:
         size, _, path = line.partition("\t")
         name = path.rpartition("/")[2].removesuffix(".tar")
@@ -220,7 +220,7 @@ def _read_sizes(lines: Iterable[str]) -> Iterator[tuple[str, str, int]]:
 
 
 def remove(garbage: Garbage, place: OpenTarget, *, owner: str) -> list[str]:
-    """Take it away, and describe in words what is left over. Interrupted and run again, the rest goes too."""
+    """Remove it, and return descriptions of leftovers. Interrupted and run again, it removes the rest."""
     files, launcher, job = place.files, place.launcher, garbage.name
     match garbage.kind:
         case "tree":
@@ -259,7 +259,7 @@ def _remove_job(job: str, place: OpenTarget, owner: str) -> list[str]:
         if name not in ("intent.json", ledger.REMOVING):
             files.remove(f"{folder}/{name}")
     files.remove(f"{folder}/{FOLDED}")
-    # Before the folder: a mark that stayed behind would be taken for the end of the same job launched again.
+    # Before the folder: a remaining mark would count as the end of the same job launched again.
     for name in files.names("done", f"{job}."):
         files.remove(f"done/{name}")
     files.remove(folder)
@@ -267,7 +267,7 @@ def _remove_job(job: str, place: OpenTarget, owner: str) -> list[str]:
 
 
 def tidy(statuses: Iterable[JobStatus], place: OpenTarget, *, owner: str) -> None:
-    """Clear away what is left of those jobs of `owner` that have ended. A target that refuses keeps it until the next time."""
+    """Clear away leftovers of ended jobs of `owner`. If the target refuses, they stay until the next time."""
     mine = [each for each in statuses if each.entry.owner == owner]
     with contextlib.suppress(InfrastructureFailure):
         for job in _find_processes(mine, place):
@@ -278,7 +278,7 @@ def tidy(statuses: Iterable[JobStatus], place: OpenTarget, *, owner: str) -> Non
 
 
 def _find_processes(statuses: Iterable[JobStatus], place: OpenTarget) -> list[str]:
-    """Jobs without a living shim that still have processes on this host."""
+    """List jobs without a living shim that still have processes on this host."""
     silent = [each.entry.id for each in statuses if _ended_silently(each)]
     if not silent or not isinstance(place.launcher, Clears):
         return []
@@ -290,7 +290,7 @@ def _end_processes(job: str, place: OpenTarget) -> list[str]:
 
 
 def _find_secrets(statuses: Iterable[JobStatus], files: Files) -> list[JobStatus]:
-    """Jobs that have ended and whose secrets are still there."""
+    """List ended jobs that still have files of secrets."""
     # Launches of earlier versions wrote no `secrets` into the intent.
     ended = [
         each for each in statuses if each.state.terminal and each.entry.intent.get("secrets", _ended_silently(each))
@@ -305,7 +305,7 @@ def _ended_silently(status: JobStatus) -> bool:
 
 
 def _remove_secrets(status: JobStatus, files: Files, owner: str) -> bool:
-    """Remove the values of a job that has ended; False if it is being started again, which reads them once more."""
+    """Remove the values of an ended job; False if it is being started again, which reads them once more."""
     job = status.entry.id
     lock = Lock(files, job, owner)
     try:

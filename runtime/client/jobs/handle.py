@@ -114,7 +114,7 @@ class JobHandle(OpenTarget):
     def cancel(self, *, indices: Sequence[int] | None = None) -> list[str]:
         """Stop the job, or some of its indices. Returns descriptions of leftovers; empty means that all is gone.
 
-        A run that has ended stays as it ended. Native jobs with labels are found by them, whatever the ledger says. If the
+        A run that has ended stays as it ended. Native jobs with labels are found by them, even if the ledger lacks them. If the
         record root refuses the mark, the native jobs are stopped all the same.
         """
         if indices is None:

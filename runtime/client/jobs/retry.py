@@ -133,7 +133,7 @@ def _next_epoch(
         fresh = {index for part in untried for index in range(part.offset, part.offset + part.count)}
         _unfold(job, plan, sorted(fresh & set(indices)))
         if status is not None and isinstance(job.launcher, Resubmits):
-            # Nobody asks the old native job any more how these runs ended.
+            # No later look asks the old native job how these runs ended.
             for each in status.indices:
                 if each.index in fresh and each.index not in {*indices, *entry.outcomes}:
                     ledger.record_end(job.files, job.id, each)

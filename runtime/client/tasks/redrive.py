@@ -32,7 +32,7 @@ B = TypeVar("B")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redriven:
-    """A task whose next generation was published, or the reason why not."""
+    """A task with a new generation in its queue, or the reason against it."""
 
     task: str
     experiment: str

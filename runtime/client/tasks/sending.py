@@ -67,7 +67,7 @@ class Counted:
 
 
 class Direct:
-    """Sends into a queue whose file holds the tasks and knows which ones are new."""
+    """Sends into a queue that holds the tasks in its own file and knows which ones are new."""
 
     part_tasks = PUT_TASKS
 
