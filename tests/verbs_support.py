@@ -22,7 +22,7 @@ TTL = timedelta(seconds=30)
 
 
 class Bench:
-    """Satisfies `runtime.client.tasks.workers.Stack`."""
+    """Satisfies `runtime.client.tasks.standing.Stack`."""
 
     name = "bench"
     default_queue = "default"

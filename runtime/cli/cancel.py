@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
+from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption
-from runtime.cli.render.jobs import OnOption, OthersOption, is_job, open_job, short
-from runtime.cli.show import Output, confirm, format_count, note, note_skew, print_list
+from runtime.cli.jobs import OnOption, OthersOption, is_job, open_job, short
+from runtime.cli.show import Columns, Output, confirm, format_count, note, note_skew, print_list
 from runtime.client.identify import Kind, identify, recall_last
 from runtime.client.tasks.cancel import Cancelled
 from runtime.client.tasks.cancel import cancel as cancel_one
@@ -28,16 +29,11 @@ LEFT_OVER: Final = 3
 
 def cancel(
     what: Annotated[
-        list[str], typer.Argument(metavar="TASK|EXPERIMENT|JOB...", help="Ids or their beginnings, names, or `last`.")
+        list[str], Argument(metavar="TASK|EXPERIMENT|JOB...", help="Ids or their beginnings, names, or `last`.")
     ],
     yes: YesOption = False,
-    index: Annotated[
-        list[int] | None,
-        typer.Option("--index", metavar="I", help="Only this run of a job's array.", show_default=False),
-    ] = None,
-    release: Annotated[
-        bool, typer.Option("--release", help="With `--index`: give up a run on a node that is gone.")
-    ] = False,
+    index: Annotated[list[int] | None, Option(metavar="I", help="Only this run of a job's array.")] = None,
+    release: Annotated[bool, Option("--release", help="With `--index`: give up a run on a node that is gone.")] = False,
     others: OthersOption = False,
     on: OnOption = None,
     stack: StackOption = None,
@@ -65,7 +61,12 @@ def cancel(
     if jobs:
         if len(jobs) < len(what):
             raise RequestRefused("jobs are cancelled by themselves", hint=f"runtime cancel {' '.join(jobs)}")
-        return _cancel_jobs(jobs, index or [], release=release, others=others, on=on, yes=yes, output=output)
+        ended = [_cancel_job(text, index or [], release=release, others=others, on=on, yes=yes) for text in jobs]
+        print_list(ended, JOB_COLUMNS, output)
+        left_over = [line for one in ended for line in one.left_over]
+        for line in left_over:
+            note(f"left over: {line}")
+        return LEFT_OVER if left_over else 0
     with open_stack(stack) as opened:
         records = opened.records
         last = recall_last(opened.settings.data_dir, opened.name)
@@ -89,33 +90,14 @@ class CancelledJob:
     state: JobState
     already: bool
     indices: tuple[int, ...]
-    """Those that were named; empty means all."""
+    """The named runs; empty means all."""
     left_over: tuple[str, ...]
-
-
-def _cancel_jobs(
-    texts: Sequence[str],
-    indices: Sequence[int],
-    *,
-    release: bool,
-    others: bool,
-    on: str | None,
-    yes: bool,
-    output: Output,
-) -> int:
-    done = [_cancel_job(text, indices, release=release, others=others, on=on, yes=yes) for text in texts]
-    print_list(done, JOB_COLUMNS, output)
-    left = [line for one in done for line in one.left_over]
-    for line in left:
-        note(f"left over: {line}")
-    return LEFT_OVER if left else 0
 
 
 def _cancel_job(
     text: str, indices: Sequence[int], *, release: bool, others: bool, on: str | None, yes: bool
 ) -> CancelledJob:
-    from runtime.client.jobs.find import check_owner
-    from runtime.jobs.identity import owner_name
+    from runtime.client.jobs.handle import check_owner
     from runtime.jobs.ledger import check_index
     from runtime.jobs.spec import JobState
     from runtime.launchers.base import Sweeps
@@ -123,37 +105,25 @@ def _cancel_job(
 
     with open_job(text, on) as job:
         status, _ = job.look()
-        check_owner(status.entry, owner_name(), others=others, verb="cancel")
+        check_owner(status.entry, others=others, verb="cancel")
         for each in indices:
             check_index(status.entry, each)
-        # What went without a word may have left something running.
+        # A run that was lost may have left processes.
         gone = {each.index for each in status.indices if each.reason is EndReason.LOST} - set(status.entry.outcomes)
-        gone = set() if isinstance(job.launcher, Sweeps) else gone  # there it is looked for by its labels
+        gone = set() if isinstance(job.launcher, Sweeps) else gone  # there `sweep` finds it by its labels
         left_runs = [each for each in status.indices if not each.state.terminal or each.index in gone]
         ended = not [each for each in left_runs if each.index in indices or not indices]
+        made = functools.partial(CancelledJob, name=job.id, kind="job", indices=tuple(indices))
         if ended and not release:
-            return CancelledJob(
-                name=job.id,
-                kind="job",
-                state=status.state,
-                already=True,
-                indices=tuple(indices),
-                left_over=() if indices else tuple(job.end_strays()),
-            )
+            strays = () if indices else tuple(job.end_strays())
+            return made(state=status.state, already=True, left_over=strays)
         if len(left_runs) > 1 and not indices:
             confirm(f"cancel job `{short(job.id)}` with {format_count(len(left_runs))} unfinished runs", yes=yes)
         if release and not indices:
             raise RequestRefused("`--release` gives up one run", hint=f"runtime cancel {text} --index I --release")
         left = job.cancel(indices=list(indices) or None)
         left += [line for each in indices if release for line in job.release(each)]
-        return CancelledJob(
-            name=job.id,
-            kind="job",
-            state=JobState.CANCELLED,
-            already=False,
-            indices=tuple(indices),
-            left_over=tuple(left),
-        )
+        return made(state=JobState.CANCELLED, already=False, left_over=tuple(left))
 
 
 def _describe_job(done: CancelledJob) -> str:
@@ -166,11 +136,10 @@ def _describe_job(done: CancelledJob) -> str:
     return "nothing of it is left"
 
 
-JOB_COLUMNS = {"NAME": lambda one: one.name, "STATE": lambda one: one.state, "WHAT": _describe_job}
+JOB_COLUMNS: Columns = {"NAME": "name", "STATE": "state", "WHAT": _describe_job}
 
 
 def describe(done: Cancelled) -> str:
-    """What became of it, in words."""
     if done.already:
         return "it had been cancelled before" if done.state is TaskState.CANCELLED else f"it had already {done.state}"
     if done.kind is Kind.EXPERIMENT:
@@ -181,4 +150,4 @@ def describe(done: Cancelled) -> str:
     return f"worker {done.running} stops it within 10 s" if done.running else "it will not run"
 
 
-COLUMNS = {"NAME": lambda one: one.name, "STATE": lambda one: one.state, "WHAT": describe}
+COLUMNS: Columns = {"NAME": "name", "STATE": "state", "WHAT": describe}

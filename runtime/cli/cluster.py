@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from runtime.cli.commands import OutputOption, StackOption, new_app
-from runtime.cli.show import Output, format_count, note, print_list
+from runtime.cli.show import Columns, Output, format_count, note, print_list
 from runtime.config import load_settings
 from runtime.errors import NotPossible, UnknownName
 from runtime.stack.find import find_stack
@@ -37,12 +37,10 @@ class ReapRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReapReport:
-    """One cluster, as `-o json` prints it."""
-
     cluster: str
     dry_run: bool
     removed: tuple[ReapRow, ...]
-    """With `dry_run` what would be."""
+    """With `dry_run`, the rows that would be removed."""
     failed: tuple[ReapRow, ...]
     live: Mapping[str, int]
     max: Mapping[str, int]
@@ -55,12 +53,10 @@ def _group() -> None:
 
 @app.command()
 def reap(
-    cluster: Annotated[
-        str | None, typer.Option("--cluster", metavar="NAME", help="Only this one.", show_default=False)
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")] = False,
+    cluster: Annotated[str | None, Option(metavar="NAME", help="Only this one.")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Say what would be removed, and remove nothing.")] = False,
     longest_creation: Annotated[
-        str, typer.Option("--longest-creation", metavar="TIME", help="A node that is made for longer counts as dead.")
+        str, Option(metavar="TIME", help="A node that is made for longer counts as dead.")
     ] = "1h",
     stack: StackOption = None,
     output: OutputOption = Output.TEXT,
@@ -115,7 +111,10 @@ def _reap(
         removed=tuple(row for row in done if row.error is None),
         failed=tuple(row for row in done if row.error is not None),
         live=dict(plan.live),
-        max={pool: _maximum(values) for pool, values in cluster.pools.items()},
+        max={
+            pool: int(values.get("max", 0)) if isinstance(values, Mapping) else 0
+            for pool, values in cluster.pools.items()
+        },
     )
 
 
@@ -136,11 +135,11 @@ def _print_reports(reports: list[ReapReport], output: Output) -> None:
         print_list(reports, {}, output)
     else:
         rows = [row for report in reports for row in (*report.removed, *report.failed)]
-        columns = {
-            "CLUSTER": lambda row: row.cluster,
-            "NODE": lambda row: row.name,
-            "POOL": lambda row: row.pool,
-            "WHY": lambda row: row.why,
+        columns: Columns = {
+            "CLUSTER": "cluster",
+            "NODE": "name",
+            "POOL": "pool",
+            "WHY": "why",
             "RESULT": lambda row: row.error or ("removed" if row.removed else "would be removed"),
         }
         print_list(rows, columns, output)
@@ -178,8 +177,3 @@ def _project(outputs: StackOutputs) -> str:
             hint=f"run `pulumi up --stack {outputs.stack}`, then `runtime stack pull`",
         )
     return outputs.project
-
-
-def _maximum(pool: Any) -> int:
-    value = pool.get("max", 0) if isinstance(pool, Mapping) else 0
-    return int(value)

@@ -5,7 +5,7 @@ imports none of the command modules. A command module exposes one of
 
 - a function named like the verb (`-` as `_`), whose typed signature is the command line and whose docstring its help:
 
-      def cancel(ids: Annotated[list[str], typer.Argument(metavar="ID...")], yes: YesOption = False) -> None:
+      def cancel(ids: Annotated[list[str], Argument(metavar="ID...")], yes: YesOption = False) -> None:
           \"\"\"Cancel tasks, experiments or jobs.
 
           \\b
@@ -14,16 +14,16 @@ imports none of the command modules. A command module exposes one of
             runtime cancel sweep --yes
           \"\"\"
 
-  (`\\b` on a line of its own keeps the paragraph below it as it is written.) Where the module has a dictionary
-  `CONTEXT_SETTINGS` too, the command gets it: `{"ignore_unknown_options": True, "allow_extra_args": True}` leaves what
-  is not ours in `ctx.args`, for `runtime run PROJECT WORKFLOW ARGS…` and the like, and `COMMAND_CLASS` replaces
+  (`\\b` on a line of its own keeps the line breaks of the paragraph below it.) If the module has a dictionary
+  `CONTEXT_SETTINGS` too, the command gets it: `{"ignore_unknown_options": True, "allow_extra_args": True}` leaves other
+  words in `ctx.args`, for `runtime run PROJECT WORKFLOW ARGS…` and the like, and `COMMAND_CLASS` replaces
   typer's own class of commands;
 
 - or `app = new_app("help")`, for a group such as `runtime queue …` with `@app.command()` for each verb in it.
 
-A command returns None or its exit code, raises a `RuntimeFailure` for what it explains, prints data to stdout and says
-everything else on stderr (`runtime.cli.show`). Two commands do without this tree: `--version`, and `worker`, for which
-`runtime.cli.worker` has `main(argv) -> int` and `build_parser()` on `runtime.cli.arguments.Parser`.
+A command returns None or its exit code, raises a `RuntimeFailure` with an explanation, prints data to stdout and
+everything else to stderr (`runtime.cli.show`). Two commands bypass this tree: `--version`, and `worker`, for which
+`runtime.cli.worker` has `main(argv) -> int` and `build_parser()`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import _click
+from typer import Option, _click
 from typer._click import exceptions as click_exceptions  # the usage errors have no public name in this typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
@@ -51,12 +51,7 @@ if TYPE_CHECKING:
     from runtime.errors import RuntimeFailure
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
-    "Start here": {
-        "quickstart": (
-            "runtime.cli.quickstart",
-            "The main job end to end on this machine, in 20 s.",
-        ),
-    },
+    "Start here": {"quickstart": ("runtime.cli.quickstart", "The main job end to end on this machine, in 20 s.")},
     "Run work": {
         "run": ("runtime.cli.run", "Run one workflow here and now."),
         "submit": ("runtime.cli.submit", "Put tasks into a queue."),
@@ -93,13 +88,10 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
 COMMANDS = {name: entry for commands in SECTIONS.values() for name, entry in commands.items()}
 
 OutputOption = Annotated[
-    Output, typer.Option("--output", "-o", help="`text` for people, `json` for programs.", show_default=False)
+    Output, Option("--output", "-o", help="`text` for people, `json` for programs.", show_default=False)
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-StackOption = Annotated[
-    str | None,
-    typer.Option("--stack", envvar="RUNTIME_STACK", metavar="NAME", help="Stack to use.", show_default=False),
-]
+YesOption = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
+StackOption = Annotated[str | None, Option("--stack", envvar="RUNTIME_STACK", metavar="NAME", help="Stack to use.")]
 
 _LEAN: dict[str, Any] = {
     "add_completion": False,
@@ -110,7 +102,7 @@ _LEAN: dict[str, Any] = {
 
 
 class CommandGroup(TyperGroup):
-    """A group that explains a misspelt command and prints its help when none is named."""
+    """A group that explains a misspelt command and prints its help without one."""
 
     def resolve_command(
         self, ctx: _click.Context, args: list[str]
@@ -126,7 +118,7 @@ class CommandGroup(TyperGroup):
 
 
 class RootGroup(CommandGroup):
-    """The tree's root. It knows the commands by `SECTIONS` and imports one only to use it."""
+    """The tree's root. It has the commands of `SECTIONS` and imports one only to use it."""
 
     def list_commands(self, ctx: _click.Context) -> list[str]:
         return list(COMMANDS)
@@ -148,7 +140,7 @@ class RootGroup(CommandGroup):
 
 
 def new_app(help_text: str, **settings: Any) -> typer.Typer:
-    """A typer app for a group of commands, as lean as the root: no rich, no completion options, our errors."""
+    """Make a typer app for a group of commands, as lean as the root: no rich, no completion options, our errors."""
     return typer.Typer(**{**_LEAN, "cls": CommandGroup, "no_args_is_help": True, "help": help_text, **settings})
 
 
@@ -162,7 +154,7 @@ def load_command(name: str) -> _click.Command:
         app = typer.Typer(**_LEAN)
         # `import` is a word of Python's own; its function has an underscore behind it.
         function = getattr(module, name.replace("-", "_"), None) or getattr(module, f"{name}_")
-        settings = _context_settings(getattr(module, "CONTEXT_SETTINGS", {}))
+        settings = {**_LEAN["context_settings"], **getattr(module, "CONTEXT_SETTINGS", {})}
         app.command(name, cls=getattr(module, "COMMAND_CLASS", None), context_settings=settings)(function)
     command = _build(app)
     command.name = name
@@ -177,7 +169,7 @@ def run(args: Sequence[str]) -> int:
 
         completion_init()
         return shell_complete(_build_root(), {}, "runtime", "_RUNTIME_COMPLETE", instruction)
-    # A command that is named first needs nothing of the root, which is built for its help and for what is misspelt.
+    # The root is built only for its help and for misspelt commands; a known command needs nothing of it.
     named = args[:1] and args[0] in COMMANDS
     command, path, rest = (
         (load_command(args[0]), f"runtime {args[0]}", args[1:]) if named else (_build_root(), "runtime", args)
@@ -191,7 +183,7 @@ def run(args: Sequence[str]) -> int:
 
 
 def explain_usage(problem: BaseException) -> RuntimeFailure | None:
-    """Our error for what typer found wrong with a command line; None if `problem` is not about that."""
+    """Turn typer's error about a command line into ours; None if `problem` is another error."""
     if isinstance(problem, typer.Abort):
         return NotPossible(
             "not confirmed, nothing was done", hint="answer `y`, or pass `--yes` where nobody can answer"
@@ -201,7 +193,8 @@ def explain_usage(problem: BaseException) -> RuntimeFailure | None:
     ctx = getattr(problem, "ctx", None)
     command = ctx.command_path if ctx else "runtime"
     if isinstance(problem, click_exceptions.NoArgsIsHelpError):
-        return RequestRefused(f"`{command}` needs a command", facts=_command_lines(ctx), hint=f"`{command} --help`")
+        facts = [f"commands: {', '.join(ctx.command.list_commands(ctx))}"] if ctx else []
+        return RequestRefused(f"`{command}` needs a command", facts=facts, hint=f"`{command} --help`")
     if isinstance(problem, click_exceptions.NoSuchOption):
         return _explain_option(problem, command)
     facts = [ctx.command.get_usage(ctx).replace("Usage:", "usage:", 1)] if ctx else []
@@ -223,7 +216,7 @@ def _explain_option(problem: click_exceptions.NoSuchOption, command: str) -> Run
 
 
 def _usage_message(problem: click_exceptions.ClickException, command: str) -> str:
-    """`problem` in our words: `--slots` of `runtime worker`: `x` is not a valid int."""
+    """Word `problem` as we do: `--slots` of `runtime worker`: `x` is not a valid int."""
     ctx = getattr(problem, "ctx", None)
     param = getattr(problem, "param", None)
     if isinstance(problem, click_exceptions.MissingParameter) and param is not None:
@@ -240,20 +233,10 @@ def _name_of(param: _click.Parameter, ctx: Any) -> str:
     return f"`{shown}`"
 
 
-def _command_lines(ctx: Any) -> list[str]:
-    names = ctx.command.list_commands(ctx)
-    return [f"commands: {', '.join(names)}"]
-
-
-def _context_settings(more: dict[str, Any]) -> dict[str, Any]:
-    return {**_LEAN["context_settings"], **more}
-
-
 def _build(app: typer.Typer) -> _click.Command:
-    """The command or group that `app` describes."""
     for function in (each.callback for each in (app.registered_callback, *app.registered_commands) if each):
         if function:
-            # Typer evaluates annotations that are text four times, which took a tenth of the instructions of a launch.
+            # Typer evaluates textual annotations four times, which took a tenth of the instructions of a launch.
             function.__annotations__ = inspect.get_annotations(function, eval_str=True)
     return get_command(app)
 
@@ -270,9 +253,9 @@ def _build_root() -> TyperGroup:
 
 def _root(
     ctx: typer.Context,
-    # Both are taken by `main` before typer loads; here they are for the help and for completion.
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Print tracebacks with errors.")] = False,
+    # `main` reads both before typer loads; here they serve the help and completion.
+    version: Annotated[bool, Option("--version", help="Print the version and exit.")] = False,
+    debug: Annotated[bool, Option("--debug", help="Print tracebacks with errors.")] = False,
 ) -> None:
     """Run a lab's work: tasks in queues, workers that any machine can start.
 
@@ -288,7 +271,7 @@ def _root(
 
 
 def _worker_command() -> _click.Command:
-    """Stands in for the worker, which has its own parser, where the tree is walked: in help and in completion."""
+    """Make a stand-in for the worker, which has its own parser, for help and completion."""
 
     class Worker(TyperCommand):
         def shell_complete(self, ctx: _click.Context, incomplete: str) -> list[CompletionItem]:

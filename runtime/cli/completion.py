@@ -6,7 +6,7 @@ import sys
 from enum import StrEnum
 from typing import Annotated
 
-import typer
+from typer import Argument
 
 
 class Shell(StrEnum):
@@ -15,7 +15,7 @@ class Shell(StrEnum):
     FISH = "fish"
 
 
-def completion(shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")]) -> None:
+def completion(shell: Annotated[Shell, Argument(metavar="SHELL", help="bash, zsh or fish.")]) -> None:
     """Print the completion script of a shell.
 
     \b

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from runtime.cli.commands import new_app
 from runtime.cli.show import note
@@ -24,16 +25,11 @@ def _convert() -> None:
 
 @app.command("phoebe")
 def phoebe(
-    template: Annotated[Path, typer.Argument(metavar="TEMPLATE.yaml", help="The ReplicaSet.")],
+    template: Annotated[Path, Argument(metavar="TEMPLATE.yaml", help="The ReplicaSet.")],
     runs: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="RUNS", help="The launch script with its list RUNS, or a YAML list.", show_default=False
-        ),
+        Path | None, Argument(metavar="RUNS", help="The launch script with its list RUNS, or a YAML list.")
     ] = None,
-    to: Annotated[
-        Path | None, typer.Option("--to", metavar="FOLDER", help="Write job.yaml there.", show_default=False)
-    ] = None,
+    to: Annotated[Path | None, Option(metavar="FOLDER", help="Write job.yaml there.")] = None,
 ) -> int:
     """A ReplicaSet whose pods share a GPU, and a list of runs, as one job array: each seed ends once.
 

@@ -6,28 +6,23 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from runtime.cli.commands import OutputOption, StackOption
-from runtime.cli.show import Output, format_count, is_terminal, note, paint, print_json, print_list
+from runtime.cli.show import Output, format_count, note, print_checks, print_json
 from runtime.config import load_settings
 from runtime.errors import RequestRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
-    from runtime.client.doctor.lines import Line
     from runtime.client.recovery import Recovered
-
-_STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def doctor(
-    recover: Annotated[
-        bool, typer.Option("--recover", help="Bring back what can be read of a damaged task file.")
-    ] = False,
+    recover: Annotated[bool, Option("--recover", help="Bring back what can be read of a damaged task file.")] = False,
     file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With `--recover`: a task file that is not the stack's.")
+        Path | None, Option(metavar="FILE", help="With `--recover`: a task file that is not the stack's.")
     ] = None,
     stack: StackOption = None,
     output: OutputOption = Output.TEXT,
@@ -47,51 +42,17 @@ def doctor(
       runtime doctor --recover
       runtime doctor -o json | jq -r '.[] | select(.verdict == "fail") | .fix'
     """
-    from runtime.client.doctor.examine import examine
-    from runtime.client.doctor.lines import Verdict
-
     if recover:
         return _recover(file, stack, output)
     if file is not None:
         raise RequestRefused("`--file` goes with `--recover`", hint=f"runtime doctor --recover --file {file}")
-    failed = 0
+    from runtime.client.doctor import examine
 
-    def count(lines: Iterable[Line]) -> Iterator[Line]:
-        nonlocal failed
-        for line in lines:
-            failed += line.verdict is Verdict.FAIL
-            yield line
-
-    lines = count(examine(stack, load_settings()))
-    if output is Output.JSON:
-        print_json(lines)
-    elif is_terminal():
-        _print_lines(lines)
-    else:
-        columns = {
-            "VERDICT": lambda line: line.verdict.value,
-            "CHECK": lambda line: line.check,
-            "FINDING": lambda line: line.text,
-            "FIX": lambda line: line.fix,
-        }
-        print_list(lines, columns)
-    if failed and output is Output.TEXT:
-        note(f"{failed} failed")
-    return 1 if failed else 0
-
-
-def _print_lines(lines: Iterable[Line]) -> None:
-    """As they come: some take seconds, and a table could be printed only behind the last."""
-    for line in lines:
-        verdict = paint(f"{line.verdict.value:<4}", _STYLES[line.verdict.value])
-        sys.stdout.write(f"{verdict}  {line.check:<24}  {line.text}\n")
-        if line.fix:
-            sys.stdout.write(f"{'':<32}{paint('fix:', 'bold')} {line.fix}\n")
-        sys.stdout.flush()
+    return print_checks(examine(stack, load_settings()), output, name="check", remedy="fix", width=24)
 
 
 def _recover(file: Path | None, stack: str | None, output: Output) -> int:
-    from runtime.client.doctor.examine import find_task_file
+    from runtime.client.doctor import find_task_file
     from runtime.client.recovery import recover
 
     path = file or find_task_file(stack, load_settings())

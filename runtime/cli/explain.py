@@ -5,16 +5,16 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument
 
 from runtime.cli.commands import OutputOption, StackOption
-from runtime.cli.render.jobs import IndexOption, OnOption, is_job, open_job
+from runtime.cli.jobs import IndexOption, OnOption, is_job, open_job
 from runtime.cli.show import Output, cut_line, note, paint, print_json
 from runtime.client.identify import Identity, Kind, identify, recall_last
 from runtime.client.tasks.explain import explain as explain_task
 from runtime.client.tasks.explain import explain_experiment, explain_worker, read_facts
+from runtime.client.tasks.standing import read_worker
 from runtime.client.tasks.status import read_experiment
-from runtime.client.tasks.workers import read_worker
 from runtime.errors import RequestRefused
 from runtime.reasons import Explanation
 from runtime.stack.open import open_stack
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def explain(
     what: Annotated[
-        str, typer.Argument(metavar="TASK|EXPERIMENT|WORKER|JOB", help="An id or its beginning, a name, or `last`.")
+        str, Argument(metavar="TASK|EXPERIMENT|WORKER|JOB", help="An id or its beginning, a name, or `last`.")
     ],
     index: IndexOption = None,
     on: OnOption = None,
@@ -66,7 +66,8 @@ def _explain_job(text: str, index: int | None, on: str | None, output: Output) -
 def _print(kind: str, name: str, found: Explanation, output: Output) -> int:
     explanation = replace(found, evidence=tuple(cut_line(line) for line in found.evidence))
     if output is Output.JSON:
-        print_json({"kind": kind, "name": name, **_fields(explanation)})
+        fields = {"sentence": explanation.sentence, "evidence": explanation.evidence, "next_step": explanation.hint}
+        print_json({"kind": kind, "name": name, **fields})
         return 0
     print(paint(explanation.sentence, "bold"))
     for line in explanation.evidence:
@@ -85,11 +86,3 @@ def _explain(opened: OpenStack, found: Identity) -> Explanation:
             return explain_experiment(read_experiment(opened, found.name, now=now))
         case Kind.WORKER:
             return explain_worker(read_worker(opened, found.name, now=now), now=now)
-
-
-def _fields(explanation: Explanation) -> dict[str, object]:
-    return {
-        "sentence": explanation.sentence,
-        "evidence": explanation.evidence,
-        "next_step": explanation.hint,
-    }

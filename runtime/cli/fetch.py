@@ -7,31 +7,26 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption
-from runtime.cli.render.jobs import OnOption, is_job, open_job, short
-from runtime.cli.show import Output, format_count, format_size, note, print_list, progress
+from runtime.cli.jobs import OnOption, is_job, open_job, short
+from runtime.cli.show import Columns, Output, format_count, note, print_list, progress
 from runtime.errors import RuntimeFailure
+from runtime.units import format_size
 
 if TYPE_CHECKING:
     from runtime.client.fetch import Fetched, RemoteFile
     from runtime.jobs.hosts.base import Files
 
-COLUMNS = {"FILE": lambda one: one.path, "SIZE": lambda one: format_size(one.size_bytes), "WHAT": lambda one: one.what}
+COLUMNS: Columns = {"FILE": "path", "SIZE": lambda one: format_size(one.size_bytes), "WHAT": "what"}
 
 
 def fetch(
-    what: Annotated[str, typer.Argument(metavar="JOB|TASK", help="An id or its beginning.")],
-    to: Annotated[
-        Path | None,
-        typer.Argument(metavar="[DIR]", help="Folder; one named like the job by default.", show_default=False),
-    ] = None,
-    index: Annotated[
-        list[int] | None,
-        typer.Option("--index", metavar="I", help="Only this run of a job's array.", show_default=False),
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that differ.")] = False,
+    what: Annotated[str, Argument(metavar="JOB|TASK", help="An id or its beginning.")],
+    to: Annotated[Path | None, Argument(metavar="[DIR]", help="Folder; one named like the job by default.")] = None,
+    index: Annotated[list[int] | None, Option(metavar="I", help="Only this run of a job's array.")] = None,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace files that differ.")] = False,
     on: OnOption = None,
     stack: StackOption = None,
     output: OutputOption = Output.TEXT,

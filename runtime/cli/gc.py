@@ -5,29 +5,29 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from runtime.cli.cancel import LEFT_OVER
 from runtime.cli.commands import OutputOption, YesOption
-from runtime.cli.render.jobs import OthersOption
-from runtime.cli.show import Output, confirm, format_count, format_size, note, print_list
-from runtime.units import parse_duration
+from runtime.cli.jobs import OthersOption
+from runtime.cli.show import Columns, Output, confirm, format_count, note, print_list
+from runtime.units import format_size, parse_duration
 
-COLUMNS = {
-    "KIND": lambda one: one.kind,
-    "NAME": lambda one: one.name,
-    "TARGET": lambda one: one.target,
+COLUMNS: Columns = {
+    "KIND": "kind",
+    "NAME": "name",
+    "TARGET": "target",
     "WHAT": lambda one: one.what[:40],
-    "STATE": lambda one: one.state,
-    "ENDED": lambda one: one.ended_at,
+    "STATE": "state",
+    "ENDED": "ended_at",
     "SIZE": lambda one: format_size(one.size_bytes),
 }
 
 
 def gc(
-    on: Annotated[str, typer.Option("--on", metavar="TARGET", help="Whose record root to clear.")] = "local",
-    older_than: Annotated[str, typer.Option("--older-than", metavar="30d", help="Ended at least so long ago.")] = "30d",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would go, and remove nothing.")] = False,
+    on: Annotated[str, Option(metavar="TARGET", help="Whose record root to clear.")] = "local",
+    older_than: Annotated[str, Option(metavar="30d", help="Ended at least so long ago.")] = "30d",
+    dry_run: Annotated[bool, Option("--dry-run", help="List what would go, and remove nothing.")] = False,
     others: OthersOption = False,
     yes: YesOption = False,
     output: OutputOption = Output.TEXT,
@@ -44,39 +44,31 @@ def gc(
       runtime gc --older-than 7d --yes
       runtime gc --on hpc --older-than 90d
     """
-    from runtime.client.jobs.find import forget_job
     from runtime.client.jobs.gc import find_garbage, fold, remove
-    from runtime.client.jobs.prepare import make_context
-    from runtime.client.jobs.roots import open_target
-    from runtime.client.jobs.targets import find_target
+    from runtime.client.jobs.targets import find_target, forget_job, make_context, open_target
     from runtime.config import load_settings
     from runtime.jobs.identity import owner_name
-    from runtime.launchers.registry import get_launcher
 
     span = parse_duration(older_than, field="older-than")
-    settings, now, me = load_settings(), datetime.now(UTC), owner_name()
-    target = find_target(on, settings)
-    launcher = get_launcher(target.kind)
-    host = open_target(target, launcher, make_context(settings))
-    try:
-        found = find_garbage(target, launcher, host, owner=None if others else me, older_than=span, now=now)
+    settings, me = load_settings(), owner_name()
+    owner = None if others else me
+    with open_target(find_target(on, settings), make_context(settings)) as place:
+        found = find_garbage(place, owner=owner, older_than=span, now=datetime.now(UTC))
         if found and not dry_run:
             size = format_size(sum(each.size_bytes for each in found))
             confirm(f"remove {format_count(len(found))} things with {size} from `{on}`", yes=yes)
         print_list(found, COLUMNS, output)
         kept = []
         for each in () if dry_run else found:
-            left_over = remove(each, target, launcher, host, owner=me)
+            left_over = remove(each, place, owner=me)
             for line in left_over:
                 note(f"left over: {line}")
             if left_over:
                 kept.append(each)
             elif each.kind == "job":
                 forget_job(each.name, settings)
-        if folded := 0 if dry_run else fold(target, launcher, host, owner=None if others else me):
+        if folded := 0 if dry_run else fold(place, owner=owner):
             note(f"{format_count(folded)} ended jobs are in fewer files now")
-    finally:
-        host.close()
     done, gone = "would go" if dry_run else "removed", [each for each in found if each not in kept]
     note(f"{format_count(len(gone))} {done}, {format_size(sum(each.size_bytes for each in gone))}")
     return LEFT_OVER if kept else 0

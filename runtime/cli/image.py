@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, new_app
-from runtime.cli.show import Output, format_size, note, print_json, print_list, progress
+from runtime.cli.show import Columns, Output, note, print_json, print_list, progress
 from runtime.images.build import (
     DEFAULT_FILE,
     DEFAULT_PLATFORM,
@@ -21,12 +21,11 @@ from runtime.images.build import (
     reuse,
     reuse_commands,
 )
-from runtime.images.build import (
-    build as build_image,
-)
+from runtime.images.build import build as build_image
 from runtime.images.push import Pushed, ensure_all_pushed, find_targets, head_images, list_stored, plan_push
 from runtime.images.push import push as push_image
 from runtime.images.tools import Tool, build_command, find_tool
+from runtime.units import format_size
 from runtime.values import replace
 
 if TYPE_CHECKING:
@@ -36,54 +35,28 @@ if TYPE_CHECKING:
 
 app = new_app("Build container images, push them to every region, and see what lies there.")
 
-ToolOption = Annotated[
-    Tool | None,
-    typer.Option("--tool", help="What builds and pushes; by default the first that works.", show_default=False),
-]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the commands and run none.")]
+ToolOption = Annotated[Tool | None, Option("--tool", help="What builds and pushes; by default the first that works.")]
+DryRunOption = Annotated[bool, Option("--dry-run", help="Print the commands and run none.")]
 RegistryOption = Annotated[
-    str | None,
-    typer.Option("--registry", metavar="NAME", help="Registry of the stack; by default `images`.", show_default=False),
+    str | None, Option("--registry", metavar="NAME", help="Registry of the stack; by default `images`.")
 ]
-RegionOption = Annotated[
-    list[str] | None,
-    typer.Option("--region", metavar="REGION", help="Only there; may be repeated.", show_default=False),
-]
+RegionOption = Annotated[list[str] | None, Option("--region", metavar="REGION", help="Only there; may be repeated.")]
 
 
 @app.command()
 def build(
-    extra: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGS...]", help="Passed on to the tool.", show_default=False)
-    ] = None,
-    variant: Annotated[Variant, typer.Option("--variant", help="`cuda` builds on NVIDIA's image.")] = Variant.CPU,
-    base: Annotated[
-        str | None, typer.Option("--base", metavar="IMAGE", help="Build on an image of yours.", show_default=False)
-    ] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", metavar="FILE", help=f"By default {DEFAULT_FILE}.", show_default=False)
-    ] = None,
-    context: Annotated[
-        Path, typer.Option("--context", metavar="FOLDER", help="A checkout of research-runtime.")
-    ] = Path(),
-    name: Annotated[
-        str | None,
-        typer.Option(
-            "--name", metavar="NAME", help="By default that of the file: worker, cluster.", show_default=False
-        ),
-    ] = None,
-    platform: Annotated[str, typer.Option("--platform", metavar="OS/ARCH")] = DEFAULT_PLATFORM,
+    extra: Annotated[list[str] | None, Argument(metavar="[-- ARGS...]", help="Passed on to the tool.")] = None,
+    variant: Annotated[Variant, Option(help="`cuda` builds on NVIDIA's image.")] = Variant.CPU,
+    base: Annotated[str | None, Option(metavar="IMAGE", help="Build on an image of yours.")] = None,
+    file: Annotated[Path | None, Option(metavar="FILE", help=f"By default {DEFAULT_FILE}.")] = None,
+    context: Annotated[Path, Option(metavar="FOLDER", help="A checkout of research-runtime.")] = Path(),
+    name: Annotated[str | None, Option(metavar="NAME", help="By default that of the file: worker, cluster.")] = None,
+    platform: Annotated[str, Option(metavar="OS/ARCH")] = DEFAULT_PLATFORM,
     pip_config: Annotated[
-        Path | None,
-        typer.Option(
-            "--pip-config",
-            metavar="FILE",
-            help="pip's settings for the build, kept out of every layer.",
-            show_default=False,
-        ),
+        Path | None, Option(metavar="FILE", help="pip's settings for the build, kept out of every layer.")
     ] = None,
     reuse_there: Annotated[
-        bool, typer.Option("--reuse", help="Fetch this commit's image from the stack's registries if it is there.")
+        bool, Option("--reuse", help="Fetch this commit's image from the stack's registries if it is there.")
     ] = False,
     stack: StackOption = None,
     tool: ToolOption = None,
@@ -127,8 +100,8 @@ def build(
 
 @app.command()
 def push(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="What `build` called it.")] = "worker",
-    tag: Annotated[str, typer.Option("--tag", metavar="TAG", help="Which of this machine's builds.")] = "latest",
+    name: Annotated[str, Argument(metavar="[NAME]", help="What `build` called it.")] = "worker",
+    tag: Annotated[str, Option(metavar="TAG", help="Which of this machine's builds.")] = "latest",
     stack: StackOption = None,
     registry: RegistryOption = None,
     region: RegionOption = None,
@@ -160,10 +133,10 @@ def push(
         return
     with progress(f"pushing {name}", total=len(plan.steps), unit="regions") as bar:
         results = push_image(plan, chosen, advance=bar.advance)
-    columns = {
-        "REGION": lambda pushed: pushed.region,
-        "STATE": lambda pushed: pushed.state,
-        "IMAGE": lambda pushed: pushed.image,
+    columns: Columns = {
+        "REGION": "region",
+        "STATE": "state",
+        "IMAGE": "image",
         "TAGS": lambda pushed: ", ".join(pushed.tags),
     }
     print_list(results, columns, output)
@@ -175,7 +148,7 @@ def push(
 def list_(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME...]", help="By default worker, worker-cuda, cluster and what heads run."),
+        Argument(metavar="[NAME...]", help="By default worker, worker-cuda, cluster and what heads run."),
     ] = None,
     stack: StackOption = None,
     registry: RegistryOption = None,
@@ -190,13 +163,13 @@ def list_(
       runtime image list cluster -o json | jq -r '.[0].image'
     """
     outputs, targets = _targets(stack, registry, region)
-    columns = {
-        "NAME": lambda stored: stored.name,
-        "REGION": lambda stored: stored.region,
+    columns: Columns = {
+        "NAME": "name",
+        "REGION": "region",
         "TAGS": lambda stored: ", ".join(stored.tags),
-        "DIGEST": lambda stored: stored.digest,
+        "DIGEST": "digest",
         "SIZE": lambda stored: format_size(stored.size_bytes),
-        "BUILT": lambda stored: stored.created,
+        "BUILT": "created",
         "IN USE": lambda stored: ", ".join(stored.in_use),
     }
     print_list(list_stored(outputs, targets, names or []), columns, output)
@@ -230,7 +203,7 @@ def _say_built(plan: BuildPlan, image: LocalImage, tool: Tool, output: Output) -
 
 
 def _say_where_to_pin(outputs: StackOutputs, name: str, results: list[Pushed]) -> None:
-    """The line for the stack file, for an image that heads run."""
+    """Print the line for the stack file, for an image that heads run."""
     if name != "cluster" and name not in head_images(outputs):
         return
     there = [each for each in results if each.digest]

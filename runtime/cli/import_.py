@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption
-from runtime.cli.render.jobs import short
-from runtime.cli.show import Output, note, print_list
+from runtime.cli.jobs import short
+from runtime.cli.show import Columns, Output, note, print_list
 
-COLUMNS = {
-    "JOB": lambda one: one.job,
-    "NAME": lambda one: one.name,
-    "TARGET": lambda one: one.target,
-    "NATIVE": lambda one: ",".join(one.native_ids),
-}
+COLUMNS: Columns = {"JOB": "job", "NAME": "name", "TARGET": "target", "NATIVE": lambda one: ",".join(one.native_ids)}
 
 
 def import_(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="The bundle, as the target's machine sees it.")],
-    on: Annotated[str, typer.Option("--on", metavar="TARGET", help="Where its submit.sh was run.")],
+    folder: Annotated[str, Argument(metavar="DIR", help="The bundle, as the target's machine sees it.")],
+    on: Annotated[str, Option(metavar="TARGET", help="Where its submit.sh was run.")],
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Know the jobs that a bundle submitted, where nothing of ours was at hand.

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
+from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption
-from runtime.cli.render.jobs import IndexOption, OnOption, OthersOption, open_job, short
+from runtime.cli.jobs import IndexOption, OnOption, OthersOption, open_job, short
 from runtime.cli.show import Output, note, print_json
 from runtime.errors import InvalidValue, NotPossible
 
@@ -21,8 +21,8 @@ PATIENCE_S: Final = 180.0
 
 
 def interrupt(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Its id, or the beginning.")],
-    as_: Annotated[str, typer.Option("--as", metavar="|".join(WAYS), help="What happens to it.")],
+    job: Annotated[str, Argument(metavar="JOB", help="Its id, or the beginning.")],
+    as_: Annotated[str, Option("--as", metavar="|".join(WAYS), help="What happens to it.")],
     index: IndexOption = None,
     others: OthersOption = False,
     on: OnOption = None,
@@ -39,10 +39,9 @@ def interrupt(
       runtime interrupt j-91c0 --as preempt
       runtime interrupt j-91c0 --as timeout --index 3
     """
-    from runtime.client.jobs.find import check_owner
+    from runtime.client.jobs.handle import check_owner
     from runtime.client.jobs.retry import start_anew
     from runtime.config import load_settings
-    from runtime.jobs.identity import owner_name
     from runtime.jobs.ledger import check_index, newest_natives
     from runtime.jobs.plan import Fidelity
     from runtime.launchers.base import Interrupts
@@ -51,7 +50,7 @@ def interrupt(
         raise InvalidValue("--as", as_, ", ".join(WAYS))
     with open_job(job, on) as found:
         entry = found.entry()
-        check_owner(entry, owner_name(), others=others, verb="interrupt")
+        check_owner(entry, others=others, verb="interrupt")
         if index is not None:
             check_index(entry, index)
         launcher = found.launcher
@@ -88,7 +87,7 @@ def interrupt(
 
 
 def _serving(index: int, states: Sequence[NativeState], natives: Sequence[str]) -> list[str]:
-    """The native job that serves an index, as far as the backend tells; the only one otherwise."""
+    """Return the native job that serves an index if the backend reports it; otherwise the first one."""
     mine = [each.native_id for each in states if each.index == index]
     return mine[:1] or list(natives[:1])
 

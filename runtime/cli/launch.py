@@ -6,116 +6,67 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
+from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption
-from runtime.cli.render.jobs import detached, short, stuck_teller, write_bytes
-from runtime.cli.show import Output, note, print_json
-from runtime.errors import InvalidValue, RequestRefused
+from runtime.cli.main import INTERRUPTED
+from runtime.cli.show import Output, describe_state, note, print_json
+from runtime.errors import InvalidValue, NotPossible, RequestRefused
 
 if TYPE_CHECKING:
     from runtime.client.jobs.handle import JobHandle
-    from runtime.client.jobs.prepare import LaunchOptions
+    from runtime.client.jobs.prepare import LaunchOptions, Request
     from runtime.config import Settings
-    from runtime.jobs.ledger import JobStatus
     from runtime.jobs.plan import LaunchPlan
-    from runtime.jobs.spec import JobSpec
 
-INTERRUPTED: Final = 130
 TIMED_OUT: Final = 124
 STDIN: Final = Path("-")
 BUNDLE_RECORDS: Final = "/DIR/records"
-"""Stands for a bundle's own record root, for the native name is made of it too: one launch is one native job, wherever its
-bundle was written and copied to, and whatever record root the target names."""
+"""Stands for a bundle's own record root, which is part of the native name: one launch is one native job, independent of the
+bundle's folder and of the target's record root."""
 CONTEXT_SETTINGS = {"allow_interspersed_args": False}
 
 
 def launch(
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="[--] CMD...", help="What to run; what follows it is its own.")
+        list[str] | None, Argument(metavar="[--] CMD...", help="What to run; what follows it is its own.")
     ] = None,
-    on: Annotated[
-        str | None,
-        typer.Option("--on", metavar="TARGET[,TARGET…]", help="Where: the first that accepts.", show_default=False),
-    ] = None,
+    on: Annotated[str | None, Option(metavar="TARGET[,TARGET…]", help="Where: the first that accepts.")] = None,
     file: Annotated[
-        Path | None,
-        typer.Option("--file", "-f", metavar="JOB.yaml", help="A job file; `-` is standard input.", show_default=False),
+        Path | None, Option("--file", "-f", metavar="JOB.yaml", help="A job file; `-` is standard input.")
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="For people.", show_default=False)] = None,
-    image: Annotated[
-        str | None, typer.Option("--image", help="Container image, or a .sif file.", show_default=False)
-    ] = None,
-    cpus: Annotated[float | None, typer.Option("--cpus", help="Of each node.", show_default=False)] = None,
-    memory: Annotated[
-        str | None, typer.Option("--memory", metavar="SIZE", help="Of each node: 16GiB, 16GiB..", show_default=False)
-    ] = None,
-    gpus: Annotated[
-        str | None,
-        typer.Option("--gpus", metavar="[TYPE:]N", help="Of each node; below 1 a part of one.", show_default=False),
-    ] = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", help="How many machines.", show_default=False)] = None,
-    time_limit: Annotated[
-        str | None, typer.Option("--time-limit", metavar="2h", help="Wall clock of each attempt.", show_default=False)
-    ] = None,
-    log_limit: Annotated[
-        str | None,
-        typer.Option("--log-limit", metavar="SIZE", help="The most that each log takes; 1GiB.", show_default=False),
-    ] = None,
-    retries: Annotated[
-        int | None, typer.Option("--retries", help="Failures that are tried again.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, Option(help="For people.")] = None,
+    image: Annotated[str | None, Option(help="Container image, or a .sif file.")] = None,
+    cpus: Annotated[float | None, Option(help="Of each node.")] = None,
+    memory: Annotated[str | None, Option(metavar="SIZE", help="Of each node: 16GiB, 16GiB..")] = None,
+    gpus: Annotated[str | None, Option(metavar="[TYPE:]N", help="Of each node; below 1 a part of one.")] = None,
+    nodes: Annotated[int | None, Option(help="How many machines.")] = None,
+    time_limit: Annotated[str | None, Option(metavar="2h", help="Wall clock of each attempt.")] = None,
+    log_limit: Annotated[str | None, Option(metavar="SIZE", help="The most that each log takes; 1GiB.")] = None,
+    retries: Annotated[int | None, Option(help="Failures that are tried again.")] = None,
     env: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--env", metavar="NAME[=VALUE]", help="A variable; without a value, this shell's.", show_default=False
-        ),
+        list[str] | None, Option(metavar="NAME[=VALUE]", help="A variable; without a value, this shell's.")
     ] = None,
     secret: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--secret",
-            metavar="NAME=SOURCE",
-            help="By reference: secret-manager://N, env://N, file://P.",
-            show_default=False,
-        ),
+        list[str] | None, Option(metavar="NAME=SOURCE", help="By reference: secret-manager://N, env://N, file://P.")
     ] = None,
-    grid: Annotated[
-        list[str] | None,
-        typer.Option("--grid", metavar="NAME=A,B", help="An array of every combination.", show_default=False),
-    ] = None,
-    seeds: Annotated[int | None, typer.Option("--seeds", help="An array of N seeds.", show_default=False)] = None,
-    max_parallel: Annotated[
-        int | None, typer.Option("--max-parallel", help="Of the array's runs at a time.", show_default=False)
-    ] = None,
+    grid: Annotated[list[str] | None, Option(metavar="NAME=A,B", help="An array of every combination.")] = None,
+    seeds: Annotated[int | None, Option(help="An array of N seeds.")] = None,
+    max_parallel: Annotated[int | None, Option(help="Of the array's runs at a time.")] = None,
     after: Annotated[
         list[str] | None,
-        typer.Option(
-            "--after",
-            metavar="[any:|notok:]JOB",
-            help="Start once that job has succeeded, ended, or ended otherwise.",
-            show_default=False,
+        Option(
+            "--after", metavar="[any:|notok:]JOB", help="Start once that job has succeeded, ended, or ended otherwise."
         ),
     ] = None,
-    code: Annotated[
-        str | None, typer.Option("--code", metavar="snapshot|none", help="none: the live tree.", show_default=False)
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="Any field of the job file.", show_default=False),
-    ] = None,
-    ignore: Annotated[
-        list[str] | None,
-        typer.Option("--ignore", metavar="FIELD", help="Drop a field that the target refuses.", show_default=False),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be started, and start nothing.")] = False,
-    export: Annotated[
-        Path | None,
-        typer.Option("--export", metavar="DIR", help="Write a bundle to copy over and run there.", show_default=False),
-    ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Print the log until the job has ended.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="A new job, though the same was launched before.")] = False,
-    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema of job files, for editors.")] = False,
+    code: Annotated[str | None, Option(metavar="snapshot|none", help="none: the live tree.")] = None,
+    set_: Annotated[list[str] | None, Option("--set", metavar="FIELD=VALUE", help="Any field of the job file.")] = None,
+    ignore: Annotated[list[str] | None, Option(metavar="FIELD", help="Drop a field that the target refuses.")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be started, and start nothing.")] = False,
+    export: Annotated[Path | None, Option(metavar="DIR", help="Write a bundle to copy over and run there.")] = None,
+    follow: Annotated[bool, Option("--follow", help="Print the log until the job has ended.")] = False,
+    again: Annotated[bool, Option("--again", help="A new job, though the same was launched before.")] = False,
+    schema: Annotated[bool, Option("--schema", help="Print the JSON Schema of job files, for editors.")] = False,
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Start a job on a target: this machine, a host, a Slurm cluster, a Kubernetes namespace.
@@ -133,7 +84,6 @@ def launch(
       runtime launch --on hpc -f job.yaml --dry-run
       runtime launch --schema > job.schema.json
     """
-    from runtime.client.jobs.launch import launch as start
     from runtime.client.jobs.prepare import LaunchOptions
     from runtime.config import load_settings
 
@@ -158,20 +108,23 @@ def launch(
         "code.mode": code,
         "after": [_whole(each) for each in after] if after else None,
     }
-    options = LaunchOptions(again=again, ignore=tuple(ignore or ()), base=_base(file))
-    spec = build_spec(file, command or [], flags, env or [], secret or [], grid or [], set_ or [])
+    base = file.parent.absolute() if file is not None and file != STDIN else None
+    options = LaunchOptions(again=again, ignore=tuple(ignore or ()), base=base)
+    request = build_request(file, command or [], flags, env or [], secret or [], grid or [], set_ or [])
     settings, targets = load_settings(), [each for each in (on or "").split(",") if each]
     if dry_run:
-        return _dry_run(spec, targets, settings, options, output)
+        return _dry_run(request, targets, settings, options, output)
     if export is not None:
-        return _export(spec, targets, settings, options, export, output)
-    with start(spec, targets, settings=settings, options=options, progress=note) as job:
+        return _export(request, targets, settings, options, export, output)
+    from runtime.client.jobs.launch import launch as start
+
+    with start(request, targets, settings=settings, options=options, progress=note) as job:
         return _tell(job, follow=follow, output=output)
 
 
 def _whole(after: str) -> str:
-    """`[WHEN:]JOB` with the whole id of the job: it is part of the id of the job that waits."""
-    from runtime.cli.render.jobs import open_job
+    """Return `[WHEN:]JOB` with the whole id of the job, which is part of the waiting job's id."""
+    from runtime.cli.jobs import open_job
     from runtime.jobs.spec_fields import ID_LETTERS
 
     when, given, text = after.rpartition(":")
@@ -181,21 +134,15 @@ def _whole(after: str) -> str:
         return f"{when}{given}{job.id}"
 
 
-def _base(file: Path | None) -> Path | None:
-    return file.parent.absolute() if file is not None and file != STDIN else None
-
-
-def _dry_run(spec: JobSpec, names: Sequence[str], settings: Settings, options: LaunchOptions, output: Output) -> int:
-    """The plan of each target that accepts, and why the others refuse. Raises what the last one said if all do."""
+def _dry_run(request: Request, names: Sequence[str], settings: Settings, options: LaunchOptions, output: Output) -> int:
+    """Print the plan of each target that accepts, and why the others refuse. Raises the last refusal if all refuse."""
     from runtime.client.jobs.prepare import FieldsRefused, prepare
-    from runtime.client.jobs.targets import choose_target
-    from runtime.errors import NotPossible
 
     plans: list[LaunchPlan] = []
     refusals: dict[str, RequestRefused] = {}
-    for target in choose_target(spec, names, settings):
+    for target in request.choose_targets(names, settings):
         try:
-            plans.append(prepare(spec, target, settings, options).plan)
+            plans.append(prepare(request, target, settings, options).plan)
         except (FieldsRefused, NotPossible) as problem:
             refusals[target.name] = problem
     if not plans:
@@ -208,20 +155,18 @@ def _dry_run(spec: JobSpec, names: Sequence[str], settings: Settings, options: L
 
 
 def _export(
-    spec: JobSpec, names: Sequence[str], settings: Settings, options: LaunchOptions, folder: Path, output: Output
+    request: Request, names: Sequence[str], settings: Settings, options: LaunchOptions, folder: Path, output: Output
 ) -> int:
     from runtime.client.jobs.prepare import prepare
-    from runtime.client.jobs.targets import choose_target
-    from runtime.errors import NotPossible
     from runtime.launchers.base import Exports
     from runtime.launchers.registry import get_launcher
     from runtime.values import replace
 
-    target = choose_target(spec, names, settings)[0]
+    target = request.choose_targets(names, settings)[0]
     launcher = get_launcher(target.kind)
     if not isinstance(launcher, Exports):
         raise NotPossible(f"jobs for `{target.name}` ({target.kind}) cannot be written as a bundle", hint="slurm can")
-    prepared = prepare(spec, replace(target, records=BUNDLE_RECORDS), settings, options)
+    prepared = prepare(request, replace(target, records=BUNDLE_RECORDS), settings, options)
     written = launcher.export(prepared.plan, folder, prepared.snapshot.archive if prepared.snapshot else None)
     if output is Output.JSON:
         print_json({"job": prepared.plan.job.id, "target": target.name, "folder": folder, "files": written})
@@ -231,7 +176,7 @@ def _export(
     return 0
 
 
-def build_spec(
+def build_request(
     file: Path | None,
     command: Sequence[str],
     flags: Mapping[str, Any],
@@ -239,12 +184,13 @@ def build_spec(
     secret: Sequence[str],
     grid: Sequence[str],
     assignments: Sequence[str],
-) -> JobSpec:
-    """The spec of a file with the flags over it; of the flags alone where there is no file."""
+) -> Request:
+    """The fields of a job file with the flags over them, or of the flags alone."""
+    from runtime.client.jobs.prepare import Request
     from runtime.jobs.spec import parse_spec
     from runtime.jobs.spec_file import read_spec_file
 
-    written: dict[str, Any] = read_spec_file(_readable(file)) if file else {}
+    written: dict[str, Any] = read_spec_file(Path("/dev/stdin") if file == STDIN else file) if file else {}
     if command:
         written["command"] = list(command)
     for path, value in flags.items():
@@ -269,16 +215,12 @@ def build_spec(
         _put(written, path, _read_yaml(value))
     source = f"`{file}`" if file else "this command line"
     if "command" not in written:
-        parse_spec({**written, "command": ["true"]}, source=source)  # what is wrong with the rest is said first
+        parse_spec({**written, "command": ["true"]}, source=source)  # faults of the other fields are reported first
         raise RequestRefused(
             "there is nothing to run: no command, and no job file that has one",
             hint="runtime launch --on local -- python train.py",
         )
-    return parse_spec(written, source=source)
-
-
-def _readable(file: Path) -> Path:
-    return Path("/dev/stdin") if file == STDIN else file
+    return Request(written, source=source)
 
 
 def _put(written: dict[str, Any], path: str, value: Any) -> None:
@@ -311,9 +253,6 @@ def _read_yaml(text: str) -> Any:
         return load_yaml(text)
     except yaml.YAMLError:
         return text
-
-
-# output
 
 
 def _print_plans(plans: Sequence[LaunchPlan], output: Output) -> None:
@@ -364,8 +303,10 @@ def _tell(job: JobHandle, *, follow: bool, output: Output) -> int:
             print(job.id)
         note(f"`runtime status {job.id[:10]}` shows it, `runtime logs -f {job.id[:10]}` what it prints")
         return 0
-    from runtime.client.jobs.logs import follow_all
+    from runtime.cli.jobs import detached, short, stuck_teller, write_bytes
+    from runtime.client.jobs.handle import follow_all
     from runtime.jobs.spec import JobState
+    from runtime.reasons import EndReason
 
     entry, tell = job.entry(), stuck_teller(job.id)
     try:
@@ -377,27 +318,8 @@ def _tell(job: JobHandle, *, follow: bool, output: Output) -> int:
     except KeyboardInterrupt:
         detached(job.id)
         return INTERRUPTED
-    note(f"job {job.id} {describe(status)}")
-    if status.state is not JobState.SUCCEEDED:
-        note(f"why: `runtime explain {short(job.id)}`")
-    return exit_code(status)
-
-
-def describe(status: JobStatus) -> str:
-    """`succeeded`, `failed (oom)`, `running, 3 of 8 done`."""
-    done = sum(count for state, count in status.counts.items() if state.terminal)
-    if not status.state.terminal:
-        return (
-            f"{status.state}, {done} of {status.entry.indices} done" if status.entry.indices > 1 else str(status.state)
-        )
-    reason = f" ({status.reason})" if status.reason and status.reason.value != status.state.value else ""
-    return f"{status.state}{reason}"
-
-
-def exit_code(status: JobStatus) -> int:
-    from runtime.jobs.spec import JobState
-    from runtime.reasons import EndReason
-
+    note(f"job {job.id} {describe_state(status.state, status.reason)}")
     if status.state is JobState.SUCCEEDED:
         return 0
+    note(f"why: `runtime explain {short(job.id)}`")
     return TIMED_OUT if status.reason is EndReason.TIMEOUT else 1

@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from runtime.cli.commands import StackOption
-from runtime.cli.render.jobs import (
-    IndexOption,
-    OnOption,
-    detached,
-    is_job,
-    open_job,
-    short,
-    stuck_teller,
-    write_bytes,
-)
+from runtime.cli.jobs import IndexOption, OnOption, detached, is_job, open_job, short, stuck_teller, write_bytes
+from runtime.cli.main import INTERRUPTED
 from runtime.cli.show import note
 from runtime.client.identify import get_task_id, recall_last
 from runtime.client.tasks.logs import AttemptLog, choose_log, find_logs, follow, read_log
@@ -25,24 +17,14 @@ from runtime.client.tasks.standing import read_standing
 from runtime.errors import InvalidValue, RequestRefused
 from runtime.stack.open import open_stack
 
-INTERRUPTED = 130
-
 
 def logs(
-    task: Annotated[str, typer.Argument(metavar="TASK|JOB", help="An id or its beginning.")],
-    follow_: Annotated[bool, typer.Option("--follow", "-f", help="Go on until it has ended.")] = False,
+    task: Annotated[str, Argument(metavar="TASK|JOB", help="An id or its beginning.")],
+    follow_: Annotated[bool, Option("--follow", "-f", help="Go on until it has ended.")] = False,
     attempt: Annotated[
-        str | None,
-        typer.Option(
-            "--attempt",
-            metavar="TOKEN|N",
-            help="This attempt: of a task not the newest, of a job not all.",
-            show_default=False,
-        ),
+        str | None, Option(metavar="TOKEN|N", help="This attempt: of a task not the newest, of a job not all.")
     ] = None,
-    rank: Annotated[
-        int | None, typer.Option("--rank", metavar="R", help="This rank of a job.", show_default=False)
-    ] = None,
+    rank: Annotated[int | None, Option(metavar="R", help="This rank of a job.")] = None,
     index: IndexOption = None,
     on: OnOption = None,
     stack: StackOption = None,
@@ -84,7 +66,7 @@ def logs(
 def _job_logs(
     text: str, *, follow: bool, attempt: str | None, rank: int | None, index: int | None, on: str | None
 ) -> int:
-    from runtime.client.jobs.logs import check_log, follow_all, read_unbegun
+    from runtime.client.jobs.handle import check_log, follow_all, read_unbegun
     from runtime.jobs.ledger import check_index
 
     if attempt is not None and not attempt.isdigit():

@@ -1,9 +1,9 @@
-"""Entry point of `runtime`: what is dispatched before typer loads, exit codes, and the one place that prints errors.
+"""Entry point of `runtime`: commands that need no typer, exit codes, and the one place that prints errors.
 
 `runtime --version` and `runtime worker` never import typer: a fleet starts the worker often, and argparse costs a third.
 Everything else goes to the tree in `runtime.cli.commands`. Exit codes: 0 done, 1 the work failed, 2 the request was
-wrong or refused, 3 infrastructure failed or we did, 124 timed out, 130 interrupted; and 141, as the shell has it, when
-the reader of a pipe went away first.
+wrong or refused, 3 infrastructure failed or we did, 124 timed out, 130 interrupted; and 141, as in the shell, if the
+reader of a pipe closed it first.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ _EXTRA_OF = {
     "pulumi_kubernetes": "infra",
     "ray": "ray",
 }
-# What a machine refuses, as opposed to what a program gets wrong: no room, no right, no handle left.
+# Refusals of the machine, as opposed to faults of a program: no room, no right, no handle left.
 _MACHINE_ERRNOS = {"EACCES", "EDQUOT", "EIO", "EMFILE", "ENFILE", "ENOMEM", "ENOSPC", "EPERM", "EROFS"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. Errors have been printed to stderr by then.
+    """Run one command and return its exit code, after printing errors to stderr.
 
-    Without `argv` the command is that of this process, which ends with it.
+    Without `argv` it is the command of this process, which ends with it.
     """
     if argv is not None:
         return _run(argv)
     code = 1
 
     def leave() -> None:
-        """End without taking the interpreter apart, module by module, which takes a fifth of a short command."""
+        """End without tearing the interpreter down, module by module, which takes a fifth of a short command."""
         if "runtime.tasks.workflows" in sys.modules:
-            return  # A user's own code may leave files open, which Python closes and so writes.
+            return  # A user's own code may leave files open, which Python flushes when it closes them.
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 pass
         os._exit(code)
 
-    # Registered first, so that it runs last: after all threads, and after what other modules do at the end.
+    # Registered first, so that it runs last: after all threads, and after the exit handlers of other modules.
     atexit.register(leave)
     code = _run(sys.argv[1:])
     return code
@@ -90,7 +90,7 @@ def _dispatch(args: list[str]) -> int:
         from runtime.cli.worker import main as run_worker
 
         return run_worker(args[1:])
-    # What a command imports is no garbage. Looking for some after every 700 objects takes a tenth of a short command.
+    # Imported modules are no garbage. A collection after every 700 objects takes a tenth of a short command.
     gc.set_threshold(_GARBAGE_AFTER, *gc.get_threshold()[1:])
     from runtime.cli.commands import run
 
@@ -118,14 +118,16 @@ def _end(ended: BaseException) -> int:
 
 
 def explain(problem: BaseException) -> RuntimeFailure:
-    """What the user is told about `problem`: itself where it is one of ours, else what it means or that we are at fault."""
+    """Turn `problem` into the error to print: itself if it is one of ours, else its meaning, else a fault of ours."""
     from runtime.errors import InfrastructureFailure, MissingExtra, RuntimeFailure
 
     if isinstance(problem, RuntimeFailure):
         return problem
     if isinstance(problem, ModuleNotFoundError) and (extra := _EXTRA_OF.get((problem.name or "").partition(".")[0])):
         return MissingExtra(f"library `{problem.name}`", extra)
-    if isinstance(problem, OSError) and _errno_name(problem) in _MACHINE_ERRNOS:
+    import errno
+
+    if isinstance(problem, OSError) and errno.errorcode.get(problem.errno or 0) in _MACHINE_ERRNOS:
         where = f"cannot use `{problem.filename}`" if problem.filename else "the machine refused"
         return InfrastructureFailure(f"{where}: {os.strerror(problem.errno or 0).lower()}")
     if "typer" in sys.modules:
@@ -156,32 +158,26 @@ def _own_fault(problem: BaseException) -> RuntimeFailure:
 
 
 def _prepare_streams() -> None:
-    """Give a missing stream (`>&-`) a place to go, and print what the terminal's encoding lacks as an escape."""
+    """Replace a missing stream (`>&-`), and print letters that the terminal's encoding lacks as escapes."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123
-    # A file name that is no UTF-8 becomes `\\udcff`, which is a legal escape in JSON too.
+    # A file name that is not UTF-8 becomes `\\udcff`, which is a legal escape in JSON too.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _drop_unwritten() -> None:
-    """Discard what could not be written, which would fail again, with noise, when the interpreter closes."""
+    """Discard unwritten output, which would fail again, with noise, when the interpreter closes."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):
         pass
 
 
-def _errno_name(problem: OSError) -> str | None:
-    import errno
-
-    return errno.errorcode.get(problem.errno or 0)
-
-
 def _reader_left() -> bool:
-    """Whether nobody reads our stdout any more, as against a broken pipe to somewhere else."""
+    """Whether the reader of our stdout closed it, as opposed to a broken pipe elsewhere."""
     import select
 
     try:

@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
+from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption, new_app
-from runtime.cli.retry import Counted, confirmed
-from runtime.cli.show import Output, confirm, format_count, note, note_skew, print_json, print_list, progress
-from runtime.client.identify import Kind, identify, recall_last
+from runtime.cli.main import INTERRUPTED
+from runtime.cli.retry import COLUMNS, Counted, confirmed
+from runtime.cli.show import Columns, Output, confirm, format_count, note, note_skew, print_json, print_list, progress
+from runtime.client.identify import Kind, get_experiment, identify, recall_last
 from runtime.client.tasks.redrive import DeadLetter, dead_letter, find_dead, parse_reasons, purge_dead, read_dead
 from runtime.client.tasks.redrive import redrive as redrive_marks
+from runtime.client.tasks.standing import read_workers
 from runtime.client.tasks.status import read_queue
-from runtime.client.tasks.workers import read_workers
 from runtime.errors import NotPossible, RequestRefused
 from runtime.stack.open import open_stack
 from runtime.tasks.model import describe_entry
@@ -32,33 +33,20 @@ app = new_app("Look after queues: pause, purge and repair them, and redrive dead
 dead = new_app("Dead letters: tasks that failed for good and wait for a person.")
 app.add_typer(dead, name="dead")
 
-QueueArgument = Annotated[
-    str | None, typer.Argument(metavar="[QUEUE]", help="By default the queue in use.", show_default=False)
-]
+QueueArgument = Annotated[str | None, Argument(metavar="[QUEUE]", help="By default the queue in use.")]
 DeadArgument = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[TASK|EXPERIMENT...]", help="Ids or their beginnings, names, or `last`.", show_default=False
-    ),
+    list[str] | None, Argument(metavar="[TASK|EXPERIMENT...]", help="Ids or their beginnings, names, or `last`.")
 ]
-AllOption = Annotated[bool, typer.Option("--all", help="Every dead letter of the stack.")]
+AllOption = Annotated[bool, Option("--all", help="Every dead letter of the stack.")]
 ReasonOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--reason", metavar="REASON", help="Only those that ended so, such as app_failed.", show_default=False
-    ),
+    list[str] | None, Option("--reason", metavar="REASON", help="Only those that ended so, such as app_failed.")
 ]
-ExperimentOption = Annotated[
-    list[str] | None, typer.Option("--experiment", metavar="NAME", help="Only of this experiment.", show_default=False)
-]
+ExperimentOption = Annotated[list[str] | None, Option("--experiment", metavar="NAME", help="Only of this experiment.")]
 MOST_SHOWN: Final = 1_000_000
-LimitOption = Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=MOST_SHOWN, help="At most so many.")]
+LimitOption = Annotated[int, Option("--limit", "-n", metavar="N", min=1, max=MOST_SHOWN, help="At most so many.")]
 
 
-INTERRUPTED: Final = 130
 MALFORMED_SHOWN: Final = 10
-
-# queues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +57,7 @@ class QueueRow:
     kind: str
     paused: bool
     ready: int | None
-    """None where the service cannot tell."""
+    """None if the service does not count them."""
     delayed: int | None
     leased: int | None
     workers: int
@@ -88,12 +76,7 @@ def list_(stack: StackOption = None, output: OutputOption = Output.TEXT) -> None
       runtime queue list
       runtime queue list -o json | jq -r '.[] | select(.paused) | .queue'
     """
-    columns = {
-        "QUEUE": lambda row: row.queue,
-        "KIND": lambda row: row.kind,
-        "PAUSED": lambda row: row.paused,
-        "WORKERS": lambda row: row.workers,
-    }
+    columns: Columns = {"QUEUE": "queue", "KIND": "kind", "PAUSED": "paused", "WORKERS": "workers"}
     with open_stack(stack) as opened:
         print_list(_rows(opened, _names(opened)), columns, output)
 
@@ -107,15 +90,15 @@ def stats(queue: QueueArgument = None, stack: StackOption = None, output: Output
       runtime queue stats
       runtime queue stats training -o json | jq '.[0].ready'
     """
-    columns = {
-        "QUEUE": lambda row: row.queue,
-        "READY": lambda row: row.ready,
-        "DELAYED": lambda row: row.delayed,
-        "LEASED": lambda row: row.leased,
-        "WORKERS": lambda row: row.workers,
-        "SLOTS": lambda row: row.slots,
+    columns: Columns = {
+        "QUEUE": "queue",
+        "READY": "ready",
+        "DELAYED": "delayed",
+        "LEASED": "leased",
+        "WORKERS": "workers",
+        "SLOTS": "slots",
         "RATE/S": lambda row: round(row.rate_per_s, 3),
-        "WHY": lambda row: row.why,
+        "WHY": "why",
     }
     with open_stack(stack, queue=queue) as opened:
         print_list(_rows(opened, [queue] if queue else _names(opened)), columns, output)
@@ -150,10 +133,7 @@ def _rows(opened: OpenStack, names: Sequence[str]) -> Iterator[QueueRow]:
 
 @app.command()
 def peek(
-    queue: QueueArgument = None,
-    limit: LimitOption = 10,
-    stack: StackOption = None,
-    output: OutputOption = Output.TEXT,
+    queue: QueueArgument = None, limit: LimitOption = 10, stack: StackOption = None, output: OutputOption = Output.TEXT
 ) -> None:
     """Show the tasks that will be leased next, without leasing them.
 
@@ -167,12 +147,12 @@ def peek(
     if output is Output.JSON:
         print_json([task_fields(task) for task in tasks])
         return
-    columns = {
-        "TASK": lambda task: task.id,
-        "EXPERIMENT": lambda task: task.experiment,
-        "GENERATION": lambda task: task.generation,
-        "PRIORITY": lambda task: task.priority,
-        "SUBMITTED": lambda task: task.submitted_at,
+    columns: Columns = {
+        "TASK": "id",
+        "EXPERIMENT": "experiment",
+        "GENERATION": "generation",
+        "PRIORITY": "priority",
+        "SUBMITTED": "submitted_at",
         "ENTRY": lambda task: describe_entry(task.entry),
     }
     print_list(tasks, columns, output)
@@ -244,9 +224,7 @@ def purge(queue: QueueArgument = None, yes: YesOption = False, stack: StackOptio
 @app.command()
 def repair(
     queue: QueueArgument = None,
-    experiment: Annotated[
-        str | None, typer.Option("--experiment", metavar="NAME", help="Only this one.", show_default=False)
-    ] = None,
+    experiment: Annotated[str | None, Option(metavar="NAME", help="Only this one.")] = None,
     yes: YesOption = False,
     stack: StackOption = None,
     output: OutputOption = Output.TEXT,
@@ -281,9 +259,6 @@ def repair(
         note(f"{format_count(repaired.unreadable)} manifest parts cannot be read, and were left out")
 
 
-# dead letters
-
-
 @dead.command("list")
 def dead_list(
     experiment: ExperimentOption = None,
@@ -300,15 +275,10 @@ def dead_list(
       runtime queue dead list --experiment sweep --reason oom
       runtime queue dead list -n 100000 -o json | jq -r '.[].error' | sort | uniq -c
     """
-    columns = {
-        "TASK": lambda letter: letter.task,
-        "EXPERIMENT": lambda letter: letter.experiment,
-        "REASON": lambda letter: letter.reason,
-        "WHEN": lambda letter: letter.at,
-        "ERROR": lambda letter: letter.error,
-    }
+    columns: Columns = {"TASK": "task", "EXPERIMENT": "experiment", "REASON": "reason", "WHEN": "at", "ERROR": "error"}
     with open_stack(stack) as opened:
-        names = [_experiment_name(opened, name) for name in experiment or ()]
+        last = recall_last(opened.settings.data_dir, opened.name)
+        names = [get_experiment(name, opened.records, last=last) for name in experiment or ()]
         found = _read_dead(opened, names, parse_reasons(reason or ()))
         letters = [dead_letter(mark) for mark in itertools.islice(found, limit + 1)]
     if output is Output.JSON:
@@ -321,7 +291,7 @@ def dead_list(
 
 @dead.command("show")
 def dead_show(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="A task's id or its beginning.")],
+    task: Annotated[str, Argument(metavar="TASK", help="A task's id or its beginning.")],
     stack: StackOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -375,17 +345,11 @@ def dead_redrive(
       runtime queue dead redrive sweep --reason app_failed
       runtime queue dead redrive --all --yes
     """
-    columns = {
-        "TASK": lambda one: one.task,
-        "GENERATION": lambda one: one.generation,
-        "QUEUE": lambda one: one.queue,
-        "REFUSED": lambda one: one.refused,
-    }
     with open_stack(stack) as opened:
         select = _selector(opened, what or [], all_, parse_reasons(reason or ()))
         marks = confirmed(select, lambda count: f"run {format_count(count)} dead letters again", yes=yes)
         counted = Counted(redrive_marks(opened, _note_malformed(marks), now=datetime.now(UTC)))
-        print_list(counted, columns, output)
+        print_list(counted, COLUMNS, output)
     return counted.finish(strict=False)
 
 
@@ -416,7 +380,7 @@ def dead_purge(
 
 
 def _note_malformed(marks: Iterable[Mark]) -> Iterator[Mark]:
-    """Pass them on, and say of the first few that could not be parsed what they are."""
+    """Pass the marks on, and note the text of the first few that could not be parsed."""
     shown = 0
     for mark in marks:
         if mark.task is None and shown < MALFORMED_SHOWN:
@@ -428,7 +392,7 @@ def _note_malformed(marks: Iterable[Mark]) -> Iterator[Mark]:
 def _selector(
     opened: OpenStack, what: list[str], all_: bool, reasons: frozenset[EndReason]
 ) -> Callable[[], Iterator[Mark]]:
-    """What reads the dead letters that were asked for, each time it is called."""
+    """Make a function that reads the chosen dead letters at each call."""
     if bool(what) == all_:
         raise RequestRefused(
             "which dead letters: tasks, experiments, or `--all`, one of the two",
@@ -457,13 +421,6 @@ def _read_dead(opened: OpenStack, experiments: Iterable[str], reasons: frozenset
         yield from read_dead(opened.records, name, reasons=reasons)
 
 
-def _experiment_name(opened: OpenStack, text: str) -> str:
-    from runtime.client.identify import get_experiment
-
-    return get_experiment(text, opened.records, last=recall_last(opened.settings.data_dir, opened.name))
-
-
 def _fields(letter: DeadLetter) -> dict[str, object]:
-    """The letter with its task in the wire format."""
     values = {field.name: getattr(letter, field.name) for field in fields(letter)}
     return {**values, "entry": task_fields(letter.entry) if letter.entry else None}

@@ -10,13 +10,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 from runtime.cli.commands import OutputOption
-from runtime.cli.show import Output, format_count, format_duration, note, paint, print_json, progress, render_table
+from runtime.cli.show import Output, format_count, note, paint, print_json, progress, render_table
 from runtime.config import load_settings
 from runtime.errors import WorkFailed
-from runtime.units import count_noun
+from runtime.units import count_noun, format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,13 +29,12 @@ _WIDTH = 110
 
 def quickstart(
     path: Annotated[
-        Path | None,
-        typer.Option("--path", metavar="DIR", help="Tree of source files to read (this Python's standard library)."),
+        Path | None, Option(metavar="DIR", help="Tree of source files to read (this Python's standard library).")
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", metavar="N", help="Worker processes to start.")] = 2,
-    kill: Annotated[bool, typer.Option("--kill/--no-kill", help="Kill one of them in the middle.")] = True,
+    workers: Annotated[int, Option(metavar="N", help="Worker processes to start.")] = 2,
+    kill: Annotated[bool, Option("--kill/--no-kill", help="Kill one of them in the middle.")] = True,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Use a folder of its own, which the next quickstart leaves alone.")
+        bool, Option("--keep", help="Use a folder of its own, which the next quickstart leaves alone.")
     ] = False,
     output: OutputOption = Output.TEXT,
 ) -> int:
@@ -68,32 +67,24 @@ def quickstart(
     return 0
 
 
-class _Screen:
+class _Screen(ExitStack):
     """Lines and a progress bar on stderr."""
 
-    def __init__(self) -> None:
-        self._undo = ExitStack()
-        self._bar: Progress | None = None
-
-    def __enter__(self) -> _Screen:
-        return self
-
-    def __exit__(self, *details: Any) -> None:
-        self._undo.__exit__(*details)
+    _bar: Progress | None = None
 
     def say(self, text: str) -> None:
         note(text)
 
     def progress(self, done: int, total: int) -> None:
         if self._bar is None:
-            self._bar = self._undo.enter_context(progress("map", total, "shards", every=2))
+            self._bar = self.enter_context(progress("map", total, "shards", every=2))
         self._bar.set(done=done)
         if done >= total:
-            self._undo.close()
+            self.close()
 
 
 def render_result(result: QuickstartResult, commands: Sequence[str]) -> str:
-    """The table of results, what happened, where it lies, and what to try next."""
+    """Render the table of results, the audit, the folders, and the next commands."""
     value, audit = result.value, result.audit
     parts = [
         _heading(f"{format_count(audit.files)} files, {result.bytes / 1e6:.1f} MB, below {result.root}"),
@@ -156,7 +147,7 @@ def _kill_lines(result: QuickstartResult) -> list[str]:
 
 
 def _next_commands(result: QuickstartResult) -> list[str]:
-    """Three commands that work as they are printed, in this shell."""
+    """Return three commands that work in this shell as printed."""
     settings = load_settings()
     elsewhere = settings.outputs is not None or settings.stack not in (None, "local")
     prefix = f"RUNTIME_DATA_DIR={shlex.quote(str(result.folder))} " + ("RUNTIME_STACK=local " if elsewhere else "")
@@ -170,7 +161,7 @@ def _next_commands(result: QuickstartResult) -> list[str]:
 
 
 def _program() -> str:
-    """`runtime`, or the path to it where the shell would not find this one."""
+    """Return `runtime`, or its path if the shell would not find this one."""
     ours = Path(sys.executable).parent / "runtime"
     found = shutil.which("runtime")
     if not ours.exists() or (found and Path(found).resolve() == ours.resolve()):

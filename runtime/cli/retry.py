@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 
-import typer
+from typer import Argument, Option
 from typer.core import TyperCommand
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption
-from runtime.cli.render.jobs import OnOption, OthersOption, is_job, open_job, short
-from runtime.cli.show import Output, confirm, format_count, note, print_list
+from runtime.cli.jobs import OnOption, OthersOption, is_job, open_job, short
+from runtime.cli.show import Columns, Output, confirm, format_count, note, print_list
 from runtime.client.identify import get_experiment, get_task_id, recall_last
 from runtime.client.tasks.redrive import Redriven, parse_reasons, read_dead, redrive
 from runtime.client.tasks.redrive import retry as retry_task
@@ -24,39 +24,19 @@ T = TypeVar("T")
 REFUSED = 2
 REFUSED_SHOWN = 10
 
-COLUMNS = {
-    "TASK": lambda one: one.task,
-    "GENERATION": lambda one: one.generation,
-    "QUEUE": lambda one: one.queue,
-    "REFUSED": lambda one: one.refused,
-}
+COLUMNS: Columns = {"TASK": "task", "GENERATION": "generation", "QUEUE": "queue", "REFUSED": "refused"}
 
 
 def retry(
-    tasks: Annotated[
-        list[str] | None, typer.Argument(metavar="[TASK...|JOB]", help="Ids or their beginnings.", show_default=False)
-    ] = None,
+    tasks: Annotated[list[str] | None, Argument(metavar="[TASK...|JOB]", help="Ids or their beginnings.")] = None,
     failed: Annotated[
         str | None,
-        typer.Option(
-            "--failed",
-            metavar="EXPERIMENT|JOB",
-            help="Every failed task of the experiment, or run of the job.",
-            show_default=False,
-        ),
+        Option("--failed", metavar="EXPERIMENT|JOB", help="Every failed task of the experiment, or run of the job."),
     ] = None,
     reason: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--reason",
-            metavar="REASON",
-            help="With `--failed`: only those, such as app_failed or oom.",
-            show_default=False,
-        ),
+        list[str] | None, Option(metavar="REASON", help="With `--failed`: only those, such as app_failed or oom.")
     ] = None,
-    index: Annotated[
-        list[int] | None, typer.Option("--index", metavar="I", help="Only this run of the job.", show_default=False)
-    ] = None,
+    index: Annotated[list[int] | None, Option(metavar="I", help="Only this run of the job.")] = None,
     others: OthersOption = False,
     on: OnOption = None,
     yes: YesOption = False,
@@ -83,8 +63,7 @@ def retry(
         raise RequestRefused("`--index`, `--others` and `--on` are of jobs", hint="runtime retry j-91c0 --index 3")
     if bool(tasks) == bool(failed):
         raise RequestRefused(
-            "`runtime retry` needs tasks or `--failed EXPERIMENT`, one of the two",
-            hint="runtime retry --failed last",
+            "`runtime retry` needs tasks or `--failed EXPERIMENT`, one of the two", hint="runtime retry --failed last"
         )
     reasons = parse_reasons(reason or ())
     if reasons and not failed:
@@ -111,7 +90,7 @@ def retry(
 
 
 def confirmed(read: Callable[[], Iterator[T]], question: Callable[[int], str], *, yes: bool) -> Iterator[T]:
-    """What is read, once the person has agreed to so many. It is counted first and then read again, so none is kept."""
+    """Return the items of `read` after the person confirmed their count. They are read twice, so none is kept in memory."""
     if yes:
         return read()
     if count := sum(1 for _ in read()):
@@ -120,7 +99,7 @@ def confirmed(read: Callable[[], Iterator[T]], question: Callable[[int], str], *
 
 
 class JobCommand(TyperCommand):
-    """`--failed` has a value for tasks; after a job's id it needs none."""
+    """Takes `--failed` without a value after a job's id; for tasks it has one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if any(is_job(word) for word in args) and "--failed" in args:
@@ -133,15 +112,15 @@ class JobCommand(TyperCommand):
 
 COMMAND_CLASS = JobCommand
 
-JOB_COLUMNS = {
-    "JOB": lambda one: one.job,
+JOB_COLUMNS: Columns = {
+    "JOB": "job",
     "RUNS": lambda one: ",".join(map(str, one.indices[:20])) + (",…" if len(one.indices) > 20 else ""),
-    "NATIVE": lambda one: one.native_id,
+    "NATIVE": "native_id",
 }
 
 
 def _find_job(tasks: list[str], failed: str | None) -> str | None:
-    """The job that is meant, where one is."""
+    """Return the job among the arguments, if there is one."""
     named = [text for text in (*tasks, failed) if is_job(text)]
     if named and (len(named) > 1 or len(tasks) > 1):
         raise RequestRefused("jobs are retried one at a time", hint=f"runtime retry {named[0]}")
@@ -149,14 +128,13 @@ def _find_job(tasks: list[str], failed: str | None) -> str | None:
 
 
 def _retry_job(text: str, indices: list[int], *, others: bool, on: str | None, yes: bool, output: Output) -> int:
-    from runtime.client.jobs.find import check_owner
+    from runtime.client.jobs.handle import check_owner
     from runtime.client.jobs.retry import choose_runs, retry_job
     from runtime.config import load_settings
-    from runtime.jobs.identity import owner_name
 
     with open_job(text, on) as job:
         status, _ = job.look()
-        check_owner(status.entry, owner_name(), others=others, verb="retry")
+        check_owner(status.entry, others=others, verb="retry")
         chosen = choose_runs(status, indices)
         if len(chosen) > 1:
             confirm(f"run {format_count(len(chosen))} runs of job `{short(job.id)}` again", yes=yes)
@@ -169,7 +147,7 @@ def _retry_job(text: str, indices: list[int], *, others: bool, on: str | None, y
 
 
 class Counted:
-    """Passes results on and says at the end what they came to."""
+    """Passes results on, and reports their counts at the end."""
 
     def __init__(self, results: Iterable[Redriven]) -> None:
         self._results = results
@@ -189,7 +167,7 @@ class Counted:
             yield one
 
     def finish(self, *, strict: bool) -> int:
-        """The exit code; `strict` where each task was named. Raises `NotPossible` if all were refused."""
+        """Return the exit code; `strict` if each task was named. Raises `NotPossible` if all were refused."""
         if self.already:
             note(f"{format_count(self.already)} had been queued again already, by another or by an interrupted command")
         if self.refused and not self.done and not self.already:

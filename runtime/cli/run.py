@@ -6,19 +6,19 @@ import sys
 import traceback
 from typing import Annotated, Any
 
-import typer
+from typer import Argument
 
 from runtime.cli.show import encode, note
 from runtime.errors import RuntimeFailure, WorkFailed
 
-# What follows PROJECT WORKFLOW belongs to the workflow, options and `--help` included.
+# Words after PROJECT WORKFLOW belong to the workflow, options and `--help` included.
 CONTEXT_SETTINGS: dict[str, Any] = {"allow_interspersed_args": False}
 
 
 def run(
-    project: Annotated[str, typer.Argument(help="Module or package that registers the workflow.")],
-    workflow: Annotated[str, typer.Argument(help="Its name there.")],
-    args: Annotated[list[str] | None, typer.Argument(help="Its arguments, taken as they are.")] = None,
+    project: Annotated[str, Argument(help="Module or package that registers the workflow.")],
+    workflow: Annotated[str, Argument(help="Its name there.")],
+    args: Annotated[list[str] | None, Argument(help="Its arguments, taken as they are.")] = None,
 ) -> int:
     """Run one workflow here and now, without a queue.
 
@@ -59,7 +59,7 @@ def run(
 
 
 def _explain(problem: Exception, what: str) -> WorkFailed:
-    """The user's own failure: their traceback, without our frames, then one line."""
+    """Print the user's own traceback without our frames, and return the error for the line below it."""
     frames = problem.__traceback__
     while frames is not None and frames.tb_frame.f_globals.get("__name__", "").partition(".")[0] in (
         "runtime",

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, new_app
-from runtime.cli.show import Output, note, print_json, print_list
+from runtime.cli.show import Columns, Output, note, print_json, print_list
 from runtime.config import load_settings
 from runtime.errors import NotPossible, RequestRefused
 from runtime.stack.find import find_stack
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 app = new_app("Put the values of the stack's secrets, and see who can read them. No value is ever printed.")
 
-# A value on the command line would be in the shell's history and in every list of processes. Whoever tries is told so,
-# and the usual error would repeat it.
+# A value on the command line is in the shell's history and in every list of processes. The error explains that, and the
+# usual error would repeat the value.
 _TAKE_ALL = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
@@ -42,15 +43,15 @@ def list_(stack: StackOption = None, output: OutputOption = Output.TEXT) -> None
     """
     from runtime.stack.secrets import list_secrets
 
-    columns = {
-        "SECRET": lambda seen: seen.name,
-        "VARIABLE": lambda seen: seen.env,
-        "RESOURCE": lambda seen: seen.resource,
-        "VERSIONS": lambda seen: seen.versions,
-        "NEWEST": lambda seen: seen.newest,
-        "CREATED": lambda seen: seen.created_at,
+    columns: Columns = {
+        "SECRET": "name",
+        "VARIABLE": "env",
+        "RESOURCE": "resource",
+        "VERSIONS": "versions",
+        "NEWEST": "newest",
+        "CREATED": "created_at",
         "READERS": lambda seen: None if seen.readers is None else ", ".join(seen.readers) or "nobody",
-        "PROBLEM": lambda seen: seen.problem,
+        "PROBLEM": "problem",
     }
     with _open(stack) as (outputs, api):
         print_list(list_secrets(outputs, api), columns, output)
@@ -59,13 +60,12 @@ def list_(stack: StackOption = None, output: OutputOption = Output.TEXT) -> None
 @app.command(context_settings=_TAKE_ALL)
 def put(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A secret of the stack.")],
+    name: Annotated[str, Argument(metavar="NAME", help="A secret of the stack.")],
     file: Annotated[
-        Path | None,
-        typer.Option("--file", "-f", metavar="PATH", help="Read the value from a file, as it is.", show_default=False),
+        Path | None, Option("--file", "-f", metavar="PATH", help="Read the value from a file, as it is.")
     ] = None,
     disable_older: Annotated[
-        bool, typer.Option("--disable-older", help="Switch off every older version afterwards.")
+        bool, Option("--disable-older", help="Switch off every older version afterwards.")
     ] = False,
     stack: StackOption = None,
     output: OutputOption = Output.TEXT,
@@ -93,7 +93,7 @@ def put(
         )
     settings, outputs = _find(stack)
     find_secret(outputs, name)
-    # Nobody is asked for a value that could not be sent.
+    # The connection comes first, so that no value is asked for in vain.
     with GoogleApi(server=settings.google_api) as api:
         value = _read_value(name, file)
         check_value(value, name)
@@ -118,14 +118,14 @@ def check(stack: StackOption = None, output: OutputOption = Output.TEXT) -> int:
     """
     from runtime.stack.secrets import list_secrets
 
-    columns = {
-        "SECRET": lambda seen: seen.name,
+    columns: Columns = {
+        "SECRET": "name",
         "STATE": lambda seen: "lacking" if seen.problem else "ok",
-        "VERSION": lambda seen: seen.newest,
+        "VERSION": "newest",
         "READERS": lambda seen: None if seen.readers is None else len(seen.readers),
-        "I MAY READ": lambda seen: seen.may_read,
-        "PROBLEM": lambda seen: seen.problem,
-        "NEXT STEP": lambda seen: seen.next_step,
+        "I MAY READ": "may_read",
+        "PROBLEM": "problem",
+        "NEXT STEP": "next_step",
     }
     with _open(stack) as (outputs, api):
         found = list(list_secrets(outputs, api))
@@ -146,7 +146,7 @@ def _open(stack: str | None) -> Iterator[tuple[StackOutputs, GoogleApi]]:
 
 
 def _find(stack: str | None) -> tuple[Settings, StackOutputs]:
-    """What is read here, before anything is asked of Google."""
+    """Read settings and contract, before any request to Google."""
     from runtime.outputs import need_output
 
     settings = load_settings()

@@ -1,12 +1,13 @@
-"""How commands print: data on stdout (a table, plain lines, or JSON), words for people and progress on stderr.
+"""Prints for all commands: data on stdout (a table, plain lines, or JSON), words for people and progress on stderr.
 
-On a terminal a list is an aligned table with a header. Anywhere else it is one line a row, fields separated by tabs and
-no header, so that `cut`, `awk` and `while read` take it as it is. With `-o json` it is one array.
+On a terminal a list is an aligned table with a header. Elsewhere it is one line a row, with tabs between fields and
+no header, for `cut`, `awk` and `while read`. With `-o json` it is one array.
 """
 
 from __future__ import annotations
 
 import itertools
+import operator
 import os
 import sys
 import time
@@ -16,9 +17,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from enum import Enum, StrEnum
 from pathlib import PurePath
-from typing import IO, TYPE_CHECKING, Any, Final, Protocol
+from typing import IO, TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
-from runtime.units import format_duration, format_size, format_time
+from runtime.units import format_duration, format_time
 from runtime.values import fields, is_dataclass
 
 if TYPE_CHECKING:
@@ -26,31 +27,15 @@ if TYPE_CHECKING:
 
     from runtime.records.base import RecordStore
 
-__all__ = [
-    "Output",
-    "Progress",
-    "confirm",
-    "format_ago",
-    "format_cell",
-    "format_count",
-    "format_duration",
-    "format_size",
-    "is_terminal",
-    "note",
-    "note_skew",
-    "paint",
-    "print_json",
-    "print_list",
-    "progress",
-]
-
 TABLE_ROWS = 500
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
 
 
-class Output(StrEnum):
-    """What `-o` takes."""
+Columns: TypeAlias = "Mapping[str, str | Callable[[Any], object]]"
+"""Header → the name of a row's field, or a function that makes a cell of a row."""
 
+
+class Output(StrEnum):
     TEXT = "text"
     JSON = "json"
 
@@ -61,20 +46,20 @@ def is_terminal(stream: IO[str] | None = None) -> bool:
 
 
 def paint(text: str, style: str, stream: IO[str] | None = None) -> str:
-    """`text` in a colour or in bold where `stream` is a terminal and `NO_COLOR` is unset."""
+    """Return `text` in a colour or in bold if `stream` is a terminal and `NO_COLOR` is unset."""
     if not is_terminal(stream) or os.environ.get("NO_COLOR"):
         return text
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
 
 
 def note(text: str) -> None:
-    """Say something to the person on stderr, where it does not mix with data."""
+    """Print a message on stderr, apart from data."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
 
 def note_skew(records: RecordStore) -> None:
-    """Say it if this machine's clock and the record store's differ by much. Where that cannot be known, nothing."""
+    """Note a large difference between this machine's clock and the record store's, if the store's is known."""
     from runtime.clock import describe_skew
     from runtime.errors import RuntimeFailure
 
@@ -96,29 +81,62 @@ def print_json(value: object) -> None:
         sys.stdout.write(_json(value, indent=2) + "\n")
 
 
-def print_list(
-    rows: Iterable[object], columns: Mapping[str, Callable[[Any], object]], output: Output = Output.TEXT
-) -> None:
-    """Print `rows`: all they hold as a JSON array, or the `columns` (header → cell of a row) for people and for pipes."""
+def read_columns(columns: Columns) -> dict[str, Callable[[Any], object]]:
+    return {name: operator.attrgetter(cell) if isinstance(cell, str) else cell for name, cell in columns.items()}
+
+
+def print_list(rows: Iterable[object], columns: Columns, output: Output = Output.TEXT) -> None:
+    """Print `rows`: all they hold as a JSON array, or the `columns` for people and for pipes."""
+    cells = read_columns(columns).values()
     if output is Output.JSON:
         print_json(iter(rows))
     elif is_terminal():
-        # Aligned for as many as are looked at together; the rest of a long list comes as it is known.
+        import shutil
+
+        # Rows are aligned in groups; the rest of a long list comes as it is read.
         waiting = iter(rows)
         header = True
-        while part := [
-            [format_cell(cell(row)) for cell in columns.values()] for row in itertools.islice(waiting, TABLE_ROWS)
-        ]:
-            table = render_table(list(columns), part, _terminal_width())
+        while part := [[format_cell(cell(row)) for cell in cells] for row in itertools.islice(waiting, TABLE_ROWS)]:
+            table = render_table(list(columns), part, shutil.get_terminal_size().columns)
             sys.stdout.write(table if header else table.partition("\n")[2])
             header = False
     else:
         for row in rows:
-            sys.stdout.write("\t".join(format_cell(cell(row)) for cell in columns.values()) + "\n")
+            sys.stdout.write("\t".join(format_cell(cell(row)) for cell in cells) + "\n")
+
+
+def print_checks(checks: Iterable[Any], output: Output, *, name: str, remedy: str, width: int) -> int:
+    """Print checks with their verdicts as they come, for some take seconds, and return the exit code: 1 if one fails.
+
+    `name` and `remedy` are the fields of a check besides `verdict` and `text`; on a terminal names are `width` wide.
+    """
+    failed = 0
+
+    def count() -> Iterator[Any]:
+        nonlocal failed
+        for each in checks:
+            failed += each.verdict == "fail"
+            yield each
+
+    if output is Output.JSON:
+        print_json(count())
+    elif is_terminal():
+        styles = {"ok": "green", "warn": "yellow", "fail": "red"}
+        for each in count():
+            verdict = paint(f"{each.verdict:<4}", styles[each.verdict])
+            sys.stdout.write(f"{verdict}  {getattr(each, name):<{width}}  {each.text}\n")
+            if getattr(each, remedy):
+                sys.stdout.write(f"{'':<{width + 8}}{paint(f'{remedy}:', 'bold')} {getattr(each, remedy)}\n")
+            sys.stdout.flush()
+    else:
+        print_list(count(), {"VERDICT": "verdict", name.upper(): name, "FINDING": "text", remedy.upper(): remedy})
+    if failed and output is Output.TEXT:
+        note(f"{failed} failed")
+    return 1 if failed else 0
 
 
 def render_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
-    """An aligned table, numbers to the right, cut to `width` columns at the widest cells."""
+    """Render an aligned table, numbers to the right, cut to `width` columns at the widest cells."""
     if not rows:
         return ""
     widths = [max(_width(line[column]) for line in (header, *rows)) for column in range(len(header))]
@@ -130,7 +148,7 @@ def render_table(header: Sequence[str], rows: Sequence[Sequence[str]], width: in
 
 
 def format_cell(value: object) -> str:
-    """`value` on one line: `-` for nothing, a duration, an age, a number with its thousands, or its text."""
+    """Format `value` on one line: `-` for nothing, a duration, an age, a number with its thousands, or its text."""
     if value is None or value == "":
         return "-"
     if isinstance(value, bool):
@@ -149,8 +167,13 @@ def format_count(number: float) -> str:
     return f"{number:,}"
 
 
+def describe_state(state: object, reason: object) -> str:
+    """`failed (oom)`; the state alone if the reason repeats it."""
+    return f"{state} ({reason})" if reason and str(reason) != str(state) else str(state)
+
+
 def format_ago(at: datetime, now: datetime | None = None) -> str:
-    """`4m10s ago`, `in 30s` for what is to come."""
+    """`4m10s ago`, or `in 30s` for a time in the future."""
     seconds = ((now or datetime.now(UTC)) - at).total_seconds()
     if abs(seconds) < 1:
         return "now"
@@ -158,7 +181,7 @@ def format_ago(at: datetime, now: datetime | None = None) -> str:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Return if the person agrees or `yes` was passed; otherwise raise, so that nothing is done."""
+    """Return if the person agrees or `yes` was passed. Raises `NotPossible` otherwise."""
     from runtime.errors import NotPossible
 
     if yes:
@@ -172,7 +195,7 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 def encode(value: object) -> object:
-    """JSON for what the standard encoder does not know; for `json.dumps(default=encode)`."""
+    """Encode values that the standard encoder lacks; for `json.dumps(default=encode)`."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, datetime):
@@ -189,19 +212,19 @@ def encode(value: object) -> object:
 
 
 class Progress(Protocol):
-    """A bar, or lines now and then, for work whose amount may be unknown."""
+    """A bar, or lines now and then, for work of a known or unknown amount."""
 
     def advance(self, steps: int = 1) -> None: ...
 
     def set(self, *, done: int | None = None, total: int | None = None) -> None:
-        """Put the bar where the count is, for work that is watched and not done here."""
+        """Set the count, for work that another process does."""
 
 
 @contextmanager
 def progress(label: str, total: int | None = None, unit: str = "tasks", *, every: float = 5.0) -> Iterator[Progress]:
-    """Show on stderr how far a piece of work is: a bar on a terminal, elsewhere a line every `every` seconds.
+    """Show the progress of work on stderr: a bar on a terminal, elsewhere a line every `every` seconds.
 
-    The last line always says where it ended, also when the work was interrupted.
+    The last line always has the final count, also after an interruption.
     """
     if is_terminal(sys.stderr):
         with _bar(label, total, unit) as bar:
@@ -302,7 +325,7 @@ def _write_array(items: Iterator[object]) -> None:
 
 
 def _json(value: object, indent: int | None = None) -> str:
-    """JSON as every program reads it: what Python calls NaN and Infinity is null."""
+    """Encode standard JSON: NaN and Infinity become null."""
     import json
 
     try:
@@ -325,7 +348,7 @@ def _fit(cell: str, width: int, right: bool) -> str:
 
 
 def _width(text: str) -> int:
-    """Terminal columns of `text`: two for East Asian wide characters, none for combining ones."""
+    """Count the terminal columns of `text`: two for East Asian wide characters, none for combining ones."""
     if text.isascii():
         return len(text)
     return sum(
@@ -337,20 +360,12 @@ def _is_number(cell: str) -> bool:
     return cell == "-" or cell.replace(",", "").replace(".", "", 1).removesuffix("%").strip().isdigit()
 
 
-def _terminal_width() -> int:
-    import shutil
-
-    return shutil.get_terminal_size().columns
-
-
-# long lines
-
 LINE_BYTES: Final = 10_000
-"""Bytes of a line that a person is shown."""
+"""Most bytes of a line on a terminal."""
 
 
 def cut_lines(pieces: Iterator[bytes], limit: int = LINE_BYTES) -> Iterator[bytes]:
-    """The same with long lines cut, for people to look at; a note says how much of each is left out."""
+    """Yield the pieces with long lines cut, and the number of bytes left out of each."""
     length = 0
     for piece in pieces:
         shown = []
@@ -373,12 +388,11 @@ def _rest(count: int) -> bytes:
 
 
 def cut_line(line: str, limit: int = 500) -> str:
-    """A line of evidence that nobody has to scroll through."""
     return line if len(line) <= limit else f"{line[:limit]} [{len(line) - limit} more letters of this line]"
 
 
 def table_lines(rows: Sequence[Mapping[str, object]]) -> list[str]:
-    """Rows as the lines of a table, as wide as the terminal; times are shown by how long ago they were."""
+    """Render rows as the lines of a table, as wide as the terminal, with the age of times."""
     import shutil
 
     cells = [

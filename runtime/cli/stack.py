@@ -7,27 +7,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption, YesOption, new_app
-from runtime.cli.show import Output, confirm, format_ago, format_count, note, print_json, print_list
+from runtime.cli.show import Columns, Output, confirm, format_ago, format_count, note, print_json, print_list
 from runtime.config import load_settings, remember_stack
 from runtime.errors import NotPossible
-from runtime.outputs import (
-    OtherQueueOutput,
-    PubSubQueueOutput,
-    QueueOutput,
-    SqliteQueueOutput,
-    StackOutputs,
-)
+from runtime.outputs import OtherQueueOutput, PubSubQueueOutput, QueueOutput, SqliteQueueOutput, StackOutputs
 from runtime.stack.find import LOCAL, FoundStack, ListedStack, find_stack, list_stacks, pull_stack, read_stack
 
 if TYPE_CHECKING:
-    from runtime.stack.publish import Change, Publication
+    from runtime.stack.publish import Publication
 
 app = new_app("Choose the stack that commands use, and show what it offers.")
 
-OptionalName = Annotated[str | None, typer.Argument(metavar="[NAME]", help="A stack; by default the one in use.")]
+OptionalName = Annotated[str | None, Argument(metavar="[NAME]", help="A stack; by default the one in use.")]
 
 
 @app.command("list")
@@ -39,10 +33,10 @@ def list_(output: OutputOption = Output.TEXT) -> None:
       runtime stack list
       runtime stack list -o json | jq '.[].name'
     """
-    columns = {
-        "STACK": lambda stack: stack.name,
-        "FROM": lambda stack: stack.source,
-        "READ": lambda stack: stack.read_at,
+    columns: Columns = {
+        "STACK": "name",
+        "FROM": "source",
+        "READ": "read_at",
         "IN USE": lambda stack: "yes" if stack.default else "",
     }
     rows: list[ListedStack] = list_stacks()
@@ -70,9 +64,7 @@ def show(name: OptionalName = None, stack: StackOption = None, output: OutputOpt
 def pull(
     source: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[SOURCE]", help="A stack's name, or the path or URL of a copy; by default the stack in use."
-        ),
+        Argument(metavar="[SOURCE]", help="A stack's name, or the path or URL of a copy; by default the stack in use."),
     ] = None,
     stack: StackOption = None,
     output: OutputOption = Output.TEXT,
@@ -87,14 +79,14 @@ def pull(
     settings = load_settings()
     found = pull_stack(source or stack or settings.stack or settings.outputs or LOCAL, settings=settings)
     if output is Output.JSON:
-        print_json(_fields(found.name, found.source, found.read_at))
+        print_json(_fields(found))
     else:
         note(f"read stack `{found.name}` from {found.source}; `runtime stack use {found.name}` makes it the default")
 
 
 @app.command()
 def use(
-    name: Annotated[str, typer.Argument(help="A stack that can be read now; `local` for the built-in one.")],
+    name: Annotated[str, Argument(help="A stack that can be read now; `local` for the built-in one.")],
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Make a stack the one that commands of yours use when they name none.
@@ -108,7 +100,7 @@ def use(
     found = find_stack(name, settings=settings)
     path = remember_stack(name, settings)
     if output is Output.JSON:
-        print_json(_fields(found.name, found.source, found.read_at))
+        print_json(_fields(found))
     else:
         note(f"commands now use stack `{found.name}` (kept in {path})")
     if load_settings().stack != name:
@@ -118,22 +110,14 @@ def use(
 @app.command()
 def publish(
     stack: StackOption = None,
-    to: Annotated[
-        str | None,
-        typer.Option(
-            "--to", metavar="PATH|URL", help="By default the contract's own `published_url`.", show_default=False
-        ),
-    ] = None,
+    to: Annotated[str | None, Option(metavar="PATH|URL", help="By default the contract's own `published_url`.")] = None,
     commit: Annotated[
         str | None,
-        typer.Option(
-            "--commit",
-            metavar="SHA",
-            help="What the stack was deployed from; by default what is checked out here.",
-            show_default=False,
+        Option(
+            "--commit", metavar="SHA", help="What the stack was deployed from; by default what is checked out here."
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change, write nothing.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Say what would change, write nothing.")] = False,
     yes: YesOption = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -174,12 +158,8 @@ def publish(
 
 @app.command()
 def diff(
-    old: Annotated[
-        str, typer.Argument(metavar="OLD", help="A stack, a path or URL, `cache:NAME` or `published:NAME`.")
-    ],
-    new: Annotated[
-        str | None, typer.Argument(metavar="[NEW]", help="Likewise; by default the stack in use.", show_default=False)
-    ] = None,
+    old: Annotated[str, Argument(metavar="OLD", help="A stack, a path or URL, `cache:NAME` or `published:NAME`.")],
+    new: Annotated[str | None, Argument(metavar="[NEW]", help="Likewise; by default the stack in use.")] = None,
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Show in which keys two contracts differ. Exit code 0 if they are the same, 1 if they differ.
@@ -201,19 +181,15 @@ def diff(
     if output is Output.JSON:
         print_json(changes)
     else:
-        _print_changes(changes)
+        columns: Columns = {
+            "CHANGE": lambda change: change.kind.value,
+            "PATH": "path",
+            "OLD": lambda change: _leaf_text(change.old),
+            "NEW": lambda change: _leaf_text(change.new),
+        }
+        print_list(changes, columns)
         note(f"{format_count(len(changes))} differences" if changes else "the two contracts are the same")
     return 1 if changes else 0
-
-
-def _print_changes(changes: list[Change]) -> None:
-    columns = {
-        "CHANGE": lambda change: change.kind.value,
-        "PATH": lambda change: change.path,
-        "OLD": lambda change: _leaf_text(change.old),
-        "NEW": lambda change: _leaf_text(change.new),
-    }
-    print_list(changes, columns)
 
 
 def _leaf_text(value: object) -> str | None:
@@ -244,8 +220,8 @@ def _publication_fields(plan: Publication, *, written: bool) -> dict[str, Any]:
     }
 
 
-def _fields(name: str, source: str, read_at: datetime) -> dict[str, Any]:
-    return {"name": name, "source": source, "read_at": read_at}
+def _fields(found: FoundStack) -> dict[str, Any]:
+    return {"name": found.name, "source": found.source, "read_at": found.read_at}
 
 
 def _lines(found: FoundStack) -> list[tuple[str, str]]:

@@ -11,25 +11,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
-import typer
+from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, StackOption
-from runtime.cli.render.jobs import (
-    INDEX_COLUMNS,
-    IndexOption,
-    OnOption,
-    is_job,
-    job_lines,
-    target_lines,
-)
-from runtime.cli.show import (
-    Output,
-    is_terminal,
-    note,
-    print_json,
-    print_list,
-)
+from runtime.cli.jobs import IndexOption, OnOption, is_job
+from runtime.cli.show import Output, is_terminal, note, print_json, print_list
 from runtime.client.identify import Identity, Kind, identify, recall_last
+from runtime.client.tasks.standing import WorkerStatus, read_worker
 from runtime.client.tasks.status import (
     FAILURES_SHOWN,
     ExperimentStatus,
@@ -39,7 +27,6 @@ from runtime.client.tasks.status import (
     read_overview,
     read_task,
 )
-from runtime.client.tasks.workers import WorkerStatus, read_worker
 from runtime.errors import InfrastructureFailure, RequestRefused
 from runtime.records.totals import Tally
 from runtime.stack.open import open_stack
@@ -49,28 +36,23 @@ if TYPE_CHECKING:
     from runtime.client.jobs.status import TargetJobs
     from runtime.config import Settings
     from runtime.stack.open import OpenStack
-from runtime.cli.render.tasks import FAILURE_COLUMNS, Board, Seen, render, summarise
+from runtime.cli.render import FAILURE_COLUMNS, INDEX_COLUMNS, Board, Seen, job_lines, render, summarise, target_lines
 
 LOCAL_EVERY_S = 1.0
 REMOTE_EVERY_S = 10.0
 RATE_OVER_S = 60.0
-"""`--watch` tells the rate from what it saw in the last so many seconds."""
+"""Seconds over which `--watch` measures the rate."""
 T = TypeVar("T")
 
 
 def status(
     what: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[EXPERIMENT|TASK|WORKER|JOB]",
-            help="A name, an id or its beginning, or `last`.",
-            show_default=False,
-        ),
+        str | None, Argument(metavar="[EXPERIMENT|TASK|WORKER|JOB]", help="A name, an id or its beginning, or `last`.")
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again and again until all is done.")] = False,
-    exact: Annotated[bool, typer.Option("--exact", help="Count records instead of believing the workers.")] = False,
-    failed: Annotated[bool, typer.Option("--failed", help="List every failed task, or run of the job.")] = False,
-    queue: Annotated[str | None, typer.Option("--queue", metavar="QUEUE", help="Queue to look at.")] = None,
+    watch: Annotated[bool, Option("--watch", "-w", help="Look again and again until all is done.")] = False,
+    exact: Annotated[bool, Option("--exact", help="Count records instead of believing the workers.")] = False,
+    failed: Annotated[bool, Option("--failed", help="List every failed task, or run of the job.")] = False,
+    queue: Annotated[str | None, Option(metavar="QUEUE", help="Queue to look at.")] = None,
     on: OnOption = None,
     index: IndexOption = None,
     stack: StackOption = None,
@@ -121,7 +103,7 @@ def status(
         note(_silence(seen.jobs.target, seen.jobs.problem))
         seen = replace(seen, jobs=replace(seen.jobs, problem=None))
     if output is Output.JSON:
-        print_json(_fields(seen))
+        print_json(seen if not isinstance(seen, Board) else _board_fields(seen))
     elif failed and isinstance(seen, ExperimentStatus):
         print_list(seen.failures, FAILURE_COLUMNS)
     else:
@@ -131,14 +113,9 @@ def status(
     return 0
 
 
-def _fields(seen: Seen) -> object:
-    if not isinstance(seen, Board):
-        return seen
+def _board_fields(seen: Board) -> dict[str, object]:
     jobs = seen.jobs.jobs if seen.jobs else ()
     return {**{each.name: getattr(seen.tasks, each.name) for each in fields(seen.tasks)}, "jobs": jobs}
-
-
-# jobs
 
 
 def _job_status(
@@ -150,8 +127,8 @@ def _job_status(
         )
     if what is None:
         return _target_status(str(on), watch=watch, failed=failed, output=output)
-    from runtime.cli.render.jobs import open_job
-    from runtime.client.jobs.find import TargetSilent
+    from runtime.cli.jobs import open_job
+    from runtime.client.jobs.handle import TargetSilent
     from runtime.client.jobs.status import SilentJob, read_job
 
     try:
@@ -205,7 +182,7 @@ def _target_status(on: str, *, watch: bool, failed: bool, output: Output) -> int
 
 
 def _ensure_answered(target: str, problem: str | None) -> None:
-    """Raise `InfrastructureFailure` where what was asked for by name is known in part only; that has been printed."""
+    """Raise `InfrastructureFailure` if a named target or job is known only in part; that part has been printed."""
     if problem is not None:
         raise InfrastructureFailure(_silence(target, problem), hint=f"runtime targets check {target}")
 
@@ -215,27 +192,20 @@ def _silence(target: str, problem: str) -> str:
 
 
 def _read_jobs(name: str, settings: Settings, *, looked_at: datetime | None) -> TargetJobs:
-    """The jobs of a target; one that does not answer is said in a line."""
-    from runtime.client.jobs.prepare import make_context
-    from runtime.client.jobs.roots import open_target
+    """Read the jobs of a target; a target that does not answer becomes a line."""
     from runtime.client.jobs.status import TargetJobs, read_target
-    from runtime.client.jobs.targets import find_target
-    from runtime.launchers.registry import get_launcher
+    from runtime.client.jobs.targets import find_target, make_context, open_target
 
     target = find_target(name, settings)
-    launcher = get_launcher(target.kind)
     try:
-        host = open_target(target, launcher, make_context(settings))
-        try:
-            return read_target(target, launcher, host, now=datetime.now(UTC), looked_at=looked_at)
-        finally:
-            host.close()
+        with open_target(target, make_context(settings)) as place:
+            return read_target(place, now=datetime.now(UTC), looked_at=looked_at)
     except InfrastructureFailure as problem:
         return TargetJobs(target=name, records="", problem=problem.message)
 
 
 def _local_jobs(opened: OpenStack) -> TargetJobs | None:
-    """Those of this machine's own record root; whoever launched none loads nothing for them."""
+    """Read the jobs of this machine's own record root, without loading modules if there are none."""
     data = opened.settings.data_dir
     if not (data / "jobs" / "jobs").is_dir() and not (data / "roots").is_dir():
         return None
@@ -261,9 +231,6 @@ def _read(opened: OpenStack, found: Identity | None, tally: Tally, *, exact: boo
     return read_experiment(opened, found.name, now=now, exact=exact, failures=shown, tally=tally)
 
 
-# what failed since you last looked
-
-
 def _look_path(opened: OpenStack) -> Path:
     return opened.settings.data_dir / "looked" / opened.name.replace("/", "%2F")
 
@@ -281,10 +248,7 @@ def _remember_look(opened: OpenStack) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     except OSError:
-        pass  # Then everything stays new.
-
-
-# watching
+        pass  # Then every failure stays new.
 
 
 def _watch(read: Callable[[], Seen], *, remote: bool) -> int:
@@ -300,7 +264,7 @@ def _watch(read: Callable[[], Seen], *, remote: bool) -> int:
 
 
 def is_over(seen: Seen) -> bool:
-    """Nothing more will change by itself."""
+    """Whether the state is final."""
     if isinstance(seen, ExperimentStatus):
         return seen.submitted > 0 and seen.remaining == 0
     if isinstance(seen, TaskStatus):
@@ -313,13 +277,13 @@ def is_over(seen: Seen) -> bool:
 
 
 class RateMeter:
-    """The rate at which tasks end, as seen here; it knows better than the workers' reports after five seconds."""
+    """The rate at which tasks end, measured here; after five seconds it is better than the workers' reports."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque()
 
     def measure(self, seen: T, at_s: float) -> T:
-        """`seen` with the measured rate and time left, if it is an experiment and was seen for long enough."""
+        """Add the measured rate and time left to an experiment that was watched for long enough."""
         if not isinstance(seen, ExperimentStatus):
             return seen
         self._samples.append((at_s, seen.ended))
@@ -335,7 +299,7 @@ class RateMeter:
 
 @contextmanager
 def _screen() -> Iterator[Callable[[Seen], None]]:
-    """Draws in place on a terminal; elsewhere prints a line when something has changed."""
+    """Draw in place on a terminal; elsewhere print a line after each change."""
     if not is_terminal():
         said = [""]
 

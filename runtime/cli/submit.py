@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 from typer.core import TyperCommand
 
 from runtime.cli.commands import OutputOption, StackOption, new_app
 from runtime.cli.main import INTERRUPTED
-from runtime.cli.show import Output, note, note_skew, print_json, progress
+from runtime.cli.show import Output, format_count, note, note_skew, print_json, progress
 from runtime.errors import InfrastructureFailure, InvalidTask, InvalidValue, RequestRefused
 from runtime.tasks.model import DEFAULT_EXPERIMENT, DEFAULT_MAX_FAILURES, TaskState
 from runtime.units import count_noun
@@ -23,30 +23,30 @@ from runtime.values import dataclass, replace
 if TYPE_CHECKING:
     from runtime.client.tasks.code import SubmittedCode
     from runtime.client.tasks.make import TaskOptions
+    from runtime.client.tasks.standing import Stack
     from runtime.client.tasks.submit import Submission
-    from runtime.client.tasks.workers import Stack
+    from runtime.client.tasks.wait import Waited
     from runtime.config import Settings
     from runtime.queues.base import Queue
     from runtime.records.base import RecordStore
     from runtime.tasks.grid import Grid
     from runtime.tasks.model import CommandEntry, Resources, Task, WorkflowEntry
-from runtime.cli.render.submission import say_ended, say_submitted, submission_fields
 
 SHOW_PROGRESS_FROM = 2_000
-"""Shorter inputs are over before a bar is read."""
+"""Shorter inputs end before a person reads a bar."""
 SAY_AFTER_S = 2.0
 SAY_WHY_AFTER_S = 5.0
 SAY_WHY_EVERY_S = 30.0
-"""How often the reason is looked up while tasks wait."""
+"""Pause between two reads of the reason while tasks wait."""
 
-# Marks in the words that `--` stood before them; no argument of a process can hold a NUL.
+# Marks in the words that `--` came before them; no argument of a process can contain a NUL.
 _COMMAND = "\0command"
 
 app = new_app("Put tasks into a queue.")
 
 
 class SubmitCommand(TyperCommand):
-    """Keeps what the parser drops: that the words follow `--` and so are a command, not a workflow."""
+    """Keeps a fact that the parser drops: words after `--` are a command, not a workflow."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--" in args:
@@ -61,69 +61,52 @@ class SubmitCommand(TyperCommand):
     context_settings={
         "help_option_names": ["--help", "-h"],
         "max_content_width": 110,
-        # What follows PROJECT WORKFLOW belongs to the workflow.
+        # Words after PROJECT WORKFLOW belong to the workflow.
         "allow_interspersed_args": False,
     },
 )
 def submit(
     words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="PROJECT WORKFLOW [ARGS]... | -- COMMAND...", help="What one task runs.", show_default=False
-        ),
+        list[str] | None, Argument(metavar="PROJECT WORKFLOW [ARGS]... | -- COMMAND...", help="What one task runs.")
     ] = None,
     source: Annotated[
-        str | None, typer.Option("--from", metavar="FILE|-", help="Task lines (docs/task-format.md), plain or .gz.")
+        str | None, Option("--from", metavar="FILE|-", help="Task lines (docs/task-format.md), plain or .gz.")
     ] = None,
     grid: Annotated[
         list[str] | None,
-        typer.Option(
-            "--grid", metavar="NAME=VALUES", help="`lr=1e-3,1e-4`, `seed=0:10`; given again, every combination."
-        ),
+        Option("--grid", metavar="NAME=VALUES", help="`lr=1e-3,1e-4`, `seed=0:10`; given again, every combination."),
     ] = None,
     experiment: Annotated[
-        str | None,
-        typer.Option("--experiment", "-e", metavar="NAME", help="Name over these tasks; of a file, its own name."),
+        str | None, Option("--experiment", "-e", metavar="NAME", help="Name over these tasks; of a file, its own name.")
     ] = None,
-    queue: Annotated[
-        str | None, typer.Option("--queue", envvar="RUNTIME_QUEUE", metavar="NAME|URL", help="Queue of the stack.")
-    ] = None,
+    queue: Annotated[str | None, Option(envvar="RUNTIME_QUEUE", metavar="NAME|URL", help="Queue of the stack.")] = None,
     stack: StackOption = None,
-    key: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The task's identity, instead of what it runs.")
-    ] = None,
-    timeout: Annotated[str | None, typer.Option(metavar="2h", help="End an attempt after that long.")] = None,
+    key: Annotated[str | None, Option(metavar="TEXT", help="The task's identity, instead of what it runs.")] = None,
+    timeout: Annotated[str | None, Option(metavar="2h", help="End an attempt after that long.")] = None,
     max_failures: Annotated[
-        int, typer.Option("--max-failures", metavar="N", help="The N-th failure is final; with 0 or 1 none is retried.")
+        int, Option(metavar="N", help="The N-th failure is final; with 0 or 1 none is retried.")
     ] = DEFAULT_MAX_FAILURES,
-    expires: Annotated[str | None, typer.Option(metavar="7d", help="Do not start it later than that from now.")] = None,
-    delay: Annotated[
-        str | None, typer.Option(metavar="10m", help="Do not start it earlier than that from now.")
-    ] = None,
-    priority: Annotated[int, typer.Option(metavar="N", help="Higher goes first, where the queue can.")] = 0,
+    expires: Annotated[str | None, Option(metavar="7d", help="Do not start it later than that from now.")] = None,
+    delay: Annotated[str | None, Option(metavar="10m", help="Do not start it earlier than that from now.")] = None,
+    priority: Annotated[int, Option(metavar="N", help="Higher goes first, where the queue can.")] = 0,
     resources: Annotated[
-        str | None, typer.Option(metavar="cpus=2,gpus=0.5", help="What an attempt needs, in one option.")
+        str | None, Option(metavar="cpus=2,gpus=0.5", help="What an attempt needs, in one option.")
     ] = None,
-    cpus: Annotated[float | None, typer.Option(metavar="N", show_default=False)] = None,
-    memory: Annotated[str | None, typer.Option(metavar="16GiB", show_default=False)] = None,
-    gpus: Annotated[
-        float | None, typer.Option(metavar="N", help="Whole ones, or a part below 1.", show_default=False)
-    ] = None,
+    cpus: Annotated[float | None, Option(metavar="N")] = None,
+    memory: Annotated[str | None, Option(metavar="16GiB")] = None,
+    gpus: Annotated[float | None, Option(metavar="N", help="Whole ones, or a part below 1.")] = None,
     snapshot: Annotated[
-        str | None,
-        typer.Option(metavar="FOLDER", help="The code that goes with the tasks, instead of this project's."),
+        str | None, Option(metavar="FOLDER", help="The code that goes with the tasks, instead of this project's.")
     ] = None,
     no_snapshot: Annotated[
-        bool, typer.Option("--no-snapshot", help="No code goes with the tasks: workers run their own.")
+        bool, Option("--no-snapshot", help="No code goes with the tasks: workers run their own.")
     ] = False,
     outputs: Annotated[
-        list[str] | None, typer.Option("--outputs", metavar="URL", help="A file that proves a task done; may repeat.")
+        list[str] | None, Option(metavar="URL", help="A file that proves a task done; may repeat.")
     ] = None,
-    skip_existing: Annotated[
-        bool, typer.Option("--skip-existing", help="Leave out tasks whose outputs all exist.")
-    ] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when all have ended; 1 if any failed.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the tasks and submit nothing.")] = False,
+    skip_existing: Annotated[bool, Option("--skip-existing", help="Leave out tasks whose outputs all exist.")] = False,
+    wait: Annotated[bool, Option("--wait", help="Return when all have ended; 1 if any failed.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Print the tasks and submit nothing.")] = False,
     output: OutputOption = Output.TEXT,
 ) -> int:
     """Put tasks into a queue. Once it returns, every task is durable and will be run.
@@ -150,7 +133,9 @@ def submit(
     Exit codes: 0 submitted (with --wait: all succeeded), 1 with --wait some failed, 2 refused, 3 infrastructure failed,
     130 interrupted.
     """
+    from runtime.client.tasks.make import TaskOptions, moment_after, submitter
     from runtime.tasks.grid import parse_grid
+    from runtime.units import parse_duration
 
     request = _Request(
         words=tuple(words or ()),
@@ -161,31 +146,40 @@ def submit(
         experiment=experiment,
     )
     request.check()
-    options = _read_options(
-        request.choose_experiment(),
-        key=key,
-        timeout=timeout,
-        max_failures=max_failures,
-        expires=expires,
-        delay=delay,
-        priority=priority,
-        resources=_read_resources(resources, cpus=cpus, memory=memory, gpus=gpus),
-        outputs=request.outputs,
-    )
+    now = datetime.now(UTC)
+    experiment = request.choose_experiment()
+    needed = _read_resources(resources, cpus=cpus, memory=memory, gpus=gpus)
+    try:
+        options = TaskOptions(
+            experiment=experiment,
+            key=key,
+            timeout=parse_duration(timeout, field="timeout") if timeout else None,
+            max_failures=max_failures,
+            expires_at=moment_after(now, expires, "expires") if expires else None,
+            not_before=moment_after(now, delay, "delay") if delay else None,
+            priority=priority,
+            resources=needed,
+            outputs=request.outputs,
+            submitted_by=submitter(),
+            submitted_at=now,
+        )
+    except InvalidTask as problem:
+        name, dot, rest = problem.field.partition("[")
+        option = f"--{_OPTIONS.get(name, name)}{dot}{rest}"
+        raise RequestRefused(f"`{option}` {problem.problem}", hint=problem.hint) from None
     if snapshot is not None and no_snapshot:
         raise RequestRefused("`--snapshot` and `--no-snapshot` contradict each other", hint="leave one of them out")
     wanted = False if no_snapshot else None if snapshot is None else Path(snapshot)
     if dry_run:
         from runtime.config import load_settings
 
-        return _print_tasks(request.make_tasks(_bind(options, _take_code(wanted, None, load_settings()))), output)
+        code = _take_code(wanted, None, load_settings())
+        return _print_tasks(request.make_tasks(options, code), output)
     return _submit(request, options, wanted, queue, stack, skip_existing, wait, output)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """Which tasks were asked for."""
-
     words: tuple[str, ...]
     source: str | None
     grid: Grid
@@ -229,20 +223,20 @@ class _Request:
         return DEFAULT_EXPERIMENT if self.source is None else name_experiment(self.source)
 
     def count(self) -> int | None:
-        """How many tasks, where that can be told beforehand."""
+        """Count the tasks, if possible before they are read."""
         from runtime.tasks.sources import count_lines
 
         return len(self.grid) if self.source is None else count_lines(self.source)
 
-    def make_tasks(self, options: TaskOptions) -> Iterator[Task]:
+    def make_tasks(self, options: TaskOptions, code: SubmittedCode) -> Iterator[Task]:
+        options = replace(options, snapshot=code.snapshot, folder=code.folder)
         if self.source is not None:
             from runtime.tasks.sources import read_lines, read_tasks
 
             return read_tasks(read_lines(self.source), options.defaults())
-        entry = self.make_entry()
-        return self._expand(entry, options)
+        return self._expand(self._make_entry(), options)
 
-    def make_entry(self) -> WorkflowEntry | CommandEntry:
+    def _make_entry(self) -> WorkflowEntry | CommandEntry:
         from runtime.tasks.grid import check_grid
         from runtime.tasks.model import CommandEntry, WorkflowEntry
 
@@ -255,7 +249,9 @@ class _Request:
                 hint=f"runtime submit {self.words[0]} WORKFLOW, or `--` before a command",
             )
         else:
-            entry = WorkflowEntry(self.words[0], self.words[1], _without_mark(self.words[2:]))
+            # A `--` among the workflow's own arguments is theirs.
+            args = tuple(arg for arg in self.words[2:] if arg != _COMMAND)
+            entry = WorkflowEntry(self.words[0], self.words[1], args)
             _note_misplaced(entry.args)
         check_grid(self.grid, entry, key=self.key)
         return entry
@@ -271,71 +267,18 @@ class _Request:
             )
 
 
-def _without_mark(args: Sequence[str]) -> tuple[str, ...]:
-    """A `--` among the workflow's own arguments is theirs."""
-    return tuple(arg for arg in args if arg != _COMMAND)
-
-
 def _note_misplaced(args: Sequence[str]) -> None:
     ours = {
-        "--wait",
-        "--experiment",
-        "--queue",
-        "--stack",
-        "--grid",
-        "--skip-existing",
-        "--snapshot",
-        "--no-snapshot",
-        "--dry-run",
-        "--from",
-        "--key",
+        *("--wait", "--experiment", "--queue", "--stack", "--grid", "--skip-existing", "--snapshot", "--no-snapshot"),
+        *("--dry-run", "--from", "--key"),
     }
     for arg in args:
         if (name := arg.partition("=")[0]) in ours:
             note(f"note: `{name}` follows PROJECT, so it goes to the workflow; options of `runtime submit` come before")
 
 
-def _read_options(
-    experiment: str,
-    *,
-    key: str | None,
-    timeout: str | None,
-    max_failures: int,
-    expires: str | None,
-    delay: str | None,
-    priority: int,
-    resources: Resources,
-    outputs: tuple[str, ...],
-) -> TaskOptions:
-    from runtime.client.tasks.make import TaskOptions, moment_after, submitter
-    from runtime.units import parse_duration
-
-    now = datetime.now(UTC)
-    try:
-        return TaskOptions(
-            experiment=experiment,
-            key=key,
-            timeout=parse_duration(timeout, field="timeout") if timeout else None,
-            max_failures=max_failures,
-            expires_at=moment_after(now, expires, "expires") if expires else None,
-            not_before=moment_after(now, delay, "delay") if delay else None,
-            priority=priority,
-            resources=resources,
-            outputs=outputs,
-            submitted_by=submitter(),
-            submitted_at=now,
-        )
-    except InvalidTask as problem:
-        raise _refuse_option(problem) from None
-
-
 _OPTIONS = {"timeout_s": "timeout", "expires_at": "expires", "not_before": "delay", "max_failures": "max-failures"}
-"""Options whose name differs from the field's."""
-
-
-def _refuse_option(problem: InvalidTask) -> RequestRefused:
-    name, dot, rest = problem.field.partition("[")
-    return RequestRefused(f"`--{_OPTIONS.get(name, name)}{dot}{rest}` {problem.problem}", hint=problem.hint)
+"""Field → option, if their names differ."""
 
 
 def _read_resources(text: str | None, *, cpus: float | None, memory: str | None, gpus: float | None) -> Resources:
@@ -373,12 +316,8 @@ def _print_tasks(tasks: Iterator[Task], output: Output) -> int:
     return 0
 
 
-def _bind(options: TaskOptions, code: SubmittedCode) -> TaskOptions:
-    return replace(options, snapshot=code.snapshot, folder=code.folder)
-
-
 def _take_code(wanted: Path | bool | None, records: RecordStore | None, settings: Settings) -> SubmittedCode:
-    """The code that goes with the tasks; a tree that takes long is not looked through in silence."""
+    """Take the code of the tasks, with a note if the search of the tree takes long."""
     from threading import Timer
 
     from runtime.client.tasks.code import take_code
@@ -410,7 +349,7 @@ def _submit(
         target = opened.queue()
         check_priority(options.priority, target.name, target.traits)
         code = _take_code(wanted, target.records, opened.settings)
-        tasks = request.make_tasks(_bind(options, code))
+        tasks = request.make_tasks(options, code)
         dealt_with = 0
         with ExitStack() as shown:
             total = request.count()
@@ -436,7 +375,7 @@ def _submit(
                 return INTERRUPTED
         done = replace(done, stack=opened.name, snapshot=code.snapshot)
         remember_last(opened.settings.data_dir, opened.name, done.experiment)
-        say_submitted(done, request.source is not None, code)
+        _say_submitted(done, request.source is not None, code)
         if done.new:
             note_skew(target.records)
         if not wait:
@@ -446,7 +385,7 @@ def _submit(
 
 def _finish(done: Submission, output: Output) -> int:
     if output is Output.JSON:
-        print_json(submission_fields(done))
+        print_json(_submission_fields(done))
     elif done.tasks:
         print(done.tasks[0][0] if len(done.tasks) == 1 else done.experiment)
     elif done.count:
@@ -477,19 +416,19 @@ def _wait(done: Submission, target: Queue, opened: Stack, output: Output) -> int
     if output is Output.JSON:
         print_json(
             {
-                **submission_fields(done),
+                **_submission_fields(done),
                 "totals": {state.value: waited.totals.get(state, 0) for state in TaskState},
                 "failed": waited.failed,
             }
         )
     else:
         _finish(done, output)
-    say_ended(waited, target)
+    _say_ended(waited, target)
     return 1 if waited.failed else 0
 
 
 class Reason:
-    """Says why tasks wait: after a while, and again when it is another."""
+    """Notes the reason why tasks wait: after a while, and again after each change."""
 
     def __init__(
         self,
@@ -523,3 +462,92 @@ def _why_it_waits(opened: Stack, experiment: str) -> str | None:
     if seen.why is None:
         return None
     return seen.why + (f"; next: `{seen.next_step}`" if seen.next_step else "")
+
+
+def _submission_fields(done: Submission) -> dict[str, Any]:
+    """Return the fields of `-o json`."""
+    return {
+        "experiment": done.experiment,
+        "queue": done.queue,
+        "stack": done.stack,
+        "new": done.new,
+        "known": done.known,
+        "same": done.same,
+        "known_other": done.known_other,
+        "same_other": done.same_other,
+        "skipped": done.skipped,
+        "resumed": done.resumed,
+        "snapshot": done.snapshot,
+        "kept_code": done.kept_code,
+        "ids": None if done.ids is None else list(done.ids),
+    }
+
+
+def _say_submitted(done: Submission, from_file: bool, code: SubmittedCode) -> None:
+    total = done.new + done.known + done.same + done.skipped
+    lines = "lines" if from_file else "tasks"
+    where = f"queue `{done.queue}` of stack `{done.stack}`, experiment `{done.experiment}`"
+    note(f"{count_noun(done.new, 'task')} submitted to {where}")
+    if done.new and code.taken_from:
+        note(f"with the code of `{code.taken_from}` as it is now, {_short(code.snapshot)}")
+    if done.known:
+        note("it was already submitted" if total == 1 else f"{_of(done.known, total)} were already submitted")
+    if done.known_other:
+        from runtime.client.tasks.sending import NAMED_TASKS
+
+        those = (
+            "it" if total == 1 else f"{'at least ' if done.known > NAMED_TASKS else ''}{_of(done.known_other, total)}"
+        )
+        note(
+            f"{those} had other content when it was submitted before, and that stands; for what is new, name another"
+            " `--experiment` or `--key`"
+        )
+    if done.kept_code:
+        note(
+            f"what was submitted before runs, or ran, {_short(done.kept_code)} and not {_short(done.snapshot)}; for"
+            " that, name another `--experiment` or `--key` (`runtime retry` runs the earlier code again)"
+        )
+    if done.same:
+        note(
+            f"{_of(done.same, total)} {lines} repeat an earlier one: without a `key` of its own, what runs the same is"
+            " one task"
+        )
+    if done.same_other:
+        note(f"{_of(done.same_other, total)} {lines} have other content than the earlier one: the first stands")
+    if done.skipped:
+        note(f"{_of(done.skipped, total)} skipped: their outputs exist")
+    if done.resumed:
+        note(f"{count_noun(done.resumed, 'task')} of an interrupted submission published")
+    name = done.tasks[0][0] if done.tasks and len(done.tasks) == 1 else done.experiment
+    if done.count:
+        note(f"follow with `runtime status {name}`")
+
+
+def _say_ended(waited: Waited, target: Queue) -> None:
+    counts = [f"{format_count(count)} {state.value}" for state, count in waited.totals.items() if count]
+    note(", ".join(counts) or "nothing to wait for")
+    if not waited.failed:
+        return
+    if waited.records:
+        failed = [
+            (record.task_id, record.message) for record in waited.records if record.state is not TaskState.SUCCEEDED
+        ]
+    else:
+        failed = []
+        for mark in target.records.marks(waited.experiment):
+            failed.append((mark.task_id, mark.message))
+            if len(failed) == 5:
+                break
+    for identity, message in failed[:5]:
+        last = (message or "").strip().rpartition("\n")[2]
+        note(f"  {identity}: {last or 'no message'}")
+    note(f"see why with `runtime explain {failed[0][0] if failed else waited.experiment}`")
+
+
+def _short(code: str | None) -> str:
+    """Shorten a content id for people."""
+    return f"`{code[:19]}`" if code and code.startswith("sha256:") else "the code that workers have"
+
+
+def _of(part: int, total: int) -> str:
+    return f"{format_count(part)} of {format_count(total)}"

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from runtime.cli.commands import OutputOption, new_app
-from runtime.cli.show import Output, is_terminal, note, paint, print_json, print_list
+from runtime.cli.show import Output, paint, print_checks, print_json, print_list
 from runtime.units import parse_duration
 
 if TYPE_CHECKING:
-    from runtime.client.jobs.probe import Step
     from runtime.jobs.plan import FieldSupport, Target
 
 app = new_app("Places to launch on: what they are, what they can keep, and whether they work.")
-
-_STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 @app.command("list")
@@ -61,8 +57,7 @@ def _text(value: object) -> str:
 
 @app.command()
 def show(
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="Its name.")],
-    output: OutputOption = Output.TEXT,
+    target: Annotated[str, Argument(metavar="TARGET", help="Its name.")], output: OutputOption = Output.TEXT
 ) -> None:
     """Settings and defaults of a target, and how each field of a job is kept there.
 
@@ -108,13 +103,11 @@ def _describe_fields(table: Mapping[str, FieldSupport]) -> dict[str, Any]:
 
 @app.command()
 def check(
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="Its name.")],
-    wait: Annotated[str, typer.Option("--wait", metavar="10m", help="How long the probe job may take.")] = "10m",
-    gpus: Annotated[
-        float | None, typer.Option("--gpus", help="Ask for so many GPUs, and see them.", show_default=False)
-    ] = None,
+    target: Annotated[str, Argument(metavar="TARGET", help="Its name.")],
+    wait: Annotated[str, Option(metavar="10m", help="How long the probe job may take.")] = "10m",
+    gpus: Annotated[float | None, Option(help="Ask for so many GPUs, and see them.")] = None,
     new_records: Annotated[
-        bool, typer.Option("--new-records", help="Take its record root for a new one: the old one is gone for good.")
+        bool, Option("--new-records", help="Take its record root for a new one: the old one is gone for good.")
     ] = False,
     output: OutputOption = Output.TEXT,
 ) -> int:
@@ -132,35 +125,9 @@ def check(
       runtime targets check hpc --gpus 1 --wait 1h
       runtime targets check hpc --new-records
     """
-    from runtime.client.jobs.probe import Verdict, check_target
+    from runtime.client.jobs.probe import check_target
     from runtime.config import load_settings
 
-    failed = 0
-
-    def count(steps: Iterable[Step]) -> Iterator[Step]:
-        nonlocal failed
-        for step in steps:
-            failed += step.verdict is Verdict.FAIL
-            yield step
-
     patience = parse_duration(wait, field="wait")
-    steps = count(check_target(target, load_settings(), patience=patience, gpus=gpus, new_records=new_records))
-    if output is Output.JSON:
-        print_json(steps)
-    elif is_terminal():
-        for step in steps:
-            sys.stdout.write(f"{paint(f'{step.verdict:<4}', _STYLES[step.verdict])}  {step.step:<12}  {step.text}\n")
-            if step.hint:
-                sys.stdout.write(f"{'':<20}{paint('hint:', 'bold')} {step.hint}\n")
-            sys.stdout.flush()
-    else:
-        columns = {
-            "VERDICT": lambda step: step.verdict,
-            "STEP": lambda step: step.step,
-            "FINDING": lambda step: step.text,
-            "HINT": lambda step: step.hint,
-        }
-        print_list(steps, columns)
-    if failed and output is Output.TEXT:
-        note(f"{failed} failed")
-    return 1 if failed else 0
+    steps = check_target(target, load_settings(), patience=patience, gpus=gpus, new_records=new_records)
+    return print_checks(steps, output, name="step", remedy="hint", width=12)

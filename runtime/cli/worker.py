@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
 
-from runtime.cli.arguments import Parser
-from runtime.errors import InvalidValue, UnknownName
+from runtime.errors import InvalidValue, RequestRefused, UnknownName
 from runtime.units import parse_duration
 
 if TYPE_CHECKING:
@@ -27,6 +27,41 @@ SIGTERM, Ctrl-C or a preemption notice: attempts are asked to checkpoint, get th
 queue without spending their failure budget. A second signal ends them now.
 Exit codes: 0 drained or asked to stop, 1 too many tasks failed in a row, 2 refused, 3 infrastructure failed.
 """
+_UNKNOWN = re.compile(r"unrecognized arguments: (\S+)")
+_INVALID_CHOICE = re.compile(
+    r"argument (?P<option>\S+): invalid choice: '(?P<value>.*?)' \(choose from (?P<known>.*)\)"
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises a `RequestRefused` instead of printing and exiting; takes no abbreviated options."""
+
+    def __init__(self, *, prog: str, description: str, epilog: str | None = None) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        hint = f"`{self.prog} --help` explains each option"
+        if unknown := _UNKNOWN.match(message):
+            word = unknown[1].partition("=")[0]
+            if word.startswith("-"):
+                shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
+                known = [name for action in shown for name in action.option_strings]
+                raise UnknownName("option", word, known, where=f"in `{self.prog}`", hint=hint)
+            raise RequestRefused(f"`{self.prog}` takes no argument `{word}`", facts=[self._usage_line()], hint=hint)
+        if choice := _INVALID_CHOICE.fullmatch(message):
+            known = re.findall(r"'(.*?)'", choice["known"]) or choice["known"].split(", ")
+            raise UnknownName("choice", choice["value"], known, where=f"for `{choice['option']}`", hint=hint)
+        text = re.sub(r"^argument (\S+): ", lambda found: f"`{found[1].split('/')[0]}` of `{self.prog}`: ", message)
+        raise RequestRefused(text.replace("'", "`"), facts=[self._usage_line()], hint=hint)
+
+    def _usage_line(self) -> str:
+        return " ".join(self.format_usage().split())
 
 
 def build_parser() -> Parser:
@@ -78,7 +113,8 @@ def _read_options(arguments: object) -> WorkerOptions:
     from runtime.worker.options import WorkerOptions
 
     get = vars(arguments).get
-    idle = _idle_timeout(get("idle_timeout") or "never")
+    given = get("idle_timeout") or "never"
+    idle = None if given == "never" else parse_duration(given, field="idle timeout")
     once = bool(get("once"))
     if once and idle is None:
         idle = timedelta(seconds=10)
@@ -127,10 +163,6 @@ def _gpus(text: str) -> float:
         return float(text)
     except ValueError:
         raise InvalidValue("number of GPUs", text, "a whole number, or a part of one such as 0.25") from None
-
-
-def _idle_timeout(text: str) -> timedelta | None:
-    return None if text == "never" else parse_duration(text, field="idle timeout")
 
 
 def _lease(text: str) -> timedelta:

@@ -1,28 +1,145 @@
-"""Outputs of jobs and tasks, copied home; a file of ours that differs is never lost."""
+"""Outputs of jobs and tasks, copied home into a local folder; a local file that differs is never lost.
+
+Agents, buckets and pods name the files that are fetched. Only this module turns their names into local ones, by the
+shim's rules for snapshots, and never writes outside the folder.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Iterator, Sequence
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import BinaryIO, Final
 
-from runtime.client.local_folder import Became, LocalFolder, check_name
 from runtime.errors import NotPossible
+from runtime.jobs.hosts.base import Files
 from runtime.jobs.ledger import LedgerEntry, check_index, job_folder, list_attempts
+from runtime.shim import names
 from runtime.values import dataclass
 
-if TYPE_CHECKING:
-    from runtime.jobs.hosts.base import Files
+_PIECE: Final = 1 << 20
+
+
+class Became(StrEnum):
+    FETCHED = "fetched"
+    SAME = "same"
+    """The same file was there."""
+    REPLACED = "replaced"
+    DIFFERS = "differs"
+    """Another file has its name here, and stays."""
+
+
+class NameRefused(NotPossible):
+    """A remote name that leads elsewhere, or that no file can have here; nothing was written for it."""
+
+    def __init__(self, problem: names.NameRefused) -> None:
+        self.name, self.reason = problem.name, problem.reason
+        super().__init__(
+            f"the remote side names a file `{ascii(self.name)[1:-1]}`, which is refused: it {self.reason}",
+            hint="look at the files where they lie; a link or a long path of this machine is passed by naming another folder",
+        )
+
+
+def check_name(name: str) -> str:
+    """Return `name`, from another machine, if one file or folder can have it. Raises `NameRefused`."""
+    try:
+        parts = names.local_parts(name)
+        if len(parts) > 1:
+            raise names.NameRefused(name, "is a path")
+    except names.NameRefused as problem:
+        raise NameRefused(problem) from None
+    return name
+
+
+class LocalFolder:
+    """A folder that is created if missing. Its own path may contain links: the user named it."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise NotPossible(f"`{path}` is no folder", hint="name another folder, or move it away") from None
+        self._below = names.Below(str(path))
+
+    def put(self, name: str, write: Callable[[BinaryIO], None], *, overwrite: bool = False) -> Became:
+        """Place the file that `write` fills under its remote name, whole or not at all.
+
+        A file that differs stays unless `overwrite`; a link under the name counts as one that differs. Raises
+        `NameRefused` before anything is written.
+        """
+        try:
+            return self._put(name, write, overwrite)
+        except names.NameRefused as problem:
+            raise NameRefused(problem) from None
+
+    def _put(self, name: str, write: Callable[[BinaryIO], None], overwrite: bool) -> Became:
+        folder, last = self._below.enter(name)
+        part = f".{secrets.token_hex(8)}.part"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(part, flags, 0o666, dir_fd=folder)
+        try:
+            with os.fdopen(descriptor, "r+b") as opened:
+                write(opened)
+                opened.flush()
+                became = _compare(opened, folder, name, last, overwrite)
+            if became in (Became.FETCHED, Became.REPLACED):
+                os.rename(part, last, src_dir_fd=folder, dst_dir_fd=folder)  # replaces a link and does not follow it
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(part, dir_fd=folder)
+        return became
+
+    def __enter__(self) -> LocalFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._below.close()
+
+
+def _compare(new: BinaryIO, folder: int, name: str, last: str, overwrite: bool) -> Became:
+    try:
+        found = os.stat(last, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return Became.FETCHED
+    except OSError as problem:
+        raise names.explain_name(name, problem) from None
+    if stat.S_ISREG(found.st_mode) and _is_same(new, folder, last):
+        return Became.SAME
+    if overwrite and (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
+        return Became.REPLACED
+    return Became.DIFFERS
+
+
+def _is_same(new: BinaryIO, folder: int, last: str) -> bool:
+    try:
+        descriptor = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except OSError as problem:
+        if problem.errno in (errno.ELOOP, errno.ENOENT, errno.EACCES):
+            return False
+        raise
+    with os.fdopen(descriptor, "rb") as old:
+        new.seek(0)
+        while True:
+            ours, theirs = old.read(_PIECE), new.read(_PIECE)
+            if ours != theirs:
+                return False
+            if not ours:
+                return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteFile:
     name: str
-    """In the record root."""
+    """Its name in the record root."""
     place: str
-    """Relative to the folder it goes to."""
+    """Its path in the local folder."""
     size_bytes: int
 
 
@@ -34,7 +151,7 @@ class Fetched:
 
 
 class FilesDiffer(NotPossible):
-    """Some were not fetched, because others are there under their names."""
+    """Files that were not fetched because other files have their names here."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self.names = list(names)
@@ -46,7 +163,7 @@ class FilesDiffer(NotPossible):
 
 
 def list_outputs(files: Files, entry: LedgerEntry, indices: Sequence[int] = ()) -> list[RemoteFile]:
-    """What the attempts that count wrote, of all runs or of some."""
+    """List the output files of the attempts that count, for all runs or for some."""
     first = entry.first_index
     wanted = [check_index(entry, each) for each in indices] or range(first, first + entry.indices)
     found = []
@@ -60,7 +177,7 @@ def list_outputs(files: Files, entry: LedgerEntry, indices: Sequence[int] = ()) 
 def _outputs_of(files: Files, job: str, index: int) -> Iterator[tuple[str, str, int]]:
     run = f"{job_folder(job)}/runs/{index}"
     result = json.loads(files.read(f"{run}/result") or b"{}")
-    # Results of runs that were not run again lie with the job that they are from.
+    # Results of runs that a retry did not repeat lie with the job that made them.
     run = f"{job_folder(result.get('from', job))}/runs/{index}"
     attempt = result.get("attempt") or max(list_attempts(files, job, index), default=None)
     if attempt is not None:
@@ -72,7 +189,7 @@ def _outputs_of(files: Files, job: str, index: int) -> Iterator[tuple[str, str, 
 def fetch(files: Files, listed: Sequence[RemoteFile], to: Path, *, overwrite: bool = False) -> Iterator[Fetched]:
     """Copy the files, one by one. A file appears whole or not at all, and below `to`.
 
-    Raises `NameRefused` at the first that is named so that it would lie elsewhere; those before it stay.
+    Raises `NameRefused` at the first name that leads elsewhere; files before it stay.
     """
     if not listed:
         return
@@ -83,18 +200,16 @@ def fetch(files: Files, listed: Sequence[RemoteFile], to: Path, *, overwrite: bo
 
 
 def name_folder(name: str, short: str) -> Path:
-    """Where the files of a job go unless a folder is named."""
     return Path(check_name(f"{name}-{short}"))
 
 
 def refuse_differing(done: Sequence[Fetched], folder: Path) -> None:
-    """Raise `FilesDiffer` if some were left as they are."""
     if differing := [each.path for each in done if each.what is Became.DIFFERS]:
         raise FilesDiffer(folder, differing)
 
 
 def list_task(text: str, *, stack: str | None) -> tuple[str, Files, list[RemoteFile]]:
-    """A task's id, the folder with what it wrote, and the files in it; only where this machine can see that folder."""
+    """Return a task's id, its output folder, and the files in it. Raises `NotPossible` if this machine cannot see the folder."""
     from runtime.client.identify import get_task_id, recall_last
     from runtime.client.tasks.status import read_task
     from runtime.jobs.hosts.local import LocalFiles
@@ -106,13 +221,10 @@ def list_task(text: str, *, stack: str | None) -> tuple[str, Files, list[RemoteF
     if url is None:
         raise NotPossible(f"task `{task}` has no outputs", hint=f"runtime status {task}")
     if "://" in url and not url.startswith("file://"):
+        tool = f"gcloud storage cp -r {url} ." if url.startswith("gs://") else f"aws s3 cp --recursive {url} ."
         raise NotPossible(
-            f"outputs of task `{task}` lie in a bucket", facts=[url], hint=f"copy them with its own tool: {_tool(url)}"
+            f"outputs of task `{task}` lie in a bucket", facts=[url], hint=f"copy them with its own tool: {tool}"
         )
     files = LocalFiles(url.removeprefix("file://"))
     listed = [RemoteFile(name=name, place=name, size_bytes=size) for name, size in files.tree("")]
     return check_name(task), files, listed
-
-
-def _tool(url: str) -> str:
-    return f"gcloud storage cp -r {url} ." if url.startswith("gs://") else f"aws s3 cp --recursive {url} ."

@@ -1,7 +1,7 @@
-"""What an id, the beginning of one, an experiment's name or `last` means.
+"""Resolves an id, the beginning of one, an experiment's name or `last`.
 
-Ids say what they are: `t-…` is a task, `w-…` a worker; anything else is an experiment. Four letters are enough where
-only one begins with them.
+`t-…` is the id of a task, `w-…` of a worker; any other text is an experiment. Four letters are enough if only one name
+begins with them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SHORTEST_PREFIX: Final = 4
 LAST: Final = "last"
 SHOWN: Final = 10
 PARTS_SEARCHED: Final = 100
-"""Manifest parts read for the beginning of an id that no record bears; for a whole id, all of its experiment's."""
+"""Manifest parts read for the beginning of an id without a record; for a whole id, all parts of its experiment."""
 
 _WHOLE_ID: Final = len("t-") + 24
 
@@ -38,12 +38,9 @@ class Kind(StrEnum):
 class Identity:
     kind: Kind
     name: str
-    """In full."""
 
 
 class AmbiguousName(RequestRefused):
-    """More than one begins with `text`."""
-
     def __init__(self, text: str, candidates: Sequence[Identity], *, more: bool = False) -> None:
         self.text, self.candidates = text, list(candidates)
         shown = ", ".join(each.name for each in candidates)
@@ -56,15 +53,15 @@ class AmbiguousName(RequestRefused):
 
 @runtime_checkable
 class FindsTasks(Protocol):
-    """A record store that can look up a task itself, because it lies in the queue's own file."""
+    """A record store that can look up a task, because it lies in the queue's own file."""
 
     def find_task(self, task_id: str) -> StoredTask | None: ...
 
 
 def identify(text: str, records: RecordStore, *, last: str | None = None) -> Identity:
-    """What `text` names. `last` is the experiment this user submitted last, where that is remembered.
+    """Resolve `text`. `last` is the experiment that this user submitted last, if it was remembered.
 
-    Raises `UnknownName` with the nearest that exist, `AmbiguousName` with the candidates.
+    Raises `UnknownName` with the nearest names, `AmbiguousName` with the candidates.
     """
     if text == LAST:
         return Identity(Kind.EXPERIMENT, find_last(records, last))
@@ -87,7 +84,7 @@ def identify(text: str, records: RecordStore, *, last: str | None = None) -> Ide
 
 
 def get_task_id(text: str, records: RecordStore, *, last: str | None = None) -> str:
-    """The whole id of the task that `text` names; `NotPossible` if it names something else."""
+    """Return the whole id of the task that `text` names. Raises `NotPossible` if it names something else."""
     found = identify(text, records, last=last)
     if found.kind is Kind.TASK:
         return found.name
@@ -98,7 +95,7 @@ def get_task_id(text: str, records: RecordStore, *, last: str | None = None) -> 
 
 
 def get_experiment(text: str, records: RecordStore, *, last: str | None = None) -> str:
-    """The name of the experiment that `text` means; `NotPossible` if it names something else."""
+    """Return the experiment that `text` names. Raises `NotPossible` if it names something else."""
     found = identify(text, records, last=last)
     if found.kind is Kind.EXPERIMENT:
         return found.name
@@ -106,7 +103,7 @@ def get_experiment(text: str, records: RecordStore, *, last: str | None = None) 
 
 
 def find_last(records: RecordStore, last: str | None = None) -> str:
-    """The experiment that `last` means: the remembered one while it exists, otherwise the newest of all."""
+    """Return the experiment that `last` means: the remembered one while it exists, otherwise the newest of all."""
     seen = records.experiments()
     if last is not None and any(each.name == last for each in seen):
         return last
@@ -122,11 +119,8 @@ def age_of(seen: ExperimentSeen) -> datetime:
     return seen.created_at or datetime.min.replace(tzinfo=UTC)
 
 
-# the newest of yours
-
-
 def remember_last(data_dir: Path, stack: str, experiment: str) -> None:
-    """Make `experiment` what `last` means to this user on this stack. A folder that cannot be written stops nobody."""
+    """Remember `experiment` as this user's `last` on this stack. A folder that cannot be written raises nothing."""
     path = _last_path(data_dir, stack)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +137,7 @@ def recall_last(data_dir: Path, stack: str) -> str | None:
 
 
 def newest_job(data_dir: Path) -> str | None:
-    """The job that `last` means: the one this user launched last, unless an experiment was submitted since."""
+    """Return the job that this user launched last, unless an experiment was submitted since."""
     launched, submitted = _newest(data_dir / "launched"), _newest(data_dir / "last")
     if launched is None or (submitted is not None and submitted.stat().st_mtime_ns > launched.stat().st_mtime_ns):
         return None
@@ -161,11 +155,8 @@ def _last_path(data_dir: Path, stack: str) -> Path:
     return data_dir / "last" / stack.replace("/", "%2F")
 
 
-# what was submitted and has no record yet
-
-
 def find_submitted(records: RecordStore, task_id: str) -> Task | None:
-    """The task as it was submitted or stands now; None for one that only a foreign message describes."""
+    """Return the task as it was submitted or is stored now; None if only a foreign message describes it."""
     if isinstance(records, FindsTasks):
         found = records.find_task(task_id)
         return found.task if found else None
@@ -180,13 +171,13 @@ def find_submitted(records: RecordStore, task_id: str) -> Task | None:
 
 
 def find_home(records: RecordStore, task_id: str) -> str | None:
-    """The experiment whose digest ends the id, if it is known here."""
+    """Return the experiment whose digest ends the id, if it is known here."""
     digest = task_id[-8:]
     return next((seen.name for seen in records.experiments() if experiment_digest(seen.name) == digest), None)
 
 
 def _queued_ids(records: RecordStore, prefix: str, limit: int) -> list[str]:
-    """Submitted ids that begin with `prefix`; a store that holds its tasks has answered already."""
+    """List submitted ids that begin with `prefix`; a store that holds its tasks has answered already."""
     if records.holds_tasks:
         return []
     needle = f'"id":"{prefix}'

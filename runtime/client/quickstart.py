@@ -1,7 +1,7 @@
 """The main job end to end on this machine: shards of real files, real workers, one of them killed, and the count.
 
-Everything happens in a folder of its own: a copy of the example, a local stack, the workers' logs. What is reported
-at the end is read back from the records and the outputs, not remembered from the run.
+Everything happens in a folder of its own: a copy of the example, a local stack, the workers' logs. The final report is
+read back from the records and the outputs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import IO, Any, Final, Protocol, Self
 
 from runtime.client.tasks.submit import Submission, submit
 from runtime.client.tasks.wait import wait
-from runtime.config import Settings, load_settings
+from runtime.config import load_settings
 from runtime.errors import InfrastructureFailure, InvalidValue, NotPossible, RequestRefused, WorkFailed
 from runtime.outputs import SqliteQueueOutput
 from runtime.queues.sqlite.presence import Presence
@@ -49,7 +49,7 @@ _POLL_S: Final = 0.05
 
 
 class Show(Protocol):
-    """Who tells the person what happens."""
+    """Receives messages and progress for the person at the terminal."""
 
     def say(self, text: str) -> None: ...
     def progress(self, done: int, total: int) -> None: ...
@@ -57,27 +57,23 @@ class Show(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """What the records and outputs say afterwards."""
-
     submitted: int
     recorded: int
-    """Tasks with a record that says succeeded."""
+    """Tasks with a record of success."""
     lost: int
-    """Tasks without a record."""
     recorded_twice: int
     """Records beyond one for each task."""
     attempts: int
     attempts_lost: int
-    """Ended with their worker."""
     workers: int
-    """That recorded something or lost an attempt."""
+    """Workers that recorded something or lost an attempt."""
     workers_lost: int
     files: int
     files_missing: int
-    """In a shard and in no recorded output."""
+    """Files in a shard and in no recorded output."""
     files_twice: int
     redone: tuple[str, ...] = ()
-    """Ids of the tasks whose worker was lost."""
+    """Ids of tasks that lost their worker."""
 
     @property
     def clean(self) -> bool:
@@ -89,24 +85,21 @@ class QuickstartResult:
     folder: Path
     """Holds the stack's file, the outputs, the workers' logs and the copy of the example."""
     root: Path
-    """The tree that was read."""
     bytes: int
     seconds: float
     killed: str | None
-    """The worker that was killed."""
     killed_running: tuple[str, ...]
     """Tokens of the attempts it ran at that moment."""
     audit: Audit
     value: Mapping[str, Any] = field(default_factory=dict)
-    """What the reduce task returned."""
 
 
 def run_quickstart(
     show: Show, *, path: Path | None = None, workers: int = 2, kill: bool = True, keep: bool = False
 ) -> QuickstartResult:
-    """Run it and count. Every process it started is gone on return, also after an error or Ctrl-C.
+    """Run the job and count. Every started process has ended on return, also after an error or Ctrl-C.
 
-    Without `keep` the folder is used again by the next quickstart, so that at most one is left lying about.
+    Without `keep` the next quickstart uses the folder again, so that at most one is left behind.
     """
     if workers < 1:
         raise InvalidValue("number of workers", workers, "1 or more")
@@ -115,11 +108,12 @@ def run_quickstart(
     started = time.monotonic()
     with ExitStack() as undo:
         undo.enter_context(_leave_on_sigterm())
-        folder = undo.enter_context(_WorkFolder(keep=keep)).path
+        folder = undo.enter_context(_work_folder(keep=keep))
         project = folder / "curation"
         shutil.copytree(find_example(), project, ignore=shutil.ignore_patterns("__pycache__"))
         environ = _environment(folder)
-        stack = undo.enter_context(open_stack(LOCAL, settings=_settings(environ, project)))
+        settings = replace(load_settings(environ, folder=project), stack=LOCAL)
+        stack = undo.enter_context(open_stack(LOCAL, settings=settings))
         fleet = undo.enter_context(_Fleet(project, folder / "logs", environ, _workers_folder(stack)))
         fleet.start(workers)
         shards = _make_shards(project, path)
@@ -144,7 +138,11 @@ def run_quickstart(
         )
         value = _watch_reduce(reduced, stack.records, fleet)
         fleet.stop()
-        listed = [name for each in sorted((project / "shards").glob("shard-*.txt")) for name in _read_shard(each)]
+        listed = [
+            name
+            for each in sorted((project / "shards").glob("shard-*.txt"))
+            for name in each.read_text(encoding="utf-8").splitlines()[1:]
+        ]
         return QuickstartResult(
             folder=folder,
             root=Path(shards["root"]),
@@ -158,7 +156,7 @@ def run_quickstart(
 
 
 def audit(submitted: list[tuple[str, int]], store: RecordStore, files: list[str]) -> Audit:
-    """Count what became of the tasks `submitted` and of the `files` of all shards, from the store and the outputs."""
+    """Count results of the tasks `submitted` and of the `files` of all shards, from the store and the outputs."""
     records = list(store.records(EXPERIMENT))
     of_task = Counter((record.task_id, record.generation) for record in records)
     ended = {identity: store.history(*identity).ended for identity in submitted}
@@ -190,7 +188,7 @@ def audit(submitted: list[tuple[str, int]], store: RecordStore, files: list[str]
 
 
 def find_example() -> Path:
-    """The folder of the example: inside the installed package, or beside it in a checkout."""
+    """Find the folder of the example: inside the installed package, or beside it in a checkout."""
     package = Path(__file__).parents[1]
     for folder in (package / "examples" / "curation", package.parent / "examples" / "curation"):
         if (folder / "curation.py").is_file():
@@ -219,13 +217,10 @@ def _leave_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-# watching
-
-
 def _watch_map(
     show: Show, mapped: Submission, store: RecordStore, fleet: _Fleet, *, kill: bool
 ) -> tuple[str | None, tuple[str, ...]]:
-    """Wait for the map tasks, and kill a worker once some of them are recorded; returns whom, and what it ran."""
+    """Wait for the map tasks, and kill a worker once some are recorded. Returns its name and its running attempts."""
     total = mapped.count
     kill_from = max(1, round(total * KILL_AFTER))
     killed: str | None = None
@@ -253,7 +248,7 @@ def _watch_map(
 
 
 def _records_of(submission: Submission, store: RecordStore) -> list[Record]:
-    """The records of all of its tasks. Raises `WorkFailed` for the first one that did not succeed."""
+    """Return the records of all tasks. Raises `WorkFailed` for the first one that did not succeed."""
     records = [store.find(*identity) for identity in _ids(submission)]
     for record in records:
         if record is None or record.state is not TaskState.SUCCEEDED:
@@ -286,21 +281,18 @@ def _ids(submission: Submission) -> list[tuple[str, int]]:
     return list(submission.tasks)
 
 
-# workers
-
-
 @dataclass(slots=True)
 class _Process:
     number: int
     popen: subprocess.Popen[bytes]
     log: Path
     name: str | None = None
-    """As the worker calls itself; None until it said so."""
+    """The worker's own name; None until its log has it."""
     killed: bool = False
 
 
 class _Fleet:
-    """Real `runtime worker` processes, all of which are gone when the context ends."""
+    """Real `runtime worker` processes, which all end with the context."""
 
     def __init__(self, project: Path, logs: Path, environ: Mapping[str, str], presence: Path) -> None:
         self._project, self._logs, self._environ, self._presence = project, logs, environ, presence
@@ -322,9 +314,9 @@ class _Fleet:
 
     def _popen(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "runtime", "worker", "--stack", LOCAL, "--reuse-process"]
-        # Should we be killed ourselves, the workers leave when there is nothing left to do.
+        # If this process is killed, the workers leave when there is nothing left to do.
         command += ["--log-format", "json", "--idle-timeout", "30s", "--grace", "5s"]
-        # A session of its own: Ctrl-C is for us, and we stop the workers.
+        # A session of its own: Ctrl-C reaches this process alone, which stops the workers.
         return subprocess.Popen(
             command,
             cwd=self._project,
@@ -336,19 +328,19 @@ class _Fleet:
         )
 
     def find_busy(self) -> _Process | None:
-        """The first worker that runs an attempt at this moment."""
+        """Return the first worker that runs an attempt at this moment."""
         return next((each for each in self._alive() if self._running(each)), None)
 
     def kill(self, process: _Process) -> tuple[str, ...]:
-        """SIGKILL; returns the tokens of the attempts that it ran."""
+        """Send SIGKILL, and return the tokens of the attempts that the worker ran."""
         process.killed = True
         process.popen.kill()
         process.popen.wait()
-        # Nobody writes there any more: this is what it left.
+        # The worker writes no more, so these are its last attempts.
         return tuple(sorted(self._running(process)))
 
     def check(self) -> None:
-        """Raise if a worker ended that was not told to."""
+        """Raise if a worker ended by itself."""
         for each in self._processes:
             code = each.popen.poll()
             if code is not None and not each.killed:
@@ -367,7 +359,7 @@ class _Fleet:
         )
 
     def stop(self, grace_s: float = 10) -> None:
-        """SIGTERM, and SIGKILL for what is left after the grace."""
+        """Send SIGTERM, and SIGKILL to workers that are left after the grace."""
         for each in self._alive():
             each.killed = True
             each.popen.terminate()
@@ -388,7 +380,7 @@ class _Fleet:
 
 
 def _name_in(log: Path) -> str | None:
-    """The worker's name, from the first line that has it."""
+    """Read the worker's name from the first line that has it."""
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             name = json.loads(line).get("worker")
@@ -400,71 +392,53 @@ def _name_in(log: Path) -> str | None:
 
 
 def _tail(log: Path) -> list[str]:
-    """The last lines, of each what it tells people."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-4:]
-    return [_message(line) for line in lines]
+    """Return the messages of the last lines."""
+    found = []
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-4:]:
+        try:
+            found.append(str(json.loads(line)["message"]))
+        except (ValueError, KeyError, TypeError):
+            found.append(line)
+    return found
 
 
-def _message(line: str) -> str:
-    try:
-        return str(json.loads(line)["message"])
-    except (ValueError, KeyError, TypeError):
-        return line
-
-
-# folder
-
-
-class _WorkFolder:
-    """An empty folder in the user's data folder, or in the temporary one where that lies on a network."""
-
-    def __init__(self, *, keep: bool) -> None:
-        self._keep = keep
-        self._lock: IO[str] | None = None
-        self.path = Path()
-
-    def __enter__(self) -> Self:
-        base = load_settings().data_dir
+@contextmanager
+def _work_folder(*, keep: bool) -> Iterator[Path]:
+    """Make an empty folder in the user's data folder, or in the temporary one if the data folder lies on a network."""
+    base = load_settings().data_dir
+    with ExitStack() as held:
         try:
             refuse_network_filesystem(base)
             base.mkdir(parents=True, exist_ok=True)
         except (NotPossible, OSError):
-            self.path = Path(tempfile.mkdtemp(prefix="runtime-quickstart-"))
-            return self
-        if self._keep or not self._take(base / "quickstart.lock"):
-            self.path = Path(tempfile.mkdtemp(prefix=f"quickstart-{datetime.now(UTC):%Y%m%d-%H%M%S}-", dir=base))
+            path = Path(tempfile.mkdtemp(prefix="runtime-quickstart-"))
         else:
-            self.path = base / "quickstart"
-            shutil.rmtree(self.path, ignore_errors=True)
-            self.path.mkdir()
-        return self
+            path = base / "quickstart"
+            if keep or not _take(held.enter_context((base / "quickstart.lock").open("w", encoding="utf-8"))):
+                path = Path(tempfile.mkdtemp(prefix=f"quickstart-{datetime.now(UTC):%Y%m%d-%H%M%S}-", dir=base))
+            else:
+                shutil.rmtree(path, ignore_errors=True)
+                path.mkdir()
+        yield path
 
-    def _take(self, lock: Path) -> bool:
-        """Whether no other quickstart runs in the folder that they share."""
-        self._lock = lock.open("w", encoding="utf-8")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
 
-    def __exit__(self, *_: object) -> None:
-        if self._lock is not None:
-            self._lock.close()
+def _take(lock: IO[str]) -> bool:
+    """Lock the folder that quickstarts share; False if another quickstart runs in it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """This process's, with our own data folder and without a setting that points elsewhere."""
+    """Return this process's variables with our own data folder and without other settings of ours."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RUNTIME_")}
     return {**kept, "RUNTIME_DATA_DIR": str(folder)}
 
 
-def _settings(environ: Mapping[str, str], project: Path) -> Settings:
-    return replace(load_settings(environ, folder=project), stack=LOCAL)
-
-
 def _workers_folder(stack: OpenStack) -> Path:
-    """Where the workers of the local stack say what they run."""
+    """The folder in which workers of the local stack report their attempts."""
     output = stack.outputs.queues["default"]
     assert isinstance(output, SqliteQueueOutput)
     path = Path(output.path)
@@ -480,12 +454,12 @@ def _make_shards(project: Path, path: Path | None) -> Mapping[str, Any]:
 
 
 def _load_example(project: Path) -> ModuleType:
-    """The copy's module, by its file: there may be another `curation` on the path."""
+    """Load the copy's module by its file: another `curation` may be on the path."""
     spec = importlib.util.spec_from_file_location("curation", project / "curation.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Its dataclasses look their module up while it is made.
+    # Its dataclasses look up their module while it is loaded.
     before = sys.modules.get("curation")
     sys.modules["curation"] = module
     try:
@@ -501,7 +475,3 @@ def _load_example(project: Path) -> ModuleType:
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
     for line in path.read_text(encoding="utf-8").splitlines():
         yield json.loads(line)
-
-
-def _read_shard(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").splitlines()[1:]

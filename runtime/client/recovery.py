@@ -1,11 +1,11 @@
-"""Brings back what can be read of a damaged task file; the file itself is kept under another name, never written to.
+"""Recovers the readable part of a damaged task file; the file itself is kept under another name and never written to.
 
-What a copy of the file still holds is written into a new file: with the recovery of SQLite's own command line where it
-is installed and works, and row by row, past every page that cannot be read. Page 1 says where each table begins; where
-it is unreadable, that of an empty task file stands in, because the tables of every task file begin at the same pages.
+The rows of a copy are written into a new file: with the recovery of SQLite's own command line if it is installed and
+works, and row by row, past every page that cannot be read. Page 1 holds the first page of each table; if it is unreadable,
+page 1 of an empty task file replaces it, because the tables of every task file begin at the same pages.
 
-Tasks and records are what counts. What waits, and how many are in which state, follows from them: a task without a
-record of its newest generation waits.
+Only tasks and records count. The waiting tasks and all counters follow from them: a task without a record of its newest
+generation waits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from runtime.tasks.wire import decode_stored
 from runtime.values import dataclass
 
 PATIENCE_S: Final = 10.0
-"""How long the file's lock is waited for; others hold it for one transaction."""
+"""Longest wait for the file's lock; other processes hold it for one transaction."""
 PAGE_BYTES: Final = 4096
 _LARGEST: Final = 2**63 - 1
 _COUNTED: Final = ("tasks", "records", "notes", "objects")
@@ -41,27 +41,24 @@ _WITHOUT_ROWID: Final = {"ready": "queue, rank, seq", "delayed": "due, seq", "no
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """What came back, by table, and what did not."""
+    """Counts of the recovered rows by table, and of the lost ones."""
 
     file: str
     kept: str
-    """Where the damaged file lies now."""
     tasks: int
     records: int
     notes: int
     objects: int
     waiting: int
-    """Tasks that wait to be run, those that were running among them."""
+    """Tasks that wait to be run, including interrupted ones."""
     lost_tasks: tuple[str, ...]
-    """Ids that an index still names, and whose content could not be read."""
+    """Ids that an index still has, without readable content."""
     lost_records: int
-    """Results that the counters of the experiments knew of, as far as those could be read: such tasks run once more."""
+    """Results that only the readable counters of the experiments have: their tasks run once more."""
     left_out: int
-    """Records and notes whose task could not be read."""
+    """Records and notes without a readable task."""
     unreadable: tuple[str, ...]
-    """Tables of which some part could not be read."""
     used_sqlite3: bool
-    """Whether SQLite's own recovery took part."""
 
     @property
     def incomplete(self) -> bool:
@@ -69,9 +66,9 @@ class Recovered:
 
 
 def recover(path: Path, *, now: datetime | None = None) -> Recovered | None:
-    """Replace a task file by what can be read of it; None if nothing is wrong with it. Refused while a worker lives.
+    """Replace a task file by its readable part; None if the file is whole. Raises `NotPossible` while a worker lives.
 
-    Killed at any moment and run again it ends alike: the damaged file has two names until the new one takes its place.
+    Killed at any moment and run again, it has the same result: the damaged file has two names until it is replaced.
     """
     look_at_file(path, may_be_empty=True)
     if not path.exists():
@@ -94,7 +91,7 @@ def _recover(path: Path, scratch: Path, now: datetime) -> Recovered | None:
     if kept is None:
         if _is_whole(copy, path):
             return None
-        # Looking has closed the copy, and with it brought its log in, as far as that could be read.
+        # Closing the copy has merged the readable part of its log.
         _copy(path, copy)
     kept = kept or _keep(path, now)
     found = _Found()
@@ -128,8 +125,6 @@ def _recover(path: Path, scratch: Path, now: datetime) -> Recovered | None:
 
 
 class _Found:
-    """What has been learned while reading."""
-
     def __init__(self) -> None:
         self.unreadable: set[str] = set()
         self.named: set[str] = set()
@@ -149,7 +144,7 @@ class _Found:
 
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Hold the file's lock, with no worker alive: one would go on with the file that it has open."""
+    """Hold the file's lock, with no worker alive, because a worker would continue with its open file."""
     workers = path.with_name(path.name + "-workers")
     living = [
         each.stem for each in sorted(workers.glob("*.lock")) if Presence.alive(workers, each.name.removesuffix(".lock"))
@@ -176,7 +171,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _is_whole(copy: Path, path: Path) -> bool:
-    """Raises `NotPossible` for a database that is whole and none of ours."""
+    """Whether the copy is intact. Raises `NotPossible` for an intact database of another program."""
     if not copy.stat().st_size:
         return False
     try:
@@ -190,31 +185,28 @@ def _is_whole(copy: Path, path: Path) -> bool:
 
 
 def _find_kept(path: Path) -> Path | None:
-    """The second name that an interrupted recovery gave the file."""
+    """Find the second name that an interrupted recovery gave the file."""
     return next((each for each in path.parent.glob(f"{path.name}.damaged-*") if each.samefile(path)), None)
 
 
 def _keep(path: Path, now: datetime) -> Path:
-    """A second name for the damaged file and its log."""
+    """Give the damaged file and its log a second name."""
     kept = path.with_name(f"{path.name}.damaged-{now:%Y%m%dT%H%M%S%f}")
     wal = path.with_name(path.name + "-wal")
     if wal.is_file():
-        # Before the file itself, whose second name says that the log has one too.
+        # Before the file itself: its second name proves that the log has one too.
         os.link(wal, f"{kept}-wal")
     os.link(path, kept)
     _sync(path.parent)
     return kept
 
 
-# reading
-
-
 def _recover_with_sqlite3(copy: Path, target: Path) -> Path | None:
-    """What SQLite's own recovery makes of the copy; None where the command is missing or cannot."""
+    """Run SQLite's own recovery on the copy; None if the command is missing or fails."""
     program = shutil.which("sqlite3")
     if program is None:
         return None
-    # What was deleted stays deleted. Some distributions build the command without what `.recover` needs.
+    # Deleted rows stay deleted. Some distributions build the command without `.recover`.
     asked = [program, "-batch", str(copy), ".recover --ignore-freelist"]
     with subprocess.Popen(asked, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as said:
         subprocess.run(
@@ -236,7 +228,7 @@ def _bring_over(source: Path, new: sqlite3.Connection, found: _Found) -> None:
             width = len(new.execute(f"PRAGMA table_info({table})").fetchall())
             insert = f"INSERT OR IGNORE INTO {table} VALUES({', '.join('?' * width)})"
             for row in _rows(old, table, found):
-                # A row that no such table can hold was damaged; any other refusal is about the new file.
+                # A row that the table refuses was damaged; any other error is about the new file.
                 with suppress(sqlite3.IntegrityError):
                     new.execute(insert, row)
         with suppress(sqlite3.Error):
@@ -247,7 +239,7 @@ def _bring_over(source: Path, new: sqlite3.Connection, found: _Found) -> None:
 
 @contextmanager
 def _reading(source: Path) -> Iterator[sqlite3.Connection | None]:
-    """A connection that can list the tables, with another page 1 if that of the file cannot be read; else None."""
+    """Open a connection that can list the tables, with another page 1 if the file's own cannot be read; else None."""
     for mend in (lambda _: None, _replace_first_page):
         mend(source)
         connection = sqlite3.connect(source, isolation_level=None)
@@ -267,14 +259,14 @@ def _reading(source: Path) -> Iterator[sqlite3.Connection | None]:
 
 
 def _replace_first_page(source: Path) -> None:
-    """Give a copy the page 1 of an empty task file, with its own length. What its log held stays with the log."""
+    """Give a copy the page 1 of an empty task file, with its own length. Its log is dropped."""
     with tempfile.TemporaryDirectory(dir=source.parent) as folder:
         empty = EmbeddedFile(Path(folder, "empty.db"))
         with empty.transaction():
             pass
         empty.close()
         whole = Path(folder, "empty.db").read_bytes()
-    # Tables that begin beyond the end of the file would have SQLite refuse all of it.
+    # SQLite refuses a file with tables that begin beyond its end.
     pages = max(source.stat().st_size, len(whole)) // PAGE_BYTES
     first = bytearray(whole[:PAGE_BYTES])
     # The size in pages; it counts because the two change counters of a page that was closed in order are equal.
@@ -283,12 +275,12 @@ def _replace_first_page(source: Path) -> None:
     with source.open("r+b") as file:
         file.write(first)
         file.truncate(pages * PAGE_BYTES)
-    # Page 1 may be in the log too, and would come before this one.
+    # Page 1 may be in the log too, and would override this one.
     source.with_name(source.name + "-wal").unlink(missing_ok=True)
 
 
 def _rows(old: sqlite3.Connection, table: str, found: _Found) -> Iterator[tuple[Any, ...]]:
-    """Every row that can be read; where one cannot, the table is noted."""
+    """Yield every readable row; note the table if one is unreadable."""
     key = _WITHOUT_ROWID.get(table)
     if key is None:
         yield from _rows_by_number(old, table, found)
@@ -316,7 +308,7 @@ def _rows_by_number(old: sqlite3.Connection, table: str, found: _Found) -> Itera
 
 
 def _skip(old: sqlite3.Connection, table: str, last: int) -> int:
-    """A number as small as can be behind `last` after which the next row can be read; the largest if there is none."""
+    """Find the smallest row number after `last` from which reading works again; the largest number if there is none."""
     step = 1
     while not _can_read(old, table, last + step):
         step *= 2
@@ -337,11 +329,8 @@ def _can_read(old: sqlite3.Connection, table: str, after: int) -> bool:
     return True
 
 
-# making it whole
-
-
 def _put_in_order(new: sqlite3.Connection, found: _Found) -> None:
-    """Names, places and counters as the tasks and records say."""
+    """Rebuild names, places and counters from the tasks and records."""
     found.known_records = new.execute(
         "SELECT coalesce(sum(succeeded + failed + cancelled + expired), 0) FROM experiments"
     ).fetchone()[0]
@@ -353,7 +342,7 @@ def _put_in_order(new: sqlite3.Connection, found: _Found) -> None:
         f"DELETE FROM records WHERE state NOT IN ({states}) OR (rid >> 20) NOT IN (SELECT seq FROM tasks)",
         "DELETE FROM notes WHERE seq NOT IN (SELECT seq FROM tasks)",
     ):
-        # A number of theirs would be given to another task, which would then seem to have ended.
+        # Their numbers would be given to other tasks, which would then seem to have ended.
         found.left_out += new.execute(condition).rowcount
     _name_missing(new)
     tries = {seq: (tries, flags) for seq, tries, flags in new.execute("SELECT seq, tries, flags FROM leases")}
@@ -376,7 +365,7 @@ def _put_in_order(new: sqlite3.Connection, found: _Found) -> None:
 
 
 def _name_missing(new: sqlite3.Connection) -> None:
-    """Queues and experiments whose rows are gone, by what their tasks say."""
+    """Name queues and experiments without a row from their tasks."""
     known = {row[0] for row in new.execute("SELECT id FROM queues")}
     for (queue,) in new.execute("SELECT DISTINCT queue FROM tasks").fetchall():
         if queue not in known:

@@ -12,11 +12,10 @@ from typing import Any, Final, TypeVar
 
 import pytest
 
-from runtime.client.jobs.find import find_job
-from runtime.client.jobs.handle import JobHandle
+from runtime.client.jobs.handle import JobHandle, find_job
 from runtime.client.jobs.launch import launch
-from runtime.client.jobs.prepare import LaunchOptions, make_context, prepare
-from runtime.client.jobs.targets import find_target
+from runtime.client.jobs.prepare import LaunchOptions, prepare
+from runtime.client.jobs.targets import find_target, make_context
 from runtime.config import Project, Settings
 from runtime.errors import NotPossible
 from runtime.jobs import ledger, lock

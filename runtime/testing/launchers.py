@@ -22,10 +22,10 @@ from typing import Any, Final
 
 import pytest
 
-from runtime.client.jobs.attempts import read_attempts
 from runtime.client.jobs.launch import carry_out
 from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, prepare
-from runtime.client.jobs.roots import RootLost
+from runtime.client.jobs.status import read_attempts
+from runtime.client.jobs.targets import RootLost
 from runtime.jobs import ledger
 from runtime.jobs.hosts.agent import MARKER
 from runtime.jobs.hosts.bucket import is_bucket

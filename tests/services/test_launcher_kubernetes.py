@@ -31,14 +31,13 @@ from kubernetes import client
 from infra.settings.model import ClaimSettings, NamespaceSettings
 from runtime.cli.main import main
 from runtime.client.jobs.explain import explain, read_facts
-from runtime.client.jobs.find import find_job
 from runtime.client.jobs.gc import Garbage, find_garbage, remove
-from runtime.client.jobs.handle import JobHandle
+from runtime.client.jobs.handle import JobHandle, find_job
 from runtime.client.jobs.launch import launch
-from runtime.client.jobs.prepare import LaunchOptions, make_context
+from runtime.client.jobs.prepare import LaunchOptions
 from runtime.client.jobs.probe import Verdict, check_target
 from runtime.client.jobs.retry import retry_job
-from runtime.client.jobs.targets import find_target
+from runtime.client.jobs.targets import find_target, make_context
 from runtime.config import Project, Settings
 from runtime.errors import NotPossible
 from runtime.jobs.spec import (
@@ -411,7 +410,7 @@ def kill_shim(job: JobHandle, index: int) -> None:
 
 def garbage_of(job: JobHandle, lab: Lab) -> list[Garbage]:
     later = datetime.now(UTC) + timedelta(seconds=1)
-    found = find_garbage(job.target, job.launcher, job.host, owner=None, older_than=timedelta(0), now=later)
+    found = find_garbage(job, owner=None, older_than=timedelta(0), now=later)
     return [each for each in found if each.name == job.id]
 
 
@@ -970,12 +969,10 @@ def test_jobs_of_a_bucket_are_collected_with_all_that_lies_there_and_in_the_clus
         until(lambda: not any(each.status.active for each in far.jobs(job)), "the end of its Job")
 
         def garbage() -> list[Garbage]:
-            return find_garbage(
-                job.target, job.launcher, job.host, owner=None, older_than=timedelta(0), now=datetime.now(UTC)
-            )
+            return find_garbage(job, owner=None, older_than=timedelta(0), now=datetime.now(UTC))
 
         until(lambda: {each.kind for each in garbage()} == {"job", "code"}, "a job and its code")
-        left = [remove(each, job.target, job.launcher, job.host, owner="alice") for each in garbage()]
+        left = [remove(each, job, owner="alice") for each in garbage()]
 
         assert (left, garbage()) == ([[], []], [])
         assert [name for name, _ in job.files.tree("")] == ["record-root"]

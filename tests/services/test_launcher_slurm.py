@@ -17,10 +17,8 @@ from typing import Any
 import pytest
 
 from runtime.client.jobs.explain import explain, read_facts
-from runtime.client.jobs.find import find_job
-from runtime.client.jobs.handle import JobHandle
+from runtime.client.jobs.handle import JobHandle, find_job, read_unbegun
 from runtime.client.jobs.launch import launch
-from runtime.client.jobs.logs import read_unbegun
 from runtime.client.jobs.prepare import LaunchOptions, prepare
 from runtime.client.jobs.retry import retry_job
 from runtime.client.jobs.status import read_job
@@ -711,7 +709,7 @@ RETRY = """
 import sys
 from runtime.jobs import lock
 from runtime.config import load_settings
-from runtime.client.jobs.find import find_job
+from runtime.client.jobs.handle import find_job
 from runtime.client.jobs.retry import retry_job
 lock.STILL_S = 1.0
 retry_job(find_job(sys.argv[1]), load_settings())

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from runtime.cli.main import main
-from runtime.client.doctor.examine import examine
-from runtime.client.doctor.lines import Line, Verdict
+from runtime.client.doctor import Line, Verdict, examine
 from runtime.client.tasks.submit import submit
 from runtime.clock import SKEW, describe_skew
 from runtime.config import load_settings

@@ -1,25 +1,19 @@
-"""Jobs that a bundle submitted where nothing of ours is: what its script left behind becomes the ledger's."""
+"""Jobs that a bundle submitted on a machine without this package: the files of its script become ledger entries."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from runtime.client.jobs.find import remember_job
-from runtime.client.jobs.prepare import make_context
-from runtime.client.jobs.roots import open_target
-from runtime.client.jobs.targets import find_target
+from runtime.client.jobs.targets import find_target, make_context, open_target, remember_job
+from runtime.config import Settings
 from runtime.errors import NotPossible
 from runtime.jobs import ledger
+from runtime.jobs.hosts.base import Files
 from runtime.jobs.ledger import NativeJob, job_folder
-from runtime.launchers.registry import get_launcher
 from runtime.units import format_time
 from runtime.values import dataclass, replace
-
-if TYPE_CHECKING:
-    from runtime.config import Settings
-    from runtime.jobs.hosts.base import Files
 
 RECORDS = "records"
 """Folder of a bundle that is a record root of its own."""
@@ -27,38 +21,30 @@ RECORDS = "records"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """A job that is known from now on."""
-
     job: str
     name: str
     target: str
     records: str
     native_ids: tuple[str, ...]
     new: bool
-    """False where it was known before."""
 
 
 def import_bundle(folder: str, on: str, settings: Settings) -> list[Imported]:
-    """Read a bundle's folder, as the machine of target `on` sees it, and know its jobs. Safe to repeat.
+    """Read a bundle's folder, as the machine of target `on` sees it, and record its jobs. Safe to repeat.
 
     Raises `NotPossible` for a folder that is no bundle, and for one that was not submitted.
     """
     named = find_target(on, settings)
     root = f"{folder.rstrip('/')}/{RECORDS}"
-    target = replace(named, records=root)
-    launcher = get_launcher(target.kind)
-    host = open_target(target, launcher, make_context(settings))
-    try:
-        found = list(_import(host.files, target.name))
-    finally:
-        host.close()
+    with open_target(replace(named, records=root), make_context(settings)) as place:
+        found = list(_import(place.files, named.name))
     if not found:
         raise NotPossible(
             f"`{folder}` is no bundle on target `{on}`",
             hint="name the folder that has submit.sh, as that machine sees it; runtime launch --export makes one",
         )
     for each in found:
-        remember_job(each.job, target.name, settings, records=each.records)
+        remember_job(each.job, named.name, settings, records=each.records)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Why a job stands where it does: what was seen, and one sentence, the evidence and the next step made of it."""
+"""Explains a job's state: facts are read, and turned into one sentence, the evidence and the next step."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from runtime.client.jobs.attempts import AttemptView, read_attempts, tell_attempts
-from runtime.client.jobs.handle import JobHandle
-from runtime.client.jobs.logs import find_native, read_backend_log
-from runtime.client.jobs.status import AfterView, describe_after, read_after
+from runtime.client.jobs.handle import JobHandle, find_native, read_backend_log
+from runtime.client.jobs.status import AfterView, AttemptView, describe_after, read_after, read_attempts, tell_attempts
 from runtime.errors import RuntimeFailure
 from runtime.jobs import ledger
 from runtime.jobs.heartbeat import Heartbeat, HeartbeatWatch, describe_heartbeat
@@ -25,50 +23,42 @@ from runtime.units import format_duration, format_size, format_time
 from runtime.values import dataclass
 
 TOLD_LINES: Final = 3
-"""Lines of a log that an explanation has."""
 UNCAUGHT: Final = 1
-"""How Python exits with an exception that nobody caught."""
+"""Exit code of Python after an uncaught exception."""
 TOLD_ALONE: Final = 10
-"""The same of the backend's own log, if no attempt began."""
-
-
-# why
+"""Lines of the backend's own log, if no attempt began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """What was seen of one job, or of one run of it; everything that an explanation may rest on."""
+    """All facts about a job, or one of its runs, that an explanation may use."""
 
     status: JobStatus
     index: int
-    """The run that is explained."""
     attempts: tuple[AttemptView, ...] = ()
     log: tuple[str, ...] = ()
-    """Last lines of its newest attempt."""
     raised: Raised | None = None
-    """The exception that ended it, if its log says so."""
+    """The exception that ended it, if its log has one."""
     backend_log: tuple[str, ...] = ()
-    """Last lines of what the backend kept beside the log: of what ran before the shim, and of the shim itself."""
+    """Last lines of the backend's own log: of programs before the shim, and of the shim itself."""
     backend: Explanation | None = None
-    """What the launcher says itself."""
     native: NativeState | None = None
     cancelled_by: str | None = None
     one_of_many: bool = False
     """A run of an array was asked for by its index."""
     limits: Mapping[str, Any] | None = None
-    """The order's `retry`, `time_limit_s` and the like."""
     heartbeat: Heartbeat | None = None
-    """None where it was not looked for, or where nothing is counted yet."""
+    """None if it was not looked for, or if nothing is counted yet."""
     after: tuple[AfterView, ...] = ()
     """The jobs that it comes after, if nothing of it has begun."""
     room: Room | None = None
-    """What is free in the record root; None if it was not looked for."""
+    """Free space in the record root; None if it was not looked for."""
 
 
 def read_facts(job: JobHandle, index: int | None = None, *, watch: Callable[[str], None] | None = None) -> JobFacts:
-    """Look at everything that tells why a job stands where it does.
+    """Read all facts that explain a job's state.
 
-    With `watch`, also for a sign of life of an attempt that runs; `watch` is told where that takes time.
+    With `watch`, wait for a heartbeat of a running attempt too; `watch` gets a message if that takes time.
     """
     status, said = job.look()
     entry = status.entry
@@ -143,7 +133,7 @@ def _who(mark: bytes | None) -> str | None:
 
 
 def explain(facts: JobFacts) -> Explanation:
-    """Pure: one sentence, the evidence, the next step."""
+    """Turn facts into one sentence, the evidence and the next step; a pure function."""
     status = facts.status
     entry = status.entry
     one = next(each for each in status.indices if each.index == facts.index)
@@ -222,7 +212,7 @@ NOT_FOUND: Final = 127
 """Exit code of a command that is not there, as shells have it."""
 
 BY_SETUP: Final = "the setup lines "
-"""How the shim's word of an attempt begins whose lines of setup failed."""
+"""Beginning of the shim's message about an attempt with failed setup lines."""
 
 _SAYINGS: Final[Mapping[EndReason, tuple[str, str]]] = {
     EndReason.APP_FAILED: ("the command failed with exit code {code}{raised}", "runtime logs {job}{at}"),
@@ -262,13 +252,7 @@ _SAYINGS: Final[Mapping[EndReason, tuple[str, str]]] = {
 
 
 def _explain_failure(
-    facts: JobFacts,
-    what: str,
-    one: IndexStatus,
-    counted: str | None,
-    evidence: tuple[str, ...],
-    short: str,
-    at: str,
+    facts: JobFacts, what: str, one: IndexStatus, counted: str | None, evidence: tuple[str, ...], short: str, at: str
 ) -> Explanation:
     saying, step = _SAYINGS.get(one.reason or EndReason.LOST, (f"it ended as {one.reason}", "runtime logs {job}{at}"))
     told = one.message or (facts.attempts[-1].message if facts.attempts else "")
@@ -305,7 +289,7 @@ def _count_states(status: JobStatus) -> str:
 def _evidence(facts: JobFacts, one: IndexStatus) -> tuple[str, ...]:
     lines = []
     gone = facts.native is not None and facts.native.reason in (EndReason.LOST, EndReason.NODE_FAILED)
-    # That the process of a job that has its result is gone tells nothing.
+    # A process that is gone means nothing if the job has its result.
     tells = facts.native is not None and not (gone and facts.index in facts.status.entry.outcomes)
     if facts.native is not None and tells and (facts.native.raw or facts.native.message):
         known = "\n".join([facts.backend.sentence if facts.backend else "", *(each.message for each in facts.attempts)])

@@ -1,27 +1,29 @@
-"""What may go: folders, done marks and secrets of jobs that ended long ago, with what their backend still has of them, and
-trees that no job uses any more.
+"""Garbage of a target: folders, done marks and secrets of jobs that ended long ago, leftover processes and native jobs,
+and trees that no job uses any more.
 
-`find_garbage` looks and decides, `remove` acts. What runs is never touched, nor, unless it is meant, what somebody else launched; a job whose
-backend does not answer is taken to run.
+`find_garbage` looks and decides, `remove` acts; `tidy` clears away what killed shims left, at each look of `status`. Jobs
+that run are never touched, nor jobs of other people unless asked for; a job whose backend does not answer counts as running.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from runtime.client.jobs.leftovers import end_processes, find_processes, find_secrets, remove_secrets
-from runtime.errors import InfrastructureFailure, StoreUnavailable
+from runtime.client.jobs.targets import OpenTarget
+from runtime.errors import InfrastructureFailure, NotPossible, StoreUnavailable
 from runtime.jobs import ledger
-from runtime.jobs.hosts.base import Files, Host
+from runtime.jobs.hosts.base import Files
 from runtime.jobs.hosts.local import find_python
-from runtime.jobs.ledger import JobStatus, job_folder
-from runtime.jobs.plan import Started, Target
+from runtime.jobs.ledger import JobStatus, LedgerEntry, job_folder
+from runtime.jobs.lock import Lock
+from runtime.jobs.plan import Started
 from runtime.jobs.spec import JobState
-from runtime.launchers.base import Launcher, Sweeps
+from runtime.launchers.base import Clears, Sweeps
 from runtime.launchers.standing import ask, judge_many
 from runtime.shim.fold import FOLDED
 from runtime.shim.program import build_shim
@@ -40,170 +42,139 @@ _REMOVE: Final = 'chmod -R u+rwx "$0" && rm -rf "$0"'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Garbage:
-    """One thing that may go."""
-
     kind: str
-    """`job`, `native`, `tree`, `code`, `processes` or `secrets`; `native` is what a backend has of a job that is written
-    down nowhere, the last two what a killed shim left of a job."""
+    """`job`, `native`, `tree`, `code`, `processes` or `secrets`; `native` is a job of the backend that no ledger has, the
+    last two are left by a killed shim."""
     name: str
     """The job's id, the tree's path on the target, or the snapshot's name in the record root."""
     target: str
     what: str
-    """The job's name; of a tree or a snapshot its content id."""
-    state: JobState | None
-    ended_at: datetime | None
-    size_bytes: int
+    """The job's name, or the content id of a tree or a snapshot."""
+    state: JobState | None = None
+    ended_at: datetime | None = None
+    size_bytes: int = 0
 
 
-def find_garbage(
-    target: Target, launcher: Launcher, host: Host, *, owner: str | None, older_than: timedelta, now: datetime
-) -> list[Garbage]:
-    """What of `owner`, None for everybody, ended longer than `older_than` ago on this target."""
-    files = host.files
+def find_garbage(place: OpenTarget, *, owner: str | None, older_than: timedelta, now: datetime) -> list[Garbage]:
+    """List garbage of `owner`, or of everybody if None, that ended longer than `older_than` ago on this target."""
+    files, target = place.files, place.target.name
     # Before the ledger, which has every job by the time its backend does.
-    started = _list_started(target, launcher, host, owner)
+    started = _list_started(place, owner)
     known = ledger.list_jobs(files)
     entries = ledger.read_many_entries(files, known)
-    mine = [status for status in judge_many(entries, target, launcher, host) if owner in (None, status.entry.owner)]
+    mine = [each for each in _judge(entries, place) if owner in (None, each.entry.owner)]
     ended = _read_ends(files, mine)
     old = [status for status in mine if status.state.terminal and now - ended[status.entry.id] >= older_than]
-    living = _find_living(old, target, launcher, host, started)
+    living = _find_living(old, place, started)
     old = [status for status in old if status.entry.id not in living]
     # Processes come first: nothing would find them without the folder.
-    found = list(_find_left(target, launcher, host, mine, [status for status in mine if status not in old]))
+    found = list(_find_left(place, mine, [status for status in mine if status not in old]))
     found += [
         Garbage(
             kind="job",
             name=status.entry.id,
-            target=target.name,
+            target=target,
             what=status.entry.name,
             state=status.state,
             ended_at=ended[status.entry.id],
-            size_bytes=sum(size for _, size in files.tree(job_folder(status.entry.id))),
+            size_bytes=_size(files, status.entry.id),
         )
         for status in old
     ]
     taken = {each.name for each in found if each.kind == "job"} | {
-        job for job in started or {} if _is_live(job, started or {})
+        job for job, each in (started or {}).items() if each.live
     }
-    found += _find_half_removed(files, target, owner, taken)
-    strays = [each for job, each in (started or {}).items() if not each.live and job not in known]
-    found += [_stray(each, target) for each in strays if now - each.at >= older_than]
+    found += _find_half_removed(place, owner, taken)
+    found += [
+        Garbage(kind="native", name=job, target=target, what="of no job that is known", ended_at=each.at)
+        for job, each in (started or {}).items()
+        if not each.live and job not in known and now - each.at >= older_than
+    ]
     gone = {each.name for each in found if each.kind == "job"}
     used = {entry.snapshot for entry in entries if entry.id not in gone}
-    common = itertools.chain(_find_trees(target, host, older_than), _find_code(target, host))
+    common = itertools.chain(_find_trees(place, older_than), _find_code(place))
     return found + [each for each in common if f"sha256:{each.what}" not in used]
 
 
-def _find_left(
-    target: Target, launcher: Launcher, host: Host, mine: Sequence[JobStatus], kept: Sequence[JobStatus]
-) -> Iterator[Garbage]:
-    """What killed shims left, however recently their jobs ended; secrets go with the folder of a job that is not kept."""
-    running = find_processes(mine, target, launcher, host)
-    holding = {each.entry.id for each in find_secrets(kept, host.files)}
+def _judge(entries: Sequence[LedgerEntry], place: OpenTarget) -> list[JobStatus]:
+    return judge_many(entries, place.target, place.launcher, place.host)
+
+
+def _size(files: Files, job: str) -> int:
+    return sum(size for _, size in files.tree(job_folder(job)))
+
+
+def _find_left(place: OpenTarget, mine: Sequence[JobStatus], kept: Sequence[JobStatus]) -> Iterator[Garbage]:
+    """List leftovers of killed shims, even of jobs that ended just now; secrets go with the folder of a job that is not kept."""
+    running = _find_processes(mine, place)
+    holding = {each.entry.id for each in _find_secrets(kept, place.files)}
     for status in mine:
-        kinds = ["processes"] * (status.entry.id in running) + ["secrets"] * (status.entry.id in holding)
-        for kind in kinds:
-            yield Garbage(
-                kind=kind,
-                name=status.entry.id,
-                target=target.name,
-                what=status.entry.name,
-                state=status.state,
-                ended_at=None,
-                size_bytes=0,
-            )
+        job, name = status.entry.id, status.entry.name
+        for kind in ["processes"] * (job in running) + ["secrets"] * (job in holding):
+            yield Garbage(kind=kind, name=job, target=place.target.name, what=name, state=status.state)
 
 
-def _find_half_removed(files: Files, target: Target, owner: str | None, known: set[str]) -> list[Garbage]:
-    """Jobs whose removal was interrupted."""
+def _find_half_removed(place: OpenTarget, owner: str | None, known: set[str]) -> list[Garbage]:
+    """List jobs with an interrupted removal."""
+    files = place.files
     marks = {f"{job_folder(job)}/{ledger.REMOVING}": job for job in ledger.list_jobs(files) if job not in known}
+    jobs = [marks[name] for name, mark in files.read_many(list(marks)).items() if owner in (None, _remover(mark))]
     return [
-        Garbage(
-            kind="job",
-            name=marks[name],
-            target=target.name,
-            what="half removed",
-            state=None,
-            ended_at=None,
-            size_bytes=sum(size for _, size in files.tree(job_folder(marks[name]))),
-        )
-        for name, content in files.read_many(list(marks)).items()
-        if owner in (None, _remover(content))
+        Garbage(kind="job", name=job, target=place.target.name, what="half removed", size_bytes=_size(files, job))
+        for job in jobs
     ]
 
 
 def _remover(mark: bytes) -> str:
-    """Who removes a job, as its mark says; one that was left on a full disk is a second name of the intent."""
+    """The user who removes a job, from its mark; a mark that was left on a full disk is a second name of the intent."""
     try:
         return str(json.loads(mark)["owner"])
     except (ValueError, TypeError, KeyError):
         return mark.decode()
 
 
-def _stray(started: Started, target: Target) -> Garbage:
-    return Garbage(
-        kind="native",
-        name=started.job,
-        target=target.name,
-        what="of no job that is known",
-        state=None,
-        ended_at=started.at,
-        size_bytes=0,
-    )
-
-
-def _list_started(target: Target, launcher: Launcher, host: Host, owner: str | None) -> Mapping[str, Started] | None:
-    """Job → what the backend has of it by its own labels; None of a backend without labels."""
-    if not isinstance(launcher, Sweeps):
+def _list_started(place: OpenTarget, owner: str | None) -> Mapping[str, Started] | None:
+    """List the backend's jobs by its own labels; None for a backend without labels."""
+    if not isinstance(place.launcher, Sweeps):
         return None
-    return {each.job: each for each in launcher.list_started(target, host, owner=owner)}
+    return {each.job: each for each in place.launcher.list_started(place.target, place.host, owner=owner)}
 
 
-def _is_live(job: str, started: Mapping[str, Started]) -> bool:
-    return job in started and started[job].live
-
-
-def _find_living(
-    statuses: Sequence[JobStatus],
-    target: Target,
-    launcher: Launcher,
-    host: Host,
-    started: Mapping[str, Started] | None,
-) -> set[str]:
-    """Jobs of which a native job is still there, though every run has its result."""
+def _find_living(statuses: Sequence[JobStatus], place: OpenTarget, started: Mapping[str, Started] | None) -> set[str]:
+    """Find jobs with a living native job, though every run has its result."""
     if started is not None:
-        return {status.entry.id for status in statuses if _is_live(status.entry.id, started)}
+        return {job for status in statuses if (job := status.entry.id) in started and started[job].live}
     homes = {
         native.native_id: job
-        for job, natives in ledger.read_natives(host.files, [status.entry for status in statuses]).items()
+        for job, natives in ledger.read_natives(place.files, [status.entry for status in statuses]).items()
         for native in natives
     }
-    living = [each.native_id for each in ask(list(homes), target, launcher, host) if not each.state.terminal]
+    said = ask(list(homes), place.target, place.launcher, place.host)
+    living = [each.native_id for each in said if not each.state.terminal]
     return {homes.get(each) or homes[each.rpartition("_")[0]] for each in living}
 
 
-def fold(target: Target, launcher: Launcher, host: Host, *, owner: str | None) -> int:
-    """Put the small files of jobs that have ended into one file each, where no shim did so; how many jobs that were.
+def fold(place: OpenTarget, *, owner: str | None) -> int:
+    """Put the small files of ended jobs into one file each, unless a shim did so, and return the number of jobs.
 
-    Jobs of earlier versions among them. Nothing is lost by it, and `runtime retry` takes them apart again.
+    Jobs of earlier versions are among them. Nothing is lost by it, and `runtime retry` takes the file apart again.
     """
-    if isinstance(launcher, Sweeps):
+    if isinstance(place.launcher, Sweeps):
         return 0  # its pods alone see the record root, and fold it themselves
-    entries = ledger.read_many_entries(host.files, ledger.list_jobs(host.files))
-    statuses = [each for each in judge_many(entries, target, launcher, host) if owner in (None, each.entry.owner)]
+    entries = ledger.read_many_entries(place.files, ledger.list_jobs(place.files))
+    statuses = [each for each in _judge(entries, place) if owner in (None, each.entry.owner)]
     ended = [each for each in statuses if each.state.terminal and len(each.entry.outcomes) >= each.entry.indices]
-    jobs = sorted({each.entry.id for each in ended} - _find_living(ended, target, launcher, host, None))
-    python = find_python(target.settings, host)
+    jobs = sorted({each.entry.id for each in ended} - _find_living(ended, place, None))
+    python = find_python(place.target.settings, place.host)
     done = 0
     for first in range(0, len(jobs), 1000):
-        words = [python, "-", host.files.root, "--fold", *jobs[first : first + 1000]]
-        done += len(host.run(words, stdin=build_shim(), timeout_s=3600).out.split())
+        words = [python, "-", place.files.root, "--fold", *jobs[first : first + 1000]]
+        done += len(place.host.run(words, stdin=build_shim(), timeout_s=3600).out.split())
     return done
 
 
 def _read_ends(files: Files, statuses: Iterable[JobStatus]) -> dict[str, datetime]:
-    """Job → when its last result was committed; when it was launched, where it has none."""
+    """Job → when its last result was committed, or when it was launched if it has none."""
     found, names = {}, {}
     for status in statuses:
         found[status.entry.id] = status.entry.launched_at
@@ -215,93 +186,139 @@ def _read_ends(files: Files, statuses: Iterable[JobStatus]) -> dict[str, datetim
     return found
 
 
-def _find_trees(target: Target, host: Host, older_than: timedelta) -> Iterator[Garbage]:
-    """Read-only trees that attempts of one machine shared: those on the machine that submits."""
+def _find_trees(place: OpenTarget, older_than: timedelta) -> Iterator[Garbage]:
+    """List read-only trees that attempts shared, on the machine that submits."""
     minutes = str(int(older_than.total_seconds() // 60))
     try:
-        lines = host.run(["sh", "-c", _TREES, minutes]).out.splitlines()
+        lines = place.host.run(["sh", "-c", _TREES, minutes]).out.splitlines()
     except InfrastructureFailure:
         return
-    for line in lines:
-        size, _, path = line.partition("\t")
-        name = path.rpartition("/")[2]
-        if size.isdigit() and len(name) == 64:
-            yield Garbage(
-                kind="tree",
-                name=path,
-                target=target.name,
-                what=name,
-                state=None,
-                ended_at=None,
-                size_bytes=int(size) * 1024,
-            )
+    for path, name, size in _read_sizes(lines):
+        yield Garbage(kind="tree", name=path, target=place.target.name, what=name, size_bytes=size)
 
 
-def _find_code(target: Target, host: Host) -> Iterator[Garbage]:
-    """Snapshots of ours. One of a launch that has just begun may be among them, which then stores it again."""
+def _find_code(place: OpenTarget) -> Iterator[Garbage]:
+    """List our snapshots. A launch that has just begun may use one of them, and then stores it again."""
+    files = place.files
     try:
-        lines = host.run(["sh", "-c", _CODE, host.files.root]).out.splitlines()
+        lines = place.host.run(["sh", "-c", _CODE, files.root]).out.splitlines()
     except InfrastructureFailure:
         # As with a bucket, whose files have no users.
-        lines = [f"{-(-size // 1024)}\t{name}" for name, size in host.files.tree("snapshots") if name.endswith(".tar")]
+        lines = [f"{-(-size // 1024)}\t{name}" for name, size in files.tree("snapshots") if name.endswith(".tar")]
+    for _, name, size in _read_sizes(lines):
+        snapshot = ledger.snapshot_name(name)
+        yield Garbage(kind="code", name=snapshot, target=place.target.name, what=name, size_bytes=size)
+
+
+def _read_sizes(lines: Iterable[str]) -> Iterator[tuple[str, str, int]]:
+    """Yield path, content id and bytes of each line of `du -k` with a content id at its end."""
     for line in lines:
         size, _, path = line.partition("\t")
         name = path.rpartition("/")[2].removesuffix(".tar")
         if size.isdigit() and len(name) == 64:
-            yield Garbage(
-                kind="code",
-                name=ledger.snapshot_name(name),
-                target=target.name,
-                what=name,
-                state=None,
-                ended_at=None,
-                size_bytes=int(size) * 1024,
-            )
+            yield path, name, int(size) * 1024
 
 
-def remove(garbage: Garbage, target: Target, launcher: Launcher, host: Host, *, owner: str) -> list[str]:
-    """Take it away; what is left over, in words. Interrupted and run again, the rest goes too."""
-    if garbage.kind == "tree":
-        host.run(["sh", "-c", _REMOVE, garbage.name], timeout_s=600)
-        return []
-    if garbage.kind == "code":
-        host.files.remove(garbage.name)
-        return []
-    if garbage.kind == "secrets":
-        return _remove_secrets(garbage.name, target, launcher, host, owner)
-    if garbage.kind == "processes":
-        return end_processes(garbage.name, target, launcher, host)
+def remove(garbage: Garbage, place: OpenTarget, *, owner: str) -> list[str]:
+    """Remove it, and return descriptions of leftovers. Interrupted and run again, it removes the rest."""
+    files, launcher, job = place.files, place.launcher, garbage.name
+    match garbage.kind:
+        case "tree":
+            place.host.run(["sh", "-c", _REMOVE, garbage.name], timeout_s=600)
+            return []
+        case "code":
+            files.remove(garbage.name)
+            return []
+        case "secrets":
+            entry = ledger.read_entry(files, job)
+            holding = _find_secrets(_judge([entry] if entry else [], place), files)
+            kept = [status for status in holding if not _remove_secrets(status, files, owner)]
+            return [f"the files of secrets of job `{job}`: it is being started again"] if kept else []
+        case "processes":
+            return _end_processes(job, place)
     # First, for without the ledger nobody would look for it.
-    if isinstance(launcher, Sweeps) and (left := launcher.sweep(target, garbage.name, host)):
+    if isinstance(launcher, Sweeps) and (left := launcher.sweep(place.target, job, place.host)):
         return left
-    if garbage.kind == "native":
-        return []
-    files, folder = host.files, job_folder(garbage.name)
+    return [] if garbage.kind == "native" else _remove_job(job, place, owner)
+
+
+def _remove_job(job: str, place: OpenTarget, owner: str) -> list[str]:
+    files, folder = place.files, job_folder(job)
     # A killed shim may have left a tree, which only the folder knows.
     begun = {int(name) for name in files.names(f"{folder}/runs") if name.isdigit()}
-    silent = begun - set(ledger.read_outcomes(files, garbage.name).get(garbage.name, {}))
-    if silent and (left := end_processes(garbage.name, target, launcher, host)):
+    silent = begun - set(ledger.read_outcomes(files, job).get(job, {}))
+    if silent and (left := _end_processes(job, place)):
         return left
     try:
-        ledger.leave_mark(files, garbage.name, ledger.REMOVING, owner.encode())
+        ledger.leave_mark(files, job, ledger.REMOVING, owner.encode())
     except StoreUnavailable:
-        # A full disk. How the runs ended is told by `done`, and without their folders there is room for the mark.
+        # A full disk. `done` has how the runs ended, and without their folders there is room for the mark.
         files.remove(f"{folder}/runs")
-        ledger.leave_mark(files, garbage.name, ledger.REMOVING, owner.encode())
+        ledger.leave_mark(files, job, ledger.REMOVING, owner.encode())
     for name in files.names(folder):
         if name not in ("intent.json", ledger.REMOVING):
             files.remove(f"{folder}/{name}")
     files.remove(f"{folder}/{FOLDED}")
-    # Before the folder: a mark that stayed behind would be taken for the end of the same job launched anew.
-    for name in files.names("done", f"{garbage.name}."):
+    # Before the folder: a remaining mark would count as the end of the same job launched again.
+    for name in files.names("done", f"{job}."):
         files.remove(f"done/{name}")
     files.remove(folder)
     return []
 
 
-def _remove_secrets(job: str, target: Target, launcher: Launcher, host: Host, owner: str) -> list[str]:
-    entry = ledger.read_entry(host.files, job)
-    for status in find_secrets(judge_many([entry] if entry else [], target, launcher, host), host.files):
-        if not remove_secrets(status, host.files, owner=owner):
-            return [f"the files of secrets of job `{job}`: it is being started again"]
-    return []
+def tidy(statuses: Iterable[JobStatus], place: OpenTarget, *, owner: str) -> None:
+    """Clear away leftovers of ended jobs of `owner`. If the target refuses, they stay until the next time."""
+    mine = [each for each in statuses if each.entry.owner == owner]
+    with contextlib.suppress(InfrastructureFailure):
+        for job in _find_processes(mine, place):
+            _end_processes(job, place)
+    with contextlib.suppress(InfrastructureFailure):
+        for status in _find_secrets(mine, place.files):
+            _remove_secrets(status, place.files, owner)
+
+
+def _find_processes(statuses: Iterable[JobStatus], place: OpenTarget) -> list[str]:
+    """List jobs without a living shim that still have processes on this host."""
+    silent = [each.entry.id for each in statuses if _ended_silently(each)]
+    if not silent or not isinstance(place.launcher, Clears):
+        return []
+    return place.launcher.find_left(place.target, silent, place.host)
+
+
+def _end_processes(job: str, place: OpenTarget) -> list[str]:
+    return place.launcher.clear(place.target, job_folder(job), place.host) if isinstance(place.launcher, Clears) else []
+
+
+def _find_secrets(statuses: Iterable[JobStatus], files: Files) -> list[JobStatus]:
+    """List ended jobs that still have files of secrets."""
+    # Launches of earlier versions wrote no `secrets` into the intent.
+    ended = [
+        each for each in statuses if each.state.terminal and each.entry.intent.get("secrets", _ended_silently(each))
+    ]
+    return [each for each in ended if files.names(f"{job_folder(each.entry.id)}/secrets")]
+
+
+def _ended_silently(status: JobStatus) -> bool:
+    """Whether a job has ended and its shim left no result of some run: it was killed, or its machine went."""
+    entry = status.entry
+    return status.state.terminal and bool(entry.natives) and len(entry.outcomes) < entry.indices
+
+
+def _remove_secrets(status: JobStatus, files: Files, owner: str) -> bool:
+    """Remove the values of an ended job; False if it is being started again, which reads them once more."""
+    job = status.entry.id
+    lock = Lock(files, job, owner)
+    try:
+        lock.take(patience_s=0)
+    except NotPossible:
+        return False
+    try:
+        now = ledger.read_entry(files, job)
+        if now is None or len(now.outcomes) < len(status.entry.outcomes):
+            return False
+        if status.entry.natives and now.natives != status.entry.natives:
+            return False
+        files.remove(f"{job_folder(job)}/secrets")
+    finally:
+        lock.release()
+    return True

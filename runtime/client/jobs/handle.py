@@ -1,4 +1,4 @@
-"""A job that was launched: where it stands, what it printed and wrote, and its end."""
+"""A launched job: found by its id, judged, waited for, cancelled and fetched, and its logs with the backend's own."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from runtime.errors import InfrastructureFailure, NotPossible, UnknownName
+from runtime.client.jobs.targets import OpenTarget, find_target, list_targets, make_context, open_target
+from runtime.config import Settings, load_settings
+from runtime.errors import InfrastructureFailure, NotPossible, RuntimeFailure, UnknownName
 from runtime.jobs import ledger
-from runtime.jobs.hosts.base import Files, Host
+from runtime.jobs.hosts.base import Host, read_tail
 from runtime.jobs.identity import owner_name
 from runtime.jobs.ledger import JobStatus, LedgerEntry, job_folder, newest_natives
 from runtime.jobs.plan import NativeState, Target
 from runtime.jobs.spec import JobState
-from runtime.launchers.base import Clears, Launcher, Releases, Stops, Sweeps
+from runtime.launchers.base import Clears, KeepsOutput, Launcher, Releases, Stops, Sweeps
 from runtime.launchers.standing import judge_job
+from runtime.reasons import EndReason
 from runtime.units import format_time
+from runtime.values import replace
 
 _UNMARKED: Final = {
     True: "cancel it again once there is room, or the same launch starts it again",
     False: "a run whose shim serves others too goes on; cancel it again once there is room",
 }
 WAIT_S: Final = 1.0
+SHORTEST_PREFIX: Final = 4
 
 
-class JobHandle:
+class JobHandle(OpenTarget):
     """A job that was launched, here or elsewhere, now or earlier. Closing it closes the connection to its target."""
 
     def __init__(self, job: str, target: Target, launcher: Launcher, host: Host, *, new: bool = False) -> None:
-        self.id, self.target, self.new = job, target, new
-        """`new` is False where the same launch had been made before."""
-        self.launcher, self.host = launcher, host
-
-    @property
-    def files(self) -> Files:
-        """The record root."""
-        return self.host.files
+        super().__init__(target, launcher, host)
+        self.id, self.new = job, new
+        """`new` is False if the same launch was made before."""
 
     def entry(self) -> LedgerEntry:
         found = ledger.read_entry(self.files, self.id)
@@ -53,23 +53,22 @@ class JobHandle:
     def look(
         self, *, tell: Callable[[InfrastructureFailure], None] = lambda problem: None
     ) -> tuple[JobStatus, list[NativeState]]:
-        """Judge the job run by run, and return what the backend said. A backend that does not answer makes states `unknown`; `tell`
-        gets the reason."""
+        """Judge the job run by run, and return the backend's states too. A backend that does not answer makes states
+        `unknown`; `tell` gets the reason."""
         return judge_job(self.entry(), self.target, self.launcher, self.host, indices=True, tell=tell)
 
     def state(self) -> JobState:
         return self.status().state
 
     def natives(self, entry: LedgerEntry | None = None) -> list[NativeState]:
-        """Ask the backend for the states of the native jobs; a job whose indices all have results is not asked about."""
+        """Ask the backend for the states of the native jobs, unless every index has a result."""
         entry = entry or self.entry()
         if len(entry.outcomes) >= entry.indices or not entry.natives:
             return []
         return self.launcher.states(self.target, [each.native_id for each in newest_natives(entry)], self.host)
 
     def wait(self, *, timeout_s: float | None = None, stuck: bool = False) -> JobStatus:
-        """Wait for the end, or, with `stuck`, until the job waits for something that does not come by itself. Raises
-        `TimeoutError`; the job goes on."""
+        """Wait for the end; with `stuck` also return when the job needs help to go on. Raises `TimeoutError`; the job goes on."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         pause = 0.05
         while True:
@@ -94,7 +93,7 @@ class JobHandle:
         follow: bool = False,
         tell: Callable[[JobStatus], None] = lambda status: None,
     ) -> Iterator[bytes]:
-        """Yield what an index printed, the first by default: every attempt in turn, or one. `follow` goes on until the job
+        """Yield the log of an index, the first by default: every attempt in turn, or one. `follow` goes on until the job
         has ended, and passes the job's status to `tell` at each look."""
         from runtime.jobs.hosts.bucket import look_again_s
         from runtime.jobs.run_log import RunLog, read_limit
@@ -113,10 +112,10 @@ class JobHandle:
             time.sleep(look_again_s(self.files))
 
     def cancel(self, *, indices: Sequence[int] | None = None) -> list[str]:
-        """Stop it, or some of its indices. Returns what is left over, in words; empty means that all is gone.
+        """Stop the job, or some of its indices. Returns descriptions of leftovers; empty means that all is gone.
 
-        A run that has ended stays as it ended. Where native jobs bear labels, they are looked for whatever is written
-        down of them. A record root that refuses the mark keeps nothing running: the native jobs are stopped all the same.
+        A run that has ended stays as it ended. Native jobs with labels are found by them, even if the ledger lacks them. If the
+        record root refuses the mark, the native jobs are stopped all the same.
         """
         if indices is None:
             self._record_ends()
@@ -140,7 +139,7 @@ class JobHandle:
                 self.files.remove(f"{job_folder(self.id)}/secrets")
             except InfrastructureFailure as problem:
                 left.append(f"the files of its secrets: {problem.message}")
-        if refused and (refused := self._mark_cancelled(indices)):  # what has ended may have made room
+        if refused and (refused := self._mark_cancelled(indices)):  # runs that ended may have made room
             left.append(f"no cancel mark could be written: {refused.message}; {_UNMARKED[indices is None]}")
         return left
 
@@ -155,7 +154,7 @@ class JobHandle:
         return None
 
     def release(self, index: int) -> list[str]:
-        """Give up a run whose machine is gone, if the backend keeps the run for it. Returns what is left over, in words."""
+        """Give up a run that its backend keeps bound to a dead machine. Returns descriptions of leftovers."""
         if not isinstance(self.launcher, Releases):
             raise NotPossible(
                 f"target `{self.target.name}` ({self.target.kind}) holds no run for a machine that is gone",
@@ -165,8 +164,8 @@ class JobHandle:
         return self.launcher.release(self.target, natives, index, self.host)
 
     def end_strays(self) -> list[str]:
-        """End what the backend has with its label of a job that has ended and is still at work, after it is written down
-        how the job ended. What is left, in words."""
+        """End native jobs that are still at work although the job has ended, after recording how it ended. Returns
+        descriptions of leftovers."""
         if not isinstance(self.launcher, Sweeps):
             return []
         started = self.launcher.list_started(self.target, self.host)
@@ -176,14 +175,11 @@ class JobHandle:
         return self.sweep()
 
     def sweep(self) -> list[str]:
-        """End and remove all that the backend has with the job's label. Returns what is left over, in words."""
+        """End and remove all native objects with the job's label. Returns descriptions of leftovers."""
         return self.launcher.sweep(self.target, self.id, self.host) if isinstance(self.launcher, Sweeps) else []
 
     def _record_ends(self) -> None:
-        """Write down the ends that only the backend tells, where nothing of a native job stays unseen.
-
-        Where the backend or the record root does not answer, nothing is known to have ended.
-        """
+        """Record the ends that only the backend knows. If it or the record root does not answer, none is recorded."""
         if not isinstance(self.launcher, Sweeps):
             return
         with contextlib.suppress(InfrastructureFailure):
@@ -193,10 +189,10 @@ class JobHandle:
                     ledger.record_end(self.files, self.id, each)
 
     def fetch(self, to: Path, *, index: int | None = None, overwrite: bool = False) -> list[Path]:
-        """Copy what the job wrote to its output folders home; the files that are there now.
+        """Copy the files in the job's output folders home, and return their paths here.
 
-        Raises `FilesDiffer` once all others are copied, where others are there under their names, and `NameRefused` at
-        the first whose name leads elsewhere.
+        Raises `FilesDiffer` once all others are copied, if other files have their names here, and `NameRefused` at the
+        first name that leads elsewhere.
         """
         from runtime.client.fetch import fetch, list_outputs, refuse_differing
 
@@ -205,11 +201,164 @@ class JobHandle:
         refuse_differing(done, to)
         return [Path(each.path) for each in done]
 
-    def close(self) -> None:
-        self.host.close()
 
-    def __enter__(self) -> JobHandle:
-        return self
+class TargetSilent(InfrastructureFailure):
+    """The target that a job was launched on does not answer, so nothing is known of the job."""
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __init__(self, job: str, target: Target, problem: InfrastructureFailure) -> None:
+        self.job, self.target, self.problem = job, target, problem
+        super().__init__(
+            f"nobody knows how job `{job}` stands: target `{target.name}` does not answer: {problem.message}",
+            facts=problem.facts,
+            hint=problem.hint or f"runtime targets check {target.name}",
+            retryable=problem.retryable,
+        )
+
+
+def find_job(text: str, *, settings: Settings | None = None, target: str | None = None) -> JobHandle:
+    """Find the job by its id or the beginning of it, on any target of the project.
+
+    The search begins with the target that the job was launched on from here. Raises `TargetSilent` if that one does not
+    answer, and `UnknownName`; other targets that do not answer are passed over.
+    """
+    settings = settings or load_settings()
+    known: list[str] = []
+    silent: list[tuple[Target, InfrastructureFailure]] = []
+    remembered = _remembered(text, settings)
+    for each in [find_target(target, settings)] if target else _likely_targets(remembered, settings):
+        try:
+            place = open_target(each, make_context(settings))
+            jobs = ledger.list_jobs(place.files)
+        except InfrastructureFailure as problem:
+            if target:
+                raise TargetSilent(text, each, problem) from problem
+            silent.append((each, problem))
+            continue
+        found = [job for job in jobs if job.startswith(text)] if len(text) >= SHORTEST_PREFIX else []
+        if len(found) == 1:
+            return JobHandle(found[0], each, place.launcher, place.host)
+        place.close()
+        if found:
+            raise NotPossible(
+                f"`{text}` is the beginning of more than one job",
+                facts=[f"it may be: {', '.join(found[:10])}"],
+                hint="add letters until only one is left",
+            )
+        known += jobs
+    for each, why in silent:
+        if jobs := [job for job, there in remembered if there == each]:
+            raise TargetSilent(jobs[0] if len(jobs) == 1 else text, each, why) from why
+    unknown = UnknownName("job", text, known[:10], hint="`runtime status` lists the jobs that there are")
+    unknown.facts = (*unknown.facts, *(f"target `{each.name}` does not answer: {why.message}" for each, why in silent))
+    raise unknown
+
+
+def _remembered(text: str, settings: Settings) -> list[tuple[str, Target]]:
+    """List jobs with this beginning that were launched from here, each with its target."""
+    known = {each.name: each for each in list_targets(settings)}
+    found = []
+    for path in (settings.data_dir / "launched").glob(f"{text}*") if len(text) >= SHORTEST_PREFIX else ():
+        name, _, records = path.read_text(encoding="utf-8").strip().partition("\n")
+        if name in known:
+            found.append((path.name, replace(known[name], records=records) if records else known[name]))
+    return found
+
+
+def _likely_targets(remembered: Sequence[tuple[str, Target]], settings: Settings) -> list[Target]:
+    """List every target, beginning with the targets of remembered jobs."""
+    first: list[Target] = []
+    for _, target in remembered:
+        if target not in first:
+            first.append(target)
+    return [*first, *(each for each in list_targets(settings) if each not in first)]
+
+
+def check_owner(entry: LedgerEntry, *, others: bool, verb: str) -> None:
+    """Raise `NotPossible` for the job of another user, unless `others` allows it."""
+    me = owner_name()
+    if entry.owner != me and not others:
+        raise NotPossible(
+            f"job `{entry.id}` is `{entry.owner}`'s, and you are `{me}`", hint=f"`--others` to {verb} it all the same"
+        )
+
+
+def check_log(job: JobHandle, index: int, attempt: int | None, rank: int) -> None:
+    """Raise `UnknownName`, with the known ones, if that attempt or rank has no log."""
+    there = job.attempts(index)
+    if attempt is not None and attempt not in there:
+        raise UnknownName(
+            "attempt", str(attempt), [str(each) for each in there], where=f"of job `{job.id}`", hint=_see(job)
+        )
+    if there and rank:
+        folder = f"{job_folder(job.id)}/runs/{index}/a{(attempt or there[-1]):04d}"
+        ranks = [name[4:-4] for name in job.files.names(folder, "rank") if name.endswith(".log")]
+        if str(rank) not in ranks:
+            raise UnknownName("rank", str(rank), ranks, where=f"of job `{job.id}`", hint=_see(job))
+
+
+def _see(job: JobHandle) -> str:
+    return f"`runtime status {job.id[:10]}` lists its attempts"
+
+
+def follow_all(
+    job: JobHandle, *, every_s: float = 0.5, tell: Callable[[JobStatus], None] = lambda status: None
+) -> Iterator[tuple[int, bytes]]:
+    """Yield whole lines of rank 0 of every run as they come, each with its index, until all runs have ended. `tell` gets
+    the job's status at each look."""
+    from runtime.jobs.hosts.bucket import look_again_s
+    from runtime.jobs.run_log import RunLog, read_limit
+
+    entry = job.entry()
+    limit, logs = read_limit(job.files, job.id), dict[int, RunLog]()
+    rest: dict[int, bytes] = {}
+    finished: set[int] = set()
+    while True:
+        status = job.status()
+        ended = status.state.terminal
+        tell(status)
+        done = ledger.read_outcomes(job.files, job.id).get(job.id, {})
+        there = {int(name) for name in job.files.names(f"{job_folder(job.id)}/runs") if name.isdigit()}
+        for index in sorted(there - finished):
+            for piece in logs.setdefault(index, RunLog(job.files, job.id, index, limit)).read():
+                whole, _, rest[index] = (rest.get(index, b"") + piece).rpartition(b"\n")
+                for line in whole.split(b"\n") if whole else ():
+                    yield index, line
+            if index in done:
+                finished.add(index)
+                if last := rest.pop(index, b""):
+                    yield index, last
+        if ended or len(finished) >= entry.indices:
+            return
+        time.sleep(max(every_s, look_again_s(job.files)))
+
+
+def read_backend_log(job: JobHandle, native: NativeState | None) -> list[str]:
+    """Return the last lines of the backend's own log of a native job; empty if there is none or it cannot be read."""
+    if native is not None and isinstance(job.launcher, KeepsOutput):
+        try:
+            text = job.launcher.read_output(job.target, native, job_folder(job.id), job.host)
+        except RuntimeFailure:
+            return []
+        return [line.rstrip() for line in text.splitlines() if line.strip()]
+    return read_tail(job.files, f"{job_folder(job.id)}/shim.log", 100)
+
+
+def read_unbegun(job: JobHandle, index: int) -> list[str]:
+    """Return the end of the backend's own log for a run without any other log: its last native job began no attempt, or
+    none has begun yet. Empty for any other run."""
+    entry = job.entry()
+    if index in entry.outcomes:
+        return []
+    if not entry.natives:
+        return read_backend_log(job, None)
+    status, said = job.look()
+    one = next(each for each in status.indices if each.index == index)
+    if one.reason is not EndReason.SETUP_FAILED and job.attempts(index):
+        return []
+    return read_backend_log(job, find_native(said, index))
+
+
+def find_native(states: Sequence[NativeState], index: int) -> NativeState | None:
+    """Return the backend's state of one run, or of the native job that serves it."""
+    native = next((each for each in states if each.index == index), None)
+    return native or next((each for each in reversed(states) if each.index is None), None)

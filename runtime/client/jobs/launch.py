@@ -1,32 +1,34 @@
-"""Launching: from a spec to a job that runs, exactly once, whatever is killed on the way.
+"""Launching: from a spec to a job that runs, exactly once, even if processes are killed on the way.
 
-Steps, each safe to repeat: take the snapshot; decide the job's id; plan; lock the run folder; write what was decided;
-submit each part and write down its native id. A launcher that dies leaves its lock; the next one waits until its counter
-stands still, and goes on where it stopped. The shim's claim refuses the twin that a lost answer may have made.
+Steps, each safe to repeat: take the snapshot; decide the job's id; plan; lock the run folder; write the intent;
+submit each part and record its native id. A launcher that dies leaves its lock; the next one waits until the lock's
+counter stands still, and continues from there. The shim's claim refuses the twin that a lost answer may have made.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from runtime.client.jobs.roots import open_target
-from runtime.client.jobs.secrets import read_values
-from runtime.client.jobs.targets import choose_target
+from runtime.client.jobs.handle import JobHandle
+from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, Prepared, Request, prepare
+from runtime.client.jobs.targets import OpenTarget, forget_job, open_target, remember_job
+from runtime.config import Settings, load_settings
 from runtime.errors import InfrastructureFailure, NotPossible, RequestRefused
 from runtime.faults import reach
 from runtime.jobs import ledger
-from runtime.jobs.hosts.base import Files, FileToWrite, Host, Links
-from runtime.jobs.ledger import NativeJob, job_folder
+from runtime.jobs.hosts.base import Files, FileToWrite, Links
+from runtime.jobs.ledger import NativeJob, job_folder, newest_natives
 from runtime.jobs.lock import Lock
 from runtime.jobs.order import SNAPSHOT_FILE
 from runtime.jobs.plan import LaunchPlan, NativePart, PlanContext, Target
-from runtime.jobs.spec import JobSpec, parse_spec
+from runtime.jobs.spec import JobSpec, SecretRef
 from runtime.jobs.spec_fields import job_id, spec_fields
 from runtime.launchers.base import ChecksHost
 from runtime.launchers.standing import judge_job
@@ -36,18 +38,11 @@ from runtime.snapshots.snapshot import GitState, Snapshot, read_git_state
 from runtime.units import format_time
 from runtime.values import replace
 
-if TYPE_CHECKING:
-    from runtime.config import Settings
-from runtime.client.jobs.find import forget_job, remember_job
-from runtime.client.jobs.handle import JobHandle
-from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, Prepared, prepare
-from runtime.jobs.ledger import newest_natives
-
 T = TypeVar("T")
 
 
 def launch(
-    job: JobSpec | Mapping[str, Any] | Sequence[str],
+    job: Request | JobSpec | Mapping[str, Any] | Sequence[str],
     on: str | Sequence[str] = (),
     *,
     settings: Settings | None = None,
@@ -56,24 +51,24 @@ def launch(
 ) -> JobHandle:
     """Start a job on the first target that accepts it, or find the one that the same launch made before.
 
-    `job` is a spec, the fields of a job file, or just the words of a command.
+    `job` is a spec, the fields of a job file, or the words of a command.
 
-    A target that refuses a field, or that cannot be reached, is passed over where there is another; raises what the last
-    one said. Once a target was handed the job, no other is tried, and the same launch comes back to it.
+    A target that refuses a field, or that cannot be reached, is passed over if another is left; the last refusal is
+    raised. Once a target was handed the job, no other is tried, and the same launch comes back to it.
     """
-    from runtime.config import load_settings
-
-    spec = _as_spec(job)
+    request = job if isinstance(job, Request) else Request(job)
     settings, options = settings or load_settings(), options or LaunchOptions()
-    targets = choose_target(spec, [on] if isinstance(on, str) else on, settings)
+    targets = request.choose_targets([on] if isinstance(on, str) else on, settings)
     handed: list[Target] = []
     if len(targets) > 1 and not options.again:
-        handed = [target for target in targets if _was_launched(spec, target, settings, options)]
+        handed = [target for target in targets if _was_launched(request, target, settings, options)]
         targets.sort(key=lambda target: target not in handed)
     for target in targets[:-1]:
         try:
-            prepared = prepare(spec, target, settings, options)
-            _ensure_answers(prepared)
+            prepared = prepare(request, target, settings, options)
+            with _open(prepared) as place:
+                # Raises if the target does not answer or takes no files, while nothing is begun there.
+                place.files.make_folder(prepared.plan.folder)
         except (FieldsRefused, NotPossible, InfrastructureFailure) as problem:
             if target in handed and isinstance(problem, InfrastructureFailure):
                 raise  # the job may run there
@@ -84,117 +79,108 @@ def launch(
         except NotPossible as problem:
             forget_job(prepared.plan.job.id, settings)
             progress(f"target `{target.name}` does not accept it: {problem.message}")
-    return carry_out(prepare(spec, targets[-1], settings, options), options, progress)
+    return carry_out(prepare(request, targets[-1], settings, options), options, progress)
 
 
-def _was_launched(spec: JobSpec, target: Target, settings: Settings, options: LaunchOptions) -> bool:
+def _was_launched(request: Request, target: Target, settings: Settings, options: LaunchOptions) -> bool:
     """Whether this very launch was made on this target, from here."""
     try:
-        job = prepare(spec, target, settings, options).plan.job.id
+        job = prepare(request, target, settings, options).plan.job.id
     except RequestRefused:
         return False
     return (settings.data_dir / "launched" / job).exists()
 
 
-def _ensure_answers(prepared: Prepared) -> None:
-    """Raise `InfrastructureFailure` from a target that does not answer or takes no files, while nothing is begun there."""
-    host = open_target(prepared.plan.target, prepared.launcher, prepared.context)
-    try:
-        host.files.make_folder(prepared.plan.folder)
-    finally:
-        host.close()
-
-
-def _as_spec(job: JobSpec | Mapping[str, Any] | Sequence[str]) -> JobSpec:
-    if isinstance(job, JobSpec):
-        return job
-    if isinstance(job, Mapping):
-        return parse_spec(job, source="`runtime.launch`")
-    return parse_spec({"command": job if isinstance(job, str) else list(job)}, source="`runtime.launch`")
+def _open(prepared: Prepared) -> OpenTarget:
+    return open_target(prepared.plan.target, prepared.context, prepared.launcher)
 
 
 def carry_out(
     prepared: Prepared, options: LaunchOptions, progress: Callable[[str], None] = lambda text: None
 ) -> JobHandle:
-    """Do what was decided, exactly once."""
-    host = open_target(prepared.plan.target, prepared.launcher, prepared.context)
+    """Do everything that was prepared, exactly once."""
+    place = _open(prepared)
     try:
-        return _carry_out(prepared, options, host, progress)
+        return _carry_out(prepared, options, place, progress)
     except BaseException:
-        host.close()
+        place.close()
         raise
 
 
-def _carry_out(prepared: Prepared, options: LaunchOptions, host: Host, progress: Callable[[str], None]) -> JobHandle:
-    plan = prepared.plan
+def _carry_out(
+    prepared: Prepared, options: LaunchOptions, place: OpenTarget, progress: Callable[[str], None]
+) -> JobHandle:
+    files, launcher = place.files, place.launcher
     if options.again:
-        plan = _next_of_the_same(prepared, host.files)
-        prepared = replace(prepared, plan=plan)
-    handle = functools.partial(JobHandle, plan.job.id, plan.target, prepared.launcher, host)
-    known = host.files.read(f"{plan.folder}/launched") is not None
-    if known and not _find_broken(prepared, host):
-        return handle(new=False)
+        prepared = replace(prepared, plan=_next_of_the_same(prepared, files))
+    plan = prepared.plan
+    job = JobHandle(plan.job.id, place.target, launcher, place.host)
+    known = files.read(f"{plan.folder}/launched") is not None
+    if known and not _find_broken(plan, job):
+        return job
     reach("launch.unlocked")
-    git = _begin(functools.partial(read_git_state, prepared.base / plan.spec.code.path)) if prepared.snapshot else None
+    code = prepared.context.base / plan.spec.code.path
+    git = _begin(functools.partial(read_git_state, code)) if prepared.snapshot else None
     for note in () if known else plan.notes:
         progress(note)
-    if not known and isinstance(prepared.launcher, ChecksHost):
-        for note in prepared.launcher.check_host(plan.target, host):
+    if not known and isinstance(launcher, ChecksHost):
+        for note in launcher.check_host(plan.target, place.host):
             progress(note)
-    if not host.files.make_folder(plan.folder):
-        # What an earlier launch or a removal that was cut off said of it holds no more.
+    if not files.make_folder(plan.folder):
+        # Notes of an earlier launch, or of a removal that was cut off, hold no more.
         for name in (ledger.REFUSED, ledger.REMOVING):
-            host.files.remove(f"{plan.folder}/{name}")
+            files.remove(f"{plan.folder}/{name}")
     remember_job(plan.job.id, plan.target.name, prepared.context.settings)
-    lock = Lock(host.files, plan.job.id, f"{plan.job.owner}@{os.uname().nodename}")
+    lock = Lock(files, plan.job.id, f"{plan.job.owner}@{os.uname().nodename}")
     lock.take(patience_s=600, tell=progress)
     try:
-        if host.files.read(f"{plan.folder}/launched") is not None:
-            _take_up(prepared, host, lock, progress)
-            return handle(new=False)
+        if files.read(f"{plan.folder}/launched") is not None:
+            _take_up(prepared, job, lock, progress)
+            return job
         reach("launch.locked")
-        _write_down(prepared, host.files, git, progress)
+        _write_down(prepared, files, git, progress)
         reach("launch.written")
         for number in range(len(plan.parts)):
-            _submit_part(prepared, number, host, lock, progress)
-        _forget_secrets(plan, host.files)
-        # Without it the same launch finds what was started and gets here again.
-        host.files.create(f"{plan.folder}/launched", format_time(ledger.now()).encode(), lasting=False)
+            _submit_part(plan, number, job, lock, progress)
+        if plan.order.get("secrets"):
+            _forget_secrets(plan, files)
+        # Without this file the same launch finds the started job and gets here again.
+        files.create(f"{plan.folder}/launched", format_time(ledger.now()).encode(), lasting=False)
         reach("launch.launched")
     finally:
         lock.release()
-    return handle(new=True)
+    job.new = True
+    return job
 
 
-def _submit_part(prepared: Prepared, number: int, host: Host, lock: Lock, progress: Callable[[str], None]) -> None:
-    plan, part = prepared.plan, prepared.plan.parts[number]
-    if host.files.read(f"{plan.folder}/native/001.{number:06d}.json") is not None:
+def _submit_part(plan: LaunchPlan, number: int, job: JobHandle, lock: Lock, progress: Callable[[str], None]) -> None:
+    part = plan.parts[number]
+    if job.files.read(f"{plan.folder}/native/001.{number:06d}.json") is not None:
         return
     lock.ensure_held()
-    native_id = prepared.launcher.find(plan.target, [part.name], host).get(part.name)
+    native_id = job.launcher.find(plan.target, [part.name], job.host).get(part.name)
     if native_id is None:
         try:
-            native_id = prepared.launcher.submit(plan, part, host)
+            native_id = job.launcher.submit(plan, part, job.host)
         except RequestRefused as problem:
-            ledger.note_refusal(host.files, plan.job.id, problem)
+            ledger.note_refusal(job.files, job.id, problem)
             if number == 0:
-                _remove_secrets(plan, host.files)  # nothing runs that would
+                _remove_secrets(plan, job.files)  # nothing runs that would
             raise
     reach("launch.submitted")
     native = NativeJob(name=part.name, native_id=native_id, part=number, epoch=1, at=ledger.now())
-    ledger.record_native(host.files, plan.job.id, native)
+    ledger.record_native(job.files, job.id, native)
     progress(f"started {native_id} on {plan.target.name}")
 
 
-def _find_broken(prepared: Prepared, host: Host) -> list[NativeJob]:
-    """List native jobs that are gone while indices of theirs have no result, if the backend starts nothing again itself."""
-    plan = prepared.plan
-    if not prepared.launcher.takes_up:
+def _find_broken(plan: LaunchPlan, job: JobHandle) -> list[NativeJob]:
+    """List lost native jobs with indices that have no result, if the backend itself starts nothing again."""
+    if not job.launcher.takes_up:
         return []
-    entry = ledger.read_entry(host.files, plan.job.id)
+    entry = ledger.read_entry(job.files, job.id)
     if entry is None or entry.cancelled:
         return []
-    status, states = judge_job(entry, plan.target, prepared.launcher, host)
+    status, states = judge_job(entry, plan.target, job.launcher, job.host)
     gone = {
         each.native_id
         for each in states
@@ -211,27 +197,38 @@ def _find_broken(prepared: Prepared, host: Host) -> list[NativeJob]:
     return found
 
 
-def _take_up(prepared: Prepared, host: Host, lock: Lock, progress: Callable[[str], None]) -> None:
-    """Start the shims of native jobs that are gone once more, with the budgets that are left.
+def _take_up(prepared: Prepared, job: JobHandle, lock: Lock, progress: Callable[[str], None]) -> None:
+    """Start the shims of lost native jobs once more, with the budgets that are left.
 
-    The new shim claims the job for a later epoch, so whatever an old one may still do is refused.
+    The new shim claims the job for a later epoch, so results of an old shim are refused.
     """
-    for broken in _find_broken(prepared, host):
-        number, epoch = broken.part, broken.epoch + 1
-        # What stands there counts and not the plan's: a retry by hand may have changed it.
-        order = json.loads(host.files.read(f"{prepared.plan.folder}/order.json") or b"{}") or prepared.plan.order
+    for broken in _find_broken(prepared.plan, job):
+        epoch = broken.epoch + 1
+        # The order in the run folder counts, not the plan's: a retry by hand may have changed it.
+        order = json.loads(job.files.read(f"{prepared.plan.folder}/order.json") or b"{}") or prepared.plan.order
         plan = replace(prepared.plan, order={**order, "epoch": epoch})
-        bring_secrets(plan, host.files, prepared.context)
-        host.files.write(f"{plan.folder}/shim.py", build_shim(), mode=0o700)
-        host.files.write(f"{plan.folder}/order.json", _json(plan.order))
-        host.files.write(f"{plan.folder}/{ledger.EPOCH}", str(epoch).encode())
-        reach("launch.reordered")
-        lock.ensure_held()
-        native_id = prepared.launcher.submit(plan, plan.parts[number], host)
-        reach("launch.resubmitted")
-        native = NativeJob(name=broken.name, native_id=native_id, part=number, epoch=epoch, at=ledger.now())
-        ledger.record_native(host.files, plan.job.id, native)
+        write_order(plan, job.files, prepared.context)
+        native_id = submit_again(plan, plan.parts[broken.part], job, lock, broken.part)
         progress(f"`{broken.native_id}` is gone; started {native_id} on {plan.target.name} to go on")
+
+
+def write_order(plan: LaunchPlan, files: Files, context: PlanContext) -> None:
+    """Write the files of a later epoch: secrets that were removed when the job ended, the shim, and its order."""
+    bring_secrets(plan, files, context)
+    files.write(f"{plan.folder}/shim.py", build_shim(), mode=0o700)
+    files.write(f"{plan.folder}/order.json", _json(plan.order))
+    files.write(f"{plan.folder}/{ledger.EPOCH}", str(plan.order["epoch"]).encode())
+    reach("launch.reordered")
+
+
+def submit_again(plan: LaunchPlan, part: NativePart, job: JobHandle, lock: Lock, number: int) -> str:
+    """Start a part for the plan's epoch, write down its native id and return it."""
+    lock.ensure_held()
+    native_id = job.launcher.submit(plan, part, job.host)
+    reach("launch.resubmitted")
+    native = NativeJob(name=part.name, native_id=native_id, part=number, epoch=plan.order["epoch"], at=ledger.now())
+    ledger.record_native(job.files, job.id, native)
+    return native_id
 
 
 def _offset(plan: LaunchPlan) -> int:
@@ -257,27 +254,23 @@ def _begin(action: Callable[[], T]) -> Callable[[], T]:
 
 
 def _write_down(
-    prepared: Prepared,
-    files: Files,
-    git: Callable[[], GitState | None] | None,
-    progress: Callable[[str], None],
+    prepared: Prepared, files: Files, git: Callable[[], GitState | None] | None, progress: Callable[[str], None]
 ) -> None:
-    """The intent and all that the nodes need, before the backend is called."""
+    """Write the intent and all files of the nodes, before the backend is called."""
     plan = prepared.plan
-    values = read_values(plan.secrets, plan.target, prepared.context)
+    values = _read_secrets(plan.secrets, plan, prepared.context)
     if prepared.snapshot is not None:
         _store_snapshot(prepared.snapshot, plan, files, progress)
-    wanted = [FileToWrite(f"{plan.folder}/secrets/{name}", value.encode()) for name, value in values.items()]
-    wanted += [
+    wanted = [
+        *(FileToWrite(f"{plan.folder}/secrets/{name}", value.encode()) for name, value in values.items()),
         FileToWrite(f"{plan.folder}/shim.py", build_shim(), 0o700),
         FileToWrite(f"{plan.folder}/order.json", _json(plan.order)),
-    ]
-    wanted += [
-        FileToWrite(f"{plan.folder}/artefacts/{name}", text.encode(), 0o700) for name, text in plan.artefacts.items()
-    ]
-    wanted += [
+        *(
+            FileToWrite(f"{plan.folder}/artefacts/{name}", text.encode(), 0o700)
+            for name, text in plan.artefacts.items()
+        ),
         FileToWrite(f"{plan.folder}/spec.json", _json(spec_fields(plan.spec)), once=True),
-        # The last: whoever sees a job finds all of it.
+        # The last, so that a visible job is complete.
         FileToWrite(f"{plan.folder}/intent.json", _json(_intent(prepared, git() if git else None)), once=True),
     ]
     files.write_many(wanted)
@@ -285,8 +278,6 @@ def _write_down(
 
 def _forget_secrets(plan: LaunchPlan, files: Files) -> None:
     """Remove the files of a job's secrets if the job has ended: a shim that ended before a repeated launch removes nothing."""
-    if not plan.order.get("secrets"):
-        return
     outcomes = ledger.read_outcomes(files, plan.job.id).get(plan.job.id, {})
     if len(outcomes) >= len(plan.indices):
         _remove_secrets(plan, files)
@@ -299,11 +290,19 @@ def _remove_secrets(plan: LaunchPlan, files: Files) -> None:
 
 
 def bring_secrets(plan: LaunchPlan, files: Files, context: PlanContext) -> None:
-    """Read and write again the secrets whose files were removed when the job had ended."""
+    """Read secrets again whose files were removed when the job ended, and write them."""
     paths = {ref.name: f"{plan.folder}/{plan.order['secrets'][ref.name]}" for ref in plan.secrets}
     gone = [ref for ref in plan.secrets if files.read(paths[ref.name]) is None]
-    for name, value in read_values(gone, plan.target, context).items():
+    for name, value in _read_secrets(gone, plan, context).items():
         files.write(paths[name], value.encode(), mode=0o600)
+
+
+def _read_secrets(refs: Sequence[SecretRef], plan: LaunchPlan, context: PlanContext) -> dict[str, str]:
+    if not refs:
+        return {}
+    from runtime.client.jobs.secrets import read_values
+
+    return read_values(refs, plan.target, context)
 
 
 def _intent(prepared: Prepared, git: GitState | None) -> dict[str, Any]:
@@ -327,9 +326,9 @@ def _intent(prepared: Prepared, git: GitState | None) -> dict[str, Any]:
 
 
 def _store_snapshot(snapshot: Snapshot, plan: LaunchPlan, files: Files, progress: Callable[[str], None]) -> None:
-    """Stored once for all jobs of a user in the root, and beside each job under a name that the shim knows.
+    """Store the code once for all jobs of a user in the root, and beside each job under a name that the shim knows.
 
-    The shim looks at the bytes, so it does no harm where somebody else's file lies under the content id.
+    The shim checks the bytes, so another user's file under the content id does no harm.
     """
     assert plan.job.snapshot is not None
     name, common = f"{plan.folder}/{SNAPSHOT_FILE}", ledger.snapshot_name(plan.job.snapshot)
@@ -344,19 +343,16 @@ def _store_snapshot(snapshot: Snapshot, plan: LaunchPlan, files: Files, progress
 
 
 def _next_of_the_same(prepared: Prepared, files: Files) -> LaunchPlan:
-    """Find the plan of the first equal launch that was not made yet."""
+    """Return the plan of the first equal launch that was not made yet."""
     plan = prepared.plan
-    again = 0
-    while True:
-        identity = job_id(
-            owner=plan.job.owner, target=plan.target.name, spec=plan.spec, snapshot=plan.job.snapshot, again=again
-        )
-        if files.read(f"{job_folder(identity)}/intent.json") is None:
-            if identity == plan.job.id:
-                return plan
-            renamed = replace(plan.job, id=identity)
-            return prepared.launcher.plan(plan.spec, plan.target, renamed, prepared.context)
-        again += 1
+    ids = (
+        job_id(owner=plan.job.owner, target=plan.target.name, spec=plan.spec, snapshot=plan.job.snapshot, again=again)
+        for again in itertools.count()
+    )
+    identity = next(each for each in ids if files.read(f"{job_folder(each)}/intent.json") is None)
+    if identity == plan.job.id:
+        return plan
+    return prepared.launcher.plan(plan.spec, plan.target, replace(plan.job, id=identity), prepared.context)
 
 
 def _json(value: object) -> bytes:

@@ -1,26 +1,23 @@
-"""Decides all that a launch will do and does none of it: the spec for the target, the code, the job's id, the plan."""
+"""Decides everything about a launch and does none of it: the spec for the target, the code, the job's id, the plan."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from runtime.client.jobs.secrets import check_sources
-from runtime.errors import RequestRefused, UnknownName
+from runtime.client.jobs.targets import find_target, make_context
+from runtime.config import Settings
+from runtime.errors import NotPossible, RequestRefused, UnknownName
+from runtime.jobs.identity import owner_name
 from runtime.jobs.plan import Fidelity, FieldSupport, JobIdentity, LaunchPlan, PlanContext, Target
-from runtime.jobs.spec import CodeMode, JobSpec, parse_spec
+from runtime.jobs.spec import CodeMode, InvalidSpec, JobSpec, parse_spec
 from runtime.jobs.spec_fields import job_id, set_fields, spec_fields
 from runtime.launchers.base import Launcher
 from runtime.launchers.registry import get_launcher
 from runtime.snapshots.snapshot import Snapshot, SnapshotRules, make_snapshot
 from runtime.values import MISSING, dataclass, fields, replace
-
-if TYPE_CHECKING:
-    from runtime.config import Settings
-from runtime.jobs.identity import owner_name
 
 
 class FieldsRefused(RequestRefused):
@@ -38,14 +35,69 @@ class FieldsRefused(RequestRefused):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions:
     again: bool = False
-    """Start a new job although the same launch was made before."""
     ignore: tuple[str, ...] = ()
-    """Fields that may be dropped where the target refuses them."""
     experiment: str | None = None
     base: Path | None = None
     """Folder that the spec's relative paths start from; the working directory by default."""
     lifetime: timedelta | None = None
-    """Time after which the backend ends and removes the job by itself, if it can."""
+    """Time after which the backend ends and removes the job, if it can."""
+
+
+class Request:
+    """The job to launch, as a spec, the fields of a job file, or the words of a command.
+
+    A spec is parsed once for all targets without defaults, and once for each target that has some.
+    """
+
+    def __init__(self, job: JobSpec | Mapping[str, Any] | Sequence[str], *, source: str = "`runtime.launch`") -> None:
+        """`source` names the job in errors."""
+        if not isinstance(job, JobSpec | Mapping):
+            job = {"command": job if isinstance(job, str) else list(job)}
+        self._job, self._source = job, source
+        self._specs: dict[str, JobSpec] = {}
+
+    def choose_targets(self, names: Sequence[str], settings: Settings) -> list[Target]:
+        """Return the targets to try in order: `names`, or else the job's own choice. Raises `NotPossible` for none."""
+        wanted = names or _chosen_by(self._job)
+        try:
+            if wanted:
+                return [find_target(name, settings) for name in wanted]
+            hint = "runtime launch --on local …; `runtime targets list` says which there are"
+            raise NotPossible("no target is named", hint=hint)
+        except RequestRefused:
+            self._read_plain()  # faults of the job are reported first
+            raise
+
+    def spec_on(self, target: Target) -> JobSpec:
+        """Return the spec with the target's defaults in the fields that the job leaves open, at every depth.
+
+        The job's choice of a target is dropped, for it is no part of the job. Raises `InvalidSpec`.
+        """
+        if not target.defaults:
+            return self._read_plain()
+        if target.name not in self._specs:
+            self._specs[target.name] = self._read_merged(target)
+        return self._specs[target.name]
+
+    def _read_plain(self) -> JobSpec:
+        if "" not in self._specs:
+            spec = self._job if isinstance(self._job, JobSpec) else parse_spec(self._job, source=self._source)
+            self._specs[""] = replace(spec, placement=replace(spec.placement, on=())) if spec.placement.on else spec
+        return self._specs[""]
+
+    def _read_merged(self, target: Target) -> JobSpec:
+        source = f"the request with the defaults of target `{target.name}`"
+        written = spec_fields(self._job) if isinstance(self._job, JobSpec) else self._job
+        if _chosen_by(written):
+            written = {**written, "placement": {**written["placement"], "on": []}}
+        try:
+            spec = parse_spec(_merge(target.defaults, written), source=source)
+        except InvalidSpec:
+            self._read_plain()  # raises if the job is wrong without the defaults
+            raise
+        # A value that equals the field's own default leaves the place open; job ids of earlier versions depend on it.
+        left = _drop_equal(written, target.defaults, spec_fields(spec))
+        return spec if left == written else parse_spec(_merge(target.defaults, left), source=source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,17 +108,17 @@ class Prepared:
     launcher: Launcher
     context: PlanContext
     snapshot: Snapshot | None
-    base: Path
 
 
-def prepare(spec: JobSpec, target: Target, settings: Settings, options: LaunchOptions) -> Prepared:
-    """Decide everything that a launch will do, without doing any of it and without the network.
+def prepare(request: Request | JobSpec, target: Target, settings: Settings, options: LaunchOptions) -> Prepared:
+    """Decide everything about a launch, without the network and without any effect.
 
-    Reads the work tree, for the code's content id is part of the job's. Raises `FieldsRefused`, `RequestRefused`.
+    Reads the work tree, because the code's content id is part of the job's. Raises `FieldsRefused`, `RequestRefused`.
     """
-    launcher = get_launcher(target.kind)
-    base = options.base or Path.cwd()
-    spec = _drop_refused(_apply_defaults(spec, target), target, launcher, options.ignore)
+    if isinstance(request, JobSpec):
+        request = Request(request)
+    launcher, base = get_launcher(target.kind), options.base or Path.cwd()
+    spec = _drop_refused(request.spec_on(target), target, launcher, options.ignore)
     snapshot = _take_code(spec, base)
     code, owner = snapshot.id if snapshot else None, owner_name()
     identity = JobIdentity(
@@ -80,35 +132,25 @@ def prepare(spec: JobSpec, target: Target, settings: Settings, options: LaunchOp
     context = make_context(settings, base)
     plan = launcher.plan(spec, target, identity, context)
     if plan.order.get("secrets"):
+        from runtime.client.jobs.secrets import check_sources
+
         check_sources(plan.secrets)
-    return Prepared(plan=plan, launcher=launcher, context=context, snapshot=snapshot, base=base)
-
-
-def make_context(settings: Settings, base: Path | None = None) -> PlanContext:
-    return PlanContext(
-        settings=settings,
-        now=datetime.now(UTC),
-        base=base or Path.cwd(),
-        environ=dict(os.environ),
-        records=str(settings.data_dir / "jobs"),
-    )
+    return Prepared(plan=plan, launcher=launcher, context=context, snapshot=snapshot)
 
 
 def read_fidelity(spec: JobSpec, launcher: Launcher) -> dict[str, FieldSupport]:
-    """How each field that the spec sets is kept."""
+    """Return how the launcher keeps each field that the spec sets."""
     no_leaves = ("placement.on", "checkpoint", "array", "retry")
     return {name: launcher.keeps[name] for name in set_fields(spec) if name not in no_leaves}
 
 
-def _apply_defaults(spec: JobSpec, target: Target) -> JobSpec:
-    """The spec without the choice of a target, which is no part of what the job is, and with the target's defaults in
-    the places that the spec leaves open, at every depth."""
-    if spec.placement.on:
-        spec = replace(spec, placement=replace(spec.placement, on=()))
-    if not target.defaults:
-        return spec
-    merged = _merge(target.defaults, spec_fields(spec))
-    return parse_spec(merged, source=f"the request with the defaults of target `{target.name}`")
+def _chosen_by(job: JobSpec | Mapping[str, Any]) -> Sequence[str]:
+    """Return the targets that a job names. A malformed choice counts as none and is left to `parse_spec`."""
+    if isinstance(job, JobSpec):
+        return job.placement.on
+    placement = job.get("placement")
+    on = placement.get("on") if isinstance(placement, Mapping) else None
+    return on if isinstance(on, list | tuple) and all(isinstance(name, str) for name in on) else ()
 
 
 def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,6 +159,20 @@ def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         below = merged.get(key)
         merged[key] = _merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return merged
+
+
+def _drop_equal(
+    written: Mapping[str, Any], defaults: Mapping[str, Any], differing: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return `written` without the fields that `defaults` has too and that are not in `differing`."""
+    left = {}
+    for key, value in written.items():
+        default = defaults.get(key)
+        if isinstance(value, Mapping) and isinstance(default, Mapping):
+            left[key] = _drop_equal(value, default, differing.get(key, {}))
+        elif key not in defaults or key in differing:
+            left[key] = value
+    return left
 
 
 def _drop_refused(spec: JobSpec, target: Target, launcher: Launcher, ignore: Sequence[str]) -> JobSpec:
@@ -133,7 +189,7 @@ def _drop_refused(spec: JobSpec, target: Target, launcher: Launcher, ignore: Seq
 
 
 def _without(value: Any, path: Sequence[str]) -> Any:
-    """The dataclass with one leaf at its default; an object that is nothing without it goes as a whole."""
+    """Return the dataclass with one leaf at its default; an object that needs the leaf is dropped as a whole."""
     first, *rest = path
     field = next(each for each in fields(value) if each.name == first)
     default = field.default_factory() if field.default_factory is not MISSING else field.default

@@ -1,13 +1,14 @@
 """Whether a target works: every step of a launch tried for real, down to a probe job that runs there.
 
-The probe is a job like any other: a snapshot with one file that nobody else has, launched, followed, read back, removed.
-A step that fails says what to do, and those that need it are left out.
+The probe is a job like any other: a snapshot with one unique file, launched, followed, read back, removed. A step that
+fails has a hint, and the steps that depend on it are left out.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import secrets
 import tempfile
 import time
@@ -16,38 +17,30 @@ from contextlib import contextmanager
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from runtime.client.jobs.attempts import read_attempts
 from runtime.client.jobs.explain import describe_room, explain, read_facts
-from runtime.client.jobs.find import forget_job
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.launch import carry_out
-from runtime.client.jobs.prepare import LaunchOptions, Prepared, make_context, prepare
-from runtime.client.jobs.roots import open_target
-from runtime.client.jobs.targets import find_target
+from runtime.client.jobs.prepare import LaunchOptions, Prepared, prepare
+from runtime.client.jobs.status import read_attempts
+from runtime.client.jobs.targets import OpenTarget, find_target, forget_job, make_context, open_target
+from runtime.config import Settings
 from runtime.errors import InfrastructureFailure, RuntimeFailure
 from runtime.jobs import ledger
 from runtime.jobs.hosts.base import Files, Room
 from runtime.jobs.ledger import job_folder
-from runtime.jobs.spec import JobSpec, JobState, Outputs
-from runtime.launchers.registry import get_launcher
+from runtime.jobs.spec import Gpus, JobResources, JobSpec, JobState, Outputs
 from runtime.units import format_duration
 from runtime.values import dataclass
-
-if TYPE_CHECKING:
-    from runtime.config import Settings
-    from runtime.jobs.hosts.base import Host
-    from runtime.jobs.plan import Target
-    from runtime.launchers.base import Launcher
 
 LITTLE_SPACE: Final = 2 * 1024**3
 FEW_FILES: Final = 1000
 """A job that runs takes some 25 entries, and each run of an array 10, until they have ended."""
 CLEAN_UP: Final = timedelta(minutes=1)
-"""Added to how long a probe may take, before a backend that can ends it by itself."""
+"""Added to the probe's patience before the backend ends the probe itself, if it can."""
 SKEW_S: Final = 30.0
-"""Nothing compares two machines' clocks; people who read two logs do."""
+"""No code compares two machines' clocks; people who read two logs do."""
 _SCRIPT: Final = """
 echo "probe clock $(date +%s)"
 echo "probe host $(uname -n) $(uname -sm)"
@@ -66,13 +59,28 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One thing that was tried."""
-
     step: str
     """`settings`, `connection`, `records`, `launch`, `interpreter`, `run`, `write`, `read`, `space`, `gpus`, `clock`, `cleanup`"""
     verdict: Verdict
     text: str
     hint: str | None = None
+
+
+def _ok(step: str, text: str) -> Step:
+    return Step(step=step, verdict=Verdict.OK, text=text)
+
+
+def _warn(step: str, text: str, hint: str) -> Step:
+    return Step(step=step, verdict=Verdict.WARN, text=text, hint=hint)
+
+
+def _fail(step: str, text: str, hint: str | None = None) -> Step:
+    return Step(step=step, verdict=Verdict.FAIL, text=text, hint=hint)
+
+
+def _failed(step: str, problem: RuntimeFailure) -> Step:
+    facts = f" ({'; '.join(problem.facts)})" if problem.facts else ""
+    return _fail(step, problem.message + facts, problem.hint)
 
 
 def check_target(
@@ -83,52 +91,55 @@ def check_target(
     gpus: float | None = None,
     new_records: bool = False,
 ) -> Iterator[Step]:
-    """Try the target `name`; steps come as they are done. `gpus` asks the probe job for that many. With `new_records`
-    its record root is taken for a new one, in place of one that was used."""
+    """Try the target `name`, and yield each step when it is done. The probe job asks for `gpus`. With `new_records` the
+    record root may be another one than was used before."""
     try:
         target = find_target(name, settings)
-        launcher = get_launcher(target.kind)
-        yield Step(step="settings", verdict=Verdict.OK, text=f"launcher `{target.kind}`")
+        yield _ok("settings", f"launcher `{target.kind}`")
     except RuntimeFailure as problem:
         yield _failed("settings", problem)
         return
     try:
-        host = open_target(target, launcher, make_context(settings), new_records=new_records)
+        place = open_target(target, make_context(settings), new_records=new_records)
     except RuntimeFailure as problem:
         yield _failed("connection", problem)
         return
-    try:
-        yield from _check(target, launcher, host, settings, patience, gpus)
-    finally:
-        host.close()
+    with place:
+        yield from _check(place, settings, patience, gpus)
 
 
-def _check(
-    target: Target, launcher: Launcher, host: Host, settings: Settings, patience: timedelta, gpus: float | None
-) -> Iterator[Step]:
+def _check(place: OpenTarget, settings: Settings, patience: timedelta, gpus: float | None) -> Iterator[Step]:
     try:
-        yield _try_records(host.files)
+        yield _try_records(place.files)
     except RuntimeFailure as problem:
-        # The first thing asked of a host is also what finds it silent.
+        # The first request to a host also finds out whether it answers.
         yield _failed("connection" if isinstance(problem, InfrastructureFailure) else "records", problem)
         return
-    yield _try_space("space", host.files.room(), f"in the record root `{host.files.root}`")
+    yield _try_space("space", place.files.room(), f"in the record root `{place.files.root}`")
     with tempfile.TemporaryDirectory(prefix="runtime-probe-") as folder:
+        # No other tree has this file, so the probe never equals an earlier job.
         token = secrets.token_hex(16)
         (Path(folder) / "token").write_text(token + "\n")
+        spec = JobSpec(
+            command=("sh", "-c", _SCRIPT),
+            name="targets-check",
+            outputs=Outputs(),
+            resources=JobResources(gpus=Gpus(count=gpus)) if gpus else JobResources(),
+        )
+        options = LaunchOptions(base=Path(folder), lifetime=patience + CLEAN_UP)
         try:
-            prepared = _prepare_probe(target, settings, Path(folder), patience, gpus)
+            prepared = prepare(spec, place.target, settings, options)
         except RuntimeFailure as problem:
             yield _failed("launch", problem)
             return
-        yield from _run_probe(prepared, host, settings, token, patience, gpus)
+        yield from _run_probe(prepared, place, settings, token, patience, gpus)
 
 
 def _run_probe(
-    prepared: Prepared, host: Host, settings: Settings, token: str, patience: timedelta, gpus: float | None
+    prepared: Prepared, place: OpenTarget, settings: Settings, token: str, patience: timedelta, gpus: float | None
 ) -> Iterator[Step]:
     plan, began = prepared.plan, time.time()
-    probe = JobHandle(plan.job.id, plan.target, prepared.launcher, host)
+    probe = JobHandle(plan.job.id, plan.target, prepared.launcher, place.host)
     _clean_up_earlier(probe, settings)
     with _remembered(probe, settings):
         cleanup = None
@@ -139,7 +150,7 @@ def _run_probe(
                 yield _failed("launch", problem)
                 return
             with job:
-                yield Step(step="launch", verdict=Verdict.OK, text=f"probe job {job.id} was taken")
+                yield _ok("launch", f"probe job {job.id} was taken")
                 yield from _watch_probe(job, token, began, patience, gpus)
             cleanup = _clean_up(probe, settings)
             yield cleanup
@@ -156,40 +167,20 @@ def _try_records(files: Files) -> Step:
     finally:
         files.remove(name)
     if not first or second or read != text:
-        return Step(
-            step="records",
-            verdict=Verdict.FAIL,
-            text=f"`{files.root}` lets a second creation of one name through, or reads back something else",
-            hint="name another record root: `records` of the target; a folder needs hard links, a bucket preconditions",
+        return _fail(
+            "records",
+            f"`{files.root}` lets a second creation of one name through, or reads back something else",
+            "name another record root: `records` of the target; a folder needs hard links, a bucket preconditions",
         )
-    return Step(step="records", verdict=Verdict.OK, text=f"`{files.root}` is written, read back and creates once")
+    return _ok("records", f"`{files.root}` is written, read back and creates once")
 
 
 def _try_space(step: str, room: Room, where: str) -> Step:
     if room.bytes is None:
-        return Step(step=step, verdict=Verdict.OK, text=f"no limit {where}")
+        return _ok(step, f"no limit {where}")
     little = room.bytes < LITTLE_SPACE or (room.files is not None and room.files < FEW_FILES)
-    return Step(
-        step=step,
-        verdict=Verdict.WARN if little else Verdict.OK,
-        text=f"{describe_room(room)} free {where}",
-        hint="runtime gc, or name another place" if little else None,
-    )
-
-
-def _prepare_probe(
-    target: Target, settings: Settings, folder: Path, patience: timedelta, gpus: float | None
-) -> Prepared:
-    """Its tree has a file that no other has, so it is no job that was ever launched."""
-    from runtime.jobs.spec import Gpus, JobResources
-
-    spec = JobSpec(
-        command=("sh", "-c", _SCRIPT),
-        name="targets-check",
-        outputs=Outputs(),
-        resources=JobResources(gpus=Gpus(count=gpus)) if gpus else JobResources(),
-    )
-    return prepare(spec, target, settings, LaunchOptions(base=folder, lifetime=patience + CLEAN_UP))
+    text = f"{describe_room(room)} free {where}"
+    return _warn(step, text, "runtime gc, or name another place") if little else _ok(step, text)
 
 
 def _watch_probe(job: JobHandle, token: str, began: float, patience: timedelta, gpus: float | None) -> Iterator[Step]:
@@ -197,12 +188,8 @@ def _watch_probe(job: JobHandle, token: str, began: float, patience: timedelta, 
         status = job.wait(timeout_s=patience.total_seconds(), stuck=True)
     except TimeoutError:
         said = explain(read_facts(job))
-        yield Step(
-            step="run",
-            verdict=Verdict.FAIL,
-            text=f"it did not end within {format_duration(patience)}: {said.sentence}",
-            hint=said.hint or "--wait gives it longer",
-        )
+        text = f"it did not end within {format_duration(patience)}: {said.sentence}"
+        yield _fail("run", text, said.hint or "--wait gives it longer")
         return
     except RuntimeFailure as problem:
         yield _failed("run", problem)
@@ -213,14 +200,14 @@ def _watch_probe(job: JobHandle, token: str, began: float, patience: timedelta, 
         yield _interpreter(job)
     if status.state is not JobState.SUCCEEDED:
         said = explain(read_facts(job))
-        yield Step(step="run", verdict=Verdict.FAIL, text=said.sentence, hint=said.hint)
+        yield _fail("run", said.sentence, said.hint)
         for line in said.evidence:
-            yield Step(step="run", verdict=Verdict.FAIL, text=line)
+            yield _fail("run", line)
         return
     lines = b"".join(job.logs()).decode("utf-8", "replace").splitlines()
     said_by = {words[1]: words[2] for line in lines if len(words := line.split(" ", 2)) == 3 and words[0] == "probe"}
     took = format_duration(seen - began)
-    yield Step(step="run", verdict=Verdict.OK, text=f"on {said_by.get('host', 'an unnamed host')}, {took} in all")
+    yield _ok("run", f"on {said_by.get('host', 'an unnamed host')}, {took} in all")
     yield _read_back(job, token, attempts[-1].attempt if attempts else 1)
     if said_by.get("scratch", "").isdigit():
         yield _try_space("scratch", Room(int(said_by["scratch"]) * 1024), "where attempts run")
@@ -229,31 +216,19 @@ def _watch_probe(job: JobHandle, token: str, began: float, patience: timedelta, 
 
 
 def _interpreter(job: JobHandle) -> Step:
-    import json
-
     start = json.loads(job.files.read(f"{job_folder(job.id)}/runs/0/a0001/start.json") or b"{}")
     if not start:
-        return Step(
-            step="interpreter",
-            verdict=Verdict.FAIL,
-            text="the shim did not start",
-            hint=f"set `python` of target `{job.target.name}` to one from 3.6 on",
-        )
-    return Step(
-        step="interpreter", verdict=Verdict.OK, text=f"Python {start.get('python', 'of some kind')} runs the shim"
-    )
+        hint = f"set `python` of target `{job.target.name}` to one from 3.6 on"
+        return _fail("interpreter", "the shim did not start", hint)
+    return _ok("interpreter", f"Python {start.get('python', 'of some kind')} runs the shim")
 
 
 def _read_back(job: JobHandle, token: str, attempt: int) -> Step:
     content = job.files.read(f"{job_folder(job.id)}/runs/0/output/a{attempt:04d}/token") or b""
     if content.decode("utf-8", "replace").strip() == token:
-        return Step(step="read back", verdict=Verdict.OK, text="code went there, and what it wrote came back")
-    return Step(
-        step="read back",
-        verdict=Verdict.FAIL,
-        text="what the job wrote is not what was sent",
-        hint="the nodes see another folder than the record root: `records` of the target",
-    )
+        return _ok("read back", "code went there, and what it wrote came back")
+    hint = "the nodes see another folder than the record root: `records` of the target"
+    return _fail("read back", "what the job wrote is not what was sent", hint)
 
 
 def _gpus(said: dict[str, str], wanted: float | None) -> Step:
@@ -261,41 +236,28 @@ def _gpus(said: dict[str, str], wanted: float | None) -> Step:
     visible = said.get("visible", "").strip()
     text = f"{count} visible" + (f", CUDA_VISIBLE_DEVICES={visible}" if visible else "")
     if wanted and not count:
-        return Step(
-            step="gpus", verdict=Verdict.FAIL, text=text, hint="the driver's `nvidia-smi` lists none in the job"
-        )
-    return Step(step="gpus", verdict=Verdict.OK, text=text if count or visible else "none asked for, none visible")
+        return _fail("gpus", text, "the driver's `nvidia-smi` lists none in the job")
+    return _ok("gpus", text if count or visible else "none asked for, none visible")
 
 
 def _clock(said: dict[str, str], began: float, seen: float) -> Step:
-    """How far the node's clock is from ours at least: its time lies between our two."""
+    """Compare the node's clock with ours: its time lies between our two."""
     if not said.get("clock", "").isdigit():
-        return Step(
-            step="clock", verdict=Verdict.WARN, text="the node told no time", hint="see whether `date` is there"
-        )
+        return _warn("clock", "the node told no time", "see whether `date` is there")
     at = int(said["clock"])
     distance = max(0.0, began - (at + 1), at - seen)
     if distance > SKEW_S:
-        return Step(
-            step="clock",
-            verdict=Verdict.WARN,
-            text=f"at least {format_duration(distance)} apart",
-            hint="harmless for jobs; times in logs of two machines do not compare",
-        )
-    return Step(step="clock", verdict=Verdict.OK, text="no distance that can be seen" if not distance else "close")
+        hint = "harmless for jobs; times in logs of two machines do not compare"
+        return _warn("clock", f"at least {format_duration(distance)} apart", hint)
+    return _ok("clock", "no distance that can be seen" if not distance else "close")
 
 
 def _clean_up(job: JobHandle, settings: Settings) -> Step:
-    """End the probe, whatever became of it, and remove all of it. Safe to repeat."""
+    """End the probe in any state and remove all of it. Safe to repeat."""
     try:
         entry = ledger.read_entry(job.files, job.id)
         if entry is not None and (left := job.cancel() or job.sweep()):
-            return Step(
-                step="cleanup",
-                verdict=Verdict.FAIL,
-                text=f"left over: {'; '.join(left)}",
-                hint=f"runtime cancel {job.id[:10]}",
-            )
+            return _fail("cleanup", f"left over: {'; '.join(left)}", f"runtime cancel {job.id[:10]}")
         if entry is not None and entry.snapshot is not None:
             job.files.remove(ledger.snapshot_name(entry.snapshot))
         for name in job.files.names("done", f"{job.id}."):
@@ -305,15 +267,12 @@ def _clean_up(job: JobHandle, settings: Settings) -> Step:
         _note_of(job, settings).unlink(missing_ok=True)
     except RuntimeFailure as problem:
         return _failed("cleanup", problem)
-    return Step(step="cleanup", verdict=Verdict.OK, text="nothing left")
-
-
-# what a check that was killed leaves
+    return _ok("cleanup", "nothing left")
 
 
 @contextmanager
 def _remembered(job: JobHandle, settings: Settings) -> Iterator[None]:
-    """Keep on this machine that a probe is under way, for the next check to end it if this one is killed.
+    """Note on this machine that a probe is under way, so that the next check ends it if this one is killed.
 
     A folder that cannot be written stops no check.
     """
@@ -329,7 +288,7 @@ def _remembered(job: JobHandle, settings: Settings) -> Iterator[None]:
 
 
 def _clean_up_earlier(job: JobHandle, settings: Settings) -> None:
-    """End probes of the same place whose check is gone."""
+    """End probes of the same place whose check was killed."""
     for note in sorted(_note_of(job, settings).parent.glob("j-*")):
         with contextlib.suppress(OSError), note.open() as opened:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held as long as its check lives
@@ -343,8 +302,3 @@ def _note_of(job: JobHandle, settings: Settings) -> Path:
 
 def _place_of(job: JobHandle) -> str:
     return f"{job.target.name}\n{job.files.root}\n"
-
-
-def _failed(step: str, problem: RuntimeFailure) -> Step:
-    facts = f" ({'; '.join(problem.facts)})" if problem.facts else ""
-    return Step(step=step, verdict=Verdict.FAIL, text=problem.message + facts, hint=problem.hint)

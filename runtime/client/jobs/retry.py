@@ -1,24 +1,27 @@
-"""Runs of a job once more: those that failed, by hand; and what an interruption took away.
+"""Starts runs of a job once more: failed ones by hand, and interrupted ones.
 
-Where the launcher starts shims itself, or can submit some of a launch again, the same job goes on as its next epoch: its order says which attempts are
-forgiven, results of the runs that go again are put aside, and the shim that starts claims the later epoch. Elsewhere a
-new job of the same order is made, in whose folder the runs that need not go again have their result already. Killed at
-any step and run again, nothing runs twice.
+If the launcher starts shims itself, or can submit part of a launch again, the same job continues as its next epoch: its
+order names the attempts that are forgiven, results of the runs that start again are put aside, and the new shim claims the
+later epoch. Other launchers get a new job of the same order, whose folder already has the results of the other runs.
+Killed at any step and run again, nothing runs twice.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from runtime.client.jobs.handle import JobHandle
-from runtime.client.jobs.launch import bring_secrets, carry_out
-from runtime.client.jobs.prepare import LaunchOptions, Prepared, make_context
+from runtime.client.jobs.launch import carry_out, submit_again, write_order
+from runtime.client.jobs.prepare import LaunchOptions, Prepared
+from runtime.client.jobs.targets import make_context
+from runtime.config import Settings
 from runtime.errors import NotPossible
 from runtime.faults import reach
 from runtime.jobs import ledger
@@ -30,25 +33,21 @@ from runtime.jobs.lock import Lock
 from runtime.jobs.order import SNAPSHOT_FILE
 from runtime.jobs.plan import JobIdentity, LaunchPlan, NativePart
 from runtime.jobs.spec import JobSpec, JobState, parse_spec
+from runtime.jobs.spec_fields import job_id
 from runtime.launchers.base import Resubmits
 from runtime.shim.program import build_shim
 from runtime.snapshots.snapshot import Snapshot
 from runtime.units import format_time
 from runtime.values import dataclass, replace
 
-if TYPE_CHECKING:
-    from runtime.config import Settings
-
 QUIET_S: Final = 15.0
-"""How long a shim that committed its last result may take to go."""
+"""Time that a shim may take to exit after it committed its last result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rerun:
-    """What goes once more."""
-
     job: str
-    """Another job where `new` is True."""
+    """Another job if `new` is True."""
     indices: tuple[int, ...]
     native_id: str
     new: bool
@@ -62,9 +61,9 @@ def retry_job(
     indices: Sequence[int] = (),
     progress: Callable[[str], None] = lambda text: None,
 ) -> Rerun:
-    """Run the failed runs of a job once more with new budgets, or those that are named.
+    """Start the failed runs of a job, or `indices`, once more with new budgets.
 
-    Raises `NotPossible` while the job runs, and where nothing of it failed.
+    Raises `NotPossible` while the job runs, and if none of its runs failed.
     """
     status, _ = job.look()
     chosen = choose_runs(status, indices)
@@ -76,7 +75,7 @@ def retry_job(
 def start_anew(
     job: JobHandle, settings: Settings, *, progress: Callable[[str], None] = lambda text: None
 ) -> Rerun | None:
-    """Start again what was taken away, as a backend that requeues does: nothing is forgiven. None if nothing is open."""
+    """Start interrupted runs again, as a backend that requeues does: nothing is forgiven. None if no run is open."""
     entry = job.entry()
     first = entry.first_index
     left = [index for index in range(first, first + entry.indices) if index not in entry.outcomes]
@@ -84,7 +83,7 @@ def start_anew(
 
 
 def choose_runs(status: JobStatus, indices: Sequence[int]) -> list[int]:
-    """The runs that go again: those named, else those that failed, else those that were cancelled."""
+    """Choose the runs to start again: `indices`, or else the failed ones, or else the cancelled ones."""
     entry = status.entry
     if not status.state.terminal:
         raise NotPossible(
@@ -107,9 +106,6 @@ def choose_runs(status: JobStatus, indices: Sequence[int]) -> list[int]:
     return chosen
 
 
-# the same job, its next epoch
-
-
 def _next_epoch(
     job: JobHandle,
     indices: Sequence[int],
@@ -118,7 +114,7 @@ def _next_epoch(
     status: JobStatus | None,
     progress: Callable[[str], None],
 ) -> Rerun:
-    """Start these runs again, forgiven what they did before `status` was read; with None nothing is forgiven."""
+    """Start these runs again. Attempts from before `status` was read are forgiven; with None nothing is forgiven."""
     forgive = status is not None
     _wait_until_quiet(job)
     lock = Lock(job.files, job.id, f"{owner_name()}@{socket.gethostname()}")
@@ -131,12 +127,13 @@ def _next_epoch(
         plan = _restore_plan(job, entry, indices)
         gone_on_with = {each.part for each in adopted}
         left = [part for part in plan.parts if part.native.get("number", 0) not in gone_on_with]
-        # Of a part that an earlier try began to submit, what is there may be the new attempts'.
-        untried = [part for part in left if not _was_tried(job, part, epoch)]
+        # If an earlier try began to submit a part, its attempts may already be the new ones.
+        submits = f"{plan.folder}/submit"
+        untried = [part for part in left if not job.files.names(submits, f"{epoch}.{part.native.get('number', 0)}.")]
         fresh = {index for part in untried for index in range(part.offset, part.offset + part.count)}
         _unfold(job, plan, sorted(fresh & set(indices)))
         if status is not None and isinstance(job.launcher, Resubmits):
-            # The native job that could tell how these ended is asked no more.
+            # No later look asks the old native job how these runs ended.
             for each in status.indices:
                 if each.index in fresh and each.index not in {*indices, *entry.outcomes}:
                     ledger.record_end(job.files, job.id, each)
@@ -145,26 +142,16 @@ def _next_epoch(
         if forgive:
             forgiven |= {str(index): max(job.attempts(index), default=0) for index in sorted(fresh)}
         plan = replace(plan, order={**plan.order, "epoch": epoch, "forgiven": forgiven})
-        folder = plan.folder
-        bring_secrets(plan, job.files, make_context(settings))
-        job.files.write(f"{folder}/shim.py", build_shim(), mode=0o700)
-        job.files.write(f"{folder}/order.json", json.dumps(plan.order, sort_keys=True, indent=1).encode() + b"\n")
-        job.files.write(f"{folder}/{ledger.EPOCH}", str(epoch).encode())
-        reach("launch.reordered")
+        write_order(plan, job.files, make_context(settings))
         if forgive:
             for name in ["cancel", "stopped", *(f"cancel.{index}" for index in indices)]:
-                job.files.remove(f"{folder}/{name}")
+                job.files.remove(f"{plan.folder}/{name}")
         for part in left:
             if forgive:
                 served = range(part.offset, part.offset + part.count)
                 _put_aside(job, entry, sorted(fresh & set(served)), epoch - 1)
             reach("launch.forgiven")
-            lock.ensure_held()
-            native_id = job.launcher.submit(plan, part, job.host)
-            reach("launch.resubmitted")
-            number = part.native.get("number", 0)
-            native = NativeJob(name=part.name, native_id=native_id, part=number, epoch=epoch, at=ledger.now())
-            ledger.record_native(job.files, job.id, native)
+            native_id = submit_again(plan, part, job, lock, part.native.get("number", 0))
             progress(f"started {native_id} on {job.target.name}")
             started.append(native_id)
     finally:
@@ -173,7 +160,7 @@ def _next_epoch(
 
 
 def _adopt(job: JobHandle) -> list[NativeJob]:
-    """Note native jobs of the next epoch that have begun, and whose launcher died before it could: they are gone on with."""
+    """Record native jobs of the next epoch whose launcher died before it recorded them; the retry continues with them."""
     entry = job.entry()
     names = dict(enumerate(entry.intent.get("parts", ()))) or {0: job.id}
     epoch = max((each.epoch for each in entry.natives), default=1) + 1
@@ -187,12 +174,8 @@ def _adopt(job: JobHandle) -> list[NativeJob]:
     return found
 
 
-def _was_tried(job: JobHandle, part: NativePart, epoch: int) -> bool:
-    return bool(job.files.names(f"{job_folder(job.id)}/submit", f"{epoch}.{part.native.get('number', 0)}."))
-
-
 def _unfold(job: JobHandle, plan: LaunchPlan, indices: Sequence[int]) -> None:
-    """Put the files of a job that has ended back where a shim looks for them."""
+    """Put the files of a job that has ended back to where a shim looks for them."""
     if not indices:
         return
     words = [find_python(job.target.settings, job.host), "-", f"{job.files.root}/{plan.folder}", "--unfold"]
@@ -225,7 +208,7 @@ def _wait_until_quiet(job: JobHandle) -> None:
 
 
 def _restore_plan(job: JobHandle, entry: LedgerEntry, indices: Sequence[int]) -> LaunchPlan:
-    """What was decided at the launch, read back from the ledger: later edits of files and settings change nothing."""
+    """Read the launch's plan back from the ledger: later edits of files and settings change nothing."""
     folder = job_folder(job.id)
     resubmits = isinstance(job.launcher, Resubmits)
     names = job.files.names(f"{folder}/artefacts") if resubmits else ["command"]
@@ -251,7 +234,7 @@ def _restore_plan(job: JobHandle, entry: LedgerEntry, indices: Sequence[int]) ->
 def _restore_parts(
     job: JobHandle, entry: LedgerEntry, artefacts: Mapping[str, str], indices: Sequence[int]
 ) -> tuple[list[NativePart], str]:
-    """The parts, and the record root as it was planned, which may begin with `~`."""
+    """Return the parts, and the record root of the plan, which may begin with `~`."""
     if isinstance(job.launcher, Resubmits):
         return job.launcher.restore_parts(artefacts, entry.intent["parts"], indices), job.files.root
     words = shlex.split(artefacts["command"])
@@ -265,7 +248,7 @@ def _read_spec(text: bytes, job: str) -> JobSpec:
 
 
 def _put_aside(job: JobHandle, entry: LedgerEntry, indices: Sequence[int], epoch: int) -> None:
-    """Results of the runs that go again, kept under another name; then no outcome stands in the way."""
+    """Keep results of the runs that start again under another name, so that no outcome is in the way."""
     results = job.files.read_many([f"{job_folder(job.id)}/runs/{index}/result" for index in indices])
     for name, content in results.items():
         job.files.create(f"{name}.{epoch}", content)
@@ -274,9 +257,6 @@ def _put_aside(job: JobHandle, entry: LedgerEntry, indices: Sequence[int], epoch
         outcome = entry.outcomes.get(index)
         if outcome is not None:
             job.files.remove(f"done/{job.id}.{index}.{outcome.reason}.{outcome.code}.{outcome.attempt}")
-
-
-# another job of the same
 
 
 def _as_new_job(
@@ -306,34 +286,26 @@ def _as_new_job(
     plan = job.launcher.plan(spec, job.target, identity, context)
     done = {index: outcome for index, outcome in entry.outcomes.items() if index not in set(indices)}
     _carry_over(job, identity.id, done)
-    prepared = Prepared(plan=plan, launcher=job.launcher, context=context, snapshot=snapshot, base=context.base)
+    prepared = Prepared(plan=plan, launcher=job.launcher, context=context, snapshot=snapshot)
     with carry_out(prepared, LaunchOptions(), progress) as made:
         natives = made.entry().natives
     return Rerun(
-        job=identity.id,
-        indices=tuple(indices),
-        native_id=natives[0].native_id if natives else "",
-        new=True,
-        epoch=1,
+        job=identity.id, indices=tuple(indices), native_id=natives[0].native_id if natives else "", new=True, epoch=1
     )
 
 
 def _free_id(job: JobHandle, spec: JobSpec, entry: LedgerEntry) -> str:
-    from runtime.jobs.spec_fields import job_id
-
-    again = 0
-    while True:
-        found = job_id(
-            owner=owner_name(), target=job.target.name, spec=spec, snapshot=f"{entry.snapshot} {job.id}", again=again
-        )
-        # One whose launch was interrupted is gone on with.
-        if job.files.read(f"{job_folder(found)}/launched") is None:
-            return found
-        again += 1
+    snapshot = f"{entry.snapshot} {job.id}"
+    ids = (
+        job_id(owner=owner_name(), target=job.target.name, spec=spec, snapshot=snapshot, again=again)
+        for again in itertools.count()
+    )
+    # A launch that was interrupted goes on.
+    return next(found for found in ids if job.files.read(f"{job_folder(found)}/launched") is None)
 
 
 def _carry_over(job: JobHandle, to: str, done: Mapping[int, ledger.Outcome]) -> None:
-    """Results of the runs that need not go again, in the new job's folder: a shim that finds one ends with it."""
+    """Copy results of the other runs into the new job's folder: a shim that finds one ends with it."""
     for index, outcome in done.items():
         result: dict[str, Any] = {
             "reason": outcome.reason.value,

@@ -1,7 +1,7 @@
-"""Values of a job's secrets, read where it is launched and with the rights of whoever launches it.
+"""Values of a job's secrets, read on the launching machine with the rights of the launching user.
 
 A value goes from its source into a file of mode 0600 in the run folder, or into a Secret that its Kubernetes Job owns, and
-nowhere else: no plan reads one, and none is in an argument list, an error, a log or anything that is printed.
+nowhere else: plans, argument lists, errors, logs and output never contain one.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from runtime.stack.google_api import GoogleApi, GoogleRefused
 
 OLDER_VERSIONS: Final = 20
-"""How many versions below a disabled one are tried, as on the head of a cluster."""
+"""Number of versions below a disabled one that are tried, as on the head of a cluster."""
 MOST_BYTES: Final = 1 << 20
-"""Of a secret in a file; what is longer was not meant, and some files have no end."""
+"""Longest secret in a file; a longer file was named by mistake, and some files have no end."""
 _OF_STACK: Final = "secret-manager"
 
 
 def check_sources(refs: Sequence[SecretRef]) -> None:
-    """Raise `NotPossible` for a reference that is not read where a job is launched; nothing is read."""
+    """Raise `NotPossible` for a reference that the launching machine cannot read; reads nothing."""
     for ref in refs:
         if _scheme(ref) not in ("env", "file", _OF_STACK):
             raise NotPossible(
@@ -40,11 +40,11 @@ def check_sources(refs: Sequence[SecretRef]) -> None:
 
 
 def read_values(refs: Sequence[SecretRef], target: Target, context: PlanContext) -> dict[str, str]:
-    """Variable → value of every reference; all of them, or none.
+    """Return the values of all references by variable, or raise.
 
-    What lies on this machine is read first, and the network only where a secret is the stack's. Raises `NotPossible` for
-    what is not there, may not be read, or can be no variable's value; `UnknownName` for a secret that the stack does not
-    have; `InfrastructureFailure` where Secret Manager does not answer.
+    Sources on this machine come first, and the network only for secrets of the stack. Raises `NotPossible` for a value
+    that is missing, unreadable or no text; `UnknownName` for a secret that the stack does not have;
+    `InfrastructureFailure` if Secret Manager does not answer.
     """
     check_sources(refs)
     of_stack = [ref for ref in refs if _scheme(ref) == _OF_STACK]
@@ -84,25 +84,18 @@ def _read_here(ref: SecretRef, context: PlanContext) -> bytes:
 
 
 def _as_text(ref: SecretRef, value: bytes) -> str:
-    """Raises `NotPossible` for what no variable can carry; without saying what it is."""
-    if b"\0" in value:
-        raise NotPossible(
-            f"the value of secret `{ref.name}` holds a zero byte, which no variable can carry",
-            facts=[f"read from {ref.source}"],
-            hint="keep it encoded, such as with base64, and decode it in the command",
-        )
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        pass  # raised below, for this one holds the value
+    """Raise `NotPossible` for a value that no variable can carry, without the value in the error."""
+    fault = "holds a zero byte, which no variable can carry"
+    if b"\0" not in value:
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            fault = "is no UTF-8"  # raised below, because this error contains the value
     raise NotPossible(
-        f"the value of secret `{ref.name}` is no UTF-8",
+        f"the value of secret `{ref.name}` {fault}",
         facts=[f"read from {ref.source}"],
         hint="keep it encoded, such as with base64, and decode it in the command",
     )
-
-
-# the stack's
 
 
 def _read_of_stack(refs: Sequence[SecretRef], target: Target, settings: Settings) -> dict[str, str]:
@@ -124,7 +117,6 @@ def _read_of_stack(refs: Sequence[SecretRef], target: Target, settings: Settings
 
 
 def _read_newest(name: str, secret: SecretOutput, outputs: StackOutputs, api: GoogleApi) -> bytes:
-    """The newest version that is enabled."""
     from runtime.stack.google_api import GoogleRefused
 
     try:
@@ -133,7 +125,7 @@ def _read_newest(name: str, secret: SecretOutput, outputs: StackOutputs, api: Go
         newest = re.search(r"/versions/(\d+)\]", refused.message) if refused.status == 400 else None
         if newest is None:
             raise _explain(refused, name, outputs.stack) from refused
-    # `latest` is the newest one, enabled or not, and to list them takes a right that reading does not.
+    # `latest` is the newest one, enabled or not, and listing takes a right that reading does not.
     first = int(newest.group(1)) - 1
     for number in range(first, max(0, first - OLDER_VERSIONS), -1):
         try:

@@ -1,40 +1,43 @@
-"""What became of jobs, for people to read: the overview of a target, one job in full, why it waits or failed, its log.
+"""The status of jobs for people: the overview of a target, one job in full, and its attempts.
 
-Reads the ledger and what the shim wrote beside it, and asks each backend once. A backend that does not answer makes
-states unknown and is never an error of the look itself.
+Reads the ledger and the shim's files beside it, and asks each backend once. A backend that does not answer makes states
+unknown and raises nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
-from runtime.client.jobs.attempts import AttemptView, tell_attempts
+from runtime.client.jobs.gc import tidy
 from runtime.client.jobs.handle import JobHandle
-from runtime.client.jobs.leftovers import tidy
+from runtime.client.jobs.targets import OpenTarget
 from runtime.errors import InfrastructureFailure, RuntimeFailure
 from runtime.jobs import ledger
-from runtime.jobs.hosts.base import Files, Host
+from runtime.jobs.hosts.base import Files
 from runtime.jobs.identity import owner_name
 from runtime.jobs.ledger import IndexStatus, JobStatus, LedgerEntry, check_index, job_folder
-from runtime.jobs.plan import NativeState, Target
+from runtime.jobs.plan import NativeStart, NativeState
 from runtime.jobs.spec import Dependency, JobState, When
-from runtime.launchers.base import Launcher
+from runtime.launchers.base import RemembersStarts
 from runtime.launchers.standing import judge_many
 from runtime.reasons import EndReason
 from runtime.shim.fold import FOLDED
-from runtime.values import dataclass
+from runtime.values import dataclass, replace
 
 NEWEST: Final = 10
-"""Jobs that an overview shows whatever became of them."""
+"""Number of newest jobs that an overview shows in any state."""
 RECENT: Final = timedelta(days=1)
+ATTEMPTS_SHOWN: Final = 20
+UNTOLD: Final = ("stopped", EndReason.LOST)
+"""Ends of attempts without a cause."""
+NEAR: Final = timedelta(minutes=1)
+"""Largest distance between the clocks of a node and of the backend."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLine:
-    """One job in an overview."""
-
     job: str
     name: str
     target: str
@@ -45,48 +48,56 @@ class JobLine:
     totals: Mapping[JobState, int]
     launched_at: datetime
     ended_at: datetime | None
-    """Of a job that failed, where its result says it."""
+    """When a failed job ended, if its result has the time."""
     new: bool = False
-    """It failed since you last looked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetJobs:
-    """The jobs of one target."""
-
     target: str
     records: str
     jobs: tuple[JobLine, ...] = ()
-    """What runs or waits, what failed in the last day, and the newest."""
+    """Jobs that run or wait, jobs that failed in the last day, and the newest."""
     left_out: int = 0
-    """Older ones that have ended."""
     problem: str | None = None
     """Why the target, or the backend behind its record root, did not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AfterView:
-    """A job that another one comes after."""
-
     job: str
     when: When
     state: JobState | None
     """None if the record root has no such job any more, or shows it to its owner alone."""
     reason: EndReason | None
     hopeless: bool
-    """It has ended, and not as is waited for."""
+    """The job has ended in another way than is waited for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptView:
+    index: int
+    attempt: int
+    native: str | None
+    host: str | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    reason: EndReason | str | None
+    """None while it runs, or if it left no end and no later attempt began."""
+    exit_code: int | None
+    message: str
+    restarts: int | None = None
+    """Earlier starts of its native job by the backend; None if the backend does not count them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeView:
-    """One native job, and what its backend says of it."""
-
     native_id: str
     name: str
     part: int
     epoch: int
     state: JobState | None
-    """None where nothing was asked, because every run has its result."""
+    """None if every run has its result, so that the backend was not asked."""
     raw: str
     where: str
     message: str
@@ -94,8 +105,6 @@ class NativeView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """One job in full."""
-
     job: str
     name: str
     target: str
@@ -113,21 +122,20 @@ class JobView:
     cancelled: bool
     natives: tuple[NativeView, ...]
     attempts: tuple[AttemptView, ...]
-    """Of the run that was asked for, or of a job that is one run."""
+    """Attempts of the run that was asked for, or of a job with one run."""
     indices: tuple[IndexStatus, ...]
-    """Runs that have not succeeded; of a job that is one run, that one."""
+    """Runs that have not succeeded, or the only run."""
     records: str
     logs: str
     outputs: str
     after: tuple[AfterView, ...] = ()
-    """The jobs that it comes after, as long as nothing of it has begun."""
+    """The jobs that it comes after, until its first run begins."""
     problem: str | None = None
-    """Why the backend did not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SilentJob:
-    """A job of which nothing can be told, because its target does not answer."""
+    """A job whose state is unknown because its target does not answer."""
 
     job: str
     target: str
@@ -136,17 +144,12 @@ class SilentJob:
     state: JobState = JobState.UNKNOWN
 
 
-# many jobs
-
-
-def read_target(
-    target: Target, launcher: Launcher, host: Host, *, now: datetime, looked_at: datetime | None = None
-) -> TargetJobs:
-    """The jobs of a target: one listing of outcomes, two reads, and one question to the backend."""
-    files = host.files
+def read_target(place: OpenTarget, *, now: datetime, looked_at: datetime | None = None) -> TargetJobs:
+    """Read the jobs of a target with one listing of outcomes, two reads, and one question to the backend."""
+    files = place.files
     entries = ledger.read_many_entries(files, ledger.list_jobs(files))
     silent: list[InfrastructureFailure] = []
-    judged = judge_many(entries, target, launcher, host, tell=silent.append)
+    judged = judge_many(entries, place.target, place.launcher, place.host, tell=silent.append)
     ranked = sorted(judged, key=lambda each: each.entry.launched_at, reverse=True)
     failed = [each for each in ranked if each.state is JobState.FAILED]
     ended = read_ends(files, failed[:50])
@@ -155,10 +158,10 @@ def read_target(
         for place, status in enumerate(ranked)
         if place < NEWEST or not status.state.terminal or _is_recent(status, ended, now)
     ]
-    tidy(chosen, target, launcher, host, owner=owner_name())
+    tidy(chosen, place, owner=owner_name())
     shown = [_line(status, ended.get(status.entry.id), looked_at) for status in chosen]
     return TargetJobs(
-        target=target.name,
+        target=place.target.name,
         records=files.root,
         jobs=tuple(shown),
         left_out=len(ranked) - len(shown),
@@ -167,7 +170,7 @@ def read_target(
 
 
 def read_ends(files: Files, statuses: Iterable[JobStatus]) -> dict[str, datetime]:
-    """Job → when its first failed run ended, in one read."""
+    """Return when the first failed run of each job ended, in one read."""
     names = {}
     for status in statuses:
         failed = [index for index, each in status.entry.outcomes.items() if ledger.state_of(each.reason).terminal]
@@ -202,15 +205,14 @@ def _line(status: JobStatus, ended: datetime | None, looked_at: datetime | None)
 
 
 def totals_of(counts: Mapping[JobState, int]) -> dict[JobState, int]:
-    """Every state with its number."""
     return {state: counts.get(state, 0) for state in JobState}
 
 
 def read_job(job: JobHandle, *, index: int | None = None, failed_only: bool = False) -> JobView:
-    """A job in full; `index` asks for the attempts of that run."""
+    """Read a job in full, with the attempts of run `index`."""
     silent: list[InfrastructureFailure] = []
     status, said = job.look(tell=silent.append)
-    tidy([status], job.target, job.launcher, job.host, owner=owner_name())
+    tidy([status], job, owner=owner_name())
     entry = status.entry
     chosen = check_index(entry, index) if index is not None else entry.first_index if entry.indices == 1 else None
     indices = [each for each in status.indices if entry.indices == 1 or each.state is not JobState.SUCCEEDED]
@@ -248,7 +250,7 @@ def read_job(job: JobHandle, *, index: int | None = None, failed_only: bool = Fa
 
 
 def read_after(job: JobHandle, entry: LedgerEntry) -> list[AfterView]:
-    """How the jobs stand that it comes after; none once anything of it has begun."""
+    """Read the jobs that this one comes after; none once one of its runs has begun."""
     wanted = [Dependency.read(text) for text in entry.intent.get("after", ())]
     if not wanted or entry.outcomes or job.files.names(f"{job_folder(job.id)}/runs"):
         return []
@@ -258,7 +260,7 @@ def read_after(job: JobHandle, entry: LedgerEntry) -> list[AfterView]:
         try:
             status, _ = JobHandle(each.job, job.target, job.launcher, job.host).look()
         except RuntimeFailure:
-            pass  # it was collected since, or is somebody else's
+            pass  # it was collected since, or belongs to another user
         found.append(
             AfterView(
                 job=each.job,
@@ -285,7 +287,7 @@ def describe_after(each: AfterView) -> str:
 def _native_views(entry: LedgerEntry, states: Sequence[NativeState]) -> Iterator[NativeView]:
     said: dict[str, NativeState] = {}
     for each in states:
-        # Of an array some backends tell member by member; the first stands for it.
+        # Some backends report an array member by member; the first one stands for the array.
         said.setdefault(each.native_id, each)
         said.setdefault(each.native_id.rpartition("_")[0], each)
     for native in entry.natives:
@@ -300,3 +302,95 @@ def _native_views(entry: LedgerEntry, states: Sequence[NativeState]) -> Iterator
             where=state.where if state else "",
             message=state.message if state else "",
         )
+
+
+def read_attempts(files: Files, job: str, index: int) -> list[AttemptView]:
+    run = f"{job_folder(job)}/runs/{index}"
+    numbers = ledger.list_attempts(files, job, index)[-ATTEMPTS_SHOWN:]
+    ends = {
+        number: next((name for name in files.names(f"{run}/a{number:04d}", "end.") if name.count(".") == 2), None)
+        for number in numbers
+    }
+    wanted = [f"{run}/result", *(f"{run}/a{number:04d}/start.json" for number in numbers)]
+    wanted += [f"{run}/a{number:04d}/{name}" for number, name in ends.items() if name]
+    read = ledger.read_objects(files, wanted)
+    result = read.get(f"{run}/result", {})
+    found = []
+    for number in numbers:
+        start = read.get(f"{run}/a{number:04d}/start.json", {})
+        end = read.get(f"{run}/a{number:04d}/{ends[number]}", {})
+        if not end and result.get("attempt") == number:
+            end = result
+        if not end and number != numbers[-1]:
+            end = {"reason": EndReason.LOST, "message": "it left no word, and the next one began"}
+        if end.get("reason") == "stopped" and "failures" in start:
+            from runtime.shim.retry import name_end
+
+            then = read.get(f"{run}/a{number + 1:04d}/start.json", {})
+            end = name_end(end, start["failures"], then.get("failures"), None)  # type: ignore[no-untyped-call]
+        found.append(
+            AttemptView(
+                index=index,
+                attempt=number,
+                native=start.get("native"),
+                host=start.get("host"),
+                started_at=_at(start),
+                ended_at=_at(end),
+                reason=end.get("reason"),
+                exit_code=end.get("code"),
+                message=end.get("message", ""),
+                restarts=start.get("restarts"),
+            )
+        )
+    return found
+
+
+def tell_attempts(job: JobHandle, entry: LedgerEntry, index: int) -> list[AttemptView]:
+    """Read the newest attempts of a run, with the backend's reasons for ends that the attempts could not know."""
+    attempts = read_attempts(job.files, job.id, index)
+    untold = {each.native for each in attempts if each.reason in UNTOLD}
+    names = {each.native_id: each.name for each in entry.natives if each.native_id in untold}
+    if not names or not isinstance(job.launcher, RemembersStarts):
+        return attempts
+    try:
+        starts = job.launcher.list_starts(job.target, names, index, job.host)
+    except RuntimeFailure:
+        return attempts
+    return join_starts(attempts, starts, entry.kind)
+
+
+def join_starts(attempts: Sequence[AttemptView], starts: Sequence[NativeStart], kind: str) -> list[AttemptView]:
+    """Give attempts the backend's reason for the start that each ran in; if one start had several attempts, the last one
+    ended with it."""
+    last = {start: each.attempt for each in attempts if (start := _start_of(each, starts)) is not None}
+    reasons = {attempt: start for start, attempt in last.items() if start.reason is not None}
+    return [
+        replace(each, reason=start.reason, message=f"{kind} says of that start: {start.raw}")
+        if each.reason in UNTOLD and (start := reasons.get(each.attempt))
+        else each
+        for each in attempts
+    ]
+
+
+def _start_of(attempt: AttemptView, starts: Sequence[NativeStart]) -> NativeStart | None:
+    """Find the start that an attempt ran in: by its number, or by the nearest time, because two clocks are compared."""
+    began, ended = attempt.started_at, attempt.ended_at
+    if began is None:
+        return None
+
+    def distance(start: NativeStart) -> timedelta:
+        past = began - start.ended_at if start.ended_at else timedelta(0)
+        return max(timedelta(0), start.began_at - began, past)
+
+    def difference(start: NativeStart) -> timedelta:
+        return distance(start) + (abs(ended - start.ended_at) if ended and start.ended_at else timedelta(0))
+
+    mine = [start for start in starts if start.native_id == attempt.native]
+    if attempt.restarts is not None:
+        mine = mine[attempt.restarts : attempt.restarts + 1]
+    # The later of two that touch: an attempt begins after its start.
+    return min((start for start in reversed(mine) if distance(start) <= NEAR), key=difference, default=None)
+
+
+def _at(note: Mapping[str, Any]) -> datetime | None:
+    return datetime.fromtimestamp(note["at"], UTC) if "at" in note else None

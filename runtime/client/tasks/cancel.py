@@ -1,8 +1,8 @@
-"""Cancels tasks and experiments. What has ended already is success, and its record stays as it is.
+"""Cancels tasks and experiments. A task that has ended counts as success, and its record stays as it is.
 
-A task gets a `cancelled` record at once, and the first commit wins: whoever leases it finds the record, and a running
-attempt stops at its worker's next look. An experiment is one order however many tasks it has, which names what was
-submitted to it; the embedded file records them all in the same breath.
+A task gets a `cancelled` record at once, and the first commit wins: a worker that leases it finds the record, and a running
+attempt stops at its worker's next look. An experiment of any size takes one order, which names the submitted parts; an
+embedded file records all of its tasks in one transaction.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from datetime import datetime
 from typing import Protocol, runtime_checkable
 
 from runtime.client.identify import FindsTasks, Identity, Kind
-from runtime.client.tasks.standing import read_standing
+from runtime.client.tasks.standing import Stack, read_standing
 from runtime.client.tasks.status import queue_of
-from runtime.client.tasks.workers import Stack
 from runtime.errors import NotPossible
 from runtime.records.base import RecordExists
 from runtime.records.orders import Order, OrderKind, person
@@ -26,34 +25,31 @@ from runtime.values import dataclass, replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
-    """What cancelling one task or experiment came to."""
-
     name: str
     kind: Kind
     state: TaskState
-    """Of a task, afterwards: `cancelled`, or what it had ended as before."""
+    """State afterwards: `cancelled`, or the state in which the task had ended before."""
     already: bool = False
-    """It had ended before."""
     ended: int | None = None
-    """Of an experiment: tasks recorded as cancelled now; None where workers record each as they come to it."""
+    """Tasks of an experiment recorded as cancelled now; None if workers record each one when they lease it."""
     running: str | None = None
     """The worker whose attempt will be stopped."""
 
 
 @runtime_checkable
 class CancelsOpen(Protocol):
-    """A queue that can record everything of an experiment as cancelled in one go."""
+    """A queue that can record all tasks of an experiment as cancelled in one transaction."""
 
     def cancel_open(self, experiment: str) -> int: ...
 
 
-def cancel(stack: Stack, what: Identity, *, now: datetime, by: str | None = None) -> Cancelled:
+def cancel(stack: Stack, what: Identity, *, now: datetime) -> Cancelled:
     """Cancel a task or an experiment; safe to call again. Raises `NotPossible` for a worker."""
     match what.kind:
         case Kind.TASK:
-            return cancel_task(stack, what.name, now=now, by=by or person())
+            return cancel_task(stack, what.name, now=now, by=person())
         case Kind.EXPERIMENT:
-            return cancel_experiment(stack, what.name, now=now, by=by or person())
+            return cancel_experiment(stack, what.name, now=now)
         case Kind.WORKER:
             raise NotPossible(
                 f"`{what.name}` is a worker, and workers are stopped where they run",
@@ -70,7 +66,7 @@ def cancel_task(stack: Stack, task_id: str, *, now: datetime, by: str) -> Cancel
         return Cancelled(name=task_id, kind=Kind.TASK, state=standing.state, already=True)
     task = standing.task
     if task is None and isinstance(records, FindsTasks):
-        # It is there, and cannot be decoded.
+        # The task is stored, but cannot be decoded.
         task = stand_in(task_id, standing.experiment, generation=standing.generation)
     if task is None:
         raise NotPossible(
@@ -79,7 +75,7 @@ def cancel_task(stack: Stack, task_id: str, *, now: datetime, by: str) -> Cancel
             hint="cancel its experiment instead: `runtime cancel EXPERIMENT`",
         )
     if not records.holds_tasks:
-        # First the order: a running attempt stops by it even if this process ends before it has written the record.
+        # The order comes first: a running attempt stops by it even if this process ends before it has written the record.
         named = frozenset({(task_id, standing.generation)})
         _tell_workers(stack, standing.experiment, Order(kind=OrderKind.CANCEL, at=now, by=by, tasks=named))
     record = cancelled_record(task, now=now, by=by)
@@ -89,21 +85,21 @@ def cancel_task(stack: Stack, task_id: str, *, now: datetime, by: str) -> Cancel
     except RecordExists as first:
         if first.record.state is not TaskState.CANCELLED:
             return Cancelled(name=task_id, kind=Kind.TASK, state=first.record.state, already=True)
-        # Somebody cancelled it in the same moment, or a worker has followed the order already.
+        # Another user cancelled it at the same moment, or a worker has followed the order already.
     return Cancelled(name=task_id, kind=Kind.TASK, state=TaskState.CANCELLED, running=standing.holder)
 
 
-def cancel_experiment(stack: Stack, experiment: str, *, now: datetime, by: str | None = None) -> Cancelled:
-    """Cancel everything that has been submitted to the experiment; what is submitted afterwards is run."""
+def cancel_experiment(stack: Stack, experiment: str, *, now: datetime) -> Cancelled:
+    """Cancel all tasks that were submitted to the experiment; tasks that are submitted afterwards run."""
     records = stack.records
     if records.holds_tasks:
         queue = stack.queue(queue_of(records, experiment, stack.default_queue))
         ended = queue.cancel_open(experiment) if isinstance(queue, CancelsOpen) else None
         return Cancelled(name=experiment, kind=Kind.EXPERIMENT, state=TaskState.CANCELLED, ended=ended)
     listed = frozenset(part.name for part in records.parts(experiment))
-    order = Order(kind=OrderKind.CANCEL, at=now, by=by or person(), experiments={experiment: listed})
+    order = Order(kind=OrderKind.CANCEL, at=now, by=person(), experiments={experiment: listed})
     _tell_workers(stack, experiment, order)
-    # What was begun again is in no manifest, so each is named. To find it takes a look at every record.
+    # Tasks that were tried again are in no manifest, so the order names each. Finding them takes a look at every record.
     begun = frozenset((task_id, generation + 1) for task_id, generation in records.tried_again(experiment))
     if begun:
         _tell_workers(stack, experiment, replace(order, experiments={}, tasks=begun))
@@ -111,9 +107,9 @@ def cancel_experiment(stack: Stack, experiment: str, *, now: datetime, by: str |
 
 
 def _tell_workers(stack: Stack, experiment: str, order: Order) -> None:
-    """Give the order in every queue that the experiment may have been submitted to: it names what it covers."""
+    """Put the order into every queue that the experiment may have been submitted to."""
     usual = stack.default_queue
-    # A queue that is named by its address has another name to its workers.
+    # Workers know a queue that is named by its address under another name.
     usual = stack.queue().name if ":" in usual else usual
     for name in sorted({queue_of(stack.records, experiment, usual), usual, *stack.queue_names()}):
         stack.records.put_order(name, order)

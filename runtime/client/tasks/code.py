@@ -1,11 +1,10 @@
-"""Which code goes with what is submitted: the folder it is taken from, its snapshot, and where in it attempts start."""
+"""The code that goes with submitted tasks: its folder, its snapshot, and the place in it where attempts start."""
 
 from __future__ import annotations
 
 import functools
 import os
 import sys
-import sysconfig
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from runtime.snapshots.watch import TreeWatch
 
 LOOK_EVERY_S: Final = 1.0
-"""How long a tree in which no change was noticed counts as unchanged: the kernel does not notice every kind of change."""
+"""Time for which a tree without notice of a change counts as unchanged: the kernel does not notice every change."""
 MOST_PLAIN: Final = 64
 
 WITHOUT = "`--no-snapshot` (in Python `snapshot=False`) submits without the code, and workers run their own"
@@ -29,13 +28,13 @@ WITHOUT = "`--no-snapshot` (in Python `snapshot=False`) submits without the code
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmittedCode:
-    """What tasks say of their code; nothing of it for those that run the worker's own."""
+    """The code of tasks; all None for tasks that run the worker's own."""
 
     snapshot: str | None = None
     folder: str | None = None
-    """Where in the snapshot attempts start; None is its root."""
+    """The folder in the snapshot in which attempts start; None is its root."""
     taken_from: Path | None = None
-    """The folder whose snapshot it is; None where a content id was given."""
+    """The folder whose snapshot it is; None if a content id was given."""
 
 
 _NO_CODE: Final = SubmittedCode()
@@ -44,11 +43,11 @@ _NO_CODE: Final = SubmittedCode()
 def take_code(
     wanted: str | Path | bool | None, records: RecordStore | None, settings: Settings, *, start: Path | None = None
 ) -> SubmittedCode:
-    """The code that was asked for, stored in `records` where there are any.
+    """Return the code to submit, after storing it in `records` if given.
 
     `wanted` is a content id, a folder, True for the folder of the project around `start` (the working directory if
-    None), False for none, or None for what the project says. Raises `NotPossible` for a folder that is no code: too
-    large, a home, one that holds what looks like a secret.
+    None), False for none, or None for the project's setting. Raises `NotPossible` for a folder that cannot be code: too
+    large, a home, or with a file that looks like a secret.
     """
     if isinstance(wanted, str):
         return SubmittedCode(snapshot=wanted)
@@ -69,24 +68,23 @@ def take_code(
 
 
 class CodeInHand:
-    """The code that calls for the same folder submit one after the other: looked at for each, and looked through only when something changed.
+    """The code that successive calls submit from one folder, which is searched again only after a change.
 
-    The first calls look through the tree, as `take_code`. From then on the tree is watched, and a call that comes before
-    anything has changed in it, less than `LOOK_EVERY_S` after it was last looked through, submits what the last one did.
+    The first calls search the tree, as `take_code` does. Later the tree is watched, and a call without a change in it,
+    less than `LOOK_EVERY_S` after the last search, submits the same code as the call before.
     """
 
     def __init__(self, wanted: Path | bool | None, start: Path | None) -> None:
-        """Both as for `take_code`."""
         self._wanted, self._start = wanted, start
         self._code: SubmittedCode | None = None
         self._looked_at = 0.0
         self._watch: TreeWatch | None = None
         self._used = False
         self._plain = self._plain_left = 1
-        """Calls that look for themselves before the tree is watched again; more of them if that did not pay."""
+        """Calls that search the tree before it is watched again; more of them if the last watch did not pay."""
 
     def take(self, records: RecordStore, settings: Settings) -> SubmittedCode:
-        """As `take_code`, for a stack and a working directory that are the same at each call."""
+        """Return the same as `take_code`, for one stack and one working directory at every call."""
         now = time.monotonic()
         quiet = self._watch is not None and self._watch.is_quiet()
         if quiet and self._code is not None and now - self._looked_at < LOOK_EVERY_S:
@@ -112,7 +110,7 @@ class CodeInHand:
         try:
             files = survey(folder, _rules(settings, records))
         except NotPossible:
-            return  # The look that follows says so, with the way out.
+            return  # The search that follows raises it again, with a hint.
         self._watch = TreeWatch.open(folder, [each.name for each in files])
         self._used = False
         if self._watch is None:
@@ -124,14 +122,8 @@ class CodeInHand:
             self._watch = None
 
 
-def _rules(settings: Settings, records: RecordStore | None) -> SnapshotRules:
-    from runtime.snapshots.snapshot import SnapshotRules
-
-    return SnapshotRules(left_out=_ours(settings, records))
-
-
 def _inherit(here: Path, records: RecordStore | None) -> SubmittedCode | None:
-    """The code of the attempt that submits from within its tree, which holds what the attempt has written too."""
+    """Return the code of the attempt that submits from its own tree, which also holds files that the attempt wrote."""
     snapshot, tree = os.environ.get("RUNTIME_SNAPSHOT_ID"), os.environ.get("RUNTIME_SNAPSHOT_DIR")
     if not snapshot or not tree or not here.is_relative_to(Path(tree).resolve()) or records is None:
         return None
@@ -140,10 +132,9 @@ def _inherit(here: Path, records: RecordStore | None) -> SubmittedCode | None:
 
 
 def find_code_folder(start: Path) -> Path:
-    """The project around `start`: the nearest folder, going up, that has a project file or is a git work tree's top.
+    """Find the project around `start`: the nearest folder, going up, with a project file or at the top of a git work tree.
 
-    Where there is none it is `start` itself. A home, and what lies above it, counts only if `start` is that very folder
-    and is a project.
+    Without one it is `start` itself. A home, or a folder above one, counts only if it is `start` and a project.
     """
     start = start.resolve()
     above_homes = _home_and_above()
@@ -163,7 +154,7 @@ def find_code_folder(start: Path) -> Path:
 
 
 def import_root(function: Callable[..., Any]) -> Path | None:
-    """The folder from which the module of a function is imported; None for one that is installed, or has no file."""
+    """Return the folder from which a function's module is imported; None for an installed module or one without a file."""
     name = getattr(function, "__module__", None) or ""
     file = getattr(sys.modules.get(name), "__file__", None)
     return _import_root(name, file) if file else None
@@ -171,6 +162,8 @@ def import_root(function: Callable[..., Any]) -> Path | None:
 
 @functools.lru_cache(1_000)
 def _import_root(name: str, file: str) -> Path | None:
+    import sysconfig
+
     path = Path(file).resolve()
     installed = [Path(place).resolve() for place in set(sysconfig.get_paths().values())]
     if any(path.is_relative_to(place) for place in installed if place.name != "include"):
@@ -194,12 +187,14 @@ def _home_and_above() -> set[Path]:
     return {home, *home.parents}
 
 
-def _ours(settings: Settings, records: RecordStore | None) -> tuple[Path, ...]:
-    """What this package writes and nobody submits, which may lie in the folder of the code."""
+def _rules(settings: Settings, records: RecordStore | None) -> SnapshotRules:
+    """Leave out files and folders of this package, which may lie in the folder of the code and are never submitted."""
+    from runtime.snapshots.snapshot import SnapshotRules
+
     places = [str(settings.data_dir), str(settings.cache_dir), str(settings.config_dir)]
     kind, _, path = (records.url if records else "").partition(":")
     if kind == "file":
         places.append(path)
     elif kind == "sqlite":
         places += [f"{path}{end}" for end in ("", "-wal", "-shm", "-journal", "-lock", "-workers", "-files")]
-    return tuple(Path(os.path.realpath(place)) for place in places)
+    return SnapshotRules(left_out=tuple(Path(os.path.realpath(place)) for place in places))

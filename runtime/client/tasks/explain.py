@@ -1,6 +1,6 @@
 """Why a task waits, failed or was tried again: one sentence, the evidence, and the next step.
 
-`read_facts` looks; `explain` is a pure function of what was seen, so every answer has a test that needs no service.
+`read_facts` reads; `explain` is a pure function of the facts, so every answer has a test that needs no service.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from runtime.client.identify import FindsTasks
-from runtime.client.tasks.standing import Standing, read_standing
-from runtime.client.tasks.status import ExperimentStatus, ask_queue, last_line, purged, queue_of
-from runtime.client.tasks.workers import Stack, WorkerStatus, read_workers
+from runtime.client.tasks.standing import Stack, Standing, WorkerStatus, read_standing, read_workers
+from runtime.client.tasks.status import ExperimentStatus, last_line, purged, queue_of
 from runtime.errors import NotPossible, RuntimeFailure
 from runtime.jobs.traces import find_raised
 from runtime.queues.base import Depth, FindsWaiting
@@ -28,35 +27,32 @@ from runtime.units import count_noun, format_duration, format_time
 from runtime.values import dataclass, replace
 
 PEEKED: Final = 1_000
-"""How far into a queue a task's position is looked for."""
+"""Number of tasks of a queue among which a task's position is looked for."""
 ATTEMPTS_SHOWN: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What was seen of one task; everything that an explanation may rest on."""
+    """All facts about one task that an explanation may use."""
 
     standing: Standing
     queue: str
     now: datetime
     workers: tuple[WorkerStatus, ...] = ()
-    """Of that queue, in the last day."""
+    """Workers of that queue in the last day."""
     paused: bool = False
     cancelled: bool = False
-    """An order covers it."""
     cancel_ordered_at: datetime | None = None
-    """When that was given to its whole experiment or queue; None if the order names the task itself."""
+    """When its whole experiment or queue was cancelled; None if the order names the task itself."""
     depth: Depth | None = None
     ahead: int | None = None
     """Tasks that will be leased before it."""
     ahead_at_least: int | None = None
-    """Where the exact number is too large to count."""
+    """Set if the exact number is too large to count."""
     due: datetime | None = None
-    """When the queue will hand it out, where it knows."""
+    """When the queue will hand it out, if it knows."""
     queue_problem: str | None = None
-    """Why the queue could not be asked."""
     undecodable: bool = False
-    """It is stored in a way that cannot be decoded."""
 
     @property
     def task(self) -> Task | None:
@@ -68,16 +64,13 @@ class Facts:
 
     @property
     def declined(self) -> Mapping[str, str]:
-        """Live worker → why none of its slots can hold the task."""
+        """For each live worker, why none of its slots can hold the task."""
         ours = self.standing.task_id
         return {worker.worker: worker.declined[ours] for worker in self.live if ours in worker.declined}
 
 
-# looking
-
-
 def read_facts(stack: Stack, task_id: str, *, now: datetime) -> Facts:
-    """Everything there is to see of one task. A queue that cannot be asked is a fact too."""
+    """Read all facts about one task. A queue that cannot be asked is a fact too."""
     records = stack.records
     standing = read_standing(records, task_id)
     queue_name = queue_of(records, standing.experiment, stack.default_queue)
@@ -98,7 +91,7 @@ def read_facts(stack: Stack, task_id: str, *, now: datetime) -> Facts:
 
 
 def _is_covered(records: RecordStore, control: Control, standing: Standing) -> bool:
-    """As its worker decides it."""
+    """Decide as the task's worker does whether an order covers it."""
     if standing.state.terminal:
         return False
     if standing.task is None:
@@ -109,10 +102,8 @@ def _is_covered(records: RecordStore, control: Control, standing: Standing) -> b
 
 
 def _with_queue(stack: Stack, facts: Facts) -> Facts:
-    queue, problem = ask_queue(stack, facts.queue)
-    if queue is None:
-        return replace(facts, queue_problem=problem)
     try:
+        queue = stack.queue(facts.queue)
         depth = queue.depth()
     except RuntimeFailure as failed:
         return replace(facts, queue_problem=failed.message)
@@ -131,54 +122,33 @@ def _with_queue(stack: Stack, facts: Facts) -> Facts:
     return replace(facts, ahead_at_least=len(ids)) if len(ids) == PEEKED else facts
 
 
-# deciding
-
-
 def explain(facts: Facts) -> Explanation:
-    """Why the task stands as it does."""
     standing = facts.standing
-    match standing.state:
-        case TaskState.SUCCEEDED:
-            return _succeeded(facts, _record(standing))
-        case TaskState.CANCELLED:
-            return _cancelled(facts, _record(standing))
-        case TaskState.EXPIRED:
-            return _expired(facts, _record(standing))
-        case TaskState.FAILED:
-            return _failed(facts, _record(standing))
-        case TaskState.LEASED:
-            return _leased(facts)
-        case TaskState.QUEUED:
-            return _queued(facts)
-
-
-def _succeeded(facts: Facts, record: Record) -> Explanation:
+    if standing.state is TaskState.LEASED:
+        return _leased(facts)
+    if standing.state is TaskState.QUEUED:
+        return _queued(facts)
+    record = standing.record
+    assert record is not None, "a terminal state comes from a record"
+    if standing.state is TaskState.FAILED:
+        return _failed(facts, record)
+    name, when = f"task `{record.task_id}`", _ago(record.ended_at, facts.now)
+    evidence = (*_said(record), *_lives(facts), *_attempts(standing.history.ended))
+    if standing.state is TaskState.CANCELLED:
+        return Explanation(f"{name} will not run: it was cancelled {when}", evidence, f"runtime retry {record.task_id}")
+    if standing.state is TaskState.EXPIRED:
+        task = facts.task
+        limit = f" at {format_time(task.expires_at)}" if task and task.expires_at else ""
+        return Explanation(
+            f"{name} will not run: it expired{limit} before a worker started it",
+            evidence,
+            f"`runtime retry {record.task_id}` runs it all the same, without an expiry",
+        )
     took = f" after {format_duration(record.ended_at - record.started_at)}" if record.started_at else ""
     by = f" by worker `{record.worker}`" if record.worker else ""
-    again = f" in its {_nth(record.attempts)} attempt" if record.attempts > 1 else ""
-    return Explanation(
-        f"task `{record.task_id}` succeeded{again}{took}{by}, {_ago(record.ended_at, facts.now)}",
-        (*_said(record), *_lives(facts), *_attempts(facts.standing.history.ended)),
-        f"runtime logs {record.task_id}",
-    )
-
-
-def _cancelled(facts: Facts, record: Record) -> Explanation:
-    return Explanation(
-        f"task `{record.task_id}` will not run: it was cancelled {_ago(record.ended_at, facts.now)}",
-        (*_said(record), *_lives(facts), *_attempts(facts.standing.history.ended)),
-        f"runtime retry {record.task_id}",
-    )
-
-
-def _expired(facts: Facts, record: Record) -> Explanation:
-    task = facts.task
-    limit = f" at {format_time(task.expires_at)}" if task and task.expires_at else ""
-    return Explanation(
-        f"task `{record.task_id}` will not run: it expired{limit} before a worker started it",
-        (*_said(record), *_lives(facts), *_attempts(facts.standing.history.ended)),
-        f"`runtime retry {record.task_id}` runs it all the same, without an expiry",
-    )
+    nth = {2: "second", 3: "third"}.get(record.attempts, f"{record.attempts}th")
+    again = f" in its {nth} attempt" if record.attempts > 1 else ""
+    return Explanation(f"{name} succeeded{again}{took}{by}, {when}", evidence, f"runtime logs {record.task_id}")
 
 
 def _failed(facts: Facts, record: Record) -> Explanation:
@@ -220,7 +190,7 @@ def _failed(facts: Facts, record: Record) -> Explanation:
 
 def _budget_spent(facts: Facts, record: Record) -> str:
     limit = failures_allowed(facts.task) if facts.task else DEFAULT_MAX_FAILURES
-    why = f"the last attempt {_reason_text(record.reason)}"
+    why = f"the last attempt {_REASON_TEXTS[record.reason]}"
     match record.reason.budget:
         case Budget.FAILURES:
             before = [note for note in facts.standing.history.ended if note.token != record.token]
@@ -229,7 +199,7 @@ def _budget_spent(facts: Facts, record: Record) -> str:
         case Budget.PREEMPTIONS:
             return f"its preemption budget of {PREEMPTION_BUDGET} is spent, {why}"
         case Budget.NEVER:
-            return f"{_reason_text(record.reason)}, which is not tried again"
+            return f"{_REASON_TEXTS[record.reason]}, which is not tried again"
         case _:
             return why
 
@@ -252,8 +222,7 @@ def _leased(facts: Facts) -> Explanation:
     name = f"task `{standing.task_id}`"
     if facts.cancelled:
         return Explanation(
-            f"{name} was cancelled; worker `{standing.holder}` stops it at its next look, within 10 s",
-            tuple(evidence),
+            f"{name} was cancelled; worker `{standing.holder}` stops it at its next look, within 10 s", tuple(evidence)
         )
     if holder is not None and not holder.live:
         gone = "left" if holder.state == "left" else f"was last heard of {_ago(holder.seen_at, facts.now)}"
@@ -262,7 +231,8 @@ def _leased(facts: Facts) -> Explanation:
             tuple(evidence),
             None if facts.live else f"runtime worker --queue {facts.queue}",
         )
-    if holder is not None and standing.task_id not in holder.running and _started_long_ago(facts):
+    long = standing.held_since is not None and facts.now - standing.held_since > timedelta(seconds=60)
+    if holder is not None and standing.task_id not in holder.running and long:
         evidence.append("the worker has leased it and not reported it as running yet")
     return Explanation(
         f"{name} runs on worker `{standing.holder}`{since}", tuple(evidence), f"runtime logs -f {standing.task_id}"
@@ -320,7 +290,7 @@ def _declined(facts: Facts, name: str, evidence: Sequence[str]) -> Explanation:
 
 
 def _delayed(facts: Facts, name: str) -> tuple[str, tuple[str, ...]] | None:
-    """The sentence and its evidence for a task that is not due yet."""
+    """Return the sentence and its evidence for a task that is not due yet."""
     standing, task = facts.standing, facts.task
     until = _until(facts)
     if until is None:
@@ -337,17 +307,17 @@ def _delayed(facts: Facts, name: str) -> tuple[str, tuple[str, ...]] | None:
         )
     last = standing.history.ended[-1]
     number = len(standing.history.ended)
-    because = last_line(last.message) or _reason_text(last.reason)
+    because = last_line(last.message) or _REASON_TEXTS[last.reason]
     sentence = (
         f"{name} waits to be tried again at {at} ({_in(latest, facts.now)}): "
-        f"attempt {number} {_reason_text(last.reason)}"
+        f"attempt {number} {_REASON_TEXTS[last.reason]}"
     )
     budget = _charged(task, standing.history.ended, facts.now)
     return sentence, (*([f"attempt {number} said: {because}"] if last.message else []), *([budget] if budget else []))
 
 
 def _until(facts: Facts) -> tuple[datetime, datetime] | None:
-    """The earliest and latest time at which it becomes due; None if it is due."""
+    """Return the earliest and latest time at which it becomes due; None if it is due."""
     if facts.due is not None:
         return (facts.due, facts.due) if facts.due > facts.now else None
     task, ended = facts.task, facts.standing.history.ended
@@ -356,7 +326,7 @@ def _until(facts: Facts) -> tuple[datetime, datetime] | None:
         return (task.not_before, task.not_before) if later and task and task.not_before else None
     if facts.ahead is not None or task is None:
         return None
-    # The queue does not say; the retry's own rule does, but for its jitter.
+    # The queue has no due time; the retry's own rule has one, except for its jitter.
     at = ended[-1].ended_at
     first, latest = decide(task, ended, now=at, jitter=lambda: 0.0), decide(task, ended, now=at, jitter=lambda: 1.0)
     if not isinstance(first, Again) or not isinstance(latest, Again) or latest.not_before <= facts.now:
@@ -380,32 +350,14 @@ def _charged(task: Task | None, ended: Sequence[EndedNote], now: datetime) -> st
 
 
 def _turn(facts: Facts) -> str:
-    ahead = (
-        "it is next"
-        if facts.ahead == 0
-        else f"{count_noun(facts.ahead, 'task')} before it"
-        if facts.ahead is not None
-        else f"more than {count_noun(facts.ahead_at_least, 'task')} before it"
-        if facts.ahead_at_least is not None
-        else "its place in the queue cannot be seen"
-    )
+    ahead = "its place in the queue cannot be seen"
+    if facts.ahead is not None:
+        ahead = f"{count_noun(facts.ahead, 'task')} before it" if facts.ahead else "it is next"
+    elif facts.ahead_at_least is not None:
+        ahead = f"more than {count_noun(facts.ahead_at_least, 'task')} before it"
     rate = sum(worker.rate_per_s for worker in facts.live)
     left = f", about {format_duration(facts.ahead / rate)} at the present rate" if facts.ahead and rate > 0 else ""
     return f"{ahead}{left}"
-
-
-def _started_long_ago(facts: Facts) -> bool:
-    since = facts.standing.held_since
-    return since is not None and facts.now - since > timedelta(seconds=60)
-
-
-# evidence
-
-
-def _record(standing: Standing) -> Record:
-    record = standing.record
-    assert record is not None, "a terminal state comes from a record"
-    return record
 
 
 def _said(record: Record) -> list[str]:
@@ -419,7 +371,7 @@ def _said(record: Record) -> list[str]:
 
 
 def _lives(facts: Facts) -> list[str]:
-    """That it is not the first generation, and how the earlier ones ended."""
+    """Lines on how earlier generations ended; empty for the first generation."""
     earlier = [record for record in facts.standing.recorded if record.generation < facts.standing.generation]
     lines = [
         f"generation {one.generation} ended as {one.state} ({one.reason}) {_ago(one.ended_at, facts.now)}"
@@ -433,7 +385,7 @@ def _attempts(ended: Sequence[EndedNote], record: Record | None = None) -> list[
     if record is not None and record.attempts > 0 and record.token not in {note.token for note in ended}:
         where = f" on worker `{record.worker}`" if record.worker else ""
         took = f" after {format_duration(record.ended_at - record.started_at)}" if record.started_at else ""
-        lines.append(f"attempt {max(record.attempts, len(ended) + 1)}{where}: {_reason_text(record.reason)}{took}")
+        lines.append(f"attempt {max(record.attempts, len(ended) + 1)}{where}: {_REASON_TEXTS[record.reason]}{took}")
     left_out = len(lines) - ATTEMPTS_SHOWN
     return (
         lines if left_out <= 0 else [f"{count_noun(left_out, 'earlier attempt')} not shown", *lines[-ATTEMPTS_SHOWN:]]
@@ -445,7 +397,7 @@ def _attempt_line(number: int, note: EndedNote) -> str:
     took = f" after {format_duration(note.ran_for)}" if note.ran_for is not None else ""
     said = last_line(note.message)
     free = ", spent no failure" if note.reason.budget is Budget.PREEMPTIONS else ""
-    return f"attempt {number}{where}: {_reason_text(note.reason)}{took}{free}" + (
+    return f"attempt {number}{where}: {_REASON_TEXTS[note.reason]}{took}{free}" + (
         f": {_cut(said, 160)}" if said else ""
     )
 
@@ -503,43 +455,27 @@ _REASON_TEXTS: Final = {
 }
 
 
-def _reason_text(reason: EndReason) -> str:
-    return _REASON_TEXTS[reason]
-
-
 def _ago(at: datetime, now: datetime) -> str:
     span = now - at
-    return (
-        "now"
-        if abs(span) < timedelta(seconds=1)
-        else f"{format_duration(span)} ago"
-        if span > timedelta()
-        else _in(at, now)
-    )
+    if abs(span) < timedelta(seconds=1):
+        return "now"
+    return f"{format_duration(span)} ago" if span > timedelta() else _in(at, now)
 
 
 def _in(at: datetime, now: datetime) -> str:
     return f"in {format_duration(max(at - now, timedelta()))}"
 
 
-def _nth(number: int) -> str:
-    return {2: "second", 3: "third"}.get(number, f"{number}th")
-
-
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-# experiments and workers
-
-
 def explain_experiment(status: ExperimentStatus) -> Explanation:
-    """Why an experiment is where it is."""
     name, totals = f"experiment `{status.experiment}`", status.totals
     reasons = Counter(failure.reason for failure in status.failures)
     evidence = [
         ", ".join(f"{count:,} {state}" for state, count in totals.items() if count) or "nothing was submitted to it",
-        *(f"{count_noun(count, 'task')} {_reason_text(reason)}" for reason, count in reasons.most_common()),
+        *(f"{count_noun(count, 'task')} {_REASON_TEXTS[reason]}" for reason, count in reasons.most_common()),
         *(f"`{failure.task}`: {_cut(failure.error, 160)}" for failure in status.failures[:3]),
     ]
     failed = f"runtime status {status.experiment} --failed" if totals[TaskState.FAILED] else None
@@ -567,7 +503,7 @@ def explain_experiment(status: ExperimentStatus) -> Explanation:
 
 
 def explain_worker(worker: WorkerStatus, *, now: datetime) -> Explanation:
-    """What a worker does, or when it was last heard of."""
+    """Explain a worker's state."""
     name = f"worker `{worker.worker}`"
     evidence = [
         f"on `{worker.host}`, queue `{worker.queue}`, started {_ago(worker.started_at, now)}",

@@ -1,9 +1,9 @@
-"""Stacks that this process keeps open from one call to the next: opening one costs many times what a task costs.
+"""Stacks that this process keeps open between calls, because opening one costs many times more than a task.
 
-Kept are stacks whose tasks lie in a file of this machine. One is lent to a single call at a time, so that threads never
-share one, and is lent again only while it would be opened just so: the same working directory, variables and settings
-files, and the same file at its path. From the third look on these files are watched, and looked at when the kernel says
-that something changed, or once a second. A forked child keeps nothing of its parent's.
+Only stacks with their tasks in a file of this machine are kept. A stack is lent to one call at a time, so threads never
+share one. It is lent again only if opening it would give the same: the same working directory, variables and settings
+files, and the same file at its path. From the third look on these files are watched, and read again after a notice of the
+kernel, or once a second. A forked child keeps nothing of its parent's.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from runtime.client.tasks.code import LOOK_EVERY_S, CodeInHand, SubmittedCode, take_code
 from runtime.config import files_looked_at, no_working_folder
 from runtime.queues.sqlite.queue import SqliteQueue
-from runtime.snapshots.watch import TreeWatch
 from runtime.stack.open import OpenStack, open_stack
 
+if TYPE_CHECKING:
+    from runtime.snapshots.watch import TreeWatch
+
 MOST: Final = 4
-"""Stacks that are kept at a time, and folders of code for each; the earliest gives way to another."""
+"""Most stacks kept at a time, and most folders of code for each; the oldest makes room for another."""
 SETTLED_NS: Final = 2_000_000_000
-"""A settings file that was written shortly before it was read may change again and look the same."""
+"""A settings file that was written shortly before it was read may change again with the same stamp."""
 PLAIN_LOOKS: Final = 3
-"""Before the settings files are watched: that takes as long as many looks, and a process may submit twice in all."""
+"""Looks before the settings files are watched: a watch costs as much as many looks, and a process may submit only twice."""
 _VARIABLES: Final = (
     *("RUNTIME_STACK", "RUNTIME_OUTPUTS", "RUNTIME_QUEUE", "RUNTIME_DATA_DIR", "RUNTIME_DURABILITY"),
     *("RUNTIME_SNAPSHOT_ID", "RUNTIME_SNAPSHOT_DIR", "RUNTIME_GOOGLE_API"),
@@ -34,7 +36,7 @@ _VARIABLES: Final = (
 )
 _RAW: Final = tuple(map(os.fsencode, _VARIABLES))
 look_up_variable: Final[Callable[[bytes], bytes | None]] = getattr(os.environb, "_data", os.environb).get
-"""`os.environb.get`, which takes five times as long, of the dictionary behind it: each call looks up twenty."""
+"""`os.environb.get` on the dictionary behind it, which is five times faster: each call looks up twenty variables."""
 _Key = tuple[str | bytes | None, ...]
 
 
@@ -48,13 +50,13 @@ class KeptStack:
         stamps = {path: _stamp(path) for path in files_looked_at(stack.settings)}
         self._stamps = stamps
         self._watch: TreeWatch | None = None
-        """Of the settings files and the queue's: they are looked at when it noticed a change, and every `LOOK_EVERY_S`."""
+        """The watch of the settings files and the queue's file, which are read after a notice and every `LOOK_EVERY_S`."""
         self._looked_at = 0.0
         self._looks = 0
-        """How often that was without a watch."""
+        """Number of looks without a watch."""
         settled = time.time_ns() - SETTLED_NS
         self.may_be_kept = (
-            # The contract of another may change without us, and its clients have threads that no fork survives.
+            # The contract of another stack may change at any time, and the threads of its clients survive no fork.
             stack.found.source == "built-in"
             and isinstance(self.queue, SqliteQueue)
             and all(stamp is None or stamp[0] < settled for stamp in stamps.values())
@@ -72,12 +74,14 @@ class KeptStack:
             self._close_watch()
             self._looks += 1
             if self._looks == PLAIN_LOOKS:
+                from runtime.snapshots.watch import TreeWatch
+
                 self._watch = TreeWatch.of_files(self._stamps, [str(self.queue.path)])
         self._looked_at = now
         return self.queue.is_same and all(_stamp(path) == stamp for path, stamp in self._stamps.items())
 
     def take_code(self, wanted: str | Path | bool | None, start: Path | None) -> SubmittedCode:
-        """As `runtime.client.tasks.code.take_code`, from what is in hand where nothing has changed since."""
+        """Return the same as `runtime.client.tasks.code.take_code`, without a search if nothing has changed."""
         records, settings = self.queue.records, self.stack.settings
         if not self.may_be_kept or isinstance(wanted, str) or wanted is False:
             return take_code(wanted, records, settings, start=start)
@@ -110,12 +114,12 @@ class KeptStack:
 
 
 _kept: dict[_Key, KeptStack] = {}
-"""Without a lock: of two threads only one gets what `pop` takes out, and only one puts in what `setdefault` returns."""
+"""Needs no lock: only one of two threads gets an item from `pop`, and only one of two items enters by `setdefault`."""
 _all: set[KeptStack] = set()
 
 
 class borrow_stack:  # noqa: N801 - a context manager, read as a call
-    """`open_stack`, kept open for the next call where that is safe."""
+    """`open_stack`, with the stack kept open for the next call if that is safe."""
 
     __slots__ = ("_asked", "_kept", "_key")
 
@@ -155,7 +159,7 @@ def _open(name: str | None, queue: str | None) -> KeptStack:
 
 def _give_back(key: _Key, kept: KeptStack) -> None:
     if kept not in _all:
-        return  # In a child that was forked meanwhile.
+        return  # This process was forked meanwhile.
     if not kept.may_be_kept or _kept.setdefault(key, kept) is not kept:
         kept.close()
     elif len(_kept) > MOST:
@@ -169,7 +173,7 @@ def _close_these(keys: list[_Key]) -> None:
 
 
 def close_kept() -> None:
-    """Close what is kept; at the exit of the process, and before its files are removed."""
+    """Close all kept stacks, at the exit of the process or before their files are removed."""
     _close_these(list(_kept))
 
 

@@ -1,6 +1,6 @@
-"""What an attempt printed: from its record, from the note of how it ended, or as it is written.
+"""Logs of attempts: read from the record, from the note of the attempt's end, or while they are written.
 
-A short log lies in the record; a long one, or that of an attempt that has run for a while, lies in the store beside
+A short log lies in the record; a long one, or the log of an attempt that has run for a while, lies in the store beside
 it and grows while the attempt runs.
 """
 
@@ -14,6 +14,7 @@ from typing import Final
 from runtime.client.tasks.standing import Standing, read_standing
 from runtime.errors import NotPossible, UnknownName
 from runtime.records.base import RecordStore
+from runtime.tasks.history import EndedNote, StartedMark
 from runtime.tasks.model import TaskState
 from runtime.values import dataclass
 
@@ -22,67 +23,45 @@ REMOTE_POLL_S: Final = 5.0
 """Workers write to a bucket every 15 s."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class AttemptLog:
-    """Where one attempt's output is to be read."""
-
     token: str
     generation: int
     state: TaskState
     """`leased` while it runs, `queued` if it ended and the task is to be tried again, or the state of its record."""
     worker: str | None
     url: str | None
-    """Of the whole log; None where `text` is the whole."""
+    """The whole log; None if `text` is the whole."""
     text: str = ""
-    """What record or note hold: the end of a longer log."""
+    """The text in the record or note: the end of a longer log."""
 
 
 Said = Callable[[AttemptLog], None]
-"""Called with each attempt before the first of its output is returned."""
+"""Called with each attempt before its output begins."""
 
 
 def find_logs(records: RecordStore, standing: Standing) -> list[AttemptLog]:
-    """Every attempt that is known to have started, of every generation, oldest first."""
+    """List every known attempt of every generation, oldest first."""
     found: list[AttemptLog] = []
     recorded = {record.generation: record for record in standing.recorded}
     for generation in sorted({*recorded, standing.generation}):
         current = generation == standing.generation
         history = standing.history if current else records.history(standing.task_id, generation)
         record = recorded.get(generation)
-        for note in history.ended:
-            if record is None or note.token != record.token:
-                url = records.log_url(standing.task_id, note.token)
-                found.append(
-                    AttemptLog(
-                        token=note.token,
-                        generation=generation,
-                        state=TaskState.QUEUED,
-                        worker=note.worker,
-                        url=url,
-                        text=note.log,
-                    )
-                )
-        for mark in history.open:
-            url = records.log_url(standing.task_id, mark.token)
-            found.append(
-                AttemptLog(token=mark.token, generation=generation, state=TaskState.LEASED, worker=mark.worker, url=url)
-            )
+        seen: list[EndedNote | StartedMark] = [*history.ended, *history.open]
+        for each in seen:
+            if record is not None and each.token == record.token and isinstance(each, EndedNote):
+                continue
+            state, text = (TaskState.QUEUED, each.log) if isinstance(each, EndedNote) else (TaskState.LEASED, "")
+            url = records.log_url(standing.task_id, each.token)
+            found.append(AttemptLog(each.token, generation, state, each.worker, url, text))
         if record is not None and (record.started_at or record.log or record.log_url):
-            found.append(
-                AttemptLog(
-                    token=record.token,
-                    generation=generation,
-                    state=record.state,
-                    worker=record.worker,
-                    url=record.log_url,
-                    text=record.log,
-                )
-            )
+            found.append(AttemptLog(record.token, generation, record.state, record.worker, record.log_url, record.log))
     return found
 
 
 def choose_log(task_id: str, logs: list[AttemptLog], attempt: str | None = None) -> AttemptLog:
-    """The newest attempt, or the one whose token begins with `attempt`."""
+    """Choose the newest attempt, or the one whose token begins with `attempt`."""
     if attempt is None:
         if logs:
             return logs[-1]
@@ -97,7 +76,7 @@ def choose_log(task_id: str, logs: list[AttemptLog], attempt: str | None = None)
 
 
 def read_log(records: RecordStore, log: AttemptLog, *, offset: int = 0) -> Iterator[bytes]:
-    """The output from byte `offset` on; what the record holds where the store has no more."""
+    """Yield the output from byte `offset` on, or the text in the record if the store has no more."""
     read = 0
     if log.url is not None:
         for piece in _pieces(records, log.url, offset):
@@ -115,14 +94,14 @@ def follow(
     poll_s: float | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[bytes]:
-    """The output of the newest attempt and of those that come after it, until the task has ended."""
+    """Yield the output of the newest attempt and of later ones, until the task has ended."""
     pause = poll_s if poll_s is not None else LOCAL_POLL_S if records.holds_tasks else REMOTE_POLL_S
     token, offset = None, 0
     seen: set[str] = set()
     while True:
         standing = read_standing(records, task_id, with_task=False)
         logs = find_logs(records, standing)
-        # What came between two looks is not left out; before the first look only the newest counts.
+        # Attempts between two looks are included; before the first look only the newest counts.
         fresh = logs[-1:] if not seen else [log for log in logs if log.token == token or log.token not in seen]
         for log in fresh:
             if log.token != token:

@@ -1,11 +1,10 @@
-"""Makes tasks from what a caller hands over: functions, triples, entries, and the terms that all of them share."""
+"""Makes tasks from a caller's arguments: functions, triples, entries, and the terms that all of them share."""
 
 from __future__ import annotations
 
 import functools
 import getpass
 import os
-import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
@@ -15,12 +14,7 @@ from typing import Any, Final, TypeAlias
 
 from runtime.client.tasks.code import import_root
 from runtime.client.tasks.kept_stacks import KeptStack, borrow_stack, look_up_variable
-from runtime.errors import (
-    InvalidTask,
-    InvalidValue,
-    RequestRefused,
-    explain_json,
-)
+from runtime.errors import InvalidTask, InvalidValue, RequestRefused, explain_json
 from runtime.queues.base import Queue
 from runtime.tasks.model import (
     DEFAULT_EXPERIMENT,
@@ -41,19 +35,18 @@ from runtime.tasks.model import (
 )
 from runtime.tasks.wire import TaskDefaults, parse_resources, parse_task
 from runtime.units import parse_duration
-from runtime.values import dataclass, replace
+from runtime.values import dataclass, fields, replace
 
 OWN_CODE: Final = "worker"
-"""Stands for the code that a worker has, in the place of a content id."""
+"""Stands for the worker's own code in place of a content id."""
 
 
-# making tasks
 Work: TypeAlias = Task | Callable[..., Any] | tuple[str, str, Sequence[str]] | Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOptions:
-    """What one submission says about all of its tasks; a field that a task sets itself goes first."""
+    """The terms of all tasks of a submission; a field that a task sets itself comes first."""
 
     experiment: str = DEFAULT_EXPERIMENT
     key: str | None = None
@@ -66,7 +59,7 @@ class TaskOptions:
     outputs: tuple[str, ...] = ()
     snapshot: str | None = None
     folder: str | None = None
-    """Where in the snapshot attempts start."""
+    """The folder in the snapshot in which attempts start."""
     submitted_by: str | None = None
     submitted_at: datetime | None = None
 
@@ -77,19 +70,7 @@ class TaskOptions:
             check_text("key", self.key)
 
     def defaults(self) -> TaskDefaults:
-        return TaskDefaults(
-            experiment=self.experiment,
-            max_failures=self.max_failures,
-            timeout=self.timeout,
-            not_before=self.not_before,
-            expires_at=self.expires_at,
-            priority=self.priority,
-            resources=self.resources,
-            snapshot=self.snapshot,
-            folder=self.folder,
-            submitted_by=self.submitted_by,
-            submitted_at=self.submitted_at,
-        )
+        return TaskDefaults(**{each.name: getattr(self, each.name) for each in fields(TaskDefaults)})
 
     def make_task(self, entry: Entry, *, key: str | None = None, outputs: tuple[str, ...] | None = None) -> Task:
         key = self.key if key is None else key
@@ -98,16 +79,15 @@ class TaskOptions:
 
 
 def submitter() -> str:
-    """`user@host` of this process."""
     # The variables that `getpass` takes a name from, in its order.
     find = look_up_variable
     name = find(b"LOGNAME") or find(b"USER") or find(b"LNAME") or find(b"USERNAME")
-    return _submitter(name or os.geteuid(), socket.gethostname())
+    return _submitter(name or os.geteuid(), os.uname().nodename)
 
 
 @functools.lru_cache(16)
 def _submitter(_: bytes | int, host: str) -> str:
-    """Looked up again when what the user's name follows from is another."""
+    """Cache the name by the values that it depends on."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError):
@@ -120,9 +100,9 @@ def _submitter(_: bytes | int, host: str) -> str:
 def function_entry(
     function: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
 ) -> FunctionEntry:
-    """The entry that names a callable by its import path.
+    """Make the entry that names a callable by its import path.
 
-    Raises `RequestRefused` where a worker could not import it, or for arguments that JSON cannot hold.
+    Raises `RequestRefused` if a worker cannot import it, or for arguments that JSON cannot hold.
     """
     module = getattr(function, "__module__", None)
     name = getattr(function, "__qualname__", None)
@@ -161,7 +141,7 @@ def make_tasks(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> Iterator[Task]:
-    """The tasks of whatever `submit` takes, as they are needed."""
+    """Make the tasks of any argument of `submit`, as they are needed."""
     if is_one(work):
         yield make_task_of(work, options, args, kwargs)
         return
@@ -201,7 +181,7 @@ def make_task_of(
     kwargs: Mapping[str, Any] | None,
     defaults: TaskDefaults | None = None,
 ) -> Task:
-    """`defaults` are those of `options`, where they are at hand."""
+    """Make one task. `defaults` saves computing the defaults of `options`."""
     if isinstance(work, Task):
         if work.experiment != options.experiment:
             raise InvalidTask("experiment", f"is {work.experiment!r}, and this submission is of `{options.experiment}`")
@@ -215,8 +195,7 @@ def make_task_of(
             folder=work.folder if work.snapshot else options.folder,
         )
     if type(work) is dict or isinstance(work, Mapping):
-        fields = work if type(work) is dict else dict(work)
-        task = parse_task(fields, defaults=defaults or options.defaults())
+        task = parse_task(work if type(work) is dict else dict(work), defaults=defaults or options.defaults())
         if task.experiment != options.experiment:
             raise InvalidTask("experiment", f"is {task.experiment!r}, and this submission is of `{options.experiment}`")
         if options.key is not None and task.key is None and "id" not in work:
@@ -236,7 +215,7 @@ def make_task_of(
 
 
 def make_one(work: Any, terms: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Task:
-    """The task of `work` that has these terms, which `TaskOptions` takes too."""
+    """Make the task of `work` with these terms, the arguments of `TaskOptions`."""
     if not isinstance(work, FunctionType):
         return make_task_of(work, TaskOptions(**terms), args, kwargs)
     entry = function_entry(work, args, kwargs)
@@ -244,7 +223,7 @@ def make_one(work: Any, terms: Mapping[str, Any], args: Sequence[Any], kwargs: M
 
 
 def experiment_of(work: object) -> str:
-    """A task or an object that names its experiment decides where nobody else does."""
+    """Return the experiment that a task or an object names, or the default."""
     if isinstance(work, Task):
         return work.experiment
     if isinstance(work, Mapping) and isinstance(work.get("experiment"), str):
@@ -255,7 +234,7 @@ def experiment_of(work: object) -> str:
 
 
 def module_folder(work: object) -> Path | None:
-    """Where the code of a function lies, so that it goes with it though it is not the working directory's."""
+    """Find the folder of a function's code, which is submitted even outside the working directory."""
     if isinstance(work, FunctionType):
         return import_root(work)
     if isinstance(work, list | tuple) and work and not _is_triple(work):
@@ -270,7 +249,7 @@ def read_span(value: timedelta | float | str | None, name: str) -> timedelta | N
 
 
 def moment_after(now: datetime, value: timedelta | float | str, name: str) -> datetime:
-    """The time that lies a duration after `now`. Raises `InvalidValue` for one that no calendar has."""
+    """Return the time a duration after `now`. Raises `InvalidValue` beyond the calendar."""
     span = value if isinstance(value, timedelta) else parse_duration(str(value), field=name)
     try:
         return now + span
@@ -283,20 +262,14 @@ _ARGUMENTS: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "args": ((tuple, list), "a list of arguments"),
     "kwargs": ((dict, Mapping), "a dictionary of arguments by their names"),
     "experiment": ((str,), "a name, which is text"),
-    "resources": (
-        (Resources, Mapping),
-        'a dictionary such as {"cpus": 2, "memory": "16GiB"}, or `Resources`',
-    ),
+    "resources": ((Resources, Mapping), 'a dictionary such as {"cpus": 2, "memory": "16GiB"}, or `Resources`'),
     "outputs": ((tuple, list, str), "a list of paths and URLs"),
-    "snapshot": (
-        (str, Path, bool),
-        "the content id of a snapshot as text, a folder as `Path`, True or False",
-    ),
+    "snapshot": ((str, Path, bool), "the content id of a snapshot as text, a folder as `Path`, True or False"),
     "progress": ((FunctionType, Callable), "a function of a number of tasks"),
     "queue": ((str,), "the name or URL of a queue, which is text, or an open queue"),
     "stack": ((str,), "the name of a stack, which is text"),
 }
-"""What each argument may be, and how that is said. What is more exact is checked of the task that comes of them."""
+"""Types of each argument, and their description in errors. The task made from them checks the details."""
 
 
 def check_argument(name: str, value: object) -> None:
@@ -304,7 +277,7 @@ def check_argument(name: str, value: object) -> None:
     if isinstance(value, kinds):
         return
     if name in ("args", "outputs") and isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
-        return  # Such as a range; of a text it would be the letters.
+        return  # Such as a range; a text would give its letters.
     try:
         shown = repr(value)
     except (RecursionError, ValueError):

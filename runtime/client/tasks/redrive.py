@@ -1,8 +1,8 @@
 """Dead letters, and trying again: the next generation is published first, then the mark is closed.
 
 Dead letters are the marks of failed records, so they are listed from the store and never by leasing. A redrive that
-is killed between its two steps is simply run again: the same generation is the same task to queue and records, and
-nothing is doubled.
+is killed between its two steps is run again: queue and records take the same generation for the same task, and nothing
+is doubled.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
 from runtime.client.identify import find_submitted
-from runtime.client.tasks.standing import Standing, read_standing
+from runtime.client.tasks.standing import Stack, Standing, read_standing
 from runtime.client.tasks.status import last_line, purged, queue_of
-from runtime.client.tasks.workers import Stack
 from runtime.errors import InvalidTask, InvalidValue
 from runtime.reasons import EndReason
 from runtime.records.base import RecordStore
@@ -24,27 +23,23 @@ from runtime.tasks.model import Task, TaskState, next_generation
 from runtime.values import dataclass, replace
 
 BATCH: Final = 500
-"""Published at once, then their marks are closed."""
+"""Tasks that are published together before their marks are closed."""
 AT_ONCE: Final = 16
-"""Requests to a folder or bucket."""
 
 A = TypeVar("A")
 B = TypeVar("B")
 
-Progress: TypeAlias = Callable[[int], None]
-"""Called with the number of tasks dealt with since the last call."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redriven:
-    """A task whose next generation was published, or the reason why not."""
+    """A task with a new generation in its queue, or the reason against it."""
 
     task: str
     experiment: str
     generation: int
-    """The new one; of a refused task the one that ended."""
+    """The new generation, or the ended one of a refused task."""
     queue: str | None
-    """Where it waits now; None if it does not."""
+    """The queue in which it waits now, if it does."""
     refused: str | None = None
 
     @property
@@ -53,7 +48,7 @@ class Redriven:
 
     @property
     def already(self) -> bool:
-        """Another queued it, or this one before it was interrupted."""
+        """Whether another call queued it, or this one before it was interrupted."""
         return self.refused is not None and self.queue is not None
 
 
@@ -66,25 +61,20 @@ class DeadLetter:
     experiment: str
     reason: EndReason
     error: str
-    """The last line of the message."""
     message: str | None
     at: datetime
     redrivable: bool
-    """False for what could not be parsed."""
     entry: Task | None
     raw: str | None
-    """The message as it came, where it could not be parsed."""
-
-
-# listing
+    """The original message, if it could not be parsed."""
 
 
 def read_dead(
     records: RecordStore, experiment: str | None = None, *, reasons: Iterable[EndReason] = ()
 ) -> Iterator[Mark]:
-    """The open failed marks, in the store's order, as they are needed; leases nothing.
+    """Yield the open failed marks in the store's order; leases nothing.
 
-    A task comes once, though it may fail again while its mark is dealt with.
+    A task comes once, though it may fail again while its mark is processed.
     """
     wanted = frozenset(reasons)
     last = None
@@ -95,7 +85,6 @@ def read_dead(
 
 
 def find_dead(records: RecordStore, task_id: str) -> Mark | None:
-    """The open failed mark of one task."""
     standing = read_standing(records, task_id, with_task=False)
     mark = standing.mark
     return mark if mark is not None and mark.state is TaskState.FAILED and not purged(mark) else None
@@ -117,7 +106,7 @@ def dead_letter(mark: Mark) -> DeadLetter:
 
 
 def parse_reasons(texts: Iterable[str]) -> frozenset[EndReason]:
-    """End reasons by name; raises `InvalidValue` with those that exist."""
+    """Read names of end reasons. Raises `InvalidValue` with the known ones."""
     try:
         return frozenset(EndReason(text) for text in texts)
     except ValueError:
@@ -126,23 +115,17 @@ def parse_reasons(texts: Iterable[str]) -> frozenset[EndReason]:
         raise InvalidValue("end reason", wrong, ", ".join(sorted(known))) from None
 
 
-# trying again
-
-
-def redrive(
-    stack: Stack, marks: Iterable[Mark], *, now: datetime, progress: Progress = lambda _: None
-) -> Iterator[Redriven]:
-    """Try again what the marks name, in batches as they come; budgets start anew."""
+def redrive(stack: Stack, marks: Iterable[Mark], *, now: datetime) -> Iterator[Redriven]:
+    """Try the tasks of the marks again, in batches as they come, with new budgets."""
     records = stack.records
     for batch in _batched(marks, BATCH):
         recorded = _each(records, lambda mark: records.find_all(mark.task_id), batch)
         plans = [plan_redrive(mark, found, now=now) for mark, found in zip(batch, recorded, strict=True)]
         yield from _publish(stack, plans)
-        progress(len(batch))
 
 
 def retry(stack: Stack, task_id: str, *, now: datetime) -> Redriven:
-    """Try one task again that failed, was cancelled or expired; its dead letter may have been purged since."""
+    """Try one task again that failed, was cancelled or expired; its dead letter may be purged."""
     records = stack.records
     standing = read_standing(records, task_id, with_task=False)
     plan = _plan_retry(records, standing, now=now)
@@ -151,7 +134,7 @@ def retry(stack: Stack, task_id: str, *, now: datetime) -> Redriven:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The next generation of a task and the marks it closes; or the reason against it, and the marks that are stale."""
+    """The next generation of a task with the marks it closes, or the reason against it with the stale marks."""
 
     task_id: str
     experiment: str
@@ -162,7 +145,7 @@ class Plan:
 
 
 def plan_redrive(mark: Mark, recorded: Sequence[Record], *, now: datetime) -> Plan:
-    """What redriving one mark means, given all records of its task; pure."""
+    """Plan the redrive of one mark from all records of its task; a pure function."""
 
     def refuse(why: str, *, close: bool = False) -> Plan:
         closes = ((mark.generation, mark.state),) if close else ()
@@ -172,7 +155,7 @@ def plan_redrive(mark: Mark, recorded: Sequence[Record], *, now: datetime) -> Pl
     if done is not None:
         return refuse(f"generation {done.generation} succeeded", close=True)
     if all(record.generation != mark.generation for record in recorded):
-        # The mark goes before the record: a worker that died between the two left the task in its queue.
+        # The mark comes before the record: a worker that died between the two left the task in its queue.
         return refuse("it has not ended: it is still in its queue")
     newest = max(record.generation for record in recorded)
     if newest > mark.generation:
@@ -193,9 +176,9 @@ def _cannot_begin(problem: InvalidTask) -> str:
 
 
 def begin_again(task: Task, *, now: datetime) -> Task:
-    """The next generation, submitted now: no order from before names it, and no expiry that has passed holds.
+    """Make the next generation, submitted now: no earlier order covers it, and an expiry in the past is dropped.
 
-    Raises `InvalidTask` after the last generation there can be.
+    Raises `InvalidTask` after the last generation.
     """
     task = next_generation(task)
     expired = task.expires_at is not None and task.expires_at <= now
@@ -253,7 +236,7 @@ def _publish(stack: Stack, plans: Sequence[Plan]) -> Iterator[Redriven]:
         refused = plan.refused
         if plan.task is not None:
             known = before[queues[plan.experiment]]
-            # Where the queue cannot tell who began a generation, it is whoever closed the mark.
+            # If the queue does not know who began a generation, the call that closed the mark did.
             ours = plan.task_id not in known if known is not None else (plan.task_id, plan.generation) in closed
             if not ours:
                 refused = f"it is queued already, as generation {plan.task.generation}"
@@ -266,21 +249,17 @@ def _publish(stack: Stack, plans: Sequence[Plan]) -> Iterator[Redriven]:
         )
 
 
-# throwing away
-
-
-def purge_dead(records: RecordStore, marks: Iterable[Mark], *, progress: Progress = lambda _: None) -> int:
-    """Throw dead letters away: they are no longer listed or redriven by mistake. Their records stay; so do totals."""
+def purge_dead(records: RecordStore, marks: Iterable[Mark]) -> int:
+    """Remove dead letters from the list, so that none is redriven by mistake. Records and totals stay."""
     purged_now = 0
     for mark in marks:
         records.mark(replace(mark, task=None, raw=None))
         purged_now += 1
-        progress(1)
     return purged_now
 
 
 def _each(records: RecordStore, call: Callable[[A], B], items: Sequence[A]) -> list[B]:
-    """`map`, with several calls under way where each is a request."""
+    """Map `call` over the items, with several calls at once if each is a request."""
     if records.holds_tasks or len(items) < 2:
         return [call(item) for item in items]
     from concurrent.futures import ThreadPoolExecutor

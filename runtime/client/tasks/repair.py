@@ -1,4 +1,4 @@
-"""Publishes again what a manifest names and no record, worker or queue has: `runtime queue repair`."""
+"""Publishes tasks of manifests again that no record, worker or queue has: `runtime queue repair`."""
 
 from __future__ import annotations
 
@@ -7,40 +7,31 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from runtime.client.tasks.sending import Progress, bury_lines, decode_part
-from runtime.errors import (
-    InfrastructureFailure,
-)
+from runtime.errors import InfrastructureFailure
 from runtime.queues.base import MakesTopics, Queue
 from runtime.records.base import RecordStore
 from runtime.tasks.idset import IdSet, task_key
-from runtime.tasks.model import (
-    LIMITS,
-    next_generation,
-)
+from runtime.tasks.model import LIMITS, next_generation
 from runtime.values import dataclass, replace
 
 log = logging.getLogger(__name__)
 
 LIVE_WITHIN: Final = timedelta(minutes=2)
-"""A worker that has not reported for longer holds nothing; they report every 30 s."""
+"""A worker without a report for longer holds nothing; workers report every 30 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repaired:
-    """What `repair` published again, and why it left the rest alone."""
+    """Counts of the tasks that `repair` published again, and of the others by cause."""
 
     published: int = 0
     recorded: int = 0
     held: int = 0
-    """A live worker says that it runs them."""
     malformed: int = 0
-    """Listed in a way that cannot be decoded: dead letters now."""
+    """Entries that cannot be decoded, and are dead letters now."""
     unreadable: int = 0
-    """Manifest parts that were left out, because they are damaged or gone."""
+    """Manifest parts that were left out because they are damaged or missing."""
     experiments: tuple[str, ...] = ()
-
-
-# repair
 
 
 def repair(
@@ -51,10 +42,10 @@ def repair(
     now: datetime | None = None,
     progress: Progress | None = None,
 ) -> Repaired:
-    """Publish again what a manifest lists, has no terminal record of its newest generation, and no live worker runs.
+    """Publish every task of a manifest again that has no terminal record of its newest generation and runs on no live worker.
 
-    For when the queue has forgotten: its retention is over, or it was lost. What still waits in the queue is then
-    there twice, which costs a look at its record and no second run. Safe to call again.
+    For a queue that lost its tasks or dropped them after its retention. A task that still waits there is then queued
+    twice, which costs a look at its record and no second run. Safe to call again.
     """
     if records.holds_tasks:
         return Repaired()
@@ -91,7 +82,7 @@ def repair(
             ]
             bury_lines(records, unfiled, now or datetime.now(UTC))
             open_tasks = [task for task in tasks if task_key(task.id, task.generation) not in recorded]
-            # A later generation is in no manifest; it is the same task, begun anew.
+            # A later generation is in no manifest; it is the same task, started again.
             most = LIMITS["generation"][1]
             open_tasks += [
                 replace(next_generation(task), generation=again[task.id] + 1)

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Final, TypeAlias
 
 from runtime.client.identify import FindsTasks
 from runtime.client.tasks.make import OWN_CODE
-from runtime.errors import (
-    InvalidTask,
-    PartTaken,
-    RuntimeFailure,
-)
+from runtime.errors import InvalidTask, PartTaken, RuntimeFailure
 from runtime.queues.base import Queue
 from runtime.records.base import ManifestPart, RecordExists, RecordStore
 from runtime.records.coverage import own_key, read_keys
@@ -23,41 +18,36 @@ from runtime.records.orders import FIRST_OWN_NUMBER
 from runtime.records.settle import settle_record
 from runtime.tasks.idset import IdSet, task_key
 from runtime.tasks.lease import InvalidMessage
-from runtime.tasks.model import (
-    Task,
-)
-from runtime.tasks.verdict import malformed
+from runtime.tasks.model import Task
 from runtime.tasks.wire import decode_task, encode_task, read_line
 
 PART_TASKS: Final = 10_000
 PUT_TASKS: Final = 4_000
-"""Put into an embedded file at once; its lock is held for that long."""
+"""Tasks put into an embedded file at once, while its lock is held."""
 NAMED_TASKS: Final = 100
-"""A submission of up to this many tasks remembers their ids, and is waited for task by task."""
+"""Most tasks of a submission whose ids are kept, so that each task is waited for."""
 PARTS_LOOKED_AT: Final = 8
-"""To tell what code known tasks have."""
+"""Parts read to find the code of known tasks."""
 
 _READ_AT_ONCE: Final = 4
 
 Progress: TypeAlias = Callable[[int], None]
-"""Called with the number of tasks that were dealt with since the last call."""
+"""Called with the number of tasks processed since the last call."""
 
 
 class Counted:
-    """What has become of the input so far."""
-
     def __init__(self, progress: Progress) -> None:
         self.new = self.known = self.same = self.same_other = self.skipped = self.resumed = 0
         self.named: dict[tuple[str, int], None] | None = {}
-        """The first distinct tasks in their order; None once there are too many to name."""
+        """The first distinct tasks in their order; None once they are too many to name."""
         self.looked_at: dict[str, Task] = {}
-        """Some of those that may be known, by id, to tell what code and content they have."""
+        """Some tasks that may be known, by id, to compare their code and content."""
         self.first: dict[int, Task] = {}
-        """The first distinct tasks of the input by key, to tell what repeats them."""
+        """The first distinct tasks of the input by key, to find repetitions."""
         self.advance = progress
 
     def look_at(self, tasks: Sequence[Task]) -> None:
-        """Remember as many as there is room for, evenly from all that carry code."""
+        """Keep as many tasks as fit, evenly from the given ones."""
         room = NAMED_TASKS - len(self.looked_at)
         for task in tasks[:: -(-len(tasks) // room)] if room else ():
             self.looked_at[task.id] = task
@@ -77,7 +67,7 @@ class Counted:
 
 
 class Direct:
-    """Into a queue whose file holds the tasks: what is known is told there."""
+    """Sends into a queue that holds the tasks in its own file and knows which ones are new."""
 
     part_tasks = PUT_TASKS
 
@@ -86,7 +76,7 @@ class Direct:
         self.known = IdSet()
 
     def take_up(self, counted: Counted) -> None:
-        """Nothing can be half done: a put is one transaction."""
+        """Do nothing: a put is one transaction, so none can be half done."""
 
     def send(self, tasks: Sequence[Task], counted: Counted) -> None:
         result = self._queue.put(tasks)
@@ -97,7 +87,7 @@ class Direct:
 
 
 class ThroughManifest:
-    """Part by part: listed, published, marked as sent."""
+    """Sends part by part: listed, published, marked as sent."""
 
     part_tasks = PART_TASKS
 
@@ -108,12 +98,12 @@ class ThroughManifest:
         self._read: set[str] = set()
         self._next = 0
         self.known = IdSet()
-        """What the manifest listed when it was last read, without what this submission adds."""
+        """Tasks that the manifest listed when it was last read, without those of this submission."""
 
     def take_up(self, counted: Counted) -> None:
-        """Learn what the manifest lists, and publish what an interrupted submission left in it."""
+        """Read the manifest, and publish parts that an interrupted submission left in it."""
         self._records.check()
-        # Named before its first part, so that a running submission can be seen and cancelled.
+        # The experiment is named before its first part, so that a running submission can be seen and cancelled.
         self._records.put_experiment(self._experiment, queue=self._queue.name)
         fresh = [part for part in self._records.parts(self._experiment) if part.name not in self._read]
         self._read.update(part.name for part in fresh)
@@ -139,7 +129,7 @@ class ThroughManifest:
             try:
                 self._send_part(own if alone else self._next, wanted)
             except PartTaken:
-                # Listed by a submission beside this one, or claimed by one that died before it wrote the part.
+                # Another submission lists this part, or claimed it and died before it wrote it.
                 self._next += not alone
                 alone = False
                 self.take_up(counted)
@@ -170,19 +160,21 @@ class ThroughManifest:
     def _read_keys(self, parts: Sequence[ManifestPart]) -> Iterator[Sequence[int]]:
         if not parts:
             return
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(_READ_AT_ONCE, thread_name_prefix="manifest") as pool:
-            # A few at a time: what is read waits in memory until it is taken.
+            # A few at a time: keys wait in memory until they are taken.
             for start in range(0, len(parts), 4 * _READ_AT_ONCE):
                 some = parts[start : start + 4 * _READ_AT_ONCE]
                 yield from pool.map(lambda part: read_keys(self._records, part), some)
 
 
 def find_kept_code(records: RecordStore, experiment: str, tasks: Mapping[str, Task]) -> tuple[str | None, int]:
-    """The code that one of `tasks` was submitted with before, if it is another than now's, and how many had other content."""
+    """Return the earlier code of one of `tasks` if it differs from now's, and how many tasks had other content."""
     code, others = None, 0
     if not tasks:
         return code, others
-    with suppress(RuntimeFailure):  # All is submitted: a store that fails now leaves this unsaid.
+    with suppress(RuntimeFailure):  # All tasks are submitted: if the store fails now, only this report is missing.
         for stored in _stored(records, experiment, tasks):
             now = tasks[stored.id]
             if code is None and now.snapshot is not None and stored.snapshot != now.snapshot:
@@ -192,12 +184,11 @@ def find_kept_code(records: RecordStore, experiment: str, tasks: Mapping[str, Ta
 
 
 def content_of(task: Task) -> tuple[object, ...]:
-    """What a task asks for, but not its code, and not when and by whom it was submitted."""
+    """Return the parts of a task that define its work, without its code, submitter and time."""
     return task.entry, task.resources, task.timeout, task.max_failures, task.outputs, task.priority, task.extra
 
 
 def _stored(records: RecordStore, experiment: str, tasks: Mapping[str, Task]) -> Iterator[Task]:
-    """Those of `tasks` as they were first submitted."""
     if isinstance(records, FindsTasks):
         yield from (found.task for each in tasks if (found := records.find_task(each)) and found.task)
         return
@@ -224,7 +215,7 @@ def _number(part: ManifestPart) -> int:
 
 
 def decode_part(records: RecordStore, part: ManifestPart) -> tuple[list[Task], list[tuple[Task, InvalidMessage]]]:
-    """The tasks of a part, and what stands for its lines that cannot be decoded."""
+    """Return the tasks of a part, and stand-ins for its lines that cannot be decoded."""
     tasks, malformed_lines = [], []
     for line in records.read_part(part):
         task, problem = read_line(line, part.experiment)
@@ -236,6 +227,8 @@ def decode_part(records: RecordStore, part: ManifestPart) -> tuple[list[Task], l
 
 
 def bury_lines(records: RecordStore, lines: Iterable[tuple[Task, InvalidMessage]], now: datetime) -> None:
+    from runtime.tasks.verdict import malformed
+
     for task, invalid in lines:
         settlement = malformed(task, invalid, now=now)
         with suppress(RecordExists):

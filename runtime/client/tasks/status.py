@@ -1,22 +1,20 @@
-"""What runs, what waits and why, what failed: read from the record store, never with a request per task.
+"""The status of queues, experiments and tasks: read from the record store, never with a request per task.
 
-Reading gathers values; what they mean (why something waits, how long is left) is decided in pure functions of them.
-`runtime.cli.status` prints these values, and as JSON they are what docs/output.md describes.
+Pure functions of the values decide why tasks wait and how long is left. `runtime.cli.status` prints the values, and
+docs/output.md describes them as JSON.
 """
 
 from __future__ import annotations
 
+import functools
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
 from runtime.client.identify import age_of
-from runtime.client.tasks.standing import Standing, read_standing
-from runtime.client.tasks.workers import Stack, WorkerStatus, read_workers
-from runtime.errors import RuntimeFailure
-from runtime.queues.base import DEFAULT_QUEUE, Depth, Queue
+from runtime.client.tasks.standing import Stack, Standing, WorkerStatus, read_standing, read_workers
+from runtime.queues.base import DEFAULT_QUEUE, Depth
 from runtime.reasons import EndReason
 from runtime.records.base import ExperimentSeen, RecordStore
 from runtime.records.orders import Control
@@ -42,12 +40,11 @@ class Failure:
     state: TaskState
     reason: EndReason
     error: str
-    """The last line of its message."""
     at: datetime
     what: str | None
     """The entry in one line; None if it could not be parsed."""
     new: bool = False
-    """Since this user last asked for the overview."""
+    """Whether it failed since this user last asked for the overview."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +52,13 @@ class QueueStatus:
     name: str
     paused: bool
     waiting: int | None
-    """Tasks not yet ended that no worker reports; None where that is not known."""
+    """Tasks that have not ended and that no worker reports; None if unknown."""
     delayed: int | None
     leased: int | None
     workers: int
-    """Live ones."""
     slots: int
     rate_per_s: float
     why: str | None = None
-    """Why tasks wait there, if any do."""
     next_step: str | None = None
 
 
@@ -78,11 +73,11 @@ class ExperimentStatus:
     """Every state, also those with none."""
     submitted: int
     rate_per_s: float
-    """Of the live workers of its queue, which may serve other experiments too."""
+    """Rate of the live workers of its queue, which may serve other experiments too."""
     eta_s: float | None
     paused: bool = False
     cancelled_before: datetime | None = None
-    """When it was last ordered to be cancelled: what was submitted by then is or will be."""
+    """When it was last cancelled: all tasks submitted by then are or will be cancelled."""
     why: str | None = None
     next_step: str | None = None
     workers: tuple[WorkerStatus, ...] = ()
@@ -103,9 +98,8 @@ class Overview:
     stack: str
     as_of: datetime
     totals: Mapping[TaskState, int]
-    """Of the experiments that are shown."""
+    """Totals of the experiments that are shown."""
     experiments: tuple[ExperimentStatus, ...]
-    """Newest first."""
     experiments_left_out: int
     queues: tuple[QueueStatus, ...]
     workers: tuple[WorkerStatus, ...]
@@ -136,16 +130,14 @@ class TaskStatus:
     submitted_at: datetime | None
     submitted_by: str | None
     worker: str | None
-    """That holds it, or whose attempt was recorded."""
+    """The worker that holds it, or whose attempt was recorded."""
     ended_at: datetime | None
     reason: EndReason | None
     message: str | None
     attempts: int
-    """Of this generation, that have ended."""
     history: tuple[AttemptStatus, ...]
-    """All that is known, of every generation, oldest first."""
+    """All known attempts of every generation, oldest first."""
     record: str | None
-    """Where its record lies."""
     outputs_url: str | None
     log_url: str | None
     value_url: str | None
@@ -155,33 +147,25 @@ class TaskStatus:
     code: str | None = None
 
 
-# reading
-
-
 def read_overview(
-    stack: Stack,
-    *,
-    now: datetime,
-    exact: bool = False,
-    looked_at: datetime | None = None,
-    tally: Tally | None = None,
+    stack: Stack, *, now: datetime, exact: bool = False, looked_at: datetime | None = None, tally: Tally | None = None
 ) -> Overview:
-    """Every queue and worker, the newest experiments, and what failed in the last day.
+    """Read every queue and worker, the newest experiments, and the failures of the last day.
 
-    Whoever looks again and again gives the same `tally`, which remembers when records were counted.
+    A caller that reads repeatedly passes the same `tally`, which remembers when records were counted.
     """
     records = stack.records
     tally = tally or Tally(records)
     workers = read_workers(records, now)
     seen = sorted(records.experiments(), key=age_of, reverse=True)
-    controls, depths = _Controls(records), _Depths(stack)
+    controls, depths = functools.cache(records.control), _read_depths(stack)
     shown = [_experiment(stack, one, workers, controls, depths, tally, exact=exact) for one in seen[:EXPERIMENTS_SHOWN]]
     names = {*stack.queue_names(), stack.default_queue, *(one.queue for one in shown), *(w.queue for w in workers)}
     queues = [read_queue(stack, name, shown, workers, controls=controls, depths=depths) for name in sorted(names)]
     return Overview(
         stack=stack.name,
         as_of=min((one.as_of for one in shown), default=now),
-        totals=_summed(one.totals for one in shown),
+        totals={state: sum(one.totals[state] for one in shown) for state in TaskState},
         experiments=tuple(shown),
         experiments_left_out=max(0, len(seen) - EXPERIMENTS_SHOWN),
         queues=tuple(queues),
@@ -199,13 +183,13 @@ def read_experiment(
     failures: int | None = FAILURES_SHOWN,
     tally: Tally | None = None,
 ) -> ExperimentStatus:
-    """One experiment with its workers and failures; all of them where `failures` is None. `tally` as above."""
+    """Read one experiment with its workers and failures; all failures if `failures` is None. See above for `tally`."""
     records = stack.records
     workers = read_workers(records, now)
     seen = records.find_experiment(name)
     seen = seen or ExperimentSeen(name, None)
     tally = tally or Tally(records)
-    controls, depths = _Controls(records), _Depths(stack)
+    controls, depths = functools.cache(records.control), _read_depths(stack)
     status = _experiment(stack, seen, workers, controls, depths, tally, exact=exact, few=FEW_OF_ONE)
     shown = list(read_failures(records, name, limit=failures)) if status.totals[TaskState.FAILED] else []
     return replace(
@@ -219,7 +203,7 @@ def read_experiment(
 def read_failures(
     records: RecordStore, experiment: str | None = None, *, limit: int | None = None
 ) -> Iterator[Failure]:
-    """What failed and was not purged, in the store's order; `limit` bounds the requests too."""
+    """Yield failures that were not purged, in the store's order; `limit` bounds the requests too."""
     marks = records.marks(experiment, TaskState.FAILED, limit=limit)
     return (failure_of(mark) for mark in marks if not purged(mark))
 
@@ -238,7 +222,7 @@ def failure_of(mark: Mark) -> Failure:
 
 
 def purged(mark: Mark) -> bool:
-    """Its dead letter was thrown away: what it would be tried again with is gone, and the record stays."""
+    """Whether the dead letter was purged: the task is dropped from it, and the record stays."""
     return mark.task is None and mark.raw is None
 
 
@@ -248,15 +232,15 @@ def read_queue(
     experiments: Sequence[ExperimentStatus],
     workers: Sequence[WorkerStatus],
     *,
-    controls: _Controls | None = None,
-    depths: _Depths | None = None,
+    controls: Callable[[str], Control] | None = None,
+    depths: Callable[[str], Depth | None] | None = None,
     depth: Depth | None = None,
 ) -> QueueStatus:
-    """A queue in numbers. Unless `depth` is given, the queue is asked only where it lies in the records' own file."""
+    """Read a queue in numbers. Without `depth`, the queue is asked only if it lies in the records' own file."""
     live = [worker for worker in workers if worker.queue == name and worker.live]
-    paused = (controls or _Controls(stack.records))[name].paused
+    paused = (controls or stack.records.control)(name).paused
     if depth is None:
-        depth = (depths or _Depths(stack))[name]
+        depth = (depths or _read_depths(stack))(name)
     ours = [one for one in experiments if one.queue == name]
     waiting = sum(one.totals[TaskState.QUEUED] for one in ours) if depth is None else depth.ready + depth.delayed
     why, next_step = explain_waiting(
@@ -285,9 +269,9 @@ def explain_waiting(
     depth: Depth | None = None,
     leased: int = 0,
 ) -> tuple[str | None, str | None]:
-    """Why tasks wait in a queue, and what to do about it; a pure function of what was read.
+    """Explain why tasks wait in a queue, with the next step; a pure function.
 
-    `leased` is how many are known to be held now, where that is newer than the workers' reports.
+    `leased` is the number of held tasks, if it is newer than the workers' reports.
     """
     if not waiting:
         return None, None
@@ -309,7 +293,7 @@ def explain_waiting(
 
 
 def estimate_left(remaining: int, rate_per_s: float) -> float | None:
-    """Seconds until nothing remains; None where nothing moves."""
+    """Return the seconds until nothing remains; None if no task ends."""
     return remaining / rate_per_s if remaining and rate_per_s > 0 else None
 
 
@@ -351,52 +335,24 @@ def _attempts(records: RecordStore, standing: Standing) -> Iterator[AttemptStatu
         history = standing.history if current else records.history(standing.task_id, generation)
         record = by_generation.get(generation)
         noted = {note.token for note in history.ended}
-        yield from (_ended_attempt(note, generation) for note in history.ended)
-        yield from (_open_attempt(mark, generation) for mark in history.open)
+        seen: list[EndedNote | StartedMark | Record] = [*history.ended, *history.open]
         if record is not None and record.token not in noted and record.attempts:
-            yield _recorded_attempt(record)
-
-
-def _ended_attempt(note: EndedNote, generation: int) -> AttemptStatus:
-    return AttemptStatus(
-        token=note.token,
-        generation=generation,
-        worker=note.worker,
-        started_at=note.started_at,
-        ended_at=note.ended_at,
-        reason=note.reason,
-        message=note.message,
-    )
-
-
-def _open_attempt(mark: StartedMark, generation: int) -> AttemptStatus:
-    return AttemptStatus(
-        token=mark.token,
-        generation=generation,
-        worker=mark.worker,
-        started_at=mark.started_at,
-        ended_at=None,
-        reason=None,
-    )
-
-
-def _recorded_attempt(record: Record) -> AttemptStatus:
-    return AttemptStatus(
-        token=record.token,
-        generation=record.generation,
-        worker=record.worker,
-        started_at=record.started_at,
-        ended_at=record.ended_at,
-        reason=record.reason,
-        message=record.message,
-    )
-
-
-# finding
+            seen.append(record)
+        for each in seen:
+            ended = None if isinstance(each, StartedMark) else each
+            yield AttemptStatus(
+                token=each.token,
+                generation=generation,
+                worker=each.worker,
+                started_at=each.started_at,
+                ended_at=ended.ended_at if ended else None,
+                reason=ended.reason if ended else None,
+                message=ended.message if ended else None,
+            )
 
 
 def queue_of(records: RecordStore, experiment: str, default: str = DEFAULT_QUEUE) -> str:
-    """The queue that an experiment's tasks were submitted to."""
+    """Return the queue that an experiment's tasks were submitted to."""
     seen = records.find_experiment(experiment or DEFAULT_EXPERIMENT)
     return (seen.queue if seen else None) or default
 
@@ -406,44 +362,17 @@ def last_line(text: str | None) -> str:
     return lines[-1] if lines else ""
 
 
-def ask_queue(stack: Stack, name: str) -> tuple[Queue | None, str | None]:
-    """The open queue, or the reason why it cannot be asked now."""
-    try:
-        return stack.queue(name), None
-    except RuntimeFailure as problem:
-        return None, problem.message
-
-
-class _Controls(dict[str, Control]):
-    """What each queue's workers are told, read once."""
-
-    def __init__(self, records: RecordStore) -> None:
-        super().__init__()
-        self._records = records
-
-    def __missing__(self, queue: str) -> Control:
-        self[queue] = self._records.control(queue)
-        return self[queue]
-
-
-class _Depths(dict[str, Depth | None]):
-    """Depths by queue, each read once; None but where queue and records lie in one local file."""
-
-    def __init__(self, stack: Stack) -> None:
-        super().__init__()
-        self._stack = stack
-
-    def __missing__(self, queue: str) -> Depth | None:
-        self[queue] = self._stack.queue(queue).depth() if self._stack.records.holds_tasks else None
-        return self[queue]
+def _read_depths(stack: Stack) -> Callable[[str], Depth | None]:
+    """Read the depth of a queue once; None unless queue and records lie in one local file."""
+    return functools.cache(lambda name: stack.queue(name).depth() if stack.records.holds_tasks else None)
 
 
 def _experiment(
     stack: Stack,
     seen: ExperimentSeen,
     workers: Sequence[WorkerStatus],
-    controls: _Controls,
-    depths: _Depths,
+    controls: Callable[[str], Control],
+    depths: Callable[[str], Depth | None],
     tally: Tally,
     *,
     exact: bool,
@@ -458,14 +387,14 @@ def _experiment(
         totals = _split_leased(totals, live)
     remaining = totals[TaskState.QUEUED] + totals[TaskState.LEASED]
     rate = sum(worker.rate_per_s for worker in live)
-    control = controls[queue]
+    control = controls(queue)
     covered = control.experiments.get(seen.name)
     why, next_step = explain_waiting(
         queue,
         totals[TaskState.QUEUED],
         paused=control.paused,
         live=live,
-        depth=depths[queue] if totals[TaskState.QUEUED] else None,
+        depth=depths(queue) if totals[TaskState.QUEUED] else None,
         leased=totals[TaskState.LEASED],
     )
     return ExperimentStatus(
@@ -486,14 +415,14 @@ def _experiment(
 
 
 def _count_active(experiment: str, live: Sequence[WorkerStatus]) -> int:
-    """Tasks of the experiment that are run now; one whose id another producer chose may be of any."""
+    """Count running tasks of the experiment; a task with the id of another producer may belong to any."""
     running = [task for worker in live for task in worker.running]
     digest = experiment_digest(experiment) if running else ""
     return sum(task.endswith(digest) or _OUR_ID.fullmatch(task) is None for task in running)
 
 
 def _split_leased(totals: dict[TaskState, int], live: Sequence[WorkerStatus]) -> dict[TaskState, int]:
-    """Of what has no record, that which workers report as running. An upper bound where they serve several experiments."""
+    """Count tasks without a record as leased if workers report them: an upper bound if they serve several experiments."""
     waiting = totals[TaskState.QUEUED]
     leased = min(waiting, sum(len(worker.running) for worker in live))
     return {**totals, TaskState.QUEUED: waiting - leased, TaskState.LEASED: totals[TaskState.LEASED] + leased}
@@ -509,10 +438,3 @@ def _recent_failures(
     recent = [failure for failure in found if now - failure.at <= RECENT]
     recent.sort(key=lambda failure: failure.at, reverse=True)
     return [replace(failure, new=looked_at is None or failure.at > looked_at) for failure in recent[:FAILURES_SHOWN]]
-
-
-def _summed(totals: Iterable[Mapping[TaskState, int]]) -> dict[TaskState, int]:
-    counted: Counter[TaskState] = Counter()
-    for each in totals:
-        counted.update(each)
-    return {state: counted[state] for state in TaskState}

@@ -1,22 +1,21 @@
-"""Submitting: tasks → manifest parts → queue → acknowledged; takes up what was interrupted.
+"""Submitting: tasks → manifest parts → queue → acknowledged; continues interrupted submissions.
 
-Where the queue's own file holds the tasks, putting them there is all. Elsewhere each part of at most 10,000 tasks is
-written to the experiment's manifest, published, and marked as sent, in that order, and only then acknowledged. So
-whatever was in a manifest can be published again (`repair`), and the same submission run again goes on where it
-stopped: what a manifest lists is not listed a second time.
+If the queue's own file holds the tasks, one put is enough. Otherwise each part of at most 10,000 tasks is written to the
+experiment's manifest, published, and marked as sent, in that order, and only then acknowledged. So every task of a
+manifest can be published again (`repair`), and the same submission run again continues where it stopped: a task that a
+manifest lists is not listed a second time.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from urllib.parse import unquote, urlsplit
 
 from runtime.client.tasks.code import take_code
-from runtime.client.tasks.existing import ExistingOutputs
 from runtime.client.tasks.kept_stacks import KeptStack
 from runtime.client.tasks.make import (
     LISTS,
@@ -45,23 +44,18 @@ from runtime.client.tasks.sending import (
 )
 from runtime.clock import describe_skew
 from runtime.config import load_settings
-from runtime.errors import (
-    NotPossible,
-    RequestRefused,
-    RuntimeFailure,
-)
+from runtime.errors import InvalidValue, NotPossible, RequestRefused, RuntimeFailure
 from runtime.queues.base import Queue, QueueTraits
 from runtime.records.base import RecordStore
 from runtime.tasks.idset import IdSet, task_key
-from runtime.tasks.model import (
-    DEFAULT_MAX_FAILURES,
-    Resources,
-    Task,
-    check_experiment,
-)
+from runtime.tasks.model import DEFAULT_MAX_FAILURES, Resources, Task, check_experiment
 from runtime.values import dataclass, field, replace
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from runtime.records.blobs.bucket import BucketBlobs
+
+PARALLEL: Final = 32
+"""Requests to a bucket at once, to look for outputs that exist."""
 
 _compared: set[str] = set()
 """Record stores whose clock this process has compared with its own."""
@@ -69,33 +63,30 @@ _compared: set[str] = set()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """What a submission came to; every task in it is durable."""
+    """The result of a submission; every task in it is durable."""
 
     experiment: str
     queue: str
     stack: str | None = None
     new: int = 0
-    """Submitted now."""
     known: int = 0
-    """Submitted before, so not again."""
     same: int = 0
-    """Of the input, one task with an earlier one: the same key, or nothing else than that runs."""
+    """Inputs that are one task with an earlier input: the same key, or the same work without a key."""
     known_other: int = 0
-    """Of the known, those that were submitted with other content: that stands. Beyond `NAMED_TASKS` known, at least so many."""
+    """Known tasks that were submitted with other content, which stays. A lower bound beyond `NAMED_TASKS` known ones."""
     same_other: int = 0
-    """Of the same, those with other content than the earlier one, which stands."""
+    """Repeated inputs with other content than the first, which stays."""
     skipped: int = 0
-    """Their declared outputs exist already."""
     resumed: int = 0
-    """Of an earlier submission that was interrupted before it had published them."""
+    """Tasks that an earlier, interrupted submission had not published."""
     snapshot: str | None = None
     """Content id of the code that new tasks run, unless they name one; None for the workers' own."""
     kept_code: str | None = None
-    """What a task that was known runs, where that is another code than was submitted now: a content id, or `OWN_CODE`."""
+    """The code of a known task, if it differs from the code submitted now: a content id, or `OWN_CODE`."""
     tasks: tuple[tuple[str, int], ...] | None = None
     """Id and generation of each distinct task that was not skipped; None beyond `NAMED_TASKS`."""
     asked: Queue | str | None = field(default=None, repr=False, compare=False)
-    """The queue as the caller named or passed it, for `wait`."""
+    """The queue that the caller named or passed, for `wait`."""
 
     @property
     def ids(self) -> tuple[str, ...] | None:
@@ -103,11 +94,7 @@ class Submission:
 
     @property
     def count(self) -> int:
-        """Distinct tasks that were not skipped."""
         return self.new + self.known
-
-
-# submitting
 
 
 def submit(
@@ -187,11 +174,7 @@ def submit(
             "submitted_by": submitter(),
             "submitted_at": now,
         }
-        said: dict[str, Any] = {
-            "stack": kept.stack.name if kept else None,
-            "snapshot": code.snapshot,
-            "asked": queue,
-        }
+        said: dict[str, Any] = {"stack": kept.stack.name if kept else None, "snapshot": code.snapshot, "asked": queue}
         if target.records.holds_tasks and not skip_existing and is_one(work):
             done = _submit_one(make_one(work, terms, args, kwargs), target, said)
             if progress:
@@ -206,7 +189,7 @@ def submit(
 
 
 def _submit_one(task: Task, queue: Queue, said: Mapping[str, Any]) -> Submission:
-    """As `submit_tasks`, of one task into a queue whose file holds the tasks: what most calls of a program are."""
+    """Submit one task into a queue whose file holds the tasks, as most calls of a program do."""
     if task.priority:
         check_priority(task.priority, queue.name, queue.traits)
     result = queue.put([task])
@@ -226,7 +209,7 @@ def _submit_one(task: Task, queue: Queue, said: Mapping[str, Any]) -> Submission
 
 
 def _say_skew(records: RecordStore) -> None:
-    """Log it once in this process if its clock and the record store's differ by much."""
+    """Log once in this process if its clock and the record store's differ by much."""
     if records.url in _compared:
         return
     _compared.add(records.url)
@@ -247,12 +230,12 @@ def submit_tasks(
 ) -> Submission:
     """Submit a stream of tasks of one experiment; memory stays at 16 bytes a task.
 
-    Where a task is refused, those of its part before it are not submitted, earlier parts stand, and the error says
-    so; run again, it goes on where it stopped. Raised alike: `QueueUnavailable`, `StoreUnavailable`.
+    If a task is refused, its part is not submitted, earlier parts stay, and the error has both counts; run again, the
+    submission continues where it stopped. Also raises `QueueUnavailable` and `StoreUnavailable`.
     """
     counted = Counted(progress or (lambda _: None))
     sender: _Sender = Direct(queue) if queue.records.holds_tasks else ThroughManifest(queue, experiment)
-    existing = ExistingOutputs() if skip_existing else None
+    existing = _ExistingOutputs() if skip_existing else None
     sender.take_up(counted)
     for part in _cut(_admitted(tasks, queue, sender.known, counted), sender.part_tasks, counted):
         wanted = existing.drop_done(part) if existing else part
@@ -277,8 +260,53 @@ def submit_tasks(
     )
 
 
+class _ExistingOutputs:
+    """Looks for declared outputs, for `--skip-existing`: paths, `file:` URLs and buckets, each opened once."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, BucketBlobs] = {}
+
+    def drop_done(self, tasks: Sequence[Task]) -> list[Task]:
+        """Return the tasks that declare no outputs, or miss one of them."""
+        urls = {url for task in tasks for url in task.outputs}
+        there = self._find(sorted(urls))
+        return [task for task in tasks if not task.outputs or not all(url in there for url in task.outputs)]
+
+    def _find(self, urls: Sequence[str]) -> set[str]:
+        remote = [url for url in urls if url.startswith(("gs://", "s3://"))]
+        there = {url for url in urls if not url.startswith(("gs://", "s3://")) and _on_disk(url)}
+        if remote:
+            for url in remote:
+                self._open_bucket(url)
+            from concurrent.futures import ThreadPoolExecutor
+
+            with ThreadPoolExecutor(PARALLEL, thread_name_prefix="existing") as pool:
+                there |= {url for url, found in zip(remote, pool.map(self._in_bucket, remote), strict=True) if found}
+        return there
+
+    def _in_bucket(self, url: str) -> bool:
+        """Whether an object of that name exists, or any object below a URL that ends in a slash."""
+        key = url.split("/", 3)[3] if url.count("/") > 2 else ""
+        first = next(iter(self._open_bucket(url).list_keys(key)), None)
+        return first is not None and (first == key or key.endswith("/"))
+
+    def _open_bucket(self, url: str) -> BucketBlobs:
+        from runtime.records.blobs.bucket import BucketBlobs
+
+        name = "/".join(url.split("/", 3)[:3])
+        if name not in self._buckets:
+            self._buckets[name] = BucketBlobs(name)
+        return self._buckets[name]
+
+
+def _on_disk(url: str) -> bool:
+    if "://" in url and not url.startswith("file:"):
+        raise InvalidValue("output", url, "a path or a file:, gs:// or s3:// URL")
+    return Path(unquote(urlsplit(url).path) if url.startswith("file:") else url).exists()
+
+
 def _admitted(tasks: Iterable[Task], queue: Queue, known: IdSet, counted: Counted) -> Iterator[Task]:
-    """Each task that is neither known nor an earlier one of the input, checked against what the queue can do."""
+    """Yield each new task of the input, after checking that the queue keeps its priority."""
     seen, first = IdSet(), counted.first
     for task in tasks:
         if task.priority:
@@ -302,7 +330,7 @@ def _admitted(tasks: Iterable[Task], queue: Queue, known: IdSet, counted: Counte
 
 
 def check_priority(priority: int, queue: str, traits: QueueTraits) -> None:
-    """Raise `NotPossible` where the queue would drop it."""
+    """Raise `NotPossible` if the queue would drop the priority."""
     if priority and not traits.priorities:
         raise NotPossible(
             f"queue `{queue}` keeps no priorities, and a task asks for {priority}",
@@ -312,7 +340,7 @@ def check_priority(priority: int, queue: str, traits: QueueTraits) -> None:
 
 
 def _cut(tasks: Iterator[Task], size: int, counted: Counted) -> Iterator[list[Task]]:
-    """Lists of at most `size`. What refuses a task says what became of those before it."""
+    """Yield lists of at most `size`. The error of a refused task gets the counts of tasks before it."""
     part: list[Task] = []
     try:
         for task in tasks:

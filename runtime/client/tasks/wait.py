@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -12,19 +13,13 @@ from runtime.client.tasks.kept_stacks import KeptStack
 from runtime.client.tasks.make import open_target, read_span
 from runtime.client.tasks.sending import NAMED_TASKS
 from runtime.client.tasks.submit import Submission
-from runtime.errors import (
-    NotPossible,
-    UnknownName,
-    WorkFailed,
-)
+from runtime.errors import NotPossible, UnknownName, WorkFailed
 from runtime.queues.base import Queue
 from runtime.records.base import RecordStore, calls_at_once
 from runtime.records.codec import read_value
 from runtime.records.totals import Tally, open_tasks
 from runtime.tasks.history import Record
-from runtime.tasks.model import (
-    TaskState,
-)
+from runtime.tasks.model import TaskState
 from runtime.values import dataclass, field, replace
 
 FAILED_SHOWN: Final = 5
@@ -32,31 +27,28 @@ FAILED_SHOWN: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waited:
-    """How the tasks of a submission or an experiment ended."""
-
     experiment: str
     totals: Mapping[TaskState, int]
     records: tuple[Record, ...] = ()
-    """In the order of submission; only where they were waited for task by task."""
+    """Records in the order of submission, if each task was waited for."""
     complete: bool = True
-    """False if the time was up first."""
+    """False if the timeout came first."""
     asked: Queue | str | None = field(default=None, repr=False, compare=False)
-    """The queue that was waited for, as it was named or passed, and its stack: large values are read from its records."""
+    """The queue that was named or passed, and its stack: large values are read from its records."""
     stack: str | None = field(default=None, repr=False, compare=False)
 
     @property
     def failed(self) -> int:
-        """Tasks that ended otherwise than by success."""
         return sum(self.totals.get(state, 0) for state in TaskState if state.terminal) - self.totals.get(
             TaskState.SUCCEEDED, 0
         )
 
     def values(self, *, none_for_failed: bool = False) -> list[Any]:
-        """What the tasks returned, in the order of submission.
+        """Return the values of the tasks, in the order of submission.
 
-        Large ones are read from the record store now. Raises `WorkFailed` if one did not succeed, unless
-        `none_for_failed` asks for None in its place; `NotPossible` if one has not ended yet, and beyond `NAMED_TASKS`;
-        `StoreUnavailable` if the store has one no more or does not answer.
+        Large values are read from the record store now. Raises `WorkFailed` if a task did not succeed, unless
+        `none_for_failed` puts None in its place; `NotPossible` if a task has not ended yet, and beyond `NAMED_TASKS`;
+        `StoreUnavailable` if the store has lost a value or does not answer.
         """
         total = sum(self.totals.values())
         if not self.complete:
@@ -100,9 +92,6 @@ def _how_it_ended(record: Record) -> str:
     return f"`{record.task_id}` {record.state}" + (f": {last}" if last else "")
 
 
-# waiting
-
-
 def wait(
     what: Submission | str,
     *,
@@ -114,9 +103,8 @@ def wait(
 ) -> Waited:
     """Wait until every task of a submission, or of the experiment named, has ended.
 
-    Returns also when `timeout` is over, with `complete` False. A submission of more than `NAMED_TASKS` tasks is
-    waited for with all of its experiment. Interrupting it leaves the work alone. Raises `UnknownName` for an experiment
-    that nothing was submitted to.
+    Returns also after `timeout`, with `complete` False. A submission of more than `NAMED_TASKS` tasks is waited for with
+    all of its experiment. Interrupting it leaves the work alone. Raises `UnknownName` for an experiment without tasks.
     """
     span = read_span(timeout, "timeout")
     deadline = None if span is None else time.monotonic() + span.total_seconds()
@@ -137,7 +125,7 @@ def wait(
 
 
 def _ensure_known(experiment: str, records: RecordStore) -> None:
-    # What only foreign producers sent to is named by nobody, and has records once a task of it ended.
+    # An experiment of foreign producers alone has no name here, and records once a task of it ended.
     if records.find_experiment(experiment) is None and not records.totals(experiment, exact=True).submitted:
         raise UnknownName(
             "experiment",
@@ -157,14 +145,12 @@ class _ByTask:
         for identity in self._tasks:
             if identity not in self._found and (record := self._records.find(*identity)):
                 self._found[identity] = record
-        totals = dict.fromkeys((record.state for record in self._found.values()), 0)
-        for record in self._found.values():
-            totals[record.state] += 1
+        totals = Counter(record.state for record in self._found.values())
         if open_tasks := len(self._tasks) - len(self._found):
             totals[TaskState.QUEUED] = open_tasks
         return Waited(
             experiment=self._experiment,
-            totals=totals,
+            totals=dict(totals),
             records=tuple(self._found[identity] for identity in self._tasks if identity in self._found),
             complete=not open_tasks,
         )
@@ -183,10 +169,7 @@ _Look: TypeAlias = _ByTask | _ByExperiment
 
 
 def _poll(
-    look: _Look,
-    deadline: float | None,
-    poll_s: float,
-    progress: Callable[[Mapping[TaskState, int]], None] | None,
+    look: _Look, deadline: float | None, poll_s: float, progress: Callable[[Mapping[TaskState, int]], None] | None
 ) -> Waited:
     pause = min(0.05, poll_s)
     while True:

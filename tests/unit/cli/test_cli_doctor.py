@@ -70,10 +70,7 @@ def test_json_is_an_array_and_exits_alike(run: Run, tmp_path: Path, monkeypatch:
 
 
 def test_terminal_shows_the_fix_below_its_line(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from runtime.cli import doctor
-
     broken(tmp_path, monkeypatch)
-    monkeypatch.setattr(doctor, "is_terminal", lambda: True)
     monkeypatch.setattr(show, "is_terminal", lambda stream=None: True)
     monkeypatch.delenv("NO_COLOR", raising=False)
 

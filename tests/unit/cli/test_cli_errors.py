@@ -14,9 +14,9 @@ import pytest
 import typer
 
 from runtime.cli import commands
-from runtime.cli.arguments import Parser
 from runtime.cli.main import explain, main
 from runtime.cli.show import confirm
+from runtime.cli.worker import Parser
 from runtime.errors import (
     InfrastructureFailure,
     MissingExtra,

@@ -20,9 +20,9 @@ import pytest
 
 from runtime.cli.show import cut_lines
 from runtime.client.fetch import FilesDiffer
-from runtime.client.jobs.attempts import AttemptView, read_attempts
 from runtime.client.jobs.explain import JobFacts, explain
-from runtime.client.jobs.status import AfterView, read_target
+from runtime.client.jobs.status import AfterView, AttemptView, read_attempts, read_target
+from runtime.client.jobs.targets import OpenTarget
 from runtime.errors import InfrastructureFailure
 from runtime.jobs import ledger
 from runtime.jobs.hosts.local import LocalFiles, LocalHost
@@ -1488,7 +1488,7 @@ def test_status_of_a_thousand_jobs_is_one_listing_and_one_question(tmp_path: Pat
     files, launcher, host = Counting(str(tmp_path)), Asked(), LocalHost(str(tmp_path))
     host.files = files
 
-    seen = read_target(Target(name="local", kind="local"), launcher, host, now=NOW)
+    seen = read_target(OpenTarget(Target(name="local", kind="local"), launcher, host), now=NOW)
 
     assert launcher.questions == [666]
     assert sorted(files.asked) == ["names", "names", "read_many", "read_many"]

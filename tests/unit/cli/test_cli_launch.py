@@ -18,8 +18,9 @@ from jsonschema import Draft202012Validator
 
 import runtime
 from runtime.cli.commands import load_command
-from runtime.cli.launch import build_spec
+from runtime.cli.launch import build_request
 from runtime.jobs.hosts.base import HostUnavailable
+from runtime.jobs.plan import Target
 from runtime.jobs.spec import JobState, parse_spec, spec_schema
 from runtime.jobs.spec_fields import spec_fields
 from runtime.jobs.spec_file import load_spec
@@ -31,6 +32,7 @@ from tests.unit.cli.test_cli_startup import run_cli
 
 ROOT = Path(__file__).parents[3]
 SCHEMA = ROOT / "docs" / "job.schema.json"
+LOCAL = Target(name="local", kind="local")
 
 
 @pytest.fixture
@@ -240,9 +242,9 @@ def test_flags_are_the_same_as_a_file(tmp_path: Path) -> None:
         "array.max_parallel": 2,
     }
 
-    built = build_spec(None, ["python", "train.py"], flags, ["A=b"], ["K=env://K"], ["lr=0.1,0.2"], [])
+    built = build_request(None, ["python", "train.py"], flags, ["A=b"], ["K=env://K"], ["lr=0.1,0.2"], [])
 
-    assert built == load_spec(file)
+    assert built.spec_on(LOCAL) == load_spec(file)
 
 
 def test_after_takes_beginnings_of_ids_and_makes_the_same_job_as_whole_ones(run: Terminal) -> None:
@@ -280,9 +282,9 @@ def test_flags_stand_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("command: [a]\nresources: {cpus: 4, memory: 1GiB}\n")
 
-    built = build_spec(file, ["b"], {"resources.cpus": 8.0}, [], [], [], ["priority=high"])
+    built = build_request(file, ["b"], {"resources.cpus": 8.0}, [], [], [], ["priority=high"])
 
-    assert spec_fields(built) == {
+    assert spec_fields(built.spec_on(LOCAL)) == {
         "command": ["b"],
         "priority": "high",
         "resources": {"cpus": 8.0, "memory": "1GiB"},

@@ -17,7 +17,7 @@ import pytest
 
 from runtime.cli import status as command
 from runtime.cli.main import main
-from runtime.cli.render.tasks import render, summarise
+from runtime.cli.render import render, summarise
 from runtime.cli.status import RateMeter, is_over
 from runtime.client.tasks.status import read_experiment, read_overview, read_task
 from runtime.testing import sample_task

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from runtime.client.doctor import resources as doctor
-from runtime.client.doctor.examine import examine
-from runtime.client.doctor.lines import Line, Verdict
+from runtime.client import doctor
+from runtime.client.doctor import Line, Verdict, examine
 from runtime.config import Settings, load_settings
 from runtime.outputs import (
     ClusterOutput,

@@ -17,11 +17,10 @@ from types import SimpleNamespace
 import pytest
 
 from runtime.client.fetch import FilesDiffer
-from runtime.client.jobs.attempts import read_attempts
-from runtime.client.jobs.find import find_job
-from runtime.client.jobs.handle import JobHandle
+from runtime.client.jobs.handle import JobHandle, find_job
 from runtime.client.jobs.launch import launch
-from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, prepare
+from runtime.client.jobs.prepare import FieldsRefused, LaunchOptions, Request, prepare
+from runtime.client.jobs.status import read_attempts
 from runtime.config import Project, Settings
 from runtime.errors import NotPossible, UnknownName
 from runtime.jobs import ledger
@@ -29,7 +28,8 @@ from runtime.jobs.hosts.local import LocalFiles
 from runtime.jobs.identity import owner_name
 from runtime.jobs.lock import Lock
 from runtime.jobs.plan import Target
-from runtime.jobs.spec import Array, Code, CodeMode, JobSpec, JobState, Retry, parse_spec
+from runtime.jobs.spec import Array, Code, CodeMode, InvalidSpec, JobSpec, JobState, Retry, parse_spec
+from runtime.jobs.spec_fields import spec_fields
 from runtime.reasons import EndReason
 from runtime.snapshots.snapshot import make_snapshot
 from tests.shim_support import PATIENCE_S, is_running, processes_with, shims_with, signal_all, wait_for
@@ -483,6 +483,41 @@ def test_job_id_of_a_prepared_launch_stays_what_it_was_in_earlier_versions(
         {"A": "9", "Z": "x"},
     )
     assert without_refused.job.id == "j-92310ce90d5842d381eb583b"
+    assert prepare(Request(filled), box, settings, LaunchOptions()).plan.job == with_defaults.job
+
+
+def test_fields_are_parsed_once_for_targets_without_defaults_and_once_for_each_with_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parsed: list[object] = []
+    monkeypatch.setattr(
+        "runtime.client.jobs.prepare.parse_spec",
+        lambda fields, *, source: (parsed.append(fields), parse_spec(fields, source=source))[1],
+    )
+    request = Request({"command": ["true"], "time_limit": "1h", "resources": {"cpus": 2}})
+    bare, other = (Target(name=name, kind="local") for name in ("a", "b"))
+    filled = Target(name="c", kind="local", defaults={"time_limit": "2h", "resources": {"memory": "1GiB"}, "nodes": 2})
+
+    specs = [request.spec_on(target) for target in (bare, other, bare, filled, filled)]
+
+    assert len(parsed) == 2
+    assert specs[0] is specs[1] is specs[2]
+    assert specs[3] is specs[4]
+    assert spec_fields(specs[3]) == {
+        "command": ["true"],
+        "nodes": 2,
+        "resources": {"cpus": 2.0, "memory": "1GiB"},
+        "time_limit": 3600.0,
+    }
+
+
+def test_fault_of_the_job_is_not_blamed_on_the_defaults_of_a_target() -> None:
+    filled = Target(name="box", kind="local", defaults={"nodes": 0})
+
+    with pytest.raises(InvalidSpec, match=r"the job spec of `job\.yaml` cannot be used"):
+        Request({"command": [], "nodes": 2}, source="`job.yaml`").spec_on(filled)
+    with pytest.raises(InvalidSpec, match="with the defaults of target `box`"):
+        Request({"command": ["true"]}, source="`job.yaml`").spec_on(filled)
 
 
 def test_lock_of_a_dead_holder_is_taken_over_and_a_slow_one_finds_out(

@@ -15,8 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime.client.fetch import RemoteFile, fetch
-from runtime.client.local_folder import Became, LocalFolder, NameRefused, check_name
+from runtime.client.fetch import Became, LocalFolder, NameRefused, RemoteFile, check_name, fetch
 from runtime.errors import InvalidContract, NotPossible, StoreUnavailable
 from runtime.jobs.hosts.bucket import BucketFiles
 from runtime.jobs.hosts.local import LocalFiles

@@ -24,7 +24,7 @@ from runtime.client.quickstart import (
     QuickstartResult,
     _Fleet,
     _load_example,
-    _WorkFolder,
+    _work_folder,
     audit,
     find_example,
     run_quickstart,
@@ -220,22 +220,22 @@ def processes_in(folder: Path) -> list[int]:
 
 def test_folder_is_used_again_and_emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNTIME_DATA_DIR", str(tmp_path))
-    with _WorkFolder(keep=False) as first:
-        (first.path / "old").touch()
+    with _work_folder(keep=False) as first:
+        (first / "old").touch()
 
-    with _WorkFolder(keep=False) as second:
-        assert second.path == first.path == tmp_path / "quickstart"
-        assert list(second.path.iterdir()) == []
+    with _work_folder(keep=False) as second:
+        assert second == first == tmp_path / "quickstart"
+        assert list(second.iterdir()) == []
 
 
 def test_folder_that_is_kept_or_in_use_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNTIME_DATA_DIR", str(tmp_path))
 
-    with _WorkFolder(keep=False) as running, _WorkFolder(keep=False) as beside, _WorkFolder(keep=True) as kept:
-        assert running.path == tmp_path / "quickstart"
-        assert beside.path.name.startswith("quickstart-20")
-        assert running.path != beside.path
-        assert kept.path.parent == tmp_path
+    with _work_folder(keep=False) as running, _work_folder(keep=False) as beside, _work_folder(keep=True) as kept:
+        assert running == tmp_path / "quickstart"
+        assert beside.name.startswith("quickstart-20")
+        assert running != beside
+        assert kept.parent == tmp_path
 
 
 # fleet

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.client.jobs.find import find_job
-from runtime.client.jobs.roots import KnownRoot
+from runtime.client.jobs.handle import find_job
+from runtime.client.jobs.targets import KnownRoot
 from runtime.jobs.hosts.agent import MARKER
 from runtime.testing.launcher_bench import read_log
 from runtime.worker.attempts import processes

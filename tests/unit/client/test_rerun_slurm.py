@@ -122,7 +122,7 @@ RETRY = """
 import sys
 from runtime.jobs import lock
 from runtime.config import load_settings
-from runtime.client.jobs.find import find_job
+from runtime.client.jobs.handle import find_job
 from runtime.client.jobs.retry import retry_job
 lock.STILL_S = 1.0
 retry_job(find_job(sys.argv[1]), load_settings())

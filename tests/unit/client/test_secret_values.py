@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.client.jobs.prepare import make_context
 from runtime.client.jobs.secrets import OLDER_VERSIONS, read_values
+from runtime.client.jobs.targets import make_context
 from runtime.config import Project, Settings
 from runtime.errors import InfrastructureFailure, MissingExtra, NotPossible, RequestRefused, UnknownName
 from runtime.jobs.plan import Target

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runtime.client.tasks.standing import read_standing
+from runtime.client.tasks.standing import read_standing, read_worker, worker_status
 from runtime.client.tasks.status import (
     estimate_left,
     explain_waiting,
@@ -20,7 +20,6 @@ from runtime.client.tasks.status import (
     read_overview,
     read_task,
 )
-from runtime.client.tasks.workers import read_worker, worker_status
 from runtime.errors import UnknownName
 from runtime.queues.base import Depth
 from runtime.queues.memory import MemoryQueue

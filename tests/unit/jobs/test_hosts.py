@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from runtime.client.jobs.roots import RootLost
+from runtime.client.jobs.targets import RootLost
 from runtime.errors import StoreUnavailable
 from runtime.jobs.hosts.agent import MARKER
 from runtime.jobs.hosts.base import AccessDenied, Answer, Files, FileToWrite, Host, HostUnavailable, Links, Room

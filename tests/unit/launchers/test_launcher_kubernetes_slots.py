@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from runtime.client.jobs.prepare import make_context
+from runtime.client.jobs.targets import make_context
 from runtime.config import Project, Settings
 from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.jobs.hosts.base import Host

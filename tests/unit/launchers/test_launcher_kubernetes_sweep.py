@@ -15,9 +15,8 @@ import pytest
 from runtime.client.jobs.gc import Garbage, find_garbage
 from runtime.client.jobs.handle import JobHandle
 from runtime.client.jobs.launch import launch
-from runtime.client.jobs.prepare import make_context
 from runtime.client.jobs.retry import retry_job
-from runtime.client.jobs.targets import find_target
+from runtime.client.jobs.targets import OpenTarget, find_target, make_context
 from runtime.config import Settings, load_settings
 from runtime.errors import InfrastructureFailure, NotPossible
 from runtime.jobs import ledger
@@ -85,9 +84,9 @@ class Lab:
 
     def garbage(self, owner: str | None = None) -> list[Garbage]:
         """Find the garbage of jobs, whenever they ended."""
-        target, where = find_target("lab", self.settings), self.launch_host()
+        place = OpenTarget(find_target("lab", self.settings), KubernetesLauncher(), self.launch_host())
         later = datetime.now(UTC) + timedelta(seconds=1)
-        found = find_garbage(target, KubernetesLauncher(), where, owner=owner, older_than=timedelta(0), now=later)
+        found = find_garbage(place, owner=owner, older_than=timedelta(0), now=later)
         return [each for each in found if each.kind in ("job", "native")]
 
     def launch_host(self) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from runtime.client.jobs.prepare import make_context
+from runtime.client.jobs.targets import make_context
 from runtime.config import Project, Settings
 from runtime.jobs.hosts.base import HostUnavailable
 from runtime.jobs.hosts.local import LocalHost

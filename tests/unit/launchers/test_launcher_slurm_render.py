@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.client.jobs.prepare import make_context
+from runtime.client.jobs.targets import make_context
 from runtime.config import Project, Settings
 from runtime.errors import InvalidValue, NotPossible, UnknownName
 from runtime.jobs.plan import JobIdentity, LaunchPlan, Target

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.client.jobs.attempts import AttemptView, join_starts
+from runtime.client.jobs.status import AttemptView, join_starts
 from runtime.jobs.plan import NativeState
 from runtime.jobs.spec import JobState
 from runtime.launchers.slurm.client import is_no_answer, read_id

@@ -1,23 +1,14 @@
-"""How `runtime status` shows experiments, tasks and workers: values in, lines out."""
+"""Renders experiments, tasks, workers and jobs for `runtime status`: values in, lines out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Final, Union
 
-from runtime.cli.render.jobs import (
-    job_lines,
-    summarise_job,
-    target_lines,
-)
-from runtime.cli.show import (
-    format_ago,
-    format_count,
-    format_duration,
-    paint,
-    table_lines,
-)
+from runtime.cli.jobs import short
+from runtime.cli.show import Columns, describe_state, format_ago, format_count, paint, read_columns, table_lines
+from runtime.client.tasks.standing import WorkerStatus
 from runtime.client.tasks.status import (
     FAILURES_SHOWN,
     ExperimentStatus,
@@ -27,16 +18,19 @@ from runtime.client.tasks.status import (
     TaskStatus,
     last_line,
 )
-from runtime.client.tasks.workers import WorkerStatus
 from runtime.tasks.model import TaskState
-from runtime.units import count_noun
+from runtime.units import count_noun, format_duration
 from runtime.values import dataclass
 
 if TYPE_CHECKING:
-    from runtime.client.jobs.status import JobView, TargetJobs
-LISTED = 10
+    from runtime.client.jobs.status import AttemptView, JobLine, JobView, TargetJobs
+    from runtime.jobs.ledger import IndexStatus
 
+LISTED = 10
+JOBS_LISTED: Final = 20
+BAR: Final = 24
 _STYLES = {TaskState.SUCCEEDED: "green", TaskState.FAILED: "red", TaskState.LEASED: "cyan"}
+_JOB_STYLES: Final[Mapping[str, str]] = {"running": "cyan", "succeeded": "green", "failed": "red", "unknown": "yellow"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +40,13 @@ class Board:
     tasks: Overview
     jobs: TargetJobs | None
     elsewhere: tuple[str, ...] = ()
-    """Further targets of the project, which are not asked: that takes as long as they do."""
+    """Further targets of the project, which are not asked because they may answer slowly."""
 
 
 Seen = Union[Board, Overview, ExperimentStatus, TaskStatus, WorkerStatus, "JobView", "TargetJobs"]
 
 
-# rendering
-
-
 def render(seen: Seen, now: datetime) -> list[str]:
-    """The lines for people."""
     if isinstance(seen, Board):
         jobs = target_lines(seen.jobs, now, whole=False) if seen.jobs else []
         if seen.elsewhere:
@@ -93,12 +83,12 @@ def summarise(seen: Seen) -> str:
     if not isinstance(seen, Overview):
         from runtime.client.jobs.status import JobView
 
-        return summarise_job(seen) if isinstance(seen, JobView) else "; ".join(target_lines(seen, datetime.now(UTC)))
+        return _summarise_job(seen) if isinstance(seen, JobView) else "; ".join(target_lines(seen, datetime.now(UTC)))
     return f"{seen.stack}: {_by_state(seen.totals)}, {sum(worker.live for worker in seen.workers)} live workers"
 
 
 def _overview_lines(seen: Overview, now: datetime, *, nothing: bool = True) -> list[str]:
-    """`nothing`: whether an empty stack is worth a line."""
+    """Render the overview; `nothing` gives an empty stack a line."""
     lines = [f"{paint('stack', 'dim')} {seen.stack}"]
     if not seen.experiments and nothing:
         lines.append("nothing was submitted yet; `runtime submit --help` shows how")
@@ -110,9 +100,7 @@ def _overview_lines(seen: Overview, now: datetime, *, nothing: bool = True) -> l
     if waiting:
         lines += ["", *waiting]
     if seen.workers:
-        lines += ["", *table_lines(_worker_rows(seen.workers[:LISTED]))]
-        if len(seen.workers) > LISTED:
-            lines.append(f"and {count_noun(len(seen.workers) - LISTED, 'more worker')}")
+        lines += ["", *_worker_table(seen.workers)]
     if seen.failures:
         new = sum(failure.new for failure in seen.failures)
         many = " or more" if new >= FAILURES_SHOWN else ""
@@ -132,9 +120,7 @@ def _experiment_lines(seen: ExperimentStatus, now: datetime) -> list[str]:
             lines.append(paint(text, _STYLES[state]) if count and state in _STYLES else text)
     lines += ["", *_pairs(_progress_pairs(seen, now))]
     if seen.workers:
-        lines += ["", *table_lines(_worker_rows(seen.workers[:LISTED]))]
-        if len(seen.workers) > LISTED:
-            lines.append(f"and {count_noun(len(seen.workers) - LISTED, 'more worker')}")
+        lines += ["", *_worker_table(seen.workers)]
     if seen.failures:
         lines += ["", *table_lines(_failure_rows(seen.failures))]
         if seen.failures_left_out:
@@ -182,7 +168,7 @@ def _task_lines(seen: TaskStatus, now: datetime) -> list[str]:
         ("log", seen.log_url or f"`runtime logs {seen.task}`" if seen.history else None),
         ("code", seen.code),
     ]
-    lines = [paint(seen.task, "bold"), *_pairs([(label, text) for label, text in pairs if text])]
+    lines = [paint(seen.task, "bold"), *_pairs(pairs)]
     if seen.history:
         rows = [
             {
@@ -212,7 +198,7 @@ def _worker_lines(seen: WorkerStatus, now: datetime) -> list[str]:
         ("ended", f"{format_count(seen.done)} succeeded, {format_count(seen.failed)} failed, {_rate(seen.rate_per_s)}"),
         ("labels", ", ".join(f"{name}={value}" for name, value in sorted(seen.labels.items()))),
     ]
-    lines = [paint(seen.worker, "bold"), *_pairs([(label, text) for label, text in pairs if text])]
+    lines = [paint(seen.worker, "bold"), *_pairs(pairs)]
     lines += [f"runs {task}" for task in seen.running]
     return lines + [f"cannot hold {task}: {why}" for task, why in sorted(seen.declined.items())]
 
@@ -242,8 +228,8 @@ def _experiment_rows(experiments: Sequence[ExperimentStatus]) -> list[dict[str, 
     ]
 
 
-def _worker_rows(workers: Sequence[WorkerStatus]) -> list[dict[str, object]]:
-    return [
+def _worker_table(workers: Sequence[WorkerStatus]) -> list[str]:
+    rows = [
         {
             "WORKER": worker.worker,
             "STATE": worker.state,
@@ -255,25 +241,21 @@ def _worker_rows(workers: Sequence[WorkerStatus]) -> list[dict[str, object]]:
             "RATE": _rate(worker.rate_per_s),
             "SEEN": worker.seen_at,
         }
-        for worker in workers
+        for worker in workers[:LISTED]
     ]
+    more = len(workers) - LISTED
+    return [*table_lines(rows), *([f"and {count_noun(more, 'more worker')}"] if more > 0 else [])]
 
 
-FAILURE_COLUMNS: dict[str, Callable[[Failure], object]] = {
-    "TASK": lambda failure: failure.task,
-    "REASON": lambda failure: failure.reason,
-    "WHEN": lambda failure: failure.at,
-    "ERROR": lambda failure: failure.error,
-    "ENTRY": lambda failure: failure.what,
-}
+FAILURE_COLUMNS: Columns = {"TASK": "task", "REASON": "reason", "WHEN": "at", "ERROR": "error", "ENTRY": "what"}
 
 
 def _failure_rows(failures: Sequence[Failure]) -> list[dict[str, object]]:
-    return [{header: cell(failure) for header, cell in FAILURE_COLUMNS.items()} for failure in failures]
+    return [{header: cell(failure) for header, cell in read_columns(FAILURE_COLUMNS).items()} for failure in failures]
 
 
-def _pairs(pairs: Sequence[tuple[str, str]]) -> list[str]:
-    return [f"{paint(f'{label:<11}', 'dim')} {text}" for label, text in pairs]
+def _pairs(pairs: Sequence[tuple[str, str | None]]) -> list[str]:
+    return [f"{paint(f'{label:<11}', 'dim')} {text}" for label, text in pairs if text]
 
 
 def _by_state(totals: Any) -> str:
@@ -284,3 +266,146 @@ def _rate(per_s: float) -> str:
     if per_s >= 10:
         return f"{format_count(round(per_s))}/s"
     return f"{per_s:.2g}/s" if per_s >= 0.1 else f"{per_s * 60:.2g}/min" if per_s else "0/s"
+
+
+def target_lines(seen: TargetJobs, now: datetime, *, whole: bool = True) -> list[str]:
+    """Render the jobs of a target; `whole` if nothing else is on the page."""
+    from runtime.jobs.spec import JobState
+
+    said = [f"target `{seen.target}` does not answer: {seen.problem}"] if seen.problem else []
+    if not seen.jobs and said:
+        return said
+    if not seen.jobs:
+        return [f"no jobs on `{seen.target}`; `runtime launch --help` shows how"] if whole else []
+    counted = count_noun(sum(1 for each in seen.jobs if not each.state.terminal), "unfinished job")
+    lines = [*said, *([f"{paint('jobs', 'dim')} on {seen.target}: {counted}"] if whole else [])]
+    lines += table_lines([_job_row(each) for each in seen.jobs[:JOBS_LISTED]])
+    more = len(seen.jobs) - JOBS_LISTED + seen.left_out if len(seen.jobs) > JOBS_LISTED else seen.left_out
+    if more > 0:
+        lines.append(f"and {count_noun(more, 'older job')}")
+    failed = [each for each in seen.jobs if each.state is JobState.FAILED]
+    new = sum(each.new for each in failed)
+    if failed:
+        since = f", {new} since you last looked" if new else ""
+        lines.append(f"{count_noun(len(failed), 'failed job')}{since}; why: `runtime explain {short(failed[0].job)}`")
+    return lines
+
+
+def _job_row(each: JobLine) -> dict[str, object]:
+    from runtime.jobs.spec import JobState
+
+    done = sum(count for state, count in each.totals.items() if state.terminal)
+    return {
+        "JOB": short(each.job),
+        "NAME": each.name,
+        "STATE": describe_state(each.state, each.reason),
+        "DONE": f"{done}/{each.runs}",
+        "FAILED": each.totals[JobState.FAILED] or None,
+        "TARGET": each.target,
+        "OWNER": each.owner,
+        "LAUNCHED": each.launched_at,
+    }
+
+
+def job_lines(seen: JobView, now: datetime) -> list[str]:
+    from runtime.client.jobs.status import describe_after
+    from runtime.jobs.spec import JobState
+
+    state = describe_state(seen.state, seen.reason)
+    title = f"{paint(seen.job, 'bold')} · {seen.name} · {seen.target} ({seen.kind})"
+    lines = [f"{title} · {paint(state, _JOB_STYLES[seen.state]) if seen.state in _JOB_STYLES else state}"]
+    if seen.runs > 1:
+        lines += _totals_lines(seen)
+    by = f" by {seen.owner}" + (f" from {seen.launched_from}" if seen.launched_from else "")
+    commit = f", commit {seen.commit[:10]}" if seen.commit else ""
+    branch = f" of {seen.branch}" if seen.commit and seen.branch else ""
+    pairs: list[tuple[str, str | None]] = [
+        ("done", _bar(seen) if seen.runs > 1 else None),
+        ("launched", f"{format_ago(seen.launched_at, now)}{by}"),
+        ("code", f"{seen.snapshot[:19]}{commit}{branch}" if seen.snapshot else None),
+        ("cancelled", "asked for" if seen.cancelled and not seen.state.terminal else None),
+        *(("after", describe_after(each)) for each in seen.after),
+        *_native_pairs(seen),
+        ("records", seen.records),
+        ("logs", f"`runtime logs {short(seen.job)}`, {seen.logs}"),
+        ("outputs", f"`runtime fetch {short(seen.job)}`, {seen.outputs}"),
+    ]
+    lines += _pairs(pairs)
+    if seen.attempts:
+        lines += ["", *table_lines([_attempt_row(each, now) for each in seen.attempts])]
+    if seen.runs > 1 and seen.indices:
+        lines += ["", *table_lines([index_row(each) for each in seen.indices[:JOBS_LISTED]])]
+        if len(seen.indices) > JOBS_LISTED:
+            lines.append(f"and {len(seen.indices) - JOBS_LISTED} more; `--failed` lists those that failed")
+    if seen.state is not JobState.SUCCEEDED:
+        lines += ["", f"why: `runtime explain {short(seen.job)}`"]
+    return lines
+
+
+def _totals_lines(seen: JobView) -> list[str]:
+    width = max(len(format_count(count)) for count in seen.totals.values())
+    lines = []
+    for state, count in seen.totals.items():
+        if count:
+            text = f"  {state:<10} {format_count(count):>{width}}"
+            lines.append(paint(text, _JOB_STYLES[state]) if state in _JOB_STYLES else text)
+    return lines
+
+
+def _bar(seen: JobView) -> str:
+    done = sum(count for state, count in seen.totals.items() if state.terminal)
+    full = BAR * done // seen.runs
+    return f"[{'#' * full}{'.' * (BAR - full)}] {format_count(done)} of {format_count(seen.runs)}, {100 * done // seen.runs} %"
+
+
+def _native_pairs(seen: JobView) -> list[tuple[str, str | None]]:
+    pairs: list[tuple[str, str | None]] = []
+    for native in seen.natives[:5]:
+        said = ", ".join(part for part in (native.raw, native.message) if part)
+        where = f" on {native.where}" if native.where else ""
+        later = f", epoch {native.epoch}" if native.epoch > 1 else ""
+        pairs.append(("native", f"{native.native_id}{later}{where}" + (f": {said}" if said else "")))
+    if len(seen.natives) > 5:
+        pairs.append(("", f"and {len(seen.natives) - 5} more native jobs"))
+    return pairs
+
+
+def _attempt_row(each: AttemptView, now: datetime) -> dict[str, object]:
+    return {
+        "ATTEMPT": each.attempt,
+        "HOST": each.host,
+        "STARTED": format_ago(each.started_at, now) if each.started_at else None,
+        "ENDED": format_ago(each.ended_at, now) if each.ended_at else None if each.reason else "no word yet",
+        "REASON": each.reason,
+        "EXIT": _code(each.exit_code),
+        "MESSAGE": each.message,
+    }
+
+
+def _code(code: int | None) -> str | int | None:
+    from runtime.jobs.traces import name_signal
+
+    name = name_signal(code)
+    return f"{code} {name}" if name else code
+
+
+def index_row(each: IndexStatus) -> dict[str, object]:
+    return {header: cell(each) for header, cell in read_columns(INDEX_COLUMNS).items()}
+
+
+INDEX_COLUMNS: Columns = {
+    "INDEX": "index",
+    "STATE": "state",
+    "REASON": "reason",
+    "EXIT": "exit_code",
+    "ATTEMPT": "attempt",
+    "MESSAGE": "message",
+}
+
+
+def _summarise_job(seen: JobView) -> str:
+    """One line for logs."""
+    counted = ", ".join(f"{format_count(count)} {state}" for state, count in seen.totals.items() if count)
+    return f"{seen.job}: {describe_state(seen.state, seen.reason)}" + (
+        f", {counted} of {seen.runs}" if seen.runs > 1 else ""
+    )
