@@ -11,23 +11,20 @@ from functools import partial
 from typing import Final
 
 from runtime.errors import InfrastructureFailure
+from runtime.reasons import EndReason
 from runtime.records.base import calls_at_once
-from runtime.snapshots.identity import CodeIdentity
 from runtime.tasks.history import StartedMark
 from runtime.tasks.model import FunctionEntry
-from runtime.tasks.retry import backoff
+from runtime.tasks.retry import ALONE_FOR, backoff
 from runtime.tasks.wire import encode_task
 from runtime.worker.attempts import fence
 from runtime.worker.attempts.model import Order
-from runtime.worker.attempts.pool import AttemptPool
-from runtime.worker.attempts.trees import Trees
 from runtime.worker.held import HeldLease, Holdings
 from runtime.worker.offload import Outcome
 from runtime.worker.orders import Orders
 from runtime.worker.outbox import Outbox
 from runtime.worker.services import Services
 from runtime.worker.slots import Slot
-from runtime.worker.suspects import Suspects
 
 LOOK_AHEAD_S: Final = 1.0
 LONGEST_LOOK_AHEAD: Final = 128
@@ -38,37 +35,78 @@ LINGER_BELOW_S: Final = 0.001
 """The loop lingers only for tasks that are quicker than this,"""
 LINGER_WITH: Final = 8
 """and while each slot has more orders than this, so that none becomes idle meanwhile."""
+ALONE_PATIENCE_S: Final = 60.0
+"""How long a suspect waits until nothing else runs; then it gets the next slot, beside whatever else runs."""
+
+
+class Suspects:
+    def __init__(self, holdings: Holdings, most: int) -> None:
+        """`most` suspects wait here at a time."""
+        self._holdings = holdings
+        self._most = most
+        self.waiting: deque[HeldLease] = deque()
+        self._waits_since: dict[str, float] = {}
+        """By task: since when a suspect has waited, over all its leases here."""
+        self._trust = 1
+        """Suspects that may run at a time: one more with each that succeeds, one again after a loss."""
+
+    def add(self, held: HeldLease) -> bool:
+        """Have a suspect wait; returns False if too many wait here already."""
+        task_id = held.lease.task.id
+        if task_id not in self._waits_since and len(self._waits_since) > 1_000:
+            self._waits_since.clear()
+        self._waits_since.setdefault(task_id, time.monotonic())
+        if len(self.waiting) >= self._most:
+            return False
+        self.waiting.append(held)
+        return True
+
+    def start_next(self, now: float) -> HeldLease:
+        """Take the first out of the line; it is on trial from now on."""
+        held = self.waiting.popleft()
+        on_trial = self._holdings.on_trial
+        self._waits_since.pop(held.lease.task.id, None)
+        held.apart = not self._unproven(now)
+        for token in on_trial:
+            self._holdings.by_token[token].apart = False
+        on_trial[held.lease.token] = now
+        return held
+
+    def ended(self, token: str, reason: EndReason) -> None:
+        """Trust more suspects after a success of one, and only one after any loss."""
+        if self._holdings.on_trial.pop(token, None) is not None and reason is EndReason.SUCCEEDED:
+            self._trust += 1
+        if reason is EndReason.LOST:
+            self._trust = 1
+
+    def may_try(self, now: float) -> bool:
+        return self._unproven(now) < self._trust
+
+    def _unproven(self, now: float) -> int:
+        """The number of suspects that run and have not yet proved themselves."""
+        return sum(now - began < ALONE_FOR.total_seconds() for began in self._holdings.on_trial.values())
+
+    def has_waited(self, held: HeldLease, now: float) -> bool:
+        return now - self._waits_since.get(held.lease.task.id, now) >= ALONE_PATIENCE_S
+
+    def overdue(self, now: float, margin_s: float) -> list[HeldLease]:
+        """Those that could not start within their patience and may find a slot elsewhere; here they keep their place."""
+        return [held for held in self.waiting if now - held.taken_at > ALONE_PATIENCE_S + margin_s]
 
 
 class Dispatch:
-    def __init__(
-        self,
-        services: Services,
-        holdings: Holdings,
-        outbox: Outbox,
-        orders: Orders,
-        pool: AttemptPool,
-        trees: Trees,
-        code: CodeIdentity,
-        scratch: str,
-    ) -> None:
+    def __init__(self, services: Services, outbox: Outbox, orders: Orders) -> None:
         self._services = services
-        self._holdings = holdings
         self._outbox = outbox
         self._orders = orders
-        self._pool = pool
-        self._trees = trees
-        self._code = code
-        self._scratch = scratch
+        self._pool = services.pool
         self.ready: deque[HeldLease] = deque()
         """Prepared and not given to a slot."""
-        self.suspects = Suspects(holdings, len(services.slots))
+        self.suspects = Suspects(services.holdings, len(services.slots))
         self.pause_until = 0.0
         """Nothing starts and nothing is leased before."""
         self.mean_s = float("inf")
         """How long recent tasks took; unknown tasks count as long, so nothing is held ahead of them."""
-        self.running: list[str] = []
-        """Tokens of the attempts that run, one for each busy slot."""
         self._announcing = [0] * len(services.slots)
         """By slot: attempts that start as soon as the store knows."""
         self._environments = [slot.environment() for slot in services.slots]
@@ -100,14 +138,14 @@ class Dispatch:
         """Empty the lines, and take back what slots have not begun."""
         for slot in self._services.slots:
             for token in self._pool.take_back(slot.index):
-                self._holdings.by_token[token].sent = False
+                self._services.holdings.by_token[token].sent = False
         self.ready.clear()
         self.suspects.waiting.clear()
 
     def shed(self, now: float) -> None:
         """Give back what was held ahead if what runs takes longer than expected: other workers may be idle."""
         free = False
-        by_token = self._holdings.by_token
+        by_token = self._services.holdings.by_token
         for slot in self._services.slots:
             running = self._pool.running(slot.index)
             free = free or running is None
@@ -186,7 +224,7 @@ class Dispatch:
         suspects, slots = self.suspects, self._services.slots
         while suspects.waiting and suspects.may_try(now):
             idle = [slot for slot in slots if not self.on_slot(slot.index)]
-            others = len(slots) - len(idle) > len(self._holdings.on_trial)
+            others = len(slots) - len(idle) > len(self._services.holdings.on_trial)
             if not idle or ((others or self.ready) and not suspects.has_waited(suspects.waiting[0], now)):
                 return
             self._start([suspects.start_next(now)], idle[0])
@@ -217,7 +255,7 @@ class Dispatch:
         for held, _, problem in outcomes:
             lease = held.lease
             self._announcing[held.slot] -= 1
-            if lease.token not in self._holdings.by_token:
+            if lease.token not in services.holdings.by_token:
                 continue
             refusal = self._orders.refuse(lease, now)
             if refusal is not None:
@@ -253,13 +291,13 @@ class Dispatch:
                 services.say.began(task, slot.index, order.attempt)
         if others:
             for token, _ in filter(None, (self._pool.running(other.index) for other in slots)):
-                self._holdings.by_token[token].crowded = True
+                services.holdings.by_token[token].crowded = True
         # First, because a crasher may take this process with it before the next line.
         self.note_running(starting=(slot.index, orders[0].token))
         self._pool.send(slot.index, orders)
 
     def _order(self, held: HeldLease) -> Order:
-        lease = held.lease
+        services, lease = self._services, held.lease
         task = lease.task
         environment = self._environments[held.slot]
         order = Order(
@@ -270,7 +308,7 @@ class Dispatch:
             attempt=len(held.history.ended) + 1,
             experiment=task.experiment,
             env=environment,
-            scratch_root=self._scratch,
+            scratch_root=services.scratch,
         )
         if held.fenced:
             order.env = {**environment, fence.VARIABLE: str(os.getpid())}
@@ -279,14 +317,13 @@ class Dispatch:
         if task.resources.memory_bytes:
             order.memory_bytes = task.resources.memory_bytes
         if task.snapshot is not None:
-            order.code_dir, order.snapshot = self._trees.place(task.snapshot, held.slot), task.snapshot
+            order.code_dir, order.snapshot = services.trees.place(task.snapshot, held.slot), task.snapshot
             order.cwd = f"{order.code_dir}/{task.folder}" if task.folder else None
         else:
-            self._code.begin(task.entry)
-        records = self._services.records
-        url = records.outputs_url(task.id, lease.token)
-        held.output_dir = order.output_dir = url if "://" not in url else f"{self._scratch}/{lease.token}.outputs"
-        order.checkpoint_dir = records.checkpoints_path(task.id) or ""
+            services.code.begin(task.entry)
+        url = services.records.outputs_url(task.id, lease.token)
+        held.output_dir = order.output_dir = url if "://" not in url else f"{services.scratch}/{lease.token}.outputs"
+        order.checkpoint_dir = services.records.checkpoints_path(task.id) or ""
         return order
 
     def note_running(self, starting: tuple[int, str] | None = None) -> None:
@@ -297,9 +334,9 @@ class Dispatch:
                 running.append(tokens[0])
             elif starting is not None and starting[0] == slot.index:
                 running.append(starting[1])
-        if running != self.running:
-            self.running = running
-            holdings, metrics = self._holdings, self._services.metrics
+        holdings, metrics = self._services.holdings, self._services.metrics
+        if running != holdings.running:
+            holdings.running = running
             apart = (token for token in holdings.on_trial if token in running and holdings.by_token[token].apart)
             self._services.queue.mark_running(running, next(apart, None))
             metrics.set_running(len(running))

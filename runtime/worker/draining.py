@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from runtime.reasons import EndReason
-from runtime.worker.attempts.pool import AttemptPool
 from runtime.worker.dispatch import Dispatch
-from runtime.worker.held import Holdings
 from runtime.worker.leasing import Leasing
 from runtime.worker.outbox import REFUSALS, Outbox
 from runtime.worker.services import Services
@@ -14,22 +12,13 @@ from runtime.worker.settling import Settling
 
 class Drain:
     def __init__(
-        self,
-        services: Services,
-        holdings: Holdings,
-        outbox: Outbox,
-        dispatch: Dispatch,
-        leasing: Leasing,
-        settling: Settling,
-        pool: AttemptPool,
+        self, services: Services, outbox: Outbox, dispatch: Dispatch, leasing: Leasing, settling: Settling
     ) -> None:
         self._services = services
-        self._holdings = holdings
         self._outbox = outbox
         self._dispatch = dispatch
         self._leasing = leasing
         self._settling = settling
-        self._pool = pool
         self._begun = self._hurried = False
         self._kill_at = float("inf")
         """When attempts are killed."""
@@ -52,11 +41,11 @@ class Drain:
         """Return what has not begun, and ask what runs to checkpoint and end."""
         running = 0
         self._dispatch.recall()
-        for held in list(self._holdings.by_token.values()):
+        for held in list(self._services.holdings.by_token.values()):
             if held.sent:
                 running += 1
                 held.stop_reason = EndReason.PREEMPTED
-                self._pool.ask_to_stop(held.lease.token, EndReason.PREEMPTED)
+                self._services.pool.ask_to_stop(held.lease.token, EndReason.PREEMPTED)
             else:
                 self._outbox.give_back(held)
         grace_s = self._services.options.grace.total_seconds()
@@ -64,17 +53,17 @@ class Drain:
         self._services.say.draining(reason, running, grace_s if self._services.leaving.asked else 0.0)
 
     def next_at(self, now: float) -> float:
-        return min(now + 0.5, self._kill_at) if self._holdings.by_token else now + 0.5
+        return min(now + 0.5, self._kill_at) if self._services.holdings.by_token else now + 0.5
 
     def is_over(self, now: float) -> bool:
         """Return whether all attempts have ended and all of them are handed over; kill what outlives the grace."""
-        services, outbox, by_token = self._services, self._outbox, self._holdings.by_token
+        services, outbox, by_token = self._services, self._outbox, self._services.holdings.by_token
         asked = services.leaving.asked
         if by_token and now >= self._kill_at:
             self._kill_at = float("inf")
             services.say.killing(len(by_token))
             for held in by_token.values():
-                self._pool.kill(held.lease.token, held.stop_reason or EndReason.PREEMPTED)
+                self._services.pool.kill(held.lease.token, held.stop_reason or EndReason.PREEMPTED)
         if by_token or self._leasing.under_way or services.offload.awaited:
             return False
         if outbox.pending:

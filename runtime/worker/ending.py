@@ -13,7 +13,6 @@ from typing import Final
 from runtime.errors import explain_json
 from runtime.reasons import EndReason
 from runtime.records.base import KeptOutputs
-from runtime.snapshots.identity import CodeIdentity
 from runtime.tasks.history import EndedNote, Record
 from runtime.tasks.lease import Lease, Release, Settlement
 from runtime.tasks.model import TaskState
@@ -21,14 +20,12 @@ from runtime.tasks.retry import backoff
 from runtime.tasks.verdict import Drop, Settle, counts_against_worker, judge_end
 from runtime.values import replace
 from runtime.worker.attempts.model import Ended
-from runtime.worker.attempts.pool import AttemptPool
 from runtime.worker.dispatch import Dispatch
-from runtime.worker.held import HeldLease, Holdings
+from runtime.worker.held import HeldLease
 from runtime.worker.logs import AttemptLogs
 from runtime.worker.outbox import Outbox
 from runtime.worker.preparing import Preparing
 from runtime.worker.services import Services
-from runtime.worker.settling import Settling
 
 LONGEST_PAUSE_S: Final = 60.0
 """The longest pause between two tasks of a worker that has succeeded before, while one task after the other fails."""
@@ -38,38 +35,24 @@ STARTER: Final = "the process that starts attempts"
 
 class Ending:
     def __init__(
-        self,
-        services: Services,
-        holdings: Holdings,
-        outbox: Outbox,
-        dispatch: Dispatch,
-        preparing: Preparing,
-        settling: Settling,
-        logs: AttemptLogs,
-        pool: AttemptPool,
-        code: CodeIdentity,
-        scratch: str,
+        self, services: Services, outbox: Outbox, dispatch: Dispatch, preparing: Preparing, logs: AttemptLogs
     ) -> None:
         self._services = services
-        self._holdings = holdings
         self._outbox = outbox
         self._dispatch = dispatch
         self._preparing = preparing
-        self._settling = settling
         self._logs = logs
-        self._pool = pool
-        self._code = code
-        self._scratch = scratch
         self._failed_tasks: list[str] = []
         """Distinct tasks that failed since the last success."""
 
     def conclude(self, end: Ended, now: float) -> None:
         """Record the end of an attempt, give its task back, or drop it."""
-        held = self._holdings.by_token.get(end.token)
+        holdings = self._services.holdings
+        held = holdings.by_token.get(end.token)
         if held is None:
             return
         lease, dispatch = held.lease, self._dispatch
-        if self._holdings.on_trial or end.reason is EndReason.LOST:
+        if holdings.on_trial or end.reason is EndReason.LOST:
             dispatch.suspects.ended(end.token, end.reason)
         if lease.task.snapshot is not None and held.slot >= 0:
             self._preparing.tend_trees(held, end)
@@ -82,7 +65,7 @@ class Ending:
             else:
                 dispatch.ready.appendleft(held)
             return
-        self._holdings.busy_at = now
+        holdings.busy_at = now
         value = _read_value(end)
         seconds = end.ended_at - end.started_at
         self._services.metrics.attempt_ended(end.reason, seconds)
@@ -93,12 +76,12 @@ class Ending:
             self._conclude_failure(held, end, now)
 
     def _code_of(self, lease: Lease) -> str | None:
-        return lease.task.snapshot or self._code.of(lease.task.entry)
+        return lease.task.snapshot or self._services.code.of(lease.task.entry)
 
     def _discard_outputs(self, held: HeldLease) -> None:
         """Remove the folder of outputs that belong in a bucket: they lie there now, or nowhere."""
-        if held.output_dir.startswith(self._scratch) and os.path.lexists(held.output_dir):
-            self._pool.discard(held.output_dir)
+        if held.output_dir.startswith(self._services.scratch) and os.path.lexists(held.output_dir):
+            self._services.pool.discard(held.output_dir)
 
     # success
 
@@ -145,7 +128,7 @@ class Ending:
             self._discard_outputs(held)
             self._services.say.left_out(held.lease.task, kept.left_out)
             self._succeed(held, end, replace(record, outputs_url=kept.url, message=kept.left_out))
-        elif held.lease.token in self._holdings.by_token:
+        elif held.lease.token in self._services.holdings.by_token:
             end.reason, end.message = EndReason.SETUP_FAILED, f"its outputs could not be kept: {problem}"
             self.conclude(end, time.monotonic())
 
@@ -178,7 +161,7 @@ class Ending:
             lease,
             note,
             held.history,
-            holds=self._holdings.lease_clock.holds(lease.token),
+            holds=services.holdings.holds(held),
             now=services.clock.now(),
             code=self._code_of(lease),
             log=log,
@@ -190,7 +173,7 @@ class Ending:
             outbox.end(held, verdict.settlement, say)
         elif isinstance(verdict, Drop):
             say()
-            self._holdings.drop(lease.token)
+            self._services.holdings.drop(lease.token)
             if services.queue.traits.tracks_holders:
                 # Leases there are the worker's and not each for itself: one that nobody took is ours as long as we live.
                 outbox.release(Release(lease))
@@ -209,7 +192,7 @@ class Ending:
             return
         self._failed_tasks.append(task_id)
         failed = len(self._failed_tasks)
-        stays = self._settling.succeeded > 0
+        stays = self._outbox.succeeded > 0
         wait = backoff(failed).total_seconds()
         if stays:
             # This machine can run tasks. It may have broken since, so it is slow to take more; it does not leave, because

@@ -11,7 +11,6 @@ from runtime.queues.base import Outlook
 from runtime.tasks.lease import Lease
 from runtime.tasks.retry import backoff
 from runtime.worker.dispatch import Dispatch
-from runtime.worker.held import Holdings
 from runtime.worker.orders import Orders
 from runtime.worker.outbox import Outbox
 from runtime.worker.preparing import Preparing
@@ -25,7 +24,6 @@ class Leasing:
     def __init__(
         self,
         services: Services,
-        holdings: Holdings,
         outbox: Outbox,
         orders: Orders,
         dispatch: Dispatch,
@@ -35,7 +33,6 @@ class Leasing:
     ) -> None:
         """`is_woken` says that the queue wakes the worker when a task was put."""
         self._services = services
-        self._holdings = holdings
         self._outbox = outbox
         self._orders = orders
         self._dispatch = dispatch
@@ -57,10 +54,10 @@ class Leasing:
         if self._orders.paused:
             return 0
         most = self._services.options.max_tasks
-        left = 1 << 30 if most is None else most - self._holdings.taken
+        left = 1 << 30 if most is None else most - self._services.holdings.taken
         dispatch = self._dispatch
         # Suspects that wait stand in nobody's way.
-        held = len(self._holdings.by_token) - len(dispatch.suspects.waiting)
+        held = len(self._services.holdings.by_token) - len(dispatch.suspects.waiting)
         return min(left, len(self._services.slots) + dispatch.look_ahead() - held) - self._claiming
 
     def next_at(self) -> float | None:
@@ -75,7 +72,7 @@ class Leasing:
 
     def fetch(self, now: float) -> None:
         """Lease what there is room for; leave after `max_tasks`, or for idleness."""
-        services, holdings = self._services, self._holdings
+        services, holdings = self._services, self._services.holdings
         most, taken = services.options.max_tasks, holdings.taken
         nothing_left = not (holdings.by_token or self.under_way or self._outbox.settlements)
         if most is not None and taken >= most and nothing_left:
@@ -114,7 +111,7 @@ class Leasing:
 
     def _idle_wait(self, now: float) -> float:
         """Nothing came: return the seconds until the next look, and decide whether to leave."""
-        services, holdings = self._services, self._holdings
+        services, holdings = self._services, self._services.holdings
         try:
             outlook = services.queue.outlook()
         except Exception as problem:
@@ -156,5 +153,5 @@ class Leasing:
         self._claiming -= asked
         if leases:
             self._take(leases, time.monotonic())
-        elif leases is not None and not self._holdings.by_token:
+        elif leases is not None and not self._services.holdings.by_token:
             self._poll_at = 0.0

@@ -6,9 +6,7 @@ from typing import Final
 
 from runtime.units import format_size
 from runtime.worker.attempts.model import Ended
-from runtime.worker.attempts.pool import AttemptPool
-from runtime.worker.dispatch import Dispatch
-from runtime.worker.held import HeldLease, Holdings
+from runtime.worker.held import HeldLease
 from runtime.worker.services import Services
 
 LOG_EVERY_S: Final = 1.0
@@ -18,15 +16,12 @@ LOG_LIMIT_BYTES: Final = 1 << 30
 
 
 class AttemptLogs:
-    def __init__(self, services: Services, holdings: Holdings, dispatch: Dispatch, pool: AttemptPool) -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
-        self._holdings = holdings
-        self._dispatch = dispatch
-        self._pool = pool
         self._due = 0.0
 
     def next_at(self) -> float:
-        return self._due if self._holdings.by_token else float("inf")
+        return self._due if self._services.holdings.by_token else float("inf")
 
     def write_when_due(self, now: float) -> None:
         """Write the output of attempts that run for a while, so that `runtime logs -f` can follow them."""
@@ -34,8 +29,9 @@ class AttemptLogs:
             return
         self._due = now + LOG_EVERY_S
         every = LOG_EVERY_S if self._services.local else REMOTE_LOG_EVERY_S
-        for token in self._dispatch.running:
-            held = self._holdings.by_token.get(token)
+        holdings = self._services.holdings
+        for token in holdings.running:
+            held = holdings.by_token.get(token)
             if held is None or now - held.logged_at < every:
                 continue
             is_new, held.logged_at = held.logged_at == 0.0, now
@@ -45,7 +41,7 @@ class AttemptLogs:
     def _write(self, held: HeldLease) -> None:
         services, task_id, token = self._services, held.lease.task.id, held.lease.token
         # Drained in any case, or it would wait in memory.
-        data = self._pool.drain_log(token)[: LOG_LIMIT_BYTES - held.logged_bytes]
+        data = services.pool.drain_log(token)[: LOG_LIMIT_BYTES - held.logged_bytes]
         if not data:
             return
         held.logged_bytes += len(data)

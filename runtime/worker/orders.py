@@ -13,7 +13,6 @@ from runtime.records.orders import Control
 from runtime.tasks.lease import Lease, Settlement
 from runtime.tasks.retry import backoff
 from runtime.tasks.verdict import refuse
-from runtime.worker.held import Holdings
 from runtime.worker.outbox import REFUSALS
 from runtime.worker.services import Services
 
@@ -27,9 +26,8 @@ class Orders:
     changed: Callable[[], None]
     """Called when orders were read, and when more is known of what they cover."""
 
-    def __init__(self, services: Services, holdings: Holdings) -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
-        self._holdings = holdings
         self._control: Control | None = None
         self._refused: Exception = TimeoutError("no answer yet")
         """Why there are no orders yet: what the last try raised."""
@@ -87,14 +85,14 @@ class Orders:
             self._refused = problem
             return
         if self._control is None:
-            self._holdings.busy_at = now
+            self._services.holdings.busy_at = now
         self._tries, self._control = 0, control
         self.changed()
 
     def wait(self, now: float) -> None:
         """Leave after the idle time-out if no orders could be read: the tasks, if any, need a worker that gets orders."""
         options, leaving = self._services.options, self._services.leaving
-        waited, timeout = timedelta(seconds=now - self._holdings.busy_at), options.idle_timeout
+        waited, timeout = timedelta(seconds=now - self._services.holdings.busy_at), options.idle_timeout
         if not self._tries and waited >= ANSWER_WITHIN:
             self._services.say.trouble(_NO_ORDERS, self._refused)
         elif self._tries <= REFUSALS:

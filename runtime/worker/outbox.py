@@ -1,18 +1,20 @@
-"""What has ended here and waits until the queue takes it: records to settle with, and leases to give back."""
+"""Ends that wait until the queue takes them: records to settle with, and leases to give back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final
 
 from runtime.errors import InfrastructureFailure
+from runtime.queues.base import Settled
 from runtime.tasks.lease import Lease, Release, Settlement
+from runtime.tasks.model import TaskState
 from runtime.tasks.retry import backoff
 from runtime.tasks.verdict import failed_instead
 from runtime.values import dataclass
-from runtime.worker.held import HeldLease, Holdings
+from runtime.worker.held import HeldLease
 from runtime.worker.services import Services
 
 REFUSALS: Final = 2
@@ -33,9 +35,8 @@ class Stuck:
 
 
 class Outbox:
-    def __init__(self, services: Services, holdings: Holdings) -> None:
+    def __init__(self, services: Services) -> None:
         self._services = services
-        self._holdings = holdings
         self.settlements: list[Settlement] = []
         self.releases: list[Release] = []
         self.retractions: list[Lease] = []
@@ -46,6 +47,9 @@ class Outbox:
         """By token: the line about an end, said once the end is recorded."""
         self.handed = 0
         """Ends settled in all."""
+        self.succeeded = self.failed = 0
+        self.counters: dict[str, dict[TaskState, int]] = {}
+        """By experiment: records that this worker has committed."""
         self.released = 0
         """Tasks given back in all, besides those declined or postponed."""
         self._unstartable: dict[str, tuple[int, int]] = {}
@@ -63,19 +67,19 @@ class Outbox:
     def end(self, held: HeldLease, settlement: Settlement, say: Callable[[], None] | None = None) -> None:
         """Settle a lease; `say` is called when the end is recorded, which may take a while or come second."""
         token = held.lease.token
-        self._holdings.drop(token)
+        self._services.holdings.drop(token)
         self.settlements.append(settlement)
         if say is not None:
             self.to_say[token] = say
 
     def release(self, release: Release) -> None:
         """Give a lease back."""
-        self._holdings.drop(release.lease.token)
+        self._services.holdings.drop(release.lease.token)
         self.releases.append(release)
 
     def postpone(self, held: HeldLease, until: datetime | None, *, alone: bool = False) -> None:
         """Give back a lease whose task never started and cannot start here now."""
-        self._holdings.taken -= 1
+        self._services.holdings.taken -= 1
         self.release(Release(held.lease, until, alone=alone))
 
     def give_back(self, held: HeldLease, wait: timedelta = timedelta()) -> None:
@@ -116,3 +120,31 @@ class Outbox:
         times, handed = self._unstartable.get(task_id, (0, self.handed))
         self._unstartable[task_id] = times + 1, handed
         return times >= REFUSALS and self.handed > handed
+
+    def count(self, settlements: Sequence[Settlement], settled: Settled) -> None:
+        """Report and count ends that are recorded now."""
+        services, counters = self._services, self.counters
+        self.handed += len(settlements)
+        refused = {id(one.lease): one for one in settled.refused}
+        for settlement in settlements:
+            record = settlement.record
+            say = self.to_say.pop(settlement.lease.token, None)
+            second = refused.get(id(settlement.lease))
+            if second is not None:
+                # An attempt that was stopped for a cancel ended so, whichever worker has recorded it.
+                stands = second.record is not None and second.record.state is record.state is TaskState.CANCELLED
+                if stands and say is not None:
+                    say()
+                else:
+                    services.say.refused(second)
+            # A record that was found counts for the worker that committed it.
+            elif record.token == settlement.lease.token:
+                if say is not None:
+                    say()
+                self.succeeded += record.state is TaskState.SUCCEEDED
+                self.failed += record.state is TaskState.FAILED
+                services.metrics.task_recorded(record.state)
+                counts = counters.get(record.experiment)
+                if counts is None:
+                    counts = counters[record.experiment] = {}
+                counts[record.state] = counts.get(record.state, 0) + 1

@@ -17,10 +17,8 @@ from runtime.tasks.retry import Again, backoff
 from runtime.tasks.verdict import judge_history, unstarted
 from runtime.values import replace
 from runtime.worker.attempts.model import Ended
-from runtime.worker.attempts.pool import AttemptPool
-from runtime.worker.attempts.trees import Trees
 from runtime.worker.dispatch import Dispatch
-from runtime.worker.held import HeldLease, Holdings
+from runtime.worker.held import HeldLease
 from runtime.worker.offload import Outcome
 from runtime.worker.options import ENTRY_KINDS, EntryKind
 from runtime.worker.orders import Orders
@@ -40,23 +38,17 @@ class Preparing:
     def __init__(
         self,
         services: Services,
-        holdings: Holdings,
         outbox: Outbox,
         orders: Orders,
         dispatch: Dispatch,
-        pool: AttemptPool,
-        trees: Trees,
         conclude: Callable[[Ended], None],
     ) -> None:
         """`conclude` gets the ends of attempts whose code could not be brought here."""
         self._services = services
-        self._holdings = holdings
         self._outbox = outbox
         self._orders = orders
         orders.changed = self._apply_cancels
         self._dispatch = dispatch
-        self._pool = pool
-        self._trees = trees
         self._conclude = conclude
         self._unknown: list[HeldLease] = []
         """Leases whose task's past is read first."""
@@ -69,17 +61,15 @@ class Preparing:
 
     def take(self, leases: Sequence[Lease], now: float) -> None:
         """Hold new leases, and prepare their tasks."""
-        services, holdings = self._services, self._holdings
-        by_token, began = holdings.by_token, holdings.lease_clock.began
+        services, holdings = self._services, self._services.holdings
+        confirmed_at = holdings.clock.boottime()
         holdings.busy_at = now
         holdings.taken += len(leases)
         plain = services.options.accept == frozenset(ENTRY_KINDS) and not self._orders.has_cancels
         leaving = services.leaving.reason is not None
         line = self._dispatch.ready if services.queue.traits.tracks_holders else self._unknown
         for lease in leases:
-            held = HeldLease(lease, taken_at=now)
-            by_token[lease.token] = held
-            began(lease.token)
+            held = holdings.take(lease, now, confirmed_at)
             if leaving:
                 self._outbox.give_back(held)  # Asked for before.
             elif plain and not lease.tries and not lease.suspect and self._is_plain(lease):
@@ -93,7 +83,7 @@ class Preparing:
         resources = task.resources
         return (
             task.expires_at is None
-            and (task.snapshot is None or task.snapshot in self._trees)
+            and (task.snapshot is None or task.snapshot in self._services.trees)
             and not resources.gpus
             and not resources.cpus
             and not resources.memory_bytes
@@ -121,7 +111,7 @@ class Preparing:
             self._set_up(held)
 
     def _learnt(self, held: HeldLease, problem: Exception | None) -> None:
-        if held.lease.token not in self._holdings.by_token:
+        if held.lease.token not in self._services.holdings.by_token:
             return
         if problem is None and self._services.leaving.reason is None:
             self._prepare(held)
@@ -152,7 +142,7 @@ class Preparing:
         orders = self._orders
         if not orders.has_cancels:
             return
-        for held in list(self._holdings.by_token.values()):
+        for held in list(self._services.holdings.by_token.values()):
             lease = held.lease
             cancelled = orders.is_cancelled(lease)
             if cancelled is None:
@@ -162,7 +152,7 @@ class Preparing:
             elif held.sent:
                 if held.stop_reason is not EndReason.CANCELLED:
                     held.stop_reason = EndReason.CANCELLED
-                    self._pool.ask_to_stop(lease.token, EndReason.CANCELLED)
+                    self._services.pool.ask_to_stop(lease.token, EndReason.CANCELLED)
             elif self._dispatch.leave_line(held):
                 settlement = orders.refuse(lease, self._services.clock.now())
                 if settlement is not None:
@@ -209,7 +199,7 @@ class Preparing:
     def _looked(self, outcomes: Sequence[Outcome[HeldLease, tuple[Record | None, History]]]) -> None:
         now = self._services.clock.now()
         for held, found, problem in outcomes:
-            if held.lease.token in self._holdings.by_token:
+            if held.lease.token in self._services.holdings.by_token:
                 self._go_by_past(held, found, problem, now)
 
     def _go_by_past(
@@ -252,22 +242,24 @@ class Preparing:
     def _set_up(self, held: HeldLease) -> None:
         """Bring the code here that the task is bound to; a task that names none runs this worker's."""
         snapshot = held.lease.task.snapshot
-        if snapshot is None or snapshot in self._trees:
+        if snapshot is None or snapshot in self._services.trees:
             self._dispatch.line_up(held)
             return
         waiting = self._awaited.setdefault(snapshot, [])
         waiting.append(held)
         if len(waiting) == 1:
             self._services.offload.call(
-                lambda: self._trees.fetch(snapshot, self._services.records),
+                lambda: self._services.trees.fetch(snapshot, self._services.records),
                 lambda folder, problem: self._was_set_up(snapshot, folder, problem),
                 awaited=True,
             )
 
     def _was_set_up(self, snapshot: str, folder: str | None, problem: Exception | None) -> None:
-        waiting = [held for held in self._awaited.pop(snapshot, ()) if held.lease.token in self._holdings.by_token]
+        waiting = [
+            held for held in self._awaited.pop(snapshot, ()) if held.lease.token in self._services.holdings.by_token
+        ]
         if folder is not None:
-            self._trees.add(snapshot, folder, used=self._holdings.snapshots())
+            self._services.trees.add(snapshot, folder, used=self._services.holdings.snapshots())
             for held in waiting:
                 self._dispatch.line_up(held)
             return
@@ -280,9 +272,9 @@ class Preparing:
         """Trim the slot's trees after an attempt; one that could not be set up spoils the snapshot's tree here."""
         snapshot = held.lease.task.snapshot
         if not self._dispatch.on_slot(held.slot):  # orders that wait there name their trees
-            self._trees.trim(held.slot, spoiled=snapshot if end.reason in _KILLED else None)
+            self._services.trees.trim(held.slot, spoiled=snapshot if end.reason in _KILLED else None)
         if snapshot is not None and end.reason is EndReason.SETUP_FAILED:
-            self._trees.forget(snapshot, used=self._holdings.snapshots(besides=held))
+            self._services.trees.forget(snapshot, used=self._services.holdings.snapshots(besides=held))
             for waiting in self._dispatch.waiting_for(snapshot):
                 self._dispatch.leave_line(waiting)
                 self._set_up(waiting)

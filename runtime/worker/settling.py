@@ -16,7 +16,6 @@ from runtime import faults
 from runtime.errors import InfrastructureFailure
 from runtime.queues.base import Queue, Settled
 from runtime.tasks.lease import Lease, Release, Settlement
-from runtime.tasks.model import TaskState
 from runtime.tasks.retry import backoff
 from runtime.tasks.verdict import failed_instead
 from runtime.values import dataclass, field
@@ -71,10 +70,6 @@ class Settling:
         self._last_began = 0.0
         self._stuck_at = float("inf")
         """When the stuck ends are handed over next."""
-        self.counters: dict[str, dict[TaskState, int]] = {}
-        """By experiment: records that this worker has committed."""
-        self.succeeded = 0
-        self.failed = 0
 
     def next_at(self) -> float:
         """Return when to hand over next; infinity if nothing waits."""
@@ -130,7 +125,7 @@ class Settling:
             return
         self.failures = 0
         faults.reach("worker.after_commit")
-        self._count(settlements, settled)
+        self._outbox.count(settlements, settled)
         self._leasing.claimed(claimed, settled.leases)
 
     def _release(self, releases: Sequence[Release], retractions: Sequence[Lease]) -> None:
@@ -161,34 +156,6 @@ class Settling:
         self._retry_at = time.monotonic() + min(30.0, backoff(self.failures).total_seconds())
         self._services.leaving.trouble("recording", problem)
 
-    def _count(self, settlements: Sequence[Settlement], settled: Settled) -> None:
-        """Say and count what is recorded now."""
-        outbox, services, counters = self._outbox, self._services, self.counters
-        outbox.handed += len(settlements)
-        refused = {id(one.lease): one for one in settled.refused}
-        for settlement in settlements:
-            record = settlement.record
-            say = outbox.to_say.pop(settlement.lease.token, None)
-            second = refused.get(id(settlement.lease))
-            if second is not None:
-                # An attempt that was stopped for a cancel ended as that says, whichever worker has written it.
-                stands = second.record is not None and second.record.state is record.state is TaskState.CANCELLED
-                if stands and say is not None:
-                    say()
-                else:
-                    services.say.refused(second)
-            # A record that was found counts for the worker that committed it.
-            elif record.token == settlement.lease.token:
-                if say is not None:
-                    say()
-                self.succeeded += record.state is TaskState.SUCCEEDED
-                self.failed += record.state is TaskState.FAILED
-                services.metrics.task_recorded(record.state)
-                counts = counters.get(record.experiment)
-                if counts is None:
-                    counts = counters[record.experiment] = {}
-                counts[record.state] = counts.get(record.state, 0) + 1
-
     # one by one
 
     def _hand_singly(self, outgoing: Outgoing) -> None:
@@ -216,10 +183,10 @@ class Settling:
             self._hand_again(outgoing, problem)
             return
         for settlement, settled in handed.settled:
-            self._count([settlement], settled)
+            self._outbox.count([settlement], settled)
         for refused, instead, settled in handed.replaced:
             outbox.to_say[refused.lease.token] = partial(say.unrecorded, instead.record, instead.lease.task)
-            self._count([instead], settled)
+            self._outbox.count([instead], settled)
         for lease, refusal in handed.dropped:
             outbox.to_say.pop(lease.token, None)
             say.trouble(f"recording how `{lease.task.id}` ended", refusal)

@@ -21,7 +21,7 @@ from runtime.tasks.history import Record, cancelled_record
 from runtime.tasks.lease import Lease, Release
 from runtime.tasks.model import FunctionEntry, Resources, TaskState, WorkflowEntry, new_token
 from runtime.testing import sample_task
-from runtime.worker.lease_clock import LeaseClock
+from runtime.worker.held import Holdings
 from tests.services_support import wait_until
 from tests.unit.worker.worker_bench import EXPERIMENT, Bench, ago, bench, open_pair_with_folder, start_command
 
@@ -223,8 +223,8 @@ def test_task_that_fails_after_its_lease_could_not_be_renewed_is_not_kept_from_e
 ) -> None:
     """As on a laptop that slept: nobody has taken the task, and this worker lives on."""
     answers = iter([False])
-    holds = LeaseClock.holds
-    monkeypatch.setattr(LeaseClock, "holds", lambda self, token: next(answers, None) is None and holds(self, token))
+    holds = Holdings.holds
+    monkeypatch.setattr(Holdings, "holds", lambda self, held: next(answers, None) is None and holds(self, held))
     task = bench.function("fail_first", "once")
     bench.put(task)
 
