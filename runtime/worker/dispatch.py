@@ -99,7 +99,7 @@ class Dispatch:
         self._services = services
         self._outbox = outbox
         self._orders = orders
-        self._pool = services.pool
+        self._pool_slots = services.pool.slots
         self.ready: deque[HeldLease] = deque()
         """Prepared and not given to a slot."""
         self.suspects = Suspects(services.holdings, len(services.slots))
@@ -136,8 +136,8 @@ class Dispatch:
 
     def recall(self) -> None:
         """Empty the lines, and take back what slots have not begun."""
-        for slot in self._services.slots:
-            for token in self._pool.take_back(slot.index):
+        for slot in self._pool_slots:
+            for token in slot.take_back():
                 self._services.holdings.by_token[token].sent = False
         self.ready.clear()
         self.suspects.waiting.clear()
@@ -146,12 +146,12 @@ class Dispatch:
         """Give back what was held ahead if what runs takes longer than expected: other workers may be idle."""
         free = False
         by_token = self._services.holdings.by_token
-        for slot in self._services.slots:
-            running = self._pool.running(slot.index)
+        for slot in self._pool_slots:
+            running = slot.running()
             free = free or running is None
             if running is not None and time.time() - running[1] > LOOK_AHEAD_S:
                 self.mean_s = max(self.mean_s, time.time() - running[1])
-                for token in self._pool.take_back(slot.index):
+                for token in slot.take_back():
                     by_token[token].sent = False
                     self._outbox.give_back(by_token[token])
         late = [held for held in self.ready if not free and now - held.taken_at > LOOK_AHEAD_S]
@@ -181,7 +181,7 @@ class Dispatch:
 
     def on_slot(self, slot: int) -> int:
         """Return how many orders the slot has or is about to get."""
-        return len(self._pool.outstanding(slot)) + self._announcing[slot]
+        return len(self._pool_slots[slot].outstanding()) + self._announcing[slot]
 
     def _depth(self, held: HeldLease) -> int:
         """How many orders a slot may hold: more than one only for quick tasks on warm children."""
@@ -201,19 +201,19 @@ class Dispatch:
         ready = self.ready
         if not ready:
             return
-        services, pool, announcing = self._services, self._pool, self._announcing
+        services, pool_slots, announcing = self._services, self._pool_slots, self._announcing
         # A suspect whose patience is over gets the slot that is free next, so none is filled ahead.
         one_each = bool(waiting) and self.suspects.may_try(now) and self.suspects.has_waited(waiting[0], now)
         for slot in services.slots:
             while ready:
                 depth = 1 if one_each else self._depth(ready[0])
                 queued = self.on_slot(slot.index)
-                if queued >= depth or pool.room(slot.index) <= announcing[slot.index]:
+                if queued >= depth or pool_slots[slot.index].room() <= announcing[slot.index]:
                     break
                 if queued > depth // 2 and not services.queue.traits.tracks_holders:
                     break  # The store is told of many together.
                 batch = [ready.popleft()]
-                most = min(depth - queued, pool.room(slot.index) - announcing[slot.index])
+                most = min(depth - queued, pool_slots[slot.index].room() - announcing[slot.index])
                 while ready and len(batch) < most and not ready[0].lease.suspect:
                     batch.append(ready.popleft())
                 self._start(batch, slot)
@@ -290,11 +290,11 @@ class Dispatch:
             if not isinstance(task.entry, FunctionEntry):
                 services.say.began(task, slot.index, order.attempt)
         if others:
-            for token, _ in filter(None, (self._pool.running(other.index) for other in slots)):
+            for token, _ in filter(None, (other.running() for other in self._pool_slots)):
                 services.holdings.by_token[token].crowded = True
         # First, because a crasher may take this process with it before the next line.
         self.note_running(starting=(slot.index, orders[0].token))
-        self._pool.send(slot.index, orders)
+        self._pool_slots[slot.index].send(orders)
 
     def _order(self, held: HeldLease) -> Order:
         services, lease = self._services, held.lease
@@ -329,8 +329,8 @@ class Dispatch:
     def note_running(self, starting: tuple[int, str] | None = None) -> None:
         """Report what runs if that has changed; `starting` is a slot and the token of what it is about to begin."""
         running = []
-        for slot in self._services.slots:
-            if tokens := self._pool.outstanding(slot.index):
+        for slot in self._pool_slots:
+            if tokens := slot.outstanding():
                 running.append(tokens[0])
             elif starting is not None and starting[0] == slot.index:
                 running.append(starting[1])

@@ -47,7 +47,6 @@ class Execution:
         self.in_user_code = self.ran_user_code = False
         self.metrics: dict[str, float] = {}
         self.progressed = False
-        self._said: dict[str, Any] = {}
         self._unsent = b""
         self._sent_at = 0.0
         self._made_scratch = self._made_output = False
@@ -89,17 +88,12 @@ class Execution:
 
     # progress
 
-    def note_progress(self, done: float | None, total: float | None, text: str | None) -> None:
+    def note_progress(self, *, progressed: bool) -> None:
         """Report to the worker, at most twice a second; the last report is always passed on."""
         if os.getpid() != self._control.pid:
             return
-        if done is not None:
-            self.progressed = True
-            self._said = {"done": done, "total": total, "text": text}
-        message = dict(self._said)
-        if self.metrics:
-            message["metrics"] = self.metrics
-        self._unsent = wire.encode_json(message).encode()
+        self.progressed = self.progressed or progressed
+        self._unsent = wire.encode_json({"progressed": self.progressed, "metrics": self.metrics}).encode()
         now = time.monotonic()
         if now - self._sent_at >= 0.5:
             self._sent_at = now

@@ -1,4 +1,4 @@
-"""One child of the guardian as the worker sees it: its cell of the shared page, its output, and its orders."""
+"""One child of the guardian as the worker sees it: its cell of the shared page, its output, its orders, its events."""
 
 from __future__ import annotations
 
@@ -6,25 +6,77 @@ import fcntl
 import mmap
 import os
 import select
+import selectors
 import socket
 import sys
 import termios
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from runtime.reasons import EndReason
 from runtime.worker.attempts import wire
 
 if TYPE_CHECKING:
-    from runtime.worker.attempts.events import Events
-    from runtime.worker.attempts.model import Ended, Order, Progress
+    from runtime.worker.attempts.model import Ended, Order
     from runtime.worker.attempts.slot_orders import SlotOrders
 
 LOG_TAIL_BYTES: Final = 64 * 1024
 UNDRAINED_BYTES: Final = 4 * 1024 * 1024
 _OTHER = wire.STOP_REASONS.index("other")
+
+
+class _Channel(NamedTuple):
+    """The data of our keys in the selector."""
+
+    events: Events
+    read: Callable[[], None]
+
+
+class Events:
+    """One pool's part of the selector, and the time of its next tick."""
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self.due: float | None = None
+        """`time.monotonic()` of the next tick; None while nothing is awaited."""
+        self.ping_at = 0.0
+        """When the guardian is pinged next, while anything is awaited from it or its children."""
+
+    def wake_by(self, due: float) -> None:
+        if self.due is None or due < self.due:
+            self.due = due
+
+    def await_answer(self) -> None:
+        """Have the liveness watch look at a process that is now to do something."""
+        if self.due is None or self.ping_at < self.due:
+            self.due = self.ping_at
+
+    def listen(self, file: Any, read: Callable[[], None]) -> None:
+        self._selector.register(file, selectors.EVENT_READ, _Channel(self, read))
+
+    def change(self, file: Any, read: Callable[[], None], *, writable: bool) -> None:
+        """Listen with another function, if `writable` also for room to write."""
+        events = selectors.EVENT_READ | selectors.EVENT_WRITE if writable else selectors.EVENT_READ
+        self._selector.modify(file, events, _Channel(self, read))
+
+    def forget(self, file: Any) -> None:
+        self._selector.unregister(file)
+
+    def owns(self, key: selectors.SelectorKey) -> bool:
+        return type(key.data) is _Channel and key.data.events is self
+
+    def serve(self, timeout_s: float) -> None:
+        """Wait for our own descriptors alone, and read them."""
+        with selectors.DefaultSelector() as own:
+            for key in list(self._selector.get_map().values()):
+                if self.owns(key):
+                    own.register(key.fileobj, key.events, key.data)
+            for key, _ in own.select(timeout_s):
+                if key.fd in self._selector.get_map():
+                    key.data.read()
 
 
 class Page:
@@ -145,10 +197,10 @@ class Output:
 class Noted:
     """What the worker has heard of a running attempt and done to it."""
 
-    __slots__ = ("asked", "kill_at", "memory_peak", "progress", "progressed")
+    __slots__ = ("asked", "kill_at", "memory_peak", "metrics", "progressed")
 
     def __init__(self) -> None:
-        self.progress: Progress | None = None
+        self.metrics: Mapping[str, float] = {}
         self.progressed = False
         self.memory_peak = 0
         self.asked: tuple[EndReason, str | None] | None = None

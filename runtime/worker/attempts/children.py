@@ -11,10 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from runtime.reasons import EndReason
-from runtime.worker.attempts import processes, wire
-from runtime.worker.attempts.child_handle import ChildHandle, Output, Page
-from runtime.worker.attempts.endings import WROTE_TO_CONTROL, Endings, describe_code, parse_progress
-from runtime.worker.attempts.events import Events
+from runtime.worker.attempts import wire
+from runtime.worker.attempts.child_handle import ChildHandle, Events, Output, Page
+from runtime.worker.attempts.endings import WROTE_TO_CONTROL, Endings, describe_code, note_progress
 from runtime.worker.attempts.guardian_link import GuardianLink
 from runtime.worker.attempts.model import Ended, PoolSettings
 
@@ -47,17 +46,6 @@ class Children:
 
     def find(self, name: str) -> ChildHandle | None:
         return self._by_name.get(name)
-
-    def attempt_of(self, pid: int) -> str | None:
-        """The token of the running attempt that a process belongs to; None if it belongs to none, or is gone."""
-        born = {child.find_pid(): child for child in self}
-        born.pop(0, None)
-        while (child := born.get(pid)) is None:
-            process = processes.find_process(pid)
-            if process is None:
-                return None
-            pid = process.ppid
-        return child.orders[0].token if child.orders else None
 
     # starting and stopping
 
@@ -147,9 +135,7 @@ class Children:
                 if end > size:
                     break
                 if kind == wire.PROGRESS:
-                    noted = child.note()
-                    noted.progress = parse_progress(data[at + _RESULT_BYTES : end], started) or noted.progress
-                    noted.progressed = noted.progressed or bool(noted.progress and noted.progress.done is not None)
+                    note_progress(child.note(), data[at + _RESULT_BYTES : end])
                 elif flags or peak or child.noted or child.output.size:
                     self._end(child, flags, started, ended, peak, data[at + _RESULT_BYTES : end])
                 else:

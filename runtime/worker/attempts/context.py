@@ -109,11 +109,13 @@ class _ChildAttempt(Attempt):
     def progress(self, done: float, total: float | None = None, text: str | None = None, **metrics: float) -> None:
         if metrics:
             super().report(**metrics)
-        self._execution.note_progress(float(done), None if total is None else float(total), text)
+        # Only their being numbers matters here, as it does outside of a worker, where they are printed.
+        _ = float(done), None if total is None else float(total)
+        self._execution.note_progress(progressed=True)
 
     def report(self, **metrics: float) -> None:
         super().report(**metrics)
-        self._execution.note_progress(None, None, None)
+        self._execution.note_progress(progressed=False)
 
 
 _SPEAK_EVERY_S = 5.0

@@ -15,10 +15,10 @@ from runtime.errors import explain_json
 from runtime.reasons import EndReason
 from runtime.units import format_size
 from runtime.worker.attempts import scratch, wire
-from runtime.worker.attempts.child_handle import ChildHandle
+from runtime.worker.attempts.child_handle import ChildHandle, Noted
 from runtime.worker.attempts.entries import signal_name
 from runtime.worker.attempts.guardian_link import GuardianLink
-from runtime.worker.attempts.model import Ended, Order, Progress
+from runtime.worker.attempts.model import Ended, Order
 from runtime.worker.attempts.processes import OomWatch
 
 SPARED: Final = 1000
@@ -145,8 +145,7 @@ def _add_evidence(child: ChildHandle, order: Order, result: Ended) -> None:
     """Add what the worker saw of the attempt that has ended."""
     if (noted := child.noted) is not None:
         result.progressed = result.progressed or noted.progressed
-        if noted.progress is not None and not result.metrics:
-            result.metrics = noted.progress.metrics
+        result.metrics = result.metrics or noted.metrics
         if noted.memory_peak:
             result.max_rss_bytes = max(result.max_rss_bytes or 0, noted.memory_peak)
     if result.reason is not _SUCCEEDED and not result.progressed and order.checkpoint_dir and result.started_at:
@@ -197,17 +196,11 @@ def _override(result: Ended, reason: EndReason, message: str | None) -> None:
     result.reason, result.message = reason, text
 
 
-def parse_progress(payload: bytes, at: float) -> Progress | None:
-    """None if it cannot be read: the report before it stands."""
+def note_progress(noted: Noted, payload: bytes) -> None:
+    """Keep an attempt's report of progress; if it cannot be read, the report before it stands."""
     try:
         said: dict[str, Any] = json.loads(payload)
-        done, total, text = said.get("done"), said.get("total"), said.get("text")
-        return Progress(
-            at,
-            None if done is None else float(done),
-            None if total is None else float(total),
-            None if text is None else str(text),
-            _numbers(said.get("metrics")),
-        )
+        metrics, progressed = _numbers(said.get("metrics")), bool(said.get("progressed"))
     except (AttributeError, TypeError, ValueError, RecursionError, OverflowError):
-        return None
+        return
+    noted.metrics, noted.progressed = metrics, noted.progressed or progressed

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from runtime.worker.attempts.child_handle import Page
+from runtime.worker.attempts.child_handle import Events, Page
 from runtime.worker.attempts.environment import PRELOADABLE
-from runtime.worker.attempts.events import Events
 from runtime.worker.attempts.model import PoolSettings
 
 SEND_PATIENCE_S: Final = 5

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from runtime.worker.attempts import processes
-from runtime.worker.attempts.child_handle import ChildHandle
+from runtime.worker.attempts.child_handle import ChildHandle, Events
 from runtime.worker.attempts.children import Children
 from runtime.worker.attempts.endings import describe_code
-from runtime.worker.attempts.events import Events
 from runtime.worker.attempts.guardian_link import GuardianLink
 from runtime.worker.attempts.model import GuardianFailed, PoolSettings
 from runtime.worker.attempts.slot_orders import SlotOrders

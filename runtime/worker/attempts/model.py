@@ -1,4 +1,4 @@
-"""What passes between a worker and its attempt pool: orders, how attempts ended, their progress, and the settings."""
+"""The values that pass between a worker and its attempt pool: orders, how attempts ended, and the settings."""
 
 from __future__ import annotations
 
@@ -67,17 +67,6 @@ class Ended:
     """Peak of the attempt's own process; None if it shared a warm one too shortly to measure."""
     not_started: bool = False
     """Whether it never began, and counts in no budget: a stop, or the end of the pool, came first."""
-
-
-@dataclass(slots=True, eq=False)
-class Progress:
-    """The last report of a running attempt."""
-
-    at: float
-    done: float | None = None
-    total: float | None = None
-    text: str | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

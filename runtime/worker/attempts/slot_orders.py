@@ -10,10 +10,9 @@ from typing import Final
 
 from runtime.reasons import EndReason
 from runtime.worker.attempts import wire
-from runtime.worker.attempts.child_handle import ChildHandle
+from runtime.worker.attempts.child_handle import ChildHandle, Events
 from runtime.worker.attempts.children import Children
 from runtime.worker.attempts.endings import Endings
-from runtime.worker.attempts.events import Events
 from runtime.worker.attempts.guardian_link import GuardianLink
 from runtime.worker.attempts.model import Order, PoolSettings
 
@@ -47,14 +46,24 @@ class SlotOrders:
         self._env_text = ""
 
     def room(self) -> int:
+        """Return how many more orders the slot takes now."""
         return self._settings.max_outstanding - len(self.pending) - (len(self.child.orders) if self.child else 0)
 
     def is_busy(self) -> bool:
         return bool(self.pending or (self.child and (self.child.orders or self.child.result)))
 
     def outstanding(self) -> list[str]:
+        """Return tokens that have not ended, in order; the first is the one that runs, if any does."""
         sent = [order.token for order in self.child.orders] if self.child else []
         return sent + [order.token for order in self.pending]
+
+    def running(self) -> tuple[str, float] | None:
+        """Return token and start, in seconds since the epoch, of the attempt that has begun."""
+        child = self.child
+        if child is None or not child.orders:
+            return None
+        begun, started, _ = child.cell.begun()
+        return (child.orders[0].token, started) if begun > child.done else None
 
     def find(self, token: str) -> ChildHandle | None:
         """The slot's child if `token` names its current attempt."""
@@ -68,6 +77,7 @@ class SlotOrders:
         self.child = self._children.fork(self)
 
     def send(self, orders: Sequence[Order]) -> None:
+        """Run these after what was sent before, strictly in order; one system call if the child takes them at once."""
         self.pending.extend(orders)
         self.pump()
 
@@ -133,7 +143,7 @@ class SlotOrders:
     # taking back
 
     def take_back(self) -> list[str]:
-        """Drop the orders that have not begun, and return their tokens."""
+        """Drop the orders that have not begun, and return their tokens; none of them will run or be reported."""
         self._recall()
         tokens = [order.token for order in self.pending]
         self.pending.clear()

@@ -368,8 +368,8 @@ def test_attempt_whose_time_limit_passes_within_the_grace_is_released_and_spends
         running.worker.stop()
         assert wait_until(lambda: bool(bench.events("worker_draining")))
         pool = running.worker._pool
-        pool._limits._settings = replace(pool._limits._settings, stop_grace_s=0.2)
-        child = pool._slots[0].child
+        pool._settings = replace(pool._settings, stop_grace_s=0.2)
+        child = pool.slots[0].child
         assert child
         child.orders[0].timeout_s = 0.1
         result = running.join()
