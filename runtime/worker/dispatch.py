@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Final
 
 from runtime.errors import InfrastructureFailure
@@ -36,19 +35,18 @@ LINGER_BELOW_S: Final = 0.001
 LINGER_WITH: Final = 8
 """and while each slot has more orders than this, so that none becomes idle meanwhile."""
 ALONE_PATIENCE_S: Final = 60.0
-"""How long a suspect waits until nothing else runs; then it gets the next slot, beside whatever else runs."""
+"""How long a suspect waits until nothing else runs; then it gets the next slot, beside other attempts."""
 
 
 class Suspects:
     def __init__(self, holdings: Holdings, most: int) -> None:
-        """`most` suspects wait here at a time."""
         self._holdings = holdings
         self._most = most
         self.waiting: deque[HeldLease] = deque()
         self._waits_since: dict[str, float] = {}
-        """By task: since when a suspect has waited, over all its leases here."""
+        """By task: the time since which a suspect has waited, over all its leases here."""
         self._trust = 1
-        """Suspects that may run at a time: one more with each that succeeds, one again after a loss."""
+        """Suspects that may run at a time: one more after each success, one again after a loss."""
 
     def add(self, held: HeldLease) -> bool:
         """Have a suspect wait; returns False if too many wait here already."""
@@ -62,7 +60,7 @@ class Suspects:
         return True
 
     def start_next(self, now: float) -> HeldLease:
-        """Take the first out of the line; it is on trial from now on."""
+        """Take the first suspect out of the line; it is on trial from now on."""
         held = self.waiting.popleft()
         on_trial = self._holdings.on_trial
         self._waits_since.pop(held.lease.task.id, None)
@@ -83,14 +81,14 @@ class Suspects:
         return self._unproven(now) < self._trust
 
     def _unproven(self, now: float) -> int:
-        """The number of suspects that run and have not yet proved themselves."""
+        """Return the number of suspects that run and have not yet proved themselves."""
         return sum(now - began < ALONE_FOR.total_seconds() for began in self._holdings.on_trial.values())
 
     def has_waited(self, held: HeldLease, now: float) -> bool:
         return now - self._waits_since.get(held.lease.task.id, now) >= ALONE_PATIENCE_S
 
     def overdue(self, now: float, margin_s: float) -> list[HeldLease]:
-        """Those that could not start within their patience and may find a slot elsewhere; here they keep their place."""
+        """Return suspects whose patience is over, and that may find a slot elsewhere; here they keep their place."""
         return [held for held in self.waiting if now - held.taken_at > ALONE_PATIENCE_S + margin_s]
 
 
@@ -106,9 +104,9 @@ class Dispatch:
         self.pause_until = 0.0
         """Nothing starts and nothing is leased before."""
         self.mean_s = float("inf")
-        """How long recent tasks took; unknown tasks count as long, so nothing is held ahead of them."""
+        """Mean duration of recent tasks; unknown tasks count as long, so that none is held ahead."""
         self._announcing = [0] * len(services.slots)
-        """By slot: attempts that start as soon as the store knows."""
+        """By slot: attempts that start once the store has their marks."""
         self._environments = [slot.environment() for slot in services.slots]
         self._tell_store = services.offload.lane(
             self._announce, self._announced, at_once=calls_at_once(services.records)
@@ -143,7 +141,7 @@ class Dispatch:
         self.suspects.waiting.clear()
 
     def shed(self, now: float) -> None:
-        """Give back what was held ahead if what runs takes longer than expected: other workers may be idle."""
+        """Give back tasks held ahead if a running task takes longer than expected: other workers may be idle."""
         free = False
         by_token = self._services.holdings.by_token
         for slot in self._pool_slots:
@@ -172,7 +170,7 @@ class Dispatch:
         self.mean_s = seconds if self.mean_s == float("inf") else self.mean_s + 0.1 * (seconds - self.mean_s)
 
     def may_linger(self) -> bool:
-        """Whether quick tasks end one after the other, and more will have soon. The embedded file's commits take longer."""
+        """Whether quick tasks end one after the other, and more will soon. The embedded file's commits take longer."""
         return (
             not self._services.local
             and self.mean_s < LINGER_BELOW_S
@@ -184,7 +182,7 @@ class Dispatch:
         return len(self._pool_slots[slot].outstanding()) + self._announcing[slot]
 
     def _depth(self, held: HeldLease) -> int:
-        """How many orders a slot may hold: more than one only for quick tasks on warm children."""
+        """Return how many orders a slot may hold: more than one only for quick tasks on warm children."""
         if not self._services.options.reuse_process or self.mean_s >= PIPELINE_BELOW_S or held.lease.suspect:
             return 1
         return 1 + min(self.look_ahead(), 32)
@@ -202,7 +200,7 @@ class Dispatch:
         if not ready:
             return
         services, pool_slots, announcing = self._services, self._pool_slots, self._announcing
-        # A suspect whose patience is over gets the slot that is free next, so none is filled ahead.
+        # A suspect whose patience is over gets the next free slot, so no slot is filled ahead.
         one_each = bool(waiting) and self.suspects.may_try(now) and self.suspects.has_waited(waiting[0], now)
         for slot in services.slots:
             while ready:
@@ -211,7 +209,7 @@ class Dispatch:
                 if queued >= depth or pool_slots[slot.index].room() <= announcing[slot.index]:
                     break
                 if queued > depth // 2 and not services.queue.traits.tracks_holders:
-                    break  # The store is told of many together.
+                    break  # The store gets many marks together.
                 batch = [ready.popleft()]
                 most = min(depth - queued, pool_slots[slot.index].room() - announcing[slot.index])
                 while ready and len(batch) < most and not ready[0].lease.suspect:
@@ -219,8 +217,8 @@ class Dispatch:
                 self._start(batch, slot)
 
     def _dispatch_suspects(self, now: float) -> None:
-        """Start a suspect when nothing else runs or is ready, or once it has waited; with no more than it may have
-        beside it. The line goes on all the while: others start beside it as they come."""
+        """Start a suspect when nothing else runs or is ready, or once it has waited, if no more suspects run than may.
+        Other tasks start beside it as they come."""
         suspects, slots = self.suspects, self._services.slots
         while suspects.waiting and suspects.may_try(now):
             idle = [slot for slot in slots if not self.on_slot(slot.index)]
@@ -230,9 +228,10 @@ class Dispatch:
             self._start([suspects.start_next(now)], idle[0])
 
     def _start(self, batch: list[HeldLease], slot: Slot) -> None:
-        """Send a batch, after telling the store if the queue does not know what its workers run.
+        """Send a batch, after marks in the store if the queue does not know its workers' attempts.
 
-        Not earlier: a task with a mark and no end when a worker dies counts as one that ran, and may be buried for it.
+        No mark is written earlier: a task with a mark and no end when a worker dies counts as one that ran, which may
+        bury it.
         """
         if self._services.queue.traits.tracks_holders:
             self._send(batch, slot)
@@ -259,13 +258,13 @@ class Dispatch:
                 continue
             refusal = self._orders.refuse(lease, now)
             if refusal is not None:
-                outbox.end(held, refusal, partial(services.say.unstarted, refusal.record, lease.task))
+                outbox.end_unstarted(held, refusal)
             elif problem is not None and outbox.fail_unstarted(held, problem):
                 continue
             elif problem is None and services.leaving.reason is None and held.stop_reason is None:
                 going.setdefault(held.slot, []).append(held)
             else:
-                # Others come first then, which shows whether the refusal is about this task.
+                # Other tasks come first then, which shows whether the refusal is about this task.
                 outbox.give_back(held, backoff(4) if problem is not None else timedelta())
         away = [problem for _, _, problem in outcomes if isinstance(problem, InfrastructureFailure)]
         if away:
@@ -292,7 +291,7 @@ class Dispatch:
         if others:
             for token, _ in filter(None, (other.running() for other in self._pool_slots)):
                 services.holdings.by_token[token].crowded = True
-        # First, because a crasher may take this process with it before the next line.
+        # First, because a crashing task may end this process before the next line.
         self.note_running(starting=(slot.index, orders[0].token))
         self._pool_slots[slot.index].send(orders)
 
@@ -327,7 +326,7 @@ class Dispatch:
         return order
 
     def note_running(self, starting: tuple[int, str] | None = None) -> None:
-        """Report what runs if that has changed; `starting` is a slot and the token of what it is about to begin."""
+        """Report the running attempts if they have changed; `starting` is a slot and the token that it is about to begin."""
         running = []
         for slot in self._pool_slots:
             if tokens := slot.outstanding():

@@ -1,4 +1,4 @@
-"""What is done when an attempt has ended: its task is recorded, given back or dropped. `verdict` decides which."""
+"""The steps after an attempt: its task is recorded, given back or dropped. `verdict` decides which."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ from runtime.worker.outbox import Outbox
 from runtime.worker.preparing import Preparing
 from runtime.worker.services import Services
 
+_FENCED: Final = "(it ran fenced: workers were lost while it ran, so it could not signal this one)"
 LONGEST_PAUSE_S: Final = 60.0
 """The longest pause between two tasks of a worker that has succeeded before, while one task after the other fails."""
 STARTER: Final = "the process that starts attempts"
-"""What dies when an attempt is lost and its worker is not."""
+"""The process that died if an attempt is lost and its worker is not."""
 
 
 class Ending:
@@ -79,7 +80,7 @@ class Ending:
         return lease.task.snapshot or self._services.code.of(lease.task.entry)
 
     def _discard_outputs(self, held: HeldLease) -> None:
-        """Remove the folder of outputs that belong in a bucket: they lie there now, or nowhere."""
+        """Remove the local folder of outputs that belong in a bucket."""
         if held.output_dir.startswith(self._services.scratch) and os.path.lexists(held.output_dir):
             self._services.pool.discard(held.output_dir)
 
@@ -110,7 +111,7 @@ class Ending:
                 metrics=dict(end.metrics),
                 exit_code=end.exit_code,
             )
-        # Not the attempt's own word for it: what ran in its process before may have changed what `os` says there.
+        # Not from the attempt's own report: earlier code in its process may have changed `os` there.
         if os.path.lexists(held.output_dir):  # on the path of every task
             services.offload.call(
                 lambda: services.records.keep_outputs(task.id, lease.token, Path(held.output_dir)),
@@ -149,7 +150,7 @@ class Ending:
             ended_at=datetime.fromtimestamp(end.ended_at, UTC),
             started_at=datetime.fromtimestamp(end.started_at, UTC),
             worker=services.name,
-            message=_with_fence(end.message) if held.fenced else end.message,
+            message=f"{end.message or 'ended'} {_FENCED}" if held.fenced else end.message,
             alone=held.apart or not held.crowded,
             machine=services.machine,
             evidence=STARTER if end.reason is EndReason.LOST else None,
@@ -175,7 +176,7 @@ class Ending:
             say()
             self._services.holdings.drop(lease.token)
             if services.queue.traits.tracks_holders:
-                # Leases there are the worker's and not each for itself: one that nobody took is ours as long as we live.
+                # There a lease lasts as long as its worker: one that no other worker took is still this worker's.
                 outbox.release(Release(lease))
         else:
             say()
@@ -196,7 +197,7 @@ class Ending:
         wait = backoff(failed).total_seconds()
         if stays:
             # This machine can run tasks. It may have broken since, so it is slow to take more; it does not leave, because
-            # as likely as not the tasks are to blame.
+            # the tasks may be to blame.
             wait = min(wait, LONGEST_PAUSE_S)
         elif failed >= most:
             why = f"{failed} tasks in a row failed and none succeeded (--max-consecutive-failures {most})"
@@ -207,7 +208,7 @@ class Ending:
 
 
 def _read_value(end: Ended) -> object:
-    """Return what the function returned; a value that cannot be read is a failure of that attempt alone."""
+    """Return the function's value; a value that cannot be read is a failure of that attempt alone."""
     if not end.value or end.reason is not EndReason.SUCCEEDED:
         return None
     import json
@@ -218,7 +219,3 @@ def _read_value(end: Ended) -> object:
         end.reason = EndReason.APP_FAILED
         end.message = f"the value it returned cannot be recorded: {explain_json(problem)}"
         return None
-
-
-def _with_fence(message: str | None) -> str:
-    return f"{message or 'ended'} (it ran fenced: workers were lost while it ran, so it could not signal this one)"

@@ -55,7 +55,7 @@ class Holdings:
         self.length_s = ttl.total_seconds()
         self.clock = clock
         self.taken = 0
-        """Tasks taken in all, less those that went back unstarted."""
+        """Tasks taken in all, less the tasks that went back unstarted."""
         self.busy_at = time.monotonic()
         """The last time with something to do."""
 

@@ -1,4 +1,4 @@
-"""Whether a worker leaves, and why; and the signals that ask for it, with their senders. `draining` has the rest."""
+"""Whether a worker leaves, and why; and the signals that ask for it, with their senders."""
 
 from __future__ import annotations
 

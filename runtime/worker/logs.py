@@ -24,7 +24,7 @@ class AttemptLogs:
         return self._due if self._services.holdings.by_token else float("inf")
 
     def write_when_due(self, now: float) -> None:
-        """Write the output of attempts that run for a while, so that `runtime logs -f` can follow them."""
+        """Write the output of long attempts, so that `runtime logs -f` can follow them."""
         if now < self.next_at():
             return
         self._due = now + LOG_EVERY_S
@@ -40,7 +40,7 @@ class AttemptLogs:
 
     def _write(self, held: HeldLease) -> None:
         services, task_id, token = self._services, held.lease.task.id, held.lease.token
-        # Drained in any case, or it would wait in memory.
+        # Drained in any case, or the output would wait in memory.
         data = services.pool.drain_log(token)[: LOG_LIMIT_BYTES - held.logged_bytes]
         if not data:
             return
@@ -54,7 +54,7 @@ class AttemptLogs:
         services.offload.call(lambda: services.records.append_log(task_id, token, data), written)
 
     def complete(self, held: HeldLease, end: Ended) -> str | None:
-        """Write the rest of a log that outgrew the record, or is in the store in part; returns where it lies."""
+        """Write the rest of a log that outgrew the record, or is in the store in part; returns its address."""
         if held.log_url is None and end.log_bytes <= len(end.log):
             return None
         rest, room = end.undrained, LOG_LIMIT_BYTES - held.logged_bytes

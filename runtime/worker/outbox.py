@@ -18,14 +18,14 @@ from runtime.worker.held import HeldLease
 from runtime.worker.services import Services
 
 REFUSALS: Final = 2
-"""After this many refusals alone, a record counts as refused for a reason of its own, whatever its store calls it."""
+"""After this many refusals alone, a record counts as refused for a reason of its own."""
 STUCK_AT_MOST: Final = 3
-"""With this many stuck ends the store is to blame, and nothing more is begun until it takes one."""
+"""With this many stuck ends the store is to blame, and no attempt begins until it takes one."""
 
 
 @dataclass(slots=True)
 class Stuck:
-    """An end that its service refused alone, perhaps for a reason of its own."""
+    """An end that the service refused alone, perhaps for a reason of its own."""
 
     ended: Settlement | Release
     announced: bool
@@ -44,7 +44,7 @@ class Outbox:
         self.stuck: dict[str, Stuck] = {}
         """By token: ends refused alone by a service that did not say that another try may help."""
         self.to_say: dict[str, Callable[[], None]] = {}
-        """By token: the line about an end, said once the end is recorded."""
+        """By token: logs an end once it is recorded."""
         self.handed = 0
         """Ends settled in all."""
         self.succeeded = self.failed = 0
@@ -66,11 +66,15 @@ class Outbox:
 
     def end(self, held: HeldLease, settlement: Settlement, say: Callable[[], None] | None = None) -> None:
         """Settle a lease; `say` is called when the end is recorded, which may take a while or come second."""
-        token = held.lease.token
-        self._services.holdings.drop(token)
+        self._services.holdings.drop(held.lease.token)
         self.settlements.append(settlement)
         if say is not None:
-            self.to_say[token] = say
+            self.to_say[held.lease.token] = say
+
+    def end_unstarted(self, held: HeldLease, settlement: Settlement) -> None:
+        """Settle a lease whose task must not start."""
+        task = None if held.lease.invalid else held.lease.task
+        self.end(held, settlement, partial(self._services.say.unstarted, settlement.record, task))
 
     def release(self, release: Release) -> None:
         """Give a lease back."""
@@ -78,12 +82,12 @@ class Outbox:
         self.releases.append(release)
 
     def postpone(self, held: HeldLease, until: datetime | None, *, alone: bool = False) -> None:
-        """Give back a lease whose task never started and cannot start here now."""
+        """Give back a lease: its task never started and cannot start here now."""
         self._services.holdings.taken -= 1
         self.release(Release(held.lease, until, alone=alone))
 
     def give_back(self, held: HeldLease, wait: timedelta = timedelta()) -> None:
-        """Give back a lease whose attempt never started: nothing is spent, and any worker may have it after `wait`."""
+        """Give back a lease unstarted: nothing is spent, and any worker may have it after `wait`."""
         lease = held.lease
         services = self._services
         services.metrics.task_released()
@@ -97,7 +101,7 @@ class Outbox:
     def fail_unstarted(self, held: HeldLease, problem: Exception) -> bool:
         """Record the failure of a task that alone cannot be started, and return True.
 
-        Returns False for a refusal that another try, or another state of the service, may mend.
+        Returns False for a refusal that may pass with another try, or another state of the service.
         """
         lease = held.lease
         if not self._is_its_own(lease.task.id, problem):
@@ -110,7 +114,7 @@ class Outbox:
         return True
 
     def _is_its_own(self, task_id: str, problem: Exception) -> bool:
-        """Whether a refusal is about the task: the service takes others meanwhile, and refuses this one again."""
+        """Whether a refusal is about the task: the service takes other tasks, and refuses this one again."""
         if not isinstance(problem, InfrastructureFailure):
             return True
         if problem.retryable:
@@ -131,13 +135,13 @@ class Outbox:
             say = self.to_say.pop(settlement.lease.token, None)
             second = refused.get(id(settlement.lease))
             if second is not None:
-                # An attempt that was stopped for a cancel ended so, whichever worker has recorded it.
+                # An attempt that was stopped for a cancel ended as cancelled, even if another worker has recorded that.
                 stands = second.record is not None and second.record.state is record.state is TaskState.CANCELLED
                 if stands and say is not None:
                     say()
                 else:
                     services.say.refused(second)
-            # A record that was found counts for the worker that committed it.
+            # An existing record counts for the worker that committed it.
             elif record.token == settlement.lease.token:
                 if say is not None:
                     say()

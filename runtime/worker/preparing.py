@@ -1,4 +1,4 @@
-"""Everything between a lease and its start: what the task asks for, what its past says, and the code it needs."""
+"""The steps between a lease and its start: the task's demands, its past, and its code."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ from runtime.worker.slots import fits
 
 DECLINED_AT_MOST: Final = 20
 """Declined tasks that a worker's report names."""
+_KINDS: Final[dict[type, EntryKind]] = {CommandEntry: "command", FunctionEntry: "function"}
 _KILLED: Final = frozenset(
     {EndReason.TIMEOUT, EndReason.OOM, EndReason.LOST, EndReason.PREEMPTED, EndReason.CANCELLED, EndReason.DUPLICATE}
 )
-"""Ends after which nobody has tidied the attempt's tree."""
+"""Ends after which the attempt's tree was not tidied."""
 
 
 class Preparing:
@@ -43,7 +44,7 @@ class Preparing:
         dispatch: Dispatch,
         conclude: Callable[[Ended], None],
     ) -> None:
-        """`conclude` gets the ends of attempts whose code could not be brought here."""
+        """`conclude` gets the ends of attempts without their code."""
         self._services = services
         self._outbox = outbox
         self._orders = orders
@@ -51,13 +52,13 @@ class Preparing:
         self._dispatch = dispatch
         self._conclude = conclude
         self._unknown: list[HeldLease] = []
-        """Leases whose task's past is read first."""
+        """Leases that need a look into their tasks' past."""
         self._look_up = services.offload.lane(self._look_back, self._looked, at_once=calls_at_once(services.records))
         self._awaited: dict[str, list[HeldLease]] = {}
         """By snapshot: leases that wait until it is here."""
         self._declines: dict[str, int] = {}
         self.declined: dict[str, str] = {}
-        """By task: why this worker cannot hold it."""
+        """By task: why this worker cannot hold the task."""
 
     def take(self, leases: Sequence[Lease], now: float) -> None:
         """Hold new leases, and prepare their tasks."""
@@ -78,7 +79,7 @@ class Preparing:
                 self._prepare(held)
 
     def _is_plain(self, lease: Lease) -> bool:
-        """Whether nothing about the task needs a look before it starts."""
+        """Whether the task can start without a further look."""
         task = lease.task
         resources = task.resources
         return (
@@ -98,8 +99,7 @@ class Preparing:
             return
         settlement = self._orders.refuse(lease, now)
         if settlement is not None:
-            say = partial(services.say.unstarted, settlement.record, None if lease.invalid else lease.task)
-            self._outbox.end(held, settlement, say)
+            self._outbox.end_unstarted(held, settlement)
             return
         why = self._cannot_hold(lease)
         if why is not None:
@@ -120,14 +120,14 @@ class Preparing:
             self._outbox.release(Release(held.lease, until))
 
     def _cannot_hold(self, lease: Lease) -> str | None:
-        kind = _kind(lease)
+        kind = _KINDS.get(type(lease.task.entry), "workflow")
         if kind not in self._services.options.accept:
             return f"this worker accepts no {kind} tasks"
         reasons = [fits(lease.task.resources, slot) for slot in self._services.slots]
         return None if None in reasons else reasons[0]
 
     def _decline(self, held: HeldLease, why: str, now: datetime) -> None:
-        """Give a task back for other workers, less and less often; said once."""
+        """Give a task back for other workers, less and less often; logged once."""
         task = held.lease.task
         times = self._declines[task.id] = self._declines.get(task.id, 2) + 1
         if task.id not in self.declined and len(self.declined) < DECLINED_AT_MOST:
@@ -138,7 +138,7 @@ class Preparing:
         self._outbox.postpone(held, now + backoff(times))
 
     def _apply_cancels(self) -> None:
-        """End all held tasks that the orders cover; ask about those of which that is not known yet."""
+        """End all held tasks that the orders cover; for tasks not known yet, ask the store."""
         orders = self._orders
         if not orders.has_cancels:
             return
@@ -156,8 +156,7 @@ class Preparing:
             elif self._dispatch.leave_line(held):
                 settlement = orders.refuse(lease, self._services.clock.now())
                 if settlement is not None:
-                    say = partial(self._services.say.unstarted, settlement.record, lease.task)
-                    self._outbox.end(held, settlement, say)
+                    self._outbox.end_unstarted(held, settlement)
 
     # the past
 
@@ -168,7 +167,7 @@ class Preparing:
             self._look_up(unknown)
 
     def _look_back(self, held: HeldLease) -> tuple[Record | None, History]:
-        """What the store knows of earlier deliveries. Runs off the loop if the store is remote."""
+        """Read earlier deliveries of a task from the store. Runs off the loop if the store is remote."""
         records, traits = self._services.records, self._services.queue.traits
         lease, task = held.lease, held.lease.task
         history = records.history(task.id, task.generation)
@@ -181,7 +180,7 @@ class Preparing:
         if record is None:
             now = self._services.clock.now()
             for mark in history.open:
-                # The lease is ours now, so the worker that opened this lost it: it died, or was cut off.
+                # This worker has the lease now, so the worker of this mark lost it: it died, or was cut off.
                 note = EndedNote(
                     token=mark.token,
                     reason=EndReason.LOST,
@@ -218,7 +217,7 @@ class Preparing:
             return
         record, held.history = found
         if record is not None:
-            # Delivered again after it ended: settling it with the record that stands only ends the delivery.
+            # Delivered again after its end: settling it with the existing record only ends the delivery.
             self._outbox.end(held, Settlement(lease, record))
             return
         if not held.history.ended:
@@ -226,7 +225,7 @@ class Preparing:
             return
         buried = judge_history(lease.task, held.history, now=now)
         if isinstance(buried, Again):
-            # A worker that vanished could not say so itself.
+            # A worker that vanished could not set these itself.
             lease.alone, held.fenced = lease.alone or buried.alone, buried.fenced
             if buried.not_before > now:
                 self._outbox.postpone(held, buried.not_before, alone=lease.alone)
@@ -240,7 +239,7 @@ class Preparing:
     # the code
 
     def _set_up(self, held: HeldLease) -> None:
-        """Bring the code here that the task is bound to; a task that names none runs this worker's."""
+        """Fetch the code that the task is bound to; a task without a snapshot runs this worker's code."""
         snapshot = held.lease.task.snapshot
         if snapshot is None or snapshot in self._services.trees:
             self._dispatch.line_up(held)
@@ -269,7 +268,7 @@ class Preparing:
             self._conclude(Ended(held.lease.token, -1, reason, now, now, message=f"snapshot {snapshot}: {problem}"))
 
     def tend_trees(self, held: HeldLease, end: Ended) -> None:
-        """Trim the slot's trees after an attempt; one that could not be set up spoils the snapshot's tree here."""
+        """Trim the slot's trees after an attempt; a failed set-up has the snapshot fetched again."""
         snapshot = held.lease.task.snapshot
         if not self._dispatch.on_slot(held.slot):  # orders that wait there name their trees
             self._services.trees.trim(held.slot, spoiled=snapshot if end.reason in _KILLED else None)
@@ -278,13 +277,3 @@ class Preparing:
             for waiting in self._dispatch.waiting_for(snapshot):
                 self._dispatch.leave_line(waiting)
                 self._set_up(waiting)
-
-
-def _kind(lease: Lease) -> EntryKind:
-    match lease.task.entry:
-        case CommandEntry():
-            return "command"
-        case FunctionEntry():
-            return "function"
-        case _:
-            return "workflow"

@@ -1,20 +1,19 @@
-"""Hands what has ended to the queue: together, and one by one after the queue refused them together.
+"""Hands ends to the queue: together, and one by one after the queue refused them together.
 
-A queue settles many leases in one step, so one result that no store can hold would keep all the others waiting, for
-ever. A result that is refused for a reason of its own is recorded as failed with that reason, and the rest is settled.
+A queue settles many leases in one step, so one result that no store can hold would keep all the others waiting for ever.
+A result that is refused for a reason of its own is recorded as failed with that reason, and the others are settled.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from datetime import datetime
 from functools import partial
 from typing import Final
 
 from runtime import faults
 from runtime.errors import InfrastructureFailure
-from runtime.queues.base import Queue, Settled
+from runtime.queues.base import Settled
 from runtime.tasks.lease import Lease, Release, Settlement
 from runtime.tasks.retry import backoff
 from runtime.tasks.verdict import failed_instead
@@ -26,15 +25,13 @@ from runtime.worker.services import Services
 SETTLES_AT_ONCE: Final = 2
 """With this many calls to settle under way, further ends wait for the next call, which takes all of them together."""
 SETTLING_HANGS_S: Final = 1.0
-"""When the last of them has taken this long, one more may begin,"""
+"""When the last of these calls has taken this long, one more may begin,"""
 SETTLES_AT_MOST: Final = 8
 """up to this many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """Ends that are handed over."""
-
     ended: Sequence[Settlement | Release]
     retractions: Sequence[Lease] = ()
     """Leases announced to the store that did not start after all; taken back before they are released."""
@@ -42,17 +39,17 @@ class Outgoing:
 
 @dataclass(slots=True)
 class Handed:
-    """What became of them."""
+    """The answers to ends that were handed over one by one."""
 
     settled: list[tuple[Settlement, Settled]] = field(default_factory=list)
     replaced: list[tuple[Settlement | Release, Settlement, Settled]] = field(default_factory=list)
-    """Refused for a reason of its own, and recorded as failed instead."""
+    """Ends refused for a reason of their own, and recorded as failed instead."""
     dropped: list[tuple[Lease, Exception]] = field(default_factory=list)
-    """Leases for which not even the failure was taken; each ends with this worker, or by itself."""
+    """Leases whose failure was refused too; each ends with this worker, or by itself."""
     again: list[Settlement | Release] = field(default_factory=list)
-    """The service was away."""
+    """Ends that met a service that was away."""
     stuck: list[Settlement | Release] = field(default_factory=list)
-    """The service refused, and did not say that again may help: it may mean everything, or this one."""
+    """Ends that the service refused without a hint that another try may help: it may refuse everything, or this end."""
     problem: Exception | None = None
     """Why anything is `again` or `stuck`."""
 
@@ -129,7 +126,7 @@ class Settling:
         self._leasing.claimed(claimed, settled.leases)
 
     def _release(self, releases: Sequence[Release], retractions: Sequence[Lease]) -> None:
-        # First, so that the next worker does not take it for lost.
+        # First, so that the next worker does not take the attempt for lost.
         for lease in retractions:
             self._services.records.retract_started(lease.task, lease.token)
         self._services.queue.release(releases)
@@ -141,7 +138,7 @@ class Settling:
             self._not_handed(outgoing, problem)
 
     def _not_handed(self, outgoing: Outgoing, problem: Exception) -> None:
-        """Nothing is lost: it stays here, and the leases, no longer renewed, would come back by themselves."""
+        """Keep the ends for another try; if that fails too, their leases, no longer renewed, come back by themselves."""
         if _may_pass(problem):
             self._hand_again(outgoing, problem)
         else:
@@ -159,22 +156,57 @@ class Settling:
     # one by one
 
     def _hand_singly(self, outgoing: Outgoing) -> None:
-        """One of them may be at fault, and the others are settled meanwhile."""
+        """Hand ends over one by one: one of them may be at fault, and the others are settled."""
         services, outbox = self._services, self._outbox
         given_up = {token for token, stuck in outbox.stuck.items() if stuck.times >= REFUSALS}
         hopeless = {token for token in given_up if outbox.handed > outbox.stuck[token].handed}
         services.offload.call(
-            lambda: hand_over(
-                services.queue,
-                outgoing,
-                worker=services.name,
-                now=services.clock.now(),
-                given_up=given_up,
-                hopeless=hopeless,
-            ),
+            lambda: self._hand_each(outgoing, given_up, hopeless),
             lambda handed, problem: self._handed_singly(outgoing, handed, problem),
             awaited=True,
         )
+
+    def _hand_each(self, outgoing: Outgoing, given_up: Collection[str], hopeless: Collection[str]) -> Handed:
+        """Settle and release each alone. Runs off the loop if the queue is remote.
+
+        For tokens in `given_up` a service's refusal counts as their own fault; for those in `hopeless`, so does a
+        refusal of the failure that is recorded instead.
+        """
+        queue, handed = self._services.queue, Handed()
+
+        def try_again(one: Settlement | Release, problem: Exception, blamed: Collection[str]) -> bool:
+            if _may_pass(problem):
+                handed.again.append(one)
+            elif isinstance(problem, InfrastructureFailure) and one.lease.token not in blamed:
+                handed.stuck.append(one)
+            else:
+                return False
+            handed.problem = problem
+            return True
+
+        def replace(one: Settlement | Release, problem: Exception) -> None:
+            what = "its result could not be recorded" if isinstance(one, Settlement) else "it could not be given back"
+            now = self._services.clock.now()
+            instead = failed_instead(one, problem, what, worker=self._services.name, now=now)
+            try:
+                handed.replaced.append((one, instead, queue.settle([instead])))
+            except Exception as again:
+                if not try_again(one, again, hopeless):
+                    handed.dropped.append((one.lease, again))
+
+        announced = {lease.token for lease in outgoing.retractions}
+        for one in outgoing.ended:
+            try:
+                if isinstance(one, Settlement):
+                    handed.settled.append((one, queue.settle([one])))
+                    continue
+                if one.lease.token in announced:
+                    queue.records.retract_started(one.lease.task, one.lease.token)
+                queue.release([one])
+            except Exception as problem:
+                if not try_again(one, problem, given_up):
+                    replace(one, problem)
+        return handed
 
     def _handed_singly(self, outgoing: Outgoing, handed: Handed | None, problem: Exception | None) -> None:
         outbox, say = self._outbox, self._services.say
@@ -226,55 +258,5 @@ def _outgoing(ended: Sequence[Settlement | Release], announced: Collection[str])
 
 
 def _may_pass(problem: Exception) -> bool:
-    """Whether another try may help, whatever it was that was handed over."""
+    """Whether another try may help, for any end."""
     return isinstance(problem, InfrastructureFailure) and problem.retryable
-
-
-def hand_over(
-    queue: Queue,
-    outgoing: Outgoing,
-    *,
-    worker: str,
-    now: datetime,
-    given_up: Collection[str] = frozenset(),
-    hopeless: Collection[str] = frozenset(),
-) -> Handed:
-    """Settle and release each alone.
-
-    For tokens in `given_up` a service's refusal counts as their own fault; for those in `hopeless`, so does a refusal
-    of the failure that is recorded instead.
-    """
-    handed = Handed()
-
-    def try_again(one: Settlement | Release, problem: Exception, blamed: Collection[str]) -> bool:
-        if _may_pass(problem):
-            handed.again.append(one)
-        elif isinstance(problem, InfrastructureFailure) and one.lease.token not in blamed:
-            handed.stuck.append(one)
-        else:
-            return False
-        handed.problem = problem
-        return True
-
-    def replace(one: Settlement | Release, problem: Exception) -> None:
-        what = "its result could not be recorded" if isinstance(one, Settlement) else "it could not be given back"
-        instead = failed_instead(one, problem, what, worker=worker, now=now)
-        try:
-            handed.replaced.append((one, instead, queue.settle([instead])))
-        except Exception as again:
-            if not try_again(one, again, hopeless):
-                handed.dropped.append((one.lease, again))
-
-    announced = {lease.token for lease in outgoing.retractions}
-    for one in outgoing.ended:
-        try:
-            if isinstance(one, Settlement):
-                handed.settled.append((one, queue.settle([one])))
-                continue
-            if one.lease.token in announced:
-                queue.records.retract_started(one.lease.task, one.lease.token)
-            queue.release([one])
-        except Exception as problem:
-            if not try_again(one, problem, given_up):
-                replace(one, problem)
-    return handed

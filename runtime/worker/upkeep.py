@@ -1,4 +1,4 @@
-"""What a worker does regularly: renew leases, tend the queue, read its orders, write logs, report in."""
+"""The regular duties of a worker: renew leases, tend the queue, read its orders, write logs, report in."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from runtime.worker.services import Services
 
 TEND_EVERY_S: Final = 0.8
 RENEW_AT_LEAST_EVERY_S: Final = 10.0
-"""A task that was cancelled in the embedded file is a lease that is lost: learnt no later than an order."""
+"""A cancelled task of the embedded file shows as a lost lease, which the worker learns no later than an order."""
 SEEN_EVERY_S: Final = 30.0
 SEEN_AFTER_CHANGE_S: Final = 2.0
-"""After busy turned idle or idle busy: `status` should not have to wait for the next report."""
+"""After a change between busy and idle: `status` should not have to wait for the next report."""
 
 
 class Upkeep:
@@ -105,7 +105,7 @@ class Upkeep:
                 )
 
     def _lost(self, held: HeldLease, record: Record | None, _: Exception | None) -> None:
-        """Stop a task whose record exists; one whose lease only passed on may still be the first to succeed."""
+        """Stop a task whose record exists; if only the lease passed on, the attempt may still be the first to succeed."""
         services, task = self._services, held.lease.task
         services.metrics.lease_lost()
         services.say.lost(task, record)
@@ -118,7 +118,7 @@ class Upkeep:
             self._services.pool.ask_to_stop(held.lease.token, held.stop_reason)
 
     def report_in(self, *, left: bool = False) -> None:
-        """Overwrite what the store knows of this worker, and its counters."""
+        """Overwrite this worker's report in the store, and its counters."""
         services, outbox, holdings = self._services, self._outbox, self._services.holdings
         now = services.clock.now()
         lived = max(1e-9, (now - self._started_at).total_seconds())

@@ -28,7 +28,6 @@ from runtime.worker.attempts.pool import AttemptPool
 from runtime.worker.attempts.scratch import open_root, remove_leftovers
 from runtime.worker.attempts.trees import Trees
 from runtime.worker.dispatch import Dispatch
-from runtime.worker.draining import Drain
 from runtime.worker.ending import Ending
 from runtime.worker.held import Holdings
 from runtime.worker.leasing import Leasing
@@ -38,7 +37,7 @@ from runtime.worker.metrics import open_metrics
 from runtime.worker.offload import Offload
 from runtime.worker.options import WorkerOptions, WorkerResult, new_worker_name
 from runtime.worker.orders import Orders
-from runtime.worker.outbox import Outbox
+from runtime.worker.outbox import REFUSALS, Outbox
 from runtime.worker.preparing import Preparing
 from runtime.worker.reporter import Reporter
 from runtime.worker.services import Services
@@ -71,7 +70,7 @@ class Worker:
         self.name = self._options.name or new_worker_name()
 
     def run(self) -> WorkerResult:
-        """Serve until asked to leave. Raises what makes it impossible to begin; afterwards only reports."""
+        """Serve until asked to leave. Raises problems that keep it from beginning; afterwards only reports them."""
         queue, options, say, leaving = self._queue, self._options, self._say, self._leaving
         queue.records.check()
         metrics = open_metrics(options.metrics_address, queue=queue.name)
@@ -86,7 +85,7 @@ class Worker:
                 reuse=options.reuse_process,
                 hold_fds=(*life_fds, scratch.fd),
                 adopt_orphans=options.owns_process,
-                # As `python -m` would have it, also under the `runtime` script: the folder it is started in comes first.
+                # The `runtime` script has no current folder on its path; `python -m` puts it first.
                 sys_path=[str(Path.cwd()), *sys.path] if options.owns_process else None,
             ),
         )
@@ -122,7 +121,7 @@ class Worker:
             try:
                 loop.run()
             finally:
-                # Nothing is left behind: children, scratch, the lock that shows that the worker lives.
+                # Nothing is left behind: no children, no scratch, no lock that shows that the worker lives.
                 pool.close()
                 loop.upkeep.report_in(left=True)
                 services.offload.close()
@@ -185,7 +184,7 @@ class Loop:
     """The parts of a running worker, and the loop over them."""
 
     def __init__(self, services: Services, selector: selectors.BaseSelector) -> None:
-        """Make the parts, each of which knows those made before it."""
+        """Make the parts; each knows the parts that were made before it."""
         self._services, self._selector = services, selector
         self._queue_fd = services.queue.doorbell()
         """The queue's wake-up descriptor."""
@@ -296,6 +295,78 @@ class Loop:
         self._leasing.poll_now()
 
 
+class Drain:
+    """The time between the decision to leave and the end: nothing starts, and running attempts are asked to end."""
+
+    def __init__(
+        self, services: Services, outbox: Outbox, dispatch: Dispatch, leasing: Leasing, settling: Settling
+    ) -> None:
+        self._services = services
+        self._outbox = outbox
+        self._dispatch = dispatch
+        self._leasing = leasing
+        self._settling = settling
+        self._begun = self._hurried = False
+        self._kill_at = float("inf")
+        """When attempts are killed."""
+        self._give_up_at = float("inf")
+        """When the worker leaves without the ends that it cannot record."""
+
+    def advance(self, now: float) -> None:
+        """Begin once the worker is to leave; end the grace at the second request."""
+        leaving = self._services.leaving
+        if leaving.reason is None:
+            return
+        if not self._begun:
+            self._begun = True
+            self._begin(now, leaving.reason)
+        if leaving.asked > 1 and not self._hurried:
+            self._hurried = True
+            self._kill_at = 0.0
+
+    def _begin(self, now: float, reason: str) -> None:
+        """Give back tasks that have not begun, and ask running attempts to checkpoint and end."""
+        running = 0
+        self._dispatch.recall()
+        for held in list(self._services.holdings.by_token.values()):
+            if held.sent:
+                running += 1
+                held.stop_reason = EndReason.PREEMPTED
+                self._services.pool.ask_to_stop(held.lease.token, EndReason.PREEMPTED)
+            else:
+                self._outbox.give_back(held)
+        grace_s = self._services.options.grace.total_seconds()
+        self._kill_at = self._give_up_at = now + grace_s
+        self._services.say.draining(reason, running, grace_s if self._services.leaving.asked else 0.0)
+
+    def next_at(self, now: float) -> float:
+        return min(now + 0.5, self._kill_at) if self._services.holdings.by_token else now + 0.5
+
+    def is_over(self, now: float) -> bool:
+        """Return whether all attempts have ended and are handed over; kill attempts that outlive the grace."""
+        services, outbox, by_token = self._services, self._outbox, self._services.holdings.by_token
+        asked = services.leaving.asked
+        if by_token and now >= self._kill_at:
+            self._kill_at = float("inf")
+            services.say.killing(len(by_token))
+            for held in by_token.values():
+                self._services.pool.kill(held.lease.token, held.stop_reason or EndReason.PREEMPTED)
+        if by_token or self._leasing.under_way or services.offload.awaited:
+            return False
+        if outbox.pending:
+            asked_for_long = asked > 0 and self._settling.failures > 0 and now >= self._give_up_at
+            if asked > 2 or asked_for_long:
+                services.say.unhanded(len(outbox.settlements) + len(outbox.releases) + len(outbox.stuck))
+                return True
+            self._settling.flush(now)
+            return False
+        if outbox.stuck:
+            if asked < 3 and any(stuck.times <= REFUSALS for stuck in outbox.stuck.values()):
+                return False
+            services.say.unhanded(len(outbox.stuck))
+        return True
+
+
 def run_worker(queue: Queue, options: WorkerOptions | None = None, *, clock: Clock | None = None) -> WorkerResult:
-    """Serve `queue` in this thread until it is drained or told to stop; as `runtime worker` does."""
+    """Serve `queue` in this thread until it is drained or asked to stop, as `runtime worker` does."""
     return Worker(queue, options, clock=clock).run()

@@ -1,8 +1,8 @@
-"""One attempt at a time, in a child of the guardian: the loop over orders, and what surrounds the user's code.
+"""One attempt at a time, in a child of the guardian: the loop over orders, and the steps around the user's code.
 
 The child reads orders from its control socket and answers each in turn. It runs functions and workflows itself and
-spawns commands, whose parent it stays. It is the subreaper of all that they start, so at the end of an attempt
-`waitpid` shows for sure whether anything of it still lives. docs/attempts.md describes what user code sees.
+spawns commands, whose parent it stays. It is the subreaper of all their processes, so `waitpid` shows at the end of an
+attempt whether any of them still lives. docs/attempts.md describes the view of user code.
 
 Every fresh attempt pays for what this module loads; user code should find a bare Python.
 """
@@ -42,7 +42,7 @@ class Execution:
         self.output_dir, self.checkpoint_dir = fields[6], fields[7]
         self.context: Attempt | None = None
         self.looks_at_stop = False
-        """User code has asked its context whether to stop, so SIGTERM raises nothing in it."""
+        """Whether user code has asked its context whether to stop; then SIGTERM raises nothing in it."""
         self.stop_signalled = False
         self.in_user_code = self.ran_user_code = False
         self.metrics: dict[str, float] = {}
@@ -78,7 +78,7 @@ class Execution:
     # stopping
 
     def stop_reason(self) -> str:
-        """Why the worker asks the attempt to stop; empty as long as it does not."""
+        """Return why the worker asks the attempt to stop; empty as long as it does not."""
         if self._control.order_to_stop() == self._control.begun:
             return self._control.stop_reason()
         return "other" if self.stop_signalled else ""
@@ -107,20 +107,20 @@ class Execution:
 
 
 current: Child | None = None
-"""The child this process is, once it serves; `runtime.worker.attempts.context` reads it."""
+"""The child of this process once it serves; `runtime.worker.attempts.context` reads it."""
 
 
 class Child:
     """Serves orders until its socket ends, it is held, or it must be replaced.
 
-    The guardian makes one and forks it many times: what is set here costs nothing in the children, while each page
-    of memory that a child writes to must be copied first, which is most of the price of a fresh attempt.
+    The guardian makes one and forks it many times: attributes that are set here cost nothing in the children, while each
+    page of memory that a child writes to is copied first, which is most of the price of a fresh attempt.
     """
 
     def __init__(self, page: mmap.mmap, *, reuse: bool, max_tasks: int, max_growth_bytes: int) -> None:
         self.control, self.environment = wire.Control(page), Environment(self._on_term)
         self.execution: Execution | None = None
-        """The order that was begun last."""
+        """The order that the child began last."""
         self._reuse, self._max_tasks, self._max_growth_bytes = reuse, max_tasks, max_growth_bytes
         self._functions_run = 0
         self._command_rss_bytes = 0
@@ -136,7 +136,7 @@ class Child:
         self.environment.set_handlers()
         while True:
             fields = self.control.next_order()
-            # Before the order counts as begun: its time limit is for what was submitted.
+            # Before the order counts as begun: its time limit is for the submitted code.
             unprepared = self._lay_out(fields[10])
             started = time.time()
             self.control.begin(started)
@@ -145,7 +145,7 @@ class Child:
             self._run(self.execution, started, unprepared)
 
     def _lay_out(self, code_dir: str) -> str | None:
-        """Restore the tree of the code as it was submitted; returns what is wrong if that fails."""
+        """Restore the tree of the code as it was submitted; returns the problem if that fails."""
         if not code_dir:
             return None
         if self._tree is None or self._tree.folder != code_dir:
@@ -178,11 +178,11 @@ class Child:
             details = {"outcome": "app_failed", "message": str(stopped.args[0] if stopped.args else "stopped")}
         except BaseException as problem:
             entries.show(problem, problem.__traceback__)
-            # `setup_failed` says that nothing of the user's has run, and that the same attempt may begin again.
+            # `setup_failed` means that no user code has run, and that the same attempt may begin again.
             outcome = "app_failed" if execution.ran_user_code else "setup_failed"
             details = {"outcome": outcome, "message": entries.describe(problem)}
         if os.getpid() != self.control.pid:
-            # A process that the attempt forked has come back out of the user's code: it is no attempt.
+            # This process was forked by the attempt and has returned from the user's code: it is no attempt.
             entries.flush()
             os._exit(1 if details else 0)
         self._finish(execution, details, value, started, fresh=fresh, functions=functions)
@@ -236,7 +236,7 @@ class Child:
         if self._functions_run >= self._max_tasks:
             return True
         if self._functions_run == 1:
-            # Growth counts from here: what the first function imported stays for the others.
+            # Growth counts from here: imports of the first function stay for the others.
             self._settled_rss_bytes = processes.own_rss_bytes()
         now = time.monotonic()
         if now - self._checked_at < 0.25:

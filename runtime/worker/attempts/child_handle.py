@@ -36,7 +36,7 @@ class _Channel(NamedTuple):
 
 
 class Events:
-    """One pool's part of the selector, and the time of its next tick."""
+    """A pool's part of the selector, and the time of its next tick."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
@@ -50,7 +50,7 @@ class Events:
             self.due = due
 
     def await_answer(self) -> None:
-        """Have the liveness watch look at a process that is now to do something."""
+        """Have the liveness watch look at a process that now has something to do."""
         if self.due is None or self.ping_at < self.due:
             self.due = self.ping_at
 
@@ -58,7 +58,7 @@ class Events:
         self._selector.register(file, selectors.EVENT_READ, _Channel(self, read))
 
     def change(self, file: Any, read: Callable[[], None], *, writable: bool) -> None:
-        """Listen with another function, if `writable` also for room to write."""
+        """Listen with another function, and if `writable` also for room to write."""
         events = selectors.EVENT_READ | selectors.EVENT_WRITE if writable else selectors.EVENT_READ
         self._selector.modify(file, events, _Channel(self, read))
 
@@ -69,7 +69,7 @@ class Events:
         return type(key.data) is _Channel and key.data.events is self
 
     def serve(self, timeout_s: float) -> None:
-        """Wait for our own descriptors alone, and read them."""
+        """Wait for the pool's own descriptors alone, and read them."""
         with selectors.DefaultSelector() as own:
             for key in list(self._selector.get_map().values()):
                 if self.owns(key):
@@ -110,7 +110,7 @@ class Cell:
         self._memory, self.at = memory, at
 
     def begun(self) -> tuple[int, float, float]:
-        """Orders begun, and the start of the last on the wall and the monotonic clock."""
+        """Return the orders begun, and the start of the last on the wall and the monotonic clock."""
         begun: tuple[int, float, float] = wire.BEGUN.unpack_from(self._memory, self.at)
         return begun
 
@@ -134,7 +134,7 @@ class Cell:
 
 
 class Output:
-    """Standard output and error of a child, read from its pipe; what is held is the current attempt's."""
+    """Standard output and error of a child, read from its pipe; it holds the current attempt's output."""
 
     __slots__ = ("_dropped", "_events", "_tail", "_undrained", "fd", "size")
 
@@ -147,7 +147,7 @@ class Output:
         self._tail, self._undrained = bytearray(), bytearray()
 
     def is_readable(self) -> bool:
-        """Whether there is data, or the end of it, now: an event may be older than our last reading."""
+        """Whether data, or its end, can be read now: an event may be older than the last reading."""
         if self.fd < 0:
             return False
         poll = select.poll()
@@ -195,7 +195,7 @@ class Output:
 
 
 class Noted:
-    """What the worker has heard of a running attempt and done to it."""
+    """The worker's notes on a running attempt."""
 
     __slots__ = ("asked", "kill_at", "memory_peak", "metrics", "progressed")
 
@@ -230,13 +230,13 @@ class ChildHandle:
         self.buffer = self.unsent = b""
         self.sock_open = True
         self.noted: Noted | None = None
-        """None if there is nothing to note of the attempt that runs."""
+        """None without a note on the attempt that runs."""
         self.result: Ended | None = None
         """The end of its last attempt; complete but for the child's own output."""
         self.held = self.swept = False
 
     def find_pid(self) -> int:
-        """The pid as the guardian has reported it, or before that the child itself; 0 before both."""
+        """Return the pid as the guardian has reported it, or before that the child itself; 0 before both."""
         return self.pid or self.cell.pid()
 
     def runs(self) -> bool:
@@ -244,6 +244,7 @@ class ChildHandle:
         return bool(self.orders) and self.cell.begun()[0] > self.done
 
     def note(self) -> Noted:
+        """Return the notes on the running attempt, to add to them."""
         if self.noted is None:
             self.noted = Noted()
         return self.noted
@@ -253,22 +254,22 @@ class ChildHandle:
         return self.noted.asked if self.noted else None
 
     def is_awaited(self) -> bool:
-        """Whether the child is to begin, end or exit, or yet to be forked: false only if it waits for its next order."""
+        """Whether the child is about to be forked, begin, end or exit: false only if it waits for its next order."""
         return bool(self.orders or self.result or self.held or not self.sock_open or not self.pid)
 
     def has_lost_orders(self) -> bool:
-        """Whether the child waits for a frame although its socket holds none of its orders: user code has read them."""
+        """Whether the child waits for a frame although its socket has none of its orders: user code has read them."""
         waits = self.orders and self.cell.has(wire.WAITS_AT)
         return bool(waits) and not self.unsent and fcntl.ioctl(self.sock, termios.TIOCOUTQ, b"\0" * 4) == b"\0" * 4
 
     def hold(self) -> int:
-        """Have the child begin nothing further; returns how many of its orders have begun and not ended."""
+        """Have the child begin nothing further; returns the number of its orders that have begun and not ended."""
         self.held = True
         self.cell.hold()
         return self.cell.begun()[0] - self.done
 
     def replace(self) -> None:
-        """Retire the child once what it has begun is over; the rest of its orders is for the next child."""
+        """Retire the child once the orders that it has begun are over; the next child gets the rest."""
         self.hand_back(self.hold())
         if not self.orders:
             self.retire()
@@ -294,7 +295,7 @@ class ChildHandle:
 
 
 def _make_memory(size: int) -> int:
-    """A descriptor of that much zeroed memory without a name."""
+    """Return a descriptor of zeroed memory without a name."""
     if sys.platform == "linux":
         fd = os.memfd_create("runtime-cells")
     else:

@@ -1,4 +1,4 @@
-"""The guardian's children: starting them, sending them orders, reading their results, and ending what the dead ones had."""
+"""The guardian's children: starting them, sending them orders, reading their results, and ending dead children's attempts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Children:
         self._names = itertools.count(1)
 
     def __iter__(self) -> Iterator[ChildHandle]:
-        """A copy: children may be dropped meanwhile."""
+        """Iterate over a copy: children may be dropped meanwhile."""
         return iter(list(self._by_name.values()))
 
     def find(self, name: str) -> ChildHandle | None:
@@ -73,9 +73,6 @@ class Children:
             child.cell.ask_to_stop(child.done + 1, reason)
         self._guardian.tell(f"{verb} {child.name}")
 
-    def kill(self, child: ChildHandle) -> None:
-        self._guardian.tell(f"kill {child.name}")
-
     def drop(self, child: ChildHandle) -> None:
         """Forget a child that is gone."""
         del self._by_name[child.name]
@@ -86,7 +83,7 @@ class Children:
         self._page.give_back(child.cell)
         child.slot.forget(child)
 
-    # what is sent to them
+    # sending
 
     def write(self, child: ChildHandle, data: bytes) -> None:
         if child.unsent:
@@ -97,7 +94,7 @@ class Children:
         except BlockingIOError:
             sent = 0
         except OSError:
-            return  # The child has just died; the guardian will report that, and what it had not begun goes to the next one.
+            return  # The child has just died; the guardian will report that, and its other orders go to the next child.
         if sent < len(data) and child.sock_open:
             child.unsent = data[sent:]
             self._events.change(child.sock, partial(self._flush, child), writable=True)
@@ -109,7 +106,7 @@ class Children:
             self._events.change(child.sock, partial(self.read_results, child), writable=False)
         self.read_results(child)
 
-    # what they report
+    # results
 
     def read_results(self, child: ChildHandle) -> None:
         while child.sock_open:
@@ -151,9 +148,9 @@ class Children:
                 return
 
     def _end(self, child: ChildHandle, flags: int, started: float, ended: float, peak: int, payload: bytes) -> None:
-        """End an attempt whose result holds more than success."""
+        """End an attempt with a result that holds more than success."""
         if flags & wire.WAITS:
-            # What is in the pipe now is this attempt's: the child begins nothing before we have read it.
+            # Output in the pipe now is this attempt's: the child begins nothing before the worker has read it.
             child.output.read()
         child.done += 1
         order = child.orders.popleft()
@@ -187,10 +184,10 @@ class Children:
         child.held, child.buffer = True, b""
         noted = child.note()
         noted.asked = noted.asked or WROTE_TO_CONTROL
-        self.kill(child)
+        self._guardian.tell(f"kill {child.name}")
 
     def _read_output(self, child: ChildHandle) -> None:
-        """Read output of the attempt that runs: a child whose attempt ends with output in the pipe waits for us."""
+        """Read output of the running attempt: a child whose attempt ends with output in the pipe waits for the worker."""
         if not child.output.is_readable():
             return
         before = child.done
@@ -198,7 +195,7 @@ class Children:
         if child.done == before or child.result is not None:
             child.output.read()
 
-    # how they end
+    # ends
 
     def fail_to_fork(self, child: ChildHandle, error: int) -> None:
         slot, orders = child.slot, child.orders
@@ -213,14 +210,14 @@ class Children:
         slot.pump()
 
     def end_dead(self, child: ChildHandle, status: int, peak: int) -> None:
-        """End the attempt of a child that is gone with all that it left behind, and return its other orders."""
+        """End the attempt of a child that has died with all its processes, and return its other orders."""
         self.read_results(child)
         child.output.read()
         code, slot = os.waitstatus_to_exitcode(status), child.slot
         begun, started, _ = child.cell.begun()
         if child.result is None and begun > child.done and child.orders:
             if code == wire.CLEAN_EXIT and not child.swept:
-                # The user's code took the exit status that stands for a child in good order.
+                # The user's code exited with the status that stands for a child in good order.
                 child.swept = True
                 self._guardian.tell(f"sweep {child.name}")
                 return

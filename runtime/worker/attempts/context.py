@@ -1,7 +1,7 @@
-"""What user code can learn and report about the attempt it runs in, through `current_attempt()`.
+"""The view of an attempt that user code gets from `current_attempt()`, and its reports.
 
-Outside of an attempt, and in a Python that a command started, there is a stand-in with the same methods, so the same
-function runs anywhere.
+Outside of an attempt, and in a Python that a command started, user code gets a stand-in with the same methods, so the
+same function runs anywhere.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class Attempt:
         raise NotImplementedError
 
     def report(self, **metrics: float) -> None:
-        """Keep numbers for the record; the last one of each name counts."""
+        """Keep numbers for the record; the last number of each name counts."""
         self.metrics.update((name, float(value)) for name, value in metrics.items())
 
 
 def current_attempt() -> Attempt:
-    """The attempt that this code runs in, or a stand-in for it."""
+    """Return the attempt that this code runs in, or a stand-in for it."""
     if child.current is not None and (execution := child.current.execution) is not None:
         if execution.context is None:
             execution.context = _ChildAttempt(execution)
@@ -122,7 +122,7 @@ _SPEAK_EVERY_S = 5.0
 
 
 class _LocalAttempt(Attempt):
-    """An attempt outside of a child: from the environment contract if a command runs us, else made up.
+    """An attempt outside of a child: from the environment contract if a command started this Python, otherwise made up.
 
     Progress is printed to stderr every five seconds.
     """
@@ -172,7 +172,7 @@ class _LocalAttempt(Attempt):
             sys.stderr.write(" ".join(filter(None, parts)) + "\n")
 
     def _listen(self) -> None:
-        """Take SIGTERM for a request to stop, unless the code has its own handler or runs us in another thread."""
+        """Take SIGTERM for a request to stop, unless the code has its own handler or calls this in another thread."""
         import signal
         import threading
 

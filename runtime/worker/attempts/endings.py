@@ -1,4 +1,4 @@
-"""How attempts ended: what their children reported, what the worker saw, and the end reason that follows."""
+"""How attempts ended: the children's reports, the worker's evidence, and the end reason that follows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from runtime.worker.attempts.model import Ended, Order
 from runtime.worker.attempts.processes import OomWatch
 
 SPARED: Final = 1000
-"""The number of tasks of which we remember that a failed attempt was blamed on its process."""
+"""Tasks remembered because a failed attempt of theirs was blamed on its process."""
 _SUCCEEDED = EndReason.SUCCEEDED
 _CONTROL: Final = (
     f"file descriptor {wire.CONTROL_FD}, over which its process reports to the worker; "
@@ -55,7 +55,7 @@ class Endings:
         self.ended.append(Ended(token, slot, EndReason.SETUP_FAILED, now, now, message=message))
 
     def add_unheard(self, child: ChildHandle, begun: int) -> None:
-        """End attempts that began after one that spoilt the socket: their ends were never reported."""
+        """End attempts that began after one that damaged the socket: their ends were never reported."""
         now = time.time()
         for _ in range(begun - child.done - 1):
             order = child.orders.popleft()
@@ -66,7 +66,7 @@ class Endings:
     # judging
 
     def judge_report(self, child: ChildHandle, order: Order, result: Ended, payload: bytes | None) -> None:
-        """Complete a result by what the child reported, in `payload`, and what was seen of the attempt."""
+        """Complete a result with the child's report, in `payload`, and the worker's evidence."""
         if payload is not None:
             imported = read_report(result, payload)
             self._guardian.preload(imported or ())
@@ -79,7 +79,7 @@ class Endings:
         _add_evidence(child, order, result)
 
     def judge_death(self, child: ChildHandle, order: Order, code: int, started: float, peak: int) -> Ended:
-        """The end of an attempt whose process died without reporting it."""
+        """Judge the end of an attempt whose process died without reporting it."""
         result = Ended(order.token, child.slot.index, EndReason.APP_FAILED, started, time.time())
         result.max_rss_bytes = peak or None
         if code < 0:
@@ -94,7 +94,7 @@ class Endings:
         return self._judge_cut_off(child, order, result)
 
     def judge_loss(self, child: ChildHandle, order: Order, started: float, how: str) -> Ended:
-        """The end of an attempt whose process died with the guardian."""
+        """Judge the end of an attempt whose process died with the guardian."""
         result = Ended(order.token, child.slot.index, EndReason.LOST, started, time.time())
         result.message = f"the guardian of this worker {how}, and the attempt with it"
         return self._judge_cut_off(child, order, result)
@@ -107,9 +107,9 @@ class Endings:
         return result
 
     def _distrust(self, child: ChildHandle, order: Order, result: Ended, *, began: bool) -> None:
-        """Replace a child that failed at what it does around user code; what ran in it before may have caused that.
+        """Replace a child that failed in its steps around user code; earlier attempts in it may have caused that.
 
-        If anything ran before, this end spends no failure, once for each task. After that the failure is the task's.
+        After earlier attempts this end spends no failure, once for each task. The next time the failure is the task's.
         """
         child.replace()
         if child.done == 1 or child.asked or order.task_id in self._spared:
@@ -119,7 +119,7 @@ class Endings:
         result.message = f"other attempts in its process may have caused this: {result.message}"
 
     def _judge_sigkill(self, result: Ended) -> None:
-        """Find out whether it was killed for memory. Called at each failure, so that the counter's rise is recent."""
+        """Find out whether it was killed for memory. Called at each failure, so that a rise of the counter is recent."""
         kills = self._oom.kills()
         if result.signal != signal.SIGKILL and result.exit_code != 128 + signal.SIGKILL:
             return
@@ -134,7 +134,7 @@ class Endings:
             )
 
     def _clean_up(self, order: Order) -> None:
-        """Remove what the attempt's own process could no longer remove."""
+        """Remove folders that the attempt's own process could no longer remove."""
         if order.scratch_root and os.path.lexists(f"{order.scratch_root}/{order.token}"):
             self._guardian.remove(f"{order.scratch_root}/{order.token}")
         if order.output_dir:
@@ -142,7 +142,7 @@ class Endings:
 
 
 def _add_evidence(child: ChildHandle, order: Order, result: Ended) -> None:
-    """Add what the worker saw of the attempt that has ended."""
+    """Add the worker's evidence on the attempt that has ended."""
     if (noted := child.noted) is not None:
         result.progressed = result.progressed or noted.progressed
         result.metrics = result.metrics or noted.metrics
@@ -157,7 +157,7 @@ def describe_code(code: int) -> str:
 
 
 def read_report(result: Ended, payload: bytes) -> Sequence[str] | None:
-    """Fill in the child's details and value; returns what it imported.
+    """Fill in the child's details and value; returns the modules that it imported.
 
     Details that cannot be read are the attempt's failure; then None is returned.
     """
@@ -188,7 +188,7 @@ def _numbers(metrics: Any) -> dict[str, float]:
 
 
 def _override(result: Ended, reason: EndReason, message: str | None) -> None:
-    """Give an attempt that was asked to stop, and did not succeed, that reason, whatever it reported."""
+    """Replace the reported reason of an attempt that was asked to stop and did not succeed."""
     text = message or f"stopped: {reason}"
     own = result.message
     if own and not own.startswith("stopped") and result.signal not in (signal.SIGTERM, signal.SIGKILL):

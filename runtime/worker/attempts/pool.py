@@ -148,7 +148,7 @@ class AttemptPool:
         if noted.kill_at and now >= noted.kill_at:
             after = f"{timed_out}: its code had ended, but not what its process does after that"
             noted.asked = noted.asked or (EndReason.TIMEOUT, after)
-            self._children.kill(child)
+            self._guardian.tell(f"kill {child.name}")
             noted.kill_at = now + 5.0
         elif not noted.kill_at and child.cell.has(wire.OVER_AT):
             noted.kill_at = now + TIDY_PATIENCE_S

@@ -1,4 +1,4 @@
-"""What is outstanding on one slot: orders that wait, and the child that runs those that were sent."""
+"""The outstanding orders of one slot: orders that wait, and the child with the orders that were sent."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ class SlotOrders:
         self.child = self._children.fork(self)
 
     def send(self, orders: Sequence[Order]) -> None:
-        """Run these after what was sent before, strictly in order; one system call if the child takes them at once."""
+        """Run these after all earlier orders, strictly in order; one system call if the child takes them at once."""
         self.pending.extend(orders)
         self.pump()
 
     def pump(self) -> None:
-        """Send what the slot's child can take now."""
+        """Send the orders that the slot's child can take now."""
         pending = self.pending
         if self._guardian.closing:
             for order in pending:
@@ -150,7 +150,7 @@ class SlotOrders:
         return tokens
 
     def withdraw(self, token: str, reason: EndReason) -> None:
-        """Take back an order that has not begun; it may begin meanwhile, and is stopped then."""
+        """Take back an order that has not begun; if it begins meanwhile, it is stopped."""
         self._recall()
         for order in self.pending:
             if order.token == token:
@@ -163,7 +163,7 @@ class SlotOrders:
         self.pump()
 
     def _recall(self) -> None:
-        """Bring the orders that the slot's child has not begun back to the front of what is pending."""
+        """Bring the orders that the slot's child has not begun back to the front of the pending orders."""
         child = self.child
         if child is None or not child.orders:
             return
@@ -174,7 +174,7 @@ class SlotOrders:
     # children
 
     def forget(self, child: ChildHandle) -> None:
-        """Do without a child that is gone."""
+        """Forget a child that has died."""
         if self.standby is child:
             self.standby = None
         if self.child is child:
