@@ -54,6 +54,8 @@ class Holdings:
         """By token: the start of each suspect that has not ended."""
         self.length_s = ttl.total_seconds()
         self.clock = clock
+        self.declined: dict[str, str] = {}
+        """By task: why this worker cannot hold the task."""
         self.taken = 0
         """Tasks taken in all, less the tasks that went back unstarted."""
         self.busy_at = time.monotonic()

@@ -22,22 +22,13 @@ DUE_SOON: Final = timedelta(seconds=60)
 
 class Leasing:
     def __init__(
-        self,
-        services: Services,
-        outbox: Outbox,
-        orders: Orders,
-        dispatch: Dispatch,
-        preparing: Preparing,
-        *,
-        is_woken: bool,
+        self, services: Services, outbox: Outbox, orders: Orders, dispatch: Dispatch, preparing: Preparing
     ) -> None:
-        """`is_woken`: the queue wakes the worker after each put."""
         self._services = services
         self._outbox = outbox
         self._orders = orders
         self._dispatch = dispatch
         self._preparing = preparing
-        self._is_woken = is_woken
         self.under_way = False
         """Whether a call for leases has not returned."""
         self._claiming = 0
@@ -101,13 +92,10 @@ class Leasing:
         self._failures = 0
         if leases:
             self._poll_at = 0.0
-            self._take(leases, now)
+            self._seen_any = True
+            self._preparing.take(leases, now)
             return
         self._poll_at = now + self._idle_wait(now)
-
-    def _take(self, leases: Sequence[Lease], now: float) -> None:
-        self._seen_any = True
-        self._preparing.take(leases, now)
 
     def _idle_wait(self, now: float) -> float:
         """Return the seconds until the next look after an empty answer, and decide whether to leave."""
@@ -117,7 +105,7 @@ class Leasing:
         except Exception as problem:
             services.say.trouble("asking what is due", problem)
             outlook = Outlook()
-        wait = 1.0 if self._is_woken or services.queue.traits.remote else 0.05
+        wait = 1.0 if services.queue_fd is not None or services.queue.traits.remote else 0.05
         if outlook.next_due is not None:
             # A task that is due and did not come, because the queue is paused, is no reason to spin.
             wait = min(wait, max(outlook.next_due.total_seconds(), 0.02) + 0.001)
@@ -152,6 +140,7 @@ class Leasing:
         """Take the leases of a claim; None if the call failed."""
         self._claiming -= asked
         if leases:
-            self._take(leases, time.monotonic())
+            self._seen_any = True
+            self._preparing.take(leases, time.monotonic())
         elif leases is not None and not self._services.holdings.by_token:
             self._poll_at = 0.0

@@ -57,8 +57,6 @@ class Preparing:
         self._awaited: dict[str, list[HeldLease]] = {}
         """By snapshot: leases that wait until it is here."""
         self._declines: dict[str, int] = {}
-        self.declined: dict[str, str] = {}
-        """By task: why this worker cannot hold the task."""
 
     def take(self, leases: Sequence[Lease], now: float) -> None:
         """Hold new leases, and prepare their tasks."""
@@ -130,8 +128,9 @@ class Preparing:
         """Give a task back for other workers, less and less often; logged once."""
         task = held.lease.task
         times = self._declines[task.id] = self._declines.get(task.id, 2) + 1
-        if task.id not in self.declined and len(self.declined) < DECLINED_AT_MOST:
-            self.declined[task.id] = why
+        declined = self._services.holdings.declined
+        if task.id not in declined and len(declined) < DECLINED_AT_MOST:
+            declined[task.id] = why
         self._services.metrics.task_declined()
         if times == 3:
             self._services.say.declined(task, why)

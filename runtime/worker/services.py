@@ -25,6 +25,8 @@ class Services:
     machine: str
     slots: tuple[Slot, ...]
     queue: Queue
+    queue_fd: int | None
+    """The queue's wake-up descriptor; None if the queue does not wake its workers."""
     records: RecordStore
     clock: Clock
     say: Reporter

@@ -14,11 +14,10 @@ from runtime.tasks.history import Record
 from runtime.tasks.lease import Lease
 from runtime.tasks.model import TaskState
 from runtime.worker.dispatch import Dispatch
+from runtime.worker.ending import AttemptLogs
 from runtime.worker.held import HeldLease
-from runtime.worker.logs import AttemptLogs
 from runtime.worker.orders import Orders
 from runtime.worker.outbox import Outbox
-from runtime.worker.preparing import Preparing
 from runtime.worker.services import Services
 
 TEND_EVERY_S: Final = 0.8
@@ -31,19 +30,12 @@ SEEN_AFTER_CHANGE_S: Final = 2.0
 
 class Upkeep:
     def __init__(
-        self,
-        services: Services,
-        outbox: Outbox,
-        orders: Orders,
-        dispatch: Dispatch,
-        preparing: Preparing,
-        logs: AttemptLogs,
+        self, services: Services, outbox: Outbox, orders: Orders, dispatch: Dispatch, logs: AttemptLogs
     ) -> None:
         self._services = services
         self._outbox = outbox
         self._orders = orders
         self._dispatch = dispatch
-        self._preparing = preparing
         self._logs = logs
         self._started_at = services.clock.now()
         self._tend_at = self._renew_at = self._seen_at = 0.0
@@ -137,7 +129,7 @@ class Upkeep:
             rate_per_s=round((outbox.succeeded + outbox.failed) / lived, 3),
             left=left,
             labels=services.options.labels,
-            declined=dict(self._preparing.declined),
+            declined=dict(holdings.declined),
         )
         counters = {name: dict(counts) for name, counts in outbox.counters.items()}
         services.offload.call(lambda: services.records.put_worker(seen), self._say_trouble("reporting in"))

@@ -28,11 +28,10 @@ from runtime.worker.attempts.pool import AttemptPool
 from runtime.worker.attempts.scratch import open_root, remove_leftovers
 from runtime.worker.attempts.trees import Trees
 from runtime.worker.dispatch import Dispatch
-from runtime.worker.ending import Ending
+from runtime.worker.ending import AttemptLogs, Ending
 from runtime.worker.held import Holdings
 from runtime.worker.leasing import Leasing
 from runtime.worker.leaving import Leaving, SignalReader
-from runtime.worker.logs import AttemptLogs
 from runtime.worker.metrics import open_metrics
 from runtime.worker.offload import Offload
 from runtime.worker.options import WorkerOptions, WorkerResult, new_worker_name
@@ -99,6 +98,7 @@ class Worker:
             machine=machine_id(),
             slots=self._slots,
             queue=queue,
+            queue_fd=queue.doorbell(),
             records=queue.records,
             clock=self._clock,
             say=say,
@@ -186,8 +186,6 @@ class Loop:
     def __init__(self, services: Services, selector: selectors.BaseSelector) -> None:
         """Make the parts; each knows the parts that were made before it."""
         self._services, self._selector = services, selector
-        self._queue_fd = services.queue.doorbell()
-        """The queue's wake-up descriptor."""
         self._hears_queue = False
         self.outbox = Outbox(services)
         orders = Orders(services)
@@ -199,13 +197,11 @@ class Loop:
             self._dispatch,
             conclude=lambda end: self._ending.conclude(end, time.monotonic()),
         )
-        self._leasing = Leasing(
-            services, self.outbox, orders, self._dispatch, self._preparing, is_woken=self._queue_fd is not None
-        )
+        self._leasing = Leasing(services, self.outbox, orders, self._dispatch, self._preparing)
         self._settling = Settling(services, self.outbox, self._leasing)
         logs = AttemptLogs(services)
         self._ending = Ending(services, self.outbox, self._dispatch, self._preparing, logs)
-        self.upkeep = Upkeep(services, self.outbox, orders, self._dispatch, self._preparing, logs)
+        self.upkeep = Upkeep(services, self.outbox, orders, self._dispatch, logs)
         self._drain = Drain(services, self.outbox, self._dispatch, self._leasing, self._settling)
         if services.offload.fd is not None:
             selector.register(services.offload.fd, selectors.EVENT_READ, services.offload.collect)
@@ -279,15 +275,16 @@ class Loop:
 
     def _listen_to_queue(self) -> None:
         """Listen to the queue only while there is room; when full, every put would wake the loop for nothing."""
-        if self._queue_fd is None:
+        fd = self._services.queue_fd
+        if fd is None:
             return
         wanted = self._services.leaving.reason is None and self._leasing.room() > 0
         if wanted != self._hears_queue:
             self._hears_queue = wanted
             if wanted:
-                self._selector.register(self._queue_fd, selectors.EVENT_READ, self._on_queue)
+                self._selector.register(fd, selectors.EVENT_READ, self._on_queue)
             else:
-                self._selector.unregister(self._queue_fd)
+                self._selector.unregister(fd)
 
     def _on_queue(self) -> None:
         if self._services.queue.hush():

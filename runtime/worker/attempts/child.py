@@ -78,7 +78,8 @@ class Execution:
     # stopping
 
     def stop_reason(self) -> str:
-        """Return why the worker asks the attempt to stop; empty as long as it does not."""
+        """Return why the worker asks the attempt to stop; empty as long as it does not. Only user code calls this."""
+        self.looks_at_stop = True
         if self._control.order_to_stop() == self._control.begun:
             return self._control.stop_reason()
         return "other" if self.stop_signalled else ""
@@ -88,11 +89,11 @@ class Execution:
 
     # progress
 
-    def note_progress(self, *, progressed: bool) -> None:
+    def note_progress(self, done: float | None = None, *_: object) -> None:
         """Report to the worker, at most twice a second; the last report is always passed on."""
         if os.getpid() != self._control.pid:
             return
-        self.progressed = self.progressed or progressed
+        self.progressed = self.progressed or done is not None
         self._unsent = wire.encode_json({"progressed": self.progressed, "metrics": self.metrics}).encode()
         now = time.monotonic()
         if now - self._sent_at >= 0.5:

@@ -20,8 +20,8 @@ from runtime.reasons import EndReason
 from runtime.worker.attempts import wire
 
 if TYPE_CHECKING:
+    from runtime.worker.attempts.children import SlotOrders
     from runtime.worker.attempts.model import Ended, Order
-    from runtime.worker.attempts.slot_orders import SlotOrders
 
 LOG_TAIL_BYTES: Final = 64 * 1024
 UNDRAINED_BYTES: Final = 4 * 1024 * 1024
@@ -104,8 +104,6 @@ class Page:
 class Cell:
     """The worker's side of one cell; `runtime.worker.attempts.wire` has its layout."""
 
-    __slots__ = ("_memory", "at")
-
     def __init__(self, memory: mmap.mmap, at: int) -> None:
         self._memory, self.at = memory, at
 
@@ -135,8 +133,6 @@ class Cell:
 
 class Output:
     """Standard output and error of a child, read from its pipe; it holds the current attempt's output."""
-
-    __slots__ = ("_dropped", "_events", "_tail", "_undrained", "fd", "size")
 
     def __init__(self, fd: int, events: Events) -> None:
         self.fd, self._events = fd, events
@@ -197,8 +193,6 @@ class Output:
 class Noted:
     """The worker's notes on a running attempt."""
 
-    __slots__ = ("asked", "kill_at", "memory_peak", "metrics", "progressed")
-
     def __init__(self) -> None:
         self.metrics: Mapping[str, float] = {}
         self.progressed = False
@@ -210,11 +204,6 @@ class Noted:
 
 class ChildHandle:
     """A process that serves orders."""
-
-    __slots__ = (
-        "buffer", "cell", "code", "done", "events", "held", "name", "noted", "orders", "output", "pid", "result",
-        "slot", "sock", "sock_open", "swept", "unsent",
-    )  # fmt: skip
 
     def __init__(
         self, name: str, slot: SlotOrders, cell: Cell, sock: socket.socket, output: Output, events: Events

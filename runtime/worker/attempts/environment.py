@@ -156,7 +156,8 @@ class Environment:
                 snapshot,
                 code_dir,
                 f"{deadline:.3f}" if deadline else "",
-                self._join_python_path(code_dir),
+                # The submitted code comes before installed code.
+                os.pathsep.join([*(_import_folders(code_dir) if code_dir else ()), *filter(None, [self._python_path])]),
             )
         ]
         if values != self._values:
@@ -184,11 +185,6 @@ class Environment:
             os.chdir(folder)
         except OSError as problem:
             raise Failed("setup_failed", f"cannot enter folder `{folder}`: {problem.strerror}") from None
-
-    def _join_python_path(self, code_dir: str) -> str:
-        """Return PYTHONPATH for the attempt's own processes: submitted code comes before installed code."""
-        parts = [*_import_folders(code_dir), self._python_path] if code_dir else [self._python_path]
-        return os.pathsep.join(part for part in parts if part)
 
     def _drop_shadowed(self, folder: str) -> None:
         """Forget modules that were loaded ahead if `folder` has a module of the same name, which comes first."""

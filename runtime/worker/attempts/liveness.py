@@ -12,11 +12,10 @@ from typing import Final
 
 from runtime.worker.attempts import processes
 from runtime.worker.attempts.child_handle import ChildHandle, Events
-from runtime.worker.attempts.children import Children
+from runtime.worker.attempts.children import Children, SlotOrders
 from runtime.worker.attempts.endings import describe_code
 from runtime.worker.attempts.guardian_link import GuardianLink
 from runtime.worker.attempts.model import GuardianFailed, PoolSettings
-from runtime.worker.attempts.slot_orders import SlotOrders
 
 STRAYS_PATIENCE_S: Final = 5.0
 GUARDIAN_FALSE_STARTS: Final = 8

@@ -15,12 +15,11 @@ from runtime.reasons import EndReason
 from runtime.units import format_duration, format_size
 from runtime.worker.attempts import processes, wire
 from runtime.worker.attempts.child_handle import ChildHandle, Events, Page
-from runtime.worker.attempts.children import Children
+from runtime.worker.attempts.children import MEMORY_EVERY_S, Children, SlotOrders
 from runtime.worker.attempts.endings import Endings
 from runtime.worker.attempts.guardian_link import GuardianLink
 from runtime.worker.attempts.liveness import LivenessWatch
 from runtime.worker.attempts.model import Ended, GuardianFailed, PoolSettings
-from runtime.worker.attempts.slot_orders import MEMORY_EVERY_S, SlotOrders
 
 CLOSE_PATIENCE_S: Final = 30.0
 TIDY_PATIENCE_S: Final = 60.0

@@ -610,9 +610,9 @@ def test_long_log_lies_whole_beside_the_record_which_has_its_end(bench: Bench) -
 def test_log_that_outgrows_its_limit_has_its_beginning_and_its_end_in_the_store(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.worker.logs.LOG_LIMIT_BYTES", 1000)
-    monkeypatch.setattr("runtime.worker.logs.LOG_EVERY_S", 0.01)
-    monkeypatch.setattr("runtime.worker.logs.REMOTE_LOG_EVERY_S", 0.01)
+    monkeypatch.setattr("runtime.worker.ending.LOG_LIMIT_BYTES", 1000)
+    monkeypatch.setattr("runtime.worker.ending.LOG_EVERY_S", 0.01)
+    monkeypatch.setattr("runtime.worker.ending.REMOTE_LOG_EVERY_S", 0.01)
     task = bench.command("sh", "-c", "yes first | head -n 1000; yes second | head -n 100000; echo third")
     bench.put(task)
 
